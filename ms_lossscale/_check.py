@@ -1,0 +1,66 @@
+"""Argument checks whose messages say what was passed, what is wrong and what to do."""
+
+import numbers
+
+import numpy as np
+from mindspore import nn
+
+
+def describe(value):
+    """The value and its type, for an error message."""
+    text = repr(value)
+    if len(text) > 200:
+        text = text[:197] + "..."
+    return f"{text} of type '{type(value).__name__}'"
+
+
+def check_cell(owner, name, value, cure):
+    """Raises a TypeError unless `value` is a Cell."""
+    if not isinstance(value, nn.Cell):
+        raise TypeError(f"For '{owner}', the argument '{name}' must be a Cell, but got {describe(value)}. {cure}")
+
+
+def check_bool(owner, name, value):
+    """Raises a TypeError unless `value` is a bool."""
+    if not isinstance(value, bool):
+        raise TypeError(f"For '{owner}', the argument '{name}' must be True or False, but got {describe(value)}.")
+
+
+def check_number(owner, name, value):
+    """Raises a TypeError unless `value` is a real number; a bool is none. Returns it as a float."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        raise TypeError(f"For '{owner}', the argument '{name}' must be a number, but got {describe(value)}.")
+    return float(value)
+
+
+def check_positive_int(owner, name, value):
+    """Raises unless `value` is an integer >= 1 that fits an int32 counter. Returns it as an int."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"For '{owner}', the argument '{name}' must be an integer >= 1, but got {describe(value)}.")
+    if not 1 <= value < 2**31:
+        raise ValueError(f"For '{owner}', the argument '{name}' must be >= 1 and < 2**31, but got {value}.")
+    return int(value)
+
+
+def check_between(owner, name, value, low, high, cure=""):
+    """Raises unless `value` is a number strictly between `low` and `high`. Returns it as a float."""
+    value = check_number(owner, name, value)
+    if not low < value < high:
+        raise ValueError(
+            f"For '{owner}', the argument '{name}' must be > {low:g} and < {high:g}, but got {value:g}.{cure}"
+        )
+    return value
+
+
+def check_scale(owner, name, value):
+    """
+    Raises unless `value` can be a loss scale: finite, > 0, and its reciprocal, with which gradients are multiplied, no
+    subnormal float32, which graph mode flushes to zero. Returns it as a float.
+    """
+    value = check_number(owner, name, value)
+    if not 2.0**-126 <= value <= 2.0**126:
+        raise ValueError(
+            f"For '{owner}', the argument '{name}' must be a finite number > 0, from 2**-126 to 2**126 so that its "
+            f"reciprocal is one too, but got {value!r}. A power of two such as 2.0**16 is a good choice."
+        )
+    return value

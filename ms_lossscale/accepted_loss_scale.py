@@ -1,0 +1,51 @@
+"""The forms in which a loss scale may be given."""
+
+import numbers
+
+from mindspore import amp, nn
+
+from ms_lossscale._check import describe
+from ms_lossscale.loss_scale import DynamicLossScale, FixedLossScale, LossScale
+
+
+def as_loss_scale(owner, loss_scale):
+    """
+    The loss scale cell that `loss_scale` stands for.
+
+    Args:
+        owner (str): The cell that was given it, for the error message.
+        loss_scale (Union[None, Number, LossScale, FixedLossScaleManager, DynamicLossScaleManager,
+            FixedLossScaleUpdateCell, DynamicLossScaleUpdateCell]): MindSpore's managers and update cells give their
+            settings; None means no scaling and no check.
+
+    Returns:
+        LossScale.
+
+    Raises:
+        TypeError: If it is none of these.
+        ValueError: If its settings are not those of a loss scale.
+    """
+    if loss_scale is None:
+        return FixedLossScale(1.0, drop_overflow_update=False)
+    if isinstance(loss_scale, LossScale):
+        return loss_scale
+    if isinstance(loss_scale, numbers.Real) and not isinstance(loss_scale, bool):
+        return FixedLossScale(loss_scale)
+    if isinstance(loss_scale, amp.FixedLossScaleManager):
+        return FixedLossScale(loss_scale.get_loss_scale(), loss_scale.get_drop_overflow_update())
+    if isinstance(loss_scale, nn.FixedLossScaleUpdateCell):
+        return FixedLossScale(loss_scale.get_loss_scale())
+    if isinstance(loss_scale, (amp.DynamicLossScaleManager, nn.DynamicLossScaleUpdateCell)):
+        return _dynamic(loss_scale)
+    raise TypeError(
+        f"For '{owner}', the argument 'loss_scale' must be a loss scale of ms_lossscale, a number, None, or one of "
+        f"MindSpore's FixedLossScaleManager, DynamicLossScaleManager, FixedLossScaleUpdateCell and "
+        f"DynamicLossScaleUpdateCell, but got {describe(loss_scale)}."
+    )
+
+
+def _dynamic(stock):
+    init = float(stock.get_loss_scale())
+    # MindSpore's have no ceiling; ours must not be below what the user asked for.
+    ceiling = max(init, 2.0**24)
+    return DynamicLossScale(init, float(stock.scale_factor), int(stock.scale_window), max_loss_scale=ceiling)

@@ -1,0 +1,62 @@
+"""What a training forward writes besides its result, and how a skipped step takes it back."""
+
+from mindspore import Parameter, ParameterTuple, nn, ops
+
+from ms_lossscale import gradients
+from ms_lossscale._check import describe
+
+# The statistics of MindSpore's normalisation cells (`nn` and `mint.nn`) and of user's own cells that name theirs alike.
+_STATISTICS = ("moving_mean", "moving_variance", "running_mean", "running_var", "num_batches_tracked")
+
+
+def find_forward_state(networks):
+    """The statistics that the networks' forward writes, each once."""
+    found = {}
+    for network in networks:
+        for _, cell in network.cells_and_names():
+            for name in _STATISTICS:
+                parameter = getattr(cell, name, None)
+                if isinstance(parameter, Parameter) and not parameter.requires_grad:
+                    found[id(parameter)] = parameter
+    return list(found.values())
+
+
+class ForwardState(nn.Cell):
+    """
+    The Parameters that a training forward writes.
+
+    Args:
+        networks (tuple[Cell]): The networks, whose normalisation statistics are found.
+        further (Union[list, tuple]): Further Parameters, those of a user's own cells.
+        owner (str): The cell that was given `further`, for the error message.
+    """
+
+    def __init__(self, networks, further, owner):
+        super().__init__(auto_prefix=False)
+        if not isinstance(further, (list, tuple)):
+            raise TypeError(
+                f"For '{owner}', the argument 'forward_state' must be a list or tuple of Parameters, but got "
+                f"{describe(further)}."
+            )
+        for parameter in further:
+            if not isinstance(parameter, Parameter):
+                raise TypeError(
+                    f"For '{owner}', the argument 'forward_state' must hold Parameters only, but got "
+                    f"{describe(parameter)}."
+                )
+        found = {id(parameter): parameter for parameter in (*find_forward_state(networks), *further)}
+        self.is_empty = not found
+        if found:
+            self.parameters = ParameterTuple(found.values())
+
+    def save(self, inputs):
+        """Copies the state before the forward, which `inputs` are tied to. Returns the inputs and the copies."""
+        if self.is_empty:
+            return inputs, ()
+        saved = gradients.copy(self.parameters)
+        return ops.depend(inputs, saved), saved
+
+    def restore(self, saved):
+        """Writes the copies back."""
+        if not self.is_empty:
+            gradients.assign(self.parameters, saved)

@@ -1,0 +1,356 @@
+"""Loss scales: cells that own the scale, and the law by which it moves, as Parameters."""
+
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ms_lossscale import gradients
+from ms_lossscale._check import (
+    check_between,
+    check_bool,
+    check_positive_int,
+    check_scale,
+    describe,
+)
+
+
+class LossScale(nn.Cell):
+    """
+    Base class of the loss scales. A subclass gives the law: `next_scale`.
+
+    A loss scale is used in three ways:
+
+    - as `loss_scale` of this package's training cells;
+    - as `scale_sense` of :class:`mindspore.nn.TrainOneStepWithLossScaleCell`, through :meth:`get_loss_scale` and the
+      call itself;
+    - in a hand-written loop, in the place of a :class:`mindspore.amp.LossScaler`, through :meth:`scale`,
+      :meth:`unscale` and :meth:`adjust`.
+
+    Args:
+        loss_scale (float): The scale to begin with, a finite number > 0.
+        drop_overflow_update (bool): Whether gradients are checked and a step that overflowed is skipped.
+
+    Inputs:
+        - **loss_scale** (Parameter) - The scale that the caller holds, float32 of shape :math:`()` or :math:`(1,)`.
+          The law's next value is assigned to it.
+        - **overflow** (Tensor) - Whether this step overflowed, bool of shape :math:`()`.
+
+    Outputs:
+        Tensor, the input `overflow`.
+
+    Supported Platforms:
+        ``Ascend`` ``GPU`` ``CPU``
+    """
+
+    def __init__(self, loss_scale, drop_overflow_update=True):
+        super().__init__()
+        loss_scale = check_scale(type(self).__name__, self._scale_argument, loss_scale)
+        check_bool(type(self).__name__, "drop_overflow_update", drop_overflow_update)
+        self.drop_overflow_update = drop_overflow_update
+        self.scale_value = Parameter(
+            Tensor(loss_scale, mstype.float32), name="loss_scale.scale_value", requires_grad=False
+        )
+
+    _scale_argument = "loss_scale"
+
+    def _counter(self, name):
+        return Parameter(Tensor(0, mstype.int32), name=f"loss_scale.{name}", requires_grad=False)
+
+    def get_loss_scale(self):
+        """
+        Reads the scale.
+
+        Returns:
+            float, the scale that the next step will use.
+        """
+        return float(self.scale_value.asnumpy().reshape(()))
+
+    def set_loss_scale(self, value):
+        """
+        Sets the scale by hand; the law goes on from there.
+
+        Args:
+            value (float): The new scale, a finite number > 0.
+
+        Raises:
+            TypeError: If `value` is not a number.
+            ValueError: If `value` is not finite or not > 0.
+        """
+        value = check_scale(f"{type(self).__name__}.set_loss_scale", "value", value)
+        self.scale_value.set_data(Tensor(value, mstype.float32))
+
+    def scale(self, inputs):
+        """
+        Multiplies a loss, or each tensor of a tuple, by the scale, in float32.
+
+        Args:
+            inputs (Union[Tensor, tuple[Tensor]]): Of any shape and float type.
+
+        Returns:
+            Union[Tensor, tuple[Tensor]], float32, of the same shapes.
+        """
+        return gradients.multiply(inputs, self.scale_value)
+
+    def unscale(self, inputs):
+        """
+        Divides a tensor, or each tensor of a tuple, by the scale, in float32: `input * (1 / scale)`.
+
+        Args:
+            inputs (Union[Tensor, tuple[Tensor]]): Of any shape and float type; RowTensors keep their indices.
+
+        Returns:
+            Union[Tensor, tuple[Tensor]], float32, of the same shapes.
+        """
+        return gradients.multiply(inputs, 1.0 / self.scale_value)
+
+    def adjust(self, grads_finite):
+        """
+        Moves the scale by its law, after one step.
+
+        Args:
+            grads_finite (Tensor): Whether all gradients were finite, bool of shape :math:`()`.
+
+        Returns:
+            bool, True.
+        """
+        ops.assign(self.scale_value, self.next_scale(self.scale_value, ops.logical_not(grads_finite)))
+        return True
+
+    def construct(self, loss_scale, overflow):
+        next_scale = self.next_scale(loss_scale.astype(mstype.float32), overflow)
+        overflow = ops.depend(overflow, ops.assign(loss_scale, next_scale))
+        return ops.depend(overflow, ops.assign(self.scale_value, next_scale.reshape(())))
+
+    def next_scale(self, loss_scale, overflow):
+        """
+        The law. Advances the counters it needs, and does not touch `loss_scale`.
+
+        Args:
+            loss_scale (Tensor): This step's scale, float32.
+            overflow (Tensor): Whether this step overflowed, bool of shape :math:`()`.
+
+        Returns:
+            Tensor, the next step's scale, float32, of the shape of `loss_scale`.
+        """
+        raise NotImplementedError
+
+
+class FixedLossScale(LossScale):
+    """
+    A loss scale that stays as it is.
+
+    Args:
+        loss_scale (float): The scale, a finite number > 0. Default: ``128.0`` .
+        drop_overflow_update (bool): Whether a step that overflowed is skipped. With ``False`` nothing is checked, every
+            step updates, and the `overflow` that a training cell reports is False. Default: ``True`` .
+
+    Inputs:
+        - **loss_scale** (Parameter) - The scale that the caller holds, float32 of shape :math:`()` or :math:`(1,)`.
+        - **overflow** (Tensor) - Whether this step overflowed, bool of shape :math:`()`.
+
+    Outputs:
+        Tensor, the input `overflow`.
+
+    Raises:
+        TypeError: If `loss_scale` is not a number or `drop_overflow_update` is not a bool.
+        ValueError: If `loss_scale` is not finite or not > 0.
+
+    Supported Platforms:
+        ``Ascend`` ``GPU`` ``CPU``
+
+    Examples:
+        >>> from ms_lossscale import FixedLossScale
+        >>> loss_scale = FixedLossScale(1024)
+        >>> loss_scale.get_loss_scale()
+        1024.0
+    """
+
+    def __init__(self, loss_scale=128.0, drop_overflow_update=True):
+        super().__init__(loss_scale, drop_overflow_update)
+
+    def next_scale(self, loss_scale, overflow):
+        return loss_scale
+
+
+class DynamicLossScale(LossScale):
+    """
+    A loss scale that backs off when gradients overflow and grows when they have not done so for a while.
+
+    The law, for one step::
+
+        overflow: clean = 0; bad += 1;   if bad == hysteresis:    scale = max(scale * backoff_factor, min); bad = 0
+        clean:    bad = 0;   clean += 1; if clean == scale_window: scale = min(scale * scale_factor, max);  clean = 0
+
+    The scale is float32, always finite and > 0. With ``hysteresis=1`` this is the law of Micikevicius et al.,
+    `Mixed Precision Training <https://arxiv.org/abs/1710.03740>`_, section 3.2, between a floor and a ceiling.
+
+    Args:
+        init_loss_scale (float): The scale to begin with. Default: ``2.0**16`` .
+        scale_factor (float): What the scale grows by, > 1. Default: ``2.0`` .
+        scale_window (int): Clean steps in a row after which the scale grows, >= 1. Default: ``2000`` .
+        backoff_factor (float, optional): What the scale is multiplied by when it backs off, > 0 and < 1.
+            Default: ``None`` , that is `1 / scale_factor`.
+        hysteresis (int): Overflows in a row after which the scale backs off, >= 1. Default: ``1`` .
+        min_loss_scale (float): The floor, > 0. Default: ``1.0`` .
+        max_loss_scale (float): The ceiling. Default: ``2.0**24`` .
+
+    Inputs:
+        - **loss_scale** (Parameter) - The scale that the caller holds, float32 of shape :math:`()` or :math:`(1,)`.
+          The law's next value is assigned to it.
+        - **overflow** (Tensor) - Whether this step overflowed, bool of shape :math:`()`.
+
+    Outputs:
+        Tensor, the input `overflow`.
+
+    Raises:
+        TypeError: If an argument is not a number, or `scale_window` or `hysteresis` is not an integer.
+        ValueError: If an argument is outside the range given above, if `min_loss_scale` > `max_loss_scale`, or if
+            `init_loss_scale` is not between them.
+
+    Supported Platforms:
+        ``Ascend`` ``GPU`` ``CPU``
+
+    Examples:
+        >>> from mindspore import Tensor
+        >>> from ms_lossscale import DynamicLossScale
+        >>> loss_scale = DynamicLossScale(init_loss_scale=64, scale_window=2)
+        >>> history = []
+        >>> for overflow in (False, False, True, False):
+        ...     _ = loss_scale.adjust(grads_finite=Tensor(not overflow))
+        ...     history.append(loss_scale.get_loss_scale())
+        >>> history
+        [64.0, 128.0, 64.0, 64.0]
+    """
+
+    _scale_argument = "init_loss_scale"
+
+    def __init__(
+        self,
+        init_loss_scale=2.0**16,
+        scale_factor=2.0,
+        scale_window=2000,
+        *,
+        backoff_factor=None,
+        hysteresis=1,
+        min_loss_scale=1.0,
+        max_loss_scale=2.0**24,
+    ):
+        super().__init__(init_loss_scale)
+        owner = type(self).__name__
+        self.scale_factor = check_between(owner, "scale_factor", scale_factor, 1.0, 2.0**126)
+        self.scale_window = check_positive_int(owner, "scale_window", scale_window)
+        if backoff_factor is None:
+            backoff_factor = 1.0 / self.scale_factor
+        self.backoff_factor = check_between(owner, "backoff_factor", backoff_factor, 0.0, 1.0)
+        self.hysteresis = check_positive_int(owner, "hysteresis", hysteresis)
+        self.min_loss_scale = check_scale(owner, "min_loss_scale", min_loss_scale)
+        self.max_loss_scale = check_scale(owner, "max_loss_scale", max_loss_scale)
+        if self.min_loss_scale > self.max_loss_scale:
+            raise ValueError(
+                f"For '{owner}', the argument 'min_loss_scale' must be <= 'max_loss_scale', but got "
+                f"{self.min_loss_scale} and {self.max_loss_scale}."
+            )
+        if not self.min_loss_scale <= init_loss_scale <= self.max_loss_scale:
+            raise ValueError(
+                f"For '{owner}', the argument 'init_loss_scale' must be between 'min_loss_scale' and "
+                f"'max_loss_scale', that is from {self.min_loss_scale} to {self.max_loss_scale}, but got "
+                f"{init_loss_scale}. Choose another one or move the bounds."
+            )
+        # Tensors, since graph mode takes Python floats beside a Parameter for float64.
+        self._factor, self._backoff, self._floor, self._ceiling = (
+            Tensor(value, mstype.float32)
+            for value in (self.scale_factor, self.backoff_factor, self.min_loss_scale, self.max_loss_scale)
+        )
+        self.clean_steps = self._counter("clean_steps")
+        self.overflow_steps = self._counter("overflow_steps")
+
+    def next_scale(self, loss_scale, overflow):
+        # Compared with >= and not ==, so that a checkpoint of a longer window or hysteresis does not block the law.
+        clean = ops.select(overflow, 0, self.clean_steps + 1)
+        bad = ops.select(overflow, self.overflow_steps + 1, 0)
+        grows = clean >= self.scale_window
+        backs_off = bad >= self.hysteresis
+        larger = ops.minimum(loss_scale * self._factor, self._ceiling)
+        smaller = ops.maximum(loss_scale * self._backoff, self._floor)
+        next_scale = ops.select(backs_off, smaller, ops.select(grows, larger, loss_scale))
+        next_scale = ops.depend(next_scale, ops.assign(self.clean_steps, ops.select(grows, 0, clean)))
+        return ops.depend(next_scale, ops.assign(self.overflow_steps, ops.select(backs_off, 0, bad)))
+
+
+class ScheduledLossScale(LossScale):
+    """
+    A loss scale that is piecewise constant over the steps of the cell, skipped steps included.
+
+    `milestone` means what it means for :func:`mindspore.nn.piecewise_constant_lr`: step :math:`i`, counted from 0, uses
+
+    .. math::
+        loss\\_scales[t] \\text{ for the first } t \\text{ with } i < milestone[t]
+
+    and the last value holds afterwards. A value set by hand holds until the next milestone.
+
+    Args:
+        milestone (Union[list[int], tuple[int]]): Increasing step numbers >= 1.
+        loss_scales (Union[list[float], tuple[float]]): As many scales, each a finite number > 0.
+        drop_overflow_update (bool): Whether a step that overflowed is skipped. With ``False`` nothing is checked and
+            every step updates. Default: ``True`` .
+
+    Inputs:
+        - **loss_scale** (Parameter) - The scale that the caller holds, float32 of shape :math:`()` or :math:`(1,)`.
+          The next step's value is assigned to it.
+        - **overflow** (Tensor) - Whether this step overflowed, bool of shape :math:`()`.
+
+    Outputs:
+        Tensor, the input `overflow`.
+
+    Raises:
+        TypeError: If `milestone` or `loss_scales` is not a list or tuple of numbers of the right type.
+        ValueError: If `milestone` is empty or does not increase, if the lengths differ, or if a scale is not finite or
+            not > 0.
+
+    Supported Platforms:
+        ``Ascend`` ``GPU`` ``CPU``
+
+    Examples:
+        >>> from mindspore import Tensor
+        >>> from ms_lossscale import ScheduledLossScale
+        >>> loss_scale = ScheduledLossScale(milestone=[2, 4], loss_scales=[2**8, 2**10])
+        >>> used = []
+        >>> for _ in range(5):
+        ...     used.append(loss_scale.get_loss_scale())
+        ...     _ = loss_scale.adjust(grads_finite=Tensor(True))
+        >>> used
+        [256.0, 256.0, 1024.0, 1024.0, 1024.0]
+    """
+
+    def __init__(self, milestone, loss_scales, drop_overflow_update=True):
+        owner = type(self).__name__
+        for name, value in (("milestone", milestone), ("loss_scales", loss_scales)):
+            if not isinstance(value, (list, tuple)):
+                raise TypeError(
+                    f"For '{owner}', the argument '{name}' must be a list or tuple, but got {describe(value)}."
+                )
+            if not value:
+                raise ValueError(f"For '{owner}', the argument '{name}' must not be empty.")
+        if len(milestone) != len(loss_scales):
+            raise ValueError(
+                f"For '{owner}', the arguments 'milestone' and 'loss_scales' must have the same length, but got "
+                f"{len(milestone)} and {len(loss_scales)}. Give one scale for each milestone; the last one holds on."
+            )
+        milestone = [check_positive_int(owner, f"milestone[{i}]", step) for i, step in enumerate(milestone)]
+        for earlier, later in zip(milestone, milestone[1:]):
+            if earlier >= later:
+                raise ValueError(
+                    f"For '{owner}', the argument 'milestone' must increase, but got {earlier} before {later}."
+                )
+        self._scales = [check_scale(owner, f"loss_scales[{i}]", scale) for i, scale in enumerate(loss_scales)]
+        super().__init__(self._scales[0], drop_overflow_update)
+        # The last milestone ends nothing: its scale holds on.
+        self._starts = Tensor([0] + milestone[:-1], mstype.int32)
+        self._values = Tensor(self._scales, mstype.float32)
+        self.steps = self._counter("steps")
+
+    def next_scale(self, loss_scale, overflow):
+        step = self.steps + 1
+        starts = ops.equal(self._starts, step).astype(mstype.float32)
+        scheduled = ops.ReduceSum()(starts * self._values)
+        next_scale = ops.select(scheduled > 0.0, scheduled, loss_scale)
+        return ops.depend(next_scale, ops.assign(self.steps, step))

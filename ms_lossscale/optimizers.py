@@ -1,0 +1,74 @@
+"""The optimizers of a training cell: what is required of them, and their conditional update."""
+
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn
+
+from ms_lossscale._check import check_cell
+
+
+def _own_loss_scale(optimizer):
+    """The loss scale that an optimizer divides by itself, 1.0 if it does not."""
+    for _, cell in optimizer.cells_and_names():
+        scale = float(getattr(cell, "loss_scale", 1.0))
+        if scale != 1.0:
+            return scale
+        # Some optimizers of other packages show their division here only.
+        reciprocal = getattr(cell, "reciprocal_scale", 1.0)
+        reciprocal = float(reciprocal.asnumpy() if isinstance(reciprocal, Tensor) else np.asarray(reciprocal))
+        if reciprocal != 1.0:
+            return 1.0 / reciprocal
+    return 1.0
+
+
+def check_optimizer(owner, optimizer, networks):
+    """Raises unless the cell can train `networks` with the optimizer."""
+    check_cell(owner, "optimizer", optimizer, "Pass an optimizer of mindspore.nn.optim, say.")
+    name = type(optimizer).__name__
+    parameters = tuple(getattr(optimizer, "parameters", ()))
+    if not parameters:
+        raise ValueError(
+            f"For '{owner}', the argument 'optimizer' must have parameters to train, but the {name} has none. Pass it "
+            f"network.trainable_params(), and check that not all of them are frozen."
+        )
+    scale = _own_loss_scale(optimizer)
+    if scale != 1.0:
+        raise ValueError(
+            f"For '{owner}', the argument 'optimizer' must not divide by a loss scale, since the cell does, but the "
+            f"{name} divides by {scale:g}. Construct it with loss_scale=1.0."
+        )
+    known = {id(parameter) for network in networks for parameter in network.get_parameters()}
+    strangers = [parameter.name for parameter in parameters if id(parameter) not in known]
+    if strangers:
+        raise ValueError(
+            f"For '{owner}', the {name} must own parameters of the network only, but {', '.join(strangers[:5])}"
+            f"{' and others' if len(strangers) > 5 else ''} belong to none that the cell was given. Pass it the "
+            f"parameters of the network that computes the loss."
+        )
+
+
+def own_learning_rates(optimizers):
+    """The learning rates that get_parameters(), and so a checkpoint, does not see: the experimental optimizers' own."""
+    return [rate for optimizer in optimizers for rate in getattr(optimizer, "lrs", ()) if isinstance(rate, Parameter)]
+
+
+class Optimizers(nn.Cell):
+    """
+    Several optimizers that step together.
+
+    Args:
+        optimizers (tuple[Cell]): The optimizers, checked.
+
+    Inputs:
+        - **grads** (tuple[Tensor]) - The gradients for all of them, one flat tuple.
+    """
+
+    def __init__(self, optimizers):
+        super().__init__(auto_prefix=False)
+        self.optimizers = nn.CellList(optimizers, auto_prefix=False)
+        bounds = np.cumsum([0] + [len(optimizer.parameters) for optimizer in optimizers]).tolist()
+        self._slices = tuple(zip(bounds, bounds[1:]))
+        self.parameters = ParameterTuple([p for optimizer in optimizers for p in optimizer.parameters])
+
+    def construct(self, grads):
+        for i, optimizer in enumerate(self.optimizers):
+            optimizer(grads[self._slices[i][0] : self._slices[i][1]])

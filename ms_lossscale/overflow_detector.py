@@ -1,0 +1,137 @@
+"""Overflow detectors: what a training cell asks whether a step overflowed."""
+
+from mindspore import Tensor, get_context, nn, ops
+from mindspore import dtype as mstype
+from mindspore.ops.operations.math_ops import NPUClearFloatStatusV2, NPUGetFloatStatusV2
+
+from ms_lossscale import gradients
+from ms_lossscale._device_overflow_check import DeviceOverflowCheck
+
+
+class OverflowDetector(nn.Cell):
+    """
+    Base class of the overflow detectors.
+
+    A training cell calls :meth:`start` before the forward and the detector itself after all gradients of all networks
+    that share the verdict.
+
+    Inputs:
+        - **grads** (tuple[Tensor]) - The unscaled gradients of all networks that share the verdict, float32, one flat
+          tuple.
+
+    Outputs:
+        Tensor, whether anything overflowed, bool of shape :math:`()`.
+
+    Supported Platforms:
+        ``Ascend`` ``GPU`` ``CPU``
+    """
+
+    def __init__(self):
+        super().__init__(auto_prefix=False)
+
+    def start(self, inputs):
+        """
+        Ties to the inputs whatever must happen before the forward.
+
+        Args:
+            inputs (tuple): The inputs of the step.
+
+        Returns:
+            tuple, the same inputs.
+        """
+        return inputs
+
+    def construct(self, grads):
+        raise NotImplementedError
+
+
+class FiniteGradients(OverflowDetector):
+    """
+    Looks for infinities and NaNs in the gradients: right on CPU, on GPU, and on an NPU in inf-nan mode.
+
+    On GPU and Ascend the check is the one of :class:`mindspore.nn.TrainOneStepWithLossScaleCell`, with the fused
+    kernels of the device.
+
+    Inputs:
+        - **grads** (tuple[Tensor]) - The unscaled gradients of all networks that share the verdict, float32, one flat
+          tuple.
+
+    Outputs:
+        Tensor, whether any element is not finite, bool of shape :math:`()`.
+
+    Supported Platforms:
+        ``Ascend`` ``GPU`` ``CPU``
+
+    Examples:
+        >>> from mindspore import Tensor
+        >>> from ms_lossscale import FiniteGradients
+        >>> detector = FiniteGradients()
+        >>> detector((Tensor([1.0, 2.0]), Tensor([float("nan")])))
+        Tensor(shape=[], dtype=Bool, value= True)
+    """
+
+    def __init__(self):
+        super().__init__()
+        self._on_cpu = get_context("device_target") == "CPU"
+        if not self._on_cpu:
+            self._device_check = DeviceOverflowCheck()
+
+    def construct(self, grads):
+        if self._on_cpu:
+            return ops.logical_not(gradients.finite(grads))
+        return self._device_check(grads)
+
+
+class FloatStatusRegister(OverflowDetector):
+    """
+    Reads the float-status register of an NPU: the only thing that shows an overflow in saturation mode, where inf
+    becomes 65504 and NaN becomes 0 before any gradient can tell.
+
+    There is one register for the whole device, and reading it consumes what it says. It is therefore cleared after all
+    that came earlier and before the forward, read once after ALL gradients, and cleared again.
+
+    Inputs:
+        - **grads** (tuple[Tensor]) - The gradients of all networks that share the verdict, one flat tuple. Only the
+          order matters: the register is read when all of them have been computed.
+
+    Outputs:
+        Tensor, whether the register was raised, bool of shape :math:`()`.
+
+    Supported Platforms:
+        ``Ascend``
+    """
+
+    def __init__(self):
+        super().__init__()
+        self._get_status = NPUGetFloatStatusV2()
+        self._clear_status = NPUClearFloatStatusV2()
+        # The operators want an input of this form; what it holds means nothing.
+        self._no_status = Tensor([0] * 8, mstype.int32)
+
+    # Neither operator is marked as having a side effect, so nothing but ops.depend keeps them in their places, and a
+    # clear whose result nothing used would be dropped as dead code.
+
+    def start(self, inputs):
+        cleared = self._clear_status(ops.depend(self._no_status, inputs))
+        return ops.depend(inputs, cleared)
+
+    def construct(self, grads):
+        status = self._get_status(ops.depend(self._no_status, grads))
+        cleared = self._clear_status(ops.depend(self._no_status, status))
+        overflow = ops.ReduceAny()(ops.not_equal(status, 0))
+        return ops.depend(overflow, cleared)
+
+
+class NoCheck(OverflowDetector):
+    """Never sees an overflow: for loss scales with `drop_overflow_update=False`."""
+
+    def construct(self, grads):
+        # After the gradients, as any verdict: what follows it, the scale's next value, must not overtake them.
+        return ops.depend(Tensor(False), grads)
+
+
+def default_overflow_detector():
+    """The detector that is right for the device and its mode."""
+    if get_context("device_target") == "Ascend" and DeviceOverflowCheck().saturates:
+        return FloatStatusRegister()
+    return FiniteGradients()

@@ -1,0 +1,89 @@
+"""The training cell for one network."""
+
+from ms_lossscale.transaction import Transaction
+
+
+class ScaledTrainOneStepCell(Transaction):
+    """
+    Trains one network with a loss scale that is divided out inside the cell, so that any optimizer will do.
+
+    A step is a transaction: either no gradient overflowed and everything happens, or one did and nothing changes but
+    the loss scale and the step counters. No weight moves then, no optimizer state (the learning-rate schedule does not
+    advance either) and no moving statistic of BatchNorm.
+
+    Args:
+        network (Cell): Returns the loss, as :class:`mindspore.nn.WithLossCell` does. The loss may have any shape; its
+            sum is what is trained.
+        optimizer (Cell): Any optimizer that does not divide by a loss scale of its own.
+        loss_scale (Union[None, float, LossScale, ...]): A loss scale of this package; a number, for a
+            :class:`FixedLossScale`; None, for no scaling and no check; or MindSpore's `FixedLossScaleManager`,
+            `DynamicLossScaleManager`, `FixedLossScaleUpdateCell` or `DynamicLossScaleUpdateCell`, whose settings are
+            taken over. Default: ``None`` .
+        has_aux (bool): Whether the network returns `(loss, *aux)`. `aux` is not trained. Default: ``False`` .
+        forward_state (Union[list[Parameter], tuple[Parameter]]): Further Parameters that the forward writes and a
+            skipped step must undo. The statistics of normalisation cells are found by the cell. Default: ``()`` .
+        after_update (Cell, optional): A Cell without inputs that runs after each applied update. Default: ``None`` .
+        overflow_detector (OverflowDetector, optional): Default: ``None`` , which picks the right one for the device:
+            :class:`FloatStatusRegister` on an NPU in saturation mode, else :class:`FiniteGradients`.
+
+    Inputs:
+        - **\\*inputs** (tuple) - The inputs of the network.
+
+    Outputs:
+        Tuple of three, or with `has_aux` four, the values of this step.
+
+        - **loss** (Tensor) - The loss as the network gave it, unscaled.
+        - **overflow** (Tensor) - Whether the step was skipped, bool of shape :math:`()`.
+        - **loss_scale** (Tensor) - The scale that this step used, float32 of shape :math:`()`.
+        - **aux** (tuple) - With `has_aux`, what the network returned besides the loss.
+
+    Raises:
+        TypeError: If an argument has a wrong type, or, in the first step, if the network returns no Tensor as its loss.
+        ValueError: If the optimizer has no parameters, has a loss scale of its own, or owns parameters that the
+            network does not have, or if two parameters share a name.
+
+    Supported Platforms:
+        ``Ascend`` ``GPU`` ``CPU``
+
+    Examples:
+        >>> import numpy as np
+        >>> from mindspore import Tensor, nn
+        >>> from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
+        >>> network = nn.Dense(4, 1)
+        >>> optimizer = nn.AdamWeightDecay(network.trainable_params(), learning_rate=1e-3)
+        >>> cell = ScaledTrainOneStepCell(nn.WithLossCell(network, nn.MSELoss()), optimizer, DynamicLossScale())
+        >>> x, y = Tensor(np.ones((2, 4), np.float32)), Tensor(np.ones((2, 1), np.float32))
+        >>> loss, overflow, loss_scale = cell(x, y)
+        >>> print(overflow, loss_scale)
+        False 65536.0
+        >>> cell.counters()
+        {'applied_steps': 1, 'skipped_steps': 0, 'consecutive_skipped_steps': 0}
+    """
+
+    def __init__(
+        self,
+        network,
+        optimizer,
+        loss_scale=None,
+        *,
+        has_aux=False,
+        forward_state=(),
+        after_update=None,
+        overflow_detector=None,
+    ):
+        super().__init__(
+            (network,),
+            (optimizer,),
+            loss_scale,
+            has_aux=has_aux,
+            forward_state=forward_state,
+            after_update=after_update,
+            overflow_detector=overflow_detector,
+        )
+        self._has_aux = has_aux
+
+    def construct(self, *inputs):
+        (loss,), (aux,), overflow, loss_scale = self.step(*inputs)
+        if self._has_aux:
+            return loss, overflow, loss_scale, aux
+        return loss, overflow, loss_scale

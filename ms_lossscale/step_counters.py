@@ -1,0 +1,33 @@
+"""How many steps were applied and skipped."""
+
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+
+
+class StepCounters(nn.Cell):
+    """Counts applied, skipped, and consecutively skipped steps in int32 Parameters."""
+
+    def __init__(self):
+        super().__init__(auto_prefix=False)
+        self.applied_steps = self._counter("applied_steps")
+        self.skipped_steps = self._counter("skipped_steps")
+        self.consecutive_skipped_steps = self._counter("consecutive_skipped_steps")
+
+    @staticmethod
+    def _counter(name):
+        return Parameter(Tensor(0, mstype.int32), name=f"step_counters.{name}", requires_grad=False)
+
+    def count_applied(self):
+        ops.assign(self.applied_steps, self.applied_steps + 1)
+        ops.assign(self.consecutive_skipped_steps, Tensor(0, mstype.int32))
+
+    def count_skipped(self):
+        ops.assign(self.skipped_steps, self.skipped_steps + 1)
+        ops.assign(self.consecutive_skipped_steps, self.consecutive_skipped_steps + 1)
+
+    def as_dict(self):
+        """The counts as ints, by name."""
+        return {
+            name: int(getattr(self, name).asnumpy())
+            for name in ("applied_steps", "skipped_steps", "consecutive_skipped_steps")
+        }

@@ -20,6 +20,26 @@ def check_cell(owner, name, value, cure):
         raise TypeError(f"For '{owner}', the argument '{name}' must be a Cell, but got {describe(value)}. {cure}")
 
 
+def check_cells(owner, name, value):
+    """Raises unless `value` is a non-empty list, tuple or CellList of Cells. Returns it as a tuple."""
+    if not isinstance(value, (list, tuple, nn.CellList)):
+        raise TypeError(f"For '{owner}', the argument '{name}' must be a list of Cells, but got {describe(value)}.")
+    if not len(value):
+        raise ValueError(f"For '{owner}', the argument '{name}' must not be empty.")
+    for i, cell in enumerate(value):
+        check_cell(owner, f"{name}[{i}]", cell, "Pass a list of Cells.")
+    return tuple(value)
+
+
+def check_one_each(owner, networks, optimizers):
+    """Raises a ValueError unless there are as many networks as optimizers."""
+    if len(networks) != len(optimizers):
+        raise ValueError(
+            f"For '{owner}', the arguments 'networks' and 'optimizers' must have the same length, but got "
+            f"{len(networks)} and {len(optimizers)}. Pass one loss cell for each optimizer."
+        )
+
+
 def check_bool(owner, name, value):
     """Raises a TypeError unless `value` is a bool."""
     if not isinstance(value, bool):

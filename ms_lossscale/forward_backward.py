@@ -1,14 +1,22 @@
 """The scaled forward and backward of one network."""
 
-from mindspore import Tensor, nn, ops
+from mindspore import ParameterTuple, Tensor, jit, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import gradients
 
 
+def _copy(aux):
+    """A network may return a Parameter or a view of one: what the user gets must not move with it."""
+    copies = ()
+    for value in aux:
+        copies += (gradients.copy(value) if isinstance(value, Tensor) else value,)
+    return copies
+
+
 class ForwardBackward(nn.Cell):
     """
-    Runs one network forward and backward, once each.
+    Runs a network that returns one loss forward and backward, once each.
 
     Args:
         network (Cell): Returns the loss, of any shape; with `has_aux` the tuple `(loss, *aux)`.
@@ -21,7 +29,7 @@ class ForwardBackward(nn.Cell):
         - **\\*inputs** - The network's inputs.
 
     Outputs:
-        Tuple of the loss as the network gave it, the tuple of aux, and the tuple of the gradients of
+        Tuple of three: the tuple of the loss as the network gave it; the tuple of aux; the tuple of the gradients of
         `sum(loss) * scale`.
     """
 
@@ -56,13 +64,69 @@ class ForwardBackward(nn.Cell):
 
     def construct(self, scale, *inputs):
         (_, loss, aux), grads = self._value_and_grad(scale, *inputs)
-        # A network may return a Parameter, or a view of one. Copied before the gradients can reach an optimizer.
-        loss, aux = gradients.copy(loss), self._copy(aux)
-        return loss, aux, ops.depend(grads, (loss, aux))
+        loss, aux = gradients.copy(loss), _copy(aux)
+        # Copied before the gradients can reach an optimizer.
+        return (loss,), aux, ops.depend(grads, (loss, aux))
 
-    @staticmethod
-    def _copy(aux):
-        copies = ()
-        for value in aux:
-            copies += (gradients.copy(value) if isinstance(value, Tensor) else value,)
-        return copies
+
+class SharedForwardBackward(nn.Cell):
+    """
+    Runs a network that returns N losses forward once, and backward once for each loss.
+
+    Args:
+        network (Cell): Returns a tuple of N losses, of any shape; with `has_aux` the tuple `(*losses, *aux)`.
+        weights (tuple[ParameterTuple]): For each loss, what to differentiate it by.
+        has_aux (bool): Whether the network returns more than the losses.
+        owner (str): The training cell's name, for error messages.
+
+    Inputs:
+        - **scale** (Tensor) - The loss scale, float32 of shape :math:`()`.
+        - **\\*inputs** - The network's inputs.
+
+    Outputs:
+        Tuple of three: the tuple of the losses' sums, float32; the tuple of aux; the flat tuple of the gradients, of
+        each `sum(loss) * scale` by its own weights.
+    """
+
+    def __init__(self, network, weights, has_aux, owner):
+        super().__init__(auto_prefix=False)
+        self.network = network
+        self._has_aux = has_aux
+        self._losses = len(weights)
+        self._not_the_losses = (
+            f"For '{owner}', one network for {self._losses} optimizers must return a tuple of {self._losses} losses, "
+            f"each a Tensor{', and then aux' if has_aux else ''}, but it returned something else. Return one loss for "
+            f"each optimizer, or pass a list of networks{'' if has_aux else '; further values need has_aux=True'}."
+        )
+        self.weights = ParameterTuple([weight for own in weights for weight in own])
+        starts = [sum(len(own) for own in weights[:i]) for i in range(len(weights) + 1)]
+        self._slices = tuple(zip(starts, starts[1:]))
+
+    def _losses_and_aux(self, *inputs):
+        output = self.network(*inputs)
+        if not isinstance(output, tuple):
+            output = (output,)
+        if len(output) < self._losses or (len(output) > self._losses and not self._has_aux):
+            raise TypeError(self._not_the_losses)
+        results = ()
+        for i, value in enumerate(output):
+            if i < self._losses:
+                if not isinstance(value, Tensor):
+                    raise TypeError(self._not_the_losses)
+                results += (gradients.sums(value),)
+            else:
+                results += (ops.stop_gradient(value),)
+        return results
+
+    # Compiled in PyNative mode too: there MindSpore would run the forward again for each backward.
+    @jit
+    def construct(self, scale, *inputs):
+        results, backward = ops.vjp(self._losses_and_aux, *inputs, weights=self.weights)
+        losses, aux = results[: self._losses], _copy(results[self._losses :])
+        grads = ()
+        for i in range(self._losses):
+            cotangents = ()
+            for j, result in enumerate(results):
+                cotangents += (scale if i == j else ops.zeros_like(result),)
+            grads += backward(*cotangents)[1][self._slices[i][0] : self._slices[i][1]]
+        return losses, aux, ops.depend(grads, aux)

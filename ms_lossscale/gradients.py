@@ -74,11 +74,16 @@ def multiply(tensors, factor):
     return _map(ops.partial(_multiply, factor), tensors)
 
 
+def sums(tensors):
+    """The sum of each tensor, in float32, of shape ()."""
+    return _map(_sum, tensors)
+
+
 def finite(tensors):
     """Whether every element of a non-empty tuple is finite, a bool tensor of shape ()."""
     # One cheap pass: a sum is non-finite whenever an element is. The reverse does not hold, since large finite values
     # can overflow the sum, so a suspicion is looked into, which happens in skipped steps only.
-    all_finite = ops.isfinite(ops.addn(_map(_sum, tensors)))
+    all_finite = ops.isfinite(ops.addn(sums(tensors)))
     if not all_finite:
         all_finite = ops.equal(ops.addn(_map(_count_non_finite, tensors)), 0.0)
     return all_finite

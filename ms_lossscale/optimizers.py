@@ -4,6 +4,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn
 
 from ms_lossscale._check import check_cell
+from ms_lossscale.parameter_names import add_prefix, check_unique_names
 
 
 def _own_loss_scale(optimizer):
@@ -20,8 +21,24 @@ def _own_loss_scale(optimizer):
     return 1.0
 
 
-def check_optimizer(owner, optimizer, networks):
-    """Raises unless the cell can train `networks` with the optimizer."""
+def check_optimizers(owner, optimizers, networks):
+    """Raises unless the cell can train the networks with the optimizers."""
+    check_unique_names(owner, (weight for optimizer in optimizers for weight in getattr(optimizer, "parameters", ())))
+    owners = {}
+    for optimizer in optimizers:
+        _check_optimizer(owner, optimizer, networks)
+        for parameter in optimizer.parameters:
+            other = owners.setdefault(id(parameter), optimizer)
+            if other is not optimizer:
+                raise ValueError(
+                    f"For '{owner}', no two optimizers may own the same parameter, but '{parameter.name}' belongs to "
+                    f"the {type(other).__name__} and to the {type(optimizer).__name__}. Pass each optimizer the "
+                    f"parameters of its own network: generator.trainable_params(), say, and not those of a loss cell "
+                    f"that holds both."
+                )
+
+
+def _check_optimizer(owner, optimizer, networks):
     check_cell(owner, "optimizer", optimizer, "Pass an optimizer of mindspore.nn.optim, say.")
     name = type(optimizer).__name__
     parameters = tuple(getattr(optimizer, "parameters", ()))
@@ -40,7 +57,7 @@ def check_optimizer(owner, optimizer, networks):
     strangers = [parameter.name for parameter in parameters if id(parameter) not in known]
     if strangers:
         raise ValueError(
-            f"For '{owner}', the {name} must own parameters of the network only, but {', '.join(strangers[:5])}"
+            f"For '{owner}', the {name} must own parameters of the networks only, but {', '.join(strangers[:5])}"
             f"{' and others' if len(strangers) > 5 else ''} belong to none that the cell was given. Pass it the "
             f"parameters of the network that computes the loss."
         )
@@ -49,6 +66,15 @@ def check_optimizer(owner, optimizer, networks):
 def own_learning_rates(optimizers):
     """The learning rates that get_parameters(), and so a checkpoint, does not see: the experimental optimizers' own."""
     return [rate for optimizer in optimizers for rate in getattr(optimizer, "lrs", ()) if isinstance(rate, Parameter)]
+
+
+def prefix_states(optimizers):
+    """Gives the states of several optimizers, whose names are always the same, names of their own."""
+    if len(optimizers) > 1:
+        for i, optimizer in enumerate(optimizers):
+            weights = {id(weight) for weight in optimizer.parameters}
+            parameters = (*optimizer.get_parameters(), *own_learning_rates([optimizer]))
+            add_prefix(f"optimizer_{i}.", (state for state in parameters if id(state) not in weights))
 
 
 class Optimizers(nn.Cell):
@@ -64,7 +90,7 @@ class Optimizers(nn.Cell):
 
     def __init__(self, optimizers):
         super().__init__(auto_prefix=False)
-        self.optimizers = nn.CellList(optimizers, auto_prefix=False)
+        self.optimizers = nn.CellList(list(optimizers), auto_prefix=False)
         bounds = np.cumsum([0] + [len(optimizer.parameters) for optimizer in optimizers]).tolist()
         self._slices = tuple(zip(bounds, bounds[1:]))
         self.parameters = ParameterTuple([p for optimizer in optimizers for p in optimizer.parameters])

@@ -101,10 +101,14 @@ class FloatStatusRegister(OverflowDetector):
         ``Ascend``
     """
 
+    # What makes the operators that read and clear the register; `ms_lossscale.emulation` puts its own here.
+    operators = (NPUGetFloatStatusV2, NPUClearFloatStatusV2)
+
     def __init__(self):
         super().__init__()
-        self._get_status = NPUGetFloatStatusV2()
-        self._clear_status = NPUClearFloatStatusV2()
+        make_get_status, make_clear_status = self.operators
+        self._get_status = make_get_status()
+        self._clear_status = make_clear_status()
         # The operators want an input of this form; what it holds means nothing.
         self._no_status = Tensor([0] * 8, mstype.int32)
 
@@ -132,6 +136,7 @@ class NoCheck(OverflowDetector):
 
 def default_overflow_detector():
     """The detector that is right for the device and its mode."""
-    if get_context("device_target") == "Ascend" and DeviceOverflowCheck().saturates:
+    emulated = FloatStatusRegister.operators != (NPUGetFloatStatusV2, NPUClearFloatStatusV2)
+    if emulated or (get_context("device_target") == "Ascend" and DeviceOverflowCheck().saturates):
         return FloatStatusRegister()
     return FiniteGradients()

@@ -1,15 +1,21 @@
 """Names by which a checkpoint tells parameters apart."""
 
 
-def check_unique_names(owner, cell):
-    """Raises a ValueError if two parameters of the cell share a name: a checkpoint would silently keep one of them."""
-    owners = {}
-    for path, parameter in cell.parameters_and_names():
-        other = owners.setdefault(parameter.name, (path, parameter))
-        if other[1] is not parameter:
+def add_prefix(prefix, parameters):
+    """Puts the prefix before the parameters' names, once."""
+    for parameter in parameters:
+        if not parameter.name.startswith(prefix):
+            parameter.name = prefix + parameter.name
+
+
+def check_unique_names(owner, parameters):
+    """Raises a ValueError if two parameters share a name: a checkpoint would silently keep one of them."""
+    seen = {}
+    for parameter in parameters:
+        if seen.setdefault(parameter.name, parameter) is not parameter:
             raise ValueError(
-                f"For '{owner}', all parameters must have names of their own, since a checkpoint would keep only one "
-                f"of them, but '{other[0]}' and '{path}' are both named '{parameter.name}'. Rename one, before the "
-                f"optimizer is constructed: network.update_parameters_name('prefix.'), or auto_prefix=True in the "
-                f"cell that holds it."
+                f"For '{owner}', every parameter must have a name of its own, since a checkpoint would silently keep "
+                f"one of two, but two are named '{parameter.name}'. Rename the parameters of one network before its "
+                f"optimizer is constructed: network.update_parameters_name('discriminator.'), say, or hold both "
+                f"networks in one cell with auto_prefix=True."
             )

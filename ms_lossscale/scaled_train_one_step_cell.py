@@ -72,6 +72,7 @@ class ScaledTrainOneStepCell(Transaction):
         overflow_detector=None,
     ):
         super().__init__(
+            type(self).__name__,
             (network,),
             (optimizer,),
             loss_scale,

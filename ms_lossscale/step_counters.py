@@ -18,12 +18,14 @@ class StepCounters(nn.Cell):
         return Parameter(Tensor(0, mstype.int32), name=f"step_counters.{name}", requires_grad=False)
 
     def count_applied(self):
-        ops.assign(self.applied_steps, self.applied_steps + 1)
         ops.assign(self.consecutive_skipped_steps, Tensor(0, mstype.int32))
+        ops.assign(self.applied_steps, self.applied_steps + 1)
+        return self.applied_steps
 
     def count_skipped(self):
-        ops.assign(self.skipped_steps, self.skipped_steps + 1)
         ops.assign(self.consecutive_skipped_steps, self.consecutive_skipped_steps + 1)
+        ops.assign(self.skipped_steps, self.skipped_steps + 1)
+        return self.skipped_steps
 
     def as_dict(self):
         """The counts as ints, by name."""

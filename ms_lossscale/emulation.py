@@ -1,0 +1,250 @@
+"""
+An NPU in saturation mode, emulated on CPU: one process-wide float-status register and computing that saturates.
+
+On a saturation-mode NPU an overflow is visible in no tensor (inf becomes 65504, NaN becomes 0); only the device's one
+float-status register shows it, and reading consumes what it says. Here the same happens without an NPU:
+
+    with emulation.saturation_mode():
+        cell = ScaledTrainOneStepCell(emulation.saturate(network), optimizer, DynamicLossScale())
+        cell(*inputs)
+        print(emulation.register.events)
+
+:class:`ms_lossscale.FloatStatusRegister` runs unchanged: only its two operators are replaced.
+"""
+
+import contextlib
+
+import numpy as np
+from mindspore import nn, ops
+
+from ms_lossscale._check import describe
+from ms_lossscale.overflow_detector import FloatStatusRegister
+
+FLOAT16_MAX = 65504.0
+
+
+class Register:
+    """
+    The float-status register of the process and the log of what happened to it.
+
+    Attributes:
+        events (list[str]): What happened, in order: ``"clear"``, ``"get 0"`` or ``"get 1"`` (what was read),
+            ``"forward NAME"`` and ``"backward NAME"`` (a saturating cell computed).
+    """
+
+    def __init__(self):
+        self._status = np.zeros(8, np.int32)
+        self.events = []
+
+    @property
+    def raised(self):
+        """Whether an overflow was seen since the register was last cleared or read, bool."""
+        return bool(self._status.any())
+
+    def raise_status(self):
+        """Raises the register, as unrelated work on the same device does."""
+        self._status[0] = 1
+
+    def clear(self):
+        """Clears the register."""
+        self._status[:] = 0
+
+    def read(self):
+        """Reads the register, which consumes what it says. Returns a NumPy array, int32 of shape (8,)."""
+        status = self._status.copy()
+        self.clear()
+        return status
+
+
+register = Register()
+
+
+# The functions below run as operators. None is marked as having a side effect, as the NPU's are not.
+
+
+def _get_status(_):
+    status = register.read()
+    register.events.append(f"get {int(status.any())}")
+    return status
+
+
+def _clear_status(status):
+    register.clear()
+    register.events.append("clear")
+    return status
+
+
+def _same(argument):
+    return argument
+
+
+def _get_operator():
+    return ops.Custom(_get_status, _same, _same, func_type="pyfunc")
+
+
+def _clear_operator():
+    return ops.Custom(_clear_status, _same, _same, func_type="pyfunc")
+
+
+@contextlib.contextmanager
+def saturation_mode():
+    """
+    A context in which the detectors that are made read the emulated register.
+
+    Inside it, :class:`ms_lossscale.FloatStatusRegister` uses the emulated operators, and a training cell that is
+    constructed with ``overflow_detector=None`` chooses it, as on a real NPU in saturation mode. What was constructed
+    inside goes on working outside. The register is clear and its log empty at the beginning.
+
+    Yields:
+        Register, the process-wide one.
+
+    Supported Platforms:
+        ``CPU``
+
+    Examples:
+        >>> from ms_lossscale import FloatStatusRegister, emulation
+        >>> with emulation.saturation_mode() as register:
+        ...     detector = FloatStatusRegister()
+        ...     register.raise_status()
+        ...     print(detector(()), detector(()))
+        True False
+    """
+    operators = FloatStatusRegister.operators
+    FloatStatusRegister.operators = (_get_operator, _clear_operator)
+    register.clear()
+    register.events.clear()
+    try:
+        yield register
+    finally:
+        FloatStatusRegister.operators = operators
+
+
+class Saturate(nn.Cell):
+    """
+    Saturates a tensor to the range of float16 as an NPU does: inf becomes 65504, NaN becomes 0, and either raises the
+    register. The gradient that flows back is saturated likewise.
+
+    Args:
+        name (str): What the events call it. Default: ``"saturate"`` .
+
+    Inputs:
+        - **x** (Tensor) - Of any shape, float16 or float32.
+
+    Outputs:
+        Tensor, of the shape and dtype of `x`.
+
+    Supported Platforms:
+        ``CPU``
+
+    Examples:
+        >>> from mindspore import Tensor
+        >>> from ms_lossscale import emulation
+        >>> print(emulation.Saturate()(Tensor([1.0, 1e6, float("nan")])))
+        [1.0000e+00 6.5504e+04 0.0000e+00]
+        >>> emulation.register.raised
+        True
+    """
+
+    def __init__(self, name="saturate"):
+        super().__init__()
+        self._backward = ops.Custom(self._saturate(f"backward {name}"), _same, _same, func_type="pyfunc")
+        self._forward = ops.Custom(
+            self._saturate(f"forward {name}"), _same, _same, func_type="pyfunc", bprop=self._bprop
+        )
+
+    @staticmethod
+    def _saturate(event):
+        def saturate(array):
+            register.events.append(event)
+            # Not <=, so that a NaN counts. A float16 that overflowed has become inf already.
+            if not (np.abs(array) <= FLOAT16_MAX).all():
+                register.raise_status()
+            return np.clip(np.nan_to_num(array, nan=0.0), -FLOAT16_MAX, FLOAT16_MAX).astype(array.dtype)
+
+        return saturate
+
+    def _bprop(self, _x, _out, dout):
+        return (self._backward(dout),)
+
+    def construct(self, x):
+        return self._forward(x)
+
+
+class _Saturated(nn.Cell):
+    """A cell whose outputs, and the gradients that flow into them, saturate."""
+
+    def __init__(self, cell, name):
+        super().__init__(auto_prefix=False)
+        self.cell = cell
+        self.saturate = Saturate(name)
+
+    def construct(self, *inputs):
+        output = self.cell(*inputs)
+        if isinstance(output, tuple):
+            saturated = ()
+            for tensor in output:
+                saturated += (self.saturate(tensor),)
+            return saturated
+        return self.saturate(output)
+
+
+def saturate(network, cells=None):
+    """
+    Makes a network compute on the emulated NPU: what the named cells put out, and the gradients that flow into it,
+    saturate and raise the register.
+
+    The network is changed in place; its parameters keep their names. What happens inside one cell is the CPU's
+    arithmetic: the gradient of a weight, which leaves the network there, is not saturated.
+
+    Args:
+        network (Cell): Any network.
+        cells (list[str], optional): Names of the cells, as `network.cells_and_names()` has them. Default: ``None`` ,
+            all cells without cells inside.
+
+    Returns:
+        Cell, the network.
+
+    Raises:
+        TypeError: If `network` is no Cell.
+        ValueError: If a name is not that of a cell inside the network.
+
+    Supported Platforms:
+        ``CPU``
+
+    Examples:
+        >>> import numpy as np
+        >>> from mindspore import Tensor, nn
+        >>> from ms_lossscale import emulation
+        >>> network = emulation.saturate(nn.SequentialCell(nn.Dense(2, 3), nn.ReLU()))
+        >>> with emulation.saturation_mode() as register:
+        ...     output = network(Tensor(np.full((1, 2), np.inf, np.float32))).asnumpy()
+        ...     print(np.isfinite(output).all(), register.raised, register.events)
+        True True ['forward 0', 'forward 1']
+    """
+    if not isinstance(network, nn.Cell):
+        raise TypeError(f"For 'saturate', the argument 'network' must be a Cell, but got {describe(network)}.")
+    inside = {name: cell for name, cell in network.cells_and_names() if name}
+    if cells is None:
+        cells = [name for name, cell in inside.items() if not cell.cells()]
+    for name in cells:
+        if name not in inside:
+            raise ValueError(
+                f"For 'saturate', the argument 'cells' must name cells inside the network, but got {name!r}. It has "
+                f"{', '.join(inside)}."
+            )
+    for name in cells:
+        path, _, attribute = name.rpartition(".")
+        parent = inside[path] if path else network
+        _replace(parent, attribute, _Saturated(inside[name], name))
+    return network
+
+
+def _replace(parent, attribute, cell):
+    names = [(parameter, parameter.name) for parameter in cell.get_parameters()]
+    if isinstance(parent, (nn.SequentialCell, nn.CellList)):
+        parent[int(attribute)] = cell
+    else:
+        setattr(parent, attribute, cell)
+    # A cell with auto_prefix puts its own prefix before the names once more.
+    for parameter, name in names:
+        parameter.name = name

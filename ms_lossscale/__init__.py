@@ -1,5 +1,6 @@
 """Loss scaling for MindSpore: a training step as a transaction, for one or several networks."""
 
+from ms_lossscale import emulation as emulation
 from ms_lossscale.all_finite import all_finite as all_finite
 from ms_lossscale.alternating_train_one_step_cell import AlternatingTrainOneStepCell as AlternatingTrainOneStepCell
 from ms_lossscale.build_train_network import build_train_network as build_train_network

@@ -15,6 +15,73 @@ from ms_lossscale.transaction import Transaction
 
 
 class AlternatingTrainOneStepCell(nn.TrainOneStepCell):
+    """
+    Trains several networks one after the other: each makes its whole step, and the next one sees its new weights.
+
+    Each network's step is a transaction with its own loss scale, its own verdict and its own counters. On an NPU in
+    saturation mode the device's one status register is cleared before and read after each of them, in one compiled
+    graph, so that each verdict is about its own network only.
+
+    Args:
+        networks (list[Cell]): Loss cells, one for each optimizer.
+        optimizers (list[Cell]): Optimizers that do not divide by a loss scale of their own. The names of their states
+            get the prefixes ``optimizer_0.`` , ``optimizer_1.`` and so on, so that a checkpoint keeps all of them.
+        loss_scale (Union[None, float, LossScale, list, ...]): A list with one for each network, or one that is copied
+            for each; in the forms that :class:`ScaledTrainOneStepCell` takes. Default: ``None`` .
+        every (Union[list[int], tuple[int]], optional): For each network, k >= 1: it takes part in the calls k, 2k, 3k,
+            ... of this cell. ``(5, 1)`` trains network 1 five times as often. Default: ``None`` , in every call.
+        network_inputs (list[tuple[int]], optional): For each network, the positions of the inputs that it takes,
+            ``[(1,), (0, 1)]`` say. Default: ``None`` , all networks take all inputs.
+        has_aux (bool): Whether each network returns `(loss, *aux)`; not together with `every`. Default: ``False`` .
+        forward_state (Union[list[Parameter], tuple[Parameter]]): As for :class:`ScaledTrainOneStepCell`.
+            Default: ``()`` .
+        after_update (Union[Cell, list[Cell]], optional): A Cell without inputs that runs after each applied update of
+            each network, or a list with one (or None) for each. Default: ``None`` .
+        overflow_detector (OverflowDetector, optional): As for :class:`ScaledTrainOneStepCell`. Default: ``None`` .
+
+    Inputs:
+        - **\\*inputs** (tuple) - The inputs of the networks.
+
+    Outputs:
+        Tuple of four, or with `has_aux` five, the values of this call. The entries of a network that does not take part
+        are its last loss (0 before the first), False, and its present scale.
+
+        - **loss** (Tensor) - The sum of the losses, unscaled, float32 of shape :math:`()`.
+        - **overflow** (Tensor) - For each network whether its step was skipped, bool of shape :math:`(N,)`.
+        - **loss_scale** (Tensor) - For each network the scale that it used, float32 of shape :math:`(N,)`.
+        - **losses** (Tensor) - The losses, float32 of shape :math:`(N,)`; a non-scalar loss enters as its sum.
+        - **auxes** (tuple) - With `has_aux`, for each network the tuple of what it returned besides the loss.
+
+    Raises:
+        TypeError: If an argument has a wrong type, or, in the first step, if a network returns something else.
+        ValueError: If there are not as many networks as optimizers, two optimizers own one parameter, an optimizer
+            owns a parameter of none of the networks or has a loss scale of its own, two parameters share a name, or
+            `network_inputs`, `every` or a list does not fit.
+
+    Supported Platforms:
+        ``Ascend`` ``GPU`` ``CPU``
+
+    Examples:
+        >>> import numpy as np
+        >>> from mindspore import Tensor, nn
+        >>> from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale
+        >>> networks = [nn.Dense(4, 1), nn.Dense(4, 1)]
+        >>> for i, network in enumerate(networks):
+        ...     network.update_parameters_name(f"{i}.")
+        >>> cell = AlternatingTrainOneStepCell(
+        ...     [nn.WithLossCell(network, nn.MSELoss()) for network in networks],
+        ...     [nn.Adam(network.trainable_params()) for network in networks],
+        ...     DynamicLossScale(),
+        ...     every=(1, 2),
+        ... )
+        >>> x, y = Tensor(np.ones((2, 4), np.float32)), Tensor(np.ones((2, 1), np.float32))
+        >>> loss, overflow, loss_scale, losses = cell(x, y)
+        >>> print(overflow, loss_scale)
+        [False False] [65536. 65536.]
+        >>> [counters["applied_steps"] for counters in cell.counters()]
+        [1, 0]
+    """
+
     def __init__(
         self,
         networks,

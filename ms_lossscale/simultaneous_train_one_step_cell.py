@@ -8,6 +8,86 @@ from ms_lossscale.transaction import Transaction
 
 
 class SimultaneousTrainOneStepCell(Transaction):
+    """
+    Trains several networks, the two of a GAN say, with ONE check and ONE conditional update.
+
+    All losses and gradients are computed at the same weights. Then all optimizers step, or, if any gradient of any
+    network overflowed, none does, and nothing changes but the loss scale and the step counters. On an NPU in
+    saturation mode this is the arrangement in which an overflow is never blamed on the wrong network: the device's
+    one status register is read once, after all gradients.
+
+    Loss i reaches the parameters of optimizer i only, also where the networks are nested in each other.
+
+    Args:
+        networks (Union[list[Cell], Cell]): A list of loss cells, one for each optimizer; or one cell that returns a
+            tuple of losses, one for each optimizer, so that work they share (the generator's output) is done once.
+            Such a cell is compiled in PyNative mode too.
+        optimizers (list[Cell]): Optimizers that do not divide by a loss scale of their own. The names of their states
+            get the prefixes ``optimizer_0.`` , ``optimizer_1.`` and so on, so that a checkpoint keeps all of them.
+        loss_scale (Union[None, float, LossScale, ...]): As for :class:`ScaledTrainOneStepCell`. Default: ``None`` .
+        network_inputs (list[tuple[int]], optional): For each network, the positions of the inputs that it takes,
+            ``[(1,), (0, 1)]`` say. Default: ``None`` , all networks take all inputs.
+        has_aux (bool): Whether each network returns `(loss, *aux)`, or one cell `(*losses, *aux)`. Default: ``False`` .
+        forward_state (Union[list[Parameter], tuple[Parameter]]): As for :class:`ScaledTrainOneStepCell`.
+            Default: ``()`` .
+        after_update (Cell, optional): A Cell without inputs that runs after each applied update. Default: ``None`` .
+        overflow_detector (OverflowDetector, optional): As for :class:`ScaledTrainOneStepCell`. Default: ``None`` .
+
+    Inputs:
+        - **\\*inputs** (tuple) - The inputs of the networks.
+
+    Outputs:
+        Tuple of four, or with `has_aux` five, the values of this step.
+
+        - **loss** (Tensor) - The sum of the losses, unscaled, float32 of shape :math:`()`.
+        - **overflow** (Tensor) - Whether the step was skipped, bool of shape :math:`()`.
+        - **loss_scale** (Tensor) - The scale that this step used, float32 of shape :math:`()`.
+        - **losses** (Tensor) - The losses, float32 of shape :math:`(N,)`; a non-scalar loss enters as its sum.
+        - **auxes** (tuple) - With `has_aux`, for each network the tuple of what it returned besides the loss.
+
+    Raises:
+        TypeError: If an argument has a wrong type, or, in the first step, if a network returns something else.
+        ValueError: If there are not as many networks as optimizers, two optimizers own one parameter, an optimizer
+            owns a parameter of none of the networks or has a loss scale of its own, two parameters share a name, or
+            `network_inputs` does not fit.
+
+    Supported Platforms:
+        ``Ascend`` ``GPU`` ``CPU``
+
+    Examples:
+        >>> import numpy as np
+        >>> from mindspore import Tensor, nn, ops
+        >>> from ms_lossscale import DynamicLossScale, SimultaneousTrainOneStepCell
+        >>> class GeneratorLoss(nn.Cell):
+        ...     def __init__(self, generator, discriminator):
+        ...         super().__init__(auto_prefix=False)
+        ...         self.generator, self.discriminator = generator, discriminator
+        ...
+        ...     def construct(self, noise):
+        ...         return ops.softplus(-self.discriminator(self.generator(noise))).mean()
+        >>> class DiscriminatorLoss(nn.Cell):
+        ...     def __init__(self, generator, discriminator):
+        ...         super().__init__(auto_prefix=False)
+        ...         self.generator, self.discriminator = generator, discriminator
+        ...
+        ...     def construct(self, real, noise):
+        ...         fake = ops.stop_gradient(self.generator(noise))
+        ...         return (ops.softplus(-self.discriminator(real)) + ops.softplus(self.discriminator(fake))).mean()
+        >>> generator, discriminator = nn.Dense(2, 4), nn.Dense(4, 1)
+        >>> generator.update_parameters_name("generator.")
+        >>> discriminator.update_parameters_name("discriminator.")
+        >>> cell = SimultaneousTrainOneStepCell(
+        ...     [GeneratorLoss(generator, discriminator), DiscriminatorLoss(generator, discriminator)],
+        ...     [nn.Adam(generator.trainable_params()), nn.Adam(discriminator.trainable_params())],
+        ...     DynamicLossScale(),
+        ...     network_inputs=[(1,), (0, 1)],
+        ... )
+        >>> real, noise = Tensor(np.ones((8, 4), np.float32)), Tensor(np.ones((8, 2), np.float32))
+        >>> loss, overflow, loss_scale, losses = cell(real, noise)
+        >>> print(overflow, loss_scale, losses.shape)
+        False 65536.0 (2,)
+    """
+
     def __init__(
         self,
         networks,

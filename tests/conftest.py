@@ -1,0 +1,26 @@
+"""What every test runs in: both execution modes of MindSpore, and a folder of its own."""
+
+import os
+
+# With AVX-512, MindSpore's convolutions on CPU choose a kernel that is 10 to 80 times slower. Read at import.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
+
+import mindspore
+import pytest
+
+MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
+
+
+@pytest.fixture(params=list(MODES))
+def mode(request):
+    """Runs the test in GRAPH_MODE and in PYNATIVE_MODE. The value is the mode's name."""
+    before = mindspore.get_context("mode")
+    mindspore.set_context(mode=MODES[request.param])
+    yield request.param
+    mindspore.set_context(mode=before)
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch):
+    """MindSpore writes rank_0/ and rewritten_network/ into the working folder."""
+    monkeypatch.chdir(tmp_path)

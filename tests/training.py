@@ -1,0 +1,42 @@
+"""What the tests do with training cells: read all that they hold, put it back, compare."""
+
+import numpy as np
+from mindspore import Tensor
+
+
+def state(cell):
+    """A copy of every Parameter's value, by name."""
+    return {name: parameter.asnumpy().copy() for name, parameter in cell.parameters_dict().items()}
+
+
+def restore(cell, values):
+    """Writes the values of an earlier `state` back."""
+    for name, parameter in cell.parameters_dict().items():
+        parameter.set_data(Tensor(values[name]))
+
+
+def same_bits(a, b):
+    """Whether two arrays are equal bit for bit: NaN equals itself, and 0.0 is not -0.0."""
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def changed(before, after):
+    """The names of the values whose bits differ."""
+    assert before.keys() == after.keys()
+    return {name for name in before if not same_bits(before[name], after[name])}
+
+
+def bookkeeping(names):
+    """Those of the names that a skipped step may change: the loss scale's and the step counters'."""
+    return {name for name in names if name.startswith(("loss_scale.", "step_counters."))}
+
+
+def weights(network):
+    """The values of the weights, in order."""
+    return [parameter.asnumpy().copy() for parameter in network.trainable_params()]
+
+
+def assert_equal_weights(network, expected):
+    """Asserts that two networks have the same weights, bit for bit."""
+    for actual, wanted in zip(weights(network), weights(expected)):
+        np.testing.assert_array_equal(actual, wanted)

@@ -4,6 +4,7 @@ from ms_lossscale import emulation as emulation
 from ms_lossscale.all_finite import all_finite as all_finite
 from ms_lossscale.alternating_train_one_step_cell import AlternatingTrainOneStepCell as AlternatingTrainOneStepCell
 from ms_lossscale.build_train_network import build_train_network as build_train_network
+from ms_lossscale.flush_accumulation import FlushAccumulation as FlushAccumulation
 from ms_lossscale.loss_scale import DynamicLossScale as DynamicLossScale
 from ms_lossscale.loss_scale import FixedLossScale as FixedLossScale
 from ms_lossscale.loss_scale import ScheduledLossScale as ScheduledLossScale

@@ -40,6 +40,18 @@ def check_one_each(owner, networks, optimizers):
         )
 
 
+def one_each(owner, name, value, count):
+    """A list with the value for each of `count` networks: the entries of a list or tuple, or one value repeated."""
+    if not isinstance(value, (list, tuple)):
+        return [value] * count
+    if len(value) != count:
+        raise ValueError(
+            f"For '{owner}', the argument '{name}', if it is a list, must have one entry for each of the {count} "
+            f"networks, but got {len(value)}: {value!r}."
+        )
+    return list(value)
+
+
 def check_bool(owner, name, value):
     """Raises a TypeError unless `value` is a bool."""
     if not isinstance(value, bool):

@@ -7,14 +7,15 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import gradients
-from ms_lossscale._check import check_cells, check_one_each, check_positive_int, describe
+from ms_lossscale._check import check_cells, check_one_each, check_positive_int, describe, one_each
+from ms_lossscale.measurements import Measurements
 from ms_lossscale.network_inputs import check_network_inputs, inputs_of
 from ms_lossscale.optimizers import Optimizers, check_optimizers, prefix_states
 from ms_lossscale.parameter_names import check_unique_names
 from ms_lossscale.transaction import Transaction
 
 
-class AlternatingTrainOneStepCell(nn.TrainOneStepCell):
+class AlternatingTrainOneStepCell(Measurements, nn.TrainOneStepCell):
     """
     Trains several networks one after the other: each makes its whole step, and the next one sees its new weights.
 
@@ -90,6 +91,10 @@ class AlternatingTrainOneStepCell(nn.TrainOneStepCell):
         *,
         every=None,
         network_inputs=None,
+        gradient_accumulation_steps=1,
+        clip_norm=None,
+        clip_value=None,
+        ema_decay=None,
         has_aux=False,
         forward_state=(),
         after_update=None,
@@ -104,29 +109,38 @@ class AlternatingTrainOneStepCell(nn.TrainOneStepCell):
         super().__init__(nn.CellList(list(networks), auto_prefix=False), Optimizers(optimizers))
         # Each phase reduces its own gradients.
         self.grad_reducer = nn.Identity()
-        loss_scales = self._one_each("loss_scale", loss_scale, copied=True)
-        after_updates = self._one_each("after_update", after_update)
+        count = len(networks)
+        loss_scales = self._loss_scales(loss_scale, count)
+        after_updates = one_each(owner, "after_update", after_update, count)
+        clip_norms = one_each(owner, "clip_norm", clip_norm, count)
+        clip_values = one_each(owner, "clip_value", clip_value, count)
+        ema_decays = one_each(owner, "ema_decay", ema_decay, count)
         self.phases = nn.CellList(
             [
                 Transaction(
                     owner,
-                    (network,),
-                    (optimizer,),
-                    its_loss_scale,
+                    networks[i : i + 1],
+                    optimizers[i : i + 1],
+                    loss_scales[i],
                     prefix=f"network_{i}.",
+                    gradient_accumulation_steps=gradient_accumulation_steps,
+                    clip_norms=clip_norms[i : i + 1],
+                    clip_values=clip_values[i : i + 1],
+                    ema_decays=ema_decays[i : i + 1],
                     has_aux=has_aux,
                     forward_state=forward_state,
-                    after_update=its_after_update,
+                    after_update=after_updates[i],
                     overflow_detector=overflow_detector,
                 )
-                for i, (network, optimizer, its_loss_scale, its_after_update) in enumerate(
-                    zip(networks, optimizers, loss_scales, after_updates)
-                )
+                for i in range(count)
             ],
             auto_prefix=False,
         )
         self.network_inputs = check_network_inputs(owner, network_inputs, networks)
         self._has_aux = has_aux
+        self._steps = gradient_accumulation_steps
+        # Windows that have ended, and calls of the present one.
+        self.windows = Parameter(Tensor(0, mstype.int32), name="alternation.windows", requires_grad=False)
         self.calls = Parameter(Tensor(0, mstype.int32), name="alternation.calls", requires_grad=False)
         self.every = Parameter(
             Tensor(np.ones(len(networks)), mstype.int32), name="alternation.every", requires_grad=False
@@ -138,26 +152,21 @@ class AlternatingTrainOneStepCell(nn.TrainOneStepCell):
             self.set_every(every)
         check_unique_names(owner, self.get_parameters())
 
-    def _one_each(self, name, value, copied=False):
-        """`value` for each network: the entries of a list, or one value, again or (what has a state) copied."""
-        count = len(self.network)
-        if not isinstance(value, (list, tuple)):
-            return [copy.deepcopy(value) if copied else value for _ in range(count)]
-        if len(value) != count:
+    def _loss_scales(self, loss_scale, count):
+        owner = type(self).__name__
+        loss_scales = one_each(owner, "loss_scale", loss_scale, count)
+        if not isinstance(loss_scale, (list, tuple)):
+            return [copy.deepcopy(each) for each in loss_scales]
+        cells = [id(each) for each in loss_scales if isinstance(each, nn.Cell)]
+        if len(set(cells)) < len(cells):
             raise ValueError(
-                f"For '{type(self).__name__}', the argument '{name}', if it is a list, must have one entry for each of "
-                f"the {count} networks, but got {len(value)}."
+                f"For '{owner}', the argument 'loss_scale' must not hold the same Cell twice, since each network has "
+                f"its own. Pass one that is not in a list: it is copied for each network."
             )
-        cells = [id(entry) for entry in value if isinstance(entry, nn.Cell)]
-        if copied and len(set(cells)) < len(cells):
-            raise ValueError(
-                f"For '{type(self).__name__}', the argument '{name}' must not hold the same Cell twice, since each "
-                f"network has its own. Pass one that is not in a list: it is copied for each network."
-            )
-        return value
+        return loss_scales
 
     def construct(self, *inputs):
-        ops.assign(self.calls, self.calls + 1)
+        window = self.windows + 1
         losses, overflows, loss_scales, auxes = (), (), (), ()
         for i, phase in enumerate(self.phases):
             its_inputs = inputs_of(i, self.network_inputs, inputs)
@@ -165,24 +174,31 @@ class AlternatingTrainOneStepCell(nn.TrainOneStepCell):
                 loss, overflow, loss_scale, aux = self._run(phase, its_inputs)
                 auxes += (aux,)
             else:
-                loss, overflow, loss_scale = self._run_in_turn(i, phase, its_inputs)
+                loss, overflow, loss_scale = self._run_in_turn(window % self.every[i] == 0, i, phase, its_inputs)
             losses, overflows, loss_scales = losses + (loss,), overflows + (overflow,), loss_scales + (loss_scale,)
             # The next network's forward comes after all that this one's update did.
             inputs = ops.depend(inputs, overflow)
         losses = ops.stack(losses)
         ops.assign(self.last_losses, losses)
+        self._count_call(window)
         output = (ops.ReduceSum()(losses), ops.stack(overflows), ops.stack(loss_scales), losses)
         if self._has_aux:
             return (*output, auxes)
         return output
+
+    def _count_call(self, window):
+        calls = self.calls + 1
+        is_last = calls >= self._steps
+        ops.assign(self.windows, ops.select(is_last, window, self.windows))
+        ops.assign(self.calls, ops.select(is_last, 0, calls))
 
     @staticmethod
     def _run(phase, inputs):
         losses, auxes, overflow, loss_scale = phase.step(*inputs)
         return gradients.sums(losses)[0], overflow, loss_scale, auxes[0]
 
-    def _run_in_turn(self, i, phase, inputs):
-        if self.calls % self.every[i] == 0:
+    def _run_in_turn(self, takes_part, i, phase, inputs):
+        if takes_part:
             loss, overflow, loss_scale, _ = self._run(phase, inputs)
         else:
             loss = self.last_losses[i]
@@ -206,7 +222,10 @@ class AlternatingTrainOneStepCell(nn.TrainOneStepCell):
         owner = type(self).__name__
         if not isinstance(every, (list, tuple)):
             raise TypeError(f"For '{owner}', the argument 'every' must be a list or tuple, but got {describe(every)}.")
-        every = [check_positive_int(owner, f"every[{i}]", k) for i, k in enumerate(self._one_each("every", every))]
+        every = [
+            check_positive_int(owner, f"every[{i}]", k)
+            for i, k in enumerate(one_each(owner, "every", every, len(self.phases)))
+        ]
         if self._has_aux and set(every) != {1}:
             raise ValueError(
                 f"For '{owner}', the argument 'every' must be None or all 1 with has_aux=True, since a network that "
@@ -234,7 +253,7 @@ class AlternatingTrainOneStepCell(nn.TrainOneStepCell):
             TypeError: If a value is not a number.
             ValueError: If a value is not finite or not > 0, or a list has not one entry for each network.
         """
-        for phase, its_value in zip(self.phases, self._one_each("value", value)):
+        for phase, its_value in zip(self.phases, one_each(type(self).__name__, "value", value, len(self.phases))):
             phase.set_loss_scale(its_value)
 
     def counters(self):
@@ -245,3 +264,22 @@ class AlternatingTrainOneStepCell(nn.TrainOneStepCell):
             list[dict], each with the ints `applied_steps`, `skipped_steps` and `consecutive_skipped_steps`.
         """
         return [phase.counters() for phase in self.phases]
+
+    def flush(self):
+        """
+        Ends a partial accumulation window: each network that takes part averages over the calls that the window really
+        had, and updates or skips, in order.
+
+        Does nothing without accumulation, or at the beginning of a window.
+        """
+        if self.calls.asnumpy() > 0:
+            for phase in self.phases:
+                phase.flush()
+            ops.assign(self.windows, self.windows + 1)
+            ops.assign(self.calls, Tensor(0, mstype.int32))
+
+    def _clippings(self):
+        return [clipping for phase in self.phases for clipping in phase.clippings]
+
+    def _moving_averages(self):
+        return [moving_average for phase in self.phases for moving_average in phase.moving_averages]

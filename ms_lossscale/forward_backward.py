@@ -99,8 +99,7 @@ class SharedForwardBackward(nn.Cell):
             f"each optimizer, or pass a list of networks{'' if has_aux else '; further values need has_aux=True'}."
         )
         self.weights = ParameterTuple([weight for own in weights for weight in own])
-        starts = [sum(len(own) for own in weights[:i]) for i in range(len(weights) + 1)]
-        self._slices = tuple(zip(starts, starts[1:]))
+        self._slices = gradients.slices(weights)
 
     def _losses_and_aux(self, *inputs):
         output = self.network(*inputs)

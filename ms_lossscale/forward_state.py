@@ -29,9 +29,12 @@ class ForwardState(nn.Cell):
         networks (tuple[Cell]): The networks, whose normalisation statistics are found.
         further (Union[list, tuple]): Further Parameters, those of a user's own cells.
         owner (str): The cell that was given `further`, for the error message.
+        over_calls (bool): Whether the copies have to outlast a call: with accumulation a skipped window takes back
+            what its calls' forwards wrote, also if training was stopped and resumed in between.
+        prefix (str): For the names of the copies that outlast a call.
     """
 
-    def __init__(self, networks, further, owner):
+    def __init__(self, networks, further, owner, over_calls, prefix):
         super().__init__(auto_prefix=False)
         if not isinstance(further, (list, tuple)):
             raise TypeError(
@@ -46,15 +49,38 @@ class ForwardState(nn.Cell):
                 )
         found = {id(parameter): parameter for parameter in (*find_forward_state(networks), *further)}
         self.is_empty = not found
+        self._over_calls = over_calls
         if found:
             self.parameters = ParameterTuple(found.values())
+            if over_calls:
+                self.copies = ParameterTuple(
+                    Parameter(
+                        ops.deepcopy(parameter), name=f"{prefix}forward_state.{parameter.name}", requires_grad=False
+                    )
+                    for parameter in found.values()
+                )
 
-    def save(self, inputs):
-        """Copies the state before the forward, which `inputs` are tied to. Returns the inputs and the copies."""
+    def save(self, inputs, is_first):
+        """
+        Copies the state before the forward, which `inputs` are tied to. Returns the inputs and the copies.
+
+        With `over_calls` only the first call of a window copies; the others find its copies.
+        """
         if self.is_empty:
             return inputs, ()
+        if self._over_calls:
+            return ops.depend(inputs, self._save_over_calls(is_first)), self.copies
         saved = gradients.copy(self.parameters)
         return ops.depend(inputs, saved), saved
+
+    def _save_over_calls(self, is_first):
+        if is_first:
+            gradients.assign(self.copies, self.parameters)
+        return is_first
+
+    def saved_over_calls(self):
+        """The copies of a window that has begun."""
+        return () if self.is_empty else self.copies
 
     def restore(self, saved):
         """Writes the copies back."""

@@ -1,5 +1,7 @@
 """Functions over a tensor or a (flat) tuple of them, for tuples of any length and for sparse gradients (RowTensor)."""
 
+import itertools
+
 from mindspore import RowTensor, ops
 from mindspore import dtype as mstype
 
@@ -12,6 +14,12 @@ _count_non_finite = ops.MultitypeFuncGraph("count_non_finite")
 _cast_like = ops.MultitypeFuncGraph("cast_like")
 _copy = ops.MultitypeFuncGraph("copy")
 _assign = ops.MultitypeFuncGraph("assign")
+_assign_add = ops.MultitypeFuncGraph("assign_add")
+_assign_zeros = ops.MultitypeFuncGraph("assign_zeros")
+_add = ops.MultitypeFuncGraph("add")
+_sum_of_squares = ops.MultitypeFuncGraph("sum_of_squares")
+_clip = ops.MultitypeFuncGraph("clip")
+_average = ops.MultitypeFuncGraph("average")
 
 
 @_multiply.register("Tensor", "Tensor")
@@ -69,6 +77,36 @@ def _assign_tensor(parameter, value):
     return ops.assign(parameter, value)
 
 
+@_assign_add.register("Tensor", "Tensor")
+def _assign_add_tensor(parameter, value):
+    return ops.assign_add(parameter, value)
+
+
+@_assign_zeros.register("Tensor", "Tensor")
+def _assign_zeros_tensor(after, parameter):
+    return ops.assign(parameter, ops.depend(ops.zeros_like(parameter), after))
+
+
+@_add.register("Tensor", "Tensor")
+def _add_tensors(one, other):
+    return one + other
+
+
+@_sum_of_squares.register("Tensor")
+def _sum_of_squares_tensor(tensor):
+    return _sum_dense(ops.square(tensor))
+
+
+@_clip.register("Tensor", "Tensor", "Tensor")
+def _clip_tensor(low, high, tensor):
+    return ops.minimum(ops.maximum(tensor, low), high)
+
+
+@_average.register("Tensor", "Tensor", "Tensor", "Tensor")
+def _average_tensor(decay, rest, average, value):
+    return ops.assign(average, decay * average + rest * value.astype(mstype.float32))
+
+
 def multiply(tensors, factor):
     """Each tensor times `factor`, a tensor of shape (), in float32."""
     return _map(ops.partial(_multiply, factor), tensors)
@@ -102,3 +140,39 @@ def copy(parameters):
 def assign(parameters, values):
     """Writes each value into its parameter."""
     return _map(_assign, parameters, values)
+
+
+def assign_add(parameters, values):
+    """Adds each value to its parameter, in place."""
+    return _map(_assign_add, parameters, values)
+
+
+def assign_zeros(parameters, after):
+    """Zeroes the parameters, once the tensor `after` has been computed."""
+    return _map(ops.partial(_assign_zeros, after), parameters)
+
+
+def add(tensors, others):
+    """Each tensor plus its other."""
+    return _map(_add, tensors, others)
+
+
+def sum_of_squares(tensors):
+    """The sum of the squares of all elements of a tuple, float32 of shape ()."""
+    return ops.addn(_map(_sum_of_squares, tensors))
+
+
+def clip(tensors, low, high):
+    """Each element, but at least `low` and at most `high`."""
+    return _map(ops.partial(_clip, low, high), tensors)
+
+
+def average(decay, rest, averages, values):
+    """Moves each average in place to `decay * average + rest * value`."""
+    return _map(ops.partial(_average, decay, rest), averages, values)
+
+
+def slices(tuples):
+    """Where each tuple starts and ends in the flat tuple of all of them."""
+    ends = list(itertools.accumulate(len(each) for each in tuples))
+    return tuple(zip([0, *ends], ends))

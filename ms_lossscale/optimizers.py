@@ -3,6 +3,7 @@
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn
 
+from ms_lossscale import gradients
 from ms_lossscale._check import check_cell
 from ms_lossscale.parameter_names import add_prefix, check_unique_names
 
@@ -91,8 +92,7 @@ class Optimizers(nn.Cell):
     def __init__(self, optimizers):
         super().__init__(auto_prefix=False)
         self.optimizers = nn.CellList(list(optimizers), auto_prefix=False)
-        bounds = np.cumsum([0] + [len(optimizer.parameters) for optimizer in optimizers]).tolist()
-        self._slices = tuple(zip(bounds, bounds[1:]))
+        self._slices = gradients.slices([optimizer.parameters for optimizer in optimizers])
         self.parameters = ParameterTuple([p for optimizer in optimizers for p in optimizer.parameters])
 
     def construct(self, grads):

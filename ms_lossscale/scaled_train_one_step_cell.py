@@ -66,6 +66,10 @@ class ScaledTrainOneStepCell(Transaction):
         optimizer,
         loss_scale=None,
         *,
+        gradient_accumulation_steps=1,
+        clip_norm=None,
+        clip_value=None,
+        ema_decay=None,
         has_aux=False,
         forward_state=(),
         after_update=None,
@@ -76,6 +80,10 @@ class ScaledTrainOneStepCell(Transaction):
             (network,),
             (optimizer,),
             loss_scale,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            clip_norms=[clip_norm],
+            clip_values=[clip_value],
+            ema_decays=[ema_decay],
             has_aux=has_aux,
             forward_state=forward_state,
             after_update=after_update,
@@ -88,3 +96,15 @@ class ScaledTrainOneStepCell(Transaction):
         if self._has_aux:
             return loss, overflow, loss_scale, aux
         return loss, overflow, loss_scale
+
+    def grad_norm(self):
+        """
+        Reads the global norm of the gradients, before clipping, at the last verdict.
+
+        Returns:
+            float, not finite if that step was skipped because of its gradients.
+
+        Raises:
+            RuntimeError: If no `clip_norm` is set.
+        """
+        return super().grad_norm()[0]

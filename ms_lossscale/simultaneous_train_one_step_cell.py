@@ -3,7 +3,7 @@
 from mindspore import nn, ops
 
 from ms_lossscale import gradients
-from ms_lossscale._check import check_cells, check_one_each
+from ms_lossscale._check import check_cells, check_one_each, one_each
 from ms_lossscale.transaction import Transaction
 
 
@@ -95,6 +95,10 @@ class SimultaneousTrainOneStepCell(Transaction):
         loss_scale=None,
         *,
         network_inputs=None,
+        gradient_accumulation_steps=1,
+        clip_norm=None,
+        clip_value=None,
+        ema_decay=None,
         has_aux=False,
         forward_state=(),
         after_update=None,
@@ -113,6 +117,10 @@ class SimultaneousTrainOneStepCell(Transaction):
             optimizers,
             loss_scale,
             network_inputs=network_inputs,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            clip_norms=one_each(owner, "clip_norm", clip_norm, len(optimizers)),
+            clip_values=one_each(owner, "clip_value", clip_value, len(optimizers)),
+            ema_decays=one_each(owner, "ema_decay", ema_decay, len(optimizers)),
             has_aux=has_aux,
             forward_state=forward_state,
             after_update=after_update,

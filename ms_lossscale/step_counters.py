@@ -5,17 +5,22 @@ from mindspore import dtype as mstype
 
 
 class StepCounters(nn.Cell):
-    """Counts applied, skipped, and consecutively skipped steps in int32 Parameters."""
+    """
+    Counts applied, skipped, and consecutively skipped steps in int32 Parameters.
 
-    def __init__(self):
+    Args:
+        prefix (str): For the Parameters' names.
+    """
+
+    def __init__(self, prefix):
         super().__init__(auto_prefix=False)
-        self.applied_steps = self._counter("applied_steps")
-        self.skipped_steps = self._counter("skipped_steps")
-        self.consecutive_skipped_steps = self._counter("consecutive_skipped_steps")
+        self.applied_steps = self._counter(prefix, "applied_steps")
+        self.skipped_steps = self._counter(prefix, "skipped_steps")
+        self.consecutive_skipped_steps = self._counter(prefix, "consecutive_skipped_steps")
 
     @staticmethod
-    def _counter(name):
-        return Parameter(Tensor(0, mstype.int32), name=f"step_counters.{name}", requires_grad=False)
+    def _counter(prefix, name):
+        return Parameter(Tensor(0, mstype.int32), name=f"{prefix}step_counters.{name}", requires_grad=False)
 
     def count_applied(self):
         ops.assign(self.consecutive_skipped_steps, Tensor(0, mstype.int32))

@@ -1,21 +1,25 @@
 """One training step as a transaction: all of it happens, or nothing but the loss scale and the counters moves."""
 
-from mindspore import ParameterTuple, nn, ops
+from mindspore import ParameterTuple, Tensor, jit, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import gradients
-from ms_lossscale._check import check_bool, check_cell
+from ms_lossscale._check import check_between, check_bool, check_cell, check_positive_int
 from ms_lossscale.accepted_loss_scale import as_loss_scale
+from ms_lossscale.accumulation import Accumulation
+from ms_lossscale.clipping import Clipping, check_clipping
 from ms_lossscale.forward_backward import ForwardBackward, SharedForwardBackward
 from ms_lossscale.forward_state import ForwardState
+from ms_lossscale.measurements import Measurements
+from ms_lossscale.moving_average import MovingAverage
 from ms_lossscale.network_inputs import check_network_inputs, inputs_of
 from ms_lossscale.optimizers import Optimizers, check_optimizers, own_learning_rates, prefix_states
-from ms_lossscale.overflow_detector import NoCheck, OverflowDetector, default_overflow_detector
+from ms_lossscale.overflow_detector import FiniteGradients, NoCheck, OverflowDetector, default_overflow_detector
 from ms_lossscale.parameter_names import add_prefix, check_unique_names
 from ms_lossscale.step_counters import StepCounters
 
 
-class Transaction(nn.TrainOneStepCell):
+class Transaction(Measurements, nn.TrainOneStepCell):
     """
     The step of N networks and N optimizers that share one loss scale, one verdict and one conditional update.
 
@@ -28,7 +32,9 @@ class Transaction(nn.TrainOneStepCell):
         loss_scale (Union[None, float, LossScale, ...]): The loss scale.
         network_inputs (list[tuple[int]], optional): Positions of the inputs that each network takes; None means all.
         prefix (str): For the names of the scale's and the counters' Parameters.
-        has_aux, forward_state, after_update, overflow_detector: As the user's cell has them.
+        clip_norms, clip_values, ema_decays (list): One entry for each optimizer.
+        gradient_accumulation_steps, has_aux, forward_state, after_update, overflow_detector: As the user's cell has
+            them.
     """
 
     def __init__(
@@ -40,6 +46,10 @@ class Transaction(nn.TrainOneStepCell):
         *,
         network_inputs=None,
         prefix="",
+        gradient_accumulation_steps,
+        clip_norms,
+        clip_values,
+        ema_decays,
         has_aux,
         forward_state,
         after_update,
@@ -65,7 +75,11 @@ class Transaction(nn.TrainOneStepCell):
         )
         self.loss_scale = as_loss_scale(owner, loss_scale)
         self.overflow_detector = overflow_detector if self.loss_scale.drop_overflow_update else NoCheck()
-        self.forward_state = ForwardState(networks, forward_state, owner)
+        add_prefix(prefix, self.loss_scale.get_parameters())
+        steps = check_positive_int(owner, "gradient_accumulation_steps", gradient_accumulation_steps)
+        self._share = 1.0 / steps
+        self._accumulates = steps > 1
+        self.forward_state = ForwardState(networks, forward_state, owner, self._accumulates, prefix)
         weights = tuple(optimizer.parameters for optimizer in optimizers)
         if len(networks) == len(optimizers):
             forward_backwards = [ForwardBackward(*pair, has_aux, owner) for pair in zip(networks, weights)]
@@ -74,7 +88,28 @@ class Transaction(nn.TrainOneStepCell):
         self.forward_backwards = nn.CellList(forward_backwards, auto_prefix=False)
         self.network_inputs = check_network_inputs(owner, network_inputs, networks)
         self.after_update = after_update
-        self.step_counters = StepCounters()
+        self.step_counters = StepCounters(prefix)
+        if self._accumulates:
+            self.accumulation = Accumulation(steps, self.weights, prefix)
+        self.clippings = nn.CellList(
+            [
+                Clipping(*check_clipping(owner, *pair), prefix if len(optimizers) == 1 else f"network_{i}.")
+                for i, pair in enumerate(zip(clip_norms, clip_values))
+            ],
+            auto_prefix=False,
+        )
+        self._norms_tell = isinstance(self.overflow_detector, FiniteGradients) and all(
+            clipping.measures for clipping in self.clippings
+        )
+        self.moving_averages = nn.CellList(
+            [
+                MovingAverage(check_between(owner, "ema_decay", decay, 0.0, 1.0), its_weights)
+                for decay, its_weights in zip(ema_decays, weights)
+                if decay is not None
+            ],
+            auto_prefix=False,
+        )
+        self._slices = gradients.slices(weights)
         learning_rates = own_learning_rates(optimizers)
         if learning_rates:
             self.learning_rates = ParameterTuple(learning_rates)
@@ -82,7 +117,6 @@ class Transaction(nn.TrainOneStepCell):
         self._casts = any(weight.dtype != mstype.float32 for weight in self.weights)
         if self.reducer_flag:
             self._maximum_of_ranks = ops.AllReduce(ops.ReduceOp.MAX)
-        add_prefix(prefix, (*self.loss_scale.get_parameters(), *self.step_counters.get_parameters()))
         check_unique_names(owner, self.get_parameters())
 
     def get_loss_scale(self):
@@ -116,20 +150,50 @@ class Transaction(nn.TrainOneStepCell):
         """
         return self.step_counters.as_dict()
 
+    def flush(self):
+        """
+        Ends a partial accumulation window: averages over the calls that it really had, and updates or skips.
+
+        Does nothing without accumulation, or at the beginning of a window.
+        """
+        if self._accumulates and self.accumulation.micro_steps.asnumpy() > 0:
+            self._flush()
+
+    @jit
+    def _flush(self):
+        return self._close_window(
+            self.accumulation.partial_mean(),
+            gradients.copy(self.accumulation.loss_scale),
+            gradients.copy(self.accumulation.overflow),
+            self.forward_state.saved_over_calls(),
+        )
+
+    def _clippings(self):
+        return list(self.clippings)
+
+    def _moving_averages(self):
+        return list(self.moving_averages)
+
     def step(self, *inputs):
         """The order of events. Returns the tuples of losses and of aux, the verdict, and the scale that was used."""
-        scale = gradients.copy(self.loss_scale.scale_value)
-        inputs, saved_state = self.forward_state.save(inputs)
+        scale, is_first = self._read_scale()
+        inputs, saved_state = self.forward_state.save(inputs, is_first)
         inputs = self.overflow_detector.start(inputs)
         # The backward starts from the scale, and need not wait for the forward where a layer is linear.
         scale = ops.depend(scale, inputs)
         losses, auxes, grads = self._forward_backward(scale, inputs)
-        grads = gradients.multiply(grads, 1.0 / scale)
-        grads = self.grad_reducer(grads)
-        overflow = self._verdict(grads)
-        self.loss_scale.adjust(ops.logical_not(overflow))
-        overflow = self._conclude(overflow, grads, saved_state)
+        grads = gradients.multiply(grads, self._share / scale)
+        if self._accumulates:
+            overflow = self._accumulate(grads, scale, saved_state)
+        else:
+            overflow = self._conclude(grads, scale, Tensor(False), saved_state)
         return losses, auxes, overflow, scale
+
+    def _read_scale(self):
+        if self._accumulates:
+            is_first = self.accumulation.is_first()
+            return self.accumulation.window_scale(self.loss_scale.scale_value), is_first
+        return gradients.copy(self.loss_scale.scale_value), True
 
     def _forward_backward(self, scale, inputs):
         losses, auxes, grads = (), (), ()
@@ -138,14 +202,64 @@ class Transaction(nn.TrainOneStepCell):
             losses, auxes, grads = losses + its_losses, auxes + (its_aux,), grads + its_grads
         return losses, auxes, grads
 
-    def _verdict(self, grads):
-        overflow = self.overflow_detector(grads)
+    def _accumulate(self, grads, scale, saved_state):
+        overflow = ops.logical_or(self.accumulation.overflow, self.overflow_detector(grads))
+        if self.accumulation.is_last():
+            grads = gradients.add(self.accumulation.gradients, grads)
+            overflow = self._close_window(grads, scale, overflow, saved_state)
+        else:
+            self.accumulation.add(grads, overflow)
+            self._restore_if(overflow, saved_state)
+        return overflow
+
+    def _restore_if(self, overflow, saved_state):
+        if overflow:
+            self.forward_state.restore(saved_state)
+
+    def _close_window(self, grads, scale, overflow, saved_state):
+        grads = self.overflow_detector.start(grads)
+        overflow = self._conclude(grads, scale, overflow, saved_state)
+        self.accumulation.reset(overflow)
+        return overflow
+
+    def _conclude(self, grads, scale, overflow, saved_state):
+        """Reduces the gradients, reaches the verdict (given what is known already), and obeys it."""
+        grads = self.grad_reducer(grads)
+        overflow = self._verdict(grads, overflow)
+        self._adjust_scale(scale, overflow)
+        return self._update_or_undo(grads, overflow, saved_state)
+
+    def _verdict(self, grads, overflow):
+        if self._norms_tell:
+            overflow = ops.logical_or(overflow, ops.logical_not(self._measure(grads)))
+        else:
+            self._measure(grads)
+            overflow = ops.logical_or(overflow, self.overflow_detector(grads))
         if self.reducer_flag:
             # As a float: a flag in a small integer type could wrap around.
             overflow = self._maximum_of_ranks(overflow.astype(mstype.float32)) > 0.0
         return overflow
 
-    def _conclude(self, overflow, grads, saved_state):
+    def _measure(self, grads):
+        """Measures the norms that are asked for. Returns whether all of them are finite."""
+        finite = Tensor(True)
+        for i, clipping in enumerate(self.clippings):
+            if clipping.measures:
+                finite = ops.logical_and(finite, clipping.measure(self._grads_of(i, grads)))
+        return finite
+
+    def _grads_of(self, i, grads):
+        return grads[self._slices[i][0] : self._slices[i][1]]
+
+    def _adjust_scale(self, scale, overflow):
+        next_scale = self.loss_scale.next_scale(scale, overflow)
+        if self._accumulates:
+            # What was set by hand within the window is for the next one, as it is.
+            present = self.loss_scale.scale_value
+            next_scale = ops.select(ops.equal(present, scale), next_scale, present)
+        ops.assign(self.loss_scale.scale_value, next_scale)
+
+    def _update_or_undo(self, grads, overflow, saved_state):
         """The one branch. The verdict that it returns comes after all that the branch did."""
         if overflow:
             self.forward_state.restore(saved_state)
@@ -156,8 +270,13 @@ class Transaction(nn.TrainOneStepCell):
         return ops.depend(overflow, done)
 
     def _update(self, grads):
+        clipped = ()
+        for i, clipping in enumerate(self.clippings):
+            clipped += clipping(self._grads_of(i, grads))
         if self._casts:
-            grads = gradients.cast_like(grads, self.weights)
-        self.optimizer(grads)
+            clipped = gradients.cast_like(clipped, self.weights)
+        self.optimizer(clipped)
         if self.after_update is not None:
             self.after_update()
+        for moving_average in self.moving_averages:
+            moving_average()

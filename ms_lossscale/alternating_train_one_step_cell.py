@@ -231,7 +231,7 @@ class AlternatingTrainOneStepCell(Measurements, nn.TrainOneStepCell):
                 f"For '{owner}', the argument 'every' must be None or all 1 with has_aux=True, since a network that "
                 f"does not take part has no aux to return, but got {every}."
             )
-        self.every.set_data(Tensor(every, mstype.int32))
+        ops.assign(self.every, Tensor(every, mstype.int32))
 
     def get_loss_scale(self):
         """

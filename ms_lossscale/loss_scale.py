@@ -76,7 +76,8 @@ class LossScale(nn.Cell):
             ValueError: If `value` is not finite or not > 0.
         """
         value = check_scale(f"{type(self).__name__}.set_loss_scale", "value", value)
-        self.scale_value.set_data(Tensor(value, mstype.float32))
+        # Not set_data: in PyNative mode a compiled function would go on writing to the memory that it replaces.
+        ops.assign(self.scale_value, Tensor(value, mstype.float32))
 
     def scale(self, inputs):
         """

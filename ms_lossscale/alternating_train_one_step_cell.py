@@ -29,10 +29,16 @@ class AlternatingTrainOneStepCell(Measurements, nn.TrainOneStepCell):
             get the prefixes ``optimizer_0.`` , ``optimizer_1.`` and so on, so that a checkpoint keeps all of them.
         loss_scale (Union[None, float, LossScale, list, ...]): A list with one for each network, or one that is copied
             for each; in the forms that :class:`ScaledTrainOneStepCell` takes. Default: ``None`` .
-        every (Union[list[int], tuple[int]], optional): For each network, k >= 1: it takes part in the calls k, 2k, 3k,
-            ... of this cell. ``(5, 1)`` trains network 1 five times as often. Default: ``None`` , in every call.
+        every (Union[list[int], tuple[int]], optional): For each network, k >= 1: it takes part in the calls (when
+            accumulating: the windows) k, 2k, 3k, ... of this cell. ``(5, 1)`` trains network 1 five times as often.
+            Default: ``None`` , in every call.
         network_inputs (list[tuple[int]], optional): For each network, the positions of the inputs that it takes,
             ``[(1,), (0, 1)]`` say. Default: ``None`` , all networks take all inputs.
+        gradient_accumulation_steps (int): As for :class:`ScaledTrainOneStepCell`. Default: ``1`` .
+        clip_norm (Union[float, list], optional): As for :class:`ScaledTrainOneStepCell`, over the gradients of one
+            optimizer, or a list with one (or None) for each network. Default: ``None`` .
+        clip_value (Union[float, list], optional): Likewise. Default: ``None`` .
+        ema_decay (Union[float, list], optional): Likewise. Default: ``None`` .
         has_aux (bool): Whether each network returns `(loss, *aux)`; not together with `every`. Default: ``False`` .
         forward_state (Union[list[Parameter], tuple[Parameter]]): As for :class:`ScaledTrainOneStepCell`.
             Default: ``()`` .
@@ -211,8 +217,8 @@ class AlternatingTrainOneStepCell(Measurements, nn.TrainOneStepCell):
         Sets in which calls each network takes part, from the next call on.
 
         Args:
-            every (Union[list[int], tuple[int]]): For each network, k >= 1: it takes part in the calls k, 2k, 3k, ...,
-                counted from the first call of the cell.
+            every (Union[list[int], tuple[int]]): For each network, k >= 1: it takes part in the calls (when
+                accumulating: the windows) k, 2k, 3k, ..., counted from the first one of the cell.
 
         Raises:
             TypeError: If `every` is not a list or tuple of integers.

@@ -9,7 +9,7 @@ class ScaledTrainOneStepCell(Transaction):
 
     A step is a transaction: either no gradient overflowed and everything happens, or one did and nothing changes but
     the loss scale and the step counters. No weight moves then, no optimizer state (the learning-rate schedule does not
-    advance either) and no moving statistic of BatchNorm.
+    advance either), no moving statistic of BatchNorm and no moving average.
 
     Args:
         network (Cell): Returns the loss, as :class:`mindspore.nn.WithLossCell` does. The loss may have any shape; its
@@ -19,6 +19,15 @@ class ScaledTrainOneStepCell(Transaction):
             :class:`FixedLossScale`; None, for no scaling and no check; or MindSpore's `FixedLossScaleManager`,
             `DynamicLossScaleManager`, `FixedLossScaleUpdateCell` or `DynamicLossScaleUpdateCell`, whose settings are
             taken over. Default: ``None`` .
+        gradient_accumulation_steps (int): Calls whose gradients are averaged, in float32, for one update. The calls
+            of such a window use one scale and get one verdict, at the window's end; a step of the loss scale and of
+            the counters is a window. Default: ``1`` .
+        clip_norm (float, optional): The largest global norm of the unscaled gradients; ``float("inf")`` only measures
+            it, for :meth:`grad_norm`. Default: ``None`` .
+        clip_value (float, optional): The largest absolute value of an unscaled gradient; not together with
+            `clip_norm`. Default: ``None`` .
+        ema_decay (float, optional): In (0, 1): keeps the moving average `ema = decay * ema + (1 - decay) * weight`,
+            which only applied updates move. Default: ``None`` .
         has_aux (bool): Whether the network returns `(loss, *aux)`. `aux` is not trained. Default: ``False`` .
         forward_state (Union[list[Parameter], tuple[Parameter]]): Further Parameters that the forward writes and a
             skipped step must undo. The statistics of normalisation cells are found by the cell. Default: ``()`` .
@@ -33,14 +42,15 @@ class ScaledTrainOneStepCell(Transaction):
         Tuple of three, or with `has_aux` four, the values of this step.
 
         - **loss** (Tensor) - The loss as the network gave it, unscaled.
-        - **overflow** (Tensor) - Whether the step was skipped, bool of shape :math:`()`.
+        - **overflow** (Tensor) - Whether the step was skipped, bool of shape :math:`()`; before the end of an
+          accumulation window, whether it is known already that the window will be.
         - **loss_scale** (Tensor) - The scale that this step used, float32 of shape :math:`()`.
         - **aux** (tuple) - With `has_aux`, what the network returned besides the loss.
 
     Raises:
         TypeError: If an argument has a wrong type, or, in the first step, if the network returns no Tensor as its loss.
-        ValueError: If the optimizer has no parameters, has a loss scale of its own, or owns parameters that the
-            network does not have, or if two parameters share a name.
+        ValueError: If a number is out of its range, both clips are given, the optimizer has no parameters, has a loss
+            scale of its own or owns parameters that the network does not have, or two parameters share a name.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``

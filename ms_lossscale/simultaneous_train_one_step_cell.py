@@ -27,6 +27,11 @@ class SimultaneousTrainOneStepCell(Transaction):
         loss_scale (Union[None, float, LossScale, ...]): As for :class:`ScaledTrainOneStepCell`. Default: ``None`` .
         network_inputs (list[tuple[int]], optional): For each network, the positions of the inputs that it takes,
             ``[(1,), (0, 1)]`` say. Default: ``None`` , all networks take all inputs.
+        gradient_accumulation_steps (int): As for :class:`ScaledTrainOneStepCell`. Default: ``1`` .
+        clip_norm (Union[float, list], optional): As for :class:`ScaledTrainOneStepCell`, over the gradients of one
+            optimizer, or a list with one (or None) for each network. Default: ``None`` .
+        clip_value (Union[float, list], optional): Likewise. Default: ``None`` .
+        ema_decay (Union[float, list], optional): Likewise. Default: ``None`` .
         has_aux (bool): Whether each network returns `(loss, *aux)`, or one cell `(*losses, *aux)`. Default: ``False`` .
         forward_state (Union[list[Parameter], tuple[Parameter]]): As for :class:`ScaledTrainOneStepCell`.
             Default: ``()`` .

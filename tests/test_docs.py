@@ -8,7 +8,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
-BLOCK = re.compile(r"```python\n(.*?)```\n\n((?:    .*\n)+)", re.S)
+BLOCK = re.compile(r"```python\n(.*?)```\n\n((?:    [^\n]*\n)+)", re.S)
 PROGRAMS = [
     (page, *match) for page in sorted((ROOT / "docs").glob("*.md")) for match in BLOCK.findall(page.read_text())
 ]

@@ -101,6 +101,9 @@ class Transaction(Measurements, nn.TrainOneStepCell):
         self._norms_tell = isinstance(self.overflow_detector, FiniteGradients) and all(
             clipping.measures for clipping in self.clippings
         )
+        self._clipping_unscales = (
+            self._norms_tell and not self._accumulates and all(clipping.clips_norm for clipping in self.clippings)
+        )
         self.moving_averages = nn.CellList(
             [
                 MovingAverage(check_between(owner, "ema_decay", decay, 0.0, 1.0), its_weights)
@@ -182,11 +185,11 @@ class Transaction(Measurements, nn.TrainOneStepCell):
         # The backward starts from the scale, and need not wait for the forward where a layer is linear.
         scale = ops.depend(scale, inputs)
         losses, auxes, grads = self._forward_backward(scale, inputs)
-        grads = gradients.multiply(grads, self._share / scale)
+        grads, divisor = self._unscale(grads, scale)
         if self._accumulates:
             overflow = self._accumulate(grads, scale, saved_state)
         else:
-            overflow = self._conclude(grads, scale, Tensor(False), saved_state)
+            overflow = self._conclude(grads, divisor, scale, Tensor(False), saved_state)
         return losses, auxes, overflow, scale
 
     def _read_scale(self):
@@ -201,6 +204,12 @@ class Transaction(Measurements, nn.TrainOneStepCell):
             its_losses, its_aux, its_grads = forward_backward(scale, *inputs_of(i, self.network_inputs, inputs))
             losses, auxes, grads = losses + its_losses, auxes + (its_aux,), grads + its_grads
         return losses, auxes, grads
+
+    def _unscale(self, grads, scale):
+        """Returns the gradients and what they must still be divided by: clipping's multiply can do that, too."""
+        if self._clipping_unscales and isinstance(self.grad_reducer, nn.Identity):
+            return grads, scale
+        return gradients.multiply(grads, self._share / scale), Tensor(1.0, mstype.float32)
 
     def _accumulate(self, grads, scale, saved_state):
         overflow = ops.logical_or(self.accumulation.overflow, self.overflow_detector(grads))
@@ -218,34 +227,34 @@ class Transaction(Measurements, nn.TrainOneStepCell):
 
     def _close_window(self, grads, scale, overflow, saved_state):
         grads = self.overflow_detector.start(grads)
-        overflow = self._conclude(grads, scale, overflow, saved_state)
+        overflow = self._conclude(grads, Tensor(1.0, mstype.float32), scale, overflow, saved_state)
         self.accumulation.reset(overflow)
         return overflow
 
-    def _conclude(self, grads, scale, overflow, saved_state):
+    def _conclude(self, grads, divisor, scale, overflow, saved_state):
         """Reduces the gradients, reaches the verdict (given what is known already), and obeys it."""
         grads = self.grad_reducer(grads)
-        overflow = self._verdict(grads, overflow)
+        overflow = self._verdict(grads, divisor, overflow)
         self._adjust_scale(scale, overflow)
         return self._update_or_undo(grads, overflow, saved_state)
 
-    def _verdict(self, grads, overflow):
+    def _verdict(self, grads, divisor, overflow):
+        norms_are_finite = self._measure(grads, divisor)
         if self._norms_tell:
-            overflow = ops.logical_or(overflow, ops.logical_not(self._measure(grads)))
+            overflow = ops.logical_or(overflow, ops.logical_not(norms_are_finite))
         else:
-            self._measure(grads)
             overflow = ops.logical_or(overflow, self.overflow_detector(grads))
         if self.reducer_flag:
             # As a float: a flag in a small integer type could wrap around.
             overflow = self._maximum_of_ranks(overflow.astype(mstype.float32)) > 0.0
         return overflow
 
-    def _measure(self, grads):
+    def _measure(self, grads, divisor):
         """Measures the norms that are asked for. Returns whether all of them are finite."""
         finite = Tensor(True)
         for i, clipping in enumerate(self.clippings):
             if clipping.measures:
-                finite = ops.logical_and(finite, clipping.measure(self._grads_of(i, grads)))
+                finite = ops.logical_and(finite, clipping.measure(self._grads_of(i, grads), divisor))
         return finite
 
     def _grads_of(self, i, grads):

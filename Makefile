@@ -1,4 +1,4 @@
-# `make lenet` and `make test` need nothing but Python 3.9 to 3.12: they make the virtual environment themselves.
+# `make lenet`, `gan` and `test` need nothing but Python 3.9 to 3.12: they make the virtual environment themselves.
 PYTHON ?= python3
 VENV ?= .venv
 MINDSPORE ?= mindspore
@@ -6,10 +6,13 @@ MINDSPORE ?= mindspore
 # With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower.
 export ONEDNN_MAX_CPU_ISA ?= AVX2
 
-.PHONY: lenet compare test lint
+.PHONY: lenet gan compare test lint
 
 lenet: $(VENV)/installed
 	$(VENV)/bin/python examples/lenet/train.py
+
+gan: $(VENV)/installed
+	$(VENV)/bin/python examples/gan/train.py
 
 compare: $(VENV)/installed
 	$(VENV)/bin/python examples/lenet/compare.py

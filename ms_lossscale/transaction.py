@@ -119,7 +119,7 @@ class Transaction(Measurements, nn.TrainOneStepCell):
         # Optimizers want a gradient in the dtype of its weight.
         self._casts = any(weight.dtype != mstype.float32 for weight in self.weights)
         if self.reducer_flag:
-            self._maximum_of_ranks = ops.AllReduce(ops.ReduceOp.MAX)
+            self._sum_of_ranks = ops.AllReduce()
         check_unique_names(owner, self.get_parameters())
 
     def get_loss_scale(self):
@@ -245,8 +245,8 @@ class Transaction(Measurements, nn.TrainOneStepCell):
         else:
             overflow = ops.logical_or(overflow, self.overflow_detector(grads))
         if self.reducer_flag:
-            # As a float: a flag in a small integer type could wrap around.
-            overflow = self._maximum_of_ranks(overflow.astype(mstype.float32)) > 0.0
+            # A sum, since MindSpore on CPU has no maximum; of floats, since a small integer type could wrap around.
+            overflow = self._sum_of_ranks(overflow.astype(mstype.float32)) > 0.0
         return overflow
 
     def _measure(self, grads, divisor):

@@ -1,0 +1,177 @@
+"""
+Trains the same LeNet-5 in float16 with and without loss scaling, and prints a table of the test accuracies.
+
+    python examples/lenet/compare.py
+
+The loss carries a small weight, as a term of a larger loss might, so that float16 gradients underflow unless the loss
+is scaled.
+"""
+
+import argparse
+import csv
+import os
+import statistics
+import sys
+from pathlib import Path
+
+# With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower. It is read when
+# MindSpore is imported.
+os.environ["ONEDNN_MAX_CPU_ISA"] = os.environ.get("ONEDNN_MAX_CPU_ISA", "AVX2")
+
+import mindspore
+from data import DataError, add_data_argument, load_digits, test_dataset, train_dataset
+from history import replacing
+from mindspore import Callback, FixedLossScaleManager, Model, amp, nn
+from network import LeNet5, accuracy
+from options import positive_float, positive_int, seed_int
+from tqdm import tqdm
+
+from ms_lossscale import DynamicLossScale, FixedLossScale, build_train_network
+
+BATCH_SIZE = 32
+
+
+def float32(args, *parts):
+    return build_train_network(*parts, level="O0", loss_scale_manager=None)
+
+
+def unscaled(args, *parts):
+    return build_train_network(*parts, level="O3", loss_scale_manager=None)
+
+
+def stock(args, *parts):
+    manager = FixedLossScaleManager(1024, drop_overflow_update=False)
+    return amp.build_train_network(*parts, level="O3", loss_scale_manager=manager)
+
+
+def fixed(args, *parts):
+    return build_train_network(*parts, level="O3", loss_scale_manager=FixedLossScale(args.scale))
+
+
+def dynamic(args, *parts):
+    return build_train_network(*parts, level="O3", loss_scale_manager=DynamicLossScale())
+
+
+RECIPES = {
+    "(a) float32, the reference": float32,
+    "(b) float16, no loss scale": unscaled,
+    "(c) float16, stock fixed scale 1024, always update": stock,
+    "(d) float16, ms_lossscale fixed": fixed,
+    "(e) float16, ms_lossscale dynamic": dynamic,
+}
+
+
+class WeightedLoss(nn.Cell):
+    """Cross-entropy times a weight."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self._cross_entropy = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+        self._weight = weight
+
+    def construct(self, logits, labels):
+        return self._cross_entropy(logits, labels) * self._weight
+
+
+class Progress(Callback):
+    """Moves the progress bar."""
+
+    def __init__(self, bar):
+        super().__init__()
+        self._bar = bar
+
+    def on_train_step_end(self, run_context):
+        self._bar.update()
+
+
+def make_parser():
+    parser = argparse.ArgumentParser(
+        description="Train the same LeNet-5 in float16 with and without loss scaling, its loss times a small weight so "
+        "that float16 gradients underflow, and print a table of the test accuracies."
+    )
+    add = parser.add_argument
+    add_data_argument(parser)
+    add("--output", metavar="DIR", default="output/compare", help="folder for the table (default: %(default)s)")
+    add(
+        "--seeds",
+        type=seed_int,
+        nargs="+",
+        metavar="SEED",
+        default=[0, 1, 2],
+        help="train once with each of them (default: 0 1 2)",
+    )
+    add("--epochs", type=positive_int, default=5, help="epochs of each training (default: %(default)s)")
+    add(
+        "--loss-weight",
+        type=positive_float,
+        default=1e-5,
+        metavar="WEIGHT",
+        help="what the loss is multiplied by (default: %(default)s)",
+    )
+    add("--scale", type=positive_float, default=2.0**14, help="the fixed scale of (d) (default: %(default)g)")
+    return parser
+
+
+def train(make_cell, digits, seed, args, bar):
+    """Trains one network and returns its test accuracy."""
+    mindspore.set_seed(seed)
+    network = LeNet5()
+    schedule = nn.ExponentialDecayLR(2e-3, 0.6, len(digits.train_images) // BATCH_SIZE)
+    # The usual eps would outweigh gradients as small as these.
+    optimizer = nn.AdamWeightDecay(network.trainable_params(), schedule, eps=1e-16)
+    model = Model(make_cell(args, network, optimizer, WeightedLoss(args.loss_weight)))
+    for epoch in range(1, args.epochs + 1):
+        dataset = train_dataset(digits, BATCH_SIZE, seed, epoch)
+        model.train(epoch, dataset, [Progress(bar)], dataset_sink_mode=False, initial_epoch=epoch - 1)
+    return accuracy(network, test_dataset(digits))
+
+
+def main():
+    parser = make_parser()
+    args = parser.parse_args()
+    folder = Path(args.output)
+    try:
+        digits = load_digits(args.data)
+        folder.mkdir(parents=True, exist_ok=True)
+    except DataError as error:
+        parser.exit(2, f"{parser.prog}: error: {error}\n")
+    except OSError as error:
+        parser.exit(2, f"{parser.prog}: error: can't write to the output folder: {error}\n")
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    mindspore.set_device("CPU")
+
+    results = {}
+    steps = len(RECIPES) * len(args.seeds) * args.epochs * (len(digits.train_images) // BATCH_SIZE)
+    with tqdm(total=steps, unit="step", dynamic_ncols=True) as bar:
+        for name, make_cell in RECIPES.items():
+            results[name] = []
+            for seed in args.seeds:
+                bar.set_description(f"{name[:3]} seed {seed}")
+                share = train(make_cell, digits, seed, args, bar)
+                results[name].append(share)
+                bar.write(f"{name}, seed {seed}: {share:.1%}", file=sys.stderr)
+
+    table = markdown(results, args.seeds)
+    with replacing(folder / "compare.md") as part:
+        part.write_text(table)
+    with replacing(folder / "compare.csv") as part, open(part, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("recipe", "seed", "accuracy"))
+        writer.writerows((name, *row) for name, values in results.items() for row in zip(args.seeds, values))
+    print(table, end="")
+
+
+def markdown(results, seeds):
+    """The table, in GitHub's Markdown."""
+    header = ["Test accuracy in %", "mean", "against (a)", *(f"seed {seed}" for seed in seeds)]
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1)]
+    reference = statistics.mean(next(iter(results.values())))
+    for name, values in results.items():
+        mean = statistics.mean(values)
+        difference = 100 * (mean - reference)
+        lines.append([name, f"{100 * mean:.1f}", f"{difference:+.1f}", *(f"{100 * value:.1f}" for value in values)])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

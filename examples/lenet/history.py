@@ -1,0 +1,85 @@
+"""What happened in every step, as a table and as curves."""
+
+import contextlib
+import csv
+import os
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+
+class Step(NamedTuple):
+    """One row of the table."""
+
+    step: int
+    loss: float
+    overflow: bool
+    loss_scale: float
+
+
+@contextlib.contextmanager
+def replacing(path):
+    """Gives a path to write to, which takes the place of `path` when all is written: no file is ever half there."""
+    part = path.with_name(f"{path.stem}.part{path.suffix}")
+    try:
+        yield part
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_csv(path, steps):
+    """Writes one row for each step."""
+    with replacing(path) as part, open(part, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(Step._fields)
+        # Nine digits tell any two float32 apart.
+        writer.writerows((s.step, f"{s.loss:.9g}", int(s.overflow), f"{s.loss_scale:.9g}") for s in steps)
+
+
+def read_csv(path, count):
+    """Reads the first `count` steps of a file of `write_csv`; a ValueError says that they aren't there."""
+    with open(path, newline="") as file:
+        rows = list(csv.reader(file))[1 : count + 1]
+    steps = [Step(int(step), float(loss), bool(int(overflow)), float(scale)) for step, loss, overflow, scale in rows]
+    if [step.step for step in steps] != list(range(1, count + 1)):
+        raise ValueError(f"it does not hold the steps 1 to {count}")
+    return steps
+
+
+def plot(path, steps, title, steps_per_epoch):
+    """Draws the loss and the loss scale over the steps, with the skipped steps marked."""
+    number, loss, overflow, scale = (np.array(column) for column in zip(*steps))
+    window = max(1, min(50, len(steps) // 20))
+    figure = Figure(figsize=(9, 6.5), dpi=120, layout="constrained")
+    figure.suptitle(title)
+    loss_axes, scale_axes = figure.subplots(2, sharex=True)
+
+    loss_axes.plot(number, loss, color="tab:blue", alpha=0.35, linewidth=0.8, label="each step")
+    loss_axes.plot(number, _running_mean(loss, window), color="tab:blue", label=f"mean of the last {window} steps")
+    loss_axes.set_ylim(bottom=0)
+    loss_axes.set(title="Training loss", ylabel="cross-entropy (nats)")
+
+    scale_axes.step(number, scale, where="post", color="tab:green", label="loss scale")
+    scale_axes.set_yscale("log", base=2)
+    scale_axes.set_ylim(scale.min() / 2, scale.max() * 2)
+    scale_axes.set(title="Loss scale", ylabel="loss scale (log2 axis)", xlabel=f"step ({steps_per_epoch} are an epoch)")
+
+    for axes, values in ((loss_axes, loss), (scale_axes, scale)):
+        if overflow.any():
+            label = f"skipped: gradients overflowed ({overflow.sum()} steps)"
+            axes.plot(number[overflow], values[overflow], "x", color="tab:red", label=label)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    with replacing(path) as part:
+        figure.savefig(part)
+
+
+def _running_mean(values, window):
+    """The mean of the last `window` values at each place, of those that are finite."""
+    finite = np.isfinite(values)
+    sums, counts = (
+        np.convolve(terms, np.ones(window))[: len(values)] for terms in (np.where(finite, values, 0.0), finite)
+    )
+    return np.divide(sums, counts, out=np.full(len(values), np.nan), where=counts > 0)

@@ -1,0 +1,224 @@
+"""The LeNet example, run as a user runs it: as scripts, on a small folder of IDX files."""
+
+import csv
+import gzip
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import mindspore
+import numpy as np
+import pytest
+
+for package in ("mlxtend", "matplotlib", "tqdm"):
+    pytest.importorskip(package, reason=f"the example needs {package}: pip install ms_lossscale[examples]")
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLE = ROOT / "examples" / "lenet"
+# 70 images in batches of 32: two steps an epoch, and six images left out, other ones in each.
+TRAIN_IMAGES, STEPS_PER_EPOCH = 70, 2
+
+
+def write_idx(path, items):
+    content = struct.pack(f">{1 + items.ndim}I", 0x800 + items.ndim, *items.shape) + items.tobytes()
+    with (gzip.open if path.suffix == ".gz" else open)(path, "wb") as file:
+        file.write(content)
+
+
+def make_data(folder):
+    """Images that are noise but for a bright row that tells the class; half of the files are gzipped."""
+    folder = folder / "data"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for part, count in (("train", TRAIN_IMAGES), ("t10k", 20)):
+        labels = (np.arange(count) % 10).astype(np.uint8)
+        images = rng.integers(0, 100, (count, 28, 28)).astype(np.uint8)
+        images[np.arange(count), 2 * labels + 4] = 255
+        write_idx(folder / f"{part}-images-idx3-ubyte.gz", images)
+        write_idx(folder / f"{part}-labels-idx1-ubyte", labels)
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path):
+    return make_data(tmp_path)
+
+
+def run(script, *options, cwd):
+    """Runs a script from another folder than its own."""
+    # The scripts must choose their own setting of oneDNN.
+    environment = {name: value for name, value in os.environ.items() if name != "ONEDNN_MAX_CPU_ISA"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, str(EXAMPLE / script), *map(str, options)]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def read_rows(folder):
+    with open(folder / "steps.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def assert_refused(result, *words):
+    """Exit status 2, and one line that says why."""
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    for word in words:
+        assert word in lines[0]
+
+
+# A first scale at which float16 overflows, so that there are skipped steps, and a window in which it grows.
+OPTIONS = ("--scale", 2**24, "--scale-window", 3)
+EPOCHS = 4
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The output folder of a run that nothing interrupted, what it printed, and its data."""
+    folder = tmp_path_factory.mktemp("whole")
+    data = make_data(folder)
+    result = run("train.py", "--data", data, *OPTIONS, "--epochs", EPOCHS, "--output", "out", cwd=folder)
+    assert result.returncode == 0, result.stderr
+    return folder / "out", result, data
+
+
+def test_train_writes_a_row_for_each_step_curves_and_a_checkpoint(whole):
+    out, result, _ = whole
+    assert "Test accuracy:" in result.stdout
+    assert "skipped" in result.stderr
+    assert sorted(path.name for path in out.iterdir()) == ["curves.png", "lenet.ckpt", "steps.csv"]
+
+    rows = read_rows(out)
+    assert [int(row["step"]) for row in rows] == list(range(1, EPOCHS * STEPS_PER_EPOCH + 1))
+    assert all(np.isfinite(float(row["loss"])) for row in rows)
+    assert (rows[0]["overflow"], float(rows[0]["loss_scale"])) == ("1", 2.0**24)
+    for row, following in zip(rows, rows[1:]):
+        if row["overflow"] == "1":
+            assert float(following["loss_scale"]) == 0.5 * float(row["loss_scale"])
+
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    parameters = mindspore.load_checkpoint(str(out / "lenet.ckpt"))
+    skipped = sum(row["overflow"] == "1" for row in rows)
+    assert int(parameters["step_counters.skipped_steps"].asnumpy()) == skipped
+    assert f"skipped {skipped} steps" in result.stdout
+
+
+def test_a_resumed_run_ends_bit_identical_to_an_uninterrupted_one(whole, tmp_path):
+    whole, _, data = whole
+    begun = run("train.py", "--data", data, *OPTIONS, "--epochs", 2, "--output", "parts", cwd=tmp_path)
+    assert begun.returncode == 0, begun.stderr
+    parts = tmp_path / "parts"
+    # A row that the checkpoint knows nothing of: the resumed run writes its own.
+    with open(parts / "steps.csv", "a") as file:
+        file.write("5,9,0,1\n")
+
+    before = (parts / "steps.csv").read_bytes(), (parts / "lenet.ckpt").read_bytes()
+    refused = run("train.py", "--data", data, *OPTIONS, "--seed", 5, "--output", "parts", "--resume", cwd=tmp_path)
+    assert_refused(refused, "seed 0", "not 5")
+    assert ((parts / "steps.csv").read_bytes(), (parts / "lenet.ckpt").read_bytes()) == before
+
+    resumed = run("train.py", "--data", data, *OPTIONS, "--epochs", 4, "--output", "parts", "--resume", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert read_rows(parts) == read_rows(whole)
+    expected, actual = (mindspore.load_checkpoint(str(folder / "lenet.ckpt")) for folder in (whole, parts))
+    assert expected.keys() == actual.keys()
+    for name, value in expected.items():
+        if isinstance(value, mindspore.Parameter):
+            np.testing.assert_array_equal(value.asnumpy(), actual[name].asnumpy(), err_msg=name)
+        else:
+            assert value == actual[name]
+
+
+def truncate(path, count=5):
+    path.write_bytes(path.read_bytes()[:-count])
+
+
+def test_a_missing_folder_is_one_line_and_status_2(tmp_path):
+    result = run("train.py", "--data", "nowhere", "--output", "out", cwd=tmp_path)
+    assert_refused(result, "nowhere", "does not exist")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda folder: (folder / "t10k-labels-idx1-ubyte").unlink(), ("no file", "t10k-labels-idx1-ubyte")),
+        (lambda folder: truncate(folder / "train-labels-idx1-ubyte"), ("train-labels-idx1-ubyte", "truncated")),
+        (lambda folder: truncate(folder / "t10k-images-idx3-ubyte.gz"), ("t10k-images-idx3-ubyte.gz", "truncated")),
+        (lambda folder: (folder / "train-labels-idx1-ubyte").write_bytes(b"\0\0"), ("truncated", "header")),
+        (lambda folder: (folder / "train-labels-idx1-ubyte").write_bytes(b"<!DOCTYPE html>"), ("no IDX file",)),
+        (lambda folder: (folder / "train-images-idx3-ubyte.gz").write_bytes(b"<html>"), ("can't be read", "gzip")),
+        (lambda folder: write_idx(folder / "t10k-labels-idx1-ubyte", np.zeros(19, np.uint8)), ("20 images", "19")),
+    ],
+    ids=["missing", "truncated", "truncated-gzip", "truncated-header", "wrong-magic", "no-gzip", "counts-differ"],
+)
+def test_a_spoilt_file_is_one_line(data, spoil, words, monkeypatch):
+    # Through the reader itself: what the script makes of its error is tested with the truncated file below.
+    monkeypatch.syspath_prepend(str(EXAMPLE.parent))
+    from lenet.data import DataError, load_digits
+
+    load_digits(data)
+    spoil(data)
+    with pytest.raises(DataError) as raised:
+        load_digits(data)
+    message = str(raised.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def test_a_truncated_file_is_one_line_and_status_2(data, tmp_path):
+    truncate(data / "train-labels-idx1-ubyte")
+    for script in ("train.py", "compare.py"):
+        result = run(script, "--data", data, "--output", "out", cwd=tmp_path)
+        assert_refused(result, "train-labels-idx1-ubyte", "truncated")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_wrong_option_has_status_2(tmp_path):
+    result = run("train.py", "--epochs", 0, "--output", "out", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "--epochs" in result.stderr.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_to_resume_is_one_line_and_status_2(data, tmp_path):
+    result = run("train.py", "--data", data, "--resume", "--output", "out", cwd=tmp_path)
+    assert_refused(result, "nothing to resume", "lenet.ckpt")
+    assert not (tmp_path / "out").exists()
+
+
+def test_compare_prints_a_table_of_all_recipes(data, tmp_path):
+    options = ("--data", data, "--seeds", 3, "--epochs", 1, "--output", "out")
+    result = run("compare.py", *options, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert [line[:6] for line in lines[2:]] == [f"| ({letter}) "[:6] for letter in "abcde"]
+    assert {line.count("|") for line in lines} == {5}
+    assert (tmp_path / "out" / "compare.md").read_text() == result.stdout
+    with open(tmp_path / "out" / "compare.csv", newline="") as file:
+        assert [row["seed"] for row in csv.DictReader(file)] == ["3"] * 5
+
+
+@pytest.mark.parametrize("script", ["train.py", "compare.py"])
+def test_help(script, tmp_path):
+    result = run(script, "--help", cwd=tmp_path)
+    assert result.returncode == 0
+    for option in ("--data", "--output", "--epochs"):
+        assert option in result.stdout
+
+
+def test_the_embedded_digits_are_split_by_class(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLE.parent))
+    from lenet.data import load_digits
+
+    digits = load_digits()
+    assert digits.train_images.shape == (4000, 1, 28, 28)
+    assert digits.test_images.shape == (1000, 1, 28, 28)
+    assert np.bincount(digits.train_labels).tolist() == [400] * 10
+    assert np.bincount(digits.test_labels).tolist() == [100] * 10
+    train, test = ({image.tobytes() for image in images} for images in (digits.train_images, digits.test_images))
+    assert not train & test

@@ -1,6 +1,7 @@
 """MindSpore's own overflow check for GPU and Ascend, which knows the kernels and the modes of every chip."""
 
 from mindspore import ParameterTuple, Tensor, nn
+from mindspore import dtype as mstype
 
 
 class _NoOptimizer(nn.Cell):
@@ -32,4 +33,4 @@ class DeviceOverflowCheck(nn.TrainOneStepWithLossScaleCell):
         return not self.ascend_910b_target or self._ascend_check_overflow_mode == "SATURATION_MODE"
 
     def construct(self, grads):
-        return self.get_overflow_status(Tensor([0] * 8), grads)
+        return self.get_overflow_status(Tensor([0] * 8, mstype.int32), grads)

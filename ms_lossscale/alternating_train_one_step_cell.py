@@ -146,17 +146,19 @@ class AlternatingTrainOneStepCell(Measurements, nn.TrainOneStepCell):
         self._has_aux = has_aux
         self._steps = gradient_accumulation_steps
         # Windows that have ended, and calls of the present one.
-        self.windows = Parameter(Tensor(0, mstype.int32), name="alternation.windows", requires_grad=False)
-        self.calls = Parameter(Tensor(0, mstype.int32), name="alternation.calls", requires_grad=False)
-        self.every = Parameter(
-            Tensor(np.ones(len(networks)), mstype.int32), name="alternation.every", requires_grad=False
-        )
-        self.last_losses = Parameter(
-            Tensor(np.zeros(len(networks)), mstype.float32), name="alternation.last_losses", requires_grad=False
-        )
+        self.windows = self._state(np.int32(0), "windows")
+        self.calls = self._state(np.int32(0), "calls")
+        self.every = self._state(np.ones(count, np.int32), "every")
+        # A network takes part in whole windows, also if `every` is set within one.
+        self.window_every = self._state(np.ones(count, np.int32), "window_every")
+        self.last_losses = self._state(np.zeros(count, np.float32), "last_losses")
         if every is not None:
             self.set_every(every)
         check_unique_names(owner, self.get_parameters())
+
+    @staticmethod
+    def _state(value, name):
+        return Parameter(Tensor(value), name=f"alternation.{name}", requires_grad=False)
 
     def _loss_scales(self, loss_scale, count):
         owner = type(self).__name__
@@ -173,6 +175,7 @@ class AlternatingTrainOneStepCell(Measurements, nn.TrainOneStepCell):
 
     def construct(self, *inputs):
         window = self.windows + 1
+        ops.assign(self.window_every, ops.select(self.calls == 0, self.every, self.window_every))
         losses, overflows, loss_scales, auxes = (), (), (), ()
         for i, phase in enumerate(self.phases):
             its_inputs = inputs_of(i, self.network_inputs, inputs)
@@ -180,7 +183,7 @@ class AlternatingTrainOneStepCell(Measurements, nn.TrainOneStepCell):
                 loss, overflow, loss_scale, aux = self._run(phase, its_inputs)
                 auxes += (aux,)
             else:
-                loss, overflow, loss_scale = self._run_in_turn(window % self.every[i] == 0, i, phase, its_inputs)
+                loss, overflow, loss_scale = self._run_in_turn(window % self.window_every[i] == 0, i, phase, its_inputs)
             losses, overflows, loss_scales = losses + (loss,), overflows + (overflow,), loss_scales + (loss_scale,)
             # The next network's forward comes after all that this one's update did.
             inputs = ops.depend(inputs, overflow)
@@ -214,7 +217,7 @@ class AlternatingTrainOneStepCell(Measurements, nn.TrainOneStepCell):
 
     def set_every(self, every):
         """
-        Sets in which calls each network takes part, from the next call on.
+        Sets in which calls each network takes part, from the next call (when accumulating: the next window) on.
 
         Args:
             every (Union[list[int], tuple[int]]): For each network, k >= 1: it takes part in the calls (when

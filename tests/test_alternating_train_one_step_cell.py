@@ -1,0 +1,330 @@
+"""
+AlternatingTrainOneStepCell: each network makes its whole step, with its own scale, verdict and counters.
+
+The oracle are MindSpore's unscaled TrainOneStepCells, called one after the other. The GAN is trained once in each mode;
+several tests read what was recorded then.
+"""
+
+import functools
+
+import numpy as np
+import pytest
+from gan_networks import (
+    NETWORK_INPUTS,
+    ClipWeights,
+    WithAux,
+    gan_batch,
+    generator_and_discriminator,
+    renamed,
+    rows_of,
+    take,
+    two_losses,
+    two_optimizers,
+)
+from mindspore import Model, nn
+from mindspore import dtype as mstype
+from mindspore.dataset import GeneratorDataset
+from networks import Linear, batch, overflowing_batch
+from training import changed, same_bits, state
+
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    DynamicLossScale,
+    FixedLossScale,
+    ScaledTrainOneStepCell,
+)
+
+# For each call the networks that overflow.
+OVERFLOWS = [(), (), (0,), (), (1,), (0, 1), (1,)]
+
+
+def as_numpy(outputs):
+    return [output.asnumpy() for output in outputs]
+
+
+def gan_cell():
+    networks = generator_and_discriminator()
+    return AlternatingTrainOneStepCell(
+        two_losses(*networks),
+        two_optimizers(*networks),
+        DynamicLossScale(2.0**10, scale_window=2),
+        network_inputs=NETWORK_INPUTS,
+    ).set_train()
+
+
+class Recorded:
+    """What the cell returned and held in the calls above."""
+
+    def __init__(self):
+        self.cell = gan_cell()
+        self.states, self.tensors, self.outputs = [state(self.cell)], [], []
+        for call, overflows in enumerate(OVERFLOWS):
+            outputs = self.cell(*gan_batch(seed=call, overflow_in=overflows))
+            self.tensors.append(outputs)
+            self.outputs.append(as_numpy(outputs))
+            self.states.append(state(self.cell))
+
+
+@functools.cache
+def recorded(mode):
+    return Recorded()
+
+
+@functools.cache
+def stock(mode):
+    """
+    For each call the losses, and what both networks and optimizers hold after it, of two unscaled TrainOneStepCells.
+
+    A step that overflows is simply not made: that is what a transaction leaves behind.
+    """
+    networks = generator_and_discriminator()
+    cells = [nn.TrainOneStepCell(*pair).set_train() for pair in zip(two_losses(*networks), two_optimizers(*networks))]
+    losses, states = [], []
+    for call, overflows in enumerate(OVERFLOWS):
+        inputs = gan_batch(seed=call)
+        losses.append(
+            [
+                None if i in overflows else cells[i](*take(NETWORK_INPUTS[i], inputs)).asnumpy()
+                for i in range(len(cells))
+            ]
+        )
+        held = {parameter.name: parameter.asnumpy().copy() for n in networks for parameter in n.get_parameters()}
+        for i, cell in enumerate(cells):
+            own = [parameter for parameter in cell.optimizer.get_parameters() if parameter.name not in held]
+            held.update({f"optimizer_{i}.{parameter.name}": parameter.asnumpy().copy() for parameter in own})
+        states.append(held)
+    return losses, states
+
+
+class TestGan:
+    def test_is_two_stock_cells_one_after_the_other(self, mode):
+        """
+        Weights, optimizer states and BatchNorm statistics. Where one network overflowed, only its step is undone, and
+        the other's is the stock one.
+        """
+        _, expected = stock(mode)
+        for call, values in enumerate(recorded(mode).states[1:]):
+            held = {name: value for name, value in values.items() if name in expected[call]}
+            assert not changed(held, expected[call]), f"after call {call}"
+
+    def test_nothing_else_moves_but_scales_counters_and_the_alternation(self, mode):
+        _, expected = stock(mode)
+        states = recorded(mode).states
+        others = changed(states[0], states[-1]) - expected[-1].keys()
+        assert others == {
+            "network_1.loss_scale.scale_value",
+            "network_0.step_counters.applied_steps",
+            "network_0.step_counters.skipped_steps",
+            "network_1.step_counters.applied_steps",
+            "network_1.step_counters.skipped_steps",
+            "network_1.step_counters.consecutive_skipped_steps",
+            "network_0.loss_scale.clean_steps",
+            "alternation.windows",
+            "alternation.last_losses",
+        }
+
+    def test_each_network_has_its_own_verdict(self, mode):
+        verdicts = [tuple(np.flatnonzero(overflow)) for _, overflow, _, _ in recorded(mode).outputs]
+        assert verdicts == OVERFLOWS
+
+    def test_each_network_has_its_own_counters(self, mode):
+        assert recorded(mode).cell.counters() == [
+            {"applied_steps": 5, "skipped_steps": 2, "consecutive_skipped_steps": 0},
+            {"applied_steps": 4, "skipped_steps": 3, "consecutive_skipped_steps": 3},
+        ]
+
+    def test_each_network_has_its_own_scale(self, mode):
+        # By the law, for each network: two clean steps in a row double it, an overflow halves it. Read when all calls
+        # are over: what was returned does not move with the scales.
+        scales = [loss_scale.asnumpy().tolist() for _, _, loss_scale, _ in recorded(mode).tensors]
+        assert [scale for scale, _ in scales] == [1024, 1024, 2048, 1024, 1024, 2048, 1024]
+        assert [scale for _, scale in scales] == [1024, 1024, 2048, 2048, 4096, 2048, 1024]
+        assert recorded(mode).cell.get_loss_scale() == [1024, 512]
+
+    def test_network_1_sees_the_new_weights_of_network_0(self, mode):
+        """Its loss is the stock cell's after network 0's step, and not the one at the weights before."""
+        losses, _ = stock(mode)
+        first = recorded(mode).outputs[0][3]
+        np.testing.assert_allclose(first, losses[0], rtol=1e-6)
+        before = two_losses(*generator_and_discriminator())[1].set_train()(*take(NETWORK_INPUTS[1], gan_batch()))
+        assert abs(first[1] - before.asnumpy()) > 1e-3
+
+    def test_outputs_have_the_documented_types(self, mode):
+        for outputs in recorded(mode).tensors:
+            assert [(output.dtype, output.shape) for output in outputs] == [
+                (mstype.float32, ()),
+                (mstype.bool_, (2,)),
+                (mstype.float32, (2,)),
+                (mstype.float32, (2,)),
+            ]
+        for loss, _, _, losses in recorded(mode).outputs:
+            np.testing.assert_allclose(loss, losses.sum(), rtol=1e-6)
+
+    def test_model_trains_as_direct_calls_do(self, mode):
+        calls = 4
+        cell = gan_cell()
+        rows = rows_of(gan_batch(seed=i, overflow_in=overflows) for i, overflows in enumerate(OVERFLOWS[:calls]))
+        dataset = GeneratorDataset(rows, list("abcd"), shuffle=False, num_parallel_workers=1)
+        Model(cell).train(1, dataset, dataset_sink_mode=False)
+        assert not changed(state(cell), recorded(mode).states[calls])
+
+
+def linear_pair():
+    return [renamed(f"{i}.", Linear(seed=i)) for i in range(2)]
+
+
+def sgd(networks):
+    return [nn.SGD(network.trainable_params(), learning_rate=0.1) for network in networks]
+
+
+# What each network takes of (x_0, y_0, x_1, y_1).
+PAIRS = [(0, 1), (2, 3)]
+
+
+def pair_batch(call, overflow_in=()):
+    return [
+        tensor for i in range(2) for tensor in (overflowing_batch if i in overflow_in else batch)(seed=2 * call + i)
+    ]
+
+
+class TestEvery:
+    """The oracle is the schedule in plain Python, with a ScaledTrainOneStepCell for each network."""
+
+    def test_follows_the_schedule(self, mode):
+        networks, expected = linear_pair(), linear_pair()
+        loss_scale = DynamicLossScale(2.0**10, scale_window=2)
+        cell = AlternatingTrainOneStepCell(
+            networks, sgd(networks), loss_scale, every=(1, 3), network_inputs=PAIRS
+        ).set_train()
+        alone = [
+            ScaledTrainOneStepCell(*pair, DynamicLossScale(2.0**10, scale_window=2)).set_train()
+            for pair in zip(expected, sgd(expected))
+        ]
+        every, last = (1, 3), [np.float32(0.0), np.float32(0.0)]
+        # Network 1 takes part in calls 3 (overflow), 6, 9; then it is stopped until calls 10, 12 (overflow) and 14.
+        overflow_in = {2: (0,), 3: (1,), 4: (1,), 12: (0, 1)}
+        turns = []
+        for call in range(1, 15):
+            if call == 10:
+                every = (7, 2)
+                cell.set_every(every)
+            overflows = overflow_in.get(call, ())
+            inputs = pair_batch(call, overflows)
+            _, overflow, scales, losses = as_numpy(cell(*inputs))
+            for i in range(2):
+                if call % every[i] == 0:
+                    turns.append((call, i))
+                    wanted = as_numpy(alone[i](*take(PAIRS[i], inputs)))
+                    last[i] = wanted[0]
+                    assert overflow[i] == wanted[1] == (i in overflows)
+                else:
+                    # Its last loss, no overflow, and its present scale.
+                    wanted = [last[i], np.array(False), np.float32(alone[i].get_loss_scale())]
+                    assert not overflow[i]
+                np.testing.assert_array_equal(losses[i], wanted[0])
+                assert scales[i] == wanted[2]
+                np.testing.assert_array_equal(networks[i].weight.asnumpy(), expected[i].weight.asnumpy())
+            assert cell.counters() == [one.counters() for one in alone]
+            assert cell.get_loss_scale() == [one.get_loss_scale() for one in alone]
+        assert [call for call, i in turns if i == 0] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 14]
+        assert [call for call, i in turns if i == 1] == [3, 6, 9, 10, 12, 14]
+
+    def test_a_network_that_does_not_take_part_is_not_run(self, mode):
+        """Its forward would move BatchNorm's statistics."""
+        generator, discriminator = generator_and_discriminator()
+        cell = AlternatingTrainOneStepCell(
+            two_losses(generator, discriminator),
+            two_optimizers(generator, discriminator),
+            2.0**10,
+            every=(2, 2),
+            network_inputs=NETWORK_INPUTS,
+        ).set_train()
+        before = state(cell)
+        outputs = as_numpy(cell(*gan_batch()))
+        assert changed(before, state(cell)) == {"alternation.windows"}
+        for output, expected in zip(outputs, (0.0, [False, False], [1024.0, 1024.0], [0.0, 0.0])):
+            np.testing.assert_array_equal(output, expected)
+        cell(*gan_batch())
+        assert len(changed(before, state(cell))) > 10
+
+
+class TestOneForEach:
+    def test_loss_scales_of_a_list_are_used_as_they_are(self, mode):
+        networks = linear_pair()
+        loss_scales = [FixedLossScale(8.0), DynamicLossScale(2.0**10, scale_window=1)]
+        cell = AlternatingTrainOneStepCell(networks, sgd(networks), loss_scales).set_train()
+        assert cell.get_loss_scale() == [8.0, 1024.0]
+        cell(*batch())
+        assert cell.get_loss_scale() == [8.0, 2048.0]
+        assert [loss_scale.get_loss_scale() for loss_scale in loss_scales] == [8.0, 2048.0]
+        cell.set_loss_scale([4.0, 16.0])
+        _, _, scales, _ = cell(*batch())
+        np.testing.assert_array_equal(scales.asnumpy(), [4.0, 16.0])
+        cell.set_loss_scale(2.0)
+        assert cell.get_loss_scale() == [2.0, 2.0]
+
+    def test_one_loss_scale_is_copied_for_each(self, mode):
+        networks = linear_pair()
+        loss_scale = DynamicLossScale(2.0**10)
+        cell = AlternatingTrainOneStepCell(networks, sgd(networks), loss_scale, network_inputs=PAIRS).set_train()
+        cell(*pair_batch(0, overflow_in=(1,)))
+        assert cell.get_loss_scale() == [1024.0, 512.0]
+        assert loss_scale.get_loss_scale() == 1024.0
+
+    @pytest.mark.parametrize("which", [(1,), None])
+    def test_after_update_runs_after_each_applied_update_of_its_network(self, mode, which):
+        networks, unclipped = linear_pair(), linear_pair()
+        bound = 0.25
+        clips = [ClipWeights(network.trainable_params(), bound) for network in networks]
+        if which is None:
+            # One for all: here it clips network 0 after each update of either network.
+            after_update, which = clips[0], (0,)
+        else:
+            after_update = [clip if i in which else None for i, clip in enumerate(clips)]
+        cell = AlternatingTrainOneStepCell(
+            networks, sgd(networks), 2.0**10, after_update=after_update, network_inputs=PAIRS
+        ).set_train()
+        before = state(cell)
+        cell(*pair_batch(0, overflow_in=(0, 1)))
+        # Not in a skipped step.
+        assert not {name for name in changed(before, state(cell)) if name.endswith("weight")}
+        cell(*pair_batch(1))
+        for i in range(2):
+            nn.TrainOneStepCell(unclipped[i], sgd(unclipped)[i]).set_train()(*take(PAIRS[i], pair_batch(1)))
+            expected = unclipped[i].weight.asnumpy()
+            assert np.abs(expected).max() > bound
+            if i in which:
+                expected = np.clip(expected, -bound, bound)
+            assert same_bits(networks[i].weight.asnumpy(), expected)
+
+
+def test_aux_of_each_network(mode):
+    networks, expected = linear_pair(), linear_pair()
+    cell = AlternatingTrainOneStepCell(
+        [WithAux(network) for network in networks], sgd(networks), 2.0**10, has_aux=True, network_inputs=PAIRS
+    ).set_train()
+    inputs = pair_batch(0)
+    *_, losses, auxes = cell(*inputs)
+    assert isinstance(auxes, tuple)
+    assert [len(aux) for aux in auxes] == [2, 2]
+    for i, aux in enumerate(auxes):
+        x, y = take(PAIRS[i], inputs)
+        np.testing.assert_array_equal(aux[0].asnumpy(), 2 * x.asnumpy())
+        np.testing.assert_array_equal(aux[1].asnumpy(), 3 * x.asnumpy())
+        stock_loss = nn.TrainOneStepCell(expected[i], sgd(expected)[i]).set_train()(x, y)
+        assert same_bits(losses.asnumpy()[i : i + 1], stock_loss.asnumpy().reshape(1))
+        assert same_bits(networks[i].weight.asnumpy(), expected[i].weight.asnumpy())
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_any_number_of_networks(mode, count):
+    networks = [renamed(f"{i}.", Linear(seed=i)) for i in range(count)]
+    cell = AlternatingTrainOneStepCell(networks, sgd(networks), DynamicLossScale(2.0**10, scale_window=2)).set_train()
+    expected = [renamed(f"{i}.", Linear(seed=i)) for i in range(count)]
+    inputs = batch()
+    for i, network in enumerate(expected):
+        nn.TrainOneStepCell(network, sgd(expected)[i]).set_train()(*inputs)
+    _, overflow, scales, losses = cell(*inputs)
+    assert overflow.shape == scales.shape == losses.shape == (count,)
+    for network, wanted in zip(networks, expected):
+        assert same_bits(network.weight.asnumpy(), wanted.weight.asnumpy())

@@ -1,0 +1,201 @@
+"""Linear models for one and two networks, their data, and the NumPy control of all three training cells on them."""
+
+import numpy as np
+from mindspore import Tensor, nn, ops
+from networks import BATCH, FEATURES, weight
+from numpy_control import (
+    LEARNING_RATE,
+    MOMENTUM,
+    ROUNDING,
+    AlternatingControl,
+    DynamicLaw,
+    FixedLaw,
+    LinearControl,
+    VerdictControl,
+)
+
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    DynamicLossScale,
+    ScaledTrainOneStepCell,
+    SimultaneousTrainOneStepCell,
+)
+
+CELLS = ["scaled", "simultaneous", "alternating"]
+
+# Of the three inputs x0, x1 and y.
+NETWORK_INPUTS = [(0, 2), (1, 2)]
+
+
+class First(nn.Cell):
+    """The mean squared error of `x @ weight - y`."""
+
+    def __init__(self, seed=0):
+        super().__init__()
+        self.weight = weight(FEATURES, 1, seed=seed, name="first.weight")
+
+    def construct(self, x, y):
+        return ops.square(ops.matmul(x, self.weight) - y).mean()
+
+
+class Second(nn.Cell):
+    """The mean squared error of `x @ (weight + first.weight) - y`: it shows which weights of the first it has seen."""
+
+    def __init__(self, first, seed=1):
+        super().__init__(auto_prefix=False)
+        self.first = first
+        self.weight = weight(FEATURES, 1, seed=seed, name="second.weight")
+
+    def construct(self, x, y):
+        return ops.square(ops.matmul(x, self.weight + self.first.weight) - y).mean()
+
+
+def arrays(seed=0, overflows=(False, False), batch=BATCH):
+    """The arrays x0, x1 and y. With `overflows[i]` the gradients of network i, and of no other, are not finite."""
+    rng = np.random.default_rng(seed)
+    x0, x1, y = (rng.normal(size=(batch, n)).astype(np.float32) for n in (FEATURES, FEATURES, 1))
+    for x, overflow in zip((x0, x1), overflows):
+        if overflow:
+            x[0, 0] = np.inf
+    return x0, x1, y
+
+
+def momentum(parameters, learning_rate=LEARNING_RATE):
+    return nn.Momentum(parameters, learning_rate=learning_rate, momentum=MOMENTUM)
+
+
+class Trained:
+    """
+    A training cell on the linear models, and its control.
+
+    Args:
+        kind (str): One of CELLS.
+        scale, window: Of the DynamicLossScale; with `window=None` the scale is fixed.
+        steps, clip_norm, clip_value, ema_decay, every: As in the contract; lists are one entry for each network.
+    """
+
+    def __init__(
+        self,
+        kind,
+        *,
+        scale=2.0**10,
+        window=2,
+        steps=1,
+        clip_norm=None,
+        clip_value=None,
+        ema_decay=None,
+        every=None,
+        learning_rates=None,
+        **keywords,
+    ):
+        self.kind = kind
+        self.networks = [First()]
+        if kind != "scaled":
+            self.networks.append(Second(self.networks[0]))
+        rate = learning_rates or LEARNING_RATE
+        self.weights = [network.weight for network in self.networks]
+        self.optimizers = [momentum([own], rate) for own in self.weights]
+        keywords.update(
+            gradient_accumulation_steps=steps, clip_norm=clip_norm, clip_value=clip_value, ema_decay=ema_decay
+        )
+        loss_scale = scale if window is None else DynamicLossScale(scale, scale_window=window)
+        if kind == "scaled":
+            self.cell = ScaledTrainOneStepCell(self.networks[0], self.optimizers[0], loss_scale, **keywords)
+        elif kind == "simultaneous":
+            self.cell = SimultaneousTrainOneStepCell(
+                self.networks, self.optimizers, loss_scale, network_inputs=NETWORK_INPUTS, **keywords
+            )
+        else:
+            self.cell = AlternatingTrainOneStepCell(
+                self.networks, self.optimizers, loss_scale, network_inputs=NETWORK_INPUTS, every=every, **keywords
+            )
+        self.cell.set_train()
+
+        def entry(value, i):
+            return value[i] if isinstance(value, list) else value
+
+        self.controls = []
+        for i, own in enumerate(self.weights):
+            self.controls.append(
+                LinearControl(
+                    own.asnumpy(),
+                    tuple(self.controls[:i]),
+                    entry(clip_norm, i),
+                    entry(clip_value, i),
+                    entry(ema_decay, i),
+                    learning_rates or (LEARNING_RATE,),
+                )
+            )
+
+        def law():
+            return FixedLaw(scale) if window is None else DynamicLaw(scale, window)
+
+        if kind == "alternating":
+            self.control = AlternatingControl([VerdictControl([own], law(), steps) for own in self.controls], every)
+        else:
+            self.control = VerdictControl(self.controls, law(), steps)
+
+    @property
+    def verdicts(self):
+        """The controls that hold a law and counters."""
+        return self.control.phases if self.kind == "alternating" else [self.control]
+
+    def call_cell(self, seed=0, overflows=(False, False)):
+        """One call of the cell."""
+        x0, x1, y = (Tensor(array) for array in arrays(seed, overflows))
+        return self.cell(x0, y) if self.kind == "scaled" else self.cell(x0, x1, y)
+
+    def call(self, seed=0, overflows=(False, False)):
+        """One call of the cell and of the control, on the same batch. Compares all that there is to see."""
+        x0, x1, y = arrays(seed, overflows)
+        losses, overflow, scale = self.control.call([(x0, y), (x1, y)][: len(self.networks)])
+        output = self.call_cell(seed, overflows)
+        np.testing.assert_array_equal(output[1].asnumpy(), overflow)
+        np.testing.assert_array_equal(output[2].asnumpy(), np.float32(scale))
+        # An overflowing batch makes the loss infinite or NaN; which of them does not matter.
+        np.testing.assert_allclose(finite_or_nan(output[0]), finite_or_nan(sum(losses)), **ROUNDING)
+        if self.kind != "scaled":
+            np.testing.assert_allclose(finite_or_nan(output[3]), finite_or_nan(losses), **ROUNDING)
+        self.compare()
+        return output
+
+    def flush(self):
+        self.control.flush()
+        self.cell.flush()
+        self.compare()
+
+    def compare(self):
+        """Compares the cell's state with the control's."""
+        for own, control in zip(self.weights, self.controls):
+            np.testing.assert_allclose(own.asnumpy(), control.weight, **ROUNDING)
+        if any(control.ema_decay is not None for control in self.controls):
+            averages = self.cell.ema_parameters()
+            expected = {
+                own.name: control.ema
+                for own, control in zip(self.weights, self.controls)
+                if control.ema_decay is not None
+            }
+            assert averages.keys() == expected.keys()
+            for name, average in averages.items():
+                np.testing.assert_allclose(average.asnumpy(), expected[name], **ROUNDING)
+        if any(control.clip_norm is not None for control in self.controls):
+            norms = self.cell.grad_norm()
+            for norm, control in zip([norms] if self.kind == "scaled" else norms, self.controls):
+                if control.clip_norm is None:
+                    assert norm is None
+                else:
+                    np.testing.assert_allclose(finite_or_nan(norm), finite_or_nan(control.grad_norm), **ROUNDING)
+        scales = [verdict.law.scale for verdict in self.verdicts]
+        counters = [verdict.counters for verdict in self.verdicts]
+        if self.kind == "alternating":
+            assert self.cell.get_loss_scale() == scales
+            assert self.cell.counters() == counters
+        else:
+            assert self.cell.get_loss_scale() == scales[0]
+            assert self.cell.counters() == counters[0]
+
+
+def finite_or_nan(values):
+    """The values as an array in which everything that is not finite is NaN."""
+    values = np.asarray(values.asnumpy() if isinstance(values, Tensor) else values, np.float64)
+    return np.where(np.isfinite(values), values, np.nan)

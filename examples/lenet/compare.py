@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from ms_lossscale import DynamicLossScale, FixedLossScale, build_train_network
 
-BATCH_SIZE = 32
+BATCH_SIZE = 64
 
 
 def float32(args, *parts):
@@ -100,7 +100,7 @@ def make_parser():
         default=[0, 1, 2],
         help="train once with each of them (default: 0 1 2)",
     )
-    add("--epochs", type=positive_int, default=5, help="epochs of each training (default: %(default)s)")
+    add("--epochs", type=positive_int, default=8, help="epochs of each training (default: %(default)s)")
     add(
         "--loss-weight",
         type=positive_float,
@@ -116,7 +116,7 @@ def train(make_cell, digits, seed, args, bar):
     """Trains one network and returns its test accuracy."""
     mindspore.set_seed(seed)
     network = LeNet5()
-    schedule = nn.ExponentialDecayLR(2e-3, 0.6, len(digits.train_images) // BATCH_SIZE)
+    schedule = nn.ExponentialDecayLR(1e-3, 0.8, len(digits.train_images) // BATCH_SIZE)
     # The usual eps would outweigh gradients as small as these.
     optimizer = nn.AdamWeightDecay(network.trainable_params(), schedule, eps=1e-16)
     model = Model(make_cell(args, network, optimizer, WeightedLoss(args.loss_weight)))

@@ -1,0 +1,445 @@
+"""Gradient accumulation: N calls are one step, or none; and nothing else in between."""
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import mindspore
+import numpy as np
+import pytest
+from linear_pair import CELLS, Trained
+from mindspore import Tensor, dataset, nn, ops
+from mindspore.experimental import optim as experimental
+from mindspore.train import Model
+from networks import BATCH, FEATURES, HalfPrecision, Mlp, batch, batch_for, weight
+from numpy_control import ROUNDING
+from resume_mid_window import OVERFLOWS, STEPS, Normalised, build, train
+from training import changed, same_bits, state, weights
+
+import ms_lossscale
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    DynamicLossScale,
+    ScaledTrainOneStepCell,
+    SimultaneousTrainOneStepCell,
+    emulation,
+)
+
+WINDOWS = 4
+
+OPTIMIZERS = {
+    "SGD": lambda weights: nn.SGD(weights, 0.05, momentum=0.9),
+    "Momentum": lambda weights: nn.Momentum(weights, 0.05, 0.9),
+    "Adam": lambda weights: nn.Adam(weights, 0.05),
+    "AdamWeightDecay": lambda weights: nn.AdamWeightDecay(weights, 0.05, weight_decay=0.1),
+    "LARS": lambda weights: nn.LARS(nn.Momentum(weights, 0.05, 0.9), coefficient=0.1),
+    "experimental.Adam": lambda weights: experimental.Adam(weights, lr=0.05),
+}
+
+
+def data():
+    """The inputs and targets of all windows, one after the other."""
+    rng = np.random.default_rng(0)
+    rows = WINDOWS * STEPS * BATCH
+    return rng.normal(size=(rows, FEATURES)).astype(np.float32), rng.normal(size=(rows, 1)).astype(np.float32)
+
+
+def batches(size):
+    """All data in batches."""
+    x, y = data()
+    return [(Tensor(x[i : i + size]), Tensor(y[i : i + size])) for i in range(0, len(x), size)]
+
+
+@functools.cache
+def trained_on_large_batches(optimizer, seed=0):
+    """The weights that MindSpore's own cell arrives at with batches of a whole window."""
+    network = Mlp(seed)
+    cell = nn.TrainOneStepCell(network, OPTIMIZERS[optimizer](network.trainable_params())).set_train()
+    for each in batches(STEPS * BATCH):
+        cell(*each)
+    return weights(network)
+
+
+def trained_on_large_batches_or_skip(optimizer):
+    """The same; LARS has no kernel on CPU, and the others may not hide behind that."""
+    try:
+        return trained_on_large_batches(optimizer)
+    except RuntimeError as error:
+        if optimizer != "LARS" or "LARSUpdate" not in str(error):
+            raise
+        pytest.skip("MindSpore's own cell does not run LARS here: LARSUpdate has no kernel on this device")
+
+
+def assert_trained_alike(network, expected):
+    for own, wanted in zip(weights(network), expected):
+        np.testing.assert_allclose(own, wanted, **ROUNDING)
+
+
+@pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
+def test_small_batches_equal_a_large_one(mode, optimizer):
+    expected = trained_on_large_batches_or_skip(optimizer)
+    network = Mlp()
+    cell = ScaledTrainOneStepCell(
+        network, OPTIMIZERS[optimizer](network.trainable_params()), 2.0**10, gradient_accumulation_steps=STEPS
+    ).set_train()
+    for call, each in enumerate(batches(BATCH)):
+        before = weights(network)
+        cell(*each)
+        moved = any(not same_bits(*pair) for pair in zip(before, weights(network)))
+        assert moved == (call % STEPS == STEPS - 1)
+    assert_trained_alike(network, expected)
+    assert cell.counters() == {"applied_steps": WINDOWS, "skipped_steps": 0, "consecutive_skipped_steps": 0}
+
+
+@pytest.mark.parametrize("make_cell", [SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell])
+def test_small_batches_equal_a_large_one_for_two_networks(mode, make_cell):
+    networks = [Mlp(0), Mlp(5)]
+    for i, network in enumerate(networks):
+        network.update_parameters_name(f"{i}.")
+    optimizers = [OPTIMIZERS[name](network.trainable_params()) for name, network in zip(("Adam", "Momentum"), networks)]
+    cell = make_cell(networks, optimizers, 2.0**10, gradient_accumulation_steps=STEPS).set_train()
+    for each in batches(BATCH):
+        cell(*each)
+    assert_trained_alike(networks[0], trained_on_large_batches("Adam", 0))
+    assert_trained_alike(networks[1], trained_on_large_batches("Momentum", 5))
+
+
+def test_small_batches_equal_a_large_one_through_model(mode):
+    network = Mlp()
+    cell = ScaledTrainOneStepCell(
+        network, OPTIMIZERS["Momentum"](network.trainable_params()), 2.0**10, gradient_accumulation_steps=STEPS
+    )
+    rows = dataset.NumpySlicesDataset(data(), ["x", "y"], shuffle=False).batch(BATCH)
+    Model(cell).train(1, rows, dataset_sink_mode=False)
+    assert_trained_alike(network, trained_on_large_batches("Momentum"))
+
+
+def buffers(cell):
+    """The accumulators, by the names of their weights."""
+    return {
+        name.split("accumulation.", 1)[1]: value
+        for name, value in state(cell).items()
+        if "accumulation." in name and value.ndim
+    }
+
+
+def test_an_overflow_in_any_call_skips_the_window_once(mode):
+    rates = [0.1, 0.2, 0.05, 0.4, 0.1, 0.1, 0.1, 0.1]
+    trained = Trained("scaled", steps=3, learning_rates=rates)
+    global_step = trained.optimizers[0].global_step
+    windows = [(0, 0, 0), (1, 0, 0), (0, 0, 0), (0, 1, 0), (0, 0, 0), (0, 0, 1), (1, 1, 1), (0, 0, 0), (0, 0, 0)]
+    applied = 0
+    for window, overflows in enumerate(windows):
+        for call, overflow in enumerate(overflows):
+            # `call` compares all that there is with the control: the flag is raised from the overflow on, the scale
+            # and the counters move once per window, at its end.
+            trained.call(3 * window + call, (bool(overflow), False))
+            is_last = call == 2
+            applied += is_last and not any(overflows)
+            # The schedule of the learning rate, in its optimizer's count.
+            assert global_step.asnumpy() == applied
+            assert np.any(buffers(trained.cell)["first.weight"]) != is_last
+        assert np.isfinite(trained.weights[0].asnumpy()).all()
+    assert applied == 5
+
+
+def test_a_mean_whose_sum_would_overflow(mode):
+    # Their mean is a float32, and their sum is none.
+    network = GivenGradient()
+    cell = ScaledTrainOneStepCell(
+        network, nn.SGD(network.trainable_params(), 1e-37), 1.0, gradient_accumulation_steps=3
+    ).set_train()
+    overflows = [bool(cell(Tensor(np.float32([gradient])))[1]) for gradient in (3e38, 2e38, 3e38)]
+    assert overflows == [False, False, False]
+    # Some six roundings of 2**-24 = 6e-8.
+    np.testing.assert_allclose(network.weight.asnumpy(), [-80 / 3], rtol=1e-6)
+
+
+class GivenGradient(nn.Cell):
+    """Its weight's gradient is its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = mindspore.Parameter(Tensor(np.zeros(1, np.float32)), name="weight")
+
+    def construct(self, gradient):
+        return (self.weight * gradient).sum()
+
+
+@pytest.mark.parametrize("overflows", [(1, 0, 0), (0, 1, 0), (0, 0, 1)], ids=["first", "middle", "last"])
+def test_statistics_of_an_overflowing_window_are_undone(mode, overflows):
+    network = Normalised()
+    cell = ScaledTrainOneStepCell(
+        network, nn.SGD(network.trainable_params(), 0.1), DynamicLossScale(), gradient_accumulation_steps=3
+    ).set_train()
+    statistics = (network.norm.moving_mean, network.norm.moving_variance)
+
+    def window(overflows, seed):
+        before = [parameter.asnumpy().copy() for parameter in statistics]
+        for call, overflow in enumerate(overflows):
+            cell(*batch_for(overflow, seed + call))
+        return before, [parameter.asnumpy().copy() for parameter in statistics]
+
+    for clean in range(2):
+        before, after = window((0, 0, 0), 10 * clean)
+        assert not any(same_bits(*pair) for pair in zip(before, after))
+    before, after = window(overflows, 30)
+    assert all(same_bits(*pair) for pair in zip(before, after))
+    before, after = window((0, 0, 0), 40)
+    assert np.isfinite(after).all()
+    assert not any(same_bits(*pair) for pair in zip(before, after))
+
+
+class Saturating(nn.Cell):
+    """A linear model that computes as an NPU in saturation mode does: no tensor shows an overflow."""
+
+    def __init__(self, name, seed=0):
+        super().__init__(auto_prefix=False)
+        self.weight = weight(FEATURES, 1, seed=seed, name=f"{name}.weight")
+        self.saturate = emulation.Saturate(name)
+
+    def construct(self, x, y):
+        return ops.square(self.saturate(ops.matmul(x, self.weight)) - y).mean()
+
+
+def saturating_batch(overflow, seed):
+    """A batch whose products leave the range of float16, and whose saturated gradients are finite."""
+    x, y = batch(seed)
+    if overflow:
+        x = Tensor(x.asnumpy() * np.float32(1e8))
+    return x, y
+
+
+def test_the_register_is_remembered_over_the_calls_of_a_window(mode):
+    with emulation.saturation_mode() as register:
+        network = Saturating("only")
+        cell = ScaledTrainOneStepCell(
+            network, nn.SGD(network.trainable_params(), 0.1), DynamicLossScale(2.0**10), gradient_accumulation_steps=3
+        ).set_train()
+
+        def read_by_somebody_else():
+            register.read()
+
+        windows = [
+            # What overflows, what happens on the device between the calls, and what the calls say.
+            ((0, 0, 0), register.clear, [False, False, False]),
+            ((1, 0, 0), register.clear, [True, True, True]),
+            ((0, 1, 0), read_by_somebody_else, [False, True, True]),
+            ((0, 0, 1), register.clear, [False, False, True]),
+            ((0, 0, 0), register.raise_status, [False, False, False]),
+            ((1, 0, 0), register.raise_status, [True, True, True]),
+            ((0, 0, 0), read_by_somebody_else, [False, False, False]),
+        ]
+        for window, (overflows, in_between, expected) in enumerate(windows):
+            before = network.weight.asnumpy().copy()
+            said = []
+            for call, overflow in enumerate(overflows):
+                in_between()
+                said.append(bool(cell(*saturating_batch(overflow, 3 * window + call))[1]))
+            assert said == expected, window
+            assert same_bits(before, network.weight.asnumpy()) == expected[-1]
+            assert np.isfinite(network.weight.asnumpy()).all()
+        # Once per window: three clean ones, four that overflowed.
+        assert cell.counters() == {"applied_steps": 3, "skipped_steps": 4, "consecutive_skipped_steps": 0}
+        assert cell.get_loss_scale() == 2.0**6
+
+
+def test_the_register_blames_nobody_else_over_a_window(mode):
+    with emulation.saturation_mode() as register:
+        networks = [Saturating("first"), Saturating("second", seed=1)]
+        cell = AlternatingTrainOneStepCell(
+            networks,
+            [nn.SGD(network.trainable_params(), 0.1) for network in networks],
+            DynamicLossScale(2.0**10),
+            network_inputs=[(0, 2), (1, 2)],
+            gradient_accumulation_steps=2,
+        ).set_train()
+        windows = [
+            # For each call what overflows in each network; what the window's calls say.
+            (((0, 0), (0, 0)), [[False, False], [False, False]]),
+            (((1, 0), (0, 0)), [[True, False], [True, False]]),
+            (((0, 1), (0, 0)), [[False, True], [False, True]]),
+            (((0, 0), (1, 0)), [[False, False], [True, False]]),
+            (((0, 0), (0, 1)), [[False, False], [False, True]]),
+            (((1, 0), (0, 1)), [[True, False], [True, True]]),
+            (((0, 0), (0, 0)), [[False, False], [False, False]]),
+        ]
+        for window, (calls, expected) in enumerate(windows):
+            said = []
+            for call, overflows in enumerate(calls):
+                register.raise_status()
+                seed = 2 * window + call
+                (x0, y), (x1, _) = (saturating_batch(overflow, seed) for overflow in overflows)
+                said.append(cell(x0, x1, y)[1].asnumpy().tolist())
+            assert said == expected, window
+        assert [counters["skipped_steps"] for counters in cell.counters()] == [3, 3]
+
+
+class LossAndPredictions(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.weight = weight(FEATURES, 1, name="weight")
+
+    def construct(self, x, y):
+        predictions = ops.matmul(x, self.weight)
+        return ops.square(predictions - y).mean(), predictions, predictions.sum()
+
+
+def test_values_are_those_of_the_call_and_the_scale_is_the_windows(mode):
+    network = LossAndPredictions()
+    cell = ScaledTrainOneStepCell(
+        network,
+        nn.SGD(network.trainable_params(), 0.1),
+        DynamicLossScale(2.0**10, scale_window=2),
+        gradient_accumulation_steps=3,
+        has_aux=True,
+    ).set_train()
+    scales = []
+    for call in range(15):
+        if call == 4:
+            cell.set_loss_scale(2.0**5)
+            assert cell.get_loss_scale() == 2.0**5
+        if call == 11:
+            # In a window that ends in an overflow.
+            cell.set_loss_scale(2.0**7)
+        before = network.weight.asnumpy().copy()
+        x, y = batch_for(call == 9, seed=call)
+        loss, overflow, scale, aux = cell(x, y)
+        scales.append(float(scale.asnumpy()))
+        assert bool(overflow.asnumpy()) == (call in (9, 10, 11))
+        if call != 9:
+            predictions = x.asnumpy() @ before
+            # Some ten roundings of 6e-8 of numbers of the order of 1.
+            np.testing.assert_allclose(loss.asnumpy(), np.mean((predictions - y.asnumpy()) ** 2), rtol=1e-5)
+            np.testing.assert_allclose(aux[0].asnumpy(), predictions, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(aux[1].asnumpy(), predictions.sum(), rtol=1e-5, atol=1e-5)
+    # What was set in the window of calls 3 to 5 holds for the next one as it is, though the law would have doubled the
+    # scale then; what was set in the window of calls 9 to 11 too, though the law would have halved it.
+    assert scales == [2.0**10] * 6 + [2.0**5] * 6 + [2.0**7] * 3
+
+
+@pytest.mark.parametrize("kind", ["simultaneous", "alternating"])
+def test_a_scale_set_within_a_window_is_the_next_ones_for_several_networks(mode, kind):
+    trained = Trained(kind, steps=2, window=1)
+
+    def scales_of_window(set_to=None):
+        seen = []
+        for call in range(2):
+            if call == 1 and set_to is not None:
+                trained.cell.set_loss_scale(set_to)
+            x = Tensor(np.ones((BATCH, FEATURES), np.float32))
+            seen.append(np.unique(trained.cell(x, x, Tensor(np.ones((BATCH, 1), np.float32)))[2].asnumpy()).tolist())
+        return seen
+
+    assert scales_of_window() == [[2.0**10]] * 2
+    assert scales_of_window(set_to=2.0**4) == [[2.0**11]] * 2
+    assert scales_of_window() == [[2.0**4]] * 2
+    assert scales_of_window() == [[2.0**5]] * 2
+
+
+def test_networks_take_part_in_whole_windows(mode):
+    trained = Trained("alternating", steps=2, every=(1, 2))
+    for window, every in enumerate([(1, 1), (1, 3), (3, 1), (1, 2), (1, 1)]):
+        trained.call(2 * window)
+        # Set within a window, it counts from the next one.
+        trained.cell.set_every(every)
+        trained.call(2 * window + 1)
+        trained.control.every = every
+    # All windows but the fourth, which 3 does not divide; all but the first and the fifth, which 2 does not.
+    assert [counters["applied_steps"] for counters in trained.cell.counters()] == [4, 3]
+
+
+def test_resumes_in_mid_window_with_the_same_bits(mode, tmp_path):
+    cell = build()
+    train(cell, 0, 4)
+    # In a window that has overflowed already.
+    mindspore.save_checkpoint(cell, str(tmp_path / "overflowed.ckpt"))
+    first = train(cell, 4, 7)
+    # In a clean one.
+    mindspore.save_checkpoint(cell, str(tmp_path / "clean.ckpt"))
+    outputs = first + train(cell, 7, len(OVERFLOWS))
+    expected = state(cell)
+    for start, name in ((4, "overflowed.ckpt"), (7, "clean.ckpt")):
+        fresh = build(seed=7)
+        assert changed(state(fresh), expected)
+        loaded = mindspore.load_checkpoint(str(tmp_path / name))
+        assert mindspore.load_param_into_net(fresh, loaded) == ([], [])
+        resumed = train(fresh, start, len(OVERFLOWS))
+        for actual, wanted in zip(resumed, outputs[start - 4 :]):
+            assert all(same_bits(*pair) for pair in zip(actual, wanted))
+        assert changed(state(fresh), expected) == set()
+
+
+@pytest.mark.parametrize("kind", ["simultaneous", "alternating"])
+def test_several_networks_resume_in_mid_window_with_the_same_bits(mode, kind, tmp_path):
+    keywords = {"steps": 3, "ema_decay": 0.75, "clip_norm": 0.7}
+    if kind == "alternating":
+        keywords["every"] = (1, 2)
+    whole = Trained(kind, **keywords)
+    for call in range(10):
+        if call == 5:
+            mindspore.save_checkpoint(whole.cell, str(tmp_path / "middle.ckpt"))
+        whole.call(call, (call == 3, call == 4))
+    resumed = Trained(kind, **keywords)
+    loaded = mindspore.load_checkpoint(str(tmp_path / "middle.ckpt"))
+    assert mindspore.load_param_into_net(resumed.cell, loaded) == ([], [])
+    for call in range(5, 10):
+        resumed.call_cell(call)
+    assert changed(state(resumed.cell), state(whole.cell)) == set()
+
+
+def test_resumes_in_a_new_process_with_the_same_bits(tmp_path):
+    before = mindspore.get_context("mode")
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    try:
+        cell = build()
+        train(cell, 0, 4)
+        mindspore.save_checkpoint(cell, str(tmp_path / "middle.ckpt"))
+        train(cell, 4, len(OVERFLOWS))
+    finally:
+        mindspore.set_context(mode=before)
+    script = Path(__file__).with_name("resume_mid_window.py")
+    package = str(Path(ms_lossscale.__file__).parent.parent)
+    path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    run = subprocess.run(
+        [sys.executable, str(script), "graph", "middle.ckpt", "4", str(len(OVERFLOWS)), "resumed.npz"],
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    with np.load(tmp_path / "resumed.npz") as resumed:
+        assert changed(dict(resumed), state(cell)) == set()
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_memory_is_one_float32_buffer_for_each_weight(kind):
+    without, with_accumulation = (state(Trained(kind, steps=steps).cell) for steps in (1, 4))
+    added = [with_accumulation[name] for name in with_accumulation.keys() - without.keys()]
+    weights_of = 1 if kind == "scaled" else 2
+    tensors = [value for value in added if value.ndim]
+    assert [(value.shape, value.dtype) for value in tensors] == [((FEATURES, 1), np.float32)] * weights_of
+    # What is left are scalars: how far the window is, what it knows, its scale.
+    assert all(value.size == 1 for value in added if not value.ndim)
+
+
+def test_float16_weights_are_accumulated_in_float32(mode):
+    network = HalfPrecision()
+    cell = ScaledTrainOneStepCell(
+        network, nn.SGD(network.trainable_params(), 0.1), 2.0**7, gradient_accumulation_steps=2
+    ).set_train()
+    (buffer,) = buffers(cell).values()
+    assert buffer.dtype == np.float32
+    start = network.weight.asnumpy().astype(np.float64)
+    gradients = []
+    for seed in range(2):
+        x, y = batch(seed)
+        cell(x, y)
+        x, y = (tensor.asnumpy().astype(np.float64) for tensor in (x, y))
+        gradients.append(2 / BATCH * x.T @ (x @ start - y))
+    # Float16 rounds to 2**-11 = 5e-4; the errors and products of each gradient and the update are rounded so.
+    np.testing.assert_allclose(network.weight.asnumpy(), start - 0.1 * np.mean(gradients, axis=0), rtol=0, atol=5e-3)

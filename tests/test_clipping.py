@@ -1,0 +1,285 @@
+"""Clipping of unscaled gradients, by norm and by value, over the whole range of float32, and grad_norm()."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from linear_pair import CELLS, Trained
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+from networks import BATCH, HalfPrecision, batch
+from training import changed, same_bits, state
+
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    DynamicLossScale,
+    ScaledTrainOneStepCell,
+    SimultaneousTrainOneStepCell,
+)
+
+NAN, INF = float("nan"), float("inf")
+
+# The norm is a sum of seven squares, a root, a division and one or two products in float32, each rounded to 2**-24 =
+# 6e-8: ten of them are 6e-7.
+RELATIVE = 1e-6
+# Below it, float32 has no relative precision, and graph mode flushes to zero.
+SMALLEST_NORMAL = 2.0**-126
+
+
+class GivenGradients(nn.Cell):
+    """Its weights' gradients are its inputs."""
+
+    def __init__(self, name="", dtype=np.float32):
+        super().__init__(auto_prefix=False)
+        self.vector = Parameter(Tensor(np.zeros(3, dtype)), name=f"{name}vector")
+        self.matrix = Parameter(Tensor(np.zeros((2, 2), dtype)), name=f"{name}matrix")
+
+    def construct(self, vector, matrix):
+        return (self.vector * vector).sum() + (self.matrix * matrix).sum()
+
+
+class Clipped:
+    """A cell whose update shows the gradient that reached the optimizer: SGD from 0 with a learning rate of 1."""
+
+    def __init__(self, loss_scale=1.0, **keywords):
+        self.network = GivenGradients()
+        self.weights = (self.network.vector, self.network.matrix)
+        self.cell = ScaledTrainOneStepCell(
+            self.network, nn.SGD(self.network.trainable_params(), 1.0), loss_scale, **keywords
+        ).set_train()
+
+    def __call__(self, gradient):
+        """The seven elements of a gradient after clipping, and whether the step was skipped."""
+        for own in self.weights:
+            ops.assign(own, ops.zeros_like(own))
+        gradient = np.asarray(gradient, np.float32)
+        overflow = self.cell(Tensor(gradient[:3]), Tensor(gradient[3:].reshape(2, 2)))[1]
+        updated = np.concatenate([own.asnumpy().ravel() for own in self.weights])
+        return -updated, bool(overflow.asnumpy())
+
+
+def norm(gradient):
+    return float(np.sqrt(np.sum(np.asarray(gradient, np.float32).astype(np.float64) ** 2)))
+
+
+def clipped_by_norm(gradient, clip_norm):
+    gradient = np.asarray(gradient, np.float32).astype(np.float64)
+    return gradient * (clip_norm / max(norm(gradient), clip_norm))
+
+
+def assert_close(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=RELATIVE, atol=SMALLEST_NORMAL)
+
+
+ORDINARY = [1.0, -2.0, 3.0, -0.5, 0.25, 4.0, -1.5]
+GRADIENTS = {
+    "ordinary": ORDINARY,
+    "below the bound": [0.01 * value for value in ORDINARY],
+    "one element": [0, 0, 0, 0, 0, 2.0, 0],
+    "zero": [0.0] * 7,
+    "1e10": [1e10 * value for value in ORDINARY],
+    "1e20": [1e20 * value for value in ORDINARY],
+    "1e30": [1e30 * value for value in ORDINARY],
+    "3e38": [3e38, -3e38, 3e38, 3e38, -3e38, 3e38, 3e38],
+    "1e-20": [1e-20 * value for value in ORDINARY],
+    "1e-30": [1e-30 * value for value in ORDINARY],
+    "huge and ordinary": [1e30, 1.0, 0, 0, 0, 0, 0],
+    "huge and tiny": [3e38, 1e-30, 0, 1.0, 0, 0, 0],
+    "tiny and ordinary": [1e-30, 1.0, 0, 0, 0, 1e-20, 0],
+}
+
+
+@pytest.mark.parametrize("clip_norm", [1.0, 1e-10, 1e25])
+def test_by_norm(mode, clip_norm):
+    clipped = Clipped(clip_norm=clip_norm)
+    for name, gradient in GRADIENTS.items():
+        actual, overflow = clipped(gradient)
+        assert not overflow, name
+        assert_close(actual, clipped_by_norm(gradient, clip_norm))
+        np.testing.assert_allclose(clipped.cell.grad_norm(), norm(gradient), rtol=RELATIVE)
+        if norm(gradient) < clip_norm:
+            np.testing.assert_array_equal(actual, np.asarray(gradient, np.float32))
+
+
+def test_by_norm_agrees_with_mindspore(mode):
+    clipped = Clipped(clip_norm=1.5)
+    for name in ("ordinary", "below the bound", "one element", "tiny and ordinary"):
+        gradient = np.asarray(GRADIENTS[name], np.float32)
+        parts = ops.clip_by_global_norm((Tensor(gradient[:3]), Tensor(gradient[3:])), 1.5)
+        assert_close(clipped(gradient)[0], np.concatenate([part.asnumpy() for part in parts]))
+
+
+def test_by_norm_over_the_whole_range_of_float32(mode):
+    clipped = Clipped(clip_norm=2.0)
+    elements = st.one_of(
+        st.just(0.0),
+        st.builds(
+            lambda sign, mantissa, exponent: sign * math.ldexp(mantissa, exponent),
+            st.sampled_from([1.0, -1.0]),
+            st.floats(0.5, 1.0, exclude_max=True, width=32),
+            st.integers(-124, 128),
+        ),
+    )
+
+    @settings(max_examples=60, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(st.lists(elements, min_size=7, max_size=7))
+    def check(gradient):
+        actual, overflow = clipped(gradient)
+        assert not overflow
+        assert_close(actual, clipped_by_norm(gradient, 2.0))
+        np.testing.assert_allclose(clipped.cell.grad_norm(), norm(gradient), rtol=RELATIVE)
+
+    check()
+
+
+@pytest.mark.parametrize("clip_value", [1.0, 1e-30])
+def test_by_value(mode, clip_value):
+    clipped = Clipped(clip_value=clip_value)
+    for name, gradient in GRADIENTS.items():
+        actual, overflow = clipped(gradient)
+        assert not overflow, name
+        bound = np.float32(clip_value)
+        np.testing.assert_array_equal(actual, np.clip(np.asarray(gradient, np.float32), -bound, bound))
+
+
+@pytest.mark.parametrize("clip", [{"clip_norm": 1.0}, {"clip_value": 0.5}, {"clip_norm": INF}], ids=str)
+def test_not_finite_gradients_skip_and_reach_no_weight(mode, clip):
+    clipped = Clipped(DynamicLossScale(2.0**10), ema_decay=0.5, **clip)
+    for position in (0, 6):
+        for bad in (NAN, INF, -INF):
+            gradient = list(ORDINARY)
+            gradient[position] = bad
+            actual, overflow = clipped(gradient)
+            assert overflow
+            np.testing.assert_array_equal(actual, np.zeros(7))
+            if "clip_norm" in clip:
+                assert not math.isfinite(clipped.cell.grad_norm())
+    # Finite ones that overflow through the scale, too.
+    assert clipped([3.4e38] * 7)[1]
+    assert clipped.cell.counters()["skipped_steps"] == 7
+    # And the next step is as if nothing had been.
+    expected = ORDINARY
+    if "clip_norm" in clip:
+        expected = clipped_by_norm(ORDINARY, min(clip["clip_norm"], norm(ORDINARY)))
+    else:
+        expected = np.clip(ORDINARY, -0.5, 0.5)
+    actual, overflow = clipped(ORDINARY)
+    assert not overflow
+    assert_close(actual, expected)
+    if "clip_norm" in clip:
+        np.testing.assert_allclose(clipped.cell.grad_norm(), norm(ORDINARY), rtol=RELATIVE)
+    assert all(np.isfinite(value).all() for name, value in state(clipped.cell).items() if "ema" in name)
+
+
+@pytest.mark.parametrize("clip", [{"clip_norm": 1.0}, {"clip_value": 0.5}], ids=str)
+def test_unscaled_gradients_are_clipped(mode, clip):
+    clipped = Clipped(1.0, **clip)
+    # What lies within the range of float32 with the scale, too.
+    names = ("ordinary", "below the bound", "zero", "1e10", "1e20", "1e30", "1e-20", "1e-30", "tiny and ordinary")
+    for scale, name in itertools.product((2.0**16, 2.0**-10, 1000.0), names):
+        clipped.cell.set_loss_scale(scale)
+        gradient = GRADIENTS[name]
+        actual, overflow = clipped(gradient)
+        assert not overflow, name
+        if "clip_norm" in clip:
+            assert_close(actual, clipped_by_norm(gradient, 1.0))
+            np.testing.assert_allclose(clipped.cell.grad_norm(), norm(gradient), rtol=RELATIVE)
+        else:
+            assert_close(actual, np.clip(np.asarray(gradient, np.float32), -0.5, 0.5))
+
+
+def test_the_norm_is_of_each_optimizers_gradients(mode):
+    networks = [GivenGradients("first."), GivenGradients("second.")]
+    cell = SimultaneousTrainOneStepCell(
+        networks,
+        [nn.SGD(network.trainable_params(), 1.0) for network in networks],
+        2.0**10,
+        network_inputs=[(0, 1), (2, 3)],
+        clip_norm=[1.0, 2.0],
+    ).set_train()
+    gradients = [np.array(ORDINARY, np.float32), 100 * np.array(ORDINARY, np.float32)]
+    parts = [part for gradient in gradients for part in (Tensor(gradient[:3]), Tensor(gradient[3:].reshape(2, 2)))]
+    cell(*parts)
+    for network, gradient, bound in zip(networks, gradients, (1.0, 2.0)):
+        updated = np.concatenate([own.asnumpy().ravel() for own in network.trainable_params()])
+        assert_close(-updated, clipped_by_norm(gradient, bound))
+    np.testing.assert_allclose(cell.grad_norm(), [norm(gradient) for gradient in gradients], rtol=RELATIVE)
+
+
+@pytest.mark.parametrize("make_cell", [SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell])
+def test_networks_that_are_not_measured_have_no_norm(mode, make_cell):
+    networks = [GivenGradients("first."), GivenGradients("second.")]
+    cell = make_cell(
+        networks, [nn.SGD(network.trainable_params(), 1.0) for network in networks], 1.0, clip_norm=[None, INF]
+    ).set_train()
+    gradient = np.array(ORDINARY, np.float32)
+    cell(Tensor(gradient[:3]), Tensor(gradient[3:].reshape(2, 2)))
+    first, second = cell.grad_norm()
+    assert first is None
+    assert type(second) is float
+    np.testing.assert_allclose(second, norm(gradient), rtol=RELATIVE)
+
+
+@pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.parametrize("clip", [{}, {"clip_value": 1.0}], ids=["no_clip", "clip_value"])
+def test_grad_norm_needs_clip_norm(kind, clip):
+    with pytest.raises(RuntimeError, match="clip_norm"):
+        Trained(kind, **clip).cell.grad_norm()
+
+
+@pytest.mark.parametrize("kind, steps", [("scaled", 1), ("scaled", 2), ("simultaneous", 1), ("alternating", 2)])
+def test_an_infinite_bound_only_measures(mode, kind, steps):
+    # 1000: a scale with which a changed order of the operations would show.
+    measured, plain = (
+        Trained(kind, scale=1000.0, window=None, steps=steps, **clip) for clip in ({"clip_norm": INF}, {})
+    )
+    for seed in range(8):
+        overflows = (seed == 2, seed == 5)
+        measured.call(seed, overflows)
+        plain.call_cell(seed, overflows)
+        for own, wanted in zip(measured.weights, plain.weights):
+            assert same_bits(own.asnumpy(), wanted.asnumpy())
+    common = state(plain.cell)
+    assert changed({name: state(measured.cell)[name] for name in common}, common) == set()
+
+
+def test_grad_norm_stands_between_verdicts(mode):
+    trained = Trained("scaled", steps=3, clip_norm=0.5)
+    for seed in range(3):
+        trained.call(seed)
+    at_the_verdict = trained.cell.grad_norm()
+    assert type(at_the_verdict) is float
+    trained.call(3)
+    trained.call(4, (True, False))
+    assert trained.cell.grad_norm() == at_the_verdict
+    trained.call(5)
+    assert not math.isfinite(trained.cell.grad_norm())
+
+
+@pytest.mark.parametrize("steps", [1, 2], ids=["every_call", "accumulation"])
+@pytest.mark.parametrize("clip", [{"clip_norm": 0.25}, {"clip_value": 0.25}], ids=str)
+def test_float16_weights(mode, clip, steps):
+    network = HalfPrecision()
+    # Scaled, the gradient has elements of some 400, whose squares no float16 holds.
+    cell = ScaledTrainOneStepCell(
+        network, nn.SGD(network.trainable_params(), 1.0), 2.0**9, gradient_accumulation_steps=steps, **clip
+    ).set_train()
+    x, y = (tensor.asnumpy().astype(np.float64) for tensor in batch(0))
+    start = network.weight.asnumpy().astype(np.float64)
+    gradient = 2 / BATCH * x.T @ (x @ start - y)
+    assert np.abs(gradient * 2.0**9).max() > 256
+    for _ in range(steps):
+        overflow = cell(*batch(0))[1]
+    assert not overflow
+    if "clip_norm" in clip:
+        expected = gradient * 0.25 / np.sqrt(np.sum(gradient**2))
+    else:
+        expected = np.clip(gradient, -0.25, 0.25)
+    # Float16 rounds to 2**-11 = 5e-4; the gradient is a product of some five such roundings.
+    np.testing.assert_allclose(start - network.weight.asnumpy().astype(np.float64), expected, rtol=0, atol=5e-3)
+    if "clip_norm" in clip:
+        np.testing.assert_allclose(cell.grad_norm(), np.sqrt(np.sum(gradient**2)), rtol=5e-3)
+    assert network.weight.dtype == mstype.float16

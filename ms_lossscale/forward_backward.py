@@ -64,9 +64,13 @@ class ForwardBackward(nn.Cell):
 
     def construct(self, scale, *inputs):
         (_, loss, aux), grads = self._value_and_grad(scale, *inputs)
-        loss, aux = gradients.copy(loss), _copy(aux)
         # Copied before the gradients can reach an optimizer.
-        return (loss,), aux, ops.depend(grads, (loss, aux))
+        loss = gradients.copy(loss)
+        grads = ops.depend(grads, loss)
+        if self._has_aux:
+            aux = _copy(aux)
+            grads = ops.depend(grads, aux)
+        return (loss,), aux, grads
 
 
 class SharedForwardBackward(nn.Cell):
@@ -121,11 +125,13 @@ class SharedForwardBackward(nn.Cell):
     @jit
     def construct(self, scale, *inputs):
         results, backward = ops.vjp(self._losses_and_aux, *inputs, weights=self.weights)
-        losses, aux = results[: self._losses], _copy(results[self._losses :])
-        grads = ()
+        losses, aux, grads = results[: self._losses], (), ()
         for i in range(self._losses):
             cotangents = ()
             for j, result in enumerate(results):
                 cotangents += (scale if i == j else ops.zeros_like(result),)
             grads += backward(*cotangents)[1][self._slices[i][0] : self._slices[i][1]]
-        return losses, aux, ops.depend(grads, aux)
+        if self._has_aux:
+            aux = _copy(results[self._losses :])
+            grads = ops.depend(grads, aux)
+        return losses, aux, grads

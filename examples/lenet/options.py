@@ -24,6 +24,46 @@ def positive_float(text):
     return value
 
 
+def decay(text):
+    value = float(text)
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"must be > 0 and < 1, but got {text}")
+    return value
+
+
+def add_step_arguments(group):
+    """Adds the options for what a step does besides scaling the loss."""
+    group.add_argument(
+        "--accumulate",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="batches whose gradients are averaged for one update (default: %(default)s)",
+    )
+    group.add_argument(
+        "--clip-norm",
+        type=positive_float,
+        metavar="NORM",
+        help="largest global norm of the gradients (default: no limit)",
+    )
+    group.add_argument(
+        "--ema",
+        type=decay,
+        metavar="DECAY",
+        help="keep a moving average of the weights with this decay, 0.999 say, and use it too at the end "
+        "(default: none)",
+    )
+
+
+def step_keywords(args):
+    """The keywords of a training cell that `add_step_arguments` stands for."""
+    return {
+        "gradient_accumulation_steps": args.accumulate,
+        "clip_norm": args.clip_norm,
+        "ema_decay": args.ema,
+    }
+
+
 # What argparse calls them when the text is no number at all.
 positive_int.__name__ = seed_int.__name__ = "integer"
-positive_float.__name__ = "number"
+positive_float.__name__ = decay.__name__ = "number"

@@ -23,10 +23,16 @@ from data import DataError, add_data_argument, load_digits, test_dataset, train_
 from history import Step, plot, read_csv, replacing, write_csv
 from mindspore import Callback, Model, nn
 from network import LeNet5, accuracy
-from options import positive_float, positive_int, seed_int
+from options import add_step_arguments, positive_float, positive_int, seed_int, step_keywords
 from tqdm import tqdm
 
-from ms_lossscale import DynamicLossScale, FixedLossScale, ScheduledLossScale, build_train_network
+from ms_lossscale import (
+    DynamicLossScale,
+    FixedLossScale,
+    FlushAccumulation,
+    ScheduledLossScale,
+    build_train_network,
+)
 
 # Each optimizer, and the learning rate that it begins with unless one is given.
 OPTIMIZERS = {
@@ -37,7 +43,7 @@ OPTIMIZERS = {
     "sgd": (nn.SGD, 2e-1),
 }
 
-LEARNING_RATE_DECAY = 0.8  # in each epoch
+LEARNING_RATE_DECAY = 0.7  # in each epoch
 
 # Each loss scale, and the options that it takes with their defaults.
 LOSS_SCALES = {
@@ -63,7 +69,7 @@ def make_parser():
     add_data_argument(parser)
     add("--output", metavar="DIR", default="output/lenet", help="folder for the results (default: %(default)s)")
     add("--resume", action="store_true", help="continue from the last whole epoch of the run in the output folder")
-    add("--epochs", type=positive_int, default=8, help="epochs in all, resumed ones included (default: %(default)s)")
+    add("--epochs", type=positive_int, default=6, help="epochs in all, resumed ones included (default: %(default)s)")
     add("--batch-size", type=positive_int, default=32, metavar="N", help="digits in a step (default: %(default)s)")
     add("--seed", type=seed_int, default=0, help="of the weights and of the order of the digits (default: %(default)s)")
     add(
@@ -89,6 +95,9 @@ def make_parser():
     )
     add("--mode", choices=MODES, default="graph", help="MindSpore's mode of execution (default: %(default)s)")
     add("--device", choices=("CPU", "GPU", "Ascend"), default="CPU", help="where to train (default: %(default)s)")
+
+    group = parser.add_argument_group("step")
+    add_step_arguments(group)
 
     group = parser.add_argument_group("loss scale")
     add = group.add_argument
@@ -164,7 +173,8 @@ def make_cell(args, steps_per_epoch):
     network = LeNet5()
     make_optimizer, _ = OPTIMIZERS[args.optimizer]
     # Skipped steps don't count for the schedule: it follows the optimizer's own counter, which they leave alone.
-    schedule = nn.ExponentialDecayLR(args.learning_rate, LEARNING_RATE_DECAY, steps_per_epoch)
+    updates_per_epoch = -(-steps_per_epoch // args.accumulate)
+    schedule = nn.ExponentialDecayLR(args.learning_rate, LEARNING_RATE_DECAY, updates_per_epoch)
     try:
         loss_scale = make_loss_scale(args)
     except ValueError as error:
@@ -175,6 +185,7 @@ def make_cell(args, steps_per_epoch):
         nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
         level=args.amp_level,
         loss_scale_manager=loss_scale,
+        **step_keywords(args),
     )
     return network, cell
 
@@ -187,6 +198,7 @@ class Run:
         self.checkpoint, self.table, self.curves = (folder / name for name in ("lenet.ckpt", "steps.csv", "curves.png"))
         # What must be the same for a resumed run to end where the uninterrupted one would have.
         names = "batch_size seed optimizer learning_rate amp_level loss_scale scale scale_window milestone scales"
+        names += " accumulate clip_norm ema"
         self._settings = {name: getattr(args, name) for name in names.split()}
         self._settings["data"] = f"{len(digits.train_images)} images, CRC {zlib.crc32(digits.train_images):08x}"
 
@@ -288,7 +300,8 @@ def train(args):
             recorder = StepRecorder(steps, bar)
             while epoch < args.epochs:
                 dataset = train_dataset(digits, args.batch_size, args.seed, epoch + 1)
-                model.train(epoch + 1, dataset, [recorder], dataset_sink_mode=False, initial_epoch=epoch)
+                callbacks = [recorder, FlushAccumulation()]
+                model.train(epoch + 1, dataset, callbacks, dataset_sink_mode=False, initial_epoch=epoch)
                 epoch += 1
                 run.save(cell, epoch, steps)
     except KeyboardInterrupt:
@@ -304,6 +317,10 @@ def train(args):
     print(f"Wrote {run.checkpoint}, {run.table.name} and {run.curves.name}")
     share = accuracy(network, test_dataset(digits))
     print(f"Test accuracy: {share:.2%} of {len(digits.test_images):,} images")
+    if args.ema:
+        with cell.ema_weights():
+            share = accuracy(network, test_dataset(digits))
+        print(f"With the moving average of the weights: {share:.2%}")
     return 0
 
 

@@ -1,0 +1,104 @@
+"""What a run leaves to look at: a table of every step, its curves, and the digits that were drawn."""
+
+import csv
+from typing import NamedTuple
+
+import numpy as np
+from lenet.history import replacing
+from matplotlib import image as png
+from matplotlib.figure import Figure
+
+
+class Step(NamedTuple):
+    """
+    One row of the table. With --update simultaneous, both networks have one loss scale and one overflow; in a step that
+    a network sits out, see --n-critic, its loss is its last one.
+    """
+
+    step: int
+    discriminator_loss: float
+    generator_loss: float
+    discriminator_overflow: bool
+    generator_overflow: bool
+    discriminator_loss_scale: float
+    generator_loss_scale: float
+
+
+def write_csv(path, steps):
+    """Writes one row for each step."""
+    with replacing(path) as part, open(part, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(Step._fields)
+        # Nine digits tell any two float32 apart.
+        writer.writerows([f"{value:.9g}" for value in step] for step in steps)
+
+
+def read_csv(path, count):
+    """Reads the first `count` steps of a file of `write_csv`; a ValueError says that they aren't there."""
+    types = (int, float, float, _flag, _flag, float, float)
+    with open(path, newline="") as file:
+        rows = list(csv.reader(file))[1 : count + 1]
+    steps = [Step(*(convert(text) for convert, text in zip(types, row))) for row in rows]
+    if [step.step for step in steps] != list(range(1, count + 1)):
+        raise ValueError(f"it does not hold the steps 1 to {count}")
+    return steps
+
+
+def _flag(text):
+    return bool(int(text))
+
+
+def plot(path, steps, title, steps_per_epoch, separate):
+    """Draws losses and scales over the steps, with the skipped steps marked; `separate` if each network has its own."""
+    columns = Step(*(np.array(column) for column in zip(*steps)))
+    window = max(1, min(100, len(steps) // 20))
+    figure = Figure(figsize=(9, 6.5), dpi=120, layout="constrained")
+    figure.suptitle(title)
+    loss_axes, scale_axes = figure.subplots(2, sharex=True)
+
+    losses = {"discriminator": columns.discriminator_loss, "generator": columns.generator_loss}
+    for (name, loss), color in zip(losses.items(), ("tab:blue", "tab:orange")):
+        loss_axes.plot(columns.step, loss, color=color, alpha=0.25, linewidth=0.6)
+        loss_axes.plot(columns.step, _running_mean(loss, window), color=color, label=name)
+    finite = np.concatenate([loss[np.isfinite(loss)] for loss in losses.values()])
+    # A few huge losses at the beginning must not flatten the rest.
+    loss_axes.set_ylim(0, max(1.0, 1.2 * np.quantile(finite, 0.995)) if len(finite) else 1.0)
+    loss_axes.set(title=f"Losses: each step, and the mean of the last {window}", ylabel="cross-entropy (nats)")
+
+    both = [("discriminator", columns.discriminator_loss_scale, columns.discriminator_overflow, "tab:blue")]
+    both += [("generator", columns.generator_loss_scale, columns.generator_overflow, "tab:orange")]
+    for name, scale, overflow, color in both if separate else [("both networks", *both[0][1:3], "tab:green")]:
+        scale_axes.step(columns.step, scale, where="post", color=color, label=f"{name}: loss scale")
+        if overflow.any():
+            label = f"{name}: skipped, as gradients overflowed ({overflow.sum()} steps)"
+            mark = {"discriminator": "x", "generator": "+"}.get(name, "x")
+            scale_axes.plot(columns.step[overflow], scale[overflow], mark, color="tab:red", markersize=8, label=label)
+    scales = np.concatenate([columns.discriminator_loss_scale, columns.generator_loss_scale])
+    scale_axes.set_yscale("log", base=2)
+    scale_axes.set_ylim(scales.min() / 2, scales.max() * 2)
+    scale_axes.set(title="Loss scale", ylabel="loss scale (log2 axis)", xlabel=f"step ({steps_per_epoch} are an epoch)")
+
+    for axes in (loss_axes, scale_axes):
+        axes.grid(alpha=0.3)
+        axes.legend()
+    with replacing(path) as part:
+        figure.savefig(part)
+
+
+def _running_mean(values, window):
+    """The mean of the last `window` values at each place, of those that are finite."""
+    finite = np.isfinite(values)
+    sums, counts = (
+        np.convolve(terms, np.ones(window))[: len(values)] for terms in (np.where(finite, values, 0.0), finite)
+    )
+    return np.divide(sums, counts, out=np.full(len(values), np.nan), where=counts > 0)
+
+
+def save_grid(path, images, zoom=2):
+    """Saves images from -1 to 1, of shape (N * N, 1, height, width), as N rows of N, each pixel `zoom` wide."""
+    side = int(len(images) ** 0.5)
+    height, width = images.shape[2:]
+    grid = images.reshape(side, side, height, width).transpose(0, 2, 1, 3).reshape(side * height, side * width)
+    grid = np.kron(np.nan_to_num(grid), np.ones((zoom, zoom)))
+    with replacing(path) as part:
+        png.imsave(part, grid, cmap="gray", vmin=-1, vmax=1)

@@ -1,0 +1,148 @@
+"""The GAN example, run as a user runs it: as a script, on a small folder of IDX files and with small networks."""
+
+import csv
+import os
+import struct
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import mindspore
+import numpy as np
+import pytest
+
+for package in ("mlxtend", "matplotlib", "tqdm"):
+    pytest.importorskip(package, reason=f"the example needs {package}: pip install ms_lossscale[examples]")
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = ROOT / "examples" / "gan" / "train.py"
+# 20 images in batches of 8: two steps an epoch, and four images left out, other ones in each.
+TRAIN_IMAGES, BATCH_SIZE, STEPS_PER_EPOCH = 20, 8, 2
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+def write_idx(path, items):
+    path.write_bytes(struct.pack(f">{1 + items.ndim}I", 0x800 + items.ndim, *items.shape) + items.tobytes())
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+    for part, count in (("train", TRAIN_IMAGES), ("t10k", 10)):
+        write_idx(folder / f"{part}-images-idx3-ubyte", rng.integers(0, 256, (count, 28, 28)).astype(np.uint8))
+        write_idx(folder / f"{part}-labels-idx1-ubyte", (np.arange(count) % 10).astype(np.uint8))
+    return folder
+
+
+def run(*options, cwd):
+    # The script must choose its own setting of oneDNN.
+    environment = {name: value for name, value in os.environ.items() if name != "ONEDNN_MAX_CPU_ISA"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, str(SCRIPT), *map(str, options)]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def train(data, *options, cwd):
+    result = run("--data", data, "--batch-size", BATCH_SIZE, "--filters", 2, *options, "--output", "out", cwd=cwd)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def read_rows(folder):
+    with open(folder / "steps.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def assert_refused(result, *words):
+    """Exit status 2, and the last line says why."""
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == ""
+    for word in words:
+        assert word in result.stderr.splitlines()[-1]
+
+
+# With --n-critic 3 the generator sits out the first two steps, and the second epoch begins in the middle of a turn.
+@pytest.mark.parametrize(
+    "options", [("--update", "simultaneous"), ("--update", "alternating", "--n-critic", 3)], ids=lambda o: o[1]
+)
+def test_a_run_that_is_resumed_leaves_what_an_uninterrupted_one_does(data, tmp_path, options):
+    # A first scale at which float16 overflows, so that there are skipped steps to show.
+    options = (*options, "--scale", 2**24, "--scale-window", 2)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole.mkdir()
+    parts.mkdir()
+    with ThreadPoolExecutor() as pool:
+        uninterrupted = pool.submit(train, data, "--epochs", 2, *options, cwd=whole)
+        train(data, "--epochs", 1, *options, cwd=parts)
+        result = uninterrupted.result()
+    assert "Mean top-class probability: " in result.stdout
+    assert "Classes with more than 2 %: " in result.stdout
+    assert all(f" {digit}: " in result.stdout for digit in range(10))
+    assert "skipped" in result.stderr
+
+    assert len(read_rows(parts / "out")) == STEPS_PER_EPOCH
+    resumed = train(data, "--epochs", 2, "--resume", *options, cwd=parts)
+    assert "Resuming after epoch 1 of 2" in resumed.stdout
+    # Both are judged alike, though the second judge was read from its checkpoint.
+    assert resumed.stdout.partition("A LeNet")[2] == result.stdout.partition("A LeNet")[2]
+
+    for out in (whole / "out", parts / "out"):
+        files = ["curves.png", "epoch-001.png", "epoch-002.png", "gan.ckpt", "judge.ckpt", "steps.csv"]
+        assert sorted(path.name for path in out.iterdir()) == files
+        for picture in out.glob("*.png"):
+            assert picture.read_bytes().startswith(PNG_SIGNATURE)
+    for name in ("steps.csv", "epoch-001.png", "epoch-002.png"):
+        assert (whole / "out" / name).read_bytes() == (parts / "out" / name).read_bytes(), name
+    checkpoints = [mindspore.load_checkpoint(str(folder / "out" / "gan.ckpt")) for folder in (whole, parts)]
+    assert checkpoints[0].keys() == checkpoints[1].keys()
+    for name in ("generator.project.weight", "discriminator.judge.weight", "optimizer_0.global_step"):
+        assert name in checkpoints[0]
+    for name, value in checkpoints[0].items():
+        if isinstance(value, mindspore.Parameter):
+            assert value.asnumpy().tobytes() == checkpoints[1][name].asnumpy().tobytes(), name
+        else:
+            assert value == checkpoints[1][name], name
+
+    rows = read_rows(whole / "out")
+    assert [int(row["step"]) for row in rows] == list(range(1, 2 * STEPS_PER_EPOCH + 1))
+    assert float(rows[0]["discriminator_loss_scale"]) == 2**24
+    assert rows[0]["discriminator_overflow"] == "1"
+    if "simultaneous" in options:
+        assert all(row["generator_overflow"] == row["discriminator_overflow"] for row in rows)
+        assert all(float(row["generator_loss"]) > 0 for row in rows)
+    else:
+        assert [float(row["generator_loss"]) > 0 for row in rows] == [False, False, True, True]
+        assert [row["generator_overflow"] for row in rows[:2]] == ["0", "0"]
+
+
+def test_bad_options_are_refused(tmp_path):
+    cases = {
+        ("--n-critic", "2"): "--n-critic",
+        ("--n-critic", "0", "--update", "alternating"): "--n-critic",
+        ("--loss-scale", "none", "--scale", "8"): "--scale",
+        ("--resume",): "nothing to resume",
+    }
+    with ThreadPoolExecutor(2) as pool:
+        for result, word in zip(pool.map(lambda options: run(*options, cwd=tmp_path), cases), cases.values()):
+            assert_refused(result, word)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_truncated_file_is_refused_in_one_line(data, tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for path in data.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes()[: -1 if "train-images" in path.name else None])
+    result = run("--data", "data", cwd=tmp_path)
+    assert_refused(result, "train-images-idx3-ubyte", "truncated")
+    assert len(result.stderr.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_help_explains_every_option(tmp_path):
+    result = run("--help", cwd=tmp_path)
+    assert result.returncode == 0
+    for option in ("--update", "--n-critic", "--data", "--loss-scale", "--amp-level", "--mode", "--resume", "--seed"):
+        assert option in result.stdout

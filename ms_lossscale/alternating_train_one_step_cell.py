@@ -180,8 +180,9 @@ class AlternatingTrainOneStepCell(Measurements, nn.TrainOneStepCell):
         for i, phase in enumerate(self.phases):
             its_inputs = inputs_of(i, self.network_inputs, inputs)
             if self._has_aux:
-                loss, overflow, loss_scale, aux = self._run(phase, its_inputs)
-                auxes += (aux,)
+                step = phase.step(*its_inputs)
+                loss, overflow, loss_scale = self._values(step)
+                auxes += (step[1][0],)
             else:
                 loss, overflow, loss_scale = self._run_in_turn(window % self.window_every[i] == 0, i, phase, its_inputs)
             losses, overflows, loss_scales = losses + (loss,), overflows + (overflow,), loss_scales + (loss_scale,)
@@ -202,13 +203,12 @@ class AlternatingTrainOneStepCell(Measurements, nn.TrainOneStepCell):
         ops.assign(self.calls, ops.select(is_last, 0, calls))
 
     @staticmethod
-    def _run(phase, inputs):
-        losses, auxes, overflow, loss_scale = phase.step(*inputs)
-        return gradients.sums(losses)[0], overflow, loss_scale, auxes[0]
+    def _values(step):
+        return gradients.sums(step[0])[0], step[2], step[3]
 
     def _run_in_turn(self, takes_part, i, phase, inputs):
         if takes_part:
-            loss, overflow, loss_scale, _ = self._run(phase, inputs)
+            loss, overflow, loss_scale = self._values(phase.step(*inputs))
         else:
             loss = self.last_losses[i]
             overflow = Tensor(False)

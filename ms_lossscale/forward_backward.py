@@ -125,7 +125,9 @@ class SharedForwardBackward(nn.Cell):
     @jit
     def construct(self, scale, *inputs):
         results, backward = ops.vjp(self._losses_and_aux, *inputs, weights=self.weights)
-        losses, aux, grads = results[: self._losses], (), ()
+        losses = results[: self._losses]
+        aux = ()
+        grads = ()
         for i in range(self._losses):
             cotangents = ()
             for j, result in enumerate(results):

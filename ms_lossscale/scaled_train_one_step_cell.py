@@ -102,10 +102,10 @@ class ScaledTrainOneStepCell(Transaction):
         self._has_aux = has_aux
 
     def construct(self, *inputs):
-        (loss,), (aux,), overflow, loss_scale = self.step(*inputs)
+        step = self.step(*inputs)
         if self._has_aux:
-            return loss, overflow, loss_scale, aux
-        return loss, overflow, loss_scale
+            return step[0][0], step[2], step[3], step[1][0]
+        return step[0][0], step[2], step[3]
 
     def grad_norm(self):
         """

@@ -134,9 +134,9 @@ class SimultaneousTrainOneStepCell(Transaction):
         self._has_aux = has_aux
 
     def construct(self, *inputs):
-        losses, auxes, overflow, loss_scale = self.step(*inputs)
-        losses = ops.stack(gradients.sums(losses))
-        output = (ops.ReduceSum()(losses), overflow, loss_scale, losses)
+        step = self.step(*inputs)
+        losses = ops.stack(gradients.sums(step[0]))
+        output = (ops.ReduceSum()(losses), step[2], step[3], losses)
         if self._has_aux:
-            return (*output, auxes)
+            return (*output, step[1])
         return output

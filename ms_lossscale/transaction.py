@@ -101,9 +101,7 @@ class Transaction(Measurements, nn.TrainOneStepCell):
         self._norms_tell = isinstance(self.overflow_detector, FiniteGradients) and all(
             clipping.measures for clipping in self.clippings
         )
-        self._clipping_unscales = (
-            self._norms_tell and not self._accumulates and all(clipping.clips_norm for clipping in self.clippings)
-        )
+        self._clipping_unscales = self._norms_tell and all(clipping.clips_norm for clipping in self.clippings)
         self.moving_averages = nn.CellList(
             [
                 MovingAverage(check_between(owner, "ema_decay", decay, 0.0, 1.0), its_weights)
@@ -178,17 +176,23 @@ class Transaction(Measurements, nn.TrainOneStepCell):
         return list(self.moving_averages)
 
     def step(self, *inputs):
-        """The order of events. Returns the tuples of losses and of aux, the verdict, and the scale that was used."""
+        """
+        The order of events.
+
+        Returns the tuples of losses and of aux, the verdict, and the scale that was used. Whoever does not use all of
+        them takes them by index: of what is unpacked and not used, graph mode warns as of a mistake.
+        """
         scale, is_first = self._read_scale()
         inputs, saved_state = self.forward_state.save(inputs, is_first)
         inputs = self.overflow_detector.start(inputs)
         # The backward starts from the scale, and need not wait for the forward where a layer is linear.
         scale = ops.depend(scale, inputs)
         losses, auxes, grads = self._forward_backward(scale, inputs)
-        grads, divisor = self._unscale(grads, scale)
         if self._accumulates:
+            grads = gradients.multiply(grads, self._share / scale)
             overflow = self._accumulate(grads, scale, saved_state)
         else:
+            grads, divisor = self._unscale(grads, scale)
             overflow = self._conclude(grads, divisor, scale, Tensor(False), saved_state)
         return losses, auxes, overflow, scale
 
@@ -209,7 +213,7 @@ class Transaction(Measurements, nn.TrainOneStepCell):
         """Returns the gradients and what they must still be divided by: clipping's multiply can do that, too."""
         if self._clipping_unscales and isinstance(self.grad_reducer, nn.Identity):
             return grads, scale
-        return gradients.multiply(grads, self._share / scale), Tensor(1.0, mstype.float32)
+        return gradients.multiply(grads, 1.0 / scale), Tensor(1.0, mstype.float32)
 
     def _accumulate(self, grads, scale, saved_state):
         overflow = ops.logical_or(self.accumulation.overflow, self.overflow_detector(grads))

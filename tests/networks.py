@@ -45,6 +45,18 @@ class Linear(nn.Cell):
         return ops.square(ops.matmul(x, self.weight) - y).mean()
 
 
+class LinearWithBias(nn.Cell):
+    """Mean squared error of a linear model with a matrix and a vector among its weights."""
+
+    def __init__(self, seed=0):
+        super().__init__()
+        self.weight = weight(FEATURES, 2, seed=seed, name="weight")
+        self.bias = weight(2, seed=seed + 1, name="bias")
+
+    def construct(self, x, y):
+        return ops.square(ops.matmul(x, self.weight) + self.bias - y).mean()
+
+
 class Mlp(nn.Cell):
     """Mean squared error of two layers, with matrices and vectors among the weights."""
 

@@ -241,7 +241,7 @@ class TestEvery:
         ).set_train()
         before = state(cell)
         outputs = as_numpy(cell(*gan_batch()))
-        assert changed(before, state(cell)) == {"alternation.windows"}
+        assert all(name.startswith("alternation.") for name in changed(before, state(cell)))
         for output, expected in zip(outputs, (0.0, [False, False], [1024.0, 1024.0], [0.0, 0.0])):
             np.testing.assert_array_equal(output, expected)
         cell(*gan_batch())

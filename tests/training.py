@@ -1,7 +1,7 @@
 """What the tests do with training cells: read all that they hold, put it back, compare."""
 
 import numpy as np
-from mindspore import Tensor
+from mindspore import Tensor, ops
 
 
 def state(cell):
@@ -10,9 +10,13 @@ def state(cell):
 
 
 def restore(cell, values):
-    """Writes the values of an earlier `state` back."""
+    """
+    Writes the values of an earlier `state` back.
+
+    Not with `set_data`: a compiled graph that branches goes on with the memory that it had (MindSpore 2.7 to 2.10).
+    """
     for name, parameter in cell.parameters_dict().items():
-        parameter.set_data(Tensor(values[name]))
+        ops.assign(parameter, Tensor(values[name]))
 
 
 def same_bits(a, b):

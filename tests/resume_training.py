@@ -1,0 +1,78 @@
+"""
+A training run that test_resume.py stops in the middle and goes on with in a new process:
+
+    python resume_training.py MODE CHECKPOINTS RESULTS
+
+goes on with each optimizer's checkpoint of the folder CHECKPOINTS and writes what it arrives at to the folder RESULTS.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
+
+import mindspore
+import numpy as np
+from mindspore import nn
+from mindspore.experimental import optim
+from mindspore.experimental.optim import lr_scheduler
+from networks import Mlp, batch_for
+from training import state
+
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
+
+MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
+
+FIRST, THEN = 7, 20
+# One overflow before the stop, one after it. The scale grows every fourth clean step.
+OVERFLOWS = [step in (3, 11) for step in range(FIRST + THEN)]
+
+
+def adam_weight_decay(params):
+    schedule = nn.ExponentialDecayLR(0.05, decay_rate=0.9, decay_steps=2)
+    return nn.AdamWeightDecay(params, learning_rate=schedule, weight_decay=0.01)
+
+
+def experimental_adam(params):
+    return optim.Adam(params, lr=0.05)
+
+
+OPTIMIZERS = {"adam_weight_decay": adam_weight_decay, "experimental_adam": experimental_adam}
+
+
+def make_cell(name):
+    network = Mlp()
+    optimizer = OPTIMIZERS[name](network.trainable_params())
+    return ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(2.0**10, scale_window=4)).set_train()
+
+
+def train(cell, first, last):
+    """Trains the steps from `first` to before `last`. Returns what each reported: loss, overflow, scale."""
+    reported = []
+    for step in range(first, last):
+        loss, overflow, loss_scale = cell(*batch_for(OVERFLOWS[step], seed=step))
+        reported.append([float(loss), float(overflow), float(loss_scale)])
+    return np.array(reported)
+
+
+def lower_learning_rate(cell):
+    """What a user's loop does at some point: the experimental optimizers' rate is changed from outside."""
+    if isinstance(cell.optimizer, optim.Optimizer):
+        lr_scheduler.ExponentialLR(cell.optimizer, gamma=0.1).step()
+
+
+def main(mode, checkpoints, results):
+    mindspore.set_context(mode=MODES[mode])
+    for name in OPTIMIZERS:
+        cell = make_cell(name)
+        not_loaded, _ = mindspore.load_param_into_net(
+            cell, mindspore.load_checkpoint(str(Path(checkpoints, f"{name}.ckpt"))), strict_load=True
+        )
+        assert not not_loaded
+        reported = train(cell, FIRST, FIRST + THEN)
+        np.savez(Path(results, f"{name}.npz"), reported=reported, **state(cell))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,308 @@
+"""Wrong arguments: a TypeError or ValueError at construction that names the argument and the value."""
+
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+from networks import Linear, Mlp, batch
+
+from ms_lossscale import (
+    DynamicLossScale,
+    FixedLossScale,
+    ScaledTrainOneStepCell,
+    ScheduledLossScale,
+    build_train_network,
+)
+
+INF, NAN = float("inf"), float("nan")
+
+
+def check_refused(construct, error, *words):
+    """Asserts that `construct()` raises the error, and that its message names the words."""
+    with pytest.raises(error) as raised:
+        construct()
+    for word in words:
+        assert word in str(raised.value), f"{word!r} is not in the message: {raised.value}"
+
+
+def sgd(network, **keywords):
+    return nn.SGD(network.trainable_params(), learning_rate=0.01, **keywords)
+
+
+WRONG_SCALES = [
+    (0, ValueError, "0"),
+    (-1.0, ValueError, "-1.0"),
+    (INF, ValueError, "inf"),
+    (-INF, ValueError, "-inf"),
+    (NAN, ValueError, "nan"),
+    (1e300, ValueError, "1e+300"),
+    (1e-45, ValueError, "1e-45"),
+    (True, TypeError, "True"),
+    (np.bool_(True), TypeError, "True"),
+    ("1024", TypeError, "'1024'"),
+    (1j, TypeError, "1j"),
+    ([1024], TypeError, "[1024]"),
+]
+
+
+class TestLossScales:
+    @pytest.mark.parametrize("value, error, shown", [*WRONG_SCALES, (None, TypeError, "None")])
+    def test_fixed(self, value, error, shown):
+        check_refused(lambda: FixedLossScale(value), error, "FixedLossScale", "'loss_scale'", shown)
+
+    @pytest.mark.parametrize("value, error, shown", [*WRONG_SCALES, (None, TypeError, "None")])
+    def test_initial(self, value, error, shown):
+        check_refused(lambda: DynamicLossScale(value), error, "DynamicLossScale", "'init_loss_scale'", shown)
+
+    @pytest.mark.parametrize("value, error, shown", [*WRONG_SCALES, (None, TypeError, "None")])
+    def test_scheduled(self, value, error, shown):
+        check_refused(lambda: ScheduledLossScale([1, 2], [1.0, value]), error, "'loss_scales[1]'", shown)
+
+    @pytest.mark.parametrize("value, error, shown", [*WRONG_SCALES, (None, TypeError, "None")])
+    def test_set_by_hand(self, value, error, shown):
+        loss_scale = DynamicLossScale()
+        check_refused(lambda: loss_scale.set_loss_scale(value), error, "set_loss_scale", "'value'", shown)
+        assert loss_scale.get_loss_scale() == 2.0**16
+
+    @pytest.mark.parametrize("value, error, shown", WRONG_SCALES)
+    def test_of_a_training_cell(self, value, error, shown):
+        network = Linear()
+        check_refused(lambda: ScaledTrainOneStepCell(network, sgd(network), value), error, "'loss_scale'", shown)
+
+    @pytest.mark.parametrize("value, error, shown", [(1, TypeError, "1"), (None, TypeError, "None")])
+    def test_drop_overflow_update(self, value, error, shown):
+        check_refused(lambda: FixedLossScale(8.0, value), error, "'drop_overflow_update'", shown)
+        check_refused(lambda: ScheduledLossScale([1], [8.0], value), error, "'drop_overflow_update'", shown)
+
+    @pytest.mark.parametrize(
+        "keyword, value, error",
+        [
+            ("scale_factor", 1.0, ValueError),
+            ("scale_factor", 0.5, ValueError),
+            ("scale_factor", -2.0, ValueError),
+            ("scale_factor", INF, ValueError),
+            ("scale_factor", NAN, ValueError),
+            ("scale_factor", True, TypeError),
+            ("scale_factor", "2", TypeError),
+            ("scale_window", 0, ValueError),
+            ("scale_window", -5, ValueError),
+            ("scale_window", 2.5, TypeError),
+            ("scale_window", 2.0, TypeError),
+            ("scale_window", True, TypeError),
+            ("scale_window", 2**31, ValueError),
+            ("backoff_factor", 0.0, ValueError),
+            ("backoff_factor", 1.0, ValueError),
+            ("backoff_factor", 2.0, ValueError),
+            ("backoff_factor", -0.5, ValueError),
+            ("backoff_factor", NAN, ValueError),
+            ("backoff_factor", "0.5", TypeError),
+            ("hysteresis", 0, ValueError),
+            ("hysteresis", 1.5, TypeError),
+            ("hysteresis", True, TypeError),
+            ("min_loss_scale", 0.0, ValueError),
+            ("min_loss_scale", -1.0, ValueError),
+            ("min_loss_scale", NAN, ValueError),
+            ("max_loss_scale", INF, ValueError),
+            ("max_loss_scale", None, TypeError),
+        ],
+    )
+    def test_dynamic(self, keyword, value, error):
+        shown = value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
+        check_refused(lambda: DynamicLossScale(**{keyword: value}), error, "DynamicLossScale", f"'{keyword}'", shown)
+
+    def test_a_floor_above_the_ceiling(self):
+        check_refused(
+            lambda: DynamicLossScale(8.0, min_loss_scale=16.0, max_loss_scale=4.0),
+            ValueError,
+            "'min_loss_scale'",
+            "'max_loss_scale'",
+            "16",
+            "4",
+        )
+
+    @pytest.mark.parametrize("init", [0.5, 2.0**25])
+    def test_an_initial_scale_outside_the_bounds(self, init):
+        check_refused(lambda: DynamicLossScale(init), ValueError, "'init_loss_scale'", str(init), str(2.0**24))
+
+    @pytest.mark.parametrize(
+        "milestone, loss_scales, error, words",
+        [
+            ([2, 2], [1.0, 2.0], ValueError, ["'milestone'", "increase", "2"]),
+            ([5, 3], [1.0, 2.0], ValueError, ["'milestone'", "increase", "5", "3"]),
+            ([0, 3], [1.0, 2.0], ValueError, ["milestone[0]", "0"]),
+            ([1.5, 3], [1.0, 2.0], TypeError, ["milestone[0]", "1.5"]),
+            ([1, True], [1.0, 2.0], TypeError, ["milestone[1]", "True"]),
+            ([1, 2, 3], [1.0, 2.0], ValueError, ["'milestone'", "'loss_scales'", "3", "2"]),
+            ([1], [1.0, 2.0], ValueError, ["'milestone'", "'loss_scales'", "1", "2"]),
+            ([], [], ValueError, ["'milestone'"]),
+            (3, [1.0], TypeError, ["'milestone'", "3"]),
+            ([3], 1.0, TypeError, ["'loss_scales'", "1.0"]),
+            ("3", [1.0], TypeError, ["'milestone'", "'3'"]),
+        ],
+    )
+    def test_schedule(self, milestone, loss_scales, error, words):
+        check_refused(lambda: ScheduledLossScale(milestone, loss_scales), error, "ScheduledLossScale", *words)
+
+
+class ReciprocalScale(nn.Optimizer):
+    """As mindcv's AdamW and Lion: it divides by a loss scale, but says that its `loss_scale` is 1."""
+
+    def __init__(self, params, loss_scale):
+        super().__init__(0.01, params)
+        self.reciprocal_scale = Tensor(1.0 / loss_scale)
+
+    def construct(self, gradients):
+        for parameter, gradient in zip(self.parameters, gradients):
+            ops.assign_add(parameter, -0.01 * self.reciprocal_scale * gradient)
+
+
+class NoParameters(nn.Cell):
+    def construct(self, gradients):
+        return gradients
+
+
+class TestOptimizers:
+    def test_no_cell(self):
+        check_refused(lambda: ScaledTrainOneStepCell(Linear(), "adam"), TypeError, "'optimizer'", "'adam'")
+
+    def test_a_class_where_an_object_belongs(self):
+        check_refused(lambda: ScaledTrainOneStepCell(Linear(), nn.SGD), TypeError, "'optimizer'", "SGD")
+
+    def test_a_cell_without_parameters(self):
+        check_refused(
+            lambda: ScaledTrainOneStepCell(Linear(), NoParameters()), ValueError, "'optimizer'", "NoParameters"
+        )
+
+    @pytest.mark.parametrize("make", [nn.SGD, nn.Adam, nn.RMSProp], ids=lambda make: make.__name__)
+    def test_one_with_a_loss_scale_of_its_own(self, make):
+        network = Linear()
+        optimizer = make(network.trainable_params(), learning_rate=0.01, loss_scale=1024.0)
+        words = ("'optimizer'", make.__name__, "1024", "loss_scale=1.0")
+        check_refused(lambda: ScaledTrainOneStepCell(network, optimizer), ValueError, *words)
+
+    def test_one_that_hides_it_inside_of_another(self):
+        network = Linear()
+        optimizer = nn.LARS(sgd(network, loss_scale=512.0))
+        check_refused(lambda: ScaledTrainOneStepCell(network, optimizer), ValueError, "'optimizer'", "LARS", "512")
+
+    def test_one_that_shows_only_its_reciprocal(self):
+        network = Linear()
+        optimizer = ReciprocalScale(network.trainable_params(), 1024.0)
+        assert optimizer.loss_scale == 1.0
+        words = ("'optimizer'", "ReciprocalScale", "1024")
+        check_refused(lambda: ScaledTrainOneStepCell(network, optimizer), ValueError, *words)
+
+    def test_the_same_one_without_a_scale_is_fine(self):
+        network = Linear()
+        ScaledTrainOneStepCell(network, ReciprocalScale(network.trainable_params(), 1.0))
+
+    def test_one_that_owns_the_parameters_of_another_network(self):
+        network, stranger = Linear(), Linear()
+        stranger.weight.name = "stranger.weight"
+        check_refused(lambda: ScaledTrainOneStepCell(network, sgd(stranger)), ValueError, "SGD", "stranger.weight")
+
+    def test_one_that_owns_a_parameter_of_the_same_name_in_another_network(self):
+        check_refused(lambda: ScaledTrainOneStepCell(Linear(), sgd(Linear())), ValueError, "SGD", "weight")
+
+
+class TestNetworks:
+    @pytest.mark.parametrize("value, shown", [(None, "None"), ("net", "'net'"), (Linear, "Linear"), (len, "len")])
+    def test_no_cell(self, value, shown):
+        check_refused(lambda: ScaledTrainOneStepCell(value, sgd(Linear())), TypeError, "'network'", shown)
+
+    def test_two_parameters_of_one_name(self):
+        class Twins(nn.Cell):
+            def __init__(self):
+                super().__init__(auto_prefix=False)
+                self.one = Linear()
+                self.two = Linear()
+                self.one.update_parameters_name("", False)
+
+            def construct(self, x, y):
+                return self.one(x, y) + self.two(x, y)
+
+        network = Twins()
+        network.one.weight.name = network.two.weight.name = "twin.weight"
+        optimizer = nn.SGD([network.one.weight], learning_rate=0.01)
+        check_refused(lambda: ScaledTrainOneStepCell(network, optimizer), ValueError, "name", "twin.weight")
+
+    def test_a_parameter_with_the_name_of_one_of_ours(self):
+        network = Linear()
+        network.weight.name = "loss_scale.scale_value"
+        check_refused(
+            lambda: ScaledTrainOneStepCell(network, sgd(network)), ValueError, "name", "loss_scale.scale_value"
+        )
+
+
+class TestOtherArguments:
+    @pytest.mark.parametrize(
+        "keyword, value, shown",
+        [
+            ("has_aux", 1, "1"),
+            ("has_aux", None, "None"),
+            ("after_update", print, "print"),
+            ("forward_state", 3, "3"),
+            ("forward_state", [Tensor(1.0)], "Tensor"),
+            ("overflow_detector", nn.ReLU(), "ReLU"),
+            ("overflow_detector", "gradients", "str"),
+            ("overflow_detector", True, "bool"),
+        ],
+    )
+    def test_of_the_wrong_type(self, keyword, value, shown):
+        network = Linear()
+        check_refused(
+            lambda: ScaledTrainOneStepCell(network, sgd(network), **{keyword: value}),
+            TypeError,
+            "ScaledTrainOneStepCell",
+            f"'{keyword}'",
+            shown,
+        )
+
+    def test_a_single_parameter_as_forward_state(self):
+        network = Linear()
+        state = Parameter(Tensor(1.0), name="state")
+        check_refused(
+            lambda: ScaledTrainOneStepCell(network, sgd(network), forward_state=state), TypeError, "'forward_state'"
+        )
+
+    def test_an_unknown_keyword(self):
+        network = Linear()
+        check_refused(lambda: ScaledTrainOneStepCell(network, sgd(network), has_ax=True), TypeError, "has_ax")
+        check_refused(lambda: build_train_network(network, sgd(network), has_ax=True), ValueError, "has_ax")
+
+
+class ReturnsTuple(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.network = Mlp()
+
+    def construct(self, x, y):
+        loss = self.network(x, y)
+        return loss, loss * 2
+
+
+class ReturnsNumber(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.network = Mlp()
+
+    def construct(self, x, y):
+        return 1.0
+
+
+class TestWhatTheNetworkReturns:
+    """Seen in the first step."""
+
+    def test_a_tuple_where_one_loss_is_expected(self, mode):
+        network = ReturnsTuple()
+        cell = ScaledTrainOneStepCell(network, sgd(network), 1024)
+        check_refused(lambda: cell(*batch()), TypeError, "ScaledTrainOneStepCell", "has_aux=True")
+
+    def test_one_loss_where_a_tuple_is_expected(self, mode):
+        network = Mlp()
+        cell = ScaledTrainOneStepCell(network, sgd(network), 1024, has_aux=True)
+        check_refused(lambda: cell(*batch()), TypeError, "ScaledTrainOneStepCell", "(loss, *aux)")
+
+    def test_no_tensor(self, mode):
+        network = ReturnsNumber()
+        cell = ScaledTrainOneStepCell(network, sgd(network), 1024)
+        check_refused(lambda: cell(*batch()), TypeError, "ScaledTrainOneStepCell", "one Tensor")

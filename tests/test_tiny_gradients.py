@@ -1,0 +1,75 @@
+"""
+The situation that this package is for: tiny gradients, a loss scale, and an optimizer that does not divide by it.
+
+Adam's update is nearly the same for gradients and for 1024 times the gradients, while they are well above `eps`: it
+hides a missing division. Gradients of 1e-8 are below the `eps` of 1e-6 of AdamWeightDecay, and there the update is
+proportional to the gradient.
+"""
+
+import numpy as np
+import pytest
+from mindspore import Tensor, nn, ops
+from networks import weight
+
+from ms_lossscale import DynamicLossScale, FixedLossScale, ScaledTrainOneStepCell
+
+GRADIENT = np.float32([1e-8, -2e-8, 3e-8])
+STEPS = 5
+
+
+class TinySlope(nn.Cell):
+    """A loss whose gradient is its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = weight(3, name="weight")
+
+    def construct(self, x):
+        return ops.mul(self.weight, x).sum()
+
+
+def moved(make_cell):
+    """How far the weight moves in some steps."""
+    network = TinySlope()
+    # Far from 1, so that float32 can tell a weight that moved by 1e-8 from one that did not.
+    network.weight.set_data(Tensor(np.zeros(3, np.float32)))
+    cell = make_cell(network, nn.AdamWeightDecay(network.trainable_params(), learning_rate=1e-3))
+    for _ in range(STEPS):
+        cell(Tensor(GRADIENT))
+    return network.weight.asnumpy()
+
+
+class ScaledLoss(nn.Cell):
+    def __init__(self, network, loss_scale):
+        super().__init__(auto_prefix=False)
+        self.network = network
+        self.loss_scale = loss_scale
+
+    def construct(self, x):
+        return self.network(x) * self.loss_scale
+
+
+def in_numpy(gradient):
+    """The same steps of AdamWeightDecay (which corrects no bias), in float64."""
+    m = v = w = np.zeros(3)
+    for _ in range(STEPS):
+        m = 0.9 * m + 0.1 * gradient
+        v = 0.999 * v + 0.001 * gradient**2
+        w = w - 1e-3 * m / (np.sqrt(v) + 1e-6)
+    return w
+
+
+@pytest.mark.parametrize("loss_scale", [FixedLossScale, DynamicLossScale], ids=["fixed", "dynamic"])
+def test_adam_weight_decay_moves_as_without_a_scale(mode, loss_scale):
+    unscaled = moved(nn.TrainOneStepCell)
+    ours = moved(lambda network, optimizer: ScaledTrainOneStepCell(network, optimizer, loss_scale(1024.0)))
+    np.testing.assert_array_equal(ours, unscaled)
+    # Five float32 steps against float64.
+    np.testing.assert_allclose(unscaled, in_numpy(GRADIENT.astype(np.float64)), rtol=1e-5)
+
+
+def test_a_missing_division_would_be_seen(mode):
+    # The recipe of a fixed scale and an update in every step, with an optimizer that does not divide.
+    stock = moved(lambda network, optimizer: nn.TrainOneStepCell(ScaledLoss(network, 1024.0), optimizer))
+    unscaled = moved(nn.TrainOneStepCell)
+    assert np.all(stock / unscaled > 100)

@@ -1,0 +1,106 @@
+"""Networks that compute on the emulated NPU, with which a test chooses where they overflow."""
+
+import mindspore
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+from ms_lossscale import FloatStatusRegister, emulation
+
+LOSS_SCALE = 2.0**4
+LEARNING_RATE = 0.5
+
+# (x, backward_gain) for one network. The forward computes x * weight, the backward LOSS_SCALE * backward_gain.
+INNOCENT = (2.0, 1.0)
+FORWARD = (1e6, 1.0)
+BACKWARD = (2.0, 1e6)
+BOTH = (1e6, 1e6)
+NAN = (float("nan"), 1.0)
+
+
+class OnNpu(nn.Cell):
+    """
+    The loss `backward_gain * min(saturate(x * weight), 100)`.
+
+    Where the forward overflows, the minimum cuts the gradient off: it is 0, and nothing but the register tells. Where
+    the backward does, the gradient is 65504 * x / LOSS_SCALE, as finite as any other.
+    """
+
+    def __init__(self, name):
+        super().__init__()
+        self.weight = Parameter(Tensor([1.0], mindspore.float32), name=f"{name}.weight")
+        self.saturate = emulation.Saturate(name)
+
+    def construct(self, x, backward_gain):
+        return ops.minimum(self.saturate(x * self.weight), 100.0) * backward_gain
+
+
+class AllOnNpu(nn.Cell):
+    """The losses of several networks, as one tuple. Each takes the next two inputs."""
+
+    def __init__(self, *networks):
+        super().__init__(auto_prefix=False)
+        self.networks = nn.CellList(list(networks), auto_prefix=False)
+
+    def construct(self, *inputs):
+        losses = ()
+        for i, network in enumerate(self.networks):
+            losses += (network(inputs[2 * i], inputs[2 * i + 1]),)
+        return losses
+
+
+class Naive(nn.Cell):
+    """
+    How two overflow checks are commonly put into one step: both networks' gradients first, then for each network a
+    check of its own and its own conditional update.
+    """
+
+    def __init__(self, networks, optimizers):
+        super().__init__(auto_prefix=False)
+        self.networks = nn.CellList(list(networks), auto_prefix=False)
+        self.optimizers = nn.CellList(list(optimizers), auto_prefix=False)
+        self.checks = nn.CellList([FloatStatusRegister(), FloatStatusRegister()])
+        self.gradient_0 = ops.GradOperation(get_by_list=True, sens_param=True)(networks[0], optimizers[0].parameters)
+        self.gradient_1 = ops.GradOperation(get_by_list=True, sens_param=True)(networks[1], optimizers[1].parameters)
+        self.loss_scale = Tensor([LOSS_SCALE], mindspore.float32)
+
+    def construct(self, *inputs):
+        inputs = self.checks[0].start(inputs)
+        scaled_0 = self.gradient_0(inputs[0], inputs[1], self.loss_scale)
+        scaled_1 = self.gradient_1(inputs[2], inputs[3], self.loss_scale)
+        overflow_0 = self.checks[0](scaled_0 + scaled_1)
+        overflow_1 = self.checks[1](ops.depend(scaled_1, overflow_0))
+        if not overflow_0:
+            self.optimizers[0]((scaled_0[0] / self.loss_scale,))
+        if not overflow_1:
+            self.optimizers[1]((scaled_1[0] / self.loss_scale,))
+        return ops.stack((overflow_0, overflow_1))
+
+
+def networks_on_npu(count):
+    return [OnNpu(f"network_{i}") for i in range(count)]
+
+
+def optimizers_of(networks):
+    return [nn.SGD(network.trainable_params(), learning_rate=LEARNING_RATE) for network in networks]
+
+
+def inputs_for(*behaviours):
+    """The inputs with which network i behaves as the i-th says."""
+    return [Tensor(np.float32([value])) for behaviour in behaviours for value in behaviour]
+
+
+def weights_of(networks):
+    return [float(network.weight.asnumpy()[0]) for network in networks]
+
+
+def reset(networks):
+    """Writes 1 into the weights, where `updated` starts."""
+    for network in networks:
+        ops.assign(network.weight, Tensor([1.0], mindspore.float32))
+    assert weights_of(networks) == [1.0] * len(networks)
+
+
+def updated(behaviour):
+    """The weight after one step of SGD from 1, for an innocent behaviour."""
+    x, backward_gain = behaviour
+    return 1.0 - LEARNING_RATE * x * backward_gain

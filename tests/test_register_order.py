@@ -1,0 +1,203 @@
+"""
+On the emulated NPU: the training cells read the device's one register at the right time, which nothing else can show.
+
+FloatStatusRegister and the cells run unchanged; only the operators that read and clear the register are replaced.
+"""
+
+import functools
+
+import mindspore
+import pytest
+from mindspore.dataset import GeneratorDataset
+from npu_networks import (
+    BACKWARD,
+    BOTH,
+    FORWARD,
+    INNOCENT,
+    LEARNING_RATE,
+    LOSS_SCALE,
+    NAN,
+    AllOnNpu,
+    Naive,
+    inputs_for,
+    networks_on_npu,
+    optimizers_of,
+    reset,
+    updated,
+    weights_of,
+)
+
+from ms_lossscale import AlternatingTrainOneStepCell, FiniteGradients, SimultaneousTrainOneStepCell, emulation
+from ms_lossscale.emulation import register
+
+
+@pytest.fixture(autouse=True)
+def _clear_register():
+    # What earlier tests began may still be running.
+    mindspore.runtime.synchronize()
+    register.clear()
+    register.events.clear()
+
+
+def make_cell(form, networks, **arguments):
+    """A training cell on the emulated NPU. Network i takes the inputs 2 i and 2 i + 1."""
+    with emulation.saturation_mode():
+        if form == "tuple":
+            return SimultaneousTrainOneStepCell(
+                AllOnNpu(*networks), optimizers_of(networks), LOSS_SCALE, **arguments
+            ).set_train()
+        make = AlternatingTrainOneStepCell if form == "alternating" else SimultaneousTrainOneStepCell
+        positions = [(2 * i, 2 * i + 1) for i in range(len(networks))]
+        return make(networks, optimizers_of(networks), LOSS_SCALE, network_inputs=positions, **arguments).set_train()
+
+
+@functools.cache
+def compiled(form, mode, count):
+    networks = networks_on_npu(count)
+    return make_cell(form, networks), networks
+
+
+def step(form, mode, *behaviours, stale=False):
+    """One step from weights of 1. Returns the verdict or verdicts, the weights afterwards, and the events."""
+    cell, networks = compiled(form, mode, len(behaviours))
+    reset(networks)
+    register.clear()
+    register.events.clear()
+    if stale:
+        register.raise_status()
+    outputs = [output.asnumpy() for output in cell(*inputs_for(*behaviours))]
+    return outputs[1].tolist(), weights_of(networks), list(register.events)
+
+
+CULPRITS = {
+    "none": (INNOCENT, INNOCENT),
+    "first": (BACKWARD, INNOCENT),
+    "second": (INNOCENT, BACKWARD),
+    "both": (BACKWARD, BACKWARD),
+    "first_in_forward_only": (FORWARD, INNOCENT),
+    "second_in_forward_only": (INNOCENT, FORWARD),
+    "first_in_forward_and_backward": (BOTH, INNOCENT),
+    "second_is_nan": (INNOCENT, NAN),
+    "each_elsewhere": (FORWARD, BACKWARD),
+}
+
+
+@pytest.mark.parametrize("stale", [False, True], ids=["clear", "stale"])
+@pytest.mark.parametrize("behaviours", CULPRITS.values(), ids=CULPRITS)
+class TestVerdicts:
+    """Bits that unrelated work left in the register before the step ("stale") change nothing."""
+
+    @pytest.mark.parametrize("form", ["list", "tuple"])
+    def test_simultaneous_skips_all_if_one_overflowed(self, mode, form, behaviours, stale):
+        overflow, weights, _ = step(form, mode, *behaviours, stale=stale)
+        if behaviours == (INNOCENT, INNOCENT):
+            assert overflow is False
+            assert weights == [updated(INNOCENT)] * 2
+        else:
+            assert overflow is True
+            assert weights == [1.0, 1.0]
+
+    def test_alternating_skips_the_one_that_overflowed(self, mode, behaviours, stale):
+        overflow, weights, _ = step("alternating", mode, *behaviours, stale=stale)
+        assert overflow == [behaviour != INNOCENT for behaviour in behaviours]
+        assert weights == [updated(INNOCENT) if behaviour == INNOCENT else 1.0 for behaviour in behaviours]
+
+
+def computing(*names):
+    """The events of some networks' forward and backward."""
+    return {f"{direction} {name}" for name in names for direction in ("forward", "backward")}
+
+
+def assert_phase(events, names, status):
+    """Asserts the order of one verdict's events: clear, all computing, get, clear."""
+    first, *computed, get, last = events
+    assert first == "clear"
+    assert set(computed) == computing(*names)
+    for name in names:
+        assert computed.index(f"forward {name}") < computed.index(f"backward {name}")
+    assert get == f"get {status}"
+    assert last == "clear"
+
+
+@pytest.mark.parametrize("overflows", [False, True], ids=["clean", "overflow"])
+class TestOrder:
+    @pytest.mark.parametrize("form, count", [("list", 1), ("list", 2), ("list", 3), ("tuple", 2), ("tuple", 3)])
+    def test_simultaneous_computes_everything_between_one_clear_and_one_get(self, mode, form, count, overflows):
+        behaviours = [INNOCENT] * (count - 1) + [BACKWARD if overflows else INNOCENT]
+        _, _, events = step(form, mode, *behaviours)
+        assert_phase(events, [f"network_{i}" for i in range(count)], int(overflows))
+        if form == "list":
+            # Once each. (With a tuple there is one backward for each loss.)
+            assert len(events) == 3 + 2 * count
+
+    @pytest.mark.parametrize("count", [1, 2, 3])
+    def test_alternating_does_so_in_each_phase(self, mode, count, overflows):
+        behaviours = [INNOCENT] * (count - 1) + [BACKWARD if overflows else INNOCENT]
+        _, _, events = step("alternating", mode, *behaviours)
+        assert len(events) == 5 * count
+        for i in range(count):
+            is_culprit = overflows and i == count - 1
+            assert_phase(events[5 * i : 5 * i + 5], [f"network_{i}"], int(is_culprit))
+
+
+def ruined(behaviour):
+    """The weight after a step with a gradient that saturated."""
+    x, _ = behaviour
+    return 1.0 - LEARNING_RATE * x * 65504.0 / LOSS_SCALE
+
+
+class TestWithoutTheRegister:
+    """Why all this: what the emulated NPU computes is finite, so that looking at gradients sees nothing."""
+
+    def test_finite_gradients_miss_it_and_the_weight_is_ruined(self, mode):
+        networks = networks_on_npu(2)
+        cell = make_cell("list", networks, overflow_detector=FiniteGradients())
+        overflow = cell(*inputs_for(INNOCENT, BACKWARD))[1]
+        assert not overflow.asnumpy()
+        # The gradient is 1e6 * x, but the scaled one saturated at 65504.
+        assert weights_of(networks) == [updated(INNOCENT), ruined(BACKWARD)]
+        assert weights_of(networks)[1] != updated(BACKWARD)
+
+    @pytest.mark.parametrize(
+        "behaviours, verdicts",
+        [
+            ((INNOCENT, INNOCENT), [False, False]),
+            ((BACKWARD, INNOCENT), [True, False]),
+            # The fault: the first check reads, and consumes, the bits of both.
+            ((INNOCENT, BACKWARD), [True, False]),
+            ((BACKWARD, BACKWARD), [True, False]),
+        ],
+        ids=["none", "first", "second", "both"],
+    )
+    def test_two_checks_after_both_backwards_blame_the_wrong_network(self, mode, behaviours, verdicts):
+        cell, networks = naive(mode)
+        reset(networks)
+        assert cell(*inputs_for(*behaviours)).asnumpy().tolist() == verdicts
+        first, second = weights_of(networks)
+        # The innocent first network loses its step whenever the second one overflows...
+        assert first == (1.0 if verdicts[0] else updated(INNOCENT))
+        # ... and the second network is updated with gradients that saturated.
+        assert second == (updated(INNOCENT) if behaviours[1] == INNOCENT else ruined(BACKWARD))
+
+
+@functools.cache
+def naive(mode):
+    networks = networks_on_npu(2)
+    with emulation.saturation_mode():
+        return Naive(networks, optimizers_of(networks)).set_train(), networks
+
+
+def test_in_a_model(mode):
+    networks = networks_on_npu(2)
+    cell = make_cell("list", networks)
+    rows = [
+        tuple(tensor.asnumpy() for tensor in inputs_for(*behaviours))
+        for behaviours in ((INNOCENT, BACKWARD), (INNOCENT, INNOCENT), (BACKWARD, INNOCENT))
+    ]
+    dataset = GeneratorDataset(rows, list("abcd"), shuffle=False, num_parallel_workers=1)
+    register.raise_status()
+    mindspore.Model(cell).train(1, dataset, dataset_sink_mode=False)
+    assert cell.counters() == {"applied_steps": 1, "skipped_steps": 2, "consecutive_skipped_steps": 1}
+    assert weights_of(networks) == [updated(INNOCENT)] * 2
+    for i, status in enumerate((1, 0, 1)):
+        assert_phase(register.events[7 * i : 7 * i + 7], ["network_0", "network_1"], status)

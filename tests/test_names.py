@@ -1,0 +1,142 @@
+"""With several networks a checkpoint keeps every Parameter, and training resumes from it as if it had not stopped."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import mindspore
+import pytest
+from gan_networks import generator_and_discriminator, renamed, two_losses, two_optimizers
+from mindspore import nn
+from networks import Linear
+from resume_several_networks import CELLS, INTERRUPTED_AT, OVERFLOWS, train
+from training import changed, state
+
+from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale, SimultaneousTrainOneStepCell
+
+BOTH_CELLS = pytest.mark.parametrize("make", [SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell])
+
+
+def adams(networks):
+    return [nn.Adam(network.trainable_params()) for network in networks]
+
+
+def every_parameter(cell):
+    """
+    Every Parameter that a cell or a cell inside it has as an attribute, each once: found without the names, by which
+    MindSpore's own methods drop one of two.
+    """
+    found = {}
+    for inside in [cell, *(other for _, other in cell.cells_and_names())]:
+        for value in vars(inside).values():
+            for parameter in value if isinstance(value, (list, tuple)) else [value]:
+                if isinstance(parameter, mindspore.Parameter):
+                    found[id(parameter)] = parameter
+        for parameter in getattr(inside, "_params", {}).values():
+            found[id(parameter)] = parameter
+    return list(found.values())
+
+
+@BOTH_CELLS
+class TestEqualNames:
+    def test_are_refused(self, make):
+        networks = [Linear(), Linear()]
+        with pytest.raises(ValueError, match=r"every parameter must have a name of its own.*named 'weight'.*Rename"):
+            make(networks, adams(networks))
+
+    def test_of_statistics_are_refused_too(self, make):
+        """The weights have names of their own, but not what else a checkpoint holds."""
+        networks = generator_and_discriminator()
+        networks[1].norm.moving_mean.name = "generator.norm.moving_mean"
+        with pytest.raises(ValueError, match=r"generator\.norm\.moving_mean"):
+            make(two_losses(*networks), two_optimizers(*networks))
+
+    def test_are_cured_as_the_message_says(self, make):
+        networks = [Linear(), renamed("discriminator.", Linear())]
+        cell = make(networks, adams(networks))
+        assert {"weight", "discriminator.weight"} <= cell.parameters_dict().keys()
+
+    def test_of_three_networks(self, make):
+        networks = [renamed("0.", Linear()), renamed("1.", Linear()), renamed("0.", Linear())]
+        with pytest.raises(ValueError, match=r"two are named '0\.weight'"):
+            make(networks, adams(networks))
+
+
+@BOTH_CELLS
+class TestNames:
+    def test_weights_keep_theirs_and_optimizer_states_get_a_prefix(self, make):
+        networks = generator_and_discriminator()
+        own = {parameter.name for network in networks for parameter in network.get_parameters()}
+        cell = make(two_losses(*networks), two_optimizers(*networks), DynamicLossScale())
+        assert {parameter.name for network in networks for parameter in network.get_parameters()} == own
+        names = set(cell.parameters_dict())
+        assert names >= own
+        assert names >= {
+            "optimizer_0.learning_rate",
+            "optimizer_0.global_step",
+            "optimizer_0.beta1_power",
+            "optimizer_0.beta2_power",
+            "optimizer_0.moment1.generator.weight",
+            "optimizer_0.moment2.generator.weight",
+            "optimizer_1.learning_rate",
+            "optimizer_1.global_step",
+            "optimizer_1.moments.discriminator.weight",
+        }
+        assert not {name for name in names if name.startswith("moment") or name == "global_step"}
+
+    def test_a_checkpoint_keeps_every_parameter(self, make):
+        networks = generator_and_discriminator()
+        cell = make(two_losses(*networks), two_optimizers(*networks), DynamicLossScale(), ema_decay=0.5)
+        parameters = every_parameter(cell)
+        names = [parameter.name for parameter in parameters]
+        assert len(names) > 30
+        assert len(set(names)) == len(names)
+        mindspore.save_checkpoint(cell, "cell.ckpt")
+        assert set(mindspore.load_checkpoint("cell.ckpt")) == set(names)
+
+    def test_a_checkpoint_of_the_networks_alone_still_loads(self, make):
+        networks = generator_and_discriminator()
+        mindspore.save_checkpoint(networks[0], "generator.ckpt")
+        others = generator_and_discriminator()
+        make(two_losses(*others), two_optimizers(*others))
+        not_loaded, _ = mindspore.load_param_into_net(others[0], mindspore.load_checkpoint("generator.ckpt"))
+        assert not not_loaded
+
+    def test_a_second_cell_of_the_same_optimizers_renames_nothing_twice(self, make):
+        networks = generator_and_discriminator()
+        optimizers = two_optimizers(*networks)
+        first = make(two_losses(*networks), optimizers)
+        names = list(first.parameters_dict())
+        assert list(make(two_losses(*networks), optimizers).parameters_dict()) == names
+
+
+class TestResume:
+    def test_in_a_new_process(self, mode, tmp_path):
+        """Both cells, with an overflow before the interruption and one after it: bit for bit as if uninterrupted."""
+        expected = {}
+        for name, make in CELLS.items():
+            cell = make()
+            train(cell, 0, INTERRUPTED_AT)
+            mindspore.save_checkpoint(cell, f"{tmp_path}/{name}_{INTERRUPTED_AT}.ckpt")
+            interrupted = state(cell)
+            train(cell, INTERRUPTED_AT, len(OVERFLOWS))
+            expected[name] = state(cell)
+            assert len(changed(interrupted, expected[name])) > 20
+        tests = pathlib.Path(__file__).parent
+        subprocess.run(
+            [
+                sys.executable,
+                tests / "resume_several_networks.py",
+                mode,
+                str(INTERRUPTED_AT),
+                str(len(OVERFLOWS)),
+                tmp_path,
+            ],
+            check=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent)])},
+        )
+        for name in CELLS:
+            resumed = mindspore.load_checkpoint(f"{tmp_path}/{name}_{len(OVERFLOWS)}.ckpt")
+            assert not changed(expected[name], {key: value.asnumpy() for key, value in resumed.items()})

@@ -1,0 +1,329 @@
+"""Every wrong argument of the cells for several networks is refused, in words that say what would be right."""
+
+import numpy as np
+import pytest
+from gan_networks import ClipWeights, GanLosses, TupleOf, WithAux, generator_and_discriminator, renamed, two_losses
+from mindspore import Parameter, Tensor, nn
+from mindspore.common.api import _pynative_executor
+from networks import Linear, batch
+
+from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale, SimultaneousTrainOneStepCell
+
+
+@pytest.fixture(autouse=True)
+def _forget_the_failed_call():
+    """
+    After a second error inside a differentiated forward, MindSpore 2.10 in PyNative mode refuses integers as an index
+    of any tensor, in this process, until this is called.
+    """
+    yield
+    _pynative_executor.clear_res()
+
+
+BOTH = pytest.mark.parametrize("make", [SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell])
+
+
+def pair():
+    return [renamed(f"{i}.", Linear(seed=i)) for i in range(2)]
+
+
+def sgd(networks):
+    return [nn.SGD(network.trainable_params(), learning_rate=0.1) for network in networks]
+
+
+def cell_with(make, **arguments):
+    networks = pair()
+    return make(networks, sgd(networks), **arguments)
+
+
+@BOTH
+class TestNetworksAndOptimizers:
+    @pytest.mark.parametrize("count", [1, 3])
+    def test_of_different_numbers(self, make, count):
+        networks = pair()
+        others = [renamed(f"{i}.", Linear()) for i in range(count)]
+        with pytest.raises(ValueError, match=f"must have the same length, but got 2 and {count}"):
+            make(networks, sgd(others))
+        with pytest.raises(ValueError, match=f"must have the same length, but got {count} and 2"):
+            make(others, sgd(networks))
+
+    def test_none_at_all(self, make):
+        with pytest.raises(ValueError, match="'networks' must not be empty"):
+            make([], sgd(pair()))
+        with pytest.raises(ValueError, match="'optimizers' must not be empty"):
+            make(pair(), [])
+
+    def test_an_optimizer_that_is_not_in_a_list(self, make):
+        networks = pair()
+        with pytest.raises(TypeError, match="'optimizers' must be a list of Cells"):
+            make(networks, sgd(networks)[0])
+
+    @pytest.mark.parametrize("wrong", [None, 3, "network", lambda x: x])
+    def test_what_is_no_cell(self, make, wrong):
+        networks = pair()
+        with pytest.raises(TypeError, match=r"'networks\[1\]' must be a Cell"):
+            make([networks[0], wrong], sgd(networks))
+        with pytest.raises(TypeError, match=r"'optimizers\[0\]' must be a Cell"):
+            make(networks, [wrong, sgd(networks)[1]])
+
+    def test_one_parameter_owned_by_two_optimizers(self, make):
+        networks = pair()
+        weights = [*networks[0].trainable_params(), *networks[1].trainable_params()]
+        optimizers = [nn.SGD(networks[0].trainable_params()), nn.Momentum(weights, 0.1, 0.9)]
+        with pytest.raises(ValueError, match=r"'0\.weight' belongs to the SGD and to the Momentum"):
+            make(networks, optimizers)
+
+    def test_an_optimizer_that_owns_a_stranger(self, make):
+        networks, stranger = pair(), renamed("stranger.", Linear())
+        optimizers = [nn.SGD(networks[0].trainable_params()), nn.SGD(stranger.trainable_params())]
+        with pytest.raises(ValueError, match=r"but stranger\.weight belong to none"):
+            make(networks, optimizers)
+
+    def test_an_optimizer_with_a_loss_scale_of_its_own(self, make):
+        networks = pair()
+        optimizers = [nn.SGD(networks[0].trainable_params()), nn.SGD(networks[1].trainable_params(), loss_scale=8.0)]
+        with pytest.raises(ValueError, match=r"must not divide by a loss scale.*divides by 8"):
+            make(networks, optimizers)
+
+    def test_an_optimizer_with_nothing_to_train(self, make):
+        networks = pair()
+        optimizers = sgd(networks)
+        optimizers[1] = nn.Cell()
+        with pytest.raises(ValueError, match="must have parameters to train"):
+            make(networks, optimizers)
+
+    def test_parameters_that_the_networks_share_and_no_optimizer_owns_are_fine(self, make):
+        generator, discriminator = generator_and_discriminator()
+        frozen = renamed("frozen.", Linear())
+        losses = two_losses(generator, discriminator)
+        for loss in losses:
+            loss.perceptual = frozen
+        assert "frozen.weight" in make(losses, sgd([generator, discriminator])).parameters_dict()
+
+
+@BOTH
+class TestNetworkInputs:
+    @pytest.mark.parametrize("wrong", [[(0,)], [(0,), (1,), (0,)], []])
+    def test_not_one_for_each_network(self, make, wrong):
+        with pytest.raises(ValueError, match=f"of the 2 networks, but got {len(wrong)}"):
+            cell_with(make, network_inputs=wrong)
+
+    @pytest.mark.parametrize("wrong", [1, "01", (0, 1), [0, 1], [(0,), 1], {0: (0,)}, [(0,), None]])
+    def test_no_list_of_tuples(self, make, wrong):
+        with pytest.raises(TypeError, match=r"'network_inputs' must be None or a list.*\[\(1,\), \(0, 1\)\] say"):
+            cell_with(make, network_inputs=wrong)
+
+    @pytest.mark.parametrize("position", [0.0, 1.5, True, "0", None])
+    def test_positions_that_are_no_integers(self, make, position):
+        with pytest.raises(TypeError, match="integers >= 0"):
+            cell_with(make, network_inputs=[(0, 1), (0, position)])
+
+    def test_negative_positions(self, make):
+        with pytest.raises(ValueError, match="counted from the first input, but got -1"):
+            cell_with(make, network_inputs=[(0, 1), (0, -1)])
+
+    def test_positions_that_do_not_exist(self, mode, make):
+        cell = cell_with(make, network_inputs=[(0, 1), (0, 2)])
+        with pytest.raises(ValueError, match="gives network 1 the input at position 2, but the cell was called with 2"):
+            cell(*batch())
+
+
+@BOTH
+class TestLists:
+    """Where a list has an entry for each network."""
+
+    @pytest.mark.parametrize("length", [0, 1, 3])
+    @pytest.mark.parametrize("name, value", [("clip_norm", 1.0), ("clip_value", 1.0), ("ema_decay", 0.5)])
+    def test_of_the_wrong_length(self, make, name, value, length):
+        with pytest.raises(ValueError, match=f"'{name}'.* one entry for each of the 2 networks, but got {length}"):
+            cell_with(make, **{name: [value] * length})
+
+    @pytest.mark.parametrize(
+        "name, wrong, error",
+        [
+            ("clip_norm", 0.0, ValueError),
+            ("clip_norm", -1.0, ValueError),
+            ("clip_norm", float("nan"), ValueError),
+            ("clip_norm", True, TypeError),
+            ("clip_norm", "1", TypeError),
+            ("clip_value", 0.0, ValueError),
+            ("clip_value", False, TypeError),
+            ("ema_decay", 0.0, ValueError),
+            ("ema_decay", 1.0, ValueError),
+            ("ema_decay", 1.5, ValueError),
+            ("ema_decay", True, TypeError),
+        ],
+    )
+    def test_with_a_wrong_entry(self, make, name, wrong, error):
+        with pytest.raises(error, match=f"'{name}' must be"):
+            cell_with(make, **{name: [0.5, wrong]})
+
+    def test_both_clips_for_one_network(self, make):
+        with pytest.raises(ValueError, match="'clip_norm' or by 'clip_value', but got both"):
+            cell_with(make, clip_norm=[None, 1.0], clip_value=[None, 1.0])
+
+    def test_one_clip_for_each_network_is_fine(self, make):
+        cell_with(make, clip_norm=[None, 1.0], clip_value=[1.0, None])
+
+
+@BOTH
+class TestFurtherArguments:
+    @pytest.mark.parametrize(
+        "name, wrong, error",
+        [
+            ("has_aux", 1, TypeError),
+            ("has_aux", None, TypeError),
+            ("gradient_accumulation_steps", 0, ValueError),
+            ("gradient_accumulation_steps", -2, ValueError),
+            ("gradient_accumulation_steps", 2.0, TypeError),
+            ("gradient_accumulation_steps", 1.5, TypeError),
+            ("gradient_accumulation_steps", True, TypeError),
+            ("gradient_accumulation_steps", [1, 2], TypeError),
+            ("forward_state", None, TypeError),
+            ("forward_state", [Tensor(1.0)], TypeError),
+            ("forward_state", Parameter(Tensor(1.0)), TypeError),
+            ("after_update", lambda: None, TypeError),
+            ("overflow_detector", nn.Cell(), TypeError),
+            ("overflow_detector", "register", TypeError),
+            ("loss_scale", "dynamic", TypeError),
+            ("loss_scale", True, TypeError),
+            ("loss_scale", 0.0, ValueError),
+            ("loss_scale", -1.0, ValueError),
+            ("loss_scale", float("inf"), ValueError),
+            ("loss_scale", float("nan"), ValueError),
+        ],
+    )
+    def test_of_a_wrong_type_or_value(self, make, name, wrong, error):
+        with pytest.raises(error, match=f"'{name}' must"):
+            cell_with(make, **{name: wrong})
+
+
+class TestSimultaneousOnly:
+    @pytest.mark.parametrize("losses", [1, 3])
+    def test_a_tuple_of_too_few_or_too_many_losses(self, mode, losses):
+        networks = pair()
+        # The last one once more, to be too many.
+        network = TupleOf(*[*networks, networks[1]][:losses])
+        if losses == 1:
+            network.in_no_loss = networks[1]
+        cell = SimultaneousTrainOneStepCell(network, sgd(networks))
+        with pytest.raises(TypeError, match="one network for 2 optimizers must return a tuple of 2 losses"):
+            cell(*batch())
+
+    def test_a_list_of_scales(self):
+        with pytest.raises(TypeError, match="'loss_scale' must be a loss scale"):
+            cell_with(SimultaneousTrainOneStepCell, loss_scale=[1.0, 2.0])
+
+    def test_a_list_of_after_updates(self):
+        networks = pair()
+        clip = ClipWeights(networks[0].trainable_params(), 1.0)
+        with pytest.raises(TypeError, match="'after_update' must be a Cell"):
+            SimultaneousTrainOneStepCell(networks, sgd(networks), after_update=[clip, None])
+
+
+class TestWhatTheNetworkReturns:
+    """Seen in the first call only."""
+
+    @BOTH
+    def test_more_than_the_loss_without_has_aux(self, mode, make):
+        networks = pair()
+        cell = make([networks[0], WithAux(networks[1])], sgd(networks))
+        with pytest.raises(TypeError, match=r"must return one Tensor, the loss.*needs has_aux=True"):
+            cell(*batch())
+
+    @BOTH
+    def test_only_the_loss_with_has_aux(self, mode, make):
+        networks = pair()
+        cell = make([networks[0], WithAux(networks[1])], sgd(networks), has_aux=True)
+        with pytest.raises(TypeError, match=r"must return a tuple \(loss, \*aux\)"):
+            cell(*batch())
+
+
+class TestAlternatingOnly:
+    def test_a_tuple_of_losses(self):
+        networks = generator_and_discriminator()
+        with pytest.raises(TypeError, match="'networks' must be a list of Cells"):
+            AlternatingTrainOneStepCell(GanLosses(*networks), sgd(networks))
+
+    def test_a_tuple_of_losses_in_a_list(self, mode):
+        networks = pair()
+        cell = AlternatingTrainOneStepCell([TupleOf(*networks), networks[1]], sgd(networks))
+        with pytest.raises(TypeError, match="must return one Tensor, the loss"):
+            cell(*batch())
+
+    @pytest.mark.parametrize(
+        "wrong, error, message",
+        [
+            ((1,), ValueError, "one entry for each of the 2 networks, but got 1"),
+            ((1, 1, 1), ValueError, "one entry for each of the 2 networks, but got 3"),
+            ((), ValueError, "one entry for each of the 2 networks, but got 0"),
+            ((1, 0), ValueError, r"'every\[1\]' must be >= 1"),
+            ((-5, 1), ValueError, r"'every\[0\]' must be >= 1"),
+            ((1, 2**31), ValueError, r"'every\[1\]' must be >= 1"),
+            ((1, 2.0), TypeError, r"'every\[1\]' must be an integer"),
+            ((1, 1.5), TypeError, r"'every\[1\]' must be an integer"),
+            ((True, 1), TypeError, r"'every\[0\]' must be an integer"),
+            ((1, "2"), TypeError, r"'every\[1\]' must be an integer"),
+            ((1, None), TypeError, r"'every\[1\]' must be an integer"),
+            (2, TypeError, "'every' must be a list or tuple, but got 2"),
+            ("12", TypeError, "'every' must be a list or tuple, but got '12'"),
+            ({0: 1, 1: 2}, TypeError, "'every' must be a list or tuple"),
+            (np.array([1, 2]), TypeError, "'every' must be a list or tuple"),
+        ],
+    )
+    def test_every(self, wrong, error, message):
+        with pytest.raises(error, match=message):
+            cell_with(AlternatingTrainOneStepCell, every=wrong)
+        cell = cell_with(AlternatingTrainOneStepCell, every=(1, 5))
+        with pytest.raises(error, match=message):
+            cell.set_every(wrong)
+        # A refused value changes nothing.
+        np.testing.assert_array_equal(cell.parameters_dict()["alternation.every"].asnumpy(), [1, 5])
+
+    def test_set_every_wants_one(self):
+        with pytest.raises(TypeError, match="'every' must be a list or tuple, but got None"):
+            cell_with(AlternatingTrainOneStepCell).set_every(None)
+
+    def test_numpy_integers_are_integers(self):
+        cell_with(AlternatingTrainOneStepCell, every=tuple(np.array([1, 2])))
+
+    def test_aux_of_a_network_that_does_not_take_part(self):
+        networks = pair()
+        losses = [WithAux(network) for network in networks]
+        with pytest.raises(ValueError, match="'every' must be None or all 1 with has_aux=True"):
+            AlternatingTrainOneStepCell(losses, sgd(networks), every=(1, 2), has_aux=True)
+        cell = AlternatingTrainOneStepCell(losses, sgd(networks), every=(1, 1), has_aux=True)
+        with pytest.raises(ValueError, match="'every' must be None or all 1 with has_aux=True"):
+            cell.set_every((2, 1))
+
+    @pytest.mark.parametrize("length", [0, 1, 3])
+    def test_loss_scales_of_the_wrong_length(self, length):
+        loss_scales = [DynamicLossScale() for _ in range(length)]
+        with pytest.raises(ValueError, match=f"'loss_scale'.*one entry for each of the 2 networks, but got {length}"):
+            cell_with(AlternatingTrainOneStepCell, loss_scale=loss_scales)
+
+    def test_the_same_loss_scale_twice(self):
+        loss_scale = DynamicLossScale()
+        with pytest.raises(ValueError, match=r"must not hold the same Cell twice.*copied for each"):
+            cell_with(AlternatingTrainOneStepCell, loss_scale=[loss_scale, loss_scale])
+
+    def test_a_number_twice_is_fine(self):
+        assert cell_with(AlternatingTrainOneStepCell, loss_scale=[8.0, 8.0]).get_loss_scale() == [8.0, 8.0]
+
+    @pytest.mark.parametrize("length", [0, 1, 3])
+    def test_after_updates_of_the_wrong_length(self, length):
+        with pytest.raises(ValueError, match=f"'after_update'.*one entry for each.*but got {length}"):
+            cell_with(AlternatingTrainOneStepCell, after_update=[None] * length)
+
+    def test_set_loss_scale(self):
+        cell = cell_with(AlternatingTrainOneStepCell, loss_scale=[8.0, 4.0])
+        for wrong in ([1.0], [1.0, 2.0, 3.0]):
+            with pytest.raises(ValueError, match=r"'value'.*one entry for each of the 2 networks"):
+                cell.set_loss_scale(wrong)
+        for wrong in (0.0, float("nan"), [1.0, -1.0], [2.0, float("inf")]):
+            with pytest.raises(ValueError, match="'value' must be a finite number > 0"):
+                cell.set_loss_scale(wrong)
+        with pytest.raises(TypeError, match="'value' must be a number"):
+            cell.set_loss_scale([2.0, True])
+        # A refused value changes nothing, not even the scales before the wrong one.
+        assert cell.get_loss_scale() == [8.0, 4.0]

@@ -26,7 +26,7 @@ import mindspore
 import numpy as np
 from lenet.data import DataError, add_data_argument, load_digits, train_dataset
 from lenet.history import replacing
-from lenet.options import positive_float, positive_int, seed_int
+from lenet.options import add_step_arguments, positive_float, positive_int, seed_int, step_keywords
 from mindspore import Tensor, amp, nn
 from network import BothLosses, Discriminator, DiscriminatorLoss, Generator, GeneratorLoss
 from record import Step, plot, read_csv, save_grid, write_csv
@@ -60,16 +60,6 @@ JUDGED_SAMPLES = 1000
 
 class InputError(Exception):
     """What is wrong with the folder to resume from, or the like, in one line for the user."""
-
-
-def decay(text):
-    value = float(text)
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 0 and less than 1, but got {text}")
-    return value
-
-
-decay.__name__ = "number"
 
 
 def make_parser():
@@ -106,14 +96,6 @@ def make_parser():
         help="of both Adam optimizers (default: %(default)s)",
     )
     add(
-        "--ema-decay",
-        type=decay,
-        default=0.99,
-        metavar="DECAY",
-        help="draw with a moving average of the generator's weights, of this decay; 0: with the weights themselves "
-        "(default: %(default)s)",
-    )
-    add(
         "--amp-level",
         choices=("O0", "O1", "O2", "O3", "auto"),
         default="O3",
@@ -123,7 +105,9 @@ def make_parser():
     add("--mode", choices=MODES, default="graph", help="MindSpore's mode of execution (default: %(default)s)")
     add("--device", choices=("CPU", "GPU", "Ascend"), default="CPU", help="where to train (default: %(default)s)")
 
-    add = parser.add_argument_group("updates").add_argument
+    group = parser.add_argument_group("updates")
+    add_step_arguments(group, ema=0.99)
+    add = group.add_argument
     add(
         "--update",
         choices=("simultaneous", "alternating"),
@@ -224,7 +208,9 @@ def make_cell(args):
         loss_scale = make_loss_scale(args)
     except ValueError as error:
         raise InputError(str(error)) from None
-    keywords = {"ema_decay": [None, args.ema_decay]} if args.ema_decay else {}
+    keywords = step_keywords(args)
+    # Digits are drawn with the average of the generator's weights; nothing needs one of the discriminator's.
+    keywords["ema_decay"] = [None, keywords["ema_decay"]]
     if args.update == "simultaneous":
         cell = SimultaneousTrainOneStepCell(BothLosses(generator, discriminator), optimizers, loss_scale, **keywords)
     else:
@@ -247,7 +233,7 @@ class Run:
         names = ("gan.ckpt", "steps.csv", "curves.png", "judge.ckpt")
         self.checkpoint, self.table, self.curves, self.judge = (self.folder / name for name in names)
         # What must be the same for a resumed run to end where the uninterrupted one would have.
-        names = "batch_size seed filters latent learning_rate ema_decay amp_level update n_critic"
+        names = "batch_size seed filters latent learning_rate accumulate clip_norm ema amp_level update n_critic"
         names += " loss_scale scale scale_window milestone scales"
         self._settings = {name: getattr(args, name) for name in names.split()}
         self._settings["data"] = fingerprint
@@ -348,6 +334,8 @@ def train_epoch(cell, digits, args, epoch, recorder):
     for images, _ in dataset.create_tuple_iterator(num_epochs=1, output_numpy=True):
         noise = rng.standard_normal((args.batch_size, args.latent), dtype=np.float32)
         recorder.add(cell(Tensor(2 * images - 1), Tensor(noise)))
+    # The last window of the epoch may be a partial one.
+    cell.flush()
     recorder.flush()
 
 
@@ -383,7 +371,7 @@ def train(args):
 
     grid_noise = np.random.default_rng((args.seed, 0, GRID_NOISE)).standard_normal((GRID_SIDE**2, args.latent))
     grid_noise = grid_noise.astype(np.float32)
-    weights = cell.ema_weights if args.ema_decay else contextlib.nullcontext
+    weights = cell.ema_weights if args.ema else contextlib.nullcontext
     total = max(args.epochs, epoch) * steps_per_epoch
     try:
         with tqdm(total=total, initial=len(steps), unit="step", desc="DCGAN", dynamic_ncols=True) as bar:

@@ -26,13 +26,13 @@ def positive_float(text):
 
 def decay(text):
     value = float(text)
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"must be > 0 and < 1, but got {text}")
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 0 and less than 1, but got {text}")
     return value
 
 
-def add_step_arguments(group):
-    """Adds the options for what a step does besides scaling the loss."""
+def add_step_arguments(group, ema):
+    """Adds the options for what a step does besides scaling the loss, with the default decay `ema`."""
     group.add_argument(
         "--accumulate",
         type=positive_int,
@@ -49,9 +49,10 @@ def add_step_arguments(group):
     group.add_argument(
         "--ema",
         type=decay,
+        default=ema,
         metavar="DECAY",
-        help="keep a moving average of the weights with this decay, 0.999 say, and use it too at the end "
-        "(default: none)",
+        help="keep a moving average of the weights with this decay and use it in the end; 0 for none "
+        "(default: %(default)s)",
     )
 
 
@@ -60,7 +61,7 @@ def step_keywords(args):
     return {
         "gradient_accumulation_steps": args.accumulate,
         "clip_norm": args.clip_norm,
-        "ema_decay": args.ema,
+        "ema_decay": args.ema or None,
     }
 
 

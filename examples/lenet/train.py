@@ -97,7 +97,7 @@ def make_parser():
     add("--device", choices=("CPU", "GPU", "Ascend"), default="CPU", help="where to train (default: %(default)s)")
 
     group = parser.add_argument_group("step")
-    add_step_arguments(group)
+    add_step_arguments(group, ema=0.0)
 
     group = parser.add_argument_group("loss scale")
     add = group.add_argument

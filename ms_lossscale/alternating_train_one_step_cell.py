@@ -7,7 +7,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import gradients
-from ms_lossscale._check import check_cells, check_one_each, check_positive_int, describe, one_each
+from ms_lossscale._check import check_cells, check_one_each, check_positive_int, check_scale, describe, one_each
 from ms_lossscale.measurements import Measurements
 from ms_lossscale.network_inputs import check_network_inputs, inputs_of
 from ms_lossscale.optimizers import Optimizers, check_optimizers, prefix_states
@@ -176,6 +176,7 @@ class AlternatingTrainOneStepCell(Measurements, nn.TrainOneStepCell):
     def construct(self, *inputs):
         window = self.windows + 1
         ops.assign(self.window_every, ops.select(self.calls == 0, self.every, self.window_every))
+        every, last_losses = ops.unstack(self.window_every), ops.unstack(self.last_losses)
         losses, overflows, loss_scales, auxes = (), (), (), ()
         for i, phase in enumerate(self.phases):
             its_inputs = inputs_of(i, self.network_inputs, inputs)
@@ -184,7 +185,9 @@ class AlternatingTrainOneStepCell(Measurements, nn.TrainOneStepCell):
                 loss, overflow, loss_scale = self._values(step)
                 auxes += (step[1][0],)
             else:
-                loss, overflow, loss_scale = self._run_in_turn(window % self.window_every[i] == 0, i, phase, its_inputs)
+                loss, overflow, loss_scale = self._run_in_turn(
+                    window % every[i] == 0, last_losses[i], phase, its_inputs
+                )
             losses, overflows, loss_scales = losses + (loss,), overflows + (overflow,), loss_scales + (loss_scale,)
             # The next network's forward comes after all that this one's update did.
             inputs = ops.depend(inputs, overflow)
@@ -206,11 +209,11 @@ class AlternatingTrainOneStepCell(Measurements, nn.TrainOneStepCell):
     def _values(step):
         return gradients.sums(step[0])[0], step[2], step[3]
 
-    def _run_in_turn(self, takes_part, i, phase, inputs):
+    def _run_in_turn(self, takes_part, last_loss, phase, inputs):
         if takes_part:
             loss, overflow, loss_scale = self._values(phase.step(*inputs))
         else:
-            loss = self.last_losses[i]
+            loss = last_loss
             overflow = Tensor(False)
             loss_scale = gradients.copy(phase.loss_scale.scale_value)
         return loss, overflow, loss_scale
@@ -262,7 +265,10 @@ class AlternatingTrainOneStepCell(Measurements, nn.TrainOneStepCell):
             TypeError: If a value is not a number.
             ValueError: If a value is not finite or not > 0, or a list has not one entry for each network.
         """
-        for phase, its_value in zip(self.phases, one_each(type(self).__name__, "value", value, len(self.phases))):
+        owner = f"{type(self).__name__}.set_loss_scale"
+        # All of them are checked before the first is set.
+        values = [check_scale(owner, "value", each) for each in one_each(owner, "value", value, len(self.phases))]
+        for phase, its_value in zip(self.phases, values):
             phase.set_loss_scale(its_value)
 
     def counters(self):

@@ -12,6 +12,7 @@ from ms_lossscale._check import check_number
 # gradients times a power of two, which brings their squares back into float32's range and rounds nothing.
 _SMALLEST_SUM, _LARGEST_SUM = 2.0**-80, 2.0**126
 _ENLARGE, _REDUCE = 2.0**96, 2.0**-96
+_SMALLEST_NORMAL = 2.0**-126
 
 
 def check_clipping(owner, clip_norm, clip_value):
@@ -88,13 +89,14 @@ class Clipping(nn.Cell):
         return grads
 
     def _clip_norm(self, grads):
-        # grads / scale * min(1, clip_norm / norm), in an order in which nothing overflows or is flushed to zero.
-        inverse = 1.0 / self.scale
-        if self.power < 1.0:
-            coefficient = ops.minimum(inverse / self.power, self._bound / self.root)
-            grads = gradients.multiply(gradients.multiply(grads, self.power), coefficient)
+        # grads / scale * min(1, clip_norm / norm).
+        ratio = self._bound / self.root
+        coefficient = ops.minimum(1.0 / self.scale, ratio * self.power)
+        if coefficient < _SMALLEST_NORMAL:
+            # Too small for one multiply: float32 would flush the coefficient to zero, and all gradients with it.
+            grads = gradients.multiply(gradients.multiply(grads, self.power), ratio)
         else:
-            grads = gradients.multiply(grads, ops.minimum(inverse, self._bound * self.power / self.root))
+            grads = gradients.multiply(grads, coefficient)
         return grads
 
     def norm(self):

@@ -167,7 +167,8 @@ class Saturate(nn.Cell):
         return (self._backward(dout),)
 
     def construct(self, x):
-        return self._forward(x)
+        # Such an operator would be given a tensor of shape () as a Python float.
+        return self._forward(x.reshape((-1,))).reshape(x.shape)
 
 
 class _Saturated(nn.Cell):

@@ -23,6 +23,7 @@ class ForwardBackward(nn.Cell):
         weights (ParameterTuple): What to differentiate by.
         has_aux (bool): Whether the network returns more than the loss.
         owner (str): The training cell's name, for error messages.
+        may_return_tuple (bool): Whether a tuple of one loss is one loss.
 
     Inputs:
         - **scale** (Tensor) - The loss scale, float32 of shape :math:`()`.
@@ -33,10 +34,11 @@ class ForwardBackward(nn.Cell):
         `sum(loss) * scale`.
     """
 
-    def __init__(self, network, weights, has_aux, owner):
+    def __init__(self, network, weights, has_aux, owner, may_return_tuple=False):
         super().__init__(auto_prefix=False)
         self.network = network
         self._has_aux = has_aux
+        self._may_return_tuple = may_return_tuple
         self._not_one_loss = (
             f"For '{owner}', the network must return one Tensor, the loss, but it returned something else. A network "
             f"that returns (loss, *aux) needs has_aux=True."
@@ -58,6 +60,8 @@ class ForwardBackward(nn.Cell):
                 raise TypeError(self._no_aux)
         else:
             loss, aux = output, ()
+            if self._may_return_tuple and isinstance(output, tuple) and len(output) == 1:
+                loss = output[0]
             if not isinstance(loss, Tensor):
                 raise TypeError(self._not_one_loss)
         return loss.astype(mstype.float32) * scale, loss, aux

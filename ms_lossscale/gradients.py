@@ -94,7 +94,8 @@ def _add_tensors(one, other):
 
 @_sum_of_squares.register("Tensor")
 def _sum_of_squares_tensor(tensor):
-    return _sum_dense(ops.square(tensor))
+    # Squares of float16 overflow from 256 on.
+    return _sum_dense(ops.square(tensor.astype(mstype.float32)))
 
 
 @_clip.register("Tensor", "Tensor", "Tensor")

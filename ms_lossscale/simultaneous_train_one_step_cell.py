@@ -111,7 +111,8 @@ class SimultaneousTrainOneStepCell(Transaction):
     ):
         owner = type(self).__name__
         optimizers = check_cells(owner, "optimizers", optimizers)
-        if isinstance(networks, nn.Cell) and not isinstance(networks, nn.CellList):
+        one_cell = isinstance(networks, nn.Cell) and not isinstance(networks, nn.CellList)
+        if one_cell:
             networks = (networks,)
         else:
             networks = check_cells(owner, "networks", networks)
@@ -122,6 +123,7 @@ class SimultaneousTrainOneStepCell(Transaction):
             optimizers,
             loss_scale,
             network_inputs=network_inputs,
+            may_return_tuple=one_cell,
             gradient_accumulation_steps=gradient_accumulation_steps,
             clip_norms=one_each(owner, "clip_norm", clip_norm, len(optimizers)),
             clip_values=one_each(owner, "clip_value", clip_value, len(optimizers)),

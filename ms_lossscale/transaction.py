@@ -31,6 +31,7 @@ class Transaction(Measurements, nn.TrainOneStepCell):
         optimizers (tuple[Cell]): The optimizers.
         loss_scale (Union[None, float, LossScale, ...]): The loss scale.
         network_inputs (list[tuple[int]], optional): Positions of the inputs that each network takes; None means all.
+        may_return_tuple (bool): Whether a network may return its one loss as a tuple of one.
         prefix (str): For the names of the scale's and the counters' Parameters.
         clip_norms, clip_values, ema_decays (list): One entry for each optimizer.
         gradient_accumulation_steps, has_aux, forward_state, after_update, overflow_detector: As the user's cell has
@@ -45,6 +46,7 @@ class Transaction(Measurements, nn.TrainOneStepCell):
         loss_scale,
         *,
         network_inputs=None,
+        may_return_tuple=False,
         prefix="",
         gradient_accumulation_steps,
         clip_norms,
@@ -82,7 +84,9 @@ class Transaction(Measurements, nn.TrainOneStepCell):
         self.forward_state = ForwardState(networks, forward_state, owner, self._accumulates, prefix)
         weights = tuple(optimizer.parameters for optimizer in optimizers)
         if len(networks) == len(optimizers):
-            forward_backwards = [ForwardBackward(*pair, has_aux, owner) for pair in zip(networks, weights)]
+            forward_backwards = [
+                ForwardBackward(*pair, has_aux, owner, may_return_tuple) for pair in zip(networks, weights)
+            ]
         else:
             forward_backwards = [SharedForwardBackward(networks[0], weights, has_aux, owner)]
         self.forward_backwards = nn.CellList(forward_backwards, auto_prefix=False)

@@ -1,0 +1,114 @@
+"""A training cell in mindspore.Model: callbacks, data sinking, evaluation."""
+
+import mindspore
+import numpy as np
+import pytest
+from mindspore import Model, nn
+from mindspore.dataset import GeneratorDataset
+from mindspore.train import Callback, CheckpointConfig, LossMonitor, ModelCheckpoint, TimeMonitor
+from networks import BATCH, FEATURES, Linear
+from training import assert_equal_weights, same_bits, state
+
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
+
+STEPS = 6
+
+
+def dataset():
+    """Six batches of a linear problem."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(STEPS * BATCH, FEATURES)).astype(np.float32)
+    y = x @ np.float32([[100.0], [-200.0], [300.0]])
+    return GeneratorDataset(list(zip(x, y)), ["x", "y"], shuffle=False).batch(BATCH)
+
+
+def too_large_a_scale():
+    """
+    One overflow, then clean steps at 2**26. At 2**126 the gradients, of the order of 100, are infinite and the loss is
+    not: LossMonitor takes an infinite loss for the end of the training.
+    """
+    return DynamicLossScale(2.0**126, backoff_factor=2.0**-100, max_loss_scale=2.0**126)
+
+
+def scaled_cell(network, loss_scale):
+    return ScaledTrainOneStepCell(network, nn.Momentum(network.trainable_params(), 0.05, 0.9), loss_scale)
+
+
+class Record(Callback):
+    """Keeps what each step gave."""
+
+    def __init__(self):
+        super().__init__()
+        self.outputs = []
+
+    def step_end(self, run_context):
+        self.outputs.append(run_context.original_args().net_outputs)
+
+
+@pytest.mark.parametrize("sink", [True, False], ids=["sink", "no_sink"])
+def test_trains_with_the_stock_callbacks(mode, sink, tmp_path, capsys):
+    network, expected = Linear(), Linear()
+    cell = scaled_cell(network, too_large_a_scale())
+    record = Record()
+    checkpoints = ModelCheckpoint(
+        prefix="cell", directory=str(tmp_path), config=CheckpointConfig(save_checkpoint_steps=STEPS)
+    )
+    callbacks = [LossMonitor(), TimeMonitor(), checkpoints, record]
+    Model(cell).train(2, dataset(), callbacks=callbacks, dataset_sink_mode=sink)
+
+    assert cell.counters() == {"applied_steps": 2 * STEPS - 1, "skipped_steps": 1, "consecutive_skipped_steps": 0}
+    assert cell.get_loss_scale() == 2.0**26
+    # The oracle: the unscaled stock cell on all batches but the first.
+    stock_cell = nn.TrainOneStepCell(expected, nn.Momentum(expected.trainable_params(), 0.05, 0.9)).set_train()
+    batches = [batch for _ in range(2) for batch in dataset().create_tuple_iterator()]
+    losses = [float(stock_cell(*batch)) for batch in batches[1:]]
+    assert_equal_weights(network, expected)
+    if not sink:  # When data is sunk, a callback sees the epoch's last step only.
+        assert [bool(overflow) for _, overflow, _ in record.outputs] == [True] + [False] * (2 * STEPS - 1)
+        assert [float(loss) for loss, _, _ in record.outputs[1:]] == losses
+    assert f"loss is {np.float32(losses[-1])}" in capsys.readouterr().out
+
+    # What ModelCheckpoint wrote last is all that the cell holds.
+    newest = max(tmp_path.glob("cell*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
+    saved = mindspore.load_checkpoint(str(newest))
+    for name, value in state(cell).items():
+        assert same_bits(saved[name].asnumpy(), value), name
+
+
+def test_loss_monitor_reads_our_triple(mode, capsys):
+    network = Linear()
+    Model(scaled_cell(network, 1024)).train(1, dataset(), callbacks=[LossMonitor()], dataset_sink_mode=False)
+    printed = [float(line.rsplit(" ", 1)[1]) for line in capsys.readouterr().out.splitlines() if "loss is" in line]
+    assert len(printed) == STEPS
+    first = next(dataset().create_tuple_iterator())
+    # Unscaled: the loss of the untrained network on the first batch. LossMonitor prints all digits of a float32.
+    np.testing.assert_allclose(printed[0], float(Linear()(*first)), rtol=1e-6)
+    assert printed[-1] < printed[0]
+
+
+class Prediction(nn.Cell):
+    def __init__(self, network):
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, x):
+        return mindspore.ops.matmul(x, self.network.weight)
+
+
+def test_evaluates_with_an_eval_network(mode):
+    network = Linear()
+    eval_network = nn.WithEvalCell(Prediction(network), nn.MSELoss())
+    model = Model(
+        scaled_cell(network, DynamicLossScale()),
+        eval_network=eval_network,
+        metrics={"loss": nn.Loss(), "mae": nn.MAE()},
+        eval_indexes=[0, 1, 2],
+    )
+    before = model.eval(dataset(), dataset_sink_mode=False)
+    model.train(20, dataset(), dataset_sink_mode=False)
+    after = model.eval(dataset(), dataset_sink_mode=False)
+    assert set(after) == {"loss", "mae"}
+    assert after["loss"] < 1e-3 * before["loss"]
+
+    predictions = [(Prediction(network)(x).asnumpy(), y.asnumpy()) for x, y in dataset().create_tuple_iterator()]
+    np.testing.assert_allclose(after["mae"], np.mean([np.abs(p - y) for p, y in predictions]), rtol=1e-4)

@@ -1,0 +1,269 @@
+"""Overflow detectors: what a training cell asks, when it asks, and which one is right for the device."""
+
+import inspect
+
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+from mindspore.ops.operations.math_ops import NPUClearFloatStatusV2, NPUGetFloatStatusV2
+from networks import FEATURES, Linear, batch, overflowing_batch, weight
+from training import bookkeeping, changed, state
+
+from ms_lossscale import FiniteGradients, FixedLossScale, FloatStatusRegister, OverflowDetector, ScaledTrainOneStepCell
+from ms_lossscale._device_overflow_check import DeviceOverflowCheck
+from ms_lossscale.emulation import saturation_mode
+
+
+def cell_of(network, detector=None, loss_scale=1024):
+    optimizer = nn.SGD(network.trainable_params(), learning_rate=0.01)
+    return ScaledTrainOneStepCell(network, optimizer, loss_scale, overflow_detector=detector)
+
+
+class TestTheDefault:
+    def test_looks_at_the_gradients_on_cpu(self):
+        assert isinstance(cell_of(Linear()).overflow_detector, FiniteGradients)
+
+    def test_needs_nothing_where_overflows_are_not_dropped(self, mode):
+        cell = cell_of(Linear(), AlwaysOverflow(), FixedLossScale(1024, drop_overflow_update=False))
+        assert not bool(cell(*batch())[1])
+
+
+class TestFiniteGradients:
+    @pytest.mark.parametrize("bad, overflow", [(1.0, False), (np.inf, True), (-np.inf, True), (np.nan, True)])
+    def test_verdict(self, mode, bad, overflow):
+        grads = (Tensor(np.float32([[1.0, 2.0]])), Tensor(np.float32([bad])))
+        verdict = FiniteGradients()(grads)
+        assert (verdict.dtype, verdict.shape, bool(verdict)) == (mstype.bool_, (), overflow)
+
+    def test_start_leaves_the_inputs_alone(self):
+        inputs = batch()
+        assert FiniteGradients().start(inputs) is inputs
+
+
+class AlwaysOverflow(OverflowDetector):
+    def construct(self, grads):
+        return ops.depend(Tensor(True), grads)
+
+
+class OnDemand(OverflowDetector):
+    """Says what it is told, whatever the gradients are."""
+
+    def __init__(self):
+        super().__init__()
+        self.verdict = Parameter(Tensor(0, mstype.int32), name="on_demand.verdict", requires_grad=False)
+
+    def construct(self, grads):
+        return ops.depend(self.verdict > 0, grads)
+
+
+class LargerThan(OverflowDetector):
+    """An overflow is a gradient element beyond a bound."""
+
+    def __init__(self, bound):
+        super().__init__()
+        self.bound = bound
+
+    def construct(self, grads):
+        return ops.abs(grads[0]).max() > self.bound
+
+
+class Events:
+    """Operators that run Python, which writes down that they ran."""
+
+    def __init__(self):
+        self.happened = []
+
+    def operator(self, event):
+        def function(x):
+            self.happened.append(event)
+            return x
+
+        return ops.Custom(function, lambda x: x, lambda x: x, func_type="pyfunc")
+
+
+class Recording(OverflowDetector):
+    def __init__(self, events):
+        super().__init__()
+        self._start, self._verdict = events.operator("start"), events.operator("verdict")
+
+    def start(self, inputs):
+        return ops.depend(inputs, self._start(inputs[0]))
+
+    def construct(self, grads):
+        return self._verdict(grads[0]).sum() > 1e30
+
+
+class RecordedNetwork(nn.Cell):
+    def __init__(self, events):
+        super().__init__()
+        self.weight = weight(FEATURES, 1, name="weight")
+        self._forward = events.operator("forward")
+
+    def construct(self, x, y):
+        return ops.square(ops.matmul(self._forward(x), self.weight) - y).mean()
+
+
+class TestADetectorOfTheUser:
+    def test_its_verdict_is_obeyed_though_all_gradients_are_finite(self, mode):
+        cell = cell_of(Linear(), AlwaysOverflow())
+        before = state(cell)
+        assert bool(cell(*batch())[1])
+        assert changed(before, state(cell)) == bookkeeping(changed(before, state(cell)))
+
+    def test_its_verdict_is_obeyed_though_gradients_are_not_finite(self, mode):
+        detector = OnDemand()
+        cell = cell_of(Linear(), detector)
+        assert not bool(cell(*overflowing_batch())[1])
+        assert not np.isfinite(cell.network.weight.asnumpy()).any()
+
+    def test_is_asked_anew_in_each_step(self, mode):
+        detector = OnDemand()
+        cell = cell_of(Linear(), detector)
+        reported = []
+        for verdict in (False, True, False):
+            ops.assign(detector.verdict, Tensor(int(verdict), mstype.int32))
+            reported.append(bool(cell(*batch())[1]))
+        assert reported == [False, True, False]
+
+    @pytest.mark.parametrize("factor, overflow", [(0.99, True), (1.01, False)])
+    def test_is_given_the_unscaled_gradients(self, mode, factor, overflow):
+        x, y = (tensor.asnumpy() for tensor in batch())
+        largest = np.abs(2 / len(x) * x.T @ (x @ Linear().weight.asnumpy() - y)).max()
+        cell = cell_of(Linear(), LargerThan(float(largest) * factor), loss_scale=2.0**16)
+        assert bool(cell(*batch())[1]) == overflow
+
+    def test_start_comes_before_the_forward_and_the_verdict_after_it(self, mode):
+        events = Events()
+        cell = cell_of(RecordedNetwork(events), Recording(events))
+        for _ in range(2):
+            events.happened.clear()
+            cell(*batch())[1].asnumpy()
+            assert events.happened == ["start", "forward", "verdict"]
+
+    def test_a_subclass_without_a_verdict_is_an_error(self):
+        with pytest.raises(NotImplementedError):
+            cell_of(Linear(), OverflowDetector())(*batch())
+
+
+class Saturating(nn.Cell):
+    """
+    A linear model on an NPU in saturation mode: what overflows becomes 65504 in the tensors and shows in the register.
+    """
+
+    def __init__(self, register):
+        super().__init__()
+        self.weight = weight(FEATURES, 1, name="weight")
+        self._saturate = ops.Custom(self._saturated(register), lambda x: x, lambda x: x, func_type="pyfunc")
+
+    @staticmethod
+    def _saturated(register):
+        def function(x):
+            register.events.append("forward")
+            if not np.isfinite(x).all():
+                register.raise_status()
+            return np.clip(np.nan_to_num(x), -65504, 65504).astype(x.dtype)
+
+        return function
+
+    def construct(self, x, y):
+        return ops.square(ops.matmul(self._saturate(x), self.weight) - y).mean()
+
+
+class TestFloatStatusRegister:
+    """The two NPU operators are emulated on CPU; all else of the detector is what runs on an NPU."""
+
+    def test_sees_an_overflow_that_no_gradient_shows(self, mode):
+        with saturation_mode() as register:
+            cell = cell_of(Saturating(register), FloatStatusRegister())
+            blind = cell_of(Saturating(register), FiniteGradients())
+            assert not bool(cell(*batch())[1])
+            before = state(cell)
+            assert bool(cell(*overflowing_batch())[1])
+            assert changed(before, state(cell)) == bookkeeping(changed(before, state(cell)))
+            assert not bool(cell(*batch())[1])
+            assert not bool(blind(*overflowing_batch())[1])
+
+    def test_what_raised_the_register_earlier_does_not_count(self, mode):
+        with saturation_mode() as register:
+            cell = cell_of(Saturating(register), FloatStatusRegister())
+            for _ in range(2):
+                register.raise_status()
+                assert not bool(cell(*batch())[1])
+
+    def test_leaves_a_clear_register(self, mode):
+        with saturation_mode() as register:
+            cell = cell_of(Saturating(register), FloatStatusRegister())
+            assert bool(cell(*overflowing_batch())[1])
+            assert not register.raised
+
+    def test_clears_before_the_forward_and_reads_once_after_it(self, mode):
+        with saturation_mode() as register:
+            cell = cell_of(Saturating(register), FloatStatusRegister())
+            for inputs, read in ((batch(), "get 0"), (overflowing_batch(), "get 1")):
+                register.events.clear()
+                cell(*inputs)[1].asnumpy()
+                assert register.events == ["clear", "forward", read, "clear"]
+
+
+class WhichBranch(DeviceOverflowCheck):
+    """Says which of its own checks MindSpore's `get_overflow_status` chooses."""
+
+    def _get_gpu_overflow_status(self, compute_output):
+        return "gpu"
+
+    def _get_ascend_overflow_status_on_infnan_mode(self, compute_output):
+        return "infnan"
+
+    def _get_ascend_overflow_status_on_saturation_mode(self, status, compute_output):
+        return "saturation"
+
+
+class TestWhatIsReadOfMindSpore:
+    """On GPU and Ascend the check is MindSpore's own. These tests notice when it renames what we read of it."""
+
+    def test_the_names(self):
+        check = DeviceOverflowCheck()
+        assert check.gpu_target is False
+        assert check.ascend_910b_target in (True, False)
+        assert check._ascend_check_overflow_mode is None
+        assert list(inspect.signature(check.get_overflow_status).parameters) == ["status", "compute_output"]
+
+    @pytest.mark.parametrize("value", ["SATURATION_MODE", "INFNAN_MODE"])
+    def test_the_environment_variable(self, monkeypatch, value):
+        monkeypatch.setenv("MS_ASCEND_CHECK_OVERFLOW_MODE", value)
+        assert DeviceOverflowCheck()._ascend_check_overflow_mode == value
+
+    @pytest.mark.parametrize(
+        "gpu, later_than_910a, overflow_mode, saturates",
+        [
+            (True, False, None, False),
+            (True, True, "SATURATION_MODE", False),
+            (False, False, None, True),
+            (False, False, "INFNAN_MODE", True),
+            (False, True, None, False),
+            (False, True, "INFNAN_MODE", False),
+            (False, True, "SATURATION_MODE", True),
+        ],
+    )
+    def test_saturates_agrees_with_the_check_that_mindspore_chooses(
+        self, gpu, later_than_910a, overflow_mode, saturates
+    ):
+        check = WhichBranch()
+        check.gpu_target = gpu
+        check.ascend_910b_target = later_than_910a
+        check._ascend_check_overflow_mode = overflow_mode
+        assert check.saturates == saturates
+        chosen = check.get_overflow_status(None, ())
+        assert (chosen == "saturation") == saturates
+        assert (chosen == "gpu") == gpu
+
+    def test_it_brings_no_parameters_into_a_training_cell(self):
+        assert list(DeviceOverflowCheck().get_parameters()) == []
+
+    @pytest.mark.parametrize("operator", [NPUGetFloatStatusV2, NPUClearFloatStatusV2])
+    def test_the_npu_operators_take_one_input_and_give_one_output(self, operator):
+        assert list(inspect.signature(operator.__init__).parameters) == ["self"]
+        assert operator().init_attrs == {}
+        if hasattr(operator(), "input_names"):
+            assert len(operator().input_names) == len(operator().output_names) == 1

@@ -1,0 +1,367 @@
+"""ScaledTrainOneStepCell: what it returns, what it trains, and what it runs."""
+
+import mindspore
+import numpy as np
+import pytest
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import dtype as mstype
+from networks import (
+    BATCH,
+    FEATURES,
+    HalfPrecision,
+    Linear,
+    LossOfShape,
+    Mlp,
+    batch,
+    batch_for,
+    overflowing_batch,
+    weight,
+)
+from training import assert_equal_weights, bookkeeping, changed, state, weights
+
+from ms_lossscale import DynamicLossScale, FixedLossScale, ScaledTrainOneStepCell
+
+SHAPES = [(), (1,), (BATCH, 1)]
+
+
+def sgd(network, learning_rate=0.1):
+    return nn.SGD(network.trainable_params(), learning_rate=learning_rate)
+
+
+class TestWhatItReturns:
+    @pytest.mark.parametrize("shape", SHAPES, ids=str)
+    def test_the_loss_as_the_network_gave_it_the_overflow_and_the_scale(self, mode, shape):
+        network = LossOfShape(shape)
+        expected = network(*batch())
+        cell = ScaledTrainOneStepCell(network, sgd(network), FixedLossScale(1024))
+        result = cell(*batch())
+        assert isinstance(result, tuple)
+        loss, overflow, loss_scale = result
+        assert loss.shape == shape
+        assert loss.dtype == mstype.float32
+        # The network alone and the network in a training step may be compiled to operators that round differently.
+        np.testing.assert_allclose(loss.asnumpy(), expected.asnumpy(), rtol=1e-6)
+        assert (overflow.dtype, overflow.shape, bool(overflow)) == (mstype.bool_, (), False)
+        assert (loss_scale.dtype, loss_scale.shape, float(loss_scale)) == (mstype.float32, (), 1024.0)
+
+    def test_the_same_types_in_a_step_that_overflows(self, mode):
+        network = Linear()
+        cell = ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(1024.0))
+        loss, overflow, loss_scale = cell(*overflowing_batch())
+        assert not np.isfinite(loss.asnumpy())
+        assert (overflow.dtype, overflow.shape, bool(overflow)) == (mstype.bool_, (), True)
+        assert (loss_scale.dtype, loss_scale.shape, float(loss_scale)) == (mstype.float32, (), 1024.0)
+
+    def test_a_float16_loss_stays_float16_and_is_scaled_in_float32(self, mode):
+        network = HalfPrecision()
+        # 2**24 times the loss is infinite in float16.
+        cell = ScaledTrainOneStepCell(network, sgd(network, 0.01), FixedLossScale(2.0**24))
+        loss, overflow, _ = cell(*batch())
+        assert loss.dtype == mstype.float16
+        np.testing.assert_array_equal(loss.asnumpy(), HalfPrecision()(*batch()).asnumpy())
+        # The gradient at the loss, 2**24, is an overflow of its own as soon as float16 computing begins.
+        assert bool(overflow)
+
+    def test_the_scale_is_the_one_that_was_used_though_the_step_moves_it(self, mode):
+        network = Linear()
+        cell = ScaledTrainOneStepCell(network, sgd(network, 0.01), DynamicLossScale(64.0, scale_window=1))
+        steps = [cell(*batch_for(overflow)) for overflow in (0, 0, 1, 0)]
+        # Read only now, after all later steps.
+        assert [float(loss_scale) for _, _, loss_scale in steps] == [64.0, 128.0, 256.0, 128.0]
+        assert [bool(overflow) for _, overflow, _ in steps] == [False, False, True, False]
+        assert cell.get_loss_scale() == 256.0
+
+    def test_a_loss_that_is_a_parameter_is_the_one_of_this_step(self, mode):
+        network = WeightItself()
+        cell = ScaledTrainOneStepCell(network, sgd(network, 1.0), FixedLossScale(2.0))
+        loss, _, _ = cell()
+        cell()
+        # The gradient of w is 1.
+        assert float(loss) == 3.0
+        assert float(network.weight.asnumpy()) == 1.0
+
+
+class WeightItself(nn.Cell):
+    """No inputs, and a loss that is the weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = Parameter(Tensor(np.float32(3.0)), name="weight")
+
+    def construct(self):
+        return self.weight
+
+
+class WithAux(nn.Cell):
+    """Returns the loss, its weight, the flattened weight and the prediction."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = weight(FEATURES, 1, name="weight")
+
+    def construct(self, x, y):
+        prediction = ops.matmul(x, self.weight)
+        return ops.square(prediction - y).mean(), self.weight, self.weight.reshape(-1), prediction
+
+
+class LossAndNothing(nn.Cell):
+    """A tuple that holds nothing but the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = Linear()
+
+    def construct(self, x, y):
+        return (self.network(x, y),)
+
+
+class TestAux:
+    def test_is_a_tuple_with_the_values_of_this_step(self, mode):
+        network, expected = WithAux(), Linear()
+        cell = ScaledTrainOneStepCell(network, sgd(network), FixedLossScale(1024), has_aux=True)
+        before = network.weight.asnumpy().copy()
+        _, overflow, _, aux = cell(*batch())
+        assert not bool(overflow)
+        assert isinstance(aux, tuple)
+        its_weight, flat, prediction = aux
+        # The optimizer has moved the weight since.
+        assert not np.array_equal(network.weight.asnumpy(), before)
+        np.testing.assert_array_equal(its_weight.asnumpy(), before)
+        np.testing.assert_array_equal(flat.asnumpy(), before.reshape(-1))
+        np.testing.assert_allclose(prediction.asnumpy(), batch()[0].asnumpy() @ before, rtol=1e-5)
+        # Aux is not trained.
+        nn.TrainOneStepCell(expected, sgd(expected))(*batch())
+        assert_equal_weights(network, expected)
+
+    def test_may_be_empty(self, mode):
+        network = LossAndNothing()
+        loss, _, _, aux = ScaledTrainOneStepCell(network, sgd(network), has_aux=True)(*batch())
+        assert loss.shape == ()
+        assert aux == ()
+
+
+@pytest.fixture
+def graph_mode():
+    """For what MindSpore itself does not do in PyNative."""
+    before = mindspore.get_context("mode")
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    yield
+    mindspore.set_context(mode=before)
+
+
+class TestWhatItTrains:
+    @pytest.mark.parametrize("shape", SHAPES, ids=str)
+    def test_the_sum_of_a_loss_of_any_shape(self, mode, shape):
+        network, expected = LossOfShape(shape), LossOfShape(shape)
+        cell = ScaledTrainOneStepCell(network, sgd(network, 0.01), FixedLossScale(2.0**10))
+        stock_cell = nn.TrainOneStepCell(expected, sgd(expected, 0.01))
+        for step in range(3):
+            cell(*batch(step))
+            stock_cell(*batch(step))
+        assert_equal_weights(network, expected)
+
+    def test_the_same_in_both_modes(self, graph_mode):
+        trained = {}
+        for mode in (mindspore.GRAPH_MODE, mindspore.PYNATIVE_MODE):
+            mindspore.set_context(mode=mode)
+            network = Mlp()
+            optimizer = nn.AdamWeightDecay(network.trainable_params(), learning_rate=0.01)
+            cell = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(2.0**10, scale_window=2))
+            for step, overflow in enumerate((0, 0, 1, 0, 1, 0)):
+                cell(*batch_for(overflow, seed=step))
+            trained[mode] = state(cell)
+        graph, pynative = trained.values()
+        assert graph.keys() == pynative.keys()
+        for name in graph:
+            # Compiled graphs may fuse operators, which changes the rounding: 6e-8 of each of some 40 operations.
+            np.testing.assert_allclose(graph[name], pynative[name], rtol=3e-6, atol=3e-6, err_msg=name)
+
+    def test_float16_weights(self, mode):
+        network, expected = HalfPrecision(), HalfPrecision()
+        cell = ScaledTrainOneStepCell(network, sgd(network, 0.01), FixedLossScale(2.0**4))
+        stock_cell = nn.TrainOneStepCell(expected, sgd(expected, 0.01))
+        for step in range(3):
+            _, overflow, _ = cell(*batch(step))
+            assert not bool(overflow)
+            stock_cell(*batch(step))
+        assert network.weight.dtype == mstype.float16
+        assert not np.array_equal(weights(network), weights(HalfPrecision()))
+        assert_equal_weights(network, expected)
+
+    def test_no_frozen_weight(self, mode):
+        network, expected = Mlp(), Mlp()
+        for frozen in (network.hidden, expected.hidden):
+            frozen.requires_grad = False
+        cell = ScaledTrainOneStepCell(network, sgd(network), FixedLossScale(2.0**10))
+        stock_cell = nn.TrainOneStepCell(expected, sgd(expected))
+        for step in range(2):
+            cell(*batch(step))
+            stock_cell(*batch(step))
+        np.testing.assert_array_equal(network.hidden.asnumpy(), Mlp().hidden.asnumpy())
+        assert_equal_weights(network, expected)
+
+
+class Lookup(nn.Cell):
+    """An embedding whose gradient is a RowTensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.EmbeddingLookup(6, 2, param_init=weight(6, 2, name="table"), sparse=True)
+
+    def construct(self, indices, factor):
+        return ops.square(self.embedding(indices) * factor).sum()
+
+
+def lazy_adam(network):
+    return nn.LazyAdam(network.trainable_params(), learning_rate=0.1)
+
+
+class TestScaleOptions:
+    def test_none_is_the_unscaled_stock_cell(self, mode):
+        network, expected = Mlp(), Mlp()
+        cell = ScaledTrainOneStepCell(network, sgd(network), None)
+        stock_cell = nn.TrainOneStepCell(expected, sgd(expected))
+        for step in range(3):
+            loss, overflow, loss_scale = cell(*batch(step))
+            assert float(loss) == float(stock_cell(*batch(step)))
+            assert (bool(overflow), float(loss_scale)) == (False, 1.0)
+        assert_equal_weights(network, expected)
+
+    def test_without_dropping_every_step_updates_and_none_is_reported(self, mode):
+        network = Linear()
+        cell = ScaledTrainOneStepCell(network, sgd(network), FixedLossScale(64.0, drop_overflow_update=False))
+        assert not bool(cell(*batch())[1])
+        assert np.isfinite(network.weight.asnumpy()).all()
+        assert not bool(cell(*overflowing_batch())[1])
+        assert not np.isfinite(network.weight.asnumpy()).any()
+        assert cell.counters() == {"applied_steps": 2, "skipped_steps": 0, "consecutive_skipped_steps": 0}
+
+    def test_set_loss_scale_between_steps(self, mode):
+        network = Linear()
+        cell = ScaledTrainOneStepCell(network, sgd(network, 0.01), DynamicLossScale(64.0, scale_window=2))
+        used = []
+        for step in range(6):
+            if step in (1, 4):
+                cell.set_loss_scale(1000.0)
+                assert cell.get_loss_scale() == 1000.0
+            used.append(float(cell(*batch(step))[2]))
+        assert used == [64.0, 1000.0, 2000.0, 2000.0, 1000.0, 1000.0]
+
+
+class ClipWeights(nn.Cell):
+    """What a WGAN does after an update."""
+
+    def __init__(self, parameters, bound):
+        super().__init__(auto_prefix=False)
+        self.parameters = parameters
+        self.bound = bound
+        self.runs = Parameter(Tensor(0, mstype.int32), name="clip_weights.runs", requires_grad=False)
+
+    def construct(self):
+        for parameter in self.parameters:
+            ops.assign(parameter, ops.clip_by_value(parameter, -self.bound, self.bound))
+        ops.assign_add(self.runs, Tensor(1, mstype.int32))
+
+
+class TestAfterUpdate:
+    def test_runs_after_the_optimizer_in_clean_steps_only(self, mode):
+        network, expected = Linear(), Linear()
+        optimizer = sgd(network, 0.01)
+        cell = ScaledTrainOneStepCell(
+            network, optimizer, DynamicLossScale(64.0), after_update=ClipWeights(optimizer.parameters, 0.05)
+        )
+        nn.TrainOneStepCell(expected, sgd(expected, 0.01))(*batch())
+        # Wanted: clipped after the first update, so at the bound somewhere, and not the bound everywhere.
+        cell(*batch())
+        np.testing.assert_array_equal(network.weight.asnumpy(), np.clip(expected.weight.asnumpy(), -0.05, 0.05))
+        before = state(cell)
+        assert bool(cell(*overflowing_batch())[1])
+        assert changed(before, state(cell)) == bookkeeping(changed(before, state(cell)))
+        cell(*batch())
+        assert int(cell.parameters_dict()["clip_weights.runs"].asnumpy()) == 2
+
+
+class CountsItsForwards(nn.Cell):
+    """A linear model whose forward goes through an operator that runs Python, which counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = weight(FEATURES, 1, name="weight")
+        self.forwards = 0
+        self._count = ops.Custom(self._counting, lambda x: x, lambda x: x, func_type="pyfunc")
+
+    def _counting(self, x):
+        self.forwards += 1
+        return x
+
+    def construct(self, x, y):
+        return ops.square(ops.matmul(self._count(x), self.weight) - y).mean()
+
+
+class TestWhatItRuns:
+    def test_the_forward_once_a_step(self, mode):
+        network = CountsItsForwards()
+        cell = ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(2.0**10)).set_train()
+        for step, overflow in enumerate((0, 1, 0)):
+            assert bool(cell(*batch_for(overflow))[1]) == bool(overflow)
+            assert network.forwards == step + 1
+
+    def test_a_network_without_inputs(self, mode):
+        network = WeightItself()
+        cell = ScaledTrainOneStepCell(network, sgd(network, 0.5), FixedLossScale(8.0))
+        losses = [float(cell()[0]) for _ in range(3)]
+        assert losses == [3.0, 2.5, 2.0]
+
+    def test_a_network_with_a_thousand_parameters(self, mode):
+        network = SumOfMany(1000)
+        assert len(network.trainable_params()) == 1000
+        cell = ScaledTrainOneStepCell(network, sgd(network, 0.5), DynamicLossScale(2.0**10))
+        assert not bool(cell(Tensor(np.float32([1.0, 2.0])))[1])
+        for parameter in network.trainable_params():
+            np.testing.assert_array_equal(parameter.asnumpy(), np.float32([-0.5, -1.0]))
+        assert bool(cell(Tensor(np.float32([1.0, np.inf])))[1])
+        for parameter in network.trainable_params():
+            np.testing.assert_array_equal(parameter.asnumpy(), np.float32([-0.5, -1.0]))
+
+
+class SumOfMany(nn.Cell):
+    """Many weights, each of which has the input as its gradient."""
+
+    def __init__(self, count):
+        super().__init__()
+        zeros = [Parameter(Tensor(np.zeros(2, np.float32)), name=f"term_{i}") for i in range(count)]
+        self.terms = ParameterTuple(zeros)
+
+    def construct(self, x):
+        return (ops.addn(self.terms) * x).sum()
+
+
+class TestNames:
+    def test_it_is_a_train_one_step_cell(self):
+        assert issubclass(ScaledTrainOneStepCell, nn.TrainOneStepCell)
+
+    def test_weights_keep_their_names(self):
+        network = Mlp()
+        before = [parameter.name for parameter in network.trainable_params()]
+        optimizer = nn.AdamWeightDecay(network.trainable_params(), learning_rate=0.01)
+        cell = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale())
+        assert [parameter.name for parameter in network.trainable_params()] == before
+        assert set(before) < set(cell.parameters_dict())
+
+    def test_every_parameter_is_in_the_parameters_dict_under_its_own_name(self):
+        network = Mlp()
+        optimizer = nn.AdamWeightDecay(network.trainable_params(), learning_rate=0.01)
+        cell = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale())
+        parameters = list(cell.get_parameters())
+        assert len({parameter.name for parameter in parameters}) == len(parameters) == len(cell.parameters_dict())
+
+    def test_the_counters(self, mode):
+        network = Linear()
+        cell = ScaledTrainOneStepCell(network, sgd(network, 0.01), DynamicLossScale())
+        assert cell.counters() == {"applied_steps": 0, "skipped_steps": 0, "consecutive_skipped_steps": 0}
+        consecutive = []
+        for overflow in (0, 1, 1, 0, 1):
+            cell(*batch_for(overflow))
+            consecutive.append(cell.counters()["consecutive_skipped_steps"])
+        assert consecutive == [0, 1, 2, 0, 1]
+        assert cell.counters() == {"applied_steps": 2, "skipped_steps": 3, "consecutive_skipped_steps": 1}

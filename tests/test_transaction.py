@@ -1,0 +1,251 @@
+"""A step is a transaction: either all of it happens, or nothing but the loss scale and the step counters changes."""
+
+import functools
+
+import mindspore
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mindspore import Parameter, Tensor, mint, nn, ops
+from networks import FEATURES, Linear, Mlp, batch, batch_for, overflowing_batch, weight
+from training import bookkeeping, changed, restore, state
+
+from ms_lossscale import DynamicLossScale, FixedLossScale, ScaledTrainOneStepCell
+
+IMAGE_SIZE = 3
+
+
+class Normalised(nn.Cell):
+    """A linear model whose inputs go through a normalisation with moving statistics."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.norm = norm
+        self.weight = weight(FEATURES, 1, name="weight")
+
+    def construct(self, x, y):
+        return ops.square(ops.matmul(self.norm(x), self.weight) - y).mean()
+
+
+class Convolution(nn.Cell):
+    """The input as a small image through a convolution and nn.BatchNorm2d."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, IMAGE_SIZE, pad_mode="same")
+        self.norm = nn.BatchNorm2d(2)
+
+    def construct(self, x, y):
+        image = x.reshape(-1, 1, FEATURES, 1).tile((1, 1, 1, IMAGE_SIZE))
+        return ops.square(self.norm(self.conv(image)) - y.reshape(-1, 1, 1, 1)).mean()
+
+
+class PowerIteration(nn.Cell):
+    """As spectral normalisation does, the forward writes a vector that the cell itself can't know of."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = weight(FEATURES, 1, name="weight")
+        self.vector = Parameter(Tensor(np.ones(FEATURES, np.float32)), name="power.vector", requires_grad=False)
+        self.calls = Parameter(Tensor(0, mindspore.int32), name="power.calls", requires_grad=False)
+
+    def construct(self, x, y):
+        vector = ops.stop_gradient(self.vector + x.mean(axis=0))
+        ops.assign(self.vector, vector)
+        ops.assign_add(self.calls, Tensor(1, mindspore.int32))
+        return ops.square(ops.matmul(x * vector, self.weight) - y).mean()
+
+
+def check_transaction(network, must_move=(), learning_rate=0.01, **keywords):
+    """
+    Trains a clean step, two overflows, and a clean step. Asserts that overflows change nothing but the bookkeeping, and
+    that clean steps do move what `must_move` names, so that there was something to leave alone.
+    """
+    optimizer = nn.AdamWeightDecay(network.trainable_params(), learning_rate=learning_rate, weight_decay=0.1)
+    cell = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(2.0**10), **keywords).set_train()
+    start = state(cell)
+    assert not bool(cell(*batch())[1])
+    before = state(cell)
+    moved = changed(start, before)
+    assert moved > {parameter.name for parameter in network.trainable_params()}
+    assert moved > set(must_move)
+    for _ in range(2):
+        assert bool(cell(*overflowing_batch())[1])
+        skipped = changed(before, state(cell))
+        assert skipped == bookkeeping(skipped)
+        assert skipped >= {"loss_scale.scale_value", "step_counters.skipped_steps"}
+    assert not bool(cell(*batch(seed=1))[1])
+    assert changed(before, state(cell)) >= set(must_move)
+
+
+class TestASkippedStepChangesNothing:
+    def test_of_weights_and_moments(self, mode):
+        check_transaction(Mlp(), must_move=["adam_m.hidden.weight", "adam_v.hidden.weight"])
+
+    def test_of_a_learning_rate_schedule(self, mode):
+        schedule = nn.ExponentialDecayLR(0.01, decay_rate=0.5, decay_steps=1)
+        check_transaction(Mlp(), must_move=["global_step"], learning_rate=schedule)
+
+    def test_of_batch_norm_1d(self, mode):
+        network = Normalised(nn.BatchNorm1d(FEATURES))
+        check_transaction(network, must_move=["norm.moving_mean", "norm.moving_variance"])
+
+    def test_of_batch_norm_2d(self, mode):
+        check_transaction(Convolution(), must_move=["norm.moving_mean", "norm.moving_variance"])
+
+    def test_of_batch_norm_of_mint(self, mode):
+        network = Normalised(mint.nn.BatchNorm1d(FEATURES))
+        try:
+            network.set_train()(*batch()).asnumpy()
+        except (RuntimeError, TypeError, ValueError) as error:
+            pytest.skip(f"mint.nn.BatchNorm1d does not run here: {str(error).strip().splitlines()[0]}")
+        network = Normalised(mint.nn.BatchNorm1d(FEATURES))
+        check_transaction(network, must_move=["norm.running_mean", "norm.running_var", "norm.num_batches_tracked"])
+
+    def test_of_state_that_the_user_names(self, mode):
+        network = PowerIteration()
+        check_transaction(
+            network,
+            must_move=["power.vector", "power.calls"],
+            forward_state=[network.vector, network.calls],
+        )
+
+    def test_and_what_is_not_named_is_not_undone(self, mode):
+        # The control of the test above: this is what it would look like.
+        network = PowerIteration()
+        optimizer = nn.SGD(network.trainable_params(), learning_rate=0.01)
+        cell = ScaledTrainOneStepCell(network, optimizer, FixedLossScale(), forward_state=[network.vector])
+        assert bool(cell(*overflowing_batch())[1])
+        assert int(network.calls.asnumpy()) == 1
+        np.testing.assert_array_equal(network.vector.asnumpy(), np.ones(FEATURES, np.float32))
+
+    def test_and_batch_norm_would_keep_an_overflow_if_it_were_not_undone(self, mode):
+        network = Normalised(nn.BatchNorm1d(FEATURES)).set_train()
+        network(*overflowing_batch())
+        assert not np.isfinite(network.norm.moving_mean.asnumpy()).all()
+
+
+class TestAnAppliedStepHappensInFull:
+    def test_batch_norm_moves_as_in_the_stock_cell(self, mode):
+        network, expected = (Normalised(nn.BatchNorm1d(FEATURES)) for _ in range(2))
+        cell = ScaledTrainOneStepCell(
+            network, nn.SGD(network.trainable_params(), learning_rate=0.01), DynamicLossScale(2.0**10)
+        ).set_train()
+        stock_cell = nn.TrainOneStepCell(expected, nn.SGD(expected.trainable_params(), learning_rate=0.01)).set_train()
+        for step, overflow in enumerate((0, 1, 0, 1, 0)):
+            cell(*batch_for(overflow, seed=step))
+            if not overflow:
+                stock_cell(*batch(seed=step))
+        for actual, wanted in zip(network.get_parameters(), expected.get_parameters()):
+            # One operation more or less fused in a compiled graph: a few times 2**-24.
+            np.testing.assert_allclose(actual.asnumpy(), wanted.asnumpy(), rtol=1e-6, atol=1e-7, err_msg=actual.name)
+
+
+class TestTheCost:
+    """What is copied before each forward, so that it can be put back."""
+
+    @staticmethod
+    def _copied(network):
+        cell = ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params(), learning_rate=0.01), 1024)
+        return [] if cell.forward_state.is_empty else [p.name for p in cell.forward_state.parameters]
+
+    def test_nothing_where_no_forward_writes(self):
+        assert self._copied(Mlp()) == []
+
+    def test_the_statistics_of_normalisation_and_nothing_else(self):
+        assert self._copied(Convolution()) == ["norm.moving_mean", "norm.moving_variance"]
+
+    def test_does_not_grow_with_frozen_weights(self):
+        class WithFrozen(nn.Cell):
+            def __init__(self, count):
+                super().__init__()
+                self.network = Normalised(nn.BatchNorm1d(FEATURES))
+                self.frozen = nn.CellList([nn.Dense(FEATURES, FEATURES) for _ in range(count)])
+                for parameter in self.frozen.get_parameters():
+                    parameter.requires_grad = False
+
+        assert self._copied(WithFrozen(20)) == self._copied(WithFrozen(0))
+        assert len(self._copied(WithFrozen(20))) == 2
+
+
+# The same two optimizers in NumPy. float64, so that it is the oracle and not one more rounding.
+
+
+class NumPySgd:
+    """nn.Momentum: v = 0.9 v + g; w = w - 0.05 v."""
+
+    def __init__(self):
+        self.v = 0.0
+
+    def __call__(self, w, g):
+        self.v = 0.9 * self.v + g
+        return w - 0.05 * self.v
+
+
+class NumPyAdamWeightDecay:
+    """nn.AdamWeightDecay, which corrects no bias: w = w - 0.05 (m / (sqrt(v) + eps) + 0.1 w)."""
+
+    def __init__(self):
+        self.m = self.v = 0.0
+
+    def __call__(self, w, g):
+        self.m = 0.9 * self.m + 0.1 * g
+        self.v = 0.999 * self.v + 0.001 * g * g
+        return w - 0.05 * (self.m / (np.sqrt(self.v) + 1e-6) + 0.1 * w)
+
+
+OPTIMIZERS = {
+    "momentum": (lambda params: nn.Momentum(params, learning_rate=0.05, momentum=0.9), NumPySgd),
+    "adam_weight_decay": (
+        lambda params: nn.AdamWeightDecay(params, learning_rate=0.05, weight_decay=0.1),
+        NumPyAdamWeightDecay,
+    ),
+}
+
+
+@functools.cache
+def compiled_cell(mode, optimizer):
+    """A cell for all examples, and all that it holds at the start."""
+    network = Linear()
+    make, _ = OPTIMIZERS[optimizer]
+    loss_scale = DynamicLossScale(2.0**10, scale_window=3, hysteresis=2)
+    cell = ScaledTrainOneStepCell(network, make(network.trainable_params()), loss_scale)
+    return cell, state(cell)
+
+
+def numpy_control(optimizer, overflows):
+    """The weight and the scale after each step: a plain loop that skips the steps that overflow."""
+    w = Linear().weight.asnumpy().astype(np.float64)
+    _, make = OPTIMIZERS[optimizer]
+    update = make()
+    scale, clean, bad = 2.0**10, 0, 0
+    for step, overflow in enumerate(overflows):
+        if overflow:
+            clean, bad = 0, bad + 1
+            if bad == 2:
+                scale, bad = max(scale / 2, 1.0), 0
+        else:
+            clean, bad = clean + 1, 0
+            if clean == 3:
+                scale, clean = min(scale * 2, 2.0**24), 0
+            x, y = (tensor.asnumpy().astype(np.float64) for tensor in batch(seed=step))
+            w = update(w, 2 / len(x) * x.T @ (x @ w - y))
+        yield w, scale
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@settings(max_examples=12, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(overflows=st.lists(st.booleans(), min_size=1, max_size=15))
+def test_random_overflows_against_a_loop_in_numpy(mode, optimizer, overflows):
+    cell, start = compiled_cell(mode, optimizer)
+    restore(cell, start)
+    for step, (wanted, scale) in enumerate(numpy_control(optimizer, overflows)):
+        overflow = overflows[step]
+        _, overflowed, _ = cell(*batch_for(overflow, seed=step))
+        assert bool(overflowed) == overflow
+        assert cell.get_loss_scale() == scale
+        # 15 steps of some ten roundings to 2**-24 each, on values of the order of 1.
+        np.testing.assert_allclose(cell.network.weight.asnumpy(), wanted, rtol=2e-5, atol=2e-5)
+    assert cell.counters()["applied_steps"] == overflows.count(False)
+    assert cell.counters()["skipped_steps"] == overflows.count(True)

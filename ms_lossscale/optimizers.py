@@ -64,9 +64,18 @@ def _check_optimizer(owner, optimizer, networks):
         )
 
 
-def own_learning_rates(optimizers):
-    """The learning rates that get_parameters(), and so a checkpoint, does not see: the experimental optimizers' own."""
-    return [rate for optimizer in optimizers for rate in getattr(optimizer, "lrs", ()) if isinstance(rate, Parameter)]
+def unlisted_state(optimizers):
+    """
+    The Parameters that get_parameters(), and so a checkpoint, does not see, since an optimizer keeps them in plain
+    lists: the learning rates of MindSpore's experimental optimizers, `mu_product` of its NAdam.
+    """
+    found = {}
+    for optimizer in optimizers:
+        listed = {id(parameter) for parameter in optimizer.get_parameters()}
+        for value in vars(optimizer).values():
+            if isinstance(value, (list, tuple)):
+                found.update({id(p): p for p in value if isinstance(p, Parameter) and id(p) not in listed})
+    return list(found.values())
 
 
 def prefix_states(optimizers):
@@ -74,7 +83,7 @@ def prefix_states(optimizers):
     if len(optimizers) > 1:
         for i, optimizer in enumerate(optimizers):
             weights = {id(weight) for weight in optimizer.parameters}
-            parameters = (*optimizer.get_parameters(), *own_learning_rates([optimizer]))
+            parameters = (*optimizer.get_parameters(), *unlisted_state([optimizer]))
             add_prefix(f"optimizer_{i}.", (state for state in parameters if id(state) not in weights))
 
 

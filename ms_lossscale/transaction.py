@@ -13,7 +13,7 @@ from ms_lossscale.forward_state import ForwardState
 from ms_lossscale.measurements import Measurements
 from ms_lossscale.moving_average import MovingAverage
 from ms_lossscale.network_inputs import check_network_inputs, inputs_of
-from ms_lossscale.optimizers import Optimizers, check_optimizers, own_learning_rates, prefix_states
+from ms_lossscale.optimizers import Optimizers, check_optimizers, prefix_states, unlisted_state
 from ms_lossscale.overflow_detector import FiniteGradients, NoCheck, OverflowDetector, default_overflow_detector
 from ms_lossscale.parameter_names import add_prefix, check_unique_names
 from ms_lossscale.step_counters import StepCounters
@@ -115,9 +115,9 @@ class Transaction(Measurements, nn.TrainOneStepCell):
             auto_prefix=False,
         )
         self._slices = gradients.slices(weights)
-        learning_rates = own_learning_rates(optimizers)
-        if learning_rates:
-            self.learning_rates = ParameterTuple(learning_rates)
+        unlisted = unlisted_state(optimizers)
+        if unlisted:
+            self.unlisted_state = ParameterTuple(unlisted)
         # Optimizers want a gradient in the dtype of its weight.
         self._casts = any(weight.dtype != mstype.float32 for weight in self.weights)
         if self.reducer_flag:

@@ -144,7 +144,7 @@ class AlternatingTrainOneStepCell(Measurements, nn.TrainOneStepCell):
         )
         self.network_inputs = check_network_inputs(owner, network_inputs, networks)
         self._has_aux = has_aux
-        self._steps = gradient_accumulation_steps
+        self._steps = int(gradient_accumulation_steps)
         # Windows that have ended, and calls of the present one.
         self.windows = self._state(np.int32(0), "windows")
         self.calls = self._state(np.int32(0), "calls")

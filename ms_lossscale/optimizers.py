@@ -1,7 +1,7 @@
 """The optimizers of a training cell: what is required of them, and their conditional update."""
 
 import numpy as np
-from mindspore import Parameter, ParameterTuple, Tensor, nn
+from mindspore import Parameter, ParameterTuple, Tensor, experimental, nn
 
 from ms_lossscale import gradients
 from ms_lossscale._check import check_cell
@@ -66,11 +66,14 @@ def _check_optimizer(owner, optimizer, networks):
 
 def unlisted_state(optimizers):
     """
-    The Parameters that get_parameters(), and so a checkpoint, does not see, since an optimizer keeps them in plain
-    lists: the learning rates of MindSpore's experimental optimizers, `mu_product` of its NAdam.
+    The Parameters that get_parameters(), and so a checkpoint, does not see, since MindSpore's experimental optimizers
+    keep them in plain lists: their learning rates, `mu_product` of NAdam.
     """
     found = {}
     for optimizer in optimizers:
+        # Other optimizers have lists, too, with a learning rate that another one took the place of.
+        if not isinstance(optimizer, experimental.optim.Optimizer):
+            continue
         listed = {id(parameter) for parameter in optimizer.get_parameters()}
         for value in vars(optimizer).values():
             if isinstance(value, (list, tuple)):

@@ -1,9 +1,6 @@
 """Gradient accumulation: N calls are one step, or none; and nothing else in between."""
 
 import functools
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import mindspore
@@ -15,10 +12,10 @@ from mindspore.experimental import optim as experimental
 from mindspore.train import Model
 from networks import BATCH, FEATURES, HalfPrecision, Mlp, batch, batch_for, weight
 from numpy_control import ROUNDING
+from python_process import check_python
 from resume_mid_window import OVERFLOWS, STEPS, Normalised, build, train
 from training import changed, same_bits, state, weights
 
-import ms_lossscale
 from ms_lossscale import (
     AlternatingTrainOneStepCell,
     DynamicLossScale,
@@ -401,17 +398,7 @@ def test_resumes_in_a_new_process_with_the_same_bits(tmp_path):
     finally:
         mindspore.set_context(mode=before)
     script = Path(__file__).with_name("resume_mid_window.py")
-    package = str(Path(ms_lossscale.__file__).parent.parent)
-    path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
-    run = subprocess.run(
-        [sys.executable, str(script), "graph", "middle.ckpt", "4", str(len(OVERFLOWS)), "resumed.npz"],
-        env={**os.environ, "PYTHONPATH": path},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
+    check_python(script, "graph", "middle.ckpt", 4, len(OVERFLOWS), "resumed.npz", cwd=tmp_path)
     with np.load(tmp_path / "resumed.npz") as resumed:
         assert changed(dict(resumed), state(cell)) == set()
 

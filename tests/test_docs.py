@@ -1,13 +1,10 @@
 """The Python code in docs/ runs and prints what the page says."""
 
-import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
+from python_process import ROOT, check_python
 
-ROOT = pathlib.Path(__file__).parent.parent
 BLOCK = re.compile(r"```python\n(.*?)```\n\n((?:    [^\n]*\n)+)", re.S)
 PROGRAMS = [
     (page, *match) for page in sorted((ROOT / "docs").glob("*.md")) for match in BLOCK.findall(page.read_text())
@@ -18,9 +15,7 @@ PROGRAMS = [
 def test_program_prints_what_the_page_says(page, program, output, tmp_path):
     script = tmp_path / "program.py"
     script.write_text(program)
-    result = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    printed = [line for line in result.stdout.splitlines() if not line.startswith("[WARNING]")]
+    printed = [line for line in check_python(script, cwd=tmp_path).splitlines() if not line.startswith("[WARNING]")]
     assert printed == [line.strip() for line in output.splitlines()]
 
 

@@ -1,21 +1,17 @@
 """The GAN example, run as a user runs it: as a script, on a small folder of IDX files and with small networks."""
 
 import csv
-import os
 import struct
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import mindspore
 import numpy as np
 import pytest
+from python_process import ROOT, run_python
 
 for package in ("mlxtend", "matplotlib", "tqdm"):
     pytest.importorskip(package, reason=f"the example needs {package}: pip install ms_lossscale[examples]")
 
-ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "examples" / "gan" / "train.py"
 # 20 images in batches of 8: two steps an epoch, and four images left out, other ones in each.
 TRAIN_IMAGES, BATCH_SIZE, STEPS_PER_EPOCH = 20, 8, 2
@@ -36,12 +32,14 @@ def data(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(autouse=True)
+def _default_onednn(monkeypatch):
+    """The scripts must choose their own setting of oneDNN."""
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+
+
 def run(*options, cwd):
-    # The script must choose its own setting of oneDNN.
-    environment = {name: value for name, value in os.environ.items() if name != "ONEDNN_MAX_CPU_ISA"}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, str(SCRIPT), *map(str, options)]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+    return run_python(SCRIPT, *options, cwd=cwd)
 
 
 def train(data, *options, cwd):

@@ -2,20 +2,16 @@
 
 import csv
 import gzip
-import os
 import struct
-import subprocess
-import sys
-from pathlib import Path
 
 import mindspore
 import numpy as np
 import pytest
+from python_process import ROOT, run_python
 
 for package in ("mlxtend", "matplotlib", "tqdm"):
     pytest.importorskip(package, reason=f"the example needs {package}: pip install ms_lossscale[examples]")
 
-ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "lenet"
 # 70 images in batches of 32: two steps an epoch, and six images left out, other ones in each.
 TRAIN_IMAGES, STEPS_PER_EPOCH = 70, 2
@@ -46,13 +42,16 @@ def data(tmp_path):
     return make_data(tmp_path)
 
 
+@pytest.fixture(autouse=True)
+def _default_onednn(monkeypatch):
+    """The scripts must choose their own setting of oneDNN."""
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+
+
 def run(script, *options, cwd):
     """Runs a script from another folder than its own."""
     # The scripts must choose their own setting of oneDNN.
-    environment = {name: value for name, value in os.environ.items() if name != "ONEDNN_MAX_CPU_ISA"}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, str(EXAMPLE / script), *map(str, options)]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+    return run_python(EXAMPLE / script, *options, cwd=cwd)
 
 
 def read_rows(folder):

@@ -1,15 +1,13 @@
 """With several networks a checkpoint keeps every Parameter, and training resumes from it as if it had not stopped."""
 
-import os
 import pathlib
-import subprocess
-import sys
 
 import mindspore
 import pytest
 from gan_networks import generator_and_discriminator, renamed, two_losses, two_optimizers
 from mindspore import nn
 from networks import Linear
+from python_process import check_python
 from resume_several_networks import CELLS, INTERRUPTED_AT, OVERFLOWS, train
 from training import changed, state
 
@@ -124,19 +122,7 @@ class TestResume:
             expected[name] = state(cell)
             assert len(changed(interrupted, expected[name])) > 20
         tests = pathlib.Path(__file__).parent
-        subprocess.run(
-            [
-                sys.executable,
-                tests / "resume_several_networks.py",
-                mode,
-                str(INTERRUPTED_AT),
-                str(len(OVERFLOWS)),
-                tmp_path,
-            ],
-            check=True,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent)])},
-        )
+        check_python(tests / "resume_several_networks.py", mode, INTERRUPTED_AT, len(OVERFLOWS), tmp_path, cwd=tmp_path)
         for name in CELLS:
             resumed = mindspore.load_checkpoint(f"{tmp_path}/{name}_{len(OVERFLOWS)}.ckpt")
             assert not changed(expected[name], {key: value.asnumpy() for key, value in resumed.items()})

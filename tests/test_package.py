@@ -1,10 +1,8 @@
 """The package: its public names, and what importing it costs."""
 
 import ast
-import os
-import subprocess
-import sys
-from pathlib import Path
+
+from python_process import check_python
 
 import ms_lossscale
 
@@ -26,20 +24,12 @@ def test_its_public_names():
         assert getattr(ms_lossscale, name).__module__.startswith("ms_lossscale.")
 
 
-def test_importing_it_imports_nothing_of_the_examples():
+def test_importing_it_imports_nothing_of_the_examples(tmp_path):
     # Beyond what MindSpore imports, which may be some of it.
     program = (
         "import sys, mindspore; before = set(sys.modules); import ms_lossscale; "
         "print(sorted({name.split('.')[0] for name in set(sys.modules) - before}))"
     )
-    paths = [str(Path(ms_lossscale.__file__).parent.parent), *sys.path]
-    ran = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    imported = ast.literal_eval(ran.stdout.splitlines()[-1])
+    imported = ast.literal_eval(check_python("-c", program, cwd=tmp_path).splitlines()[-1])
     assert "ms_lossscale" in imported
     assert not {"matplotlib", "mlxtend", "tqdm", "hypothesis", "pytest"} & set(imported)

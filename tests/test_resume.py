@@ -1,8 +1,5 @@
 """A run that is stopped and goes on in a new process ends, bit for bit, where it would have ended."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import mindspore
@@ -10,6 +7,7 @@ import numpy as np
 import pytest
 from mindspore import Parameter
 from networks import LinearWithBias
+from python_process import check_python
 from resume_training import FIRST, OPTIMIZERS, OVERFLOWS, THEN, lower_learning_rate, make_cell, train
 from test_every_optimizer import RUN_EVERYWHERE, make_optimizer
 from training import same_bits, state
@@ -38,12 +36,7 @@ def test_goes_on_as_if_it_had_not_been_stopped(mode, tmp_path):
         for weight in cell.network.trainable_params():
             assert not same_bits(at_the_stop[weight.name], wanted[name][weight.name])
 
-    paths = [str(SCRIPT.parent), str(SCRIPT.parent.parent), *sys.path]
-    subprocess.run(
-        [sys.executable, str(SCRIPT), mode, str(tmp_path), str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        check=True,
-    )
+    check_python(SCRIPT, mode, tmp_path, tmp_path, cwd=tmp_path)
 
     for name in OPTIMIZERS:
         resumed = np.load(tmp_path / f"{name}.npz")

@@ -32,10 +32,12 @@ def data(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(autouse=True)
-def _default_onednn(monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def _default_onednn():
     """The scripts must choose their own setting of oneDNN."""
-    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+        yield
 
 
 def run(*options, cwd):

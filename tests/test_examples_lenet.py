@@ -42,15 +42,16 @@ def data(tmp_path):
     return make_data(tmp_path)
 
 
-@pytest.fixture(autouse=True)
-def _default_onednn(monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def _default_onednn():
     """The scripts must choose their own setting of oneDNN."""
-    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+        yield
 
 
 def run(script, *options, cwd):
     """Runs a script from another folder than its own."""
-    # The scripts must choose their own setting of oneDNN.
     return run_python(EXAMPLE / script, *options, cwd=cwd)
 
 

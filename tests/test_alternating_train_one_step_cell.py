@@ -25,7 +25,7 @@ from mindspore import Model, nn
 from mindspore import dtype as mstype
 from mindspore.dataset import GeneratorDataset
 from networks import Linear, batch, overflowing_batch
-from training import changed, same_bits, state
+from training import OneForward, changed, same_bits, state
 
 from ms_lossscale import (
     AlternatingTrainOneStepCell,
@@ -73,12 +73,12 @@ def recorded(mode):
 @functools.cache
 def stock(mode):
     """
-    For each call the losses, and what both networks and optimizers hold after it, of two unscaled TrainOneStepCells.
+    For each call the losses, and what both networks and optimizers hold after it, of two unscaled cells.
 
     A step that overflows is simply not made: that is what a transaction leaves behind.
     """
     networks = generator_and_discriminator()
-    cells = [nn.TrainOneStepCell(*pair).set_train() for pair in zip(two_losses(*networks), two_optimizers(*networks))]
+    cells = [OneForward(*pair).set_train() for pair in zip(two_losses(*networks), two_optimizers(*networks))]
     losses, states = [], []
     for call, overflows in enumerate(OVERFLOWS):
         inputs = gan_batch(seed=call)

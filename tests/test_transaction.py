@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mindspore import Parameter, Tensor, mint, nn, ops
 from networks import FEATURES, Linear, Mlp, batch, batch_for, overflowing_batch, weight
-from training import bookkeeping, changed, restore, state
+from training import OneForward, bookkeeping, changed, restore, state
 
 from ms_lossscale import DynamicLossScale, FixedLossScale, ScaledTrainOneStepCell
 
@@ -132,7 +132,7 @@ class TestAnAppliedStepHappensInFull:
         cell = ScaledTrainOneStepCell(
             network, nn.SGD(network.trainable_params(), learning_rate=0.01), DynamicLossScale(2.0**10)
         ).set_train()
-        stock_cell = nn.TrainOneStepCell(expected, nn.SGD(expected.trainable_params(), learning_rate=0.01)).set_train()
+        stock_cell = OneForward(expected, nn.SGD(expected.trainable_params(), learning_rate=0.01)).set_train()
         for step, overflow in enumerate((0, 1, 0, 1, 0)):
             cell(*batch_for(overflow, seed=step))
             if not overflow:

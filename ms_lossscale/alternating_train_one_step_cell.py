@@ -280,6 +280,17 @@ class AlternatingTrainOneStepCell(Measurements, nn.TrainOneStepCell):
         """
         return [phase.counters() for phase in self.phases]
 
+    def overflowed_parameters(self):
+        """
+        Reads which gradients were not finite in the last step of each network that was skipped. Training itself never
+        waits for it.
+
+        Returns:
+            list[str], the names of their parameters, of all networks. Those of a network none of whose steps was
+            skipped are not in it, nor what only an NPU's register told of, as in saturation mode.
+        """
+        return [name for phase in self.phases for name in phase.overflowed_parameters()]
+
     def flush(self):
         """
         Ends a partial accumulation window: each network that takes part averages over the calls that the window really

@@ -37,7 +37,8 @@ class ForwardBackward(nn.Cell):
     def __init__(self, network, weights, has_aux, owner, may_return_tuple=False):
         super().__init__(auto_prefix=False)
         self.network = network
-        self._has_aux = has_aux
+        self.weights = weights
+        self.has_aux = has_aux
         self._may_return_tuple = may_return_tuple
         self._not_one_loss = (
             f"For '{owner}', the network must return one Tensor, the loss, but it returned something else. A network "
@@ -52,7 +53,7 @@ class ForwardBackward(nn.Cell):
 
     def _scaled_loss(self, scale, *inputs):
         output = self.network(*inputs)
-        if self._has_aux:
+        if self.has_aux:
             if not isinstance(output, tuple):
                 raise TypeError(self._no_aux)
             loss, aux = output[0], output[1:]
@@ -71,7 +72,7 @@ class ForwardBackward(nn.Cell):
         # Copied before the gradients can reach an optimizer.
         loss = gradients.copy(loss)
         grads = ops.depend(grads, loss)
-        if self._has_aux:
+        if self.has_aux:
             aux = _copy(aux)
             grads = ops.depend(grads, aux)
         return (loss,), aux, grads
@@ -99,7 +100,7 @@ class SharedForwardBackward(nn.Cell):
     def __init__(self, network, weights, has_aux, owner):
         super().__init__(auto_prefix=False)
         self.network = network
-        self._has_aux = has_aux
+        self.has_aux = has_aux
         self._losses = len(weights)
         self._not_the_losses = (
             f"For '{owner}', one network for {self._losses} optimizers must return a tuple of {self._losses} losses, "
@@ -107,13 +108,13 @@ class SharedForwardBackward(nn.Cell):
             f"each optimizer, or pass a list of networks{'' if has_aux else '; further values need has_aux=True'}."
         )
         self.weights = ParameterTuple([weight for own in weights for weight in own])
-        self._slices = gradients.slices(weights)
+        self.slices = gradients.slices(weights)
 
     def _losses_and_aux(self, *inputs):
         output = self.network(*inputs)
         if not isinstance(output, tuple):
             output = (output,)
-        if len(output) < self._losses or (len(output) > self._losses and not self._has_aux):
+        if len(output) < self._losses or (len(output) > self._losses and not self.has_aux):
             raise TypeError(self._not_the_losses)
         results = ()
         for i, value in enumerate(output):
@@ -136,8 +137,8 @@ class SharedForwardBackward(nn.Cell):
             cotangents = ()
             for j, result in enumerate(results):
                 cotangents += (scale if i == j else ops.zeros_like(result),)
-            grads += backward(*cotangents)[1][self._slices[i][0] : self._slices[i][1]]
-        if self._has_aux:
+            grads += backward(*cotangents)[1][self.slices[i][0] : self.slices[i][1]]
+        if self.has_aux:
             aux = _copy(results[self._losses :])
             grads = ops.depend(grads, aux)
         return losses, aux, grads

@@ -10,7 +10,7 @@ _map = ops.HyperMap()
 
 _multiply = ops.MultitypeFuncGraph("multiply")
 _sum = ops.MultitypeFuncGraph("sum")
-_count_non_finite = ops.MultitypeFuncGraph("count_non_finite")
+_is_finite = ops.MultitypeFuncGraph("is_finite")
 _cast_like = ops.MultitypeFuncGraph("cast_like")
 _copy = ops.MultitypeFuncGraph("copy")
 _assign = ops.MultitypeFuncGraph("assign")
@@ -46,15 +46,14 @@ def _sum_sparse(tensor):
     return _sum_dense(tensor.values)
 
 
-@_count_non_finite.register("Tensor")
-def _count_non_finite_dense(tensor):
-    non_finite = ops.logical_not(ops.isfinite(tensor.astype(mstype.float32)))
-    return ops.ReduceSum()(non_finite.astype(mstype.float32))
+@_is_finite.register("Tensor")
+def _is_finite_dense(tensor):
+    return ops.ReduceAll()(ops.isfinite(tensor.astype(mstype.float32)))
 
 
-@_count_non_finite.register("RowTensor")
-def _count_non_finite_sparse(tensor):
-    return _count_non_finite_dense(tensor.values)
+@_is_finite.register("RowTensor")
+def _is_finite_sparse(tensor):
+    return _is_finite_dense(tensor.values)
 
 
 @_cast_like.register("Tensor", "Tensor")
@@ -124,8 +123,13 @@ def finite(tensors):
     # can overflow the sum, so a suspicion is looked into, which happens in skipped steps only.
     all_finite = ops.isfinite(ops.addn(sums(tensors)))
     if not all_finite:
-        all_finite = ops.equal(ops.addn(_map(_count_non_finite, tensors)), 0.0)
+        all_finite = ops.ReduceAll()(each_finite(tensors))
     return all_finite
+
+
+def each_finite(tensors):
+    """For each tensor of a non-empty tuple whether every element is finite, a bool tensor of shape (N,)."""
+    return ops.stack(_map(_is_finite, tensors))
 
 
 def cast_like(tensors, parameters):

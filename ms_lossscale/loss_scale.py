@@ -288,6 +288,8 @@ class ScheduledLossScale(LossScale):
 
     and the last value holds afterwards. A value set by hand holds until the next milestone.
 
+    The attributes `milestone` and `loss_scales` are lists of the two arguments.
+
     Args:
         milestone (Union[list[int], tuple[int]]): Increasing step numbers >= 1.
         loss_scales (Union[list[float], tuple[float]]): As many scales, each a finite number > 0.
@@ -342,11 +344,13 @@ class ScheduledLossScale(LossScale):
                 raise ValueError(
                     f"For '{owner}', the argument 'milestone' must increase, but got {earlier} before {later}."
                 )
-        self._scales = [check_scale(owner, f"loss_scales[{i}]", scale) for i, scale in enumerate(loss_scales)]
-        super().__init__(self._scales[0], drop_overflow_update)
+        loss_scales = [check_scale(owner, f"loss_scales[{i}]", scale) for i, scale in enumerate(loss_scales)]
+        super().__init__(loss_scales[0], drop_overflow_update)
+        self.milestone = milestone
+        self.loss_scales = loss_scales
         # The last milestone ends nothing: its scale holds on.
         self._starts = Tensor([0] + milestone[:-1], mstype.int32)
-        self._values = Tensor(self._scales, mstype.float32)
+        self._values = Tensor(loss_scales, mstype.float32)
         self.steps = self._counter("steps")
 
     def next_scale(self, loss_scale, overflow):

@@ -1,33 +1,41 @@
-"""How many steps were applied and skipped."""
+"""How many steps were applied and skipped, and what was to blame for the last one that was skipped."""
 
+import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
+
+from ms_lossscale import gradients
 
 
 class StepCounters(nn.Cell):
     """
-    Counts applied, skipped, and consecutively skipped steps in int32 Parameters.
+    Counts applied, skipped, and consecutively skipped steps in int32 Parameters, and remembers in a bool one which
+    weights' gradients were not finite in the last step that was skipped.
 
     Args:
+        weights (ParameterTuple): The weights.
         prefix (str): For the Parameters' names.
     """
 
-    def __init__(self, prefix):
+    def __init__(self, weights, prefix):
         super().__init__(auto_prefix=False)
-        self.applied_steps = self._counter(prefix, "applied_steps")
-        self.skipped_steps = self._counter(prefix, "skipped_steps")
-        self.consecutive_skipped_steps = self._counter(prefix, "consecutive_skipped_steps")
+        self._names = tuple(weight.name for weight in weights)
+        self.applied_steps = self._state(prefix, "applied_steps", np.int32(0))
+        self.skipped_steps = self._state(prefix, "skipped_steps", np.int32(0))
+        self.consecutive_skipped_steps = self._state(prefix, "consecutive_skipped_steps", np.int32(0))
+        self.overflowed = self._state(prefix, "overflowed", np.zeros(len(weights), bool))
 
     @staticmethod
-    def _counter(prefix, name):
-        return Parameter(Tensor(0, mstype.int32), name=f"{prefix}step_counters.{name}", requires_grad=False)
+    def _state(prefix, name, value):
+        return Parameter(Tensor(value), name=f"{prefix}step_counters.{name}", requires_grad=False)
 
     def count_applied(self):
         ops.assign(self.consecutive_skipped_steps, Tensor(0, mstype.int32))
         ops.assign(self.applied_steps, self.applied_steps + 1)
         return self.applied_steps
 
-    def count_skipped(self):
+    def count_skipped(self, grads):
+        ops.assign(self.overflowed, ops.logical_not(gradients.each_finite(grads)))
         ops.assign(self.consecutive_skipped_steps, self.consecutive_skipped_steps + 1)
         ops.assign(self.skipped_steps, self.skipped_steps + 1)
         return self.skipped_steps
@@ -38,3 +46,7 @@ class StepCounters(nn.Cell):
             name: int(getattr(self, name).asnumpy())
             for name in ("applied_steps", "skipped_steps", "consecutive_skipped_steps")
         }
+
+    def overflowed_parameters(self):
+        """The names of the weights whose gradients were not finite in the last step that was skipped."""
+        return [name for name, overflowed in zip(self._names, self.overflowed.asnumpy()) if overflowed]

@@ -92,7 +92,7 @@ class Transaction(Measurements, nn.TrainOneStepCell):
         self.forward_backwards = nn.CellList(forward_backwards, auto_prefix=False)
         self.network_inputs = check_network_inputs(owner, network_inputs, networks)
         self.after_update = after_update
-        self.step_counters = StepCounters(prefix)
+        self.step_counters = StepCounters(self.weights, prefix)
         if self._accumulates:
             self.accumulation = Accumulation(steps, self.weights, prefix)
         self.clippings = nn.CellList(
@@ -154,6 +154,16 @@ class Transaction(Measurements, nn.TrainOneStepCell):
             dict, with the ints `applied_steps`, `skipped_steps` and `consecutive_skipped_steps`.
         """
         return self.step_counters.as_dict()
+
+    def overflowed_parameters(self):
+        """
+        Reads which gradients were not finite in the last step that was skipped. Training itself never waits for it.
+
+        Returns:
+            list[str], the names of their parameters. It is empty if no step was skipped, and if only an NPU's register
+            told of the overflow, as in saturation mode.
+        """
+        return self.step_counters.overflowed_parameters()
 
     def flush(self):
         """
@@ -280,7 +290,7 @@ class Transaction(Measurements, nn.TrainOneStepCell):
         """The one branch. The verdict that it returns comes after all that the branch did."""
         if overflow:
             self.forward_state.restore(saved_state)
-            done = self.step_counters.count_skipped()
+            done = self.step_counters.count_skipped(grads)
         else:
             self._update(grads)
             done = self.step_counters.count_applied()

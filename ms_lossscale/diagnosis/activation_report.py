@@ -1,0 +1,189 @@
+"""What is known of the values inside a network."""
+
+import json
+from typing import NamedTuple, Optional
+
+from ms_lossscale.diagnosis._files import write_text
+from ms_lossscale.diagnosis._tables import csv_text, percent, size, text_table
+from ms_lossscale.diagnosis.cell_watch import Place
+from ms_lossscale.diagnosis.distribution import Distribution
+
+# A place with less than this share of values out of range is not worth a look.
+NOTABLE_SHARE = 0.01
+# float16 rounds with a relative error of up to 2**-11; an error this many times the largest one before is a jump.
+ROUNDING, JUMP = 2.0**-11, 8.0
+
+
+class Activation(NamedTuple):
+    """
+    The values at one place in a network.
+
+    - **place** (Place) - The cell, which of its calls, and which item of what it returns.
+    - **kind** (str) - ``"output"`` for what the cell puts out, ``"gradient"`` for what flows back into it.
+    - **dtype** (str) - In which dtype the network held the values, ``"Float16"`` say.
+    - **distribution** (Distribution) - The values as the network computed them.
+    - **relative_error** (Union[float, None]) - The 2-norm of the difference to the float32 computation, over the norm
+      of the latter; None if it was not asked for.
+    - **zeros_gained** (Union[int, None]) - How many values are zero but not so in float32.
+    - **error_jumps** (bool) - Whether the relative error is 8 times that of all places before, or more.
+    """
+
+    place: Place
+    kind: str
+    dtype: str
+    distribution: Distribution
+    relative_error: Optional[float] = None
+    zeros_gained: Optional[int] = None
+    error_jumps: bool = False
+
+    @property
+    def outside(self):
+        """The share of values that are not finite, or that float16 can't hold as normal numbers; zeros it can."""
+        count = self.distribution.count
+        non_finite = self.distribution.non_finite / count if count else 0.0
+        return non_finite + sum(self.distribution.shares())
+
+    @property
+    def is_notable(self):
+        """Whether values leave float16's range here, or the error jumps."""
+        return self.error_jumps or self.outside >= NOTABLE_SHARE
+
+    def __str__(self):
+        return f"{self.place} {self.kind}"
+
+
+class ActivationReport:
+    """
+    The values at each cell of a network, as :func:`profile_activations` found them.
+
+    `print(report)` is a table. Its first lines are the places where values leave float16's range, at least 1 % of
+    them, or where the error against float32 jumps, in the order of execution: the first line is the first such place.
+
+    Attributes:
+        activations (list[Activation]): In the order of execution, forward and then backward.
+        batches (int): How many batches were profiled.
+        loss_scale (float): The scale by which the loss was multiplied.
+    """
+
+    def __init__(self, activations, batches, loss_scale):
+        self.activations = activations
+        self.batches = batches
+        self.loss_scale = loss_scale
+
+    @property
+    def first(self):
+        """The first :class:`Activation` where values leave float16's range or the error jumps; None without one."""
+        return next((activation for activation in self.activations if activation.is_notable), None)
+
+    @property
+    def first_jump(self):
+        """The first :class:`Activation` whose error against float32 jumps; None if there is none."""
+        return next((activation for activation in self.activations if activation.error_jumps), None)
+
+    def notable_first(self):
+        """
+        The activations as they are printed: those where values leave float16's range or the error jumps, then the
+        others, each in the order of execution.
+
+        Returns:
+            list[Activation].
+        """
+        return sorted(self.activations, key=lambda activation: not activation.is_notable)
+
+    def __str__(self):
+        compared = any(activation.relative_error is not None for activation in self.activations)
+        header = ["cell", "dtype", "values", "zero %", "non-finite", "min", "max"]
+        header += ["flushed %", "subnormal %", "overflowed %"]
+        if compared:
+            header += ["error", "zeros gained"]
+        rows = []
+        for activation in self.notable_first():
+            d = activation.distribution
+            row = [("* " if activation.is_notable else "  ") + str(activation), activation.dtype, f"{d.count:,}"]
+            row += [percent(d.zeros / d.count if d.count else 0.0), f"{d.non_finite:,}", size(d.min), size(d.max)]
+            row += [percent(share) for share in d.shares()]
+            if compared:
+                jump = " jump" if activation.error_jumps else ""
+                row += [size(activation.relative_error) + jump, f"{activation.zeros_gained:,}"]
+            rows.append(row)
+        notable = sum(activation.is_notable for activation in self.activations)
+        meaning = "* marks places where 1 % of the values or more are outside of float16's normal range"
+        if compared:
+            meaning += f", or the error against float32 is {JUMP:g} times that of all places before"
+        lines = [
+            f"Values at the cells in {self.batches} batches, gradients at loss scale {self.loss_scale:g}; what float16 "
+            f"does to them",
+            "",
+            text_table(header, rows),
+            "",
+            f"{meaning}: {notable} of {len(self.activations)}, in the order of execution."
+            + (f" The first is {self.first}." if notable else ""),
+        ]
+        return "\n".join(lines)
+
+    def to_csv(self, path=None):
+        """
+        A row for each place, in the order of :meth:`notable_first`.
+
+        Args:
+            path (str, optional): Where to write it, as a whole or not at all. Default: ``None`` , nowhere.
+
+        Returns:
+            str, the CSV text.
+        """
+        header = ["cell", "call", "item", "kind", "dtype", "count", "zeros", "non_finite", "min", "max"]
+        header += ["flushed", "subnormal", "overflowed", "relative_error", "zeros_gained", "error_jumps"]
+        rows = []
+        for a in self.notable_first():
+            d = a.distribution
+            rows.append(
+                [*a.place, a.kind, a.dtype, d.count, d.zeros, d.non_finite, d.min, d.max]
+                + [*d.shares(), a.relative_error, a.zeros_gained, int(a.error_jumps)]
+            )
+        return write_text(path, csv_text(header, rows))
+
+    def to_json(self, path=None):
+        """
+        All that the report knows, in the order of execution.
+
+        Args:
+            path (str, optional): Where to write it, as a whole or not at all. Default: ``None`` , nowhere.
+
+        Returns:
+            str, the JSON text.
+        """
+        activations = [
+            {
+                **a.place._asdict(),
+                "kind": a.kind,
+                "dtype": a.dtype,
+                "relative_error": a.relative_error,
+                "zeros_gained": a.zeros_gained,
+                "error_jumps": a.error_jumps,
+                "float16": a.distribution.shares()._asdict(),
+                **a.distribution.as_dict(),
+            }
+            for a in self.activations
+        ]
+        content = {"batches": self.batches, "loss_scale": self.loss_scale, "activations": activations}
+        return write_text(path, json.dumps(content, indent=1))
+
+    def plot(self, path):
+        """
+        Draws the histograms, all together and by place, in the order of :meth:`notable_first`, with what float16 can't
+        hold shaded.
+
+        Args:
+            path (str): The picture to write; its ending is its format, `.png` say.
+
+        Raises:
+            ImportError: If matplotlib is not installed.
+        """
+        from ms_lossscale.diagnosis.report_plot import plot_report
+
+        rows = [(str(activation), activation.distribution) for activation in self.notable_first()]
+        total = Distribution()
+        for _, distribution in rows:
+            total.merge(distribution)
+        title = f"Values at {len(rows)} places in {self.batches} batches, gradients at loss scale {self.loss_scale:g}"
+        plot_report(path, title, rows, total, None)

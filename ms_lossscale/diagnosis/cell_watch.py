@@ -1,0 +1,108 @@
+"""Watching what goes through the cells of a network."""
+
+import contextlib
+from typing import NamedTuple
+
+from mindspore import Tensor
+from mindspore import dtype as mstype
+
+_FLOATS = (mstype.float16, mstype.float32, mstype.float64, mstype.bfloat16)
+
+
+class Place(NamedTuple):
+    """
+    Where in a network a value was seen.
+
+    - **cell** (str) - The cell's name in the user's network.
+    - **call** (int) - Which of the cell's calls in one forward it was, from 0 on: a cell may be used several times.
+    - **item** (int) - Which item of the tuple that the cell returns it was; 0 if it returns one tensor.
+    """
+
+    cell: str
+    call: int
+    item: int
+
+    def __str__(self):
+        call = f" (call {self.call + 1})" if self.call else ""
+        return f"{self.cell}{call}" + (f" [{self.item}]" if self.item else "")
+
+
+def cell_names(prefix, network):
+    """From the id of each cell to its name in the network; the network itself goes by its class."""
+    names = {}
+    for name, cell in network.cells_and_names():
+        path = ".".join(filter(None, (prefix, name)))
+        names[id(cell)] = path or type(cell).__name__
+    return names
+
+
+def is_float(value):
+    """Whether it is a Tensor of floating-point numbers."""
+    return isinstance(value, Tensor) and value.dtype in _FLOATS
+
+
+def as_array(tensor):
+    """The values in NumPy, which has no bfloat16."""
+    return (tensor.astype(mstype.float32) if tensor.dtype == mstype.bfloat16 else tensor).asnumpy()
+
+
+class CellWatch:
+    """
+    Calls back for every value that a cell puts out and every gradient that flows back, innermost cells first.
+
+    Args:
+        prefix (str): Goes before the cells' names.
+        network (Cell): The network to watch. It must run in PyNative mode.
+        on_output (Callable): Called with a Place, the cell's inputs (a tuple), and the tensor that it puts out.
+        on_gradient_in (Callable): Called with a Place and the gradient that flows into what the cell put out.
+        on_gradient_out (Callable, optional): Called with a Place and the gradient that the cell's backward passes on
+            to its inputs; `item` is the input's position. Default: ``None`` .
+    """
+
+    def __init__(self, prefix, network, on_output, on_gradient_in, on_gradient_out=None):
+        self._network = network
+        self._names = cell_names(prefix, network)
+        self._on_output = on_output
+        self._on_gradient_in = on_gradient_in
+        self._on_gradient_out = on_gradient_out
+        self._calls = {}
+
+    @contextlib.contextmanager
+    def watching(self):
+        """A context for one forward and one backward."""
+        self._calls.clear()
+        handles = []
+        try:
+            for _, cell in self._network.cells_and_names():
+                if self._on_gradient_out is not None:
+                    handles.append(cell.register_backward_hook(self._backward_hook))
+                handles.append(cell.register_forward_hook(self._forward_hook))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _forward_hook(self, cell, inputs, output):
+        name = self._names[id(cell)]
+        call = self._calls[name] = self._calls.get(name, -1) + 1
+        for item, tensor in enumerate(output if isinstance(output, (list, tuple)) else (output,)):
+            if is_float(tensor):
+                place = Place(name, call, item)
+                self._on_output(place, inputs, tensor)
+                tensor.register_hook(self._gradient_hook(place))
+
+    def _gradient_hook(self, place):
+        # A function, since MindSpore 2.7 takes nothing else that can be called.
+        def hook(gradient):
+            self._on_gradient_in(place, gradient)
+
+        return hook
+
+    def _backward_hook(self, cell, grad_input, grad_output):
+        name = self._names[id(cell)]
+        # The backward goes through a cell's calls from the last one to the first.
+        call = self._calls[name]
+        self._calls[name] = call - 1
+        for item, tensor in enumerate(grad_input):
+            if is_float(tensor):
+                self._on_gradient_out(Place(name, call, item), tensor)

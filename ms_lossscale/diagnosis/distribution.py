@@ -1,0 +1,144 @@
+"""How the values of tensors are spread over float32's range."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from mindspore import dtype as mstype
+
+from ms_lossscale._check import check_scale
+from ms_lossscale.diagnosis.float_format import float_format
+
+# The exponents of float32, its subnormal numbers included.
+_LOWEST, _HIGHEST = -149, 127
+# Rounding to nearest moves what lies close above a power of two down, and close below the next one up. Where that
+# decides between zero and non-zero, subnormal and normal, finite and infinite, differs between the formats: these parts
+# of a binade, by the significand in [1, 2), are counted apart, and every such count is exact.
+_PARTS = (np.nextafter(np.float32(1), np.float32(2)), *(np.float32(2 - 2.0**-bits) for bits in (7, 8, 10, 11)))
+_PARTS_OF_A_BINADE = len(_PARTS) + 1
+_CHUNK = 2**20
+
+
+class Shares(NamedTuple):
+    """
+    What casting does to values, as shares of all of them.
+
+    - **flushed** (float) - Not zero, and rounded to zero.
+    - **subnormal** (float) - Rounded to a subnormal number: held with fewer bits than a normal one.
+    - **overflowed** (float) - Finite, and rounded to infinity.
+    """
+
+    flushed: float
+    subnormal: float
+    overflowed: float
+
+
+class Distribution:
+    """
+    Counts values by their size, in memory that does not grow with their number.
+
+    Attributes:
+        count (int): How many values there are.
+        zeros (int): How many are zero.
+        non_finite (int): How many are infinite or NaN.
+        min (Union[float, None]): The smallest absolute value of those that are finite and not zero; None if none is.
+        max (Union[float, None]): The largest.
+    """
+
+    def __init__(self):
+        self.count = self.zeros = self.non_finite = 0
+        self.min = self.max = None
+        self._bins = np.zeros((_HIGHEST - _LOWEST + 1) * _PARTS_OF_A_BINADE, np.int64)
+
+    def add(self, values):
+        """
+        Counts the values of an array.
+
+        Args:
+            values (numpy.ndarray): float16 or float32, of any shape.
+        """
+        values = values.reshape(-1)
+        for start in range(0, values.size, _CHUNK):
+            self._add(np.abs(values[start : start + _CHUNK].astype(np.float32)))
+
+    def _add(self, values):
+        finite = values[np.isfinite(values)]
+        sizes = finite[finite > 0]
+        self.count += values.size
+        self.non_finite += values.size - finite.size
+        self.zeros += finite.size - sizes.size
+        if sizes.size == 0:
+            return
+        self._extend(float(sizes.min()), float(sizes.max()))
+        halves, exponents = np.frexp(sizes)
+        parts = np.searchsorted(_PARTS, halves * 2, side="right")
+        bins = (exponents - 1 - _LOWEST) * _PARTS_OF_A_BINADE + parts
+        self._bins += np.bincount(bins, minlength=self._bins.size)
+
+    def _extend(self, low, high):
+        self.min = low if self.min is None else min(self.min, low)
+        self.max = high if self.max is None else max(self.max, high)
+
+    def merge(self, other):
+        """Counts all that another distribution has counted."""
+        self.count += other.count
+        self.zeros += other.zeros
+        self.non_finite += other.non_finite
+        self._bins += other._bins
+        if other.max is not None:
+            self._extend(other.min, other.max)
+
+    def histogram(self):
+        """
+        The values that are finite and not zero, by binade.
+
+        Returns:
+            dict, from the exponent e to the number of values in :math:`[2^e, 2^{e+1})`, for those e that have some.
+        """
+        counts = self._bins.reshape(-1, _PARTS_OF_A_BINADE).sum(axis=1)
+        return {int(i) + _LOWEST: int(counts[i]) for i in np.flatnonzero(counts)}
+
+    def as_dict(self):
+        """The counts and the histogram, as what JSON can hold."""
+        names = ("count", "zeros", "non_finite", "min", "max")
+        return {**{name: getattr(self, name) for name in names}, "histogram": self.histogram()}
+
+    def shares(self, loss_scale=1.0, dtype=mstype.float16):
+        """
+        What casting the values times a loss scale does to them, rounding to nearest, ties to even.
+
+        Args:
+            loss_scale (float): A power of two. Default: ``1.0`` .
+            dtype (mindspore.dtype): ``mstype.float16`` or ``mstype.bfloat16`` . Default: ``mstype.float16`` .
+
+        Returns:
+            Shares, each of all `count` values; what was not finite to begin with is in none of them.
+
+        Raises:
+            TypeError: If `loss_scale` is no number.
+            ValueError: If `loss_scale` is no power of two from 2**-126 to 2**126, or `dtype` is another one.
+        """
+        significand, exponent = math.frexp(check_scale("shares", "loss_scale", loss_scale))
+        if significand != 0.5:
+            raise ValueError(
+                f"For 'shares', the argument 'loss_scale' must be a power of two, but got {loss_scale!r}: only of "
+                f"those are the counts by binade exact."
+            )
+        of = float_format("shares", dtype)
+        shift = exponent - 1
+        # From half of the smallest subnormal number on, itself excluded, nothing is rounded to zero.
+        not_flushed = self._at(of.min_exponent - of.precision - shift, _PARTS[0])
+        normal = self._at(of.min_exponent - 1 - shift, np.float32(2 - 2.0 ** (1 - of.precision)))
+        infinite = self._at(of.max_exponent - shift, np.float32(2 - 2.0**-of.precision))
+        counts = (
+            self._bins[:not_flushed].sum(),
+            self._bins[not_flushed:normal].sum(),
+            self._bins[infinite:].sum(),
+        )
+        return Shares(*(int(count) / self.count if self.count else 0.0 for count in counts))
+
+    @staticmethod
+    def _at(exponent, significand):
+        """The place in the bins where values from `significand * 2**exponent` on begin."""
+        place = (exponent - _LOWEST) * _PARTS_OF_A_BINADE + _PARTS.index(significand) + 1
+        return min(max(place, 0), (_HIGHEST - _LOWEST + 1) * _PARTS_OF_A_BINADE)

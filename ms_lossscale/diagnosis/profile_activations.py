@@ -1,0 +1,199 @@
+"""Profiling the values inside a network."""
+
+import contextlib
+
+import numpy as np
+from mindspore import Tensor
+from mindspore import dtype as mstype
+
+from ms_lossscale._check import check_bool, check_scale
+from ms_lossscale.diagnosis.activation_report import JUMP, ROUNDING, Activation, ActivationReport
+from ms_lossscale.diagnosis.batches import each_batch
+from ms_lossscale.diagnosis.cell_watch import CellWatch, as_array
+from ms_lossscale.diagnosis.distribution import Distribution
+from ms_lossscale.diagnosis.replay import replay, running
+from ms_lossscale.diagnosis.trained_part import trained_parts
+
+
+def profile_activations(network, batches, *, loss_scale=1.0, compare_float32=False):
+    """
+    Counts how what each cell puts out, and the gradients that flow back into that, are spread over float16's range.
+
+    Runs forward and backward in PyNative mode and updates nothing: the network is the same afterwards, BatchNorm's
+    statistics and MindSpore's mode included.
+
+    Args:
+        network (Cell): Returns the loss, as :class:`mindspore.nn.WithLossCell` does; or a training cell of this
+            package.
+        batches (iterable): For each batch the tuple of the network's inputs; or a dataset.
+        loss_scale (float): The loss is multiplied by it; the gradients are counted with it. Default: ``1.0`` .
+        compare_float32 (bool): Whether to compute each batch a second time, with the cells that compute in float16 or
+            bfloat16 (by `to_float` , or `mindspore.amp` at level O2 or O3) computing in float32, and to compare the
+            values at each cell. Casts that are written out in a `construct` stay, and dropout is off.
+            Default: ``False`` .
+
+    Returns:
+        ActivationReport.
+
+    Raises:
+        TypeError: If an argument has a wrong type, or the network returns no loss.
+        ValueError: If there are no batches, `loss_scale` is out of range, or with `compare_float32` no cell computes
+            in float16 or bfloat16.
+        RuntimeError: If the network fails on a batch.
+
+    Supported Platforms:
+        ``Ascend`` ``GPU`` ``CPU``
+
+    Examples:
+        >>> import numpy as np
+        >>> from mindspore import nn
+        >>> from ms_lossscale import profile_activations
+        >>> network = nn.WithLossCell(nn.Dense(2, 1, weight_init="ones", has_bias=False), nn.MSELoss())
+        >>> batch = np.full((4, 2), 1e-5, np.float32), np.zeros((4, 1), np.float32)
+        >>> report = profile_activations(network, [batch])
+        >>> print(report.first)
+        _backbone output
+    """
+    owner = "profile_activations"
+    parts = trained_parts(owner, network)
+    loss_scale = check_scale(owner, "loss_scale", loss_scale)
+    check_bool(owner, "compare_float32", compare_float32)
+    networks = [part.network for part in parts]
+    in_low_precision = _in_low_precision(networks)
+    if compare_float32 and not in_low_precision:
+        raise ValueError(
+            f"For '{owner}', with compare_float32=True some cell of the network must compute in float16 or bfloat16, "
+            f"but none does. Convert it first: network.to_float(mstype.float16), or mindspore.amp."
+            f"auto_mixed_precision(network, 'O2')."
+        )
+    count = 0
+    with replay(networks):
+        profile = _Profile(parts, loss_scale)
+        if compare_float32:
+            _switch_dropout_off(networks)
+        for batch in each_batch(owner, batches):
+            with running(owner, f"batches[{count}]"):
+                profile.add(batch)
+                if compare_float32:
+                    with _computing_in_float32(in_low_precision):
+                        profile.compare(batch)
+            count += 1
+    return ActivationReport(profile.activations(), count, loss_scale)
+
+
+class _Profile:
+    def __init__(self, parts, loss_scale):
+        self._parts = parts
+        self._loss_and_grads = [part.loss_and_grads() for part in parts]
+        self._loss_scale = Tensor(loss_scale, mstype.float32)
+        # By part, kind and place, in the order of execution.
+        self._seen = {}
+        self._last_values = {}
+
+    def add(self, batch):
+        """Counts the values of a batch."""
+        self._last_values.clear()
+        self._run(batch, self._count)
+
+    def compare(self, batch):
+        """Compares the values of the batch that was counted last to those of another computation."""
+        self._run(batch, self._compare)
+
+    def _run(self, batch, note):
+        for i, (part, loss_and_grads) in enumerate(zip(self._parts, self._loss_and_grads)):
+
+            def note_output(place, inputs, tensor, i=i):
+                # One network with several losses has one forward.
+                if i == 0 or self._parts[i - 1].network is not self._parts[i].network:
+                    note((i, "output", place), tensor)
+
+            def note_gradient(place, tensor, i=i):
+                note((i, "gradient", place), tensor)
+
+            with CellWatch(part.prefix, part.network, note_output, note_gradient).watching():
+                loss_and_grads(self._loss_scale, *part.inputs(batch))
+
+    def _count(self, key, tensor):
+        values = as_array(tensor)
+        seen = self._seen.setdefault(key, _Seen(str(tensor.dtype)))
+        seen.distribution.add(values)
+        self._last_values[key] = values
+
+    def _compare(self, key, tensor):
+        if key in self._last_values:
+            self._seen[key].compare(self._last_values.pop(key), as_array(tensor))
+
+    def activations(self):
+        """What was seen, forward and then backward, with the jumps of the error marked."""
+        largest_error = {"output": ROUNDING, "gradient": ROUNDING}
+        activations = []
+        for (i, kind, place), seen in self._seen.items():
+            error = seen.relative_error()
+            jumps = error is not None and error >= JUMP * largest_error[kind]
+            if error is not None:
+                largest_error[kind] = max(error, largest_error[kind])
+            if kind == "gradient" and self._shares_network(i):
+                kind = f"gradient of losses[{self._parts[i].item}]"
+            activations.append(Activation(place, kind, seen.dtype, seen.distribution, error, seen.zeros_gained, jumps))
+        return activations
+
+    def _shares_network(self, i):
+        return sum(part.network is self._parts[i].network for part in self._parts) > 1
+
+
+class _Seen:
+    """The values at one place."""
+
+    def __init__(self, dtype):
+        self.dtype = dtype
+        self.distribution = Distribution()
+        self.zeros_gained = None
+        self._squares = self._squared_errors = 0.0
+
+    def compare(self, values, expected):
+        expected = expected.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            self._squared_errors += float(np.sum(np.square(values - expected)))
+        self._squares += float(np.sum(np.square(expected)))
+        self.zeros_gained = (self.zeros_gained or 0) + int(np.sum((values == 0) & (expected != 0)))
+
+    def relative_error(self):
+        if self.zeros_gained is None:
+            return None
+        if not np.isfinite(self._squared_errors):
+            return np.inf
+        if self._squares == 0.0:
+            return 0.0 if self._squared_errors == 0.0 else np.inf
+        return float(np.sqrt(self._squared_errors / self._squares))
+
+
+def _cells(networks):
+    return list({id(cell): cell for network in networks for _, cell in network.cells_and_names()}.values())
+
+
+def _in_low_precision(networks):
+    """The cells that MindSpore casts to float16 or bfloat16, with the flags that make it do so."""
+    found = []
+    for cell in _cells(networks):
+        flags = {name: cell.get_flags().get(name, False) for name in ("fp16", "fp32", "bf16")}
+        if flags["fp16"] or flags["bf16"]:
+            found.append((cell, flags))
+    return found
+
+
+@contextlib.contextmanager
+def _computing_in_float32(in_low_precision):
+    try:
+        for cell, _ in in_low_precision:
+            cell.add_flags(fp16=False, fp32=True, bf16=False)
+        yield
+    finally:
+        for cell, flags in in_low_precision:
+            cell.add_flags(**flags)
+
+
+def _switch_dropout_off(networks):
+    """Its two computations would drop different values."""
+    for cell in _cells(networks):
+        if type(cell).__name__.startswith("Dropout"):
+            cell.add_flags(training=False)

@@ -1,0 +1,45 @@
+"""Running a network for a look inside, so that nothing of it changes."""
+
+import contextlib
+
+import mindspore
+from mindspore import ops
+
+
+@contextlib.contextmanager
+def replay(networks):
+    """
+    A context in which networks run in PyNative mode, for training, and after which they are what they were: their
+    parameters (BatchNorm's statistics too), whether each cell is in training, MindSpore's mode and its random state.
+    """
+    mode = mindspore.get_context("mode")
+    random_state = mindspore.get_rng_state()
+    cells = {id(cell): cell for network in networks for _, cell in network.cells_and_names()}.values()
+    in_training = [(cell, cell.training) for cell in cells]
+    parameters = {id(p): p for network in networks for p in network.get_parameters()}.values()
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    try:
+        values = [(parameter, ops.deepcopy(parameter)) for parameter in parameters]
+        try:
+            for cell, _ in in_training:
+                cell.add_flags(training=True)
+            yield
+        finally:
+            for parameter, value in values:
+                ops.assign(parameter, value)
+            for cell, training in in_training:
+                cell.add_flags(training=training)
+            mindspore.set_rng_state(random_state)
+    finally:
+        mindspore.set_context(mode=mode)
+
+
+@contextlib.contextmanager
+def running(owner, inputs):
+    """Says which inputs, `batches[0]` say, it was that a network failed on."""
+    try:
+        yield
+    except Exception as error:
+        raise RuntimeError(
+            f"For '{owner}', the network fails on {inputs}, before there is anything to look at: {error}"
+        ) from error

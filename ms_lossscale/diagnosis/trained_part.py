@@ -1,0 +1,116 @@
+"""What is trained by what: the networks of a user, or of a training cell, with their weights."""
+
+from typing import NamedTuple, Optional
+
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ms_lossscale._check import check_cell, describe
+from ms_lossscale.alternating_train_one_step_cell import AlternatingTrainOneStepCell
+from ms_lossscale.forward_backward import SharedForwardBackward
+from ms_lossscale.network_inputs import inputs_of
+from ms_lossscale.transaction import Transaction
+
+_CURE = "Pass a network that returns the loss, an nn.WithLossCell say, or a training cell of ms_lossscale."
+
+
+class TrainedPart(NamedTuple):
+    """
+    One loss and what it trains.
+
+    - **prefix** (str) - Goes before the names of the network's cells: empty for one network.
+    - **network** (Cell) - Returns the loss.
+    - **weights** (tuple[Parameter]) - What the loss is differentiated by.
+    - **item** (Union[int, None]) - Which item of the tuple that the network returns is the loss; None for no tuple.
+    - **positions** (Union[tuple[int], None]) - Which of a batch's inputs the network takes; None for all.
+    """
+
+    prefix: str
+    network: nn.Cell
+    weights: tuple
+    item: Optional[int] = None
+    positions: Optional[tuple] = None
+
+    def inputs(self, batch):
+        """Those of a batch's inputs that the network takes."""
+        return inputs_of(0, None if self.positions is None else (self.positions,), batch)
+
+    def loss(self, *inputs):
+        """Runs the network forward."""
+        output = self.network(*inputs)
+        if self.item is not None:
+            output = output[self.item]
+        if not isinstance(output, Tensor):
+            raise TypeError(f"The network must return a Tensor, the loss, but it returned {describe(output)}. {_CURE}")
+        return output
+
+    def loss_and_grads(self):
+        """
+        A function of the loss scale and the inputs: the loss, and the gradients of it times the scale. To be made in
+        the mode in which it is to run.
+        """
+
+        def scaled_loss(scale, *inputs):
+            loss = self.loss(*inputs)
+            return loss.astype(mstype.float32) * scale, loss
+
+        value_and_grad = ops.value_and_grad(scaled_loss, None, ParameterTuple(self.weights), has_aux=True)
+
+        def loss_and_grads(scale, *inputs):
+            (_, loss), grads = value_and_grad(scale, *inputs)
+            return loss, grads
+
+        return loss_and_grads
+
+
+def trained_parts(owner, network, parameters=None):
+    """The parts of a network that is trained by `parameters` (None: by all that are trainable), or of a cell."""
+    check_cell(owner, "network", network, _CURE)
+    phases = _phases(network)
+    if phases is None:
+        return [TrainedPart("", network, _check_parameters(owner, network, parameters))]
+    if parameters is not None:
+        raise ValueError(
+            f"For '{owner}', the argument 'parameters' must be None for a training cell, which knows what it trains, "
+            f"but got {describe(parameters)}."
+        )
+    parts = [part for phase, positions in phases for part in _parts_of(phase, positions)]
+    if len({id(part.network) for part in parts}) == 1:
+        return parts
+    return [part._replace(prefix=f"networks[{i}]") for i, part in enumerate(parts)]
+
+
+def _phases(cell):
+    """The transactions of a training cell, with the inputs each takes; None for any other cell."""
+    if isinstance(cell, AlternatingTrainOneStepCell):
+        return list(zip(cell.phases, cell.network_inputs or [None] * len(cell.phases)))
+    if isinstance(cell, Transaction):
+        return [(cell, None)]
+    return None
+
+
+def _parts_of(transaction, positions):
+    for i, forward_backward in enumerate(transaction.forward_backwards):
+        of_network = positions if transaction.network_inputs is None else transaction.network_inputs[i]
+        if isinstance(forward_backward, SharedForwardBackward):
+            for item, (start, end) in enumerate(forward_backward.slices):
+                weights = tuple(forward_backward.weights[start:end])
+                yield TrainedPart("", forward_backward.network, weights, item, of_network)
+        else:
+            item = 0 if forward_backward.has_aux else None
+            yield TrainedPart("", forward_backward.network, tuple(forward_backward.weights), item, of_network)
+
+
+def _check_parameters(owner, network, parameters):
+    if parameters is None:
+        return tuple(network.trainable_params())
+    what = f"For '{owner}', the argument 'parameters' must be a list of the network's Parameters"
+    if not isinstance(parameters, (list, tuple)) or not all(isinstance(each, Parameter) for each in parameters):
+        raise TypeError(f"{what}, but got {describe(parameters)}. Pass network.trainable_params().")
+    if not parameters:
+        raise ValueError(f"{what}, but it is empty. Pass network.trainable_params().")
+    own = {id(parameter) for parameter in network.get_parameters()}
+    strangers = [parameter.name for parameter in parameters if id(parameter) not in own]
+    if strangers:
+        raise ValueError(f"{what}, but the network does not have {', '.join(strangers)}.")
+    return tuple(parameters)

@@ -1,0 +1,317 @@
+"""A callback that tells what the loss scale does, and stops a training that only skips."""
+
+import os
+import warnings
+from csv import writer
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from mindspore.train import Callback
+
+from ms_lossscale import gradients
+from ms_lossscale._check import check_positive_int, describe
+from ms_lossscale.alternating_train_one_step_cell import AlternatingTrainOneStepCell
+from ms_lossscale.loss_scale import DynamicLossScale
+from ms_lossscale.transaction import Transaction
+
+_MOST_NAMES = 5
+_ADVICE = (
+    "What to try: locate_overflow on this batch names the first cell whose values leave float16's range; compute that "
+    "cell in float32; look for NaN in the data; lower the learning rate or clip the gradients."
+)
+
+
+class _Record(NamedTuple):
+    """One step, or the part of it that one network of several made: a row of the CSV file."""
+
+    step: int
+    network: int
+    loss: float
+    loss_scale: float
+    skipped: int
+    applied_steps: int
+    skipped_steps: int
+    consecutive_skipped_steps: int
+    next_loss_scale: float
+    overflowed_parameters: str
+
+
+class LossScaleMonitor(Callback):
+    """
+    Prints the loss, the loss scale and the counters of a training cell, and for every skipped step the new scale and
+    the parameters whose gradients were not finite.
+
+    Values are read from the device every `every_n_steps` steps, and in each step if `max_consecutive_skips` is set.
+    With the data sink of Ascend and GPU, MindSpore calls callbacks less often: what they miss is counted, not named.
+
+    Args:
+        every_n_steps (int): After how many steps a line is printed. Skipped steps are printed always.
+            Default: ``100`` .
+        csv (str, optional): A file to write a row for each step to; with an :class:`AlternatingTrainOneStepCell` one
+            for each of its networks. An existing file of this kind is continued. Default: ``None`` .
+        max_consecutive_skips (int, optional): Stop the training when so many steps in a row were skipped.
+            Default: ``None`` , which warns when a :class:`DynamicLossScale` has fallen to its `min_loss_scale` and the
+            step is skipped all the same.
+        save_batch (str, optional): Where to save the inputs of the step that stopped the training, an ``.npz`` file
+            for `locate_overflow`. Default: ``None`` .
+
+    Raises:
+        TypeError: If an argument has a wrong type, or, when the training begins, if the cell is none of this package.
+        ValueError: If a number is below 1, or `csv` is a file of another kind.
+        RuntimeError: In the training, if `max_consecutive_skips` steps in a row were skipped.
+
+    Supported Platforms:
+        ``Ascend`` ``GPU`` ``CPU``
+
+    Examples:
+        >>> import numpy as np
+        >>> from mindspore import dataset, nn
+        >>> from mindspore.train import Model
+        >>> from ms_lossscale import DynamicLossScale, LossScaleMonitor, ScaledTrainOneStepCell
+        >>> network = nn.Dense(4, 1, weight_init="zeros", bias_init="zeros")
+        >>> optimizer = nn.Momentum(network.trainable_params(), learning_rate=0.1, momentum=0.9)
+        >>> cell = ScaledTrainOneStepCell(nn.WithLossCell(network, nn.MSELoss()), optimizer, DynamicLossScale(2.0**10))
+        >>> data = {"x": np.ones((8, 4), np.float32), "y": np.ones((8, 1), np.float32)}
+        >>> data["x"][5] = np.inf
+        >>> batches = dataset.NumpySlicesDataset(data, shuffle=False).batch(2)
+        >>> Model(cell).train(1, batches, callbacks=[LossScaleMonitor(2)], dataset_sink_mode=False)
+        step 2: loss 0, loss scale 1024, 2 applied, 0 skipped
+        step 3: overflow at loss scale 1024, skipped (1 in a row), now 512; not finite: weight, bias (2 of 2 gradients)
+        step 4: loss 0.81, loss scale 512, 3 applied, 1 skipped
+    """
+
+    def __init__(self, every_n_steps=100, csv=None, max_consecutive_skips=None, save_batch=None):
+        super().__init__()
+        owner = type(self).__name__
+        self._every_n_steps = check_positive_int(owner, "every_n_steps", every_n_steps)
+        self._max_skips = max_consecutive_skips
+        if max_consecutive_skips is not None:
+            self._max_skips = check_positive_int(owner, "max_consecutive_skips", max_consecutive_skips)
+        self._csv = _check_path(owner, "csv", csv)
+        self._save_batch = _check_path(owner, "save_batch", save_batch)
+        self._unread = []
+        self._printed_step = 0
+        self._watched = []
+
+    def on_train_begin(self, run_context):
+        """
+        Checks the training cell and the CSV file.
+
+        Args:
+            run_context (RunContext): What `Model` knows of the training.
+        """
+        cell = run_context.original_args().train_network
+        if isinstance(cell, AlternatingTrainOneStepCell):
+            self._watched = [_Watched(phase, i, True) for i, phase in enumerate(cell.phases)]
+        elif isinstance(cell, Transaction):
+            self._watched = [_Watched(cell, 0, False)]
+        else:
+            raise TypeError(
+                f"For 'LossScaleMonitor', the training cell must be one of ms_lossscale, but got a "
+                f"'{type(cell).__name__}'. Pass Model a ScaledTrainOneStepCell, say, without loss_fn and optimizer."
+            )
+        self._unread = []
+        self._printed_step = 0
+        if self._csv is not None:
+            self._begin_csv()
+
+    def on_train_step_end(self, run_context):
+        """
+        Remembers the step, and from time to time reads and prints what was remembered.
+
+        Args:
+            run_context (RunContext): What `Model` knows of the training.
+        """
+        params = run_context.original_args()
+        # Copies on the device, which the host does not wait for.
+        self._unread.append((params.cur_step_num, params.net_outputs, [each.snapshot() for each in self._watched]))
+        if self._max_skips is not None or params.cur_step_num % self._every_n_steps == 0:
+            self._read()
+            self._stop_if_it_only_skips(params)
+
+    def on_train_epoch_end(self, run_context):
+        """
+        Reads what was remembered, so that nothing is missing at the end of an epoch.
+
+        Args:
+            run_context (RunContext): What `Model` knows of the training.
+        """
+        self._read()
+
+    def __exit__(self, *error):
+        self._read()
+
+    def _read(self):
+        unread, self._unread = self._unread, []
+        rows = []
+        for step, outputs, snapshots in unread:
+            records = [each.read(step, outputs, snapshot) for each, snapshot in zip(self._watched, snapshots)]
+            for each, record in zip(self._watched, records):
+                if record.skipped:
+                    print(each.line_of_skip(record), flush=True)
+                    if self._max_skips is None:
+                        each.warn_at_floor(record)
+            if step // self._every_n_steps > self._printed_step // self._every_n_steps:
+                self._printed_step = step
+                print(f"step {step}: {'; '.join(map(self._summary, records))}", flush=True)
+            rows += records
+        if self._csv is not None and rows:
+            with open(self._csv, "a", newline="") as file:
+                writer(file).writerows(rows)
+
+    def _summary(self, record):
+        network = f"network {record.network}: " if len(self._watched) > 1 else ""
+        return (
+            f"{network}loss {record.loss:.6g}, loss scale {record.loss_scale:g}, {record.applied_steps} applied, "
+            f"{record.skipped_steps} skipped"
+        )
+
+    def _stop_if_it_only_skips(self, params):
+        for each in self._watched:
+            if self._max_skips is not None and each.consecutive >= self._max_skips:
+                scales = ", ".join(f"{scale:g}" for scale in each.skipped_at)
+                raise RuntimeError(
+                    f"For 'LossScaleMonitor', training was stopped at step {params.cur_step_num}: the last "
+                    f"{each.consecutive} steps{each.of_network} were skipped (max_consecutive_skips="
+                    f"{self._max_skips}), at the loss scales {scales}; {each.blame()}. {_ADVICE} "
+                    f"{self._save(params, each)}"
+                )
+
+    def _save(self, params, watched):
+        """Saves the batch. Returns what to tell of it."""
+        if self._save_batch is None:
+            return "With save_batch='batch.npz', LossScaleMonitor saves the batch that stops the training."
+        batch = getattr(params, "train_dataset_element", None)
+        if batch is None:
+            return "The batch could not be saved: with a data sink, MindSpore does not give it to callbacks."
+        part = self._save_batch.with_name(f"{self._save_batch.stem}.part.npz")
+        try:
+            np.savez(part, **{f"input_{i}": value.asnumpy() for i, value in enumerate(batch)})
+            os.replace(part, self._save_batch)
+        finally:
+            part.unlink(missing_ok=True)
+        return (
+            f"The batch was saved: locate_overflow(network, tuple(np.load({str(self._save_batch)!r}).values()), "
+            f"loss_scale={watched.skipped_at[-1]:g})."
+        )
+
+    def _begin_csv(self):
+        if not self._csv.exists() or self._csv.stat().st_size == 0:
+            with open(self._csv, "w", newline="") as file:
+                writer(file).writerow(_Record._fields)
+            return
+        with open(self._csv, newline="") as file:
+            if file.readline().strip() != ",".join(_Record._fields):
+                raise ValueError(
+                    f"For 'LossScaleMonitor', the argument 'csv' is {str(self._csv)!r}, which has other columns than "
+                    f"{', '.join(_Record._fields)}. Give the name of a new file, or of one of an earlier run."
+                )
+
+
+class _Watched:
+    """
+    What a monitor knows of one verdict.
+
+    Args:
+        transaction (Transaction): The cell that reaches it.
+        network (int): Which of several networks that decide alone it is about.
+        is_one_of_several (bool): Whether there are several.
+    """
+
+    def __init__(self, transaction, network, is_one_of_several):
+        self._transaction = transaction
+        self._network = network
+        self._is_one_of_several = is_one_of_several
+        self.of_network = f" of network {network}" if is_one_of_several else ""
+        self._names = [weight.name for weight in transaction.weights]
+        counters = transaction.counters()
+        self._skipped_steps = counters["skipped_steps"]
+        self.consecutive = counters["consecutive_skipped_steps"]
+        # The loss scales of the steps that were skipped since the last one that was not.
+        self.skipped_at = []
+        self._overflowed = []
+        self._has_warned = False
+
+    def snapshot(self):
+        """Copies of what the next step will change."""
+        counters = self._transaction.step_counters
+        return gradients.copy(
+            (
+                counters.applied_steps,
+                counters.skipped_steps,
+                counters.consecutive_skipped_steps,
+                self._transaction.loss_scale.scale_value,
+                counters.overflowed,
+            )
+        )
+
+    def read(self, step, outputs, snapshot):
+        """The record of a step, from what the training cell returned and the snapshot after it."""
+        loss, loss_scale = (outputs[3], outputs[2]) if self._is_one_of_several else (outputs[0], outputs[2])
+        loss, loss_scale = (np.atleast_1d(value.asnumpy())[self._network] for value in (loss, loss_scale))
+        applied_steps, skipped_steps, self.consecutive = (int(count.asnumpy()) for count in snapshot[:3])
+        skipped, self._skipped_steps = skipped_steps - self._skipped_steps, skipped_steps
+        if skipped:
+            self.skipped_at.append(float(loss_scale))
+        elif self.consecutive == 0:
+            self.skipped_at.clear()
+            self._has_warned = False
+        if skipped:
+            self._overflowed = [name for name, bad in zip(self._names, snapshot[4].asnumpy()) if bad]
+        return _Record(
+            step,
+            self._network,
+            float(np.sum(loss)),
+            float(loss_scale),
+            skipped,
+            applied_steps,
+            skipped_steps,
+            self.consecutive,
+            float(snapshot[3].asnumpy()),
+            " ".join(self._overflowed) if skipped else "",
+        )
+
+    def line_of_skip(self, record):
+        more = f", {record.skipped} since the last line" if record.skipped > 1 else ""
+        return (
+            f"step {record.step}: overflow{self.of_network} at loss scale {record.loss_scale:g}, skipped "
+            f"({self.consecutive} in a row{more}), now {record.next_loss_scale:g}; {self.blame()}"
+        )
+
+    def blame(self):
+        """The parameters whose gradients were not finite in the last step that was skipped."""
+        names = self._overflowed
+        if not names:
+            return "all gradients are finite, so it was the status register that told"
+        shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
+        return f"not finite: {shown} ({len(names)} of {len(self._names)} gradients)"
+
+    def warn_at_floor(self, record):
+        """Warns, once until a step is applied, if no smaller scale can come."""
+        loss_scale = self._transaction.loss_scale
+        if self._has_warned or not isinstance(loss_scale, DynamicLossScale):
+            return
+        if record.loss_scale <= loss_scale.min_loss_scale:
+            self._has_warned = True
+            warnings.warn(
+                f"The loss scale{self.of_network} is stuck at its floor, min_loss_scale="
+                f"{loss_scale.min_loss_scale:g}: step {record.step} overflowed all the same; {self.blame()}. {_ADVICE}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def _check_path(owner, name, value):
+    """Raises unless `value` is None or a path in a folder that exists. Returns it as a Path or None."""
+    if value is None:
+        return None
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"For '{owner}', the argument '{name}' must be a path or None, but got {describe(value)}.")
+    path = Path(value)
+    if not path.parent.is_dir():
+        raise ValueError(
+            f"For '{owner}', the argument '{name}' must be in a folder that exists, but got {str(path)!r}. Make the "
+            f"folder first."
+        )
+    return path

@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import json
 import struct
 
 import mindspore
@@ -13,6 +14,7 @@ for package in ("mlxtend", "matplotlib", "tqdm"):
     pytest.importorskip(package, reason=f"the example needs {package}: pip install ms_lossscale[examples]")
 
 EXAMPLE = ROOT / "examples" / "lenet"
+SCRIPTS = ("train.py", "compare.py", "diagnose.py")
 # 70 images in batches of 32: two steps an epoch, and six images left out, other ones in each.
 TRAIN_IMAGES, STEPS_PER_EPOCH = 70, 2
 
@@ -172,7 +174,7 @@ def test_a_spoilt_file_is_one_line(data, spoil, words, monkeypatch):
 
 def test_a_truncated_file_is_one_line_and_status_2(data, tmp_path):
     truncate(data / "train-labels-idx1-ubyte")
-    for script in ("train.py", "compare.py"):
+    for script in SCRIPTS:
         result = run(script, "--data", data, "--output", "out", cwd=tmp_path)
         assert_refused(result, "train-labels-idx1-ubyte", "truncated")
     assert not (tmp_path / "out").exists()
@@ -203,7 +205,43 @@ def test_compare_prints_a_table_of_all_recipes(data, tmp_path):
         assert [row["seed"] for row in csv.DictReader(file)] == ["3"] * 5
 
 
-@pytest.mark.parametrize("script", ["train.py", "compare.py"])
+def test_diagnose_shows_where_it_underflows_and_writes_the_reports(data, tmp_path):
+    # Gradients far below what float16 holds, so that two steps without a scale leave the network as it was.
+    options = ("--data", data, "--epochs", 1, "--batch-size", 32, "--profile-batches", 2, "--output", "out")
+    result = run("diagnose.py", *options, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    names = ("activations", "gradients", "gradients_scaled")
+    files = {f"{name}.{ending}" for name in names for ending in ("csv", "json", "png")} | {"accuracy.txt"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == files
+
+    # The last layer's gradients are all that is left of the backward.
+    reports = {name: json.loads((tmp_path / "out" / f"{name}.json").read_text()) for name in names[1:]}
+    zeros = {name: values["zeros"] / values["count"] for name, values in reports["gradients"]["parameters"].items()}
+    assert zeros["conv1.weight"] == 1.0
+    assert zeros["fc1.weight"] > 0.99
+    assert zeros["fc3.bias"] < 0.5
+    scaled = reports["gradients_scaled"]
+    assert scaled["loss_scale"] > 2.0**20
+    assert scaled["parameters"]["conv1.weight"]["zeros"] < scaled["parameters"]["conv1.weight"]["count"]
+    assert scaled["recommendation"]["saved"] > 0.5
+
+    table = (tmp_path / "out" / "accuracy.txt").read_text()
+    assert [line.split("  ")[1].split(",")[0].split(";")[0] for line in table.splitlines()] == [
+        "no loss scale",
+        "fixed scale",
+        "scheduled scale",
+    ]
+    assert table in result.stdout
+
+
+def test_diagnose_wants_enough_batches(data, tmp_path):
+    result = run("diagnose.py", "--data", data, "--profile-batches", 3, "--output", "out", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "--profile-batches: 3 are more than the" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_help(script, tmp_path):
     result = run(script, "--help", cwd=tmp_path)
     assert result.returncode == 0

@@ -9,6 +9,7 @@ is scaled.
 
 import argparse
 import csv
+import functools
 import os
 import statistics
 import sys
@@ -19,16 +20,15 @@ from pathlib import Path
 os.environ["ONEDNN_MAX_CPU_ISA"] = os.environ.get("ONEDNN_MAX_CPU_ISA", "AVX2")
 
 import mindspore
-from data import DataError, add_data_argument, load_digits, test_dataset, train_dataset
+from data import DataError, add_data_argument, load_digits, test_dataset
 from history import replacing
-from mindspore import Callback, FixedLossScaleManager, Model, amp, nn
-from network import LeNet5, accuracy
+from mindspore import FixedLossScaleManager, amp
+from network import accuracy
 from options import positive_float, positive_int, seed_int
 from tqdm import tqdm
+from weighted_training import add_weighted_arguments, steps_per_epoch, train
 
 from ms_lossscale import DynamicLossScale, FixedLossScale, build_train_network
-
-BATCH_SIZE = 64
 
 
 def float32(args, *parts):
@@ -61,29 +61,6 @@ RECIPES = {
 }
 
 
-class WeightedLoss(nn.Cell):
-    """Cross-entropy times a weight."""
-
-    def __init__(self, weight):
-        super().__init__()
-        self._cross_entropy = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-        self._weight = weight
-
-    def construct(self, logits, labels):
-        return self._cross_entropy(logits, labels) * self._weight
-
-
-class Progress(Callback):
-    """Moves the progress bar."""
-
-    def __init__(self, bar):
-        super().__init__()
-        self._bar = bar
-
-    def on_train_step_end(self, run_context):
-        self._bar.update()
-
-
 def make_parser():
     parser = argparse.ArgumentParser(
         description="Train the same LeNet-5 in float16 with and without loss scaling, its loss times a small weight so "
@@ -101,29 +78,9 @@ def make_parser():
         help="train once with each of them (default: 0 1 2)",
     )
     add("--epochs", type=positive_int, default=8, help="epochs of each training (default: %(default)s)")
-    add(
-        "--loss-weight",
-        type=positive_float,
-        default=1e-5,
-        metavar="WEIGHT",
-        help="what the loss is multiplied by (default: %(default)s)",
-    )
+    add_weighted_arguments(parser)
     add("--scale", type=positive_float, default=2.0**14, help="the fixed scale of (d) (default: %(default)g)")
     return parser
-
-
-def train(make_cell, digits, seed, args, bar):
-    """Trains one network and returns its test accuracy."""
-    mindspore.set_seed(seed)
-    network = LeNet5()
-    schedule = nn.ExponentialDecayLR(1e-3, 0.8, len(digits.train_images) // BATCH_SIZE)
-    # The usual eps would outweigh gradients as small as these.
-    optimizer = nn.AdamWeightDecay(network.trainable_params(), schedule, eps=1e-16)
-    model = Model(make_cell(args, network, optimizer, WeightedLoss(args.loss_weight)))
-    for epoch in range(1, args.epochs + 1):
-        dataset = train_dataset(digits, BATCH_SIZE, seed, epoch)
-        model.train(epoch, dataset, [Progress(bar)], dataset_sink_mode=False, initial_epoch=epoch - 1)
-    return accuracy(network, test_dataset(digits))
 
 
 def main():
@@ -141,13 +98,14 @@ def main():
     mindspore.set_device("CPU")
 
     results = {}
-    steps = len(RECIPES) * len(args.seeds) * args.epochs * (len(digits.train_images) // BATCH_SIZE)
+    steps = len(RECIPES) * len(args.seeds) * args.epochs * steps_per_epoch(args, digits)
     with tqdm(total=steps, unit="step", dynamic_ncols=True) as bar:
         for name, make_cell in RECIPES.items():
             results[name] = []
             for seed in args.seeds:
                 bar.set_description(f"{name[:3]} seed {seed}")
-                share = train(make_cell, digits, seed, args, bar)
+                network = train(functools.partial(make_cell, args), args, digits, seed, bar)
+                share = accuracy(network, test_dataset(digits))
                 results[name].append(share)
                 bar.write(f"{name}, seed {seed}: {share:.1%}", file=sys.stderr)
 

@@ -38,5 +38,5 @@ def percent(share):
 
 
 def power(loss_scale):
-    """A power of two, as a number and as a power."""
-    return f"{loss_scale:.10g} (2^{math.frexp(loss_scale)[1] - 1})"
+    """A power of two, as such."""
+    return "1" if loss_scale == 1 else f"2^{math.frexp(loss_scale)[1] - 1}"

@@ -185,5 +185,6 @@ class ActivationReport:
         total = Distribution()
         for _, distribution in rows:
             total.merge(distribution)
-        title = f"Values at {len(rows)} places in {self.batches} batches, gradients at loss scale {self.loss_scale:g}"
-        plot_report(path, title, rows, total, None)
+        title = f"Values at {len(rows)} places in {self.batches} batches"
+        columns = {f"gradients at loss scale {self.loss_scale:g}": 1.0}
+        plot_report(path, title, columns, "place, out of range first", rows, total)

@@ -146,7 +146,8 @@ class GradientReport:
 
     def worst_first(self, dtype=mstype.float16):
         """
-        The names of the parameters, the ones that lose the largest share of their values at loss scale 1 first.
+        The names of the parameters, the ones that lose the largest share of their values at loss scale 1 first. One
+        whose values are all zero has lost all of them.
 
         Args:
             dtype (mindspore.dtype): ``mstype.float16`` or ``mstype.bfloat16`` . Default: ``mstype.float16`` .
@@ -157,9 +158,10 @@ class GradientReport:
 
         def loss(name):
             distribution = self.parameters[name]
+            if distribution.zeros == distribution.count:
+                return 1.0, 0.0
             shares = distribution.shares(1.0, dtype)
-            non_finite = distribution.non_finite / distribution.count if distribution.count else 0.0
-            return non_finite + shares.flushed + shares.overflowed, shares.subnormal
+            return distribution.non_finite / distribution.count + shares.flushed + shares.overflowed, shares.subnormal
 
         return sorted(self.parameters, key=loss, reverse=True)
 
@@ -169,13 +171,14 @@ class GradientReport:
         clipped = "" if self.clip is None else f", clipped to the global norm {self.clip:g}"
         header = ["parameter", "values", "zero %", "non-finite", "min", "max"]
         for loss_scale in scales:
-            header += [f"flushed % at {loss_scale:g}", "subnormal %", "overflowed %"]
+            header += [f"flushed % at {power(loss_scale)}", "subnormal %", "overflowed %"]
         rows = [(name, self.parameters[name]) for name in self.worst_first()]
         if len(rows) > 1:
             rows.append(("all", self.total))
         lines = [
             f"Unscaled gradients of {len(self.parameters)} parameters in {self.batches} batches{clipped}, computed at "
-            f"loss scale {self.loss_scale:g}; what float16 does to them at loss scale {' and '.join(map(_g, scales))}",
+            f"loss scale {self.loss_scale:g}; what float16 does to them at loss scale "
+            f"{' and '.join(map(power, scales))}",
             "",
             text_table(header, [self._row(name, distribution, scales) for name, distribution in rows]),
             "",
@@ -184,6 +187,12 @@ class GradientReport:
             lines.append(f"No loss scale can be recommended: {problem}")
         else:
             lines += [self._advice(), self._bfloat16()]
+        all_zero = sum(distribution.zeros == distribution.count for distribution in self.parameters.values())
+        if 0 < all_zero < len(self.parameters):
+            lines.append(
+                f"The gradients of {all_zero} parameters are all zero. They may have been flushed on the way: profile "
+                f"again with a larger loss_scale."
+            )
         return "\n".join(lines)
 
     @staticmethod
@@ -276,11 +285,10 @@ class GradientReport:
         """
         from ms_lossscale.diagnosis.report_plot import plot_report
 
-        problem = self._why_not()
         rows = [(name, self.parameters[name]) for name in self.worst_first()]
+        columns = {"loss scale 1": 1.0}
+        if not self._why_not():
+            scale = self.recommended_loss_scale
+            columns[f"loss scale {power(scale)} (recommended)"] = scale
         title = f"Unscaled gradients of {len(rows)} parameters in {self.batches} batches"
-        plot_report(path, title, rows, self.total, None if problem else self.recommended_loss_scale)
-
-
-def _g(value):
-    return f"{value:g}"
+        plot_report(path, title, columns, "parameter, worst first", rows, self.total)

@@ -10,16 +10,17 @@ _MOST_ROWS = 80
 _LONGEST_NAME = 48
 
 
-def plot_report(path, title, rows, total, recommended):
+def plot_report(path, title, columns, rows_are, rows, total):
     """
-    Draws histograms by binade: of all values as bars, and of each row as a strip, worst first.
+    Draws histograms by binade: of all values as bars, and of each row as a strip.
 
     Args:
         path (str): The picture to write.
         title (str): What it shows.
-        rows (list[tuple[str, Distribution]]): Names and values, worst first.
+        columns (dict): From a column's title to the power of two that the values are multiplied by in it.
+        rows_are (str): What the rows are, and in which order.
+        rows (list[tuple[str, Distribution]]): Their names and values.
         total (Distribution): All values.
-        recommended (Union[float, None]): The loss scale for a second column; None draws the first one only.
     """
     try:
         from matplotlib.figure import Figure
@@ -29,7 +30,7 @@ def plot_report(path, title, rows, total, recommended):
         ) from error
     from matplotlib.figure import Figure
 
-    scales = [1.0] if recommended is None else [1.0, recommended]
+    scales = list(columns.values())
     left_out = len(rows) - _MOST_ROWS
     rows = rows[:_MOST_ROWS]
     low, high = _range(total, scales)
@@ -42,12 +43,9 @@ def plot_report(path, title, rows, total, recommended):
         2, len(scales), sharex=True, sharey="row", squeeze=False, height_ratios=[height_of_bars, height_of_strips]
     )
     image = None
-    for column, scale in enumerate(scales):
+    for column, (name, scale) in enumerate(columns.items()):
         bars, strips = axes[:, column]
         shares = total.shares(scale)
-        name = "loss scale 1" if scale == 1 else f"loss scale {scale:g} = $2^{{{int(np.log2(scale))}}}$"
-        if column == 1:
-            name += " (recommended)"
         bars.set_title(
             f"{name}\nfloat16: {percent(shares.flushed)} % flushed to zero, {percent(shares.subnormal)} % subnormal, "
             f"{percent(shares.overflowed)} % overflow",
@@ -67,6 +65,9 @@ def plot_report(path, title, rows, total, recommended):
             interpolation="nearest",
             zorder=1,
         )
+        for i, (_, distribution) in enumerate(rows):
+            if distribution.zeros == distribution.count:
+                strips.text((low + high + 1) / 2, i, "all zero", ha="center", va="center", fontsize=7, color="tab:red")
         for each in (bars, strips):
             _shade(each, low, high)
         strips.set_xlabel("$\\log_2$ |value $\\times$ loss scale|")
@@ -74,7 +75,7 @@ def plot_report(path, title, rows, total, recommended):
     bars.set_ylabel("% of all values")
     strips = axes[1, 0]
     strips.set_yticks(range(len(rows)), [_shortened(name) for name, _ in rows], fontsize=8)
-    strips.set_ylabel("worst first" + (f" ({left_out} more left out)" if left_out > 0 else ""))
+    strips.set_ylabel(rows_are + (f" ({left_out} more left out)" if left_out > 0 else ""))
     figure.colorbar(image, ax=axes[1, :], label="% of the row's values", shrink=min(1.0, 3.0 / height_of_strips))
     figure.legend(handles=_legend(), loc="outside lower center", ncols=3, fontsize=8)
     with replacing(path) as part:

@@ -7,8 +7,8 @@ from ms_lossscale.loss_scale import ScheduledLossScale
 
 def suggest_schedule(reports, headroom=2):
     """
-    A loss scale for each stage of training: from the step of each report on the one that it recommends, until the step
-    of the next one.
+    A loss scale for each stage of training, from the step of each report to that of the next one: the smaller of the
+    scales that the two recommend, since gradients move from one to the other in between.
 
     Args:
         reports (Union[list[GradientReport], dict]): Reports of a training cell, which know at which step they were
@@ -48,9 +48,12 @@ def suggest_schedule(reports, headroom=2):
             loss_scales.append(report.recommend(headroom).loss_scale)
         except ValueError as error:
             raise ValueError(f"For '{owner}', the report of step {step} is of no use. {error}") from None
+    loss_scales = [min(ends) for ends in zip(loss_scales, loss_scales[1:] + loss_scales[-1:])]
+    stages = [(step, scale) for (step, _), scale in zip(stages, loss_scales)]
+    stages = stages[:1] + [stage for before, stage in zip(stages, stages[1:]) if stage[1] != before[1]]
     starts = [step for step, _ in stages[1:]]
     # A stage ends where the next one begins; the last one's end, which a schedule wants too, changes nothing.
-    return ScheduledLossScale([*starts, (starts[-1] if starts else 0) + 1], loss_scales)
+    return ScheduledLossScale([*starts, (starts[-1] if starts else 0) + 1], [scale for _, scale in stages])
 
 
 def _by_step(owner, reports):

@@ -1,0 +1,161 @@
+"""
+Trains a LeNet-5 in float16 that silently underflows, finds out why and which loss scale it wants, and trains it again.
+
+    python examples/lenet/diagnose.py
+
+Writes the reports as tables and plots, and the test accuracies, to the output folder, see --output.
+"""
+
+import argparse
+import math
+import os
+import sys
+from pathlib import Path
+
+# With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower. It is read when
+# MindSpore is imported.
+os.environ["ONEDNN_MAX_CPU_ISA"] = os.environ.get("ONEDNN_MAX_CPU_ISA", "AVX2")
+
+import mindspore
+from data import DataError, add_data_argument, load_digits, test_dataset, train_dataset
+from history import replacing
+from network import accuracy
+from options import positive_int, seed_int
+from tqdm import tqdm
+from weighted_training import add_weighted_arguments, steps_per_epoch, train
+
+from ms_lossscale import (
+    FixedLossScale,
+    build_train_network,
+    profile_activations,
+    profile_gradients,
+    suggest_schedule,
+)
+
+
+def make_parser():
+    parser = argparse.ArgumentParser(
+        description="Train LeNet-5 in float16 without a loss scale, its loss times a small weight so that gradients "
+        "underflow; show where they do; then train it with the loss scale that the reports recommend, and with one for "
+        "each stage of training."
+    )
+    add = parser.add_argument
+    add_data_argument(parser)
+    add("--output", metavar="DIR", default="output/diagnose", help="folder for the results (default: %(default)s)")
+    add("--seed", type=seed_int, default=0, help="of the weights and of the order of the digits (default: %(default)s)")
+    add("--epochs", type=positive_int, default=5, help="epochs of each training (default: %(default)s)")
+    add(
+        "--profile-batches",
+        type=positive_int,
+        default=8,
+        metavar="N",
+        help="batches that each report is made of (default: %(default)s)",
+    )
+    add_weighted_arguments(parser)
+    return parser
+
+
+def power(scale):
+    return f"2^{math.log2(scale):.0f}"
+
+
+class Diagnosis:
+    """The trainings and the reports, and what they have in common."""
+
+    def __init__(self, args, digits, bar):
+        self._args, self._digits, self._bar = args, digits, bar
+        batches = train_dataset(digits, args.batch_size, args.seed, 0).create_tuple_iterator(num_epochs=1)
+        self._batches = [batch for _, batch in zip(range(args.profile_batches), batches)]
+
+    def train(self, title, loss_scale, before_epoch=None):
+        """Trains with the loss scale. Returns a line with the test accuracy."""
+        self._bar.set_description(title.split(",")[0])
+        cells = []
+
+        def make_cell(*parts):
+            cells.append(build_train_network(*parts, level="O3", loss_scale_manager=loss_scale))
+            return cells[0]
+
+        network = train(make_cell, self._args, self._digits, self._args.seed, self._bar, before_epoch)
+        share = accuracy(network, test_dataset(self._digits))
+        return f"{share:6.1%}  {title}; {cells[0].counters()['skipped_steps']} steps skipped\n"
+
+    def gradients(self, cell, loss_scale):
+        """The report at the largest scale, from the given one down, at which no gradient overflows on the way."""
+        report = profile_gradients(cell, self._batches, loss_scale=loss_scale)
+        if report.total.non_finite:
+            return self.gradients(cell, loss_scale / 4)
+        return report
+
+    def activations(self, cell):
+        return profile_activations(cell, self._batches, compare_float32=True)
+
+
+def diagnose(args, digits, folder, bar):
+    diagnosis = Diagnosis(args, digits, bar)
+    reports, stages = {}, []
+
+    def look_inside(cell):
+        if not reports:
+            reports["activations"] = diagnosis.activations(cell)
+            reports["gradients"] = diagnosis.gradients(cell, 1.0)
+            # Once more at the scale that it recommends: on the way there was no underflow then.
+            scale = reports["gradients"].recommended_loss_scale
+            reports["gradients_scaled"] = diagnosis.gradients(cell, scale)
+
+    def look_at_stage(cell):
+        stages.append(diagnosis.gradients(cell, cell.get_loss_scale()))
+
+    table = diagnosis.train("no loss scale", None, look_inside)
+    scale = reports["gradients_scaled"].recommended_loss_scale
+    title = f"fixed scale, {power(scale)} as recommended before training"
+    table += diagnosis.train(title, FixedLossScale(scale), look_at_stage)
+    schedule = suggest_schedule(stages)
+    starts = [0, *schedule.milestone[:-1]]
+    scales = ", ".join(f"{power(value)} from step {step}" for value, step in zip(schedule.loss_scales, starts))
+    table += diagnosis.train(f"scheduled scale, {scales}", schedule)
+
+    for name, report in reports.items():
+        report.to_csv(folder / f"{name}.csv")
+        report.to_json(folder / f"{name}.json")
+        report.plot(folder / f"{name}.png")
+    with replacing(folder / "accuracy.txt") as part:
+        part.write_text(table)
+    return reports, table
+
+
+def main():
+    parser = make_parser()
+    args = parser.parse_args()
+    folder = Path(args.output)
+    try:
+        digits = load_digits(args.data)
+        steps = steps_per_epoch(args, digits)
+        if steps < args.profile_batches:
+            parser.error(
+                f"argument --profile-batches: {args.profile_batches} are more than the {steps} batches of "
+                f"{args.batch_size} digits that there are"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+    except DataError as error:
+        parser.exit(2, f"{parser.prog}: error: {error}\n")
+    except OSError as error:
+        parser.exit(2, f"{parser.prog}: error: can't write to the output folder: {error}\n")
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    mindspore.set_device("CPU")
+    with tqdm(total=3 * args.epochs * steps, unit="step", dynamic_ncols=True) as bar:
+        reports, table = diagnose(args, digits, folder, bar)
+
+    print("== Before training, in float16 without a loss scale: the values inside\n")
+    print(reports["activations"])
+    print("\n== The gradients that come out of that\n")
+    print(reports["gradients"])
+    print(f"\n== The same, computed at loss scale {power(reports['gradients_scaled'].loss_scale)}\n")
+    print(reports["gradients_scaled"])
+    print(f"\n== Test accuracy after {args.epochs} epochs in float16\n\n{table}", end="")
+    print(f"\nWrote the reports as .csv, .json and .png, and accuracy.txt, to {folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""Training LeNet-5 with a loss of small weight, as a term of a larger loss might be: float16 gradients underflow."""
+
+import mindspore
+from data import train_dataset
+from mindspore import Callback, Model, nn
+from network import LeNet5
+from options import positive_float, positive_int
+
+
+class WeightedLoss(nn.Cell):
+    """Cross-entropy times a weight."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self._cross_entropy = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+        self._weight = weight
+
+    def construct(self, logits, labels):
+        return self._cross_entropy(logits, labels) * self._weight
+
+
+class Progress(Callback):
+    """Moves the progress bar."""
+
+    def __init__(self, bar):
+        super().__init__()
+        self._bar = bar
+
+    def on_train_step_end(self, run_context):
+        self._bar.update()
+
+
+def add_weighted_arguments(parser):
+    """Adds the options for the weight and the batches."""
+    parser.add_argument(
+        "--batch-size", type=positive_int, default=64, metavar="N", help="digits in a step (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--loss-weight",
+        type=positive_float,
+        default=1e-5,
+        metavar="WEIGHT",
+        help="what the loss is multiplied by (default: %(default)s)",
+    )
+
+
+def steps_per_epoch(args, digits):
+    """How many whole batches an epoch has."""
+    return len(digits.train_images) // args.batch_size
+
+
+def train(make_cell, args, digits, seed, bar, before_epoch=None):
+    """
+    Trains a LeNet-5 for `args.epochs`, and returns it.
+
+    `make_cell(network, optimizer, loss)` makes its training cell, which `before_epoch(cell)` gets before each epoch.
+    """
+    mindspore.set_seed(seed)
+    network = LeNet5()
+    schedule = nn.ExponentialDecayLR(1e-3, 0.8, steps_per_epoch(args, digits))
+    # The usual eps would outweigh gradients as small as these.
+    optimizer = nn.AdamWeightDecay(network.trainable_params(), schedule, eps=1e-16)
+    cell = make_cell(network, optimizer, WeightedLoss(args.loss_weight))
+    model = Model(cell)
+    for epoch in range(1, args.epochs + 1):
+        if before_epoch is not None:
+            before_epoch(cell)
+        dataset = train_dataset(digits, args.batch_size, seed, epoch)
+        model.train(epoch, dataset, [Progress(bar)], dataset_sink_mode=False, initial_epoch=epoch - 1)
+    return network

@@ -4,6 +4,7 @@ from mindspore import ParameterTuple, Tensor, jit, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import gradients
+from ms_lossscale._backward_of_shared_forward import backward_of_shared_forward
 
 
 def _copy(aux):
@@ -109,6 +110,7 @@ class SharedForwardBackward(nn.Cell):
         )
         self.weights = ParameterTuple([weight for own in weights for weight in own])
         self.slices = gradients.slices(weights)
+        self.weights_of_each = weights
 
     def _losses_and_aux(self, *inputs):
         output = self.network(*inputs)
@@ -129,15 +131,15 @@ class SharedForwardBackward(nn.Cell):
     # Compiled in PyNative mode too: there MindSpore would run the forward again for each backward.
     @jit
     def construct(self, scale, *inputs):
-        results, backward = ops.vjp(self._losses_and_aux, *inputs, weights=self.weights)
+        results = self._losses_and_aux(*inputs)
         losses = results[: self._losses]
         aux = ()
         grads = ()
-        for i in range(self._losses):
+        for i, weights in enumerate(self.weights_of_each):
             cotangents = ()
             for j, result in enumerate(results):
                 cotangents += (scale if i == j else ops.zeros_like(result),)
-            grads += backward(*cotangents)[1][self.slices[i][0] : self.slices[i][1]]
+            grads += backward_of_shared_forward(self._losses_and_aux, weights)(*inputs, cotangents)
         if self.has_aux:
             aux = _copy(results[self._losses :])
             grads = ops.depend(grads, aux)

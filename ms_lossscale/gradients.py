@@ -1,13 +1,19 @@
 """Functions over a tensor or a (flat) tuple of them, for tuples of any length and for sparse gradients (RowTensor)."""
 
 import itertools
+import math
 
-from mindspore import RowTensor, ops
+from mindspore import RowTensor, Tensor, ops
 from mindspore import dtype as mstype
+
+# Up to so many elements a tensor is small, and from so many on small tensors of one shape are worked on together.
+_LARGEST_SMALL, _SMALLEST_GROUP = 2**14, 4
 
 # HyperMap and not a list comprehension: a comprehension's call depth grows with the tuple, and graph mode limits it.
 _map = ops.HyperMap()
 
+_shape = ops.MultitypeFuncGraph("shape")
+_pick = ops.MultitypeFuncGraph("pick")
 _multiply = ops.MultitypeFuncGraph("multiply")
 _sum = ops.MultitypeFuncGraph("sum")
 _is_finite = ops.MultitypeFuncGraph("is_finite")
@@ -20,6 +26,22 @@ _add = ops.MultitypeFuncGraph("add")
 _sum_of_squares = ops.MultitypeFuncGraph("sum_of_squares")
 _clip = ops.MultitypeFuncGraph("clip")
 _average = ops.MultitypeFuncGraph("average")
+
+
+@_shape.register("Tensor")
+def _shape_dense(tensor):
+    return tensor.shape
+
+
+@_shape.register("RowTensor")
+def _shape_sparse(_):
+    # Never stacked.
+    return (-1,)
+
+
+@_pick.register("Tuple", "Number")
+def _pick_item(items, index):
+    return items[index]
 
 
 @_multiply.register("Tensor", "Tensor")
@@ -107,9 +129,45 @@ def _average_tensor(decay, rest, average, value):
     return ops.assign(average, decay * average + rest * value.astype(mstype.float32))
 
 
+@ops.constexpr
+def _by_size(shapes):
+    """
+    Which tensors are large, which are small, and which of these have the same shape, so that one operator can do the
+    work of one for each.
+
+    Returns the positions of the large ones, of the other small ones, those in each group of one shape, and where to
+    find each tensor again in this order.
+    """
+    by_shape = {}
+    for i, shape in enumerate(shapes):
+        by_shape.setdefault(shape, []).append(i)
+    large, small, groups = [], [], []
+    for shape, positions in by_shape.items():
+        if not 0 <= math.prod(shape) <= _LARGEST_SMALL:
+            large += positions
+        elif len(positions) < _SMALLEST_GROUP:
+            small += positions
+        else:
+            groups.append(tuple(positions))
+    order = [*large, *small, *(i for positions in groups for i in positions)]
+    return tuple(large), tuple(small), tuple(groups), tuple(sorted(range(len(order)), key=order.__getitem__))
+
+
+def _items(tensors, positions):
+    return _map(ops.partial(_pick, tensors), positions)
+
+
 def multiply(tensors, factor):
     """Each tensor times `factor`, a tensor of shape (), in float32."""
-    return _map(ops.partial(_multiply, factor), tensors)
+    if not isinstance(tensors, (tuple, list)):
+        return _multiply(factor, tensors)
+    large, small, groups, where = _by_size(_map(_shape, tensors))
+    if not groups:
+        return _map(ops.partial(_multiply, factor), tensors)
+    products = _map(ops.partial(_multiply, factor), _items(tensors, large + small))
+    for group in groups:
+        products += ops.unstack(_multiply(factor, ops.stack(_items(tensors, group))))
+    return _items(products, where)
 
 
 def sums(tensors):
@@ -119,17 +177,38 @@ def sums(tensors):
 
 def finite(tensors):
     """Whether every element of a non-empty tuple is finite, a bool tensor of shape ()."""
+    large, small, groups, _ = _by_size(_map(_shape, tensors))
+    all_finite = Tensor(True)
+    if large:
+        all_finite = _large_are_finite(_items(tensors, large))
+    if small:
+        all_finite = ops.logical_and(all_finite, ops.ReduceAll()(ops.stack(_map(_is_finite, _items(tensors, small)))))
+    for group in groups:
+        all_finite = ops.logical_and(all_finite, _is_finite(ops.stack(_items(tensors, group))))
+    return all_finite
+
+
+def _large_are_finite(tensors):
     # One cheap pass: a sum is non-finite whenever an element is. The reverse does not hold, since large finite values
     # can overflow the sum, so a suspicion is looked into, which happens in skipped steps only.
     all_finite = ops.isfinite(ops.addn(sums(tensors)))
     if not all_finite:
-        all_finite = ops.ReduceAll()(each_finite(tensors))
+        all_finite = ops.ReduceAll()(ops.stack(_map(_is_finite, tensors)))
     return all_finite
 
 
 def each_finite(tensors):
     """For each tensor of a non-empty tuple whether every element is finite, a bool tensor of shape (N,)."""
-    return ops.stack(_map(_is_finite, tensors))
+    large, small, groups, where = _by_size(_map(_shape, tensors))
+    if not groups:
+        return ops.stack(_map(_is_finite, tensors))
+    flags = ()
+    if large + small:
+        flags += (ops.stack(_map(_is_finite, _items(tensors, large + small))),)
+    for group in groups:
+        stack = ops.stack(_items(tensors, group)).astype(mstype.float32)
+        flags += (ops.ReduceAll()(ops.isfinite(stack.reshape((len(group), -1))), 1),)
+    return ops.gather(ops.concat(flags), Tensor(where), 0)
 
 
 def cast_like(tensors, parameters):

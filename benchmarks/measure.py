@@ -1,0 +1,76 @@
+"""
+Measures one case in this process and prints what it measured as JSON; `bench.py` starts it.
+
+    python benchmarks/measure.py CASE MODE [--rounds N] [--memory SIDE]
+"""
+
+import argparse
+import json
+import os
+import resource
+import time
+
+# With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower. It is read when
+# MindSpore is imported.
+os.environ["ONEDNN_MAX_CPU_ISA"] = os.environ.get("ONEDNN_MAX_CPU_ISA", "AVX2")
+
+import mindspore
+from sides import CASES
+
+MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
+# A round of a side lasts about this long, in seconds.
+ROUND = 0.3
+
+
+def _seconds(step, count):
+    start = time.perf_counter()
+    for _ in range(count):
+        output = step()
+    # Until here PyNative mode may only have queued the work.
+    output.asnumpy()
+    return (time.perf_counter() - start) / count
+
+
+def measure(sides, rounds):
+    """The seconds of each side's first call, and of a step in each round; the sides take turns."""
+    steps, first_call = {}, {}
+    for name, make in sides.items():
+        mindspore.set_seed(0)
+        steps[name] = make()
+        first_call[name] = _seconds(steps[name], 1)
+    for step in steps.values():
+        _seconds(step, 3)
+    slowest = max(_seconds(step, 3) for step in steps.values())
+    count = max(1, round(ROUND / slowest))
+    seconds = {name: [] for name in sides}
+    for i in range(rounds):
+        # The one that comes first changes, too.
+        names = list(steps)[i % len(steps) :] + list(steps)[: i % len(steps)]
+        for name in names:
+            seconds[name].append(_seconds(steps[name], count))
+    return {"first_call": first_call, "steps_in_a_round": count, "seconds": seconds}
+
+
+def measure_memory(make):
+    """Bytes of this process at their most, before and after ten steps."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step = make()
+    _seconds(step, 10)
+    return {"before": 1024 * before, "peak": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Measure one case of the benchmarks and print it as JSON.")
+    parser.add_argument("case", choices=CASES)
+    parser.add_argument("mode", choices=MODES)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--memory", metavar="SIDE", help="measure this side's peak memory instead of times")
+    args = parser.parse_args()
+    mindspore.set_context(mode=MODES[args.mode])
+    mindspore.set_device("CPU")
+    sides = CASES[args.case]
+    print(json.dumps(measure_memory(sides[args.memory]) if args.memory else measure(sides, args.rounds)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""The networks of the benchmarks, each with a batch of its inputs."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+# Two of the networks are those of the examples.
+sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
+
+import gan.network
+import lenet.network
+
+
+def _classified(network, shape, batch_size=32):
+    rng = np.random.default_rng(0)
+    images = Tensor(rng.standard_normal((batch_size, *shape)).astype(np.float32))
+    labels = Tensor(rng.integers(0, 10, batch_size).astype(np.int32))
+    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    return nn.WithLossCell(network, loss), (images, labels)
+
+
+def small_convolutions():
+    """LeNet-5 on 28x28 images: 10 parameter tensors, 44 thousand values."""
+    return _classified(lenet.network.LeNet5(), (1, 28, 28))
+
+
+def mlp():
+    """7 layers of 1024: 14 parameter tensors, 6.3 million values."""
+    layers = []
+    for _ in range(6):
+        layers += [nn.Dense(1024, 1024), nn.ReLU()]
+    return _classified(nn.SequentialCell(*layers, nn.Dense(1024, 10)), (1024,))
+
+
+class _DeepNarrow(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.CellList([nn.Dense(8, 8) for _ in range(249)])
+        self.classify = nn.Dense(8, 10)
+
+    def construct(self, x):
+        for layer in self.layers:
+            x = ops.tanh(layer(x))
+        return self.classify(x)
+
+
+def deep_narrow():
+    """250 layers of 8: 500 small parameter tensors."""
+    return _classified(_DeepNarrow(), (8,))
+
+
+class _Block(nn.Cell):
+    def __init__(self, channels_in, channels, stride):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, channels, 3, stride, pad_mode="pad", padding=1)
+        self.norm1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, 1, pad_mode="pad", padding=1)
+        self.norm2 = nn.BatchNorm2d(channels)
+        self.shortcut = nn.Identity()
+        if stride != 1 or channels_in != channels:
+            self.shortcut = nn.SequentialCell(
+                nn.Conv2d(channels_in, channels, 1, stride, pad_mode="valid"), nn.BatchNorm2d(channels)
+            )
+
+    def construct(self, x):
+        y = ops.relu(self.norm1(self.conv1(x)))
+        return ops.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+class _ResNet18(nn.Cell):
+    """He et al., `Deep residual learning for image recognition`, with the usual first layer for 32x32 images."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 64, 3, 1, pad_mode="pad", padding=1)
+        self.norm = nn.BatchNorm2d(64)
+        blocks, channels_in = [], 64
+        for channels, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+            blocks += [_Block(channels_in, channels, stride), _Block(channels, channels, 1)]
+            channels_in = channels
+        self.blocks = nn.SequentialCell(*blocks)
+        self.classify = nn.Dense(512, 10)
+
+    def construct(self, images):
+        x = self.blocks(ops.relu(self.norm(self.conv(images))))
+        return self.classify(x.mean(axis=(2, 3)))
+
+
+def resnet18():
+    """ResNet-18 on 32x32 images, batch 8: 62 parameter tensors, 11 million values."""
+    return _classified(_ResNet18(), (3, 32, 32), batch_size=8)
+
+
+def dcgan():
+    """The generator and the discriminator of the GAN example, and a batch of images and noise."""
+    generator, discriminator = gan.network.Generator(64, 24), gan.network.Discriminator(24)
+    generator.update_parameters_name("generator.")
+    discriminator.update_parameters_name("discriminator.")
+    rng = np.random.default_rng(0)
+    images = Tensor(rng.uniform(-1, 1, (32, 1, 28, 28)).astype(np.float32))
+    noise = Tensor(rng.standard_normal((32, 64)).astype(np.float32))
+    return generator, discriminator, (images, noise)
+
+
+CLASSIFIERS = {"lenet": small_convolutions, "mlp": mlp, "deep_narrow": deep_narrow, "resnet18": resnet18}

@@ -1,0 +1,150 @@
+"""What is compared: the sides of each case, as functions that make one step and return a tensor to wait for."""
+
+import numpy as np
+from mindspore import GRAPH_MODE, ParameterTuple, Tensor, amp, get_context, jit, nn, ops
+from networks import CLASSIFIERS, dcgan, gan
+
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell, all_finite
+
+
+def _optimizer(network):
+    return nn.Momentum(network.trainable_params(), learning_rate=1e-4, momentum=0.9)
+
+
+def _in_graph_mode(function):
+    return jit(function) if get_context("mode") == GRAPH_MODE else function
+
+
+def stock(network, inputs):
+    """MindSpore's cell, which scales nothing and checks nothing."""
+    cell = nn.TrainOneStepCell(network, _optimizer(network)).set_train()
+    return lambda: cell(*inputs)
+
+
+def scaled(network, inputs, **keywords):
+    """This package's cell with everything on: dynamic scale, check, transaction."""
+    cell = ScaledTrainOneStepCell(network, _optimizer(network), DynamicLossScale(), **keywords).set_train()
+    return lambda: cell(*inputs)[0]
+
+
+def recipe(network, inputs):
+    """The hand-written step of MindSpore's tutorial on mixed precision."""
+    optimizer = _optimizer(network)
+    loss_scaler = amp.DynamicLossScaler(scale_value=2**16, scale_factor=2, scale_window=2000)
+    network.set_train()
+
+    def forward(*inputs):
+        return loss_scaler.scale(network(*inputs))
+
+    value_and_grad = ops.value_and_grad(forward, None, optimizer.parameters)
+
+    def step(*inputs):
+        loss, grads = value_and_grad(*inputs)
+        is_finite = amp.all_finite(grads)
+        if is_finite:
+            grads = loss_scaler.unscale(grads)
+            loss = ops.depend(loss, optimizer(grads))
+        loss_scaler.adjust(is_finite)
+        return loss_scaler.unscale(loss)
+
+    step = _in_graph_mode(step)
+    return lambda: step(*inputs)
+
+
+def forward_and_backward(network, inputs):
+    """Forward and backward and nothing else."""
+    network.set_train()
+    value_and_grad = ops.value_and_grad(network, None, ParameterTuple(network.trainable_params()))
+
+    def step(*inputs):
+        loss, grads = value_and_grad(*inputs)
+        return ops.depend(loss, grads)
+
+    step = _in_graph_mode(step)
+    return lambda: step(*inputs)
+
+
+def micro_step(network, inputs):
+    """A call that only adds to the gradients of its window, which never ends here."""
+    return scaled(network, inputs, gradient_accumulation_steps=10**6)
+
+
+def two_stock_cells():
+    """A GAN as it is written without this package, its discriminator's step and its generator's."""
+    generator, discriminator, (images, noise) = dcgan()
+    discriminate = nn.TrainOneStepCell(
+        gan.network.DiscriminatorLoss(generator, discriminator), _optimizer(discriminator)
+    )
+    generate = nn.TrainOneStepCell(gan.network.GeneratorLoss(generator, discriminator), _optimizer(generator))
+    discriminate.set_train()
+    generate.set_train()
+
+    def step():
+        discriminate(images, noise)
+        return generate(noise)
+
+    return step
+
+
+def two_recipes():
+    """The same two steps, each by the hand-written recipe."""
+    generator, discriminator, (images, noise) = dcgan()
+    discriminate = _own_weights(gan.network.DiscriminatorLoss(generator, discriminator), discriminator)
+    generate = _own_weights(gan.network.GeneratorLoss(generator, discriminator), generator)
+    step_of_discriminator, step_of_generator = recipe(discriminate, (images, noise)), recipe(generate, (noise,))
+
+    def step():
+        step_of_discriminator()
+        return step_of_generator()
+
+    return step
+
+
+def _own_weights(loss, network):
+    loss.trainable_params = network.trainable_params
+    return loss
+
+
+def simultaneous():
+    """Both networks in one cell: one check, one update, the generator run once."""
+    generator, discriminator, inputs = dcgan()
+    cell = SimultaneousTrainOneStepCell(
+        gan.network.BothLosses(generator, discriminator),
+        [_optimizer(discriminator), _optimizer(generator)],
+        DynamicLossScale(),
+    ).set_train()
+    return lambda: cell(*inputs)[0]
+
+
+def _stock_check(tensors):
+    return amp.all_finite(tensors)
+
+
+def _check(tensors):
+    return all_finite(tensors)
+
+
+def _on_six_tensors(function):
+    tensors = tuple(Tensor(np.random.default_rng(i).standard_normal((1024, 1024)).astype(np.float32)) for i in range(6))
+    function = _in_graph_mode(function)
+    return lambda: function(tensors)
+
+
+def _of(side, name):
+    return lambda: side(*CLASSIFIERS[name]())
+
+
+# For each case the side that the others are compared to, first, and then those.
+CASES = {
+    name: {"stock": _of(stock, name), "ms_lossscale": _of(scaled, name), "recipe": _of(recipe, name)}
+    for name in CLASSIFIERS
+}
+CASES["dcgan"] = {"stock": two_stock_cells, "ms_lossscale": simultaneous, "recipe": two_recipes}
+CASES["accumulation"] = {
+    "forward and backward": _of(forward_and_backward, "mlp"),
+    "ms_lossscale": _of(micro_step, "mlp"),
+}
+CASES["check"] = {
+    "amp.all_finite": lambda: _on_six_tensors(_stock_check),
+    "ms_lossscale": lambda: _on_six_tensors(_check),
+}

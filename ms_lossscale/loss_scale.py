@@ -345,7 +345,8 @@ class ScheduledLossScale(LossScale):
         self._scales = [check_scale(owner, f"loss_scales[{i}]", scale) for i, scale in enumerate(loss_scales)]
         super().__init__(self._scales[0], drop_overflow_update)
         # The last milestone ends nothing: its scale holds on.
-        self._starts = Tensor([0] + milestone[:-1], mstype.int32)
+        self._milestone = milestone[:-1]
+        self._starts = Tensor([0] + self._milestone, mstype.int32)
         self._values = Tensor(self._scales, mstype.float32)
         self.steps = self._counter("steps")
 

@@ -40,9 +40,12 @@ class Job(NamedTuple):
     logs: list
 
 
-def run_msrun(ranks, script, *arguments, cwd, timeout=200):
-    """Runs `msrun script *arguments` with so many ranks on this machine, in the folder `cwd`. Returns a Job."""
-    environment = _environment()
+def run_msrun(ranks, script, *arguments, cwd, timeout=200, **variables):
+    """
+    Runs `msrun script *arguments` with so many ranks on this machine, in the folder `cwd`, with further environment
+    variables. Returns a Job.
+    """
+    environment = {**_environment(), **variables}
     # What msrun starts is called `python`.
     environment["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), environment["PATH"]))
     # Ranks that came before the scheduler ask again after 1 s, instead of 3 to 5 s, and that several times.

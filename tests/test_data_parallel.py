@@ -15,23 +15,33 @@ import pytest
 from data_parallel_training import CLIP_NORM, PLAN, STEPS, WINDOW_CALLS, WINDOW_PLAN, Place, run
 from mindspore import nn
 from networks import Linear, LinearWithBias
-from npu_networks import INNOCENT, LOSS_SCALE, updated
-from python_process import check_msrun, run_msrun
+from npu_networks import LOSS_SCALE
+from python_process import check_msrun
 from training import bookkeeping, changed, same_bits
 
 from ms_lossscale import AlternatingTrainOneStepCell, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
 
 SCRIPT = Path(scenarios.__file__)
-# Compared with one process that sees the whole batches; those that take longest to compile, with two ranks only.
-COMPARED = {2: ("one_network", "summed", "window", "simultaneous", "alternating", "alternating_window", "unchecked")}
-COMPARED[4] = ("one_network", "alternating")
-ONLY_WITH_TWO = ("saturating_window", "own_weights", "partly_own_weights", "alone", "large_gradients", "different")
-ALL = {
-    2: (*COMPARED[2], "through_model", "saturating", *ONLY_WITH_TWO),
-    4: (*COMPARED[4], "saturating"),
+# Compared with one process that sees the whole batches, by the number of ranks.
+COMPARED = {
+    2: ("one_network", "summed", "window", "simultaneous", "alternating", "unchecked"),
+    4: ("one_network",),
 }
 EACH_COMPARED = [(ranks, name) for ranks, names in COMPARED.items() for name in names]
-WINDOWS = ("window", "alternating_window")
+OTHERS = {
+    2: (
+        "saturating",
+        "saturating_window",
+        "own_weights",
+        "partly_own_weights",
+        "alone",
+        "large_gradients",
+        "through_model",
+        "different",
+    ),
+    4: ("saturating",),
+}
+WINDOWS = ("window", "alternating")
 
 
 class Results:
@@ -63,7 +73,7 @@ def job(tmp_path_factory):
     def of(ranks):
         if ranks not in results:
             folder = tmp_path_factory.mktemp(f"ranks_{ranks}")
-            check_msrun(ranks, SCRIPT, folder, *ALL[ranks], cwd=folder)
+            check_msrun(ranks, SCRIPT, folder, *COMPARED[ranks], *OTHERS[ranks], cwd=folder)
             results[ranks] = Results(folder, ranks)
         return results[ranks]
 
@@ -86,10 +96,14 @@ def control():
 def own(names):
     """Those of the names whose values are each rank's own: what its rows of the batch left behind."""
     return {
-        name
-        for name in names
-        if "moving_" in name or "accumulation" in name or name in ("overflow", "alternation.last_losses")
+        name for name in names if name in ("mean", "variance", "alternation.last_losses") or "forward_state." in name
     }
+
+
+def moved(records, call):
+    """The names of what the call has changed in the cell; what it returned and measured is left out."""
+    before, after = ({key: value for key, value in records[i].items() if key in records[0]} for i in (call, call + 1))
+    return {name for name in changed(before, after) if not name.startswith(("clipping.", "grad_norm", "comparisons"))}
 
 
 def of_step(name, calls):
@@ -114,6 +128,9 @@ def test_ranks_with_parts_of_a_batch_train_as_one_with_the_whole(job, control, m
     assert len(records) == len(expected)
     for i in of_step(name, len(records) - 1):
         for key in expected[i].keys() - own(expected[i]) - {"comparisons"}:
+            # How it is stored depends on whether gradients are reduced; `grad_norm` is what it means.
+            if "clipping." in key:
+                continue
             if bookkeeping([key.split(".", 1)[-1]]) or bookkeeping([key]) or key == "loss_scale":
                 assert same_bits(records[i][key], expected[i][key]), key
             else:
@@ -126,24 +143,23 @@ def test_all_ranks_skip_what_overflowed_on_any(job, mode, ranks):
     for records in job(ranks).of("one_network", mode):
         assert [bool(record["overflow"]) for record in records[1:]] == [call in PLAN for call in range(STEPS)]
         for call in range(STEPS):
-            moved = changed(records[call], records[call + 1])
-            moved -= {"overflow", "loss_scale", "grad_norm", "comparisons"}
-            moved = {name for name in moved if not name.startswith("clipping.")}
+            names = moved(records, call)
             if call in PLAN:
-                assert moved == bookkeeping(moved)
+                assert names == bookkeeping(names)
             else:
-                assert {"hidden.weight", "ema.hidden.weight", "norm.moving_mean"} <= moved
+                assert {"hidden.weight", "ema.hidden.weight", "mean"} <= names
 
 
 @pytest.mark.parametrize("ranks", COMPARED)
 def test_the_norm_of_the_reduced_gradients_clips(job, control, mode, ranks):
-    """Each rank's own norm is another one, and larger than the bound."""
+    """Each rank's own norm is another one. The bound is below it in every step."""
     norms = [[float(record["grad_norm"]) for record in records[1:]] for records in job(ranks).of("one_network", mode)]
-    assert norms == [norms[0]] * ranks
+    np.testing.assert_array_equal(norms, [norms[0]] * ranks)
     expected = [float(record["grad_norm"]) for record in control("one_network", mode, ranks)[1:]]
-    np.testing.assert_allclose(norms[0][0], expected[0], rtol=1e-5)
-    assert norms[0][0] > CLIP_NORM
-    assert {np.isfinite(norm) for norm in norms[0][1:2]} == {False}
+    np.testing.assert_allclose(norms[0], expected, rtol=1e-5)
+    for call, norm in enumerate(norms[0]):
+        assert np.isfinite(norm) == (call not in PLAN)
+        assert norm > CLIP_NORM or call in PLAN
 
 
 def test_a_window_is_skipped_on_all_ranks_for_one_call_on_one_rank(job, mode):
@@ -154,7 +170,7 @@ def test_a_window_is_skipped_on_all_ranks_for_one_call_on_one_rank(job, mode):
             skipped = not WINDOW_PLAN.keys().isdisjoint((end - 2, end - 1))
             assert bool(after["overflow"]) == skipped
             assert after["step_counters.skipped_steps"] - before["step_counters.skipped_steps"] == skipped
-            for name in ("norm.moving_mean", "norm.moving_variance", "hidden.weight", "ema.hidden.weight"):
+            for name in ("mean", "variance", "hidden.weight", "ema.hidden.weight"):
                 assert same_bits(before[name], after[name]) == skipped, name
 
 
@@ -176,19 +192,19 @@ def test_a_partial_window_is_flushed_on_all_ranks(job, control, mode):
 def test_the_simultaneous_cell_skips_both_networks_on_all_ranks(job, mode):
     for records in job(2).of("simultaneous", mode):
         for call in range(STEPS):
-            moved = changed(records[call], records[call + 1])
-            for name in ("0.hidden.weight", "1.hidden.weight"):
-                assert (name in moved) == (call not in PLAN)
+            names = moved(records, call)
+            for name in ("0.hidden", "1.hidden"):
+                assert (name in names) == (call not in PLAN)
 
 
-@pytest.mark.parametrize("ranks", COMPARED)
-def test_the_alternating_cell_skips_the_network_that_overflowed_on_all_ranks(job, mode, ranks):
-    """The second network takes part in every other call."""
-    for records in job(ranks).of("alternating", mode):
-        for call in range(STEPS):
-            moved = changed(records[call], records[call + 1])
-            assert "0.hidden.weight" in moved
-            assert ("1.hidden.weight" in moved) == (call % 2 == 1 and call not in PLAN)
+def test_the_alternating_cell_skips_the_network_that_overflowed_on_all_ranks(job, mode):
+    """The second network takes part in the second and the fourth window of two calls, and overflows in the second."""
+    for records in job(2).of("alternating", mode):
+        for call in range(WINDOW_CALLS):
+            names = moved(records, call)
+            assert ("0.hidden" in names) == (call % 2 == 1)
+            assert ("1.hidden" in names) == (call == 7)
+        assert records[-1]["network_1.step_counters.skipped_steps"] == 1
 
 
 @pytest.mark.parametrize("ranks", COMPARED)
@@ -198,10 +214,9 @@ def test_a_register_on_one_rank_skips_the_step_on_all(job, mode, ranks):
     # Whose register was raised in the second and in the third step.
     assert [bool(records[2]["raised"]) for records in by_rank] == [rank == ranks - 1 for rank in range(ranks)]
     assert [bool(records[3]["raised"]) for records in by_rank] == [rank == 0 for rank in range(ranks)]
-    step = updated(INNOCENT) - 1.0
     for records in by_rank:
         assert [bool(record["overflow"]) for record in records[1:]] == [False, True, True, False]
-        assert [float(r["network.weight"][0]) for r in records] == [1, 1 + step, 1 + step, 1 + step, 1 + 2 * step]
+        assert [float(record["network.weight"][0]) for record in records] == [1.0, 0.5, 0.5, 0.5, 0.0]
         scales = [LOSS_SCALE, LOSS_SCALE, LOSS_SCALE / 2, LOSS_SCALE / 4]
         assert [float(record["loss_scale"]) for record in records[1:]] == scales
 
@@ -209,8 +224,7 @@ def test_a_register_on_one_rank_skips_the_step_on_all(job, mode, ranks):
 def test_a_register_on_one_rank_in_one_call_skips_the_window_on_all(job, mode):
     for records in job(2).of("saturating_window", mode):
         weights = [float(record["network.weight"][0]) for record in records]
-        step = updated(INNOCENT) - 1.0
-        assert weights == [1, 1, 1 + step, 1 + step, 1 + step, 1 + step, 1 + 2 * step]
+        assert weights == [1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.0]
 
 
 def test_ranks_agree_where_gradients_are_not_reduced(job, mode):
@@ -268,18 +282,18 @@ def test_a_model_trains_the_cell_on_all_ranks(job, control, mode):
     expected = control("one_network", mode, 2)[-1]
     for records in job(2).of("through_model", mode):
         assert records[-1]["step_counters.skipped_steps"] == len(PLAN)
-        for name in ("hidden.weight", "output.bias", "ema.hidden.weight", "loss_scale.scale_value"):
+        for name in ("hidden.weight", "output.bias", "loss_scale.scale_value"):
             np.testing.assert_allclose(records[-1][name], expected[name], rtol=2e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("name", scenarios.DIFFERENCES)
 def test_ranks_with_different_cells_are_told_so_at_the_first_step(job, mode, name):
-    messages = [str(records[0][name]) for records in job(2).of("different", mode)]
-    assert messages == [messages[0]] * 2
-    assert "all ranks must train the same cell, but rank 1 differs from rank 0" in messages[0]
-    difference = next(part for part in messages[0].split(". ", 1)[1].split("; ") if name in part)
-    assert "on rank 0, " in difference
-    assert "on rank 1" in difference
+    for records in job(2).of("different", mode):
+        message = str(records[0][name])
+        assert "all ranks must train the same cell, but rank 1 differs from rank 0" in message
+        difference = next(part for part in message.split(". ", 1)[1].split("; ") if name in part)
+        assert "on rank 0, " in difference
+        assert "on rank 1" in difference
 
 
 def test_ranks_with_equal_cells_train_after_an_error(job, mode):
@@ -290,12 +304,6 @@ def test_ranks_with_equal_cells_train_after_an_error(job, mode):
 def test_ranks_compare_their_cells_once(job, mode):
     for records in job(2).of("one_network", mode):
         assert [int(record["comparisons"]) for record in records] == [0] + [1] * STEPS
-
-
-def test_a_killed_rank_ends_the_job_with_a_message(tmp_path):
-    job = run_msrun(2, SCRIPT, tmp_path, "killed", cwd=tmp_path, timeout=120)
-    assert job.returncode != 0
-    assert "Distributed job exited with exception" in job.output
 
 
 @pytest.mark.parametrize("parallel_mode", ["data_parallel", "hybrid_parallel"])

@@ -19,10 +19,14 @@ def _environment():
     return {**os.environ, "PYTHONPATH": paths}
 
 
-def run_python(*arguments, cwd):
-    """Runs `python *arguments` in the folder `cwd`; the result has `returncode`, `stdout` and `stderr`."""
+def run_python(*arguments, cwd, **variables):
+    """
+    Runs `python *arguments` in the folder `cwd`, with further environment variables; the result has `returncode`,
+    `stdout` and `stderr`.
+    """
     command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, env=_environment(), capture_output=True, text=True, timeout=300)
+    environment = {**_environment(), **variables}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def check_python(*arguments, cwd):

@@ -53,12 +53,12 @@ def start_ranks(device, mode, seed, batch_size):
     # msrun tells the processes that it starts what they are. One is its scheduler, which does not return from init.
     if "MS_ROLE" not in os.environ:
         return Ranks()
+    count = int(os.environ["MS_WORKER_NUM"])
+    if batch_size % count:
+        raise ValueError(f"--batch-size {batch_size} can't be shared by {count} ranks: choose a multiple of {count}")
     init()
-    ranks = Ranks(get_rank(), get_group_size())
-    if batch_size % ranks.count:
-        raise ValueError(f"--batch-size {batch_size} can't be shared by {ranks.count} ranks: choose a multiple of them")
     mindspore.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
-    return ranks
+    return Ranks(get_rank(), get_group_size())
 
 
 def finish_ranks():

@@ -54,6 +54,8 @@ def run_msrun(ranks, script, *arguments, cwd, timeout=200, **variables):
     environment["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), environment["PATH"]))
     # Ranks that came before the scheduler ask again after 1 s, instead of 3 to 5 s, and that several times.
     environment["MS_RETRY_INTERVAL_LOWER"] = environment["MS_RETRY_INTERVAL_UPPER"] = "1"
+    # How long a rank waits for the others, who may be compiling: 30 s otherwise (and always in MindSpore 2.7).
+    environment["MS_CPU_COMM_OP_TIMEOUT"] = "120"
     options = [f"--worker_num={ranks}", f"--local_worker_num={ranks}", f"--master_port={_free_port()}"]
     options += ["--log_dir=msrun", "--join=True"]
     command = [sys.executable, "-m", "mindspore.parallel.cluster.run", *options, script, *arguments]

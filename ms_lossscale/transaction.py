@@ -133,9 +133,10 @@ class Transaction(Measurements, RankAgreement):
             "optimizers": [type(optimizer).__name__ for optimizer in optimizers],
             "overflow_detector": type(self.overflow_detector).__name__,
             "gradient_accumulation_steps": steps,
-            "clip_norm": clip_norms,
-            "clip_value": clip_values,
-            "ema_decay": ema_decays,
+            **{
+                name: [value if value is None else float(value) for value in values]
+                for name, values in (("clip_norm", clip_norms), ("clip_value", clip_values), ("ema_decay", ema_decays))
+            },
             **{f"loss_scale.{name}": value for name, value in settings_of(self.loss_scale).items()},
         }
         check_unique_names(owner, self.get_parameters())

@@ -6,7 +6,7 @@ MINDSPORE ?= mindspore
 # With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower.
 export ONEDNN_MAX_CPU_ISA ?= AVX2
 
-.PHONY: lenet gan compare test lint
+.PHONY: lenet lenet-2 gan gan-2 compare scaling test lint
 
 lenet: $(VENV)/installed
 	$(VENV)/bin/python examples/lenet/train.py
@@ -14,8 +14,16 @@ lenet: $(VENV)/installed
 gan: $(VENV)/installed
 	$(VENV)/bin/python examples/gan/train.py
 
+# The same on two ranks.
+lenet-2 gan-2: %-2: $(VENV)/installed
+	PATH="$(abspath $(VENV)/bin):$$PATH" msrun --worker_num=2 --local_worker_num=2 --join=True \
+		--log_dir=output/$*/ranks examples/$*/train.py
+
 compare: $(VENV)/installed
 	$(VENV)/bin/python examples/lenet/compare.py
+
+scaling: $(VENV)/installed
+	$(VENV)/bin/python benchmarks/data_parallel.py
 
 test: $(VENV)/installed
 	$(VENV)/bin/python -m pytest

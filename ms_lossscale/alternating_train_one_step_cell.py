@@ -12,10 +12,11 @@ from ms_lossscale.measurements import Measurements
 from ms_lossscale.network_inputs import check_network_inputs, inputs_of
 from ms_lossscale.optimizers import Optimizers, check_optimizers, prefix_states
 from ms_lossscale.parameter_names import check_unique_names
+from ms_lossscale.rank_agreement import RankAgreement
 from ms_lossscale.transaction import Transaction
 
 
-class AlternatingTrainOneStepCell(Measurements, nn.TrainOneStepCell):
+class AlternatingTrainOneStepCell(Measurements, RankAgreement):
     """
     Trains several networks one after the other: each makes its whole step, and the next one sees its new weights.
 
@@ -64,6 +65,8 @@ class AlternatingTrainOneStepCell(Measurements, nn.TrainOneStepCell):
         ValueError: If there are not as many networks as optimizers, two optimizers own one parameter, an optimizer
             owns a parameter of none of the networks or has a loss scale of its own, two parameters share a name, or
             `network_inputs`, `every` or a list does not fit.
+        RuntimeError: If `parallel_mode` is ``"data_parallel"`` or ``"hybrid_parallel"`` , but communication is not
+            initialised.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``
@@ -112,7 +115,7 @@ class AlternatingTrainOneStepCell(Measurements, nn.TrainOneStepCell):
         check_one_each(owner, networks, optimizers)
         check_optimizers(owner, optimizers, networks)
         prefix_states(optimizers)
-        super().__init__(nn.CellList(list(networks), auto_prefix=False), Optimizers(optimizers))
+        super().__init__(owner, networks, Optimizers(optimizers))
         # Each phase reduces its own gradients.
         self.grad_reducer = nn.Identity()
         count = len(networks)
@@ -155,6 +158,18 @@ class AlternatingTrainOneStepCell(Measurements, nn.TrainOneStepCell):
         if every is not None:
             self.set_every(every)
         check_unique_names(owner, self.get_parameters())
+
+    def rank_settings(self):
+        """What was passed to the cell and must be the same on all ranks."""
+        settings = {"networks": len(self.phases)}
+        for phase in self.phases:
+            settings.update(phase.rank_settings())
+        return settings
+
+    def rank_state(self):
+        """The small Parameters that have the same values on all ranks."""
+        state = [parameter for phase in self.phases for parameter in phase.rank_state()]
+        return [*state, self.windows, self.calls, self.every, self.window_every]
 
     @staticmethod
     def _state(value, name):

@@ -45,9 +45,11 @@ class Clipping(nn.Cell):
         clip_norm (Union[None, float]): The largest global norm; inf only measures.
         clip_value (Union[None, float]): The largest absolute value.
         prefix (str): For the Parameters' names.
+        of_rank (tuple[bool]): For each gradient whether it is that of a weight of which every rank has a part of its
+            own. The norm is then that of all ranks together. Empty if there are none.
     """
 
-    def __init__(self, clip_norm, clip_value, prefix):
+    def __init__(self, clip_norm, clip_value, prefix, of_rank=()):
         super().__init__(auto_prefix=False)
         self.measures = clip_norm is not None
         self.clips_norm = self.measures and math.isfinite(clip_norm)
@@ -58,6 +60,10 @@ class Clipping(nn.Cell):
             self.root = self._state(0.0, f"{prefix}clipping.root")
             self.power = self._state(1.0, f"{prefix}clipping.power")
             self.scale = self._state(1.0, f"{prefix}clipping.scale")
+        self._of_rank = of_rank
+        if of_rank:
+            self._of_all = tuple(not each for each in of_rank)
+            self._sum_of_ranks = ops.AllReduce()
 
     @staticmethod
     def _state(value, name):
@@ -72,13 +78,18 @@ class Clipping(nn.Cell):
         ops.assign(self.scale, scale)
         return ops.isfinite(root)
 
-    @staticmethod
-    def _sum_of_squares(grads):
-        sum_of_squares, power = gradients.sum_of_squares(grads), Tensor(1.0, mstype.float32)
+    def _sum_of_squares(self, grads):
+        sum_of_squares, power = self._sum_over_ranks(grads), Tensor(1.0, mstype.float32)
         if ops.logical_or(sum_of_squares < _SMALLEST_SUM, sum_of_squares > _LARGEST_SUM):
             power = ops.select(sum_of_squares < 1.0, Tensor(_ENLARGE, mstype.float32), Tensor(_REDUCE, mstype.float32))
-            sum_of_squares = gradients.sum_of_squares(gradients.multiply(grads, power))
+            sum_of_squares = self._sum_over_ranks(gradients.multiply(grads, power))
         return sum_of_squares, power
+
+    def _sum_over_ranks(self, grads):
+        if not self._of_rank:
+            return gradients.sum_of_squares(grads)
+        of_ranks = self._sum_of_ranks(gradients.sum_of_squares_where(self._of_rank, grads))
+        return of_ranks + gradients.sum_of_squares_where(self._of_all, grads)
 
     def construct(self, grads):
         """Clips gradients that are known to be finite, and, if it is by the norm, have been measured."""

@@ -24,6 +24,7 @@ _assign_add = ops.MultitypeFuncGraph("assign_add")
 _assign_zeros = ops.MultitypeFuncGraph("assign_zeros")
 _add = ops.MultitypeFuncGraph("add")
 _sum_of_squares = ops.MultitypeFuncGraph("sum_of_squares")
+_sum_of_squares_where = ops.MultitypeFuncGraph("sum_of_squares_where")
 _clip = ops.MultitypeFuncGraph("clip")
 _average = ops.MultitypeFuncGraph("average")
 
@@ -117,6 +118,13 @@ def _add_tensors(one, other):
 def _sum_of_squares_tensor(tensor):
     # Squares of float16 overflow from 256 on.
     return _sum_dense(ops.square(tensor.astype(mstype.float32)))
+
+
+@_sum_of_squares_where.register("Bool", "Tensor")
+def _sum_of_squares_where_tensor(counts, tensor):
+    if counts:
+        return _sum_of_squares_tensor(tensor)
+    return Tensor(0.0, mstype.float32)
 
 
 @_clip.register("Tensor", "Tensor", "Tensor")
@@ -244,6 +252,11 @@ def add(tensors, others):
 def sum_of_squares(tensors):
     """The sum of the squares of all elements of a tuple, float32 of shape ()."""
     return ops.addn(_map(_sum_of_squares, tensors))
+
+
+def sum_of_squares_where(counts, tensors):
+    """The sum of the squares of all elements of those tensors for which `counts`, a tuple of bools, says so."""
+    return ops.addn(_map(_sum_of_squares_where, counts, tensors))
 
 
 def clip(tensors, low, high):

@@ -51,6 +51,8 @@ class ScaledTrainOneStepCell(Transaction):
         TypeError: If an argument has a wrong type, or, in the first step, if the network returns no Tensor as its loss.
         ValueError: If a number is out of its range, both clips are given, the optimizer has no parameters, has a loss
             scale of its own or owns parameters that the network does not have, or two parameters share a name.
+        RuntimeError: If `parallel_mode` is ``"data_parallel"`` or ``"hybrid_parallel"`` , but communication is not
+            initialised.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``

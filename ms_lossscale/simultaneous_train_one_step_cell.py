@@ -55,6 +55,8 @@ class SimultaneousTrainOneStepCell(Transaction):
         ValueError: If there are not as many networks as optimizers, two optimizers own one parameter, an optimizer
             owns a parameter of none of the networks or has a loss scale of its own, two parameters share a name, or
             `network_inputs` does not fit.
+        RuntimeError: If `parallel_mode` is ``"data_parallel"`` or ``"hybrid_parallel"`` , but communication is not
+            initialised.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``

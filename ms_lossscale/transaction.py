@@ -16,10 +16,11 @@ from ms_lossscale.network_inputs import check_network_inputs, inputs_of
 from ms_lossscale.optimizers import Optimizers, check_optimizers, prefix_states, unlisted_state
 from ms_lossscale.overflow_detector import FiniteGradients, NoCheck, OverflowDetector, default_overflow_detector
 from ms_lossscale.parameter_names import add_prefix, check_unique_names
+from ms_lossscale.rank_agreement import RankAgreement, settings_of
 from ms_lossscale.step_counters import StepCounters
 
 
-class Transaction(Measurements, nn.TrainOneStepCell):
+class Transaction(Measurements, RankAgreement):
     """
     The step of N networks and N optimizers that share one loss scale, one verdict and one conditional update.
 
@@ -71,10 +72,8 @@ class Transaction(Measurements, nn.TrainOneStepCell):
                 f"For '{owner}', the argument 'overflow_detector' must be an OverflowDetector or None, but got "
                 f"'{type(overflow_detector).__name__}'. Derive your own from ms_lossscale.OverflowDetector."
             )
-        super().__init__(
-            networks[0] if len(networks) == 1 else nn.CellList(list(networks), auto_prefix=False),
-            optimizers[0] if len(optimizers) == 1 else Optimizers(optimizers),
-        )
+        super().__init__(owner, networks, optimizers[0] if len(optimizers) == 1 else Optimizers(optimizers))
+        self._optimizers = optimizers
         self.loss_scale = as_loss_scale(owner, loss_scale)
         self.overflow_detector = overflow_detector if self.loss_scale.drop_overflow_update else NoCheck()
         add_prefix(prefix, self.loss_scale.get_parameters())
@@ -97,7 +96,11 @@ class Transaction(Measurements, nn.TrainOneStepCell):
             self.accumulation = Accumulation(steps, self.weights, prefix)
         self.clippings = nn.CellList(
             [
-                Clipping(*check_clipping(owner, *pair), prefix if len(optimizers) == 1 else f"network_{i}.")
+                Clipping(
+                    *check_clipping(owner, *pair),
+                    prefix if len(optimizers) == 1 else f"network_{i}.",
+                    self._of_rank(weights[i]),
+                )
                 for i, pair in enumerate(zip(clip_norms, clip_values))
             ],
             auto_prefix=False,
@@ -120,9 +123,44 @@ class Transaction(Measurements, nn.TrainOneStepCell):
             self.unlisted_state = ParameterTuple(unlisted)
         # Optimizers want a gradient in the dtype of its weight.
         self._casts = any(weight.dtype != mstype.float32 for weight in self.weights)
-        if self.reducer_flag:
+        # Where nothing is checked there is nothing to agree on.
+        self._agrees = self.reducer_flag and self.loss_scale.drop_overflow_update
+        if self._agrees:
             self._sum_of_ranks = ops.AllReduce()
+        self._prefix = prefix
+        self._passed = {
+            "networks": len(networks),
+            "optimizers": [type(optimizer).__name__ for optimizer in optimizers],
+            "overflow_detector": type(self.overflow_detector).__name__,
+            "gradient_accumulation_steps": steps,
+            **{
+                name: [value if value is None else float(value) for value in values]
+                for name, values in (("clip_norm", clip_norms), ("clip_value", clip_values), ("ema_decay", ema_decays))
+            },
+            **{f"loss_scale.{name}": value for name, value in settings_of(self.loss_scale).items()},
+        }
         check_unique_names(owner, self.get_parameters())
+
+    def rank_settings(self):
+        """What was passed to the cell and must be the same on all ranks."""
+        return {f"{self._prefix}{name}": value for name, value in self._passed.items()}
+
+    def rank_state(self):
+        """The small Parameters that have the same values on all ranks."""
+        weights = {id(weight) for weight in self.weights}
+        optimizers = [p for optimizer in self._optimizers for p in optimizer.get_parameters() if id(p) not in weights]
+        state = [p for p in (*optimizers, *getattr(self, "unlisted_state", ())) if p.size == 1]
+        # Not which gradients overflowed: of weights that are a rank's own, each rank knows its own.
+        counters = [p for p in self.step_counters.get_parameters() if p is not self.step_counters.overflowed]
+        state += [*self.loss_scale.get_parameters(), *counters]
+        if self._accumulates:
+            state += [self.accumulation.micro_steps, self.accumulation.loss_scale]
+        return state
+
+    def _of_rank(self, weights):
+        """Which gradients the reducer leaves to each rank; empty if it reduces all."""
+        of_rank = tuple(weight.layerwise_parallel for weight in weights)
+        return of_rank if self.reducer_flag and any(of_rank) else ()
 
     def get_loss_scale(self):
         """
@@ -262,7 +300,7 @@ class Transaction(Measurements, nn.TrainOneStepCell):
             overflow = ops.logical_or(overflow, ops.logical_not(norms_are_finite))
         else:
             overflow = ops.logical_or(overflow, self.overflow_detector(grads))
-        if self.reducer_flag:
+        if self._agrees:
             # A sum, since MindSpore on CPU has no maximum; of floats, since a small integer type could wrap around.
             overflow = self._sum_of_ranks(overflow.astype(mstype.float32)) > 0.0
         return overflow

@@ -1,19 +1,31 @@
-"""Python in a new process, as a user starts it: with the package, and nothing of this process' `sys.path`."""
+"""
+Python in new processes, as a user starts it: with the package, and nothing of this process' `sys.path`.
+"""
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run_python(*arguments, cwd):
-    """Runs `python *arguments` in the folder `cwd`; the result has `returncode`, `stdout` and `stderr`."""
+def _environment():
     # MindSpore's O1 and O2 put its folders, with their own math.py, on sys.path, which is therefore not handed on.
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, "PYTHONPATH": paths}
+    return {**os.environ, "PYTHONPATH": paths}
+
+
+def run_python(*arguments, cwd, **variables):
+    """
+    Runs `python *arguments` in the folder `cwd`, with further environment variables; the result has `returncode`,
+    `stdout` and `stderr`.
+    """
     command = [sys.executable, *map(str, arguments)]
+    environment = {**_environment(), **variables}
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
 
@@ -22,3 +34,66 @@ def check_python(*arguments, cwd):
     result = run_python(*arguments, cwd=cwd)
     assert result.returncode == 0, result.stderr[-3000:]
     return result.stdout
+
+
+class Job(NamedTuple):
+    """How a job of several ranks ended: msrun's exit status, what msrun said, and what each rank printed."""
+
+    returncode: int
+    output: str
+    logs: list
+
+
+def run_msrun(ranks, script, *arguments, cwd, timeout=200, **variables):
+    """
+    Runs `msrun script *arguments` with so many ranks on this machine, in the folder `cwd`, with further environment
+    variables. Returns a Job.
+    """
+    environment = {**_environment(), **variables}
+    # What msrun starts is called `python`.
+    environment["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), environment["PATH"]))
+    # Ranks that came before the scheduler ask again after 1 s, instead of 3 to 5 s, and that several times.
+    environment["MS_RETRY_INTERVAL_LOWER"] = environment["MS_RETRY_INTERVAL_UPPER"] = "1"
+    # How long a rank waits for the others, who may be compiling: 30 s otherwise (and always in MindSpore 2.7).
+    environment["MS_CPU_COMM_OP_TIMEOUT"] = "120"
+    options = [f"--worker_num={ranks}", f"--local_worker_num={ranks}", f"--master_port={_free_port()}"]
+    options += ["--log_dir=msrun", "--join=True"]
+    command = [sys.executable, "-m", "mindspore.parallel.cluster.run", *options, script, *arguments]
+    with subprocess.Popen(
+        list(map(str, command)),
+        cwd=cwd,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            _stop(process)
+            raise
+    logs = [(Path(cwd) / "msrun" / f"worker_{rank}.log").read_text(errors="replace") for rank in range(ranks)]
+    return Job(process.returncode, output, logs)
+
+
+def check_msrun(ranks, script, *arguments, cwd):
+    """`run_msrun`, which must succeed."""
+    job = run_msrun(ranks, script, *arguments, cwd=cwd)
+    assert job.returncode == 0, "\n".join([job.output[-1000:], *(log[-3000:] for log in job.logs)])
+    return job
+
+
+def _free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _stop(process):
+    # Of SIGINT msrun takes its ranks along, which are in sessions of their own.
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)

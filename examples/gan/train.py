@@ -2,9 +2,11 @@
 Trains a DCGAN to draw handwritten digits in mixed precision, with a training cell of ms_lossscale for two networks.
 
     python examples/gan/train.py
+    msrun --worker_num=2 --local_worker_num=2 --join=True examples/gan/train.py
 
 Writes a checkpoint, a CSV of every step, a PNG of the curves and one of drawn digits for each epoch to the output
-folder, see --output. At the end a LeNet that was trained on the real digits judges the drawn ones.
+folder, see --output. At the end a LeNet that was trained on the real digits judges the drawn ones. Of several
+ranks, which share each batch, the first one writes, draws and judges.
 """
 
 import argparse
@@ -27,6 +29,7 @@ import numpy as np
 from lenet.data import DataError, add_data_argument, load_digits, train_dataset
 from lenet.history import replacing
 from lenet.options import add_step_arguments, positive_float, positive_int, seed_int, step_keywords
+from lenet.ranks import finish_ranks, is_first_process, start_ranks
 from mindspore import Tensor, amp, nn
 from network import BothLosses, Discriminator, DiscriminatorLoss, Generator, GeneratorLoss
 from record import Step, plot, read_csv, save_grid, write_csv
@@ -72,7 +75,13 @@ def make_parser():
     add("--output", metavar="DIR", default="output/gan", help="folder for the results (default: %(default)s)")
     add("--resume", action="store_true", help="continue from the last whole epoch of the run in the output folder")
     add("--epochs", type=positive_int, default=48, help="epochs in all, resumed ones included (default: %(default)s)")
-    add("--batch-size", type=positive_int, default=32, metavar="N", help="digits in a step (default: %(default)s)")
+    add(
+        "--batch-size",
+        type=positive_int,
+        default=32,
+        metavar="N",
+        help="digits in a step, of all ranks together (default: %(default)s)",
+    )
     add("--seed", type=seed_int, default=0, help="of weights, order of the digits and noise (default: %(default)s)")
     add(
         "--filters",
@@ -187,14 +196,16 @@ def make_loss_scale(args):
     return FixedLossScale(args.scale, drop_overflow_update=args.loss_scale == "fixed")
 
 
+def join_ranks(args):
+    """Joins the other ranks, if there are any."""
+    try:
+        return start_ranks(args.device, MODES[args.mode], args.seed, args.batch_size)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+
+
 def make_cell(args):
     """The generator, and the cell that trains it and the discriminator on batches of digits and of noise."""
-    try:
-        mindspore.set_device(args.device)
-    except RuntimeError as error:
-        raise InputError(f"--device {args.device}: {str(error).splitlines()[0]}") from None
-    mindspore.set_context(mode=MODES[args.mode])
-    mindspore.set_seed(args.seed)
     generator, discriminator = Generator(args.latent, args.filters), Discriminator(args.filters)
     # Both have a layer "norm" or the like: only with a prefix can a checkpoint hold both.
     generator.update_parameters_name("generator.")
@@ -280,10 +291,10 @@ class Run:
 
 
 class StepRecorder:
-    """Appends every step to `steps` and shows it in the progress bar."""
+    """Appends every step, with the losses of its whole batch, to `steps` and shows it in the progress bar."""
 
-    def __init__(self, steps, bar):
-        self._steps, self._bar = steps, bar
+    def __init__(self, steps, bar, ranks):
+        self._steps, self._bar, self._ranks = steps, bar, ranks
         self._outputs = []
 
     def add(self, outputs):
@@ -295,10 +306,11 @@ class StepRecorder:
     def flush(self):
         if not self._outputs:
             return
-        for _, overflow, loss_scale, losses in self._outputs:
+        means = self._ranks.mean([losses.asnumpy() for _, _, _, losses in self._outputs])
+        for losses, (_, overflow, loss_scale, _) in zip(means.tolist(), self._outputs):
             # One value of both networks, or one for each.
             overflow, loss_scale = (np.broadcast_to(value.asnumpy(), 2).tolist() for value in (overflow, loss_scale))
-            self._steps.append(Step(len(self._steps) + 1, *losses.asnumpy().tolist(), *overflow, *loss_scale))
+            self._steps.append(Step(len(self._steps) + 1, *losses, *overflow, *loss_scale))
         recent = self._steps[-len(self._outputs) :]
         losses = [sum(values) / len(recent) for values in zip(*(step[1:3] for step in recent))]
         scales = sorted({f"{scale:g}" for scale in recent[-1][5:]})
@@ -327,13 +339,13 @@ def draw(generator, weights, noise):
     return np.concatenate(images).astype(np.float32)
 
 
-def train_epoch(cell, digits, args, epoch, recorder):
+def train_epoch(cell, digits, args, epoch, recorder, ranks):
     # From the epoch's number, so that a resumed run continues with the noise that it would have seen.
     rng = np.random.default_rng((args.seed, epoch, TRAINING_NOISE))
-    dataset = train_dataset(digits, args.batch_size, args.seed, epoch)
+    dataset = train_dataset(digits, args.batch_size, args.seed, epoch, ranks.share)
     for images, _ in dataset.create_tuple_iterator(num_epochs=1, output_numpy=True):
         noise = rng.standard_normal((args.batch_size, args.latent), dtype=np.float32)
-        recorder.add(cell(Tensor(2 * images - 1), Tensor(noise)))
+        recorder.add(cell(Tensor(2 * images - 1), Tensor(ranks.share(noise))))
     # The last window of the epoch may be a partial one.
     cell.flush()
     recorder.flush()
@@ -360,26 +372,40 @@ def train(args):
     if steps_per_epoch == 0:
         raise InputError(f"--batch-size {args.batch_size} is more than the {len(digits.train_images)} training images")
     fingerprint = f"{len(digits.train_images)} images, CRC {zlib.crc32(digits.train_images):08x}"
+    ranks = join_ranks(args)
     generator, cell = make_cell(args)
     run = Run(args, fingerprint)
     if args.resume:
         epoch, steps = run.resume(cell, steps_per_epoch)
-        print(f"Resuming after epoch {epoch} of {args.epochs}")
+        if ranks.is_first:
+            print(f"Resuming after epoch {epoch} of {args.epochs}")
     else:
         epoch, steps = 0, []
-        run.begin()
+        if ranks.is_first:
+            run.begin()
 
     grid_noise = np.random.default_rng((args.seed, 0, GRID_NOISE)).standard_normal((GRID_SIDE**2, args.latent))
     grid_noise = grid_noise.astype(np.float32)
     weights = cell.ema_weights if args.ema else contextlib.nullcontext
     total = max(args.epochs, epoch) * steps_per_epoch
     try:
-        with tqdm(total=total, initial=len(steps), unit="step", desc="DCGAN", dynamic_ncols=True) as bar:
-            recorder = StepRecorder(steps, bar)
+        with tqdm(
+            total=total,
+            initial=len(steps),
+            unit="step",
+            desc="DCGAN",
+            dynamic_ncols=True,
+            disable=not ranks.is_first,
+        ) as bar:
+            recorder = StepRecorder(steps, bar, ranks)
             while epoch < args.epochs:
-                train_epoch(cell, digits, args, epoch + 1, recorder)
+                train_epoch(cell, digits, args, epoch + 1, recorder, ranks)
                 epoch += 1
-                run.save(cell, epoch, steps, draw(generator, weights, grid_noise))
+                if ranks.is_first:
+                    run.save(cell, epoch, steps, draw(generator, weights, grid_noise))
+        finish_ranks()
+        if not ranks.is_first:
+            return 0
         title = (
             f"DCGAN, {len(digits.train_images):,} images: {args.update}, {args.amp_level}, loss scale {args.loss_scale}"
         )
@@ -388,8 +414,9 @@ def train(args):
         print(f"Wrote {run.checkpoint}, {run.table.name}, {run.curves.name} and epoch-*.png")
         print_score(generator, weights, run, digits, args, fingerprint)
     except KeyboardInterrupt:
-        cure = f"--resume continues after epoch {epoch}" if epoch else "no epoch was finished, so begin again"
-        print(f"Interrupted: {cure}", file=sys.stderr)
+        if ranks.is_first:
+            cure = f"--resume continues after epoch {epoch}" if epoch else "no epoch was finished, so begin again"
+            print(f"Interrupted: {cure}", file=sys.stderr)
         return 130
     return 0
 
@@ -400,7 +427,7 @@ def main():
     try:
         return train(args)
     except (DataError, InputError) as error:
-        parser.exit(2, f"{parser.prog}: error: {error}\n")
+        parser.exit(2, f"{parser.prog}: error: {error}\n" if is_first_process() else None)
 
 
 if __name__ == "__main__":

@@ -112,37 +112,43 @@ def _read_idx(path, item_shape):
     return np.frombuffer(content, np.uint8, offset=header_size).reshape(shape)
 
 
+def _whole(batch):
+    return batch
+
+
 class _Batches:
-    def __init__(self, images, labels, order, batch_size):
+    def __init__(self, images, labels, order, batch_size, share):
         self._images, self._labels, self._order, self._batch_size = images, labels, order, batch_size
+        self._share = share
 
     def __len__(self):
         return -(-len(self._order) // self._batch_size)
 
     def __getitem__(self, index):
-        chosen = self._order[index * self._batch_size : (index + 1) * self._batch_size]
+        chosen = self._share(self._order[index * self._batch_size : (index + 1) * self._batch_size])
         return self._images[chosen].astype(np.float32) / 255, self._labels[chosen]
 
 
-def _dataset(images, labels, order, batch_size):
+def _dataset(images, labels, order, batch_size, share):
     # Whole batches from NumPy: at this size, assembling them image by image would cost more than the training.
-    batches = _Batches(images, labels, order, batch_size)
+    batches = _Batches(images, labels, order, batch_size, share)
     return GeneratorDataset(batches, ["image", "label"], shuffle=False, num_parallel_workers=1)
 
 
-def train_dataset(digits, batch_size, seed, epoch):
+def train_dataset(digits, batch_size, seed, epoch, share=_whole):
     """
     One epoch of batches to train with, in an order that depends on `seed` and `epoch` only, so that a resumed run
     continues with the batches that it would have seen. Images that don't fill a batch are left out, others each epoch.
+    Of each batch, `share` takes what this process is to see.
 
     Returns:
         GeneratorDataset, with the columns `image`, float32 from 0 to 1, and `label`, int32.
     """
     order = np.random.default_rng((seed, epoch)).permutation(len(digits.train_images))
     order = order[: len(order) // batch_size * batch_size]
-    return _dataset(digits.train_images, digits.train_labels, order, batch_size)
+    return _dataset(digits.train_images, digits.train_labels, order, batch_size, share)
 
 
 def test_dataset(digits, batch_size=1000):
     """The images to test with, in batches like those of `train_dataset`."""
-    return _dataset(digits.test_images, digits.test_labels, np.arange(len(digits.test_images)), batch_size)
+    return _dataset(digits.test_images, digits.test_labels, np.arange(len(digits.test_images)), batch_size, _whole)

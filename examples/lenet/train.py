@@ -2,8 +2,10 @@
 Trains LeNet-5 on handwritten digits in mixed precision, with a loss scale of ms_lossscale.
 
     python examples/lenet/train.py
+    msrun --worker_num=2 --local_worker_num=2 --join=True examples/lenet/train.py
 
-Writes a checkpoint, a CSV of every step and a PNG of the curves to the output folder, see --output.
+Writes a checkpoint, a CSV of every step and a PNG of the curves to the output folder, see --output. Of several
+ranks, which share each batch, the first one does.
 """
 
 import argparse
@@ -24,6 +26,7 @@ from history import Step, plot, read_csv, replacing, write_csv
 from mindspore import Callback, Model, nn
 from network import LeNet5, accuracy
 from options import add_step_arguments, positive_float, positive_int, seed_int, step_keywords
+from ranks import finish_ranks, is_first_process, start_ranks
 from tqdm import tqdm
 
 from ms_lossscale import (
@@ -70,7 +73,13 @@ def make_parser():
     add("--output", metavar="DIR", default="output/lenet", help="folder for the results (default: %(default)s)")
     add("--resume", action="store_true", help="continue from the last whole epoch of the run in the output folder")
     add("--epochs", type=positive_int, default=6, help="epochs in all, resumed ones included (default: %(default)s)")
-    add("--batch-size", type=positive_int, default=32, metavar="N", help="digits in a step (default: %(default)s)")
+    add(
+        "--batch-size",
+        type=positive_int,
+        default=32,
+        metavar="N",
+        help="digits in a step, of all ranks together (default: %(default)s)",
+    )
     add("--seed", type=seed_int, default=0, help="of the weights and of the order of the digits (default: %(default)s)")
     add(
         "--optimizer",
@@ -162,14 +171,16 @@ def make_loss_scale(args):
     return FixedLossScale(args.scale, drop_overflow_update=args.loss_scale == "fixed")
 
 
+def join_ranks(args):
+    """Joins the other ranks, if there are any."""
+    try:
+        return start_ranks(args.device, MODES[args.mode], args.seed, args.batch_size)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+
+
 def make_cell(args, steps_per_epoch):
     """The network, and the cell that trains it."""
-    try:
-        mindspore.set_device(args.device)
-    except RuntimeError as error:
-        raise InputError(f"--device {args.device}: {str(error).splitlines()[0]}") from None
-    mindspore.set_context(mode=MODES[args.mode])
-    mindspore.set_seed(args.seed)
     network = LeNet5()
     make_optimizer, _ = OPTIMIZERS[args.optimizer]
     # Skipped steps don't count for the schedule: it follows the optimizer's own counter, which they leave alone.
@@ -243,11 +254,11 @@ class Run:
 
 
 class StepRecorder(Callback):
-    """Appends every step to `steps` and shows it in the progress bar."""
+    """Appends every step, with the loss of its whole batch, to `steps` and shows it in the progress bar."""
 
-    def __init__(self, steps, bar):
+    def __init__(self, steps, bar, ranks):
         super().__init__()
-        self._steps, self._bar = steps, bar
+        self._steps, self._bar, self._ranks = steps, bar, ranks
         self._outputs = []
 
     def on_train_step_end(self, run_context):
@@ -260,8 +271,9 @@ class StepRecorder(Callback):
         self._read()
 
     def _read(self):
-        for loss, overflow, loss_scale in self._outputs:
-            values = float(loss.asnumpy()), bool(overflow.asnumpy()), float(loss_scale.asnumpy())
+        losses = self._ranks.mean([float(loss.asnumpy()) for loss, _, _ in self._outputs])
+        for loss, (_, overflow, loss_scale) in zip(losses.tolist(), self._outputs):
+            values = loss, bool(overflow.asnumpy()), float(loss_scale.asnumpy())
             self._steps.append(Step(len(self._steps) + 1, *values))
         recent = [step.loss for step in self._steps[-len(self._outputs) :]]
         skipped = sum(step.overflow for step in self._steps)
@@ -282,33 +294,52 @@ def train(args):
     steps_per_epoch = len(digits.train_images) // args.batch_size
     if steps_per_epoch == 0:
         raise InputError(f"--batch-size {args.batch_size} is more than the {len(digits.train_images)} training images")
+    ranks = join_ranks(args)
     network, cell = make_cell(args, steps_per_epoch)
     run = Run(args, digits)
     if args.resume:
         epoch, steps = run.resume(cell, steps_per_epoch)
-        print(f"Resuming after epoch {epoch} of {args.epochs}")
+        if ranks.is_first:
+            print(f"Resuming after epoch {epoch} of {args.epochs}")
     else:
         epoch, steps = 0, []
-        run.begin()
+        if ranks.is_first:
+            run.begin()
 
     # A Ctrl-C while a graph runs reaches Python as SIGTERM: MindSpore passes it on so.
     signal.signal(signal.SIGTERM, interrupt)
     model = Model(cell)
     total = max(args.epochs, epoch) * steps_per_epoch
     try:
-        with tqdm(total=total, initial=len(steps), unit="step", desc="LeNet-5", dynamic_ncols=True) as bar:
-            recorder = StepRecorder(steps, bar)
+        with tqdm(
+            total=total,
+            initial=len(steps),
+            unit="step",
+            desc="LeNet-5",
+            dynamic_ncols=True,
+            disable=not ranks.is_first,
+        ) as bar:
+            recorder = StepRecorder(steps, bar, ranks)
             while epoch < args.epochs:
-                dataset = train_dataset(digits, args.batch_size, args.seed, epoch + 1)
+                dataset = train_dataset(digits, args.batch_size, args.seed, epoch + 1, ranks.share)
                 callbacks = [recorder, FlushAccumulation()]
                 model.train(epoch + 1, dataset, callbacks, dataset_sink_mode=False, initial_epoch=epoch)
                 epoch += 1
-                run.save(cell, epoch, steps)
+                if ranks.is_first:
+                    run.save(cell, epoch, steps)
     except KeyboardInterrupt:
-        cure = f"--resume continues after epoch {epoch}" if epoch else "no epoch was finished, so begin again"
-        print(f"Interrupted: {cure}", file=sys.stderr)
+        if ranks.is_first:
+            cure = f"--resume continues after epoch {epoch}" if epoch else "no epoch was finished, so begin again"
+            print(f"Interrupted: {cure}", file=sys.stderr)
         return 130
 
+    finish_ranks()
+    if ranks.is_first:
+        report(args, digits, network, cell, run, epoch, steps, steps_per_epoch)
+    return 0
+
+
+def report(args, digits, network, cell, run, epoch, steps, steps_per_epoch):
     settings = f"{args.optimizer}, {args.amp_level}, loss scale {args.loss_scale}"
     title = f"LeNet-5, {len(digits.train_images):,} images: {settings}"
     plot(run.curves, steps, title, steps_per_epoch)
@@ -321,7 +352,6 @@ def train(args):
         with cell.ema_weights():
             share = accuracy(network, test_dataset(digits))
         print(f"With the moving average of the weights: {share:.2%}")
-    return 0
 
 
 def main():
@@ -330,7 +360,7 @@ def main():
     try:
         return train(args)
     except (DataError, InputError) as error:
-        parser.exit(2, f"{parser.prog}: error: {error}\n")
+        parser.exit(2, f"{parser.prog}: error: {error}\n" if is_first_process() else None)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,275 @@
+"""
+What data parallelism costs: what a step sends, what it takes here on 1, 2 and 4 ranks, and what it should take on more.
+
+    python benchmarks/data_parallel.py
+
+Counted in the compiled graphs of a job with two ranks, measured on this machine, and calculated from a link's latency
+and bandwidth. With --calculate, only the last.
+"""
+
+import argparse
+import json
+import math
+import os
+import re
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+# Read when MindSpore is imported: with AVX-512 its convolutions on CPU choose a slow kernel.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
+# For the helper that starts msrun.
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+
+BATCH = 64
+WIDTH = 512
+LAYERS = 4
+CALLS, ROUNDS = 20, 7
+MEASURED_RANKS = (1, 2, 4)
+CALCULATED_RANKS = (8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+def make_parser():
+    parser = argparse.ArgumentParser(description="Count, measure and calculate what data parallelism costs.")
+    parser.add_argument("--calculate", action="store_true", help="only calculate")
+    parser.add_argument("--parameters", type=float, default=25.6e6, help="weights (default: %(default)g, a ResNet-50)")
+    parser.add_argument("--latency", type=float, default=5e-6, help="seconds for a hop (default: %(default)g)")
+    parser.add_argument("--bandwidth", type=float, default=12.5e9, help="bytes per second (default: %(default)g)")
+    parser.add_argument("--step", type=float, default=0.1, help="seconds that a device computes (default: %(default)g)")
+    return parser
+
+
+def make_cells():
+    """The cells to compare by their descriptions, each with the number of networks, whose inputs it takes."""
+    from mindspore import nn
+
+    from ms_lossscale import (
+        AlternatingTrainOneStepCell,
+        DynamicLossScale,
+        FixedLossScale,
+        ScaledTrainOneStepCell,
+        SimultaneousTrainOneStepCell,
+    )
+
+    def network(i):
+        layers = [nn.Dense(WIDTH, WIDTH, activation="tanh") for _ in range(LAYERS)]
+        loss = nn.WithLossCell(nn.SequentialCell(*layers), nn.MSELoss())
+        loss.update_parameters_name(f"network_{i}.")
+        return loss
+
+    def one(cell_class, *arguments, **keywords):
+        trained = network(0)
+        return lambda: cell_class(trained, optimizer(trained), *arguments, **keywords)
+
+    def several(cell_class, count, **keywords):
+        networks = [network(i) for i in range(count)]
+        inputs = [(2 * i, 2 * i + 1) for i in range(count)]
+        optimizers = [optimizer(each) for each in networks]
+        return lambda: cell_class(networks, optimizers, DynamicLossScale(), network_inputs=inputs, **keywords)
+
+    def optimizer(trained):
+        return nn.Momentum(trained.trainable_params(), 0.01, 0.9)
+
+    return {
+        "nn.TrainOneStepCell": (1, one(nn.TrainOneStepCell)),
+        "Scaled": (1, one(ScaledTrainOneStepCell, DynamicLossScale())),
+        "Scaled, clip_norm and ema_decay": (
+            1,
+            one(ScaledTrainOneStepCell, DynamicLossScale(), clip_norm=1.0, ema_decay=0.9),
+        ),
+        "Scaled, windows of 4 calls": (
+            1,
+            one(ScaledTrainOneStepCell, DynamicLossScale(), gradient_accumulation_steps=4),
+        ),
+        "Scaled, windows of 16 calls": (
+            1,
+            one(ScaledTrainOneStepCell, DynamicLossScale(), gradient_accumulation_steps=16),
+        ),
+        "Scaled, nothing checked": (
+            1,
+            one(ScaledTrainOneStepCell, FixedLossScale(1024.0, drop_overflow_update=False)),
+        ),
+        "Simultaneous, 2 networks": (2, several(SimultaneousTrainOneStepCell, 2)),
+        "Simultaneous, 4 networks": (4, several(SimultaneousTrainOneStepCell, 4)),
+        "Alternating, 2 networks": (2, several(AlternatingTrainOneStepCell, 2)),
+    }
+
+
+def inputs_for(networks):
+    import numpy as np
+    from mindspore import Tensor
+
+    rng = np.random.default_rng(0)
+    return [Tensor(rng.normal(size=(BATCH, WIDTH)).astype(np.float32)) for _ in range(2 * networks)]
+
+
+def rank_main(task, folder):
+    """What each rank does: count or measure, and write what it saw."""
+    import mindspore
+    from mindspore.communication import get_rank, init
+
+    rank = 0
+    if "MS_ROLE" in os.environ:
+        init()
+        rank = get_rank()
+        mindspore.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
+    mindspore.set_seed(0)
+    results = {"count": count, "measure": measure}[task](folder / f"graphs_{rank}")
+    (folder / f"rank_{rank}.json").write_text(json.dumps(results))
+
+
+def count(graphs):
+    """The number of all-reduces in the compiled step of each cell, and their bytes."""
+    counts = {}
+    for i, (name, (networks, make_cell)) in enumerate(make_cells().items()):
+        # Read when a graph is compiled. The graphs that are going to run are named graph_build.
+        os.environ["MS_DEV_SAVE_GRAPHS"] = "2"
+        os.environ["MS_DEV_SAVE_GRAPHS_PATH"] = str(graphs / str(i))
+        cell = make_cell().set_train()
+        cell.compile(*inputs_for(networks))
+        sizes = []
+        for path in (graphs / str(i)).rglob("graph_build_*.ir"):
+            sizes += re.findall(r"= AllReduce\(.*\n +: \(<Tensor\[Float32\], \((.*?)\)>", path.read_text())
+        counts[name] = [len(sizes), sum(4 * math.prod(int(n) for n in size.split(",") if n.strip()) for size in sizes)]
+    return counts
+
+
+def measure(_):
+    """Seconds of a step of the stock cell and of one with a loss scale: the median of the rounds, which take turns."""
+    import mindspore
+
+    cells = make_cells()
+    cells = {name: cells[name][1]().set_train() for name in ("nn.TrainOneStepCell", "Scaled")}
+    inputs = inputs_for(1)
+    seconds = {name: [] for name in cells}
+    for i in range(ROUNDS + 1):
+        for name, cell in cells.items():
+            start = time.perf_counter()
+            for _ in range(CALLS):
+                cell(*inputs)
+            mindspore.runtime.synchronize()
+            # The first round compiles.
+            if i:
+                seconds[name].append((time.perf_counter() - start) / CALLS)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def run_ranks(task, ranks):
+    from python_process import check_msrun, check_python
+
+    with tempfile.TemporaryDirectory() as folder:
+        if ranks == 1:
+            check_python(__file__, "--rank-work", task, folder, cwd=folder)
+        else:
+            check_msrun(ranks, __file__, "--rank-work", task, folder, cwd=folder)
+        return json.loads((Path(folder) / "rank_0.json").read_text())
+
+
+def ring(ranks, size, latency, bandwidth):
+    """
+    Seconds of a ring all-reduce: 2 (p - 1) messages of 1/p of the bytes, one after the other (Patarasuk and Yuan,
+    "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel Distrib. Comput. 69, 2009).
+    """
+    return 2 * (ranks - 1) * (latency + size / ranks / bandwidth)
+
+
+def print_table(header, rows):
+    print(f"| {' | '.join(header)} |")
+    print("|---|" + "---:|" * (len(header) - 1))
+    for row in rows:
+        print(f"| {' | '.join(map(str, row))} |")
+    print()
+
+
+def tree(ranks, latency):
+    """Seconds of an all-reduce of next to nothing: to the root of a binary tree and back."""
+    return 2 * math.ceil(math.log2(ranks)) * latency
+
+
+def print_counts():
+    print(f"Sent in a step, by networks of {LAYERS} layers of {WIDTH} x {WIDTH} (when accumulating: in a window):\n")
+    counts = run_ranks("count", 2)
+    stock, stock_bytes = counts["nn.TrainOneStepCell"]
+    networks = {name: networks for name, (networks, _) in make_cells().items()}
+    print_table(
+        ("cell", "all-reduces", "of gradients", "of verdicts", "bytes", "of verdicts"),
+        (
+            (
+                name,
+                number,
+                networks[name] * stock,
+                number - networks[name] * stock,
+                f"{size:,}",
+                size - networks[name] * stock_bytes,
+            )
+            for name, (number, size) in counts.items()
+        ),
+    )
+
+
+def print_measurements():
+    print(f"A step on {os.cpu_count()} cores, batch {BATCH} on each rank; the medians of {ROUNDS} rounds:\n")
+    seconds = {ranks: run_ranks("measure", ranks) for ranks in MEASURED_RANKS}
+    rows = []
+    for ranks, measured in seconds.items():
+        stock, ours = measured["nn.TrainOneStepCell"], measured["Scaled"]
+        first = seconds[1]
+        rows.append(
+            (
+                ranks,
+                f"{stock / first['nn.TrainOneStepCell']:.2f}",
+                f"{ours / first['Scaled']:.2f}",
+                f"{ours / stock:.2f}",
+            )
+        )
+    print_table(("ranks", "nn.TrainOneStepCell, to 1 rank", "Scaled, to 1 rank", "Scaled to nn.TrainOneStepCell"), rows)
+
+
+def print_calculation(args):
+    size = 4 * args.parameters
+    print(
+        f"Calculated for {args.parameters:g} weights ({size / 1e6:.0f} MB of float32 gradients, fused into one "
+        f"message), {args.latency * 1e6:g} us and {args.bandwidth / 1e9:g} GB/s for each hop, and {args.step:g} s of "
+        f"computing that nothing overlaps:\n"
+    )
+    rows = []
+    for ranks in CALCULATED_RANKS:
+        gradients, verdict = (ring(ranks, n, args.latency, args.bandwidth) for n in (size, 4))
+        rows.append(
+            (
+                ranks,
+                f"{gradients * 1e3:.1f}",
+                f"{verdict * 1e3:.2f}",
+                f"{tree(ranks, args.latency) * 1e3:.2f}",
+                f"{args.step / (args.step + gradients):.0%}",
+                f"{args.step / (args.step + gradients + verdict):.0%}",
+            )
+        )
+    print_table(
+        (
+            "ranks",
+            "gradients, ring, ms",
+            "verdict, ring, ms",
+            "verdict, tree, ms",
+            "efficiency without verdict",
+            "with, ring",
+        ),
+        rows,
+    )
+
+
+def main():
+    if sys.argv[1:2] == ["--rank-work"]:
+        rank_main(sys.argv[2], Path(sys.argv[3]))
+        return
+    args = make_parser().parse_args()
+    if not args.calculate:
+        print_counts()
+        print_measurements()
+    print_calculation(args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Training on one rank or on several: what a script does otherwise when msrun has started it."""
+
+import os
+from typing import NamedTuple
+
+import mindspore
+import numpy as np
+from mindspore import Tensor, ops
+from mindspore.communication import get_group_size, get_rank, init
+
+
+class Ranks(NamedTuple):
+    """This process, one of `count` that train together."""
+
+    rank: int = 0
+    count: int = 1
+
+    @property
+    def is_first(self):
+        """Whether it is for this rank to print, to draw and to write."""
+        return self.rank == 0
+
+    def share(self, batch):
+        """This rank's part of what a step takes, whose length all ranks divide."""
+        size = len(batch) // self.count
+        return batch[self.rank * size : (self.rank + 1) * size]
+
+    def mean(self, values):
+        """The means over the ranks of an array or a list of numbers, float32. All ranks must ask."""
+        values = np.asarray(values, np.float32)
+        if self.count == 1:
+            return values
+        return ops.AllReduce()(Tensor(values)).asnumpy() / self.count
+
+
+def start_ranks(device, mode, seed, batch_size):
+    """
+    Sets the device, the mode and the seed, and joins the other ranks, if msrun has started this script. The training
+    cells that are constructed from now on average their gradients over all ranks.
+
+    Returns:
+        Ranks.
+
+    Raises:
+        ValueError: If there is no such device, or the ranks can't share a batch of this size.
+    """
+    try:
+        mindspore.set_device(device)
+    except RuntimeError as error:
+        raise ValueError(f"--device {device}: {str(error).splitlines()[0]}") from None
+    mindspore.set_context(mode=mode)
+    mindspore.set_seed(seed)
+    # msrun tells the processes that it starts what they are. One is its scheduler, which does not return from init.
+    if "MS_ROLE" not in os.environ:
+        return Ranks()
+    count = int(os.environ["MS_WORKER_NUM"])
+    if batch_size % count:
+        raise ValueError(f"--batch-size {batch_size} can't be shared by {count} ranks: choose a multiple of {count}")
+    init()
+    mindspore.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
+    return Ranks(get_rank(), get_group_size())
+
+
+def finish_ranks():
+    """What follows, the first rank does alone."""
+    mindspore.reset_auto_parallel_context()
+
+
+def is_first_process():
+    """Whether it is for this process to print, also before it has joined the others."""
+    return os.environ.get("MS_ROLE", "MS_WORKER") == "MS_WORKER" and os.environ.get("RANK_ID", "0") == "0"

@@ -1,0 +1,364 @@
+"""
+What the ranks of a job do for `test_data_parallel.py`, and one process alone as its control. Under msrun:
+
+    data_parallel_training.py FOLDER [SCENARIO ...]
+
+Each rank runs the scenarios in both modes and writes what it saw to FOLDER/rank_N.npz.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import mindspore
+import numpy as np
+from mindspore import Model, Parameter, Tensor, nn, ops
+from mindspore.communication import get_group_size, get_rank, init
+from mindspore.dataset import GeneratorDataset
+from networks import FEATURES, LinearWithBias, LossOfShape, Mlp
+from npu_networks import BACKWARD, FORWARD, INNOCENT, LOSS_SCALE, OnNpu, inputs_for
+from training import state
+
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    DynamicLossScale,
+    FixedLossScale,
+    ScaledTrainOneStepCell,
+    ScheduledLossScale,
+    SimultaneousTrainOneStepCell,
+    emulation,
+)
+
+MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
+ROWS = 8
+STEPS = 6
+CLIP_NORM = 0.5
+# The calls in which a rank's batch overflows: -1 is the last rank.
+PLAN = {1: (-1,), 3: (0,), 4: (0, -1)}
+# With two calls in a window: the first call of one, the last call of the next.
+WINDOW_PLAN = {2: (-1,), 5: (0,)}
+WINDOW_CALLS = 9
+
+
+class Place(NamedTuple):
+    """One rank's place in its job. `Place(0, 1)` alone sees the whole batches."""
+
+    rank: int
+    ranks: int
+
+
+def parallel(place, mode="data_parallel", mean=True):
+    """Lets the cells that are constructed next train with the other ranks, if there are any."""
+    if place.ranks > 1:
+        mindspore.set_auto_parallel_context(parallel_mode=mode, gradients_mean=mean)
+
+
+def rows_of(rank, ranks):
+    return slice(rank * ROWS // ranks, (rank + 1) * ROWS // ranks)
+
+
+def whole_batch(call, seed=0):
+    rng = np.random.default_rng((seed, call))
+    return rng.normal(size=(ROWS, FEATURES)).astype(np.float32), rng.normal(size=(ROWS, 1)).astype(np.float32)
+
+
+def batch(place, call, plan, jobs_ranks=None, seed=0):
+    """A rank's rows of the call's batch. The control, who is alone, says for which number of ranks the plan is."""
+    ranks = jobs_ranks or place.ranks
+    x, y = whole_batch(call, seed)
+    for rank in plan.get(call, ()):
+        x[rows_of(rank % ranks, ranks).start, 0] = np.inf
+    mine = rows_of(*place)
+    return Tensor(x[mine]), Tensor(y[mine])
+
+
+class Observed(nn.Cell):
+    """
+    An Mlp beside a BatchNorm, whose statistics each forward moves. The loss does not depend on them: those of half a
+    batch are others than those of the whole.
+    """
+
+    def __init__(self):
+        super().__init__(auto_prefix=False)
+        self.norm = nn.BatchNorm1d(FEATURES)
+        self.model = Mlp()
+
+    def construct(self, x, y):
+        return ops.depend(self.model(x, y), self.norm(x))
+
+
+class Product(nn.Cell):
+    """The gradient of the weight is x."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = Parameter(Tensor([1.0], mindspore.float32), name="weight")
+
+    def construct(self, x):
+        return (self.weight * x).sum()
+
+
+def momentum(network):
+    return nn.Momentum(network.trainable_params(), learning_rate=0.1, momentum=0.9)
+
+
+def dynamic():
+    return DynamicLossScale(2.0**10, scale_window=2)
+
+
+def scaled(network, loss_scale=None, **keywords):
+    return ScaledTrainOneStepCell(network, momentum(network), loss_scale or dynamic(), **keywords).set_train()
+
+
+def pair(cell_class, **keywords):
+    """A cell for two networks, of which each takes inputs of its own."""
+    networks = [Mlp(seed=0), Mlp(seed=10)]
+    for i, network in enumerate(networks):
+        network.update_parameters_name(f"{i}.")
+    cell = cell_class(
+        networks,
+        [momentum(network) for network in networks],
+        dynamic(),
+        network_inputs=[(0, 1), (2, 3)],
+        clip_norm=CLIP_NORM,
+        ema_decay=0.5,
+        **keywords,
+    )
+    return cell.set_train()
+
+
+def pair_of_batches(place, call, plan, jobs_ranks):
+    """Only the second network's overflow."""
+    return (*batch(place, call, {}, jobs_ranks, seed=1), *batch(place, call, plan, jobs_ranks, seed=2))
+
+
+def records(cell, calls):
+    """What the cell holds before the first call, and what it holds and returned after each."""
+    yield state(cell)
+    for inputs in calls:
+        yield record(cell, cell(*inputs))
+
+
+def record(cell, outputs):
+    values = {name: tensor.asnumpy() for name, tensor in zip(("overflow", "loss_scale"), outputs[1:3])}
+    return {**state(cell), **values}
+
+
+class Counting(ScaledTrainOneStepCell):
+    """Counts how often it compares itself with those of the other ranks."""
+
+    comparisons = 0
+
+    def compare_ranks(self):
+        self.comparisons += 1
+        super().compare_ranks()
+
+
+def one_network(place, ranks=None):
+    parallel(place)
+    network = Observed()
+    cell = Counting(network, momentum(network), dynamic(), clip_norm=CLIP_NORM, ema_decay=0.5).set_train()
+    for values in records(cell, (batch(place, call, PLAN, ranks) for call in range(STEPS))):
+        yield {**values, "grad_norm": np.float64(cell.grad_norm()), "comparisons": np.int64(cell.comparisons)}
+
+
+def summed(place, ranks=None):
+    parallel(place, mean=False)
+    cell = scaled(LossOfShape(()), clip_value=2.0)
+    yield from records(cell, (batch(place, call, PLAN, ranks) for call in range(STEPS)))
+
+
+def window(place, ranks=None):
+    parallel(place)
+    cell = scaled(Observed(), gradient_accumulation_steps=2, clip_norm=CLIP_NORM, ema_decay=0.5)
+    yield from records(cell, (batch(place, call, WINDOW_PLAN, ranks) for call in range(WINDOW_CALLS)))
+    cell.flush()
+    yield state(cell)
+
+
+def simultaneous(place, ranks=None):
+    parallel(place)
+    cell = pair(SimultaneousTrainOneStepCell)
+    yield from records(cell, (pair_of_batches(place, call, PLAN, ranks) for call in range(STEPS)))
+
+
+def alternating(place, ranks=None):
+    parallel(place)
+    cell = pair(AlternatingTrainOneStepCell, every=(1, 2), gradient_accumulation_steps=2)
+    yield from records(cell, (pair_of_batches(place, call, WINDOW_PLAN, ranks) for call in range(WINDOW_CALLS)))
+
+
+def on_npu(place, **keywords):
+    """The cell, and a function that makes its inputs from what the last, the first and the other ranks do."""
+    network = OnNpu("network")
+    # An innocent step takes 0.5 from the weight, which is 1.
+    optimizer = nn.SGD(network.trainable_params(), learning_rate=0.25)
+    loss_scale = DynamicLossScale(LOSS_SCALE, scale_window=100)
+    cell = ScaledTrainOneStepCell(network, optimizer, loss_scale, **keywords).set_train()
+
+    def inputs(last=INNOCENT, first=INNOCENT):
+        return inputs_for({place.ranks - 1: last, 0: first}.get(place.rank, INNOCENT))
+
+    return cell, inputs
+
+
+def saturating(place):
+    """Innocent, a forward that overflows on the last rank, a backward on the first, innocent."""
+    parallel(place)
+    with emulation.saturation_mode() as register:
+        cell, inputs = on_npu(place)
+        for values in records(cell, (inputs(), inputs(last=FORWARD), inputs(first=BACKWARD), inputs())):
+            yield {**values, "raised": np.bool_("get 1" in register.events)}
+            register.events.clear()
+
+
+def saturating_window(place):
+    parallel(place)
+    with emulation.saturation_mode():
+        cell, inputs = on_npu(place, gradient_accumulation_steps=2)
+        yield from records(cell, (inputs(), inputs(), inputs(last=FORWARD), inputs(), inputs(), inputs()))
+
+
+def own_weights(place):
+    """Weights that each rank trains for itself: their gradients are not reduced, so no inf travels."""
+    parallel(place, "hybrid_parallel")
+    network = Mlp()
+    for weight in network.trainable_params():
+        weight.layerwise_parallel = True
+    yield from records(scaled(network), (batch(place, call, PLAN) for call in range(STEPS)))
+
+
+def own_weights_alone(place):
+    """What a rank's own weights should become: those of the steps in which no rank overflowed."""
+    yield from records(scaled(Mlp()), (batch(place, call, {}) for call in range(STEPS) if call not in PLAN))
+
+
+def partly_own_weights(place):
+    parallel(place, "hybrid_parallel")
+    network = LinearWithBias()
+    network.bias.layerwise_parallel = True
+    optimizer = nn.SGD(network.trainable_params(), learning_rate=0.1)
+    cell = ScaledTrainOneStepCell(network, optimizer, dynamic(), clip_norm=CLIP_NORM).set_train()
+    for values in records(cell, [batch(place, 0, {})]):
+        yield {**values, "grad_norm": np.float64(cell.grad_norm())}
+
+
+def alone(place):
+    """Communication is initialised, but each rank trains for itself."""
+    yield from records(scaled(Mlp(), clip_norm=CLIP_NORM), (batch(place, call, PLAN) for call in range(STEPS)))
+
+
+def large_gradients(place):
+    """Finite on each rank, and not in sum."""
+    parallel(place)
+    yield from records(scaled(Product(), FixedLossScale(1.0)), [[Tensor([3e38], mindspore.float32)]])
+
+
+def unchecked(place, ranks=None):
+    parallel(place)
+    cell = scaled(Mlp(), FixedLossScale(2.0**10, drop_overflow_update=False))
+    yield from records(cell, (batch(place, call, {}, ranks) for call in range(2)))
+
+
+def through_model(place, ranks=None):
+    parallel(place)
+    cell = scaled(Mlp(), clip_norm=CLIP_NORM)
+    batches = [[tensor.asnumpy() for tensor in batch(place, call, PLAN, ranks)] for call in range(STEPS)]
+    yield state(cell)
+    Model(cell).train(1, GeneratorDataset(batches, ["x", "y"], shuffle=False), dataset_sink_mode=False)
+    yield state(cell)
+
+
+def renamed(network, prefix):
+    network.update_parameters_name(prefix)
+    return network
+
+
+def restarted(cell):
+    ops.assign(cell.step_counters.applied_steps, Tensor(5, mindspore.int32))
+    return cell
+
+
+# What each rank makes of its rank, and what the error must name.
+DIFFERENCES = {
+    "clip_norm": lambda last: scaled(Mlp(), clip_norm=2.0 if last else 1.0),
+    "ema_decay": lambda last: scaled(Mlp(), ema_decay=0.9 if last else None),
+    "gradient_accumulation_steps": lambda last: scaled(Mlp(), gradient_accumulation_steps=2 if last else 1),
+    "loss_scale.class": lambda last: scaled(Mlp(), ScheduledLossScale([1, 2], [1, 2]) if last else dynamic()),
+    "loss_scale.scale_window": lambda last: scaled(Mlp(), DynamicLossScale(scale_window=2000 if last else 1000)),
+    "loss_scale.milestone": lambda last: scaled(Mlp(), ScheduledLossScale([3 if last else 2, 4], [1, 2])),
+    "loss_scale.scale_value": lambda last: scaled(Mlp(), 8.0 if last else 4.0),
+    "the values of hidden.weight": lambda last: scaled(Mlp(seed=int(last))),
+    "weight 0": lambda last: scaled(renamed(Mlp(), "last." if last else "")),
+    "optimizers": lambda last: ScaledTrainOneStepCell(
+        network := Mlp(), (nn.SGD if last else nn.Adam)(network.trainable_params())
+    ),
+    "learning_rate": lambda last: ScaledTrainOneStepCell(
+        network := Mlp(), nn.SGD(network.trainable_params(), 0.2 if last else 0.1)
+    ),
+    "step_counters.applied_steps": lambda last: restarted(scaled(Mlp())) if last else scaled(Mlp()),
+    "cell": lambda last: pair(SimultaneousTrainOneStepCell if last else AlternatingTrainOneStepCell),
+    "network_1.loss_scale.scale_value": lambda last: alternating_with_scale(8.0 if last else 4.0),
+    "alternation.every": lambda last: pair(AlternatingTrainOneStepCell, every=(1, 2 if last else 3)),
+}
+
+
+def alternating_with_scale(value):
+    cell = pair(AlternatingTrainOneStepCell)
+    cell.set_loss_scale([2.0, value])
+    return cell
+
+
+def different(place):
+    """Tries to train cells that differ on the last rank, and then one that differs in the form of a number only."""
+    parallel(place)
+    errors = {}
+    for name, make_cell in DIFFERENCES.items():
+        cell = make_cell(place.rank == place.ranks - 1)
+        inputs = batch(place, 0, {}) * (1 if isinstance(cell, ScaledTrainOneStepCell) else 2)
+        try:
+            cell(*inputs)
+        except ValueError as error:
+            errors[name] = np.array(str(error))
+    yield errors
+    equal = scaled(Mlp(), clip_norm=np.float32(1.0) if place.rank else 1)
+    yield from records(equal, [batch(place, 0, {})])
+
+
+def killed(place):
+    """The last rank is killed after its first step."""
+    parallel(place)
+    cell = scaled(Mlp())
+    for call in range(3):
+        cell(*batch(place, call, {}))
+        if place.rank == place.ranks - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    yield {}
+
+
+def run(scenario, mode, *arguments):
+    """The records of a scenario, a dict for each, in the mode, which is left as it was."""
+    before = mindspore.get_context("mode")
+    mindspore.set_context(mode=MODES[mode])
+    try:
+        return list(scenario(*arguments))
+    finally:
+        mindspore.reset_auto_parallel_context()
+        mindspore.set_context(mode=before)
+
+
+def main(folder, *names):
+    init()
+    place = Place(get_rank(), get_group_size())
+    arrays = {}
+    for name in names:
+        for mode in MODES:
+            for i, values in enumerate(run(globals()[name], mode, place)):
+                arrays.update((f"{name}/{mode}/{i}/{key}", value) for key, value in values.items())
+    np.savez(Path(folder) / f"rank_{place.rank}.npz", **arrays)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,324 @@
+"""
+Training on several ranks: processes that msrun starts, as a user does.
+
+All ranks are compared with each other, and with what one process does that sees the whole batches, which knows nothing
+of ranks. MindSpore takes seconds to start, so one job runs all scenarios of `data_parallel_training.py` in both modes,
+and the tests read what its ranks wrote.
+"""
+
+from pathlib import Path
+
+import data_parallel_training as scenarios
+import mindspore
+import numpy as np
+import pytest
+from data_parallel_training import CLIP_NORM, PLAN, STEPS, WINDOW_CALLS, WINDOW_PLAN, Place, run
+from mindspore import nn
+from networks import Linear, LinearWithBias
+from npu_networks import LOSS_SCALE
+from python_process import check_msrun
+from training import bookkeeping, changed, same_bits
+
+from ms_lossscale import AlternatingTrainOneStepCell, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
+
+SCRIPT = Path(scenarios.__file__)
+# Compared with one process that sees the whole batches, by the number of ranks.
+COMPARED = {
+    2: ("one_network", "summed", "window", "simultaneous", "alternating", "unchecked"),
+    4: ("one_network",),
+}
+EACH_COMPARED = [(ranks, name) for ranks, names in COMPARED.items() for name in names]
+OTHERS = {
+    2: (
+        "saturating",
+        "saturating_window",
+        "own_weights",
+        "partly_own_weights",
+        "alone",
+        "large_gradients",
+        "through_model",
+        "different",
+    ),
+    4: ("saturating",),
+}
+WINDOWS = ("window", "alternating")
+
+
+class Results:
+    """What the ranks of a job wrote."""
+
+    def __init__(self, folder, ranks):
+        self.ranks = ranks
+        self._files = [np.load(folder / f"rank_{rank}.npz") for rank in range(ranks)]
+        self._keys = [name.split("/", 3) for name in self._files[0].files]
+
+    def of(self, name, mode):
+        """For each rank the list of its records, a dict each."""
+        by_rank = []
+        for file in self._files:
+            records = {}
+            for scenario, its_mode, i, key in self._keys:
+                if (scenario, its_mode) == (name, mode):
+                    records.setdefault(int(i), {})[key] = file[f"{name}/{mode}/{i}/{key}"]
+            assert records, f"no results of {name} in {mode} mode"
+            by_rank.append([records[i] for i in sorted(records)])
+        return by_rank
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """A function that gives the results of the job with so many ranks, which runs once."""
+    results = {}
+
+    def of(ranks):
+        if ranks not in results:
+            folder = tmp_path_factory.mktemp(f"ranks_{ranks}")
+            check_msrun(ranks, SCRIPT, folder, *COMPARED[ranks], *OTHERS[ranks], cwd=folder)
+            results[ranks] = Results(folder, ranks)
+        return results[ranks]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def control():
+    """A function that gives the records of one process alone that sees the whole batches."""
+    results = {}
+
+    def of(name, mode, ranks):
+        if (name, mode, ranks) not in results:
+            results[name, mode, ranks] = run(getattr(scenarios, name), mode, Place(0, 1), ranks)
+        return results[name, mode, ranks]
+
+    return of
+
+
+def own(names):
+    """Those of the names whose values are each rank's own: what its rows of the batch left behind."""
+    return {
+        name for name in names if name in ("mean", "variance", "alternation.last_losses") or "forward_state." in name
+    }
+
+
+def moved(records, call):
+    """The names of what the call has changed in the cell; what it returned and measured is left out."""
+    before, after = ({key: value for key, value in records[i].items() if key in records[0]} for i in (call, call + 1))
+    return {name for name in changed(before, after) if not name.startswith(("clipping.", "grad_norm", "comparisons"))}
+
+
+def of_step(name, calls):
+    """The records after which every rank must hold the same: those of whole windows."""
+    return range(0, calls + 1, 2 if name in WINDOWS else 1)
+
+
+@pytest.mark.parametrize(("ranks", "name"), EACH_COMPARED)
+def test_ranks_hold_the_same_after_every_step(job, mode, ranks, name):
+    """Weights, momentum, scale, counters, EMA and gradient norm, bit for bit."""
+    by_rank = job(ranks).of(name, mode)
+    for i in of_step(name, len(by_rank[0]) - 1):
+        first = by_rank[0][i]
+        for other in by_rank[1:]:
+            assert changed(first, other[i]) <= own(first)
+
+
+@pytest.mark.parametrize(("ranks", "name"), EACH_COMPARED)
+def test_ranks_with_parts_of_a_batch_train_as_one_with_the_whole(job, control, mode, ranks, name):
+    """Scale, counters and verdicts are equal; weights, momentum, EMA and norms up to the rounding of float32."""
+    records, expected = job(ranks).of(name, mode)[-1], control(name, mode, ranks)
+    assert len(records) == len(expected)
+    for i in of_step(name, len(records) - 1):
+        for key in expected[i].keys() - own(expected[i]) - {"comparisons"}:
+            # How it is stored depends on whether gradients are reduced; `grad_norm` is what it means.
+            if "clipping." in key:
+                continue
+            if bookkeeping([key.split(".", 1)[-1]]) or bookkeeping([key]) or key == "loss_scale":
+                assert same_bits(records[i][key], expected[i][key]), key
+            else:
+                np.testing.assert_allclose(records[i][key], expected[i][key], rtol=2e-5, atol=1e-7, err_msg=key)
+
+
+@pytest.mark.parametrize("ranks", COMPARED)
+def test_all_ranks_skip_what_overflowed_on_any(job, mode, ranks):
+    """A rank whose own batch is fine skips with the others, and nothing but the scale and the counters moves."""
+    for records in job(ranks).of("one_network", mode):
+        assert [bool(record["overflow"]) for record in records[1:]] == [call in PLAN for call in range(STEPS)]
+        for call in range(STEPS):
+            names = moved(records, call)
+            if call in PLAN:
+                assert names == bookkeeping(names)
+            else:
+                assert {"hidden.weight", "ema.hidden.weight", "mean"} <= names
+
+
+@pytest.mark.parametrize("ranks", COMPARED)
+def test_the_norm_of_the_reduced_gradients_clips(job, control, mode, ranks):
+    """Each rank's own norm is another one. The bound is below it in every step."""
+    norms = [[float(record["grad_norm"]) for record in records[1:]] for records in job(ranks).of("one_network", mode)]
+    np.testing.assert_array_equal(norms, [norms[0]] * ranks)
+    expected = [float(record["grad_norm"]) for record in control("one_network", mode, ranks)[1:]]
+    np.testing.assert_allclose(norms[0], expected, rtol=1e-5)
+    for call, norm in enumerate(norms[0]):
+        assert np.isfinite(norm) == (call not in PLAN)
+        assert norm > CLIP_NORM or call in PLAN
+
+
+def test_a_window_is_skipped_on_all_ranks_for_one_call_on_one_rank(job, mode):
+    """And the statistics of its other calls, which each rank's forwards have moved, are taken back."""
+    for records in job(2).of("window", mode):
+        for end in range(2, WINDOW_CALLS, 2):
+            before, after = records[end - 2], records[end]
+            skipped = not WINDOW_PLAN.keys().isdisjoint((end - 2, end - 1))
+            assert bool(after["overflow"]) == skipped
+            assert after["step_counters.skipped_steps"] - before["step_counters.skipped_steps"] == skipped
+            for name in ("mean", "variance", "hidden.weight", "ema.hidden.weight"):
+                assert same_bits(before[name], after[name]) == skipped, name
+
+
+def test_inside_a_window_a_rank_knows_of_its_own_overflow_only(job, mode):
+    first, last = job(2).of("window", mode)
+    assert not first[3]["overflow"]
+    assert last[3]["overflow"]
+    assert first[4]["overflow"]
+
+
+def test_a_partial_window_is_flushed_on_all_ranks(job, control, mode):
+    """The last call was the only one of its window."""
+    for records in job(2).of("window", mode):
+        assert not same_bits(records[-2]["hidden.weight"], records[-1]["hidden.weight"])
+        expected = control("window", mode, 2)[-1]["hidden.weight"]
+        np.testing.assert_allclose(records[-1]["hidden.weight"], expected, rtol=2e-5)
+
+
+def test_the_simultaneous_cell_skips_both_networks_on_all_ranks(job, mode):
+    for records in job(2).of("simultaneous", mode):
+        for call in range(STEPS):
+            names = moved(records, call)
+            for name in ("0.hidden", "1.hidden"):
+                assert (name in names) == (call not in PLAN)
+
+
+def test_the_alternating_cell_skips_the_network_that_overflowed_on_all_ranks(job, mode):
+    """The second network takes part in the second and the fourth window of two calls, and overflows in the second."""
+    for records in job(2).of("alternating", mode):
+        for call in range(WINDOW_CALLS):
+            names = moved(records, call)
+            assert ("0.hidden" in names) == (call % 2 == 1)
+            assert ("1.hidden" in names) == (call == 7)
+        assert records[-1]["network_1.step_counters.skipped_steps"] == 1
+
+
+@pytest.mark.parametrize("ranks", COMPARED)
+def test_a_register_on_one_rank_skips_the_step_on_all(job, mode, ranks):
+    """In saturation mode: the gradients are finite, and all zero where the forward overflowed."""
+    by_rank = job(ranks).of("saturating", mode)
+    # Whose register was raised in the second and in the third step.
+    assert [bool(records[2]["raised"]) for records in by_rank] == [rank == ranks - 1 for rank in range(ranks)]
+    assert [bool(records[3]["raised"]) for records in by_rank] == [rank == 0 for rank in range(ranks)]
+    for records in by_rank:
+        assert [bool(record["overflow"]) for record in records[1:]] == [False, True, True, False]
+        assert [float(record["network.weight"][0]) for record in records] == [1.0, 0.5, 0.5, 0.5, 0.0]
+        scales = [LOSS_SCALE, LOSS_SCALE, LOSS_SCALE / 2, LOSS_SCALE / 4]
+        assert [float(record["loss_scale"]) for record in records[1:]] == scales
+
+
+def test_a_register_on_one_rank_in_one_call_skips_the_window_on_all(job, mode):
+    for records in job(2).of("saturating_window", mode):
+        weights = [float(record["network.weight"][0]) for record in records]
+        assert weights == [1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.0]
+
+
+def test_ranks_agree_where_gradients_are_not_reduced(job, mode):
+    """Each rank trains weights of its own, on its own rows, but skips with the others."""
+    by_rank = job(2).of("own_weights", mode)
+    for rank, records in enumerate(by_rank):
+        assert [bool(record["overflow"]) for record in records[1:]] == [call in PLAN for call in range(STEPS)]
+        expected = run(scenarios.own_weights_alone, mode, Place(rank, 2))[-1]["hidden.weight"]
+        np.testing.assert_allclose(records[-1]["hidden.weight"], expected, rtol=1e-6)
+        assert same_bits(records[-1]["loss_scale.scale_value"], by_rank[0][-1]["loss_scale.scale_value"])
+    assert not same_bits(by_rank[0][-1]["hidden.weight"], by_rank[1][-1]["hidden.weight"])
+
+
+def test_a_norm_with_a_ranks_own_weights_is_that_of_all_ranks(job, mode):
+    """Against NumPy. Clipping by different norms would move the common weight to different places."""
+    network = LinearWithBias()
+    w, b = network.weight.asnumpy().astype(np.float64), network.bias.asnumpy().astype(np.float64)
+    x, y = (array.astype(np.float64) for array in scenarios.whole_batch(0))
+    errors = x @ w + b - y
+    of_weights, of_biases = [], []
+    for rank in range(2):
+        rows = scenarios.rows_of(rank, 2)
+        of_errors = 2 * errors[rows] / errors[rows].size
+        of_weights.append(x[rows].T @ of_errors)
+        of_biases.append(of_errors.sum(axis=0))
+    of_weight = np.mean(of_weights, axis=0)
+    norm = np.sqrt(np.square(of_weight).sum() + np.square(of_biases).sum())
+    assert norm > CLIP_NORM
+    for rank, (_, record) in enumerate(job(2).of("partly_own_weights", mode)):
+        np.testing.assert_allclose(record["grad_norm"], norm, rtol=1e-5)
+        np.testing.assert_allclose(record["weight"], w - 0.1 * of_weight * CLIP_NORM / norm, rtol=1e-5)
+        np.testing.assert_allclose(record["bias"], b - 0.1 * of_biases[rank] * CLIP_NORM / norm, rtol=1e-5)
+
+
+def test_ranks_that_train_alone_decide_alone(job, mode):
+    """With communication initialised, and the parallel mode stand_alone."""
+    by_rank = job(2).of("alone", mode)
+    for rank, records in enumerate(by_rank):
+        expected = run(scenarios.alone, mode, Place(rank, 2))
+        overflows = [bool(record["overflow"]) for record in records[1:]]
+        assert overflows == [rank in {r % 2 for r in PLAN.get(call, ())} for call in range(STEPS)]
+        for record, wanted in zip(records, expected):
+            assert not changed(record, wanted)
+
+
+def test_gradients_that_overflow_in_the_sum_skip_the_step_on_all_ranks(job, mode):
+    for records in job(2).of("large_gradients", mode):
+        assert records[1]["overflow"]
+        assert records[1]["weight"] == 1.0
+    alone = run(scenarios.large_gradients, mode, Place(0, 1))
+    assert not alone[1]["overflow"]
+
+
+def test_a_model_trains_the_cell_on_all_ranks(job, control, mode):
+    expected = control("one_network", mode, 2)[-1]
+    for records in job(2).of("through_model", mode):
+        assert records[-1]["step_counters.skipped_steps"] == len(PLAN)
+        for name in ("hidden.weight", "output.bias", "loss_scale.scale_value"):
+            np.testing.assert_allclose(records[-1][name], expected[name], rtol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("name", scenarios.DIFFERENCES)
+def test_ranks_with_different_cells_are_told_so_at_the_first_step(job, mode, name):
+    for records in job(2).of("different", mode):
+        message = str(records[0][name])
+        assert "all ranks must train the same cell, but rank 1 differs from rank 0" in message
+        difference = next(part for part in message.split(". ", 1)[1].split("; ") if name in part)
+        assert "on rank 0, " in difference
+        assert "on rank 1" in difference
+
+
+def test_ranks_with_equal_cells_train_after_an_error(job, mode):
+    for records in job(2).of("different", mode):
+        assert not records[2]["overflow"]
+
+
+def test_ranks_compare_their_cells_once(job, mode):
+    for records in job(2).of("one_network", mode):
+        assert [int(record["comparisons"]) for record in records] == [0] + [1] * STEPS
+
+
+@pytest.mark.parametrize("parallel_mode", ["data_parallel", "hybrid_parallel"])
+@pytest.mark.parametrize(
+    "cell_class", [ScaledTrainOneStepCell, SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell]
+)
+def test_without_communication_a_cell_is_refused(cell_class, parallel_mode):
+    network = Linear()
+    optimizer = nn.SGD(network.trainable_params())
+    arguments = (network, optimizer) if cell_class is ScaledTrainOneStepCell else ([network], [optimizer])
+    mindspore.set_auto_parallel_context(parallel_mode=parallel_mode)
+    try:
+        with pytest.raises(RuntimeError) as error:
+            cell_class(*arguments)
+    finally:
+        mindspore.reset_auto_parallel_context()
+    for words in (cell_class.__name__, parallel_mode, "mindspore.communication.init()", "msrun", "stand_alone"):
+        assert words in str(error.value)

@@ -1,0 +1,33 @@
+"""What docs/data_parallel.md says of the cost of data parallelism, against the benchmark that says so."""
+
+import sys
+
+import pytest
+from python_process import ROOT, check_python
+
+SCRIPT = ROOT / "benchmarks" / "data_parallel.py"
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    # A name that no other module has.
+    import data_parallel
+
+    yield data_parallel
+    del sys.modules["data_parallel"]
+
+
+def test_the_page_has_the_calculated_numbers(tmp_path):
+    page = (ROOT / "docs" / "data_parallel.md").read_text()
+    table = [line for line in check_python(SCRIPT, "--calculate", cwd=tmp_path).splitlines() if line.startswith("|")]
+    assert len(table) == 10
+    assert "\n".join(table) in page
+
+
+def test_a_ring_sends_twice_the_bytes_at_most(benchmark):
+    """Without latency, two ranks take the time of the bytes once, and very many that of the bytes twice."""
+    assert benchmark.ring(2, 100.0, 0.0, 10.0) == pytest.approx(10.0)
+    assert benchmark.ring(10**9, 100.0, 0.0, 10.0) == pytest.approx(20.0)
+    assert benchmark.ring(4, 0.0, 1.0, 10.0) == 6.0
+    assert benchmark.tree(1024, 1.0) == 20.0

@@ -1,0 +1,72 @@
+"""The examples on several ranks: started by msrun as a user starts them, and resumed on another number of ranks."""
+
+import csv
+from concurrent.futures import ThreadPoolExecutor
+
+import mindspore
+import numpy as np
+import pytest
+from python_process import ROOT, run_msrun, run_python
+from test_examples_gan import BATCH_SIZE, STEPS_PER_EPOCH, data  # noqa: F401
+
+SMALL = {"lenet": ("--optimizer", "momentum"), "gan": ("--filters", "2")}
+
+
+def script(example):
+    return ROOT / "examples" / example / "train.py"
+
+
+def printed(log):
+    """What a rank printed; MindSpore's own messages begin with their level."""
+    return [line for line in log.splitlines() if line and not line.startswith("[")]
+
+
+def rows_of(folder):
+    with open(folder / "steps.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# In float32 the order of sums rounds little; in float16 it decides what overflows.
+@pytest.mark.parametrize("example", SMALL)
+def test_a_run_goes_on_with_another_number_of_ranks(data, tmp_path, example):  # noqa: F811
+    """One epoch on one rank, one on two, and one on one; LeNet-5 ends where an uninterrupted run on one rank does."""
+    options = ("--data", data, "--batch-size", BATCH_SIZE, "--amp-level", "O0", *SMALL[example], "--output", "out")
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole.mkdir()
+    parts.mkdir()
+    with ThreadPoolExecutor() as pool:
+        uninterrupted = pool.submit(run_python, script(example), "--epochs", 3, *options, cwd=whole)
+        results = [run_python(script(example), "--epochs", 1, *options, cwd=parts)]
+        job = run_msrun(2, script(example), "--epochs", 2, "--resume", *options, cwd=parts)
+        results.append(run_python(script(example), "--epochs", 3, "--resume", *options, cwd=parts))
+        results.append(uninterrupted.result())
+    assert job.returncode == 0, job.logs[0][-3000:]
+    for result in results:
+        assert result.returncode == 0, result.stderr[-3000:]
+
+    assert any("Resuming after epoch 1 of 2" in line for line in printed(job.logs[0]))
+    assert printed(job.logs[1]) == []
+    rows, expected = rows_of(parts / "out"), rows_of(whole / "out")
+    assert [row["step"] for row in rows] == [str(i + 1) for i in range(3 * STEPS_PER_EPOCH)]
+    if example == "gan":
+        # On two ranks its BatchNorm has other statistics: those of half a batch.
+        return
+    for row, wanted in zip(rows, expected):
+        np.testing.assert_allclose(float(row["loss"]), float(wanted["loss"]), rtol=1e-4)
+        assert (row["overflow"], row["loss_scale"]) == (wanted["overflow"], wanted["loss_scale"])
+    parameters, wanted = (mindspore.load_checkpoint(str(folder / "out" / "lenet.ckpt")) for folder in (parts, whole))
+    assert parameters.keys() == wanted.keys()
+    for name in wanted.keys() - {"settings"}:
+        np.testing.assert_allclose(parameters[name].asnumpy(), wanted[name].asnumpy(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("example", SMALL)
+def test_ranks_that_can_not_share_a_batch_are_told_so(data, tmp_path, example):  # noqa: F811
+    """What msrun tells its processes is enough: they need not wait for each other to find out."""
+    options = ("--data", data, "--batch-size", 7, "--output", "out")
+    result = run_python(script(example), *options, cwd=tmp_path, MS_ROLE="MS_WORKER", MS_WORKER_NUM="2", RANK_ID="0")
+    assert result.returncode == 2
+    assert "--batch-size 7 can't be shared by 2 ranks: choose a multiple of 2" in result.stderr.splitlines()[-1]
+    other = run_python(script(example), *options, cwd=tmp_path, MS_ROLE="MS_WORKER", MS_WORKER_NUM="2", RANK_ID="1")
+    assert other.returncode == 2
+    assert "batch-size" not in other.stderr

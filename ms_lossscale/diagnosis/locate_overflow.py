@@ -35,9 +35,9 @@ def locate_overflow(network, inputs, *, loss_scale):
         OverflowTrace.
 
     Raises:
-        TypeError: If an argument has a wrong type, or the network returns no loss.
+        TypeError: If an argument has a wrong type.
         ValueError: If `loss_scale` is out of range.
-        RuntimeError: If the network fails.
+        RuntimeError: If the network fails, or returns no loss.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``
@@ -90,14 +90,15 @@ class _Search:
         self._loss_scale = loss_scale
         self._overflows = {"forward": [], "backward": []}
         self._inputs = {}
-        # When the gradient first reached each cell, counted in gradients.
-        self._reached = {}
-        self._gradients = 0
-        self._owners = self._cells_of_parameters()
-
-    def _cells_of_parameters(self):
+        # How many values were looked at.
+        self._moment = 0
+        # When each weight's gradient was computed.
+        self._moments_of_weights = {}
+        # The cells into whose output a gradient flowed that was out of range already.
+        self._received = set()
         names = cell_names(self._part.prefix, self._part.network)
-        return {
+        self._root = names[id(self._part.network)]
+        self._owners = {
             id(parameter): names[id(cell)]
             for _, cell in self._part.network.cells_and_names()
             for parameter in cell.get_parameters(expand=False)
@@ -109,25 +110,40 @@ class _Search:
         )
         inputs = self._part.inputs(inputs)
         self._batch = [_range(as_array(each), each) for each in inputs if is_float(each)]
-        with watch.watching():
-            _, grads = self._part.loss_and_grads()(Tensor(self._loss_scale, mstype.float32), *inputs)
+        handles = [weight.register_hook(self._weight_hook(weight)) for weight in self._part.weights]
+        try:
+            with watch.watching():
+                _, grads = self._part.loss_and_grads()(Tensor(self._loss_scale, mstype.float32), *inputs)
+        finally:
+            for handle in handles:
+                handle.remove()
         for weight, grad in zip(self._part.weights, grads):
-            owner = self._owners.get(id(weight), "")
-            self._note(self._reached.get(owner, self._gradients), "backward", owner, 0, weight.name, grad)
+            moment = self._moments_of_weights.get(id(weight), self._moment)
+            self._note(moment, "backward", self._owners.get(id(weight), self._root), 0, weight.name, grad)
+
+    def _weight_hook(self, weight):
+        def hook(_gradient):
+            self._moments_of_weights[id(weight)] = self._next_moment()
+
+        return hook
+
+    def _next_moment(self):
+        self._moment += 1
+        return self._moment
 
     def _note_output(self, place, inputs, tensor):
         self._inputs[place.cell, place.call] = tuple(_range(as_array(each), each) for each in inputs if is_float(each))
-        self._note(len(self._inputs), "forward", place.cell, place.call, "output", tensor)
+        self._note(self._next_moment(), "forward", place.cell, place.call, "output", tensor)
 
     def _note_gradient_in(self, place, tensor):
-        if self._gradients == 0 and tensor.dtype == mstype.float16:
+        if place.cell == self._root and tensor.dtype == mstype.float16:
             # No cell has computed this one: it is the loss scale.
-            self._note(0, "backward", place.cell, place.call, "loss", tensor)
-        self._gradients += 1
-        self._reached.setdefault(place.cell, self._gradients)
+            self._note(self._next_moment(), "backward", place.cell, place.call, "loss", tensor)
+        elif not np.isfinite(as_array(tensor)).all():
+            self._received.add((place.cell, place.call))
 
     def _note_gradient_out(self, place, tensor):
-        self._note(self._gradients + 1, "backward", place.cell, place.call, "gradient", tensor)
+        self._note(self._next_moment(), "backward", place.cell, place.call, "gradient", tensor)
 
     def _note(self, moment, direction, cell, call, what, tensor):
         values = as_array(tensor)
@@ -184,6 +200,11 @@ class _Search:
         if overflow.what == "loss":
             return (
                 f"The loss is float16, and the loss scale {self._loss_scale:g} does not fit: cast the loss to float32."
+            )
+        if overflow.direction == "backward" and (overflow.cell, overflow.call) in self._received:
+            return (
+                "The gradient that flows into its output is not finite already, though no cell passed that back: it "
+                "was computed between cells, in the construct of the cell around it."
             )
         if overflow.held_by_dtype:
             return f"{overflow.tensor.dtype} holds this value; float16 could not."

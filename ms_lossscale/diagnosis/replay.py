@@ -11,6 +11,8 @@ def replay(networks):
     """
     A context in which networks run in PyNative mode, for training, and after which they are what they were: their
     parameters (BatchNorm's statistics too), whether each cell is in training, MindSpore's mode and its random state.
+
+    A network that is in training already runs as it is, with the cells inside that its user has taken out of training.
     """
     mode = mindspore.get_context("mode")
     random_state = mindspore.get_rng_state()
@@ -21,8 +23,10 @@ def replay(networks):
     try:
         values = [(parameter, ops.deepcopy(parameter)) for parameter in parameters]
         try:
-            for cell, _ in in_training:
-                cell.add_flags(training=True)
+            for network in networks:
+                if not network.training:
+                    for _, cell in network.cells_and_names():
+                        cell.add_flags(training=True)
             yield
         finally:
             for parameter, value in values:

@@ -27,7 +27,6 @@ def plot_report(path, title, rows, total, recommended):
         raise ImportError(
             "Plotting a report needs matplotlib, which is not installed: pip install matplotlib"
         ) from error
-    from matplotlib.figure import Figure
 
     scales = [1.0] if recommended is None else [1.0, recommended]
     left_out = len(rows) - _MOST_ROWS

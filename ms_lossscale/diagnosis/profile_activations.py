@@ -22,6 +22,9 @@ def profile_activations(network, batches, *, loss_scale=1.0, compare_float32=Fal
     Runs forward and backward in PyNative mode and updates nothing: the network is the same afterwards, BatchNorm's
     statistics and MindSpore's mode included.
 
+    Where training itself runs in PyNative mode, dropout goes on with other random numbers, whose state MindSpore keeps
+    inside the operators.
+
     Args:
         network (Cell): Returns the loss, as :class:`mindspore.nn.WithLossCell` does; or a training cell of this
             package.

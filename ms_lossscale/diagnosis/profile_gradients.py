@@ -22,6 +22,9 @@ def profile_gradients(network, parameters=None, batches=None, *, loss_scale=1.0,
     statistics and MindSpore's mode included. Of each parameter it keeps counts by binade, so that memory does not grow
     with the batches.
 
+    Where training itself runs in PyNative mode, dropout goes on with other random numbers, whose state MindSpore keeps
+    inside the operators.
+
     A training cell of this package knows its networks and weights: ``profile_gradients(cell, batches)`` .
 
     Args:

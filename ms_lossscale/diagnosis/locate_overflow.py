@@ -23,8 +23,8 @@ def locate_overflow(network, inputs, *, loss_scale):
     infinity, a NaN, or a value of 65504 or beyond, which float16 can't hold. Values beyond 65504 in float32 are named
     only where something overflows after them, or if nothing else does: float32 itself can hold them.
 
-    Runs in PyNative mode and updates nothing: the network is the same afterwards. Where training itself runs in PyNative
-    mode, dropout goes on with other random numbers, whose state MindSpore keeps inside the operators.
+    Runs in PyNative mode and updates nothing: the network is the same afterwards. Where training itself runs in
+    PyNative mode, dropout goes on with other random numbers, whose state MindSpore keeps inside the operators.
 
     Args:
         network (Cell): Returns the loss, as :class:`mindspore.nn.WithLossCell` does; or a training cell of this

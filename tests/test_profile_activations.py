@@ -1,4 +1,4 @@
-"""profile_activations names the first cell where values leave float16's range, and counts exactly what each cell gives."""
+"""profile_activations names the first cell where values leave float16's range, and counts what each cell gives."""
 
 import csv
 import io

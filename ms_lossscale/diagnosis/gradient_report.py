@@ -10,18 +10,20 @@ from ms_lossscale._check import check_number
 from ms_lossscale.diagnosis._files import write_text
 from ms_lossscale.diagnosis._tables import csv_text, percent, power, size, text_table
 from ms_lossscale.diagnosis.distribution import Distribution
-from ms_lossscale.diagnosis.float_format import FLOAT16, float_format
+from ms_lossscale.diagnosis.float_format import float_format
 
 # What the package takes as a loss scale.
 LOSS_SCALES = [2.0**exponent for exponent in range(-126, 127)]
+# With more, the largest float32 numbers want a smaller scale than the smallest one.
+_MOST_HEADROOM = 13
 
 
 def check_headroom(owner, headroom):
-    """Raises unless `headroom` is a whole number of float16's binades from 1 on. Returns it as an int."""
+    """Raises unless `headroom` is a whole number that every float32 gradient can keep. Returns it as an int."""
     value = check_number(owner, "headroom", headroom)
-    if value not in range(FLOAT16.max_exponent):
+    if value not in range(_MOST_HEADROOM + 1):
         raise ValueError(
-            f"For '{owner}', the argument 'headroom' must be an integer >= 0 and < {FLOAT16.max_exponent}, but got "
+            f"For '{owner}', the argument 'headroom' must be an integer from 0 to {_MOST_HEADROOM}, but got "
             f"{headroom!r}."
         )
     return int(value)
@@ -118,7 +120,7 @@ class GradientReport:
         Raises:
             TypeError: If `headroom` is no number.
             ValueError: If no scale can be recommended, since all gradients are zero or some are not finite; if
-                `headroom` is no integer from 0 to 14, or `dtype` another one.
+                `headroom` is no integer from 0 to 13, or `dtype` another one.
         """
         owner = "recommend"
         headroom = check_headroom(owner, headroom)

@@ -20,8 +20,9 @@ def locate_overflow(network, inputs, *, loss_scale):
     Replays one batch and finds the first cell that overflows, in the forward or else in the backward.
 
     That is the first one whose output, or in the backward whose gradient of its input or of its parameters, holds an
-    infinity, a NaN, or a value of 65504 or beyond, which float16 can't hold. Values beyond 65504 in float32 are named
-    only where something overflows after them, or if nothing else does: float32 itself can hold them.
+    infinity, a NaN, or a value of 65504 or beyond, which float16 can't hold. Values beyond 65504 in float32, which can
+    hold them, are named only if nothing else overflows, or if they were given to the cell that does: then it was a cast
+    to float16 that made infinities of them.
 
     Runs in PyNative mode and updates nothing: the network is the same afterwards. Where training itself runs in
     PyNative mode, dropout goes on with other random numbers, whose state MindSpore keeps inside the operators.
@@ -59,15 +60,19 @@ def locate_overflow(network, inputs, *, loss_scale):
     parts = trained_parts(owner, network)
     loss_scale = check_scale(owner, "loss_scale", loss_scale)
     inputs = as_inputs(owner, "inputs", inputs)
+    held_by_dtype = OverflowTrace(False, loss_scale)
     with replay([part.network for part in parts]):
         for part in parts:
             search = _Search(part, loss_scale)
             with running(owner, "these inputs"):
                 search.run(inputs)
-            first = search.first()
-            if first is not None:
-                return first
-    return OverflowTrace(False, loss_scale)
+            overflow = search.first_overflow()
+            if overflow is not None:
+                return search.trace(overflow)
+            held = search.first_held_by_dtype()
+            if held is not None and not held_by_dtype.found:
+                held_by_dtype = search.trace(held)
+    return held_by_dtype
 
 
 class _Overflow(NamedTuple):
@@ -89,7 +94,7 @@ class _Search:
     def __init__(self, part, loss_scale):
         self._part = part
         self._loss_scale = loss_scale
-        self._overflows = {"forward": [], "backward": []}
+        self._overflows = []
         self._inputs = {}
         # How many values were looked at.
         self._moment = 0
@@ -155,26 +160,35 @@ class _Search:
         non_finite = ~np.isfinite(values)
         exact = values.dtype == np.float16 or (np.abs(values) == FLOAT16.largest).any()
         held_by_dtype = not (non_finite.any() or exact)
-        index = tuple(int(i) for i in np.argwhere(out_of_range if held_by_dtype else non_finite | out_of_range)[0])
+        index = tuple(int(i) for i in np.argwhere(non_finite if non_finite.any() else out_of_range)[0])
         value = float(values[index])
         kind = "NaN" if np.isnan(value) else "inf" if np.isinf(value) else "saturated"
         overflow = _Overflow(
             moment, direction, cell, call, what, kind, index, value, _range(values, tensor), held_by_dtype
         )
-        self._overflows[direction].append(overflow)
+        self._overflows.append(overflow)
 
-    def first(self):
-        """The first overflow as a trace, or None."""
-        forward, backward = self._overflows["forward"], self._overflows["backward"]
-        if any(not overflow.held_by_dtype for overflow in forward):
-            return self._trace(min(forward, key=_moment))
-        overflowed = [overflow for overflow in backward if not overflow.held_by_dtype]
-        if overflowed:
-            return self._trace(min(overflowed, key=_moment))
-        held = forward or backward
-        return self._trace(min(held, key=_moment)) if held else None
+    def first_overflow(self):
+        """The first overflow, but for what only float16 could not hold; None if there is none."""
+        for overflow in sorted(self._overflows, key=_moment):
+            if not overflow.held_by_dtype:
+                return min(self._overflows, key=_moment) if self._comes_of_a_cast(overflow) else overflow
+        return None
 
-    def _trace(self, overflow):
+    def _comes_of_a_cast(self, overflow):
+        """Whether the first cell to overflow was given what float16 can't hold, before or after a cast to it."""
+        inputs = self._inputs.get((overflow.cell, overflow.call), ())
+        return overflow.direction == "forward" and any(
+            each.non_finite or (overflow.tensor.dtype == "Float16" and not each.fits(FLOAT16.largest))
+            for each in inputs
+        )
+
+    def first_held_by_dtype(self):
+        """The first value that float16 could not hold, but its dtype does; None if there is none."""
+        return min(self._overflows, key=_moment, default=None)
+
+    def trace(self, overflow):
+        """What to tell of an overflow."""
         inputs = self._inputs.get((overflow.cell, overflow.call), ())
         return OverflowTrace(
             True,

@@ -61,7 +61,8 @@ class LossScaleMonitor(Callback):
 
     Raises:
         TypeError: If an argument has a wrong type, or, when the training begins, if the cell is none of this package.
-        ValueError: If a number is below 1, or `csv` is a file of another kind.
+        ValueError: If a number is below 1, a path is in no folder, `csv` is a file of another kind, or `save_batch` is
+            given without `max_consecutive_skips`.
         RuntimeError: In the training, if `max_consecutive_skips` steps in a row were skipped.
 
     Supported Platforms:
@@ -93,6 +94,11 @@ class LossScaleMonitor(Callback):
             self._max_skips = check_positive_int(owner, "max_consecutive_skips", max_consecutive_skips)
         self._csv = _check_path(owner, "csv", csv)
         self._save_batch = _check_path(owner, "save_batch", save_batch)
+        if save_batch is not None and max_consecutive_skips is None:
+            raise ValueError(
+                f"For '{owner}', the argument 'save_batch' is {str(save_batch)!r}, but needs 'max_consecutive_skips': "
+                f"only the batch that stops the training is saved."
+            )
         self._unread = []
         self._printed_step = 0
         self._watched = []

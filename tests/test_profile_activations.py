@@ -18,7 +18,7 @@ from test_profile_gradients import BATCHES, Failing, Float16Layers, WithDropout,
 from training import changed, restore, state
 from untouched import untouched
 
-from ms_lossscale import ActivationReport, ScaledTrainOneStepCell, profile_activations
+from ms_lossscale import ActivationReport, ScaledTrainOneStepCell, locate_overflow, profile_activations
 from ms_lossscale.diagnosis import Activation, Distribution
 from ms_lossscale.diagnosis.cell_watch import Place
 
@@ -382,6 +382,18 @@ class Scaled(nn.Cell):
 
     def construct(self, x, y):
         return ops.square(self.linear(x) * self.gives() - y).mean()
+
+
+def test_an_output_that_nothing_differentiates(mode):
+    """The batch itself, and a frozen Parameter."""
+    network = nn.SequentialCell(nn.Identity(), nn.Dense(FEATURES, 1))
+    report = profile_activations(network, [BATCHES[0][0]])
+    assert of(report, "0").distribution.count == 4 * FEATURES
+    network = Scaled()
+    network.gives.scale.requires_grad = False
+    report = profile_activations(network, BATCHES)
+    assert of(report, "gives").distribution.count == len(BATCHES)
+    assert not locate_overflow(network, BATCHES[0], loss_scale=1.0).found
 
 
 def test_no_hook_stays_on_a_parameter_or_an_input():

@@ -1,5 +1,9 @@
 """profile_gradients counts exactly the gradients of a network or of a training cell, and leaves all as it was."""
 
+import io
+import sys
+import time
+
 import mindspore
 import numpy as np
 import pytest
@@ -364,6 +368,34 @@ def test_a_compiled_network(mode):
     with untouched(network):
         report = profile_gradients(network, weights, BATCHES)
     assert_counts(report, gradients_of(network, weights, BATCHES))
+
+
+# The progress bar.
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def slow_batches(seconds):
+    for inputs in BATCHES:
+        time.sleep(seconds)
+        yield inputs
+
+
+@pytest.mark.parametrize("seconds, terminal, shown", [(0.8, True, True), (0.0, True, False), (0.8, False, False)])
+def test_a_progress_bar_on_long_profiles_at_a_terminal(seconds, terminal, shown, monkeypatch):
+    pytest.importorskip("tqdm", reason="the progress bar needs tqdm")
+    stream = Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    profile_gradients(Linear(), batches=slow_batches(seconds))
+    assert ("profile_gradients" in stream.getvalue()) == shown
+
+
+def test_without_tqdm(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    assert profile_gradients(Linear(), batches=BATCHES).batches == 3
 
 
 # Bad input.

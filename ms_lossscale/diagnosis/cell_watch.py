@@ -3,7 +3,7 @@
 import contextlib
 from typing import NamedTuple
 
-from mindspore import Tensor
+from mindspore import Parameter, Tensor
 from mindspore import dtype as mstype
 
 _FLOATS = (mstype.float16, mstype.float32, mstype.float64, mstype.bfloat16)
@@ -40,6 +40,11 @@ def cell_names(prefix, network):
 def is_float(value):
     """Whether it is a Tensor of floating-point numbers."""
     return isinstance(value, Tensor) and value.dtype in _FLOATS
+
+
+def can_be_hooked(tensor):
+    """Whether MindSpore (2.7 is strict) takes a hook for the gradient: for a frozen Parameter it computes none."""
+    return not isinstance(tensor, Parameter) or tensor.requires_grad
 
 
 def as_array(tensor):
@@ -97,8 +102,9 @@ class CellWatch:
             if is_float(tensor):
                 place = Place(name, call, item)
                 self._on_output(place, inputs, tensor)
-                # Removed afterwards, since it may be a Parameter or one of the batch's tensors.
-                self._handles.append(tensor.register_hook(self._gradient_hook(place)))
+                if can_be_hooked(tensor):
+                    # Removed afterwards, since it may be a Parameter or one of the batch's tensors.
+                    self._handles.append(tensor.register_hook(self._gradient_hook(place)))
 
     def _gradient_hook(self, place):
         # A function, since MindSpore 2.7 takes nothing else that can be called.

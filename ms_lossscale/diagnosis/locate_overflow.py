@@ -8,7 +8,7 @@ from mindspore import dtype as mstype
 
 from ms_lossscale._check import check_scale
 from ms_lossscale.diagnosis.batches import as_inputs
-from ms_lossscale.diagnosis.cell_watch import CellWatch, as_array, cell_names, is_float
+from ms_lossscale.diagnosis.cell_watch import CellWatch, as_array, can_be_hooked, cell_names, is_float
 from ms_lossscale.diagnosis.float_format import FLOAT16
 from ms_lossscale.diagnosis.overflow_trace import OverflowTrace, Range
 from ms_lossscale.diagnosis.replay import replay, running
@@ -116,7 +116,9 @@ class _Search:
         )
         inputs = self._part.inputs(inputs)
         self._batch = [_range(as_array(each), each) for each in inputs if is_float(each)]
-        handles = [weight.register_hook(self._weight_hook(weight)) for weight in self._part.weights]
+        handles = [
+            weight.register_hook(self._weight_hook(weight)) for weight in self._part.weights if can_be_hooked(weight)
+        ]
         try:
             with watch.watching():
                 _, grads = self._part.loss_and_grads()(Tensor(self._loss_scale, mstype.float32), *inputs)

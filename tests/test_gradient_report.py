@@ -299,7 +299,7 @@ def test_without_a_path_nothing_is_written(tmp_path):
 # The plot.
 
 
-@pytest.mark.parametrize("count", [1, 5, 60, 100])
+@pytest.mark.parametrize("count", [5, 60, 100])
 def test_the_plot_shows_its_parameters(count, monkeypatch):
     figures = []
     save = Figure.savefig

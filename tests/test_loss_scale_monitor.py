@@ -153,7 +153,7 @@ def test_the_lines_of_windows(mode, capsys):
     assert len(printed) == 3
 
 
-def test_a_window_that_is_flushed_at_the_end_of_an_epoch_is_counted(mode, capsys):
+def test_a_window_that_is_flushed_at_the_end_of_an_epoch_is_counted(capsys):
     cell = scaled_cell(gradient_accumulation_steps=2)
     monitor = LossScaleMonitor(1, csv="steps.csv")
     train(cell, linear_batches([False, False, True]), monitor, epochs=2, others=[FlushAccumulation()])
@@ -222,7 +222,7 @@ def test_the_rows_of_all_cells_do_not_depend_on_how_often_they_are_read(kind):
     assert len(written[0]) == 5 * (2 if kind == "alternating" else 1)
 
 
-def test_the_rows_of_alternating_networks(mode):
+def test_the_rows_of_alternating_networks():
     trained = Trained("alternating", every=(1, 2))
     batches = [arrays(seed, (False, seed == 1)) for seed in range(4)]
     train(trained.cell, batches, LossScaleMonitor(csv="steps.csv"))
@@ -241,7 +241,7 @@ def test_a_loss_that_is_no_scalar_is_written_as_its_sum(shape):
     np.testing.assert_allclose(float(rows("s.csv")[0]["loss"]), losses.losses[0], rtol=1e-6)
 
 
-def test_a_second_run_continues_the_file(mode):
+def test_a_second_run_continues_the_file():
     cell = scaled_cell()
     batches = linear_batches([False, True])
     train(cell, batches, LossScaleMonitor(csv="steps.csv"))
@@ -268,7 +268,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("step", [1, 3])
-def test_an_interrupted_training_loses_no_row(mode, step):
+def test_an_interrupted_training_loses_no_row(step):
     monitor = LossScaleMonitor(100, csv="steps.csv")
     with pytest.raises(KeyboardInterrupt):
         train(scaled_cell(), linear_batches([False, True, False]), monitor, epochs=2, others=[Failure(step)])
@@ -319,7 +319,7 @@ def test_it_says_how_to_save_the_batch():
         train(scaled_cell(), linear_batches([True]), LossScaleMonitor(max_consecutive_skips=1))
 
 
-def test_it_saves_the_call_of_a_window_that_overflowed(mode):
+def test_it_saves_the_call_of_a_window_that_overflowed():
     cell = scaled_cell(gradient_accumulation_steps=3)
     batches = linear_batches([False, True, True, False, True, False])
     with pytest.raises(RuntimeError, match="at step 6: the last 2 steps were skipped"):
@@ -327,7 +327,7 @@ def test_it_saves_the_call_of_a_window_that_overflowed(mode):
     np.testing.assert_array_equal(np.load("batch.npz")["input_0"], batches[4][0])
 
 
-def test_it_stops_for_one_of_alternating_networks(mode):
+def test_it_stops_for_one_of_alternating_networks():
     trained = Trained("alternating", every=(1, 2))
     batches = [arrays(seed, (False, True)) for seed in range(6)]
     message = (
@@ -339,13 +339,13 @@ def test_it_stops_for_one_of_alternating_networks(mode):
     np.testing.assert_array_equal(np.load("batch.npz")["input_1"], batches[3][1])
 
 
-def test_skips_that_are_not_in_a_row_stop_nothing(mode):
+def test_skips_that_are_not_in_a_row_stop_nothing():
     cell = scaled_cell()
     train(cell, linear_batches([True, False] * 4), LossScaleMonitor(max_consecutive_skips=2))
     assert cell.counters()["skipped_steps"] == 4
 
 
-def test_skips_of_an_earlier_run_stop_no_later_one(mode):
+def test_skips_of_an_earlier_run_stop_no_later_one():
     cell = scaled_cell(gradient_accumulation_steps=2)
     with pytest.raises(RuntimeError):
         train(cell, linear_batches([True] * 4), LossScaleMonitor(max_consecutive_skips=2))
@@ -403,7 +403,7 @@ def test_with_the_data_sink(mode, capsys):
     assert "step 6: " in capsys.readouterr().out
 
 
-def test_with_the_data_sink_the_batch_is_not_known(mode):
+def test_with_the_data_sink_the_batch_is_not_known():
     with pytest.raises(RuntimeError, match="the last 2 steps were skipped") as stopped:
         train(
             scaled_cell(),

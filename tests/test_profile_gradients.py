@@ -384,7 +384,7 @@ def slow_batches(seconds):
         yield inputs
 
 
-@pytest.mark.parametrize("seconds, terminal, shown", [(0.8, True, True), (0.0, True, False), (0.8, False, False)])
+@pytest.mark.parametrize("seconds, terminal, shown", [(0.7, True, True), (0.0, True, False), (0.7, False, False)])
 def test_a_progress_bar_on_long_profiles_at_a_terminal(seconds, terminal, shown, monkeypatch):
     pytest.importorskip("tqdm", reason="the progress bar needs tqdm")
     stream = Terminal() if terminal else io.StringIO()

@@ -1,6 +1,6 @@
 """The scaled forward and backward of one network."""
 
-from mindspore import ParameterTuple, Tensor, jit, nn, ops
+from mindspore import Tensor, jit, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import gradients
@@ -108,8 +108,6 @@ class SharedForwardBackward(nn.Cell):
             f"each a Tensor{', and then aux' if has_aux else ''}, but it returned something else. Return one loss for "
             f"each optimizer, or pass a list of networks{'' if has_aux else '; further values need has_aux=True'}."
         )
-        self.weights = ParameterTuple([weight for own in weights for weight in own])
-        self.slices = gradients.slices(weights)
         self.weights_of_each = weights
 
     def _losses_and_aux(self, *inputs):

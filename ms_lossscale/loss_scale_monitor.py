@@ -12,6 +12,8 @@ from mindspore.train import Callback
 from ms_lossscale import gradients
 from ms_lossscale._check import check_positive_int, describe
 from ms_lossscale.alternating_train_one_step_cell import AlternatingTrainOneStepCell
+from ms_lossscale.diagnosis._files import replacing
+from ms_lossscale.diagnosis.cell_watch import as_array
 from ms_lossscale.loss_scale import DynamicLossScale
 from ms_lossscale.transaction import Transaction
 
@@ -54,11 +56,13 @@ class LossScaleMonitor(Callback):
             Default: ``None`` , which warns when a :class:`DynamicLossScale` has fallen to its `min_loss_scale` and the
             step is skipped all the same.
         save_batch (str, optional): Where to save the inputs of the step that stopped the training, an ``.npz`` file
-            for `locate_overflow`. Default: ``None`` .
+            for `locate_overflow`; when accumulating, those of the window's first call that overflowed.
+            Default: ``None`` .
 
     Raises:
         TypeError: If an argument has a wrong type, or, when the training begins, if the cell is none of this package.
-        ValueError: If a number is below 1, or `csv` is a file of another kind.
+        ValueError: If a number is below 1, a path is in no folder, `csv` is a file of another kind, or `save_batch` is
+            given without `max_consecutive_skips`.
         RuntimeError: In the training, if `max_consecutive_skips` steps in a row were skipped.
 
     Supported Platforms:
@@ -90,6 +94,11 @@ class LossScaleMonitor(Callback):
             self._max_skips = check_positive_int(owner, "max_consecutive_skips", max_consecutive_skips)
         self._csv = _check_path(owner, "csv", csv)
         self._save_batch = _check_path(owner, "save_batch", save_batch)
+        if save_batch is not None and max_consecutive_skips is None:
+            raise ValueError(
+                f"For '{owner}', the argument 'save_batch' is {str(save_batch)!r}, but needs 'max_consecutive_skips': "
+                f"only the batch that stops the training is saved."
+            )
         self._unread = []
         self._printed_step = 0
         self._watched = []
@@ -125,10 +134,12 @@ class LossScaleMonitor(Callback):
         """
         params = run_context.original_args()
         # Copies on the device, which the host does not wait for.
-        self._unread.append((params.cur_step_num, params.net_outputs, [each.snapshot() for each in self._watched]))
+        snapshots = [each.snapshot() for each in self._watched]
+        batch = None if self._max_skips is None else getattr(params, "train_dataset_element", None)
+        self._unread.append((params.cur_step_num, params.net_outputs, snapshots, batch))
         if self._max_skips is not None or params.cur_step_num % self._every_n_steps == 0:
             self._read()
-            self._stop_if_it_only_skips(params)
+            self._stop_if_it_only_skips(params.cur_step_num)
 
     def on_train_epoch_end(self, run_context):
         """
@@ -145,8 +156,8 @@ class LossScaleMonitor(Callback):
     def _read(self):
         unread, self._unread = self._unread, []
         rows = []
-        for step, outputs, snapshots in unread:
-            records = [each.read(step, outputs, snapshot) for each, snapshot in zip(self._watched, snapshots)]
+        for step, outputs, snapshots, batch in unread:
+            records = [each.read(step, outputs, snapshot, batch) for each, snapshot in zip(self._watched, snapshots)]
             for each, record in zip(self._watched, records):
                 if record.skipped:
                     print(each.line_of_skip(record), flush=True)
@@ -167,30 +178,25 @@ class LossScaleMonitor(Callback):
             f"{record.skipped_steps} skipped"
         )
 
-    def _stop_if_it_only_skips(self, params):
+    def _stop_if_it_only_skips(self, step):
         for each in self._watched:
-            if self._max_skips is not None and each.consecutive >= self._max_skips:
+            if self._max_skips is not None and each.has_skipped and each.consecutive >= self._max_skips:
                 scales = ", ".join(f"{scale:g}" for scale in each.skipped_at)
                 raise RuntimeError(
-                    f"For 'LossScaleMonitor', training was stopped at step {params.cur_step_num}: the last "
+                    f"For 'LossScaleMonitor', training was stopped at step {step}: the last "
                     f"{each.consecutive} steps{each.of_network} were skipped (max_consecutive_skips="
                     f"{self._max_skips}), at the loss scales {scales}; {each.blame()}. {_ADVICE} "
-                    f"{self._save(params, each)}"
+                    f"{self._save(each)}"
                 )
 
-    def _save(self, params, watched):
+    def _save(self, watched):
         """Saves the batch. Returns what to tell of it."""
         if self._save_batch is None:
             return "With save_batch='batch.npz', LossScaleMonitor saves the batch that stops the training."
-        batch = getattr(params, "train_dataset_element", None)
-        if batch is None:
+        if watched.batch is None:
             return "The batch could not be saved: with a data sink, MindSpore does not give it to callbacks."
-        part = self._save_batch.with_name(f"{self._save_batch.stem}.part.npz")
-        try:
-            np.savez(part, **{f"input_{i}": value.asnumpy() for i, value in enumerate(batch)})
-            os.replace(part, self._save_batch)
-        finally:
-            part.unlink(missing_ok=True)
+        with replacing(self._save_batch) as part, open(part, "wb") as file:
+            np.savez(file, **{f"input_{i}": value.asnumpy() for i, value in enumerate(watched.batch)})
         return (
             f"The batch was saved: locate_overflow(network, tuple(np.load({str(self._save_batch)!r}).values()), "
             f"loss_scale={watched.skipped_at[-1]:g})."
@@ -230,6 +236,11 @@ class _Watched:
         self.consecutive = counters["consecutive_skipped_steps"]
         # The loss scales of the steps that were skipped since the last one that was not.
         self.skipped_at = []
+        # Whether the step that was read last was skipped.
+        self.has_skipped = False
+        # The inputs of the last call that overflowed; in a window of accumulation, of the first one.
+        self.batch = None
+        self._is_in_overflow = False
         self._overflowed = []
         self._has_warned = False
 
@@ -246,18 +257,22 @@ class _Watched:
             )
         )
 
-    def read(self, step, outputs, snapshot):
-        """The record of a step, from what the training cell returned and the snapshot after it."""
-        loss, loss_scale = (outputs[3], outputs[2]) if self._is_one_of_several else (outputs[0], outputs[2])
-        loss, loss_scale = (np.atleast_1d(value.asnumpy())[self._network] for value in (loss, loss_scale))
+    def read(self, step, outputs, snapshot, batch):
+        """The record of a step, from what the training cell returned, the snapshot after it, and its inputs."""
+        loss, overflow, loss_scale = (as_array(outputs[i]) for i in (3 if self._is_one_of_several else 0, 1, 2))
+        if self._is_one_of_several:
+            loss, overflow, loss_scale = (value[self._network] for value in (loss, overflow, loss_scale))
         applied_steps, skipped_steps, self.consecutive = (int(count.asnumpy()) for count in snapshot[:3])
         skipped, self._skipped_steps = skipped_steps - self._skipped_steps, skipped_steps
-        if skipped:
-            self.skipped_at.append(float(loss_scale))
-        elif self.consecutive == 0:
+        self.has_skipped = skipped > 0
+        if overflow and not self._is_in_overflow:
+            self.batch = batch
+        self._is_in_overflow = overflow and not skipped
+        if self.consecutive == 0:
             self.skipped_at.clear()
             self._has_warned = False
         if skipped:
+            self.skipped_at.append(float(loss_scale))
             self._overflowed = [name for name, bad in zip(self._names, snapshot[4].asnumpy()) if bad]
         return _Record(
             step,

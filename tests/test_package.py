@@ -9,15 +9,23 @@ import ms_lossscale
 
 def test_its_public_names():
     names = {
+        "ActivationReport",
         "DynamicLossScale",
         "FiniteGradients",
         "FixedLossScale",
         "FloatStatusRegister",
+        "GradientReport",
+        "LossScaleMonitor",
         "OverflowDetector",
+        "OverflowTrace",
         "ScaledTrainOneStepCell",
         "ScheduledLossScale",
         "all_finite",
         "build_train_network",
+        "locate_overflow",
+        "profile_activations",
+        "profile_gradients",
+        "suggest_schedule",
     }
     for name in names:
         assert getattr(ms_lossscale, name).__doc__, name

@@ -21,5 +21,5 @@ def write_text(path, text):
     """Writes the text to a file, if `path` is not None. Returns the text."""
     if path is not None:
         with replacing(path) as part:
-            part.write_text(text)
+            part.write_text(text, encoding="utf-8")
     return text

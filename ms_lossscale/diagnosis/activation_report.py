@@ -1,6 +1,7 @@
 """What is known of the values inside a network."""
 
 import json
+import math
 from typing import NamedTuple, Optional
 
 from ms_lossscale.diagnosis._files import write_text
@@ -19,7 +20,8 @@ class Activation(NamedTuple):
     The values at one place in a network.
 
     - **place** (Place) - The cell, which of its calls, and which item of what it returns.
-    - **kind** (str) - ``"output"`` for what the cell puts out, ``"gradient"`` for what flows back into it.
+    - **kind** (str) - ``"output"`` for what the cell puts out, ``"gradient"`` for what flows back into it; where one
+      network returns several losses, ``"gradient of losses[0]"`` and so on.
     - **dtype** (str) - In which dtype the network held the values, ``"Float16"`` say.
     - **distribution** (Distribution) - The values as the network computed them.
     - **relative_error** (Union[float, None]) - The 2-norm of the difference to the float32 computation, over the norm
@@ -45,8 +47,8 @@ class Activation(NamedTuple):
 
     @property
     def is_notable(self):
-        """Whether values leave float16's range here, or the error jumps."""
-        return self.error_jumps or self.outside >= NOTABLE_SHARE
+        """Whether values leave float16's range here, all of them are zero, or the error jumps."""
+        return self.error_jumps or self.outside >= NOTABLE_SHARE or self.distribution.is_all_zero
 
     def __str__(self):
         return f"{self.place} {self.kind}"
@@ -57,7 +59,8 @@ class ActivationReport:
     The values at each cell of a network, as :func:`profile_activations` found them.
 
     `print(report)` is a table. Its first lines are the places where values leave float16's range, at least 1 % of
-    them, or where the error against float32 jumps, in the order of execution: the first line is the first such place.
+    them, or all of them are zero (they may have left it already), or where the error against float32 jumps, in the
+    order of execution: the first line is the first such place.
 
     Attributes:
         activations (list[Activation]): In the order of execution, forward and then backward.
@@ -72,7 +75,7 @@ class ActivationReport:
 
     @property
     def first(self):
-        """The first :class:`Activation` where values leave float16's range or the error jumps; None without one."""
+        """The first :class:`Activation` that is notable, see `Activation.is_notable`; None without one."""
         return next((activation for activation in self.activations if activation.is_notable), None)
 
     @property
@@ -82,8 +85,7 @@ class ActivationReport:
 
     def notable_first(self):
         """
-        The activations as they are printed: those where values leave float16's range or the error jumps, then the
-        others, each in the order of execution.
+        The activations as they are printed: the notable ones, then the others, each in the order of execution.
 
         Returns:
             list[Activation].
@@ -104,10 +106,10 @@ class ActivationReport:
             row += [percent(share) for share in d.shares()]
             if compared:
                 jump = " jump" if activation.error_jumps else ""
-                row += [size(activation.relative_error) + jump, f"{activation.zeros_gained:,}"]
+                row += [size(activation.relative_error) + jump, _count(activation.zeros_gained)]
             rows.append(row)
         notable = sum(activation.is_notable for activation in self.activations)
-        meaning = "* marks places where 1 % of the values or more are outside of float16's normal range"
+        meaning = "* marks places where 1 % of the values or more are outside of float16's normal range, all are zero"
         if compared:
             meaning += f", or the error against float32 is {JUMP:g} times that of all places before"
         lines = [
@@ -157,7 +159,8 @@ class ActivationReport:
                 **a.place._asdict(),
                 "kind": a.kind,
                 "dtype": a.dtype,
-                "relative_error": a.relative_error,
+                # JSON has no number for infinity.
+                "relative_error": "inf" if a.relative_error == math.inf else a.relative_error,
                 "zeros_gained": a.zeros_gained,
                 "error_jumps": a.error_jumps,
                 "float16": a.distribution.shares()._asdict(),
@@ -188,3 +191,7 @@ class ActivationReport:
         title = f"Values at {len(rows)} places in {self.batches} batches"
         columns = {f"gradients at loss scale {self.loss_scale:g}": 1.0}
         plot_report(path, title, columns, "place, out of range first", rows, total)
+
+
+def _count(number):
+    return "-" if number is None else f"{number:,}"

@@ -3,7 +3,7 @@
 import contextlib
 from typing import NamedTuple
 
-from mindspore import Tensor
+from mindspore import Parameter, Tensor
 from mindspore import dtype as mstype
 
 _FLOATS = (mstype.float16, mstype.float32, mstype.float64, mstype.bfloat16)
@@ -15,7 +15,8 @@ class Place(NamedTuple):
 
     - **cell** (str) - The cell's name in the user's network.
     - **call** (int) - Which of the cell's calls in one forward it was, from 0 on: a cell may be used several times.
-    - **item** (int) - Which item of the tuple that the cell returns it was; 0 if it returns one tensor.
+    - **item** (int) - Which item of the tuple that the cell returns it was, counted through the tuples in it; 0 if it
+      returns one tensor.
     """
 
     cell: str
@@ -41,9 +42,21 @@ def is_float(value):
     return isinstance(value, Tensor) and value.dtype in _FLOATS
 
 
+def can_be_hooked(tensor):
+    """Whether MindSpore (2.7 is strict) takes a hook for the gradient: for a frozen Parameter it computes none."""
+    return not isinstance(tensor, Parameter) or tensor.requires_grad
+
+
 def as_array(tensor):
     """The values in NumPy, which has no bfloat16."""
     return (tensor.astype(mstype.float32) if tensor.dtype == mstype.bfloat16 else tensor).asnumpy()
+
+
+def _flat(output):
+    """What is in a tensor or in tuples of them: an LSTM returns (output, (h, c))."""
+    if isinstance(output, (list, tuple)):
+        return [tensor for item in output for tensor in _flat(item)]
+    return [output]
 
 
 class CellWatch:
@@ -71,25 +84,27 @@ class CellWatch:
     def watching(self):
         """A context for one forward and one backward."""
         self._calls.clear()
-        handles = []
+        self._handles = []
         try:
             for _, cell in self._network.cells_and_names():
                 if self._on_gradient_out is not None:
-                    handles.append(cell.register_backward_hook(self._backward_hook))
-                handles.append(cell.register_forward_hook(self._forward_hook))
+                    self._handles.append(cell.register_backward_hook(self._backward_hook))
+                self._handles.append(cell.register_forward_hook(self._forward_hook))
             yield
         finally:
-            for handle in handles:
+            for handle in self._handles:
                 handle.remove()
 
     def _forward_hook(self, cell, inputs, output):
         name = self._names[id(cell)]
         call = self._calls[name] = self._calls.get(name, -1) + 1
-        for item, tensor in enumerate(output if isinstance(output, (list, tuple)) else (output,)):
+        for item, tensor in enumerate(_flat(output)):
             if is_float(tensor):
                 place = Place(name, call, item)
                 self._on_output(place, inputs, tensor)
-                tensor.register_hook(self._gradient_hook(place))
+                if can_be_hooked(tensor):
+                    # Removed afterwards, since it may be a Parameter or one of the batch's tensors.
+                    self._handles.append(tensor.register_hook(self._gradient_hook(place)))
 
     def _gradient_hook(self, place):
         # A function, since MindSpore 2.7 takes nothing else that can be called.

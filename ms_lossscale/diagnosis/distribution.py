@@ -88,6 +88,11 @@ class Distribution:
         if other.max is not None:
             self._extend(other.min, other.max)
 
+    @property
+    def is_all_zero(self):
+        """Whether there are values, and all of them are zero."""
+        return 0 < self.count == self.zeros
+
     def histogram(self):
         """
         The values that are finite and not zero, by binade.

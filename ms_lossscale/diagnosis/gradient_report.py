@@ -14,6 +14,19 @@ from ms_lossscale.diagnosis.float_format import float_format
 
 # What the package takes as a loss scale.
 LOSS_SCALES = [2.0**exponent for exponent in range(-126, 127)]
+# With more, the largest float32 numbers want a smaller scale than the smallest one.
+_MOST_HEADROOM = 13
+
+
+def check_headroom(owner, headroom):
+    """Raises unless `headroom` is a whole number that every float32 gradient can keep. Returns it as an int."""
+    value = check_number(owner, "headroom", headroom)
+    if value not in range(_MOST_HEADROOM + 1):
+        raise ValueError(
+            f"For '{owner}', the argument 'headroom' must be an integer from 0 to {_MOST_HEADROOM}, but got "
+            f"{headroom!r}."
+        )
+    return int(value)
 
 
 class Recommendation(NamedTuple):
@@ -24,7 +37,7 @@ class Recommendation(NamedTuple):
     - **headroom** (int) - Binades (factors of two) left below the dtype's largest number.
     - **largest** (float) - The absolute value of the largest gradient, unscaled.
     - **lost** (float) - The share of all values that the dtype still flushes to zero at that scale.
-    - **saved** (float) - The share that it would flush at scale 1, and does not at that scale.
+    - **saved** (float) - The share that it flushes to zero or infinity at scale 1, less `lost`.
     """
 
     loss_scale: float
@@ -107,24 +120,22 @@ class GradientReport:
         Raises:
             TypeError: If `headroom` is no number.
             ValueError: If no scale can be recommended, since all gradients are zero or some are not finite; if
-                `headroom` is no integer >= 0, or `dtype` another one.
+                `headroom` is no integer from 0 to 13, or `dtype` another one.
         """
         owner = "recommend"
-        headroom = check_number(owner, "headroom", headroom)
-        if headroom < 0 or headroom != int(headroom):
-            raise ValueError(f"For '{owner}', the argument 'headroom' must be an integer >= 0, but got {headroom:g}.")
+        headroom = check_headroom(owner, headroom)
         of = float_format(owner, dtype)
         problem = self._why_not()
         if problem:
             raise ValueError(f"No loss scale can be recommended: {problem}")
         limit, limit_exponent = math.frexp(of.largest)
         largest, exponent = math.frexp(self.largest)
-        shift = limit_exponent - int(headroom) - exponent - (largest > limit)
+        shift = limit_exponent - headroom - exponent - (largest > limit)
         loss_scale = min(max(2.0**shift, LOSS_SCALES[0]), LOSS_SCALES[-1])
         total = self.total
         lost = total.shares(loss_scale, dtype).flushed
-        saved = total.shares(1.0, dtype).flushed - lost
-        return Recommendation(loss_scale, int(headroom), self.largest, lost, saved)
+        unscaled = total.shares(1.0, dtype)
+        return Recommendation(loss_scale, headroom, self.largest, lost, unscaled.flushed + unscaled.overflowed - lost)
 
     def _why_not(self):
         """Why no scale can be recommended, or an empty text."""
@@ -214,8 +225,8 @@ class GradientReport:
         return (
             f"Recommended loss scale for float16: {power(advice.loss_scale)}. It brings the largest gradient, "
             f"{size(advice.largest)}, to {advice.largest * advice.loss_scale:.0f}, {advice.headroom} binades or more "
-            f"below 65504; saves {percent(advice.saved)} % of all values from being flushed to zero, and still loses "
-            f"{percent(advice.lost)} %."
+            f"below 65504; saves {percent(advice.saved)} % of all values from being flushed to zero or overflowing, "
+            f"and still loses {percent(advice.lost)} %."
         )
 
     def _bfloat16(self):

@@ -8,7 +8,7 @@ from mindspore import dtype as mstype
 
 from ms_lossscale._check import check_scale
 from ms_lossscale.diagnosis.batches import as_inputs
-from ms_lossscale.diagnosis.cell_watch import CellWatch, as_array, cell_names, is_float
+from ms_lossscale.diagnosis.cell_watch import CellWatch, as_array, can_be_hooked, cell_names, is_float
 from ms_lossscale.diagnosis.float_format import FLOAT16
 from ms_lossscale.diagnosis.overflow_trace import OverflowTrace, Range
 from ms_lossscale.diagnosis.replay import replay, running
@@ -20,10 +20,12 @@ def locate_overflow(network, inputs, *, loss_scale):
     Replays one batch and finds the first cell that overflows, in the forward or else in the backward.
 
     That is the first one whose output, or in the backward whose gradient of its input or of its parameters, holds an
-    infinity, a NaN, or a value of 65504 or beyond, which float16 can't hold. Values beyond 65504 in float32 are named
-    only where something overflows after them, or if nothing else does: float32 itself can hold them.
+    infinity, a NaN, or a value of 65504 or beyond, which float16 can't hold. Values beyond 65504 in float32, which can
+    hold them, are named only if nothing else overflows, or if they were given to the cell that does: then it was a cast
+    to float16 that made infinities of them.
 
-    Runs in PyNative mode and updates nothing: the network is the same afterwards.
+    Runs in PyNative mode and updates nothing: the network is the same afterwards. Where training itself runs in
+    PyNative mode, dropout goes on with other random numbers, whose state MindSpore keeps inside the operators.
 
     Args:
         network (Cell): Returns the loss, as :class:`mindspore.nn.WithLossCell` does; or a training cell of this
@@ -35,9 +37,9 @@ def locate_overflow(network, inputs, *, loss_scale):
         OverflowTrace.
 
     Raises:
-        TypeError: If an argument has a wrong type, or the network returns no loss.
+        TypeError: If an argument has a wrong type.
         ValueError: If `loss_scale` is out of range.
-        RuntimeError: If the network fails.
+        RuntimeError: If the network fails, or returns no loss.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``
@@ -58,15 +60,19 @@ def locate_overflow(network, inputs, *, loss_scale):
     parts = trained_parts(owner, network)
     loss_scale = check_scale(owner, "loss_scale", loss_scale)
     inputs = as_inputs(owner, "inputs", inputs)
+    held_by_dtype = OverflowTrace(False, loss_scale)
     with replay([part.network for part in parts]):
         for part in parts:
             search = _Search(part, loss_scale)
             with running(owner, "these inputs"):
                 search.run(inputs)
-            first = search.first()
-            if first is not None:
-                return first
-    return OverflowTrace(False, loss_scale)
+            overflow = search.first_overflow()
+            if overflow is not None:
+                return search.trace(overflow)
+            held = search.first_held_by_dtype()
+            if held is not None and not held_by_dtype.found:
+                held_by_dtype = search.trace(held)
+    return held_by_dtype
 
 
 class _Overflow(NamedTuple):
@@ -88,16 +94,17 @@ class _Search:
     def __init__(self, part, loss_scale):
         self._part = part
         self._loss_scale = loss_scale
-        self._overflows = {"forward": [], "backward": []}
+        self._overflows = []
         self._inputs = {}
-        # When the gradient first reached each cell, counted in gradients.
-        self._reached = {}
-        self._gradients = 0
-        self._owners = self._cells_of_parameters()
-
-    def _cells_of_parameters(self):
+        # How many values were looked at.
+        self._moment = 0
+        # When each weight's gradient was computed.
+        self._moments_of_weights = {}
+        # The cells into whose output a gradient flowed that was out of range already.
+        self._received = set()
         names = cell_names(self._part.prefix, self._part.network)
-        return {
+        self._root = names[id(self._part.network)]
+        self._owners = {
             id(parameter): names[id(cell)]
             for _, cell in self._part.network.cells_and_names()
             for parameter in cell.get_parameters(expand=False)
@@ -109,25 +116,42 @@ class _Search:
         )
         inputs = self._part.inputs(inputs)
         self._batch = [_range(as_array(each), each) for each in inputs if is_float(each)]
-        with watch.watching():
-            _, grads = self._part.loss_and_grads()(Tensor(self._loss_scale, mstype.float32), *inputs)
+        handles = [
+            weight.register_hook(self._weight_hook(weight)) for weight in self._part.weights if can_be_hooked(weight)
+        ]
+        try:
+            with watch.watching():
+                _, grads = self._part.loss_and_grads()(Tensor(self._loss_scale, mstype.float32), *inputs)
+        finally:
+            for handle in handles:
+                handle.remove()
         for weight, grad in zip(self._part.weights, grads):
-            owner = self._owners.get(id(weight), "")
-            self._note(self._reached.get(owner, self._gradients), "backward", owner, 0, weight.name, grad)
+            moment = self._moments_of_weights.get(id(weight), self._moment)
+            self._note(moment, "backward", self._owners.get(id(weight), self._root), 0, weight.name, grad)
+
+    def _weight_hook(self, weight):
+        def hook(_gradient):
+            self._moments_of_weights[id(weight)] = self._next_moment()
+
+        return hook
+
+    def _next_moment(self):
+        self._moment += 1
+        return self._moment
 
     def _note_output(self, place, inputs, tensor):
         self._inputs[place.cell, place.call] = tuple(_range(as_array(each), each) for each in inputs if is_float(each))
-        self._note(len(self._inputs), "forward", place.cell, place.call, "output", tensor)
+        self._note(self._next_moment(), "forward", place.cell, place.call, "output", tensor)
 
     def _note_gradient_in(self, place, tensor):
-        if self._gradients == 0 and tensor.dtype == mstype.float16:
+        if place.cell == self._root and tensor.dtype == mstype.float16:
             # No cell has computed this one: it is the loss scale.
-            self._note(0, "backward", place.cell, place.call, "loss", tensor)
-        self._gradients += 1
-        self._reached.setdefault(place.cell, self._gradients)
+            self._note(self._next_moment(), "backward", place.cell, place.call, "loss", tensor)
+        elif not np.isfinite(as_array(tensor)).all():
+            self._received.add((place.cell, place.call))
 
     def _note_gradient_out(self, place, tensor):
-        self._note(self._gradients + 1, "backward", place.cell, place.call, "gradient", tensor)
+        self._note(self._next_moment(), "backward", place.cell, place.call, "gradient", tensor)
 
     def _note(self, moment, direction, cell, call, what, tensor):
         values = as_array(tensor)
@@ -138,26 +162,35 @@ class _Search:
         non_finite = ~np.isfinite(values)
         exact = values.dtype == np.float16 or (np.abs(values) == FLOAT16.largest).any()
         held_by_dtype = not (non_finite.any() or exact)
-        index = tuple(int(i) for i in np.argwhere(out_of_range if held_by_dtype else non_finite | out_of_range)[0])
+        index = tuple(int(i) for i in np.argwhere(non_finite if non_finite.any() else out_of_range)[0])
         value = float(values[index])
         kind = "NaN" if np.isnan(value) else "inf" if np.isinf(value) else "saturated"
         overflow = _Overflow(
             moment, direction, cell, call, what, kind, index, value, _range(values, tensor), held_by_dtype
         )
-        self._overflows[direction].append(overflow)
+        self._overflows.append(overflow)
 
-    def first(self):
-        """The first overflow as a trace, or None."""
-        forward, backward = self._overflows["forward"], self._overflows["backward"]
-        if any(not overflow.held_by_dtype for overflow in forward):
-            return self._trace(min(forward, key=_moment))
-        overflowed = [overflow for overflow in backward if not overflow.held_by_dtype]
-        if overflowed:
-            return self._trace(min(overflowed, key=_moment))
-        held = forward or backward
-        return self._trace(min(held, key=_moment)) if held else None
+    def first_overflow(self):
+        """The first overflow, but for what only float16 could not hold; None if there is none."""
+        for overflow in sorted(self._overflows, key=_moment):
+            if not overflow.held_by_dtype:
+                return min(self._overflows, key=_moment) if self._comes_of_a_cast(overflow) else overflow
+        return None
 
-    def _trace(self, overflow):
+    def _comes_of_a_cast(self, overflow):
+        """Whether the first cell to overflow was given what float16 can't hold, before or after a cast to it."""
+        inputs = self._inputs.get((overflow.cell, overflow.call), ())
+        return overflow.direction == "forward" and any(
+            each.non_finite or (overflow.tensor.dtype == "Float16" and not each.fits(FLOAT16.largest))
+            for each in inputs
+        )
+
+    def first_held_by_dtype(self):
+        """The first value that float16 could not hold, but its dtype does; None if there is none."""
+        return min(self._overflows, key=_moment, default=None)
+
+    def trace(self, overflow):
+        """What to tell of an overflow."""
         inputs = self._inputs.get((overflow.cell, overflow.call), ())
         return OverflowTrace(
             True,
@@ -184,6 +217,11 @@ class _Search:
         if overflow.what == "loss":
             return (
                 f"The loss is float16, and the loss scale {self._loss_scale:g} does not fit: cast the loss to float32."
+            )
+        if overflow.direction == "backward" and (overflow.cell, overflow.call) in self._received:
+            return (
+                "The gradient that flows into its output is not finite already, though no cell passed that back: it "
+                "was computed between cells, in the construct of the cell around it."
             )
         if overflow.held_by_dtype:
             return f"{overflow.tensor.dtype} holds this value; float16 could not."

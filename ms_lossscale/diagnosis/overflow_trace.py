@@ -20,6 +20,10 @@ class Range(NamedTuple):
     max: Optional[float]
     non_finite: int
 
+    def fits(self, largest):
+        """Whether the finite values are below a bound, in absolute value."""
+        return self.min is None or max(-self.min, self.max) < largest
+
     def __str__(self):
         finite = "no finite value" if self.min is None else f"{self.min:.4g} to {self.max:.4g}"
         return f"{self.dtype} {self.shape}: {finite}" + (f", {self.non_finite} non-finite" if self.non_finite else "")

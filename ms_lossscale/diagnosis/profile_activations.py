@@ -22,6 +22,9 @@ def profile_activations(network, batches, *, loss_scale=1.0, compare_float32=Fal
     Runs forward and backward in PyNative mode and updates nothing: the network is the same afterwards, BatchNorm's
     statistics and MindSpore's mode included.
 
+    Where training itself runs in PyNative mode, dropout goes on with other random numbers, whose state MindSpore keeps
+    inside the operators.
+
     Args:
         network (Cell): Returns the loss, as :class:`mindspore.nn.WithLossCell` does; or a training cell of this
             package.
@@ -36,10 +39,10 @@ def profile_activations(network, batches, *, loss_scale=1.0, compare_float32=Fal
         ActivationReport.
 
     Raises:
-        TypeError: If an argument has a wrong type, or the network returns no loss.
+        TypeError: If an argument has a wrong type.
         ValueError: If there are no batches, `loss_scale` is out of range, or with `compare_float32` no cell computes
             in float16 or bfloat16.
-        RuntimeError: If the network fails on a batch.
+        RuntimeError: If the network fails on a batch, or returns no loss.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``
@@ -68,7 +71,7 @@ def profile_activations(network, batches, *, loss_scale=1.0, compare_float32=Fal
         )
     count = 0
     with replay(networks):
-        profile = _Profile(parts, loss_scale)
+        profile = _Profile(parts, loss_scale, compare_float32)
         if compare_float32:
             _switch_dropout_off(networks)
         for batch in each_batch(owner, batches):
@@ -82,8 +85,9 @@ def profile_activations(network, batches, *, loss_scale=1.0, compare_float32=Fal
 
 
 class _Profile:
-    def __init__(self, parts, loss_scale):
+    def __init__(self, parts, loss_scale, keep_values):
         self._parts = parts
+        self._keep_values = keep_values
         self._loss_and_grads = [part.loss_and_grads() for part in parts]
         self._loss_scale = Tensor(loss_scale, mstype.float32)
         # By part, kind and place, in the order of execution.
@@ -117,7 +121,8 @@ class _Profile:
         values = as_array(tensor)
         seen = self._seen.setdefault(key, _Seen(str(tensor.dtype)))
         seen.distribution.add(values)
-        self._last_values[key] = values
+        if self._keep_values:
+            self._last_values[key] = values
 
     def _compare(self, key, tensor):
         if key in self._last_values:
@@ -129,7 +134,8 @@ class _Profile:
         activations = []
         for (i, kind, place), seen in self._seen.items():
             error = seen.relative_error()
-            jumps = error is not None and error >= JUMP * largest_error[kind]
+            # Infinity is not larger than infinity before it.
+            jumps = error is not None and largest_error[kind] < error >= JUMP * largest_error[kind]
             if error is not None:
                 largest_error[kind] = max(error, largest_error[kind])
             if kind == "gradient" and self._shares_network(i):

@@ -22,11 +22,15 @@ def profile_gradients(network, parameters=None, batches=None, *, loss_scale=1.0,
     statistics and MindSpore's mode included. Of each parameter it keeps counts by binade, so that memory does not grow
     with the batches.
 
+    Where training itself runs in PyNative mode, dropout goes on with other random numbers, whose state MindSpore keeps
+    inside the operators.
+
     A training cell of this package knows its networks and weights: ``profile_gradients(cell, batches)`` .
 
     Args:
         network (Cell): Returns the loss, as :class:`mindspore.nn.WithLossCell` does; or a training cell.
-        parameters (list[Parameter]): The parameters to differentiate by. Not given for a training cell.
+        parameters (list[Parameter], optional): The parameters to differentiate by. Not given for a training cell.
+            Default: ``None`` , all that are trainable.
         batches (iterable): For each batch the tuple of the network's inputs; or a dataset.
         loss_scale (float): The loss is multiplied by it, and the gradients are divided by it in float32 before they
             are counted. A network that computes in float16 underflows on the way at too small a scale: compare two.
@@ -39,9 +43,9 @@ def profile_gradients(network, parameters=None, batches=None, *, loss_scale=1.0,
         GradientReport.
 
     Raises:
-        TypeError: If an argument has a wrong type, or the network returns no loss.
+        TypeError: If an argument has a wrong type.
         ValueError: If there are no batches, `parameters` is empty or not the network's, or a number is out of range.
-        RuntimeError: If the network fails on a batch.
+        RuntimeError: If the network fails on a batch, or returns no loss.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``

@@ -1,6 +1,7 @@
 """Running a network for a look inside, so that nothing of it changes."""
 
 import contextlib
+import os
 
 import mindspore
 from mindspore import ops
@@ -11,18 +12,25 @@ def replay(networks):
     """
     A context in which networks run in PyNative mode, for training, and after which they are what they were: their
     parameters (BatchNorm's statistics too), whether each cell is in training, MindSpore's mode and its random state.
+
+    What is decorated with `mindspore.jit` runs in PyNative mode too, so that the cells inside can be watched. A network
+    that is in training already runs as it is, with the cells inside that its user has taken out of training.
     """
     mode = mindspore.get_context("mode")
     random_state = mindspore.get_rng_state()
     cells = {id(cell): cell for network in networks for _, cell in network.cells_and_names()}.values()
     in_training = [(cell, cell.training) for cell in cells]
     parameters = {id(p): p for network in networks for p in network.get_parameters()}.values()
+    jit = os.environ.get("MS_JIT")
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    os.environ["MS_JIT"] = "0"
     try:
         values = [(parameter, ops.deepcopy(parameter)) for parameter in parameters]
         try:
-            for cell, _ in in_training:
-                cell.add_flags(training=True)
+            for network in networks:
+                if not network.training:
+                    for _, cell in network.cells_and_names():
+                        cell.add_flags(training=True)
             yield
         finally:
             for parameter, value in values:
@@ -31,6 +39,10 @@ def replay(networks):
                 cell.add_flags(training=training)
             mindspore.set_rng_state(random_state)
     finally:
+        if jit is None:
+            del os.environ["MS_JIT"]
+        else:
+            os.environ["MS_JIT"] = jit
         mindspore.set_context(mode=mode)
 
 

@@ -28,16 +28,15 @@ def plot_report(path, title, columns, rows_are, rows, total):
         raise ImportError(
             "Plotting a report needs matplotlib, which is not installed: pip install matplotlib"
         ) from error
-    from matplotlib.figure import Figure
 
     scales = list(columns.values())
     left_out = len(rows) - _MOST_ROWS
-    rows = rows[:_MOST_ROWS]
+    rows = [(_shortened(name), distribution) for name, distribution in rows[:_MOST_ROWS]]
     low, high = _range(total, scales)
     height_of_bars, height_of_strips = 2.6, max(1.2, 0.21 * len(rows))
-    figure = Figure(
-        figsize=(2.5 + 4.75 * len(scales), height_of_bars + height_of_strips + 1.8), dpi=110, layout="constrained"
-    )
+    # Inches: the names, the colorbar, and for each scale what its title takes.
+    width = 0.065 * max(len(name) for name, _ in rows) + 1.5 + 4.3 * len(scales)
+    figure = Figure(figsize=(width, height_of_bars + height_of_strips + 2.0), dpi=110, layout="constrained")
     figure.suptitle(title, fontsize=12)
     axes = figure.subplots(
         2, len(scales), sharex=True, sharey="row", squeeze=False, height_ratios=[height_of_bars, height_of_strips]
@@ -47,7 +46,7 @@ def plot_report(path, title, columns, rows_are, rows, total):
         bars, strips = axes[:, column]
         shares = total.shares(scale)
         bars.set_title(
-            f"{name}\nfloat16: {percent(shares.flushed)} % flushed to zero, {percent(shares.subnormal)} % subnormal, "
+            f"{name}\nfloat16: {percent(shares.flushed)} % flushed to zero,\n{percent(shares.subnormal)} % subnormal, "
             f"{percent(shares.overflowed)} % overflow",
             fontsize=9,
         )
@@ -74,7 +73,7 @@ def plot_report(path, title, columns, rows_are, rows, total):
     bars = axes[0, 0]
     bars.set_ylabel("% of all values")
     strips = axes[1, 0]
-    strips.set_yticks(range(len(rows)), [_shortened(name) for name, _ in rows], fontsize=8)
+    strips.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=8)
     strips.set_ylabel(rows_are + (f" ({left_out} more left out)" if left_out > 0 else ""))
     figure.colorbar(image, ax=axes[1, :], label="% of the row's values", shrink=min(1.0, 3.0 / height_of_strips))
     figure.legend(handles=_legend(), loc="outside lower center", ncols=3, fontsize=8)

@@ -1,7 +1,7 @@
 """From profiles at several stages of training to a schedule of loss scales."""
 
 from ms_lossscale._check import check_positive_int, describe
-from ms_lossscale.diagnosis.gradient_report import GradientReport
+from ms_lossscale.diagnosis.gradient_report import GradientReport, check_headroom
 from ms_lossscale.loss_scale import ScheduledLossScale
 
 
@@ -19,9 +19,9 @@ def suggest_schedule(reports, headroom=2):
         ScheduledLossScale. What comes before the first report's step has that report's scale, too.
 
     Raises:
-        TypeError: If `reports` holds something else.
-        ValueError: If there are no reports, a report of a list does not know its step, two are of one step, or a
-            report can't recommend a loss scale.
+        TypeError: If `reports` holds something else, or `headroom` is no number.
+        ValueError: If there are no reports, a report of a list does not know its step, two are of one step, a report
+            can't recommend a loss scale, or `headroom` is out of range.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``
@@ -41,6 +41,7 @@ def suggest_schedule(reports, headroom=2):
         ([1000, 1001], [2048.0, 262144.0])
     """
     owner = "suggest_schedule"
+    headroom = check_headroom(owner, headroom)
     stages = sorted(_by_step(owner, reports).items())
     loss_scales = []
     for step, report in stages:

@@ -22,18 +22,20 @@ class TrainedPart(NamedTuple):
     - **network** (Cell) - Returns the loss.
     - **weights** (tuple[Parameter]) - What the loss is differentiated by.
     - **item** (Union[int, None]) - Which item of the tuple that the network returns is the loss; None for no tuple.
-    - **positions** (Union[tuple[int], None]) - Which of a batch's inputs the network takes; None for all.
+    - **number** (int) - The network's number in the training cell.
+    - **network_inputs** (Union[tuple, None]) - For each network, which of a batch's inputs it takes; None for all.
     """
 
     prefix: str
     network: nn.Cell
     weights: tuple
     item: Optional[int] = None
-    positions: Optional[tuple] = None
+    number: int = 0
+    network_inputs: Optional[tuple] = None
 
     def inputs(self, batch):
         """Those of a batch's inputs that the network takes."""
-        return inputs_of(0, None if self.positions is None else (self.positions,), batch)
+        return inputs_of(self.number, self.network_inputs, batch)
 
     def loss(self, *inputs):
         """Runs the network forward."""
@@ -74,36 +76,40 @@ def trained_parts(owner, network, parameters=None):
             f"For '{owner}', the argument 'parameters' must be None for a training cell, which knows what it trains, "
             f"but got {describe(parameters)}."
         )
-    parts = [part for phase, positions in phases for part in _parts_of(phase, positions)]
+    parts = [part for phase in phases for part in _parts_of(phase)]
     if len({id(part.network) for part in parts}) == 1:
-        return parts
-    return [part._replace(prefix=f"networks[{i}]") for i, part in enumerate(parts)]
+        return [part._replace(network_inputs=network.network_inputs) for part in parts]
+    return [
+        part._replace(prefix=f"networks[{i}]", number=i, network_inputs=network.network_inputs)
+        for i, part in enumerate(parts)
+    ]
 
 
 def _phases(cell):
-    """The transactions of a training cell, with the inputs each takes; None for any other cell."""
+    """The transactions of a training cell; None for any other cell."""
     if isinstance(cell, AlternatingTrainOneStepCell):
-        return list(zip(cell.phases, cell.network_inputs or [None] * len(cell.phases)))
+        return list(cell.phases)
     if isinstance(cell, Transaction):
-        return [(cell, None)]
+        return [cell]
     return None
 
 
-def _parts_of(transaction, positions):
-    for i, forward_backward in enumerate(transaction.forward_backwards):
-        of_network = positions if transaction.network_inputs is None else transaction.network_inputs[i]
+def _parts_of(transaction):
+    for forward_backward in transaction.forward_backwards:
         if isinstance(forward_backward, SharedForwardBackward):
-            for item, (start, end) in enumerate(forward_backward.slices):
-                weights = tuple(forward_backward.weights[start:end])
-                yield TrainedPart("", forward_backward.network, weights, item, of_network)
+            for item, weights in enumerate(forward_backward.weights_of_each):
+                yield TrainedPart("", forward_backward.network, tuple(weights), item)
         else:
             item = 0 if forward_backward.has_aux else None
-            yield TrainedPart("", forward_backward.network, tuple(forward_backward.weights), item, of_network)
+            yield TrainedPart("", forward_backward.network, tuple(forward_backward.weights), item)
 
 
 def _check_parameters(owner, network, parameters):
     if parameters is None:
-        return tuple(network.trainable_params())
+        trainable = tuple(network.trainable_params())
+        if not trainable:
+            raise ValueError(f"For '{owner}', the network has no trainable parameters to differentiate by.")
+        return trainable
     what = f"For '{owner}', the argument 'parameters' must be a list of the network's Parameters"
     if not isinstance(parameters, (list, tuple)) or not all(isinstance(each, Parameter) for each in parameters):
         raise TypeError(f"{what}, but got {describe(parameters)}. Pass network.trainable_params().")

@@ -1,0 +1,185 @@
+"""Distribution counts values by size; what it says a cast would do agrees with NumPy's cast exactly."""
+
+import json
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from mindspore import dtype as mstype
+from numpy_casts import CASTS, bfloat16, counts_of, shares_of_cast
+
+from ms_lossscale.diagnosis import Distribution, Shares
+
+SCALES = [2.0**exponent for exponent in (-126, -40, -15, -3, -1, 0, 1, 2, 8, 10, 16, 24, 25, 60, 126)]
+
+
+def distribution_of(*arrays):
+    distribution = Distribution()
+    for array in arrays:
+        distribution.add(np.asarray(array))
+    return distribution
+
+
+def assert_shares_agree(values, scales=SCALES):
+    distribution = distribution_of(values)
+    for dtype in CASTS:
+        for scale in scales:
+            assert distribution.shares(scale, dtype) == shares_of_cast(values, scale, dtype), (dtype, scale)
+
+
+def neighbours(value, steps=3):
+    """The float32 numbers around a value."""
+    below, above = [np.float32(value)], [np.float32(value)]
+    for _ in range(steps):
+        below.append(np.nextafter(below[-1], np.float32(0)))
+        above.append(np.nextafter(above[-1], np.finfo(np.float32).max))
+    return below + above
+
+
+def test_the_control_rounds_as_float32_is_cut_to_bfloat16():
+    values = np.random.default_rng(0).integers(0, 2**32, 100_000, np.uint32).view(np.float32)
+    values = values[np.isfinite(values)]
+    bits = values.view(np.uint32).astype(np.uint64)
+    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    np.testing.assert_array_equal(bfloat16(values.astype(np.float64)), bits.astype(np.uint32).view(np.float32))
+
+
+@pytest.mark.parametrize(
+    "edge",
+    [
+        2.0**-25,  # Half of the smallest float16: a tie, which goes to zero.
+        2.0**-24,
+        1.5 * 2.0**-24,
+        2.0**-14 - 2.0**-25,  # A tie between the largest subnormal and the smallest normal number.
+        2.0**-14,
+        65504.0,
+        65520.0,  # A tie between the largest number and infinity.
+        65536.0,
+        2.0**-126,
+        2.0**-149,
+        2.0**-134,
+        2.0**-133,
+        2.0**-126 - 2.0**-134,
+        2.0**127 * (2 - 2.0**-7),
+        2.0**127 * (2 - 2.0**-8),
+        float(np.finfo(np.float32).max),
+    ],
+)
+def test_edges(edge):
+    for value in neighbours(edge):
+        assert_shares_agree(np.array([value, -value], np.float32), [2.0**e for e in range(-3, 4)])
+
+
+def test_edges_at_every_scale():
+    edges = (2.0**-25, 2.0**-14 - 2.0**-25, 65520.0, 2.0**-134, 2.0**-126 - 2.0**-134, 2.0**127 * (2 - 2.0**-8))
+    for exponent in range(-126, 127):
+        # Where they are float32 numbers: those that the scale takes to an edge.
+        at = [edge * 2.0**-exponent for edge in edges if 2.0**-149 <= edge * 2.0**-exponent < 2.0**128]
+        values = np.array([each for edge in at for each in neighbours(edge, 1)], np.float32)
+        assert_shares_agree(values, [2.0**exponent])
+
+
+@given(hnp.arrays(np.float32, st.integers(1, 40), elements=st.floats(width=32, allow_subnormal=True)))
+@settings(max_examples=150, deadline=None)
+def test_any_values(values):
+    assert_shares_agree(values)
+
+
+@given(hnp.arrays(np.float16, st.integers(1, 40), elements=st.floats(width=16)))
+@settings(max_examples=50, deadline=None)
+def test_any_float16_values(values):
+    assert_shares_agree(values, [2.0**-20, 1.0, 2.0**4])
+
+
+def test_many_values_of_all_sizes():
+    rng = np.random.default_rng(0)
+    values = np.ldexp(rng.uniform(1, 2, 200_000), rng.integers(-149, 127, 200_000)).astype(np.float32)
+    values[::1000] = 0
+    values[1::5000] = np.nan
+    assert_shares_agree(values.reshape(100, 2000))
+
+
+def test_counts_min_max_and_histogram():
+    values = np.array([0.0, -0.0, 1.0, -1.5, 2.0, 2.0**-149, -np.inf, np.nan, 3.4e38], np.float32)
+    distribution = distribution_of(values)
+    assert (distribution.count, distribution.zeros, distribution.non_finite) == (9, 2, 2)
+    assert (distribution.min, distribution.max) == (2.0**-149, float(np.float32(3.4e38)))
+    assert distribution.histogram() == {-149: 1, 0: 2, 1: 1, 127: 1}
+
+
+@given(hnp.arrays(np.float32, st.integers(0, 60), elements=st.floats(width=32)))
+@settings(max_examples=100, deadline=None)
+def test_counts_of_any_values(values):
+    assert distribution_of(values).as_dict() == counts_of(values)
+
+
+def same(one, other):
+    scales = (2.0**-30, 1.0, 2.0**30)
+    return one.as_dict() == other.as_dict() and all(one.shares(scale) == other.shares(scale) for scale in scales)
+
+
+@given(*[hnp.arrays(np.float32, st.integers(0, 20), elements=st.floats(width=32))] * 2)
+@settings(max_examples=50, deadline=None)
+def test_merging_is_adding_both(one, other):
+    merged = distribution_of(one)
+    merged.merge(distribution_of(other))
+    assert same(merged, distribution_of(one, other))
+    assert same(merged, distribution_of(np.concatenate([one, other])))
+
+
+def test_nothing_at_all():
+    values = np.zeros((0, 3), np.float32)
+    assert distribution_of(values).as_dict() == counts_of(values)
+    assert distribution_of(values).shares() == Shares(0.0, 0.0, 0.0)
+
+
+def test_as_dict_is_what_json_can_hold():
+    content = distribution_of(np.float32([1, 0, np.inf])).as_dict()
+    assert json.loads(json.dumps(content, allow_nan=False)) == {**content, "histogram": {"0": 1}}
+
+
+def peak_memory(distribution, values):
+    """What adding the values takes at most, in bytes."""
+    tracemalloc.start()
+    distribution.add(values)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+def test_memory_does_not_grow_with_the_values():
+    values = np.ones(2**23, np.float32)
+    distribution = Distribution()
+    less = peak_memory(distribution, values[: 2**21])
+    more = peak_memory(distribution, values)
+    assert more < 1.1 * less
+    assert distribution.count == 2**21 + 2**23
+
+
+def test_an_array_of_several_chunks():
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=2**20 + 2**19 + 7).astype(np.float32) * np.float32(1e-7)
+    assert_shares_agree(values, [1.0, 2.0**10])
+
+
+@pytest.mark.parametrize(
+    "loss_scale, error, message",
+    [
+        ("8", TypeError, "'loss_scale' must be a number, but got '8'"),
+        (3.0, ValueError, "'loss_scale' must be a power of two, but got 3.0"),
+        (0.0, ValueError, "'loss_scale' must be a finite number > 0"),
+        (2.0**127, ValueError, "'loss_scale' must be a finite number > 0"),
+        (float("nan"), ValueError, "'loss_scale' must be a finite number > 0"),
+    ],
+)
+def test_a_wrong_scale(loss_scale, error, message):
+    with pytest.raises(error, match=message):
+        Distribution().shares(loss_scale)
+
+
+def test_another_dtype():
+    with pytest.raises(ValueError, match=r"'dtype' must be mstype.float16 or bfloat16, but got .*float32"):
+        Distribution().shares(1.0, mstype.float32)

@@ -1,0 +1,152 @@
+"""overflowed_parameters() names the parameters whose gradients were not finite in the last skipped step."""
+
+import mindspore
+import numpy as np
+import pytest
+from gan_networks import gan_batch
+from linear_pair import CELLS, Trained
+from mindspore import Parameter, Tensor, nn
+from networks import LinearWithBias, overflowing_batch
+from resume_mid_window import Normalised
+from test_accumulation import Saturating, saturating_batch
+from test_profile_gradients import gan
+
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, emulation
+
+
+class GivenGradients(nn.Cell):
+    """Its weights' gradients are its inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (Parameter(Tensor(np.zeros(2, np.float32)), name=name) for name in "abc")
+
+    def construct(self, *grads):
+        return (self.a * grads[0]).sum() + (self.b * grads[1]).sum() + (self.c * grads[2]).sum()
+
+
+GOOD, INF, NAN = (Tensor(np.float32([1.0, value])) for value in (2.0, -np.inf, np.nan))
+
+
+def given_gradients(**keywords):
+    network = GivenGradients()
+    return ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params()), 8.0, **keywords).set_train()
+
+
+@pytest.mark.parametrize("keywords", [{}, {"clip_norm": 1.0}, {"clip_value": 1.0}], ids=["plain", "norm", "value"])
+def test_names_exactly_those(mode, keywords):
+    cell = given_gradients(**keywords)
+    assert cell.overflowed_parameters() == []
+    for grads, names in (
+        ((GOOD, INF, GOOD), ["b"]),
+        ((NAN, GOOD, INF), ["a", "c"]),
+        ((GOOD, GOOD, NAN), ["c"]),
+        ((INF, INF, INF), ["a", "b", "c"]),
+    ):
+        assert bool(cell(*grads)[1])
+        assert cell.overflowed_parameters() == names
+        # An applied step leaves them.
+        assert not bool(cell(GOOD, GOOD, GOOD)[1])
+        assert cell.overflowed_parameters() == names
+
+
+@pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_in_all_cells(mode, kind, steps):
+    trained = Trained(kind, steps=steps)
+    count = len(trained.weights)
+    names = ["first.weight", "second.weight"][:count]
+    assert trained.cell.overflowed_parameters() == []
+
+    def window(overflows):
+        # In the middle of a window, whose other calls are clean.
+        for call in range(steps):
+            trained.call(call, overflows if call == steps // 2 else (False, False))
+
+    for i in range(count):
+        overflows = tuple(i == j for j in range(2))
+        window(overflows)
+        # Alternating networks remember their own.
+        seen = names[: i + 1] if kind == "alternating" else [names[i]]
+        assert trained.cell.overflowed_parameters() == seen
+        window((False, False))
+        assert trained.cell.overflowed_parameters() == seen
+    window((True, True))
+    assert trained.cell.overflowed_parameters() == names
+
+
+def test_nothing_is_remembered_before_the_window_ends(mode):
+    cell = given_gradients(gradient_accumulation_steps=2)
+    cell(INF, GOOD, GOOD)
+    assert cell.overflowed_parameters() == []
+    cell(GOOD, GOOD, GOOD)
+    assert cell.overflowed_parameters() == ["a"]
+    # In a window that is ended early likewise.
+    cell(GOOD, GOOD, NAN)
+    cell.flush()
+    assert cell.overflowed_parameters() == ["c"]
+
+
+def test_of_a_tuple_of_losses(mode):
+    cell, _, _ = gan("tuple")
+    cell.set_train()
+    real, *others = gan_batch()
+    cell(real * np.inf, *others)
+    assert cell.overflowed_parameters() == [weight.name for weight in cell.weights if "discriminator" in weight.name]
+
+
+def test_with_batch_norm(mode):
+    network = Normalised()
+    cell = ScaledTrainOneStepCell(network, nn.Adam(network.trainable_params()), 8.0).set_train()
+    cell(*overflowing_batch())
+    assert cell.overflowed_parameters() == [weight.name for weight in network.trainable_params()]
+
+
+def test_without_a_check_nothing_is_ever_skipped(mode):
+    network = LinearWithBias()
+    cell = ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params()), None).set_train()
+    cell(*overflowing_batch())
+    assert cell.overflowed_parameters() == []
+
+
+def test_empty_if_only_the_register_told(mode):
+    with emulation.saturation_mode():
+        network = Saturating("only")
+        cell = ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params()), DynamicLossScale(2.0**4)).set_train()
+        assert bool(cell(*saturating_batch(True, 0))[1])
+    assert cell.counters()["skipped_steps"] == 1
+    assert cell.overflowed_parameters() == []
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_a_checkpoint_keeps_them(mode, kind, tmp_path):
+    trained, resumed = Trained(kind), Trained(kind)
+    trained.call_cell(overflows=(True, False))
+    assert trained.cell.overflowed_parameters() == ["first.weight"]
+    mindspore.save_checkpoint(trained.cell, str(tmp_path / "cell.ckpt"))
+    mindspore.load_param_into_net(resumed.cell, mindspore.load_checkpoint(str(tmp_path / "cell.ckpt")))
+    assert resumed.cell.overflowed_parameters() == ["first.weight"]
+    resumed.call_cell()
+    assert resumed.cell.overflowed_parameters() == ["first.weight"]
+
+
+def test_a_step_does_not_read_them_on_the_host(mode, monkeypatch):
+    cell = given_gradients()
+    remembered = cell.step_counters.overflowed
+    cell(GOOD, GOOD, GOOD)
+    reads = []
+    asnumpy = Tensor.asnumpy
+
+    def spying(tensor):
+        reads.append(tensor)
+        return asnumpy(tensor)
+
+    monkeypatch.setattr(Tensor, "asnumpy", spying)
+    cell(INF, GOOD, GOOD)
+    cell(GOOD, GOOD, GOOD)
+    # In PyNative mode the branch reads the verdict, and nothing else; in graph mode the host reads nothing.
+    assert all(tensor.shape == () for tensor in reads)
+    assert mode == "pynative" or not reads
+    reads.clear()
+    assert cell.overflowed_parameters() == ["a"]
+    assert [tensor is remembered for tensor in reads] == [True]

@@ -1,0 +1,544 @@
+"""profile_activations names the first cell where values leave float16's range, and counts what each cell gives."""
+
+import csv
+import io
+import json
+import os
+
+import matplotlib.image
+import mindspore
+import numpy as np
+import pytest
+from gan_networks import NETWORK_INPUTS, gan_batch
+from mindspore import Tensor, amp, nn, ops
+from mindspore import dtype as mstype
+from networks import FEATURES, batch
+from numpy_casts import bfloat16, counts_of, shares_of_cast
+from test_profile_gradients import BATCHES, Failing, Float16Layers, WithDropout, gan, scaled, wrong_shape
+from training import changed, restore, state
+from untouched import untouched
+
+from ms_lossscale import ActivationReport, ScaledTrainOneStepCell, locate_overflow, profile_activations
+from ms_lossscale.diagnosis import Activation, Distribution
+from ms_lossscale.diagnosis.cell_watch import Place
+
+
+class LogOfOnePlus(nn.Cell):
+    """log(1 + exp(z))."""
+
+    def construct(self, z):
+        return ops.log(1.0 + ops.exp(z))
+
+
+class Softplus(nn.Cell):
+    """A network whose log(1 + exp(z)) is far smaller than z, which it makes up for by a factor."""
+
+    def __init__(self, bias=-9.5, factor=1e4):
+        super().__init__()
+        self.head = nn.Dense(FEATURES, 4, weight_init="ones", bias_init=bias)
+        self.log1p = LogOfOnePlus()
+        self.tail = nn.Dense(4, 1, weight_init="ones", has_bias=False)
+        self.factor = factor
+
+    def construct(self, x, y):
+        return ops.square(self.tail(self.log1p(self.head(x))) * self.factor - y).mean()
+
+
+def small_batch(seed=0):
+    x, y = batch(seed)
+    return x * 0.1, y
+
+
+SMALL = [small_batch(seed) for seed in range(2)]
+
+
+def of(report, cell, kind="output", call=0, item=0):
+    """The one activation of a place."""
+    (found,) = [each for each in report.activations if each.place == (cell, call, item) and each.kind == kind]
+    return found
+
+
+# Naming the cell.
+
+
+def test_names_the_logarithm_of_a_float32_network():
+    report = profile_activations(Softplus(bias=-13.0), SMALL)
+    assert report.first.place == ("log1p", 0, 0)
+    assert report.first.kind == "output"
+    assert report.first.dtype == "Float32"
+    assert report.first.outside == report.first.distribution.shares().subnormal == 1.0
+    first_row = str(report).splitlines()[3]
+    assert first_row.startswith("* log1p output ")
+    assert "The first is log1p output." in str(report)
+    assert next(csv.DictReader(io.StringIO(report.to_csv())))["cell"] == "log1p"
+
+
+@pytest.mark.parametrize("compare_float32", [False, True])
+def test_names_the_logarithm_of_a_float16_network(compare_float32):
+    network = Softplus().to_float(mstype.float16)
+    report = profile_activations(network, SMALL, compare_float32=compare_float32)
+    # 1 + 1e-4 is 1 in float16: all values are zero already.
+    assert report.first.place == ("log1p", 0, 0)
+    assert report.first.distribution.is_all_zero
+    assert report.first.is_notable
+    assert str(report).splitlines()[3].startswith("* log1p output ")
+    if compare_float32:
+        assert report.first_jump is report.first
+        assert report.first.zeros_gained == report.first.distribution.count
+        assert report.first.relative_error == 1.0
+        assert of(report, "head").relative_error < 2.0**-10
+    else:
+        assert report.first_jump is None
+
+
+def test_comparing_names_it_when_only_some_values_are_lost():
+    network = Softplus(bias=-7.6).to_float(mstype.float16)
+    assert 0 < of(profile_activations(network, SMALL), "log1p").distribution.zeros < 32
+    report = profile_activations(network, SMALL, compare_float32=True)
+    assert report.first_jump.place == ("log1p", 0, 0)
+
+
+@pytest.mark.parametrize("level", ["O2", "O3"])
+def test_names_the_logarithm_at_an_amp_level(level):
+    network = amp.auto_mixed_precision(Softplus(), level)
+    with untouched(network):
+        report = profile_activations(network, SMALL, compare_float32=True)
+    assert report.first.place.cell == "_backbone.log1p"
+    assert report.first_jump is report.first
+    assert of(report, "_backbone.log1p").dtype == "Float16"
+
+
+def test_an_ordinary_network_has_nothing_notable():
+    report = profile_activations(Softplus(bias=0.0, factor=1.0), SMALL)
+    assert report.first is None
+    assert report.first_jump is None
+    assert report.notable_first() == report.activations
+    assert str(report).endswith(f": 0 of {len(report.activations)}, in the order of execution.")
+
+
+# What is counted.
+
+
+class Several(nn.Cell):
+    """A cell that is used twice, one that returns a tuple with a tuple in it, and one that returns integers."""
+
+    def __init__(self):
+        super().__init__()
+        self.twice = nn.Dense(FEATURES, FEATURES, weight_init="ones", has_bias=False)
+        self.parts = Parts()
+        self.signs = Signs()
+
+    def construct(self, x, y):
+        hidden = self.twice(self.twice(x))
+        one, (two, three) = self.parts(hidden)
+        signs = self.signs(hidden)
+        return ((one + two + three).sum(axis=1, keepdims=True) * signs.sum() - y).mean()
+
+
+class Parts(nn.Cell):
+    def construct(self, x):
+        return x * 2.0, (x * 1e-6, x * 1e6)
+
+
+class Signs(nn.Cell):
+    def construct(self, x):
+        return (x > 0).astype(mstype.int32)
+
+
+def test_counts_agree_with_numpy():
+    x, y = batch()
+    x = x * 1e-5
+    report = profile_activations(Several(), [(x, y)])
+    sums = x.asnumpy().sum(axis=1, keepdims=True)
+    assert {(each.place.cell, each.place.call, each.place.item) for each in report.activations} == {
+        ("twice", 0, 0),
+        ("twice", 1, 0),
+        ("parts", 0, 0),
+        ("parts", 0, 1),
+        ("parts", 0, 2),
+        ("Several", 0, 0),
+    }
+    for call, factor in enumerate((1, 3)):
+        activation = of(report, "twice", call=call)
+        expected = np.repeat(sums * factor, FEATURES)
+        assert activation.distribution.count == expected.size
+        np.testing.assert_allclose(activation.distribution.max, np.abs(expected).max(), rtol=1e-5)
+        assert activation.distribution.shares() == shares_of_cast(expected)
+        assert activation.outside == sum(shares_of_cast(expected))
+    # In the order of execution, the backward from the last cell to the first.
+    assert [str(each) for each in report.activations if each.place.cell == "twice"] == [
+        "twice output",
+        "twice (call 2) output",
+        "twice (call 2) gradient",
+        "twice gradient",
+    ]
+    assert str(of(report, "parts", item=2)) == "parts [2] output"
+
+
+class Recorder:
+    """What hooks of its own see: the outputs of the cells of a network, by name."""
+
+    def __init__(self, network):
+        self.outputs = {}
+        self.handles = [
+            cell.register_forward_hook(self._hook(name)) for name, cell in network.cells_and_names() if name
+        ]
+
+    def _hook(self, name):
+        def hook(_cell, _inputs, output):
+            self.outputs.setdefault(name, []).append(output.asnumpy())
+
+        return hook
+
+
+def outputs_of(network, batches):
+    """From the names of the cells to all values that they put out."""
+    mode = mindspore.get_context("mode")
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    recorder = Recorder(network)
+    for inputs in batches:
+        network(*inputs)
+    for handle in recorder.handles:
+        handle.remove()
+    mindspore.set_context(mode=mode)
+    return {name: np.concatenate([each.ravel() for each in outputs]) for name, outputs in recorder.outputs.items()}
+
+
+@pytest.mark.parametrize("compare_float32", [False, True])
+def test_float16_values_and_their_errors_agree_with_numpy(mode, compare_float32):
+    network = Softplus(bias=-7.6).to_float(mstype.float16)
+    values, exact = outputs_of(network, SMALL), outputs_of(Softplus(bias=-7.6), SMALL)
+    report = profile_activations(network, SMALL, compare_float32=compare_float32)
+    assert report.batches == 2
+    for name in ("head", "log1p", "tail"):
+        assert values[name].dtype == np.float16
+        activation = of(report, name)
+        assert activation.dtype == "Float16"
+        assert activation.distribution.as_dict() == counts_of(values[name].astype(np.float32))
+        if compare_float32:
+            errors = values[name].astype(np.float64) - exact[name]
+            expected = np.linalg.norm(errors) / np.linalg.norm(exact[name].astype(np.float64))
+            np.testing.assert_allclose(activation.relative_error, expected, rtol=1e-12)
+            assert activation.zeros_gained == np.sum((values[name] == 0) & (exact[name] != 0))
+        else:
+            assert (activation.relative_error, activation.zeros_gained) == (None, None)
+
+
+def test_gradients_are_counted_with_the_loss_scale():
+    x, y = batch()
+    network = nn.WithLossCell(nn.Dense(FEATURES, 1, weight_init="ones", has_bias=False), nn.MSELoss())
+    for loss_scale in (1.0, 2.0**10):
+        report = profile_activations(network, [(x, y)], loss_scale=loss_scale)
+        assert report.loss_scale == loss_scale
+        expected = 2 / len(x) * (x.asnumpy().sum(axis=1, keepdims=True) - y.asnumpy()) * loss_scale
+        distribution = of(report, "_backbone", "gradient").distribution
+        np.testing.assert_allclose(distribution.min, np.abs(expected).min(), rtol=1e-4)
+        np.testing.assert_allclose(distribution.max, np.abs(expected).max(), rtol=1e-4)
+        assert of(report, "WithLossCell", "gradient").distribution.max == loss_scale
+
+
+class Doubled(nn.Cell):
+    def construct(self, x):
+        return x + x
+
+
+class BFloat16Cell(nn.Cell):
+    """A network with a cell that computes in bfloat16, in which MindSpore has few operators on CPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Dense(FEATURES, 1, weight_init="ones", has_bias=False)
+        self.doubled = Doubled().to_float(mstype.bfloat16)
+
+    def construct(self, x, y):
+        return ops.square(self.doubled(self.head(x)).astype(mstype.float32) - y).mean()
+
+
+def test_bfloat16_values():
+    x, y = SMALL[0]
+    report = profile_activations(BFloat16Cell(), [(x, y)], compare_float32=True)
+    doubled = of(report, "doubled")
+    assert doubled.dtype == "BFloat16"
+    exact = 2 * x.asnumpy().sum(axis=1)
+    expected = bfloat16(exact.astype(np.float64))
+    assert doubled.distribution.as_dict()["histogram"] == counts_of(expected.astype(np.float32))["histogram"]
+    error = np.linalg.norm(expected - exact) / np.linalg.norm(exact)
+    np.testing.assert_allclose(doubled.relative_error, error, rtol=1e-3)
+
+
+def test_infinity_is_an_infinite_error():
+    network = nn.SequentialCell(
+        nn.Dense(FEATURES, 4, weight_init="ones"), nn.Dense(4, 4, weight_init="ones"), nn.Dense(4, 1)
+    )
+    network.to_float(mstype.float16)
+    report = profile_activations(network, [Tensor(np.full((2, FEATURES), 1e4, np.float32))], compare_float32=True)
+    errors = [of(report, name).relative_error for name in ("0", "1", "2")]
+    assert errors[0] < 2.0**-10
+    assert errors[1:] == [np.inf, np.inf]
+    assert report.first_jump.place.cell == "1"
+    # Nothing jumps any more.
+    assert not of(report, "2").error_jumps
+    assert json.loads(report.to_json(), parse_constant=pytest.fail)["activations"][1]["relative_error"] == "inf"
+    assert str(report).splitlines()[3].split()[-3:] == ["inf", "jump", "0"]
+
+
+# The training cells.
+
+
+def test_a_tuple_of_losses_runs_forward_once():
+    cell, batches, _ = gan("tuple")
+    report = profile_activations(cell, batches)
+    outputs = [each for each in report.activations if each.kind == "output"]
+    assert {each.kind for each in report.activations} == {"output", "gradient of losses[0]", "gradient of losses[1]"}
+    generator = of(report, "generator")
+    assert generator in outputs
+    assert generator.distribution.count == 2 * 4 * FEATURES
+    # The discriminator is called on samples and on data: on each of them once a batch.
+    assert [each.place.call for each in outputs if each.place.cell == "discriminator"] == [0, 1]
+    assert of(report, "discriminator").distribution.count == 2 * 4
+    # The first loss reaches the discriminator's first call only.
+    calls = {
+        each.place.call
+        for each in report.activations
+        if each.kind == "gradient of losses[0]"
+        and each.place.cell == "discriminator"
+        and each.distribution.max is not None
+    }
+    assert calls == {0}
+
+
+@pytest.mark.parametrize("kind", ["simultaneous", "alternating"])
+def test_networks_in_each_other_have_names_of_their_own(kind):
+    cell, batches, _ = gan(kind)
+    with untouched(cell):
+        report = profile_activations(cell, batches)
+    names = {each.place.cell for each in report.activations}
+    assert {f"networks[{i}].{name}" for i in range(2) for name in ("generator", "discriminator.norm")} <= names
+    assert of(report, "networks[0].generator").distribution.count == 2 * 4 * FEATURES
+    assert len(of(report, "networks[1].discriminator", call=1).distribution.histogram()) > 0
+
+
+# Nothing changes.
+
+
+@pytest.mark.parametrize("make", [scaled, lambda: gan("tuple"), lambda: gan("alternating")], ids=["1", "2", "3"])
+def test_nothing_changes(mode, make):
+    cell, batches, _ = make()
+    cell.set_train()
+    with untouched(cell):
+        profile_activations(cell, batches)
+
+
+def test_training_goes_on_as_without(mode):
+    network = Float16Layers()
+    cell = ScaledTrainOneStepCell(network, nn.Adam(network.trainable_params()), 2.0**10).set_train()
+    cell(*BATCHES[0])
+    before = state(cell)
+    cell(*BATCHES[1])
+    without = state(cell)
+    restore(cell, before)
+    profile_activations(cell, BATCHES, compare_float32=True)
+    cell(*BATCHES[1])
+    assert not changed(without, state(cell))
+
+
+def test_dropout_is_off_when_comparing_and_on_otherwise():
+    network = WithDropout().set_train()
+    network.layers.to_float(mstype.float16)
+    assert of(profile_activations(network, BATCHES), "layers.2").distribution.zeros > 0
+    with untouched(network):
+        report = profile_activations(network, BATCHES, compare_float32=True)
+    dropout = of(report, "layers.2")
+    assert (dropout.distribution.zeros, dropout.zeros_gained) == (0, 0)
+    assert dropout.relative_error < 2.0**-7
+
+
+def test_a_users_hooks_stay():
+    network = Softplus()
+    seen = []
+    network.log1p.register_forward_hook(lambda _cell, _inputs, _output: seen.append("forward"))
+    network.log1p.register_backward_hook(lambda _cell, _inputs, _outputs: seen.append("backward"))
+    with untouched(network):
+        profile_activations(network, SMALL)
+    assert seen == ["forward", "backward"] * 2
+
+
+class GivesItsParameter(nn.Cell):
+    """A cell that puts out a Parameter, as an embedding's table or a learned scale may be."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = mindspore.Parameter(Tensor(2.0, mstype.float32), name="scale")
+
+    def construct(self):
+        return self.scale
+
+
+class Scaled(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.gives = GivesItsParameter()
+        self.linear = nn.Dense(FEATURES, 1, weight_init="ones")
+
+    def construct(self, x, y):
+        return ops.square(self.linear(x) * self.gives() - y).mean()
+
+
+def test_an_output_that_nothing_differentiates(mode):
+    """The batch itself, and a frozen Parameter."""
+    network = nn.SequentialCell(nn.Identity(), nn.Dense(FEATURES, 1))
+    report = profile_activations(network, [BATCHES[0][0]])
+    assert of(report, "0").distribution.count == 4 * FEATURES
+    network = Scaled()
+    network.gives.scale.requires_grad = False
+    report = profile_activations(network, BATCHES)
+    assert of(report, "gives").distribution.count == len(BATCHES)
+    assert not locate_overflow(network, BATCHES[0], loss_scale=1.0).found
+
+
+def test_no_hook_stays_on_a_parameter_or_an_input():
+    mode = mindspore.get_context("mode")
+    network = Scaled()
+    report = profile_activations(network, BATCHES)
+    activation = of(report, "gives", "gradient")
+    counted = activation.distribution.count
+    assert counted == len(BATCHES)
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    ops.value_and_grad(network, None, network.trainable_params())(*BATCHES[0])
+    mindspore.set_context(mode=mode)
+    assert activation.distribution.count == counted
+
+
+class CustomBackward(nn.Cell):
+    """A cell with a backward of its own, which MindSpore does not let anybody watch."""
+
+    def construct(self, x):
+        return x * 2.0
+
+    def bprop(self, _x, _out, dout):
+        return (dout * 2.0,)
+
+
+def test_a_cell_with_a_backward_of_its_own_is_left_out(mode):
+    network = nn.SequentialCell(nn.Dense(FEATURES, 4), CustomBackward(), nn.Dense(4, 1, weight_init="ones"))
+    with untouched(network):
+        report = profile_activations(network, [BATCHES[0][0]])
+    names = [each.place.cell for each in report.activations if each.kind == "output"]
+    assert names == ["0", "2", "SequentialCell"]
+    assert of(report, "0", "gradient").distribution.max == 2.0
+
+
+class Compiled(nn.Cell):
+    """A cell whose construct is compiled in PyNative mode too."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(FEATURES, 4, weight_init="ones")
+
+    @mindspore.jit
+    def construct(self, x):
+        return self.dense(x)
+
+
+@pytest.mark.parametrize("jit", [None, "1"])
+def test_the_cells_inside_a_compiled_one_are_seen(mode, jit, monkeypatch):
+    if jit is not None:
+        monkeypatch.setenv("MS_JIT", jit)
+    network = nn.SequentialCell(Compiled(), nn.Dense(4, 1, weight_init="ones"))
+    with untouched(network):
+        report = profile_activations(network, [BATCHES[0][0]])
+    names = [each.place.cell for each in report.activations if each.kind == "output"]
+    assert names == ["0.dense", "0", "1", "SequentialCell"]
+    assert os.environ.get("MS_JIT") == jit
+
+
+# The report.
+
+
+def test_csv():
+    report = profile_activations(Softplus().to_float(mstype.float16), SMALL, compare_float32=True)
+    text = report.to_csv("report.csv")
+    with open("report.csv", newline="") as file:
+        assert file.read() == text
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert len(rows) == len(report.activations)
+    for row, activation in zip(rows, report.notable_first()):
+        assert (row["cell"], int(row["call"]), int(row["item"])) == activation.place
+        assert (row["kind"], row["dtype"]) == (activation.kind, activation.dtype)
+        for name in ("count", "zeros", "non_finite"):
+            assert int(row[name]) == getattr(activation.distribution, name)
+        for name, share in activation.distribution.shares()._asdict().items():
+            assert float(row[name]) == share
+        assert float(row["relative_error"]) == activation.relative_error
+        assert int(row["zeros_gained"]) == activation.zeros_gained
+        assert bool(int(row["error_jumps"])) == activation.error_jumps
+
+
+def test_json():
+    report = profile_activations(Softplus(factor=1.0).to_float(mstype.float16), SMALL, compare_float32=True)
+    text = report.to_json("report.json")
+    with open("report.json") as file:
+        assert file.read() == text
+    content = json.loads(text, parse_constant=pytest.fail)
+    assert (content["batches"], content["loss_scale"]) == (2, 1.0)
+    for values, activation in zip(content["activations"], report.activations):
+        assert (values["cell"], values["call"], values["item"]) == activation.place
+        assert values["kind"] == activation.kind
+        assert values["relative_error"] == activation.relative_error
+        assert values["zeros_gained"] == activation.zeros_gained
+        assert values["float16"] == activation.distribution.shares()._asdict()
+        assert values["histogram"] == {str(e): n for e, n in activation.distribution.histogram().items()}
+
+
+def test_plot():
+    profile_activations(Softplus(), SMALL).plot("report.png")
+    assert matplotlib.image.imread("report.png").shape[2] == 4
+
+
+def test_the_table_has_a_dash_for_what_was_not_compared():
+    """A place that only one of the two computations came through."""
+    distribution = Distribution()
+    distribution.add(np.ones(3, np.float32))
+    places = [Place(name, 0, 0) for name in ("one", "two")]
+    report = ActivationReport(
+        [
+            Activation(places[0], "output", "Float16", distribution, 0.5, 0),
+            Activation(places[1], "output", "Float16", distribution),
+        ],
+        1,
+        1.0,
+    )
+    assert [row.split()[-2:] for row in str(report).splitlines()[3:5]] == [["5.00e-01", "0"], ["-", "-"]]
+
+
+# Bad input.
+
+
+def test_a_forward_that_fails(mode):
+    network = Failing()
+    message = r"For 'profile_activations', the network fails on batches\[1\], before there is anything to look at: "
+    with untouched(network), pytest.raises(RuntimeError, match=message):
+        profile_activations(network, [BATCHES[0], wrong_shape()])
+
+
+def test_an_input_that_is_not_there():
+    cell, _, _ = gan("simultaneous")
+    assert max(NETWORK_INPUTS[1]) == 3
+    with pytest.raises(RuntimeError, match="gives network 1 the input at position 3"):
+        profile_activations(cell, [gan_batch()[:3]])
+
+
+@pytest.mark.parametrize(
+    "network, batches, keywords, error, message",
+    [
+        (Softplus(), [], {}, ValueError, "'batches' must not be empty"),
+        (Softplus(), None, {}, TypeError, "'batches' must be an iterable of batches, but got None"),
+        (Softplus(), SMALL, {"loss_scale": -1}, ValueError, "'loss_scale' must be a finite number > 0"),
+        (Softplus(), SMALL, {"compare_float32": 1}, TypeError, "'compare_float32' must be True or False, but got 1"),
+        (Softplus(), SMALL, {"compare_float32": True}, ValueError, "some cell .* must compute in float16 or bfloat16"),
+        (None, SMALL, {}, TypeError, "'network' must be a Cell, but got None"),
+    ],
+)
+def test_wrong_arguments(network, batches, keywords, error, message):
+    with pytest.raises(error, match=f"For 'profile_activations', .*{message}"):
+        profile_activations(network, batches, **keywords)

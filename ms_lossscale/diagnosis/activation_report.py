@@ -28,6 +28,8 @@ class Activation(NamedTuple):
       of the latter; None if it was not asked for.
     - **zeros_gained** (Union[int, None]) - How many values are zero but not so in float32.
     - **error_jumps** (bool) - Whether the relative error is 8 times that of all places before, or more.
+    - **keeps_float32** (bool) - Whether the network holds the values in float32 though it computes in float16 or
+      bfloat16 elsewhere: then what float16 can't hold is no matter here.
     """
 
     place: Place
@@ -37,6 +39,7 @@ class Activation(NamedTuple):
     relative_error: Optional[float] = None
     zeros_gained: Optional[int] = None
     error_jumps: bool = False
+    keeps_float32: bool = False
 
     @property
     def outside(self):
@@ -48,7 +51,9 @@ class Activation(NamedTuple):
     @property
     def is_notable(self):
         """Whether values leave float16's range here, all of them are zero, or the error jumps."""
-        return self.error_jumps or self.outside >= NOTABLE_SHARE or self.distribution.is_all_zero
+        d = self.distribution
+        share = d.non_finite / d.count if self.keeps_float32 and d.count else self.outside
+        return self.error_jumps or share >= NOTABLE_SHARE or d.is_all_zero
 
     def __str__(self):
         return f"{self.place} {self.kind}"
@@ -60,7 +65,8 @@ class ActivationReport:
 
     `print(report)` is a table. Its first lines are the places where values leave float16's range, at least 1 % of
     them, or all of them are zero (they may have left it already), or where the error against float32 jumps, in the
-    order of execution: the first line is the first such place.
+    order of execution: the first line is the first such place. What a network that computes partly in float16 keeps in
+    float32 is not judged by that range.
 
     Attributes:
         activations (list[Activation]): In the order of execution, forward and then backward.
@@ -109,7 +115,9 @@ class ActivationReport:
                 row += [size(activation.relative_error) + jump, _count(activation.zeros_gained)]
             rows.append(row)
         notable = sum(activation.is_notable for activation in self.activations)
-        meaning = "* marks places where 1 % of the values or more are outside of float16's normal range, all are zero"
+        meaning = "* marks places where 1 % of the values or more are outside of float16's normal range or all are zero"
+        if any(activation.keeps_float32 for activation in self.activations):
+            meaning += " (but for places that a network partly in float16 keeps in float32)"
         if compared:
             meaning += f", or the error against float32 is {JUMP:g} times that of all places before"
         lines = [

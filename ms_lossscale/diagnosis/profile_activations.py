@@ -131,6 +131,7 @@ class _Profile:
     def activations(self):
         """What was seen, forward and then backward, with the jumps of the error marked."""
         largest_error = {"output": ROUNDING, "gradient": ROUNDING}
+        is_mixed = any(seen.dtype in ("Float16", "BFloat16") for seen in self._seen.values())
         activations = []
         for (i, kind, place), seen in self._seen.items():
             error = seen.relative_error()
@@ -140,7 +141,10 @@ class _Profile:
                 largest_error[kind] = max(error, largest_error[kind])
             if kind == "gradient" and self._shares_network(i):
                 kind = f"gradient of losses[{self._parts[i].item}]"
-            activations.append(Activation(place, kind, seen.dtype, seen.distribution, error, seen.zeros_gained, jumps))
+            keeps_float32 = is_mixed and seen.dtype == "Float32"
+            activations.append(
+                Activation(place, kind, seen.dtype, seen.distribution, error, seen.zeros_gained, jumps, keeps_float32)
+            )
         return activations
 
     def _shares_network(self, i):

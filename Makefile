@@ -6,7 +6,7 @@ MINDSPORE ?= mindspore
 # With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower.
 export ONEDNN_MAX_CPU_ISA ?= AVX2
 
-.PHONY: lenet lenet-2 gan gan-2 compare scaling test lint
+.PHONY: lenet lenet-2 gan gan-2 compare bench scaling test lint
 
 lenet: $(VENV)/installed
 	$(VENV)/bin/python examples/lenet/train.py
@@ -21,6 +21,9 @@ lenet-2 gan-2: %-2: $(VENV)/installed
 
 compare: $(VENV)/installed
 	$(VENV)/bin/python examples/lenet/compare.py
+
+bench: $(VENV)/installed
+	$(VENV)/bin/python benchmarks/bench.py
 
 scaling: $(VENV)/installed
 	$(VENV)/bin/python benchmarks/data_parallel.py

@@ -193,7 +193,7 @@ def test_worst_first():
 def test_the_printed_table():
     lines = str(REPORT).splitlines()
     assert lines[0] == (
-        "Unscaled gradients of 4 parameters in 1 batches, computed at loss scale 1; what float16 does to them at loss "
+        "Unscaled gradients of 4 parameters in 1 batch, computed at loss scale 1; what float16 does to them at loss "
         "scale 1 and 2^12"
     )
     header, *rows = lines[2:8]
@@ -217,7 +217,7 @@ def test_the_printed_table():
 def test_the_printed_table_of_one_parameter_needs_no_total():
     table = str(report_of({"weight": [1.0, 0.0]}, clip=0.25, loss_scale=2.0**20))
     assert table.startswith(
-        "Unscaled gradients of 1 parameters in 1 batches, clipped to the global norm 0.25, computed at loss scale "
+        "Unscaled gradients of 1 parameter in 1 batch, clipped to the global norm 0.25, computed at loss scale "
         "1.04858e+06; "
     )
     assert [line.split()[0] for line in table.splitlines()[2:4]] == ["parameter", "weight"]

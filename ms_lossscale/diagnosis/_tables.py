@@ -40,3 +40,12 @@ def percent(share):
 def power(loss_scale):
     """A power of two, as such."""
     return "1" if loss_scale == 1 else f"2^{math.frexp(loss_scale)[1] - 1}"
+
+
+def counted(number, noun, plural):
+    """A number of things."""
+    return f"{number} {noun if number == 1 else plural}"
+
+
+def in_batches(number):
+    return f"in {counted(number, 'batch', 'batches')}"

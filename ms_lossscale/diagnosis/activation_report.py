@@ -5,7 +5,7 @@ import math
 from typing import NamedTuple, Optional
 
 from ms_lossscale.diagnosis._files import write_text
-from ms_lossscale.diagnosis._tables import csv_text, percent, size, text_table
+from ms_lossscale.diagnosis._tables import csv_text, in_batches, percent, size, text_table
 from ms_lossscale.diagnosis.cell_watch import Place
 from ms_lossscale.diagnosis.distribution import Distribution
 
@@ -121,8 +121,8 @@ class ActivationReport:
         if compared:
             meaning += f", or the error against float32 is {JUMP:g} times that of all places before"
         lines = [
-            f"Values at the cells in {self.batches} batches, gradients at loss scale {self.loss_scale:g}; what float16 "
-            f"does to them",
+            f"Values at the cells {in_batches(self.batches)}, gradients at loss scale {self.loss_scale:g}; what "
+            f"float16 does to them",
             "",
             text_table(header, rows),
             "",
@@ -196,7 +196,7 @@ class ActivationReport:
         total = Distribution()
         for _, distribution in rows:
             total.merge(distribution)
-        title = f"Values at {len(rows)} places in {self.batches} batches"
+        title = f"Values at {len(rows)} places {in_batches(self.batches)}"
         columns = {f"gradients at loss scale {self.loss_scale:g}": 1.0}
         plot_report(path, title, columns, "place, out of range first", rows, total)
 

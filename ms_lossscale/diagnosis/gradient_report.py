@@ -8,7 +8,7 @@ from mindspore import dtype as mstype
 
 from ms_lossscale._check import check_number
 from ms_lossscale.diagnosis._files import write_text
-from ms_lossscale.diagnosis._tables import csv_text, percent, power, size, text_table
+from ms_lossscale.diagnosis._tables import counted, csv_text, in_batches, percent, power, size, text_table
 from ms_lossscale.diagnosis.distribution import Distribution
 from ms_lossscale.diagnosis.float_format import float_format
 
@@ -137,6 +137,10 @@ class GradientReport:
         unscaled = total.shares(1.0, dtype)
         return Recommendation(loss_scale, headroom, self.largest, lost, unscaled.flushed + unscaled.overflowed - lost)
 
+    def _title(self):
+        parameters = counted(len(self.parameters), "parameter", "parameters")
+        return f"Unscaled gradients of {parameters} {in_batches(self.batches)}"
+
     def _why_not(self):
         """Why no scale can be recommended, or an empty text."""
         if self.non_finite_losses:
@@ -169,7 +173,7 @@ class GradientReport:
 
         def loss(name):
             distribution = self.parameters[name]
-            if distribution.zeros == distribution.count:
+            if distribution.is_all_zero:
                 return 1.0, 0.0
             shares = distribution.shares(1.0, dtype)
             return distribution.non_finite / distribution.count + shares.flushed + shares.overflowed, shares.subnormal
@@ -187,9 +191,8 @@ class GradientReport:
         if len(rows) > 1:
             rows.append(("all", self.total))
         lines = [
-            f"Unscaled gradients of {len(self.parameters)} parameters in {self.batches} batches{clipped}, computed at "
-            f"loss scale {self.loss_scale:g}; what float16 does to them at loss scale "
-            f"{' and '.join(map(power, scales))}",
+            f"{self._title()}{clipped}, computed at loss scale {self.loss_scale:g}; what float16 does to them at loss "
+            f"scale {' and '.join(map(power, scales))}",
             "",
             text_table(header, [self._row(name, distribution, scales) for name, distribution in rows]),
             "",
@@ -198,11 +201,11 @@ class GradientReport:
             lines.append(f"No loss scale can be recommended: {problem}")
         else:
             lines += [self._advice(), self._bfloat16()]
-        all_zero = sum(distribution.zeros == distribution.count for distribution in self.parameters.values())
+        all_zero = sum(distribution.is_all_zero for distribution in self.parameters.values())
         if 0 < all_zero < len(self.parameters):
             lines.append(
-                f"The gradients of {all_zero} parameters are all zero. They may have been flushed on the way: profile "
-                f"again with a larger loss_scale."
+                f"The gradients of {counted(all_zero, 'parameter', 'parameters')} are all zero. They may have been "
+                f"flushed on the way: profile again with a larger loss_scale."
             )
         return "\n".join(lines)
 
@@ -301,5 +304,4 @@ class GradientReport:
         if not self._why_not():
             scale = self.recommended_loss_scale
             columns[f"loss scale {power(scale)} (recommended)"] = scale
-        title = f"Unscaled gradients of {len(rows)} parameters in {self.batches} batches"
-        plot_report(path, title, columns, "parameter, worst first", rows, self.total)
+        plot_report(path, self._title(), columns, "parameter, worst first", rows, self.total)

@@ -65,7 +65,7 @@ def plot_report(path, title, columns, rows_are, rows, total):
             zorder=1,
         )
         for i, (_, distribution) in enumerate(rows):
-            if distribution.zeros == distribution.count:
+            if distribution.is_all_zero:
                 strips.text((low + high + 1) / 2, i, "all zero", ha="center", va="center", fontsize=7, color="tab:red")
         for each in (bars, strips):
             _shade(each, low, high)

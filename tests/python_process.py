@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import mindspore
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -97,3 +100,9 @@ def _stop(process):
         process.wait(20)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def skip_with_older_mindspore():
+    """Skips what takes most of a minute and runs with MindSpore 2.10; shorter jobs of its kind run with all versions."""
+    if tuple(map(int, mindspore.__version__.split(".")[:2])) < (2, 10):
+        pytest.skip("a long job of several processes, run with MindSpore 2.10 only")

@@ -118,6 +118,8 @@ class TestGan:
             "network_1.step_counters.applied_steps",
             "network_1.step_counters.skipped_steps",
             "network_1.step_counters.consecutive_skipped_steps",
+            "network_0.step_counters.overflowed",
+            "network_1.step_counters.overflowed",
             "network_0.loss_scale.clean_steps",
             "alternation.windows",
             "alternation.last_losses",

@@ -103,6 +103,6 @@ def _stop(process):
 
 
 def skip_with_older_mindspore():
-    """Skips what takes most of a minute: it runs with MindSpore 2.10, and shorter jobs of its kind with all versions."""
+    """Skips what takes most of a minute and runs with MindSpore 2.10; shorter jobs like it run with all versions."""
     if tuple(map(int, mindspore.__version__.split(".")[:2])) < (2, 10):
         pytest.skip("a long job of several processes, run with MindSpore 2.10 only")

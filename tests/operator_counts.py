@@ -1,0 +1,91 @@
+"""
+Prints as JSON which operators MindSpore runs for several cells in graph mode: from the operator's name to its number.
+
+A program of its own, since MindSpore decides when it compiles its first graph whether it writes graphs down.
+"""
+
+import json
+import os
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+import mindspore
+import numpy as np
+from gan_networks import NETWORK_INPUTS, GanLosses, gan_batch, generator_and_discriminator, two_losses, two_optimizers
+from mindspore import Tensor, nn, ops
+from networks import weight
+
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
+
+# Nodes that only lead values from one operator, or one branch, to the next.
+_WIRING = {"Depend", "Load", "MakeTuple", "Partial", "Switch", "TupleGetItem", "UpdateState"}
+_DEFINITION = re.compile(r"^ *%\d+\(.*?\) = (?:PrimFunc_)?(\w+)\(", re.M)
+
+SMALL, LARGE = 8, 160  # 160 x 160 is more elements than a small tensor has.
+
+
+class Chain(nn.Cell):
+    """Square matrices one after the other."""
+
+    def __init__(self, size, count):
+        super().__init__()
+        self.matrices = mindspore.ParameterTuple([weight(size, size, seed=i, name=f"matrix{i}") for i in range(count)])
+
+    def construct(self, x):
+        for matrix in self.matrices:
+            x = ops.matmul(x, matrix)
+        return x.sum()
+
+
+def momentum(network):
+    return nn.Momentum(network.trainable_params(), learning_rate=0.1, momentum=0.9)
+
+
+def operators(folder, cell, *inputs):
+    """Compiles the cell for the inputs. Returns a Counter of its operators, all branches included."""
+    os.environ["MS_DEV_SAVE_GRAPHS_PATH"] = str(folder)
+    cell.set_train().compile(*inputs)
+    # The graphs that are going to run are named so.
+    texts = [path.read_text() for path in folder.rglob("graph_build_*.ir")]
+    assert texts
+    names = Counter(name for text in texts for name in _DEFINITION.findall(text))
+    return Counter({name: count for name, count in names.items() if name not in _WIRING})
+
+
+def added(folder, size, count, **keywords):
+    """The operators that the cell has besides those of the stock cell, for a chain of so many matrices."""
+    x = Tensor(np.ones((2, size), np.float32))
+    network, stock = Chain(size, count), Chain(size, count)
+    cell = ScaledTrainOneStepCell(network, momentum(network), DynamicLossScale(), **keywords)
+    counts = operators(folder / "scaled", cell, x)
+    counts.subtract(operators(folder / "stock", nn.TrainOneStepCell(stock, momentum(stock)), x))
+    return counts
+
+
+def gan(folder, losses, **keywords):
+    networks = generator_and_discriminator()
+    cell = SimultaneousTrainOneStepCell(losses(*networks), two_optimizers(*networks), DynamicLossScale(), **keywords)
+    return operators(folder, cell, *gan_batch(seed=0))
+
+
+def main():
+    os.environ["MS_DEV_SAVE_GRAPHS"] = "2"
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    folder = Path(sys.argv[1])
+    counts = {
+        "4 large": added(folder / "1", LARGE, 4),
+        "5 large": added(folder / "2", LARGE, 5),
+        "4 large, clip_norm": added(folder / "3", LARGE, 4, clip_norm=1.0),
+        "5 large, clip_norm": added(folder / "4", LARGE, 5, clip_norm=1.0),
+        "6 small": added(folder / "5", SMALL, 6),
+        "12 small": added(folder / "6", SMALL, 12),
+        "GAN, a tuple of losses": gan(folder / "7", GanLosses),
+        "GAN, two loss cells": gan(folder / "8", two_losses, network_inputs=NETWORK_INPUTS),
+    }
+    print(json.dumps(counts))
+
+
+if __name__ == "__main__":
+    main()

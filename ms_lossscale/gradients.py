@@ -58,8 +58,11 @@ def _multiply_sparse(factor, tensor):
 @_sum.register("Tensor")
 def _sum_dense(tensor):
     tensor = tensor.astype(mstype.float32)
+    if tensor.ndim > 2:
+        # The last axis of a convolution's weight is so short that summing it first is slow.
+        tensor = tensor.reshape((tensor.shape[0], -1))
     if tensor.ndim > 1:
-        # On CPU summing the last axis first is 4 times faster than all axes at once.
+        # On CPU summing rows first is 4 times faster than all axes at once.
         tensor = ops.ReduceSum()(tensor, -1)
     return ops.ReduceSum()(tensor)
 

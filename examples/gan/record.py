@@ -4,7 +4,7 @@ import csv
 from typing import NamedTuple
 
 import numpy as np
-from lenet.history import replacing
+from lenet.history import replacing, running_mean
 from matplotlib import image as png
 from matplotlib.figure import Figure
 
@@ -59,7 +59,7 @@ def plot(path, steps, title, steps_per_epoch, separate):
     losses = {"discriminator": columns.discriminator_loss, "generator": columns.generator_loss}
     for (name, loss), color in zip(losses.items(), ("tab:blue", "tab:orange")):
         loss_axes.plot(columns.step, loss, color=color, alpha=0.25, linewidth=0.6)
-        loss_axes.plot(columns.step, _running_mean(loss, window), color=color, label=name)
+        loss_axes.plot(columns.step, running_mean(loss, window), color=color, label=name)
     finite = np.concatenate([loss[np.isfinite(loss)] for loss in losses.values()])
     # A few huge losses at the beginning must not flatten the rest.
     loss_axes.set_ylim(0, max(1.0, 1.2 * np.quantile(finite, 0.995)) if len(finite) else 1.0)
@@ -83,15 +83,6 @@ def plot(path, steps, title, steps_per_epoch, separate):
         axes.legend()
     with replacing(path) as part:
         figure.savefig(part)
-
-
-def _running_mean(values, window):
-    """The mean of the last `window` values at each place, of those that are finite."""
-    finite = np.isfinite(values)
-    sums, counts = (
-        np.convolve(terms, np.ones(window))[: len(values)] for terms in (np.where(finite, values, 0.0), finite)
-    )
-    return np.divide(sums, counts, out=np.full(len(values), np.nan), where=counts > 0)
 
 
 def save_grid(path, images, zoom=2):

@@ -13,20 +13,19 @@ import functools
 import os
 import statistics
 import sys
-from pathlib import Path
 
 # With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower. It is read when
 # MindSpore is imported.
 os.environ["ONEDNN_MAX_CPU_ISA"] = os.environ.get("ONEDNN_MAX_CPU_ISA", "AVX2")
 
 import mindspore
-from data import DataError, add_data_argument, load_digits, test_dataset
+from data import add_data_argument, test_dataset
 from history import replacing
 from mindspore import FixedLossScaleManager, amp
 from network import accuracy
 from options import positive_float, positive_int, seed_int
 from tqdm import tqdm
-from weighted_training import add_weighted_arguments, steps_per_epoch, train
+from weighted_training import add_weighted_arguments, load_or_exit, make_folder_or_exit, steps_per_epoch, train
 
 from ms_lossscale import DynamicLossScale, FixedLossScale, build_train_network
 
@@ -86,14 +85,8 @@ def make_parser():
 def main():
     parser = make_parser()
     args = parser.parse_args()
-    folder = Path(args.output)
-    try:
-        digits = load_digits(args.data)
-        folder.mkdir(parents=True, exist_ok=True)
-    except DataError as error:
-        parser.exit(2, f"{parser.prog}: error: {error}\n")
-    except OSError as error:
-        parser.exit(2, f"{parser.prog}: error: can't write to the output folder: {error}\n")
+    digits = load_or_exit(parser, args)
+    folder = make_folder_or_exit(parser, args)
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
     mindspore.set_device("CPU")
 

@@ -57,7 +57,7 @@ def plot(path, steps, title, steps_per_epoch):
     loss_axes, scale_axes = figure.subplots(2, sharex=True)
 
     loss_axes.plot(number, loss, color="tab:blue", alpha=0.35, linewidth=0.8, label="each step")
-    loss_axes.plot(number, _running_mean(loss, window), color="tab:blue", label=f"mean of the last {window} steps")
+    loss_axes.plot(number, running_mean(loss, window), color="tab:blue", label=f"mean of the last {window} steps")
     loss_axes.set_ylim(bottom=0)
     loss_axes.set(title="Training loss", ylabel="cross-entropy (nats)")
 
@@ -76,7 +76,7 @@ def plot(path, steps, title, steps_per_epoch):
         figure.savefig(part)
 
 
-def _running_mean(values, window):
+def running_mean(values, window):
     """The mean of the last `window` values at each place, of those that are finite."""
     finite = np.isfinite(values)
     sums, counts = (

@@ -1,6 +1,8 @@
-"""Types of command-line options: what argparse says when a number is out of range."""
+"""Command-line options that the examples have in common, and their types."""
 
 import argparse
+
+from ms_lossscale import DynamicLossScale, FixedLossScale, ScheduledLossScale
 
 
 def positive_int(text):
@@ -63,6 +65,68 @@ def step_keywords(args):
         "clip_norm": args.clip_norm,
         "ema_decay": args.ema or None,
     }
+
+
+def add_loss_scale_arguments(group, loss_scales):
+    """Adds the options of the loss scale. `loss_scales` has the options that each kind takes, with their defaults."""
+    add = group.add_argument
+    add(
+        "--loss-scale",
+        choices=loss_scales,
+        default="dynamic",
+        help="fixed-no-drop does not check for overflow and applies every step; the others skip the steps that "
+        "overflowed (default: %(default)s)",
+    )
+    add(
+        "--scale",
+        type=positive_float,
+        help=f"the scale of fixed and fixed-no-drop (default: {loss_scales['fixed']['scale']:g}), or the one that "
+        f"dynamic begins with (default: {loss_scales['dynamic']['scale']:g})",
+    )
+    add(
+        "--scale-window",
+        type=positive_int,
+        metavar="N",
+        help="dynamic: clean steps in a row after which the scale is doubled (default: "
+        f"{loss_scales['dynamic']['scale_window']}, so that it moves in a run as short as this one; 2000 is usual)",
+    )
+    add(
+        "--milestone",
+        type=positive_int,
+        nargs="+",
+        metavar="STEP",
+        help="scheduled: the steps at which each of --scales ends; the last one holds on (default: "
+        f"{' '.join(map(str, loss_scales['scheduled']['milestone']))})",
+    )
+    add(
+        "--scales",
+        type=positive_float,
+        nargs="+",
+        metavar="SCALE",
+        help="scheduled: as many scales (default: "
+        f"{' '.join(f'{scale:g}' for scale in loss_scales['scheduled']['scales'])})",
+    )
+
+
+def complete_loss_scale(parser, args, loss_scales):
+    """Fills in the defaults of the kind that was chosen, and refuses options that it does not take."""
+    defaults = loss_scales[args.loss_scale]
+    for name in ("scale", "scale_window", "milestone", "scales"):
+        if getattr(args, name) is None:
+            setattr(args, name, defaults.get(name))
+        elif name not in defaults:
+            parser.error(f"argument --{name.replace('_', '-')}: not used by --loss-scale {args.loss_scale}")
+
+
+def make_loss_scale(args):
+    """The loss scale that the options stand for."""
+    if args.loss_scale == "none":
+        return None
+    if args.loss_scale == "dynamic":
+        return DynamicLossScale(args.scale, scale_window=args.scale_window)
+    if args.loss_scale == "scheduled":
+        return ScheduledLossScale(args.milestone, args.scales)
+    return FixedLossScale(args.scale, drop_overflow_update=args.loss_scale == "fixed")
 
 
 # What argparse calls them when the text is no number at all.

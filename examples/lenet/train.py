@@ -25,15 +25,21 @@ from data import DataError, add_data_argument, load_digits, test_dataset, train_
 from history import Step, plot, read_csv, replacing, write_csv
 from mindspore import Callback, Model, nn
 from network import LeNet5, accuracy
-from options import add_step_arguments, positive_float, positive_int, seed_int, step_keywords
+from options import (
+    add_loss_scale_arguments,
+    add_step_arguments,
+    complete_loss_scale,
+    make_loss_scale,
+    positive_float,
+    positive_int,
+    seed_int,
+    step_keywords,
+)
 from ranks import finish_ranks, is_first_process, start_ranks
 from tqdm import tqdm
 
 from ms_lossscale import (
-    DynamicLossScale,
-    FixedLossScale,
     FlushAccumulation,
-    ScheduledLossScale,
     build_train_network,
 )
 
@@ -108,67 +114,17 @@ def make_parser():
     group = parser.add_argument_group("step")
     add_step_arguments(group, ema=0.0)
 
-    group = parser.add_argument_group("loss scale")
-    add = group.add_argument
-    add(
-        "--loss-scale",
-        choices=LOSS_SCALES,
-        default="dynamic",
-        help="fixed-no-drop does not check for overflow and applies every step; the others skip the steps that "
-        "overflowed (default: %(default)s)",
-    )
-    add(
-        "--scale",
-        type=positive_float,
-        help="the scale of fixed and fixed-no-drop (default: 1024), or the one that dynamic begins with "
-        "(default: 65536)",
-    )
-    add(
-        "--scale-window",
-        type=positive_int,
-        metavar="N",
-        help="dynamic: clean steps in a row after which the scale is doubled (default: 100, so that it moves in a run "
-        "as short as this one; 2000 is usual)",
-    )
-    add(
-        "--milestone",
-        type=positive_int,
-        nargs="+",
-        metavar="STEP",
-        help="scheduled: the steps at which each of --scales ends; the last one holds on (default: 250 500 1000)",
-    )
-    add(
-        "--scales",
-        type=positive_float,
-        nargs="+",
-        metavar="SCALE",
-        help="scheduled: as many scales (default: 256 4096 65536)",
-    )
+    add_loss_scale_arguments(parser.add_argument_group("loss scale"), LOSS_SCALES)
     return parser
 
 
 def parse_arguments(parser):
     """The arguments, with the defaults that depend on other arguments filled in."""
     args = parser.parse_args()
-    defaults = LOSS_SCALES[args.loss_scale]
-    for name in ("scale", "scale_window", "milestone", "scales"):
-        if getattr(args, name) is None:
-            setattr(args, name, defaults.get(name))
-        elif name not in defaults:
-            parser.error(f"argument --{name.replace('_', '-')}: not used by --loss-scale {args.loss_scale}")
+    complete_loss_scale(parser, args, LOSS_SCALES)
     if args.learning_rate is None:
         args.learning_rate = OPTIMIZERS[args.optimizer][1]
     return args
-
-
-def make_loss_scale(args):
-    if args.loss_scale == "none":
-        return None
-    if args.loss_scale == "dynamic":
-        return DynamicLossScale(args.scale, scale_window=args.scale_window)
-    if args.loss_scale == "scheduled":
-        return ScheduledLossScale(args.milestone, args.scales)
-    return FixedLossScale(args.scale, drop_overflow_update=args.loss_scale == "fixed")
 
 
 def join_ranks(args):

@@ -1,7 +1,9 @@
 """Training LeNet-5 with a loss of small weight, as a term of a larger loss might be: float16 gradients underflow."""
 
+from pathlib import Path
+
 import mindspore
-from data import train_dataset
+from data import DataError, load_digits, train_dataset
 from mindspore import Callback, Model, nn
 from network import LeNet5
 from options import positive_float, positive_int
@@ -42,6 +44,24 @@ def add_weighted_arguments(parser):
         metavar="WEIGHT",
         help="what the loss is multiplied by (default: %(default)s)",
     )
+
+
+def load_or_exit(parser, args):
+    """The digits, or one line that says what is wrong with them, and status 2."""
+    try:
+        return load_digits(args.data)
+    except DataError as error:
+        parser.exit(2, f"{parser.prog}: error: {error}\n")
+
+
+def make_folder_or_exit(parser, args):
+    """The output folder, or one line that says why it can't be made, and status 2."""
+    folder = Path(args.output)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.exit(2, f"{parser.prog}: error: can't write to the output folder: {error}\n")
+    return folder
 
 
 def steps_per_epoch(args, digits):

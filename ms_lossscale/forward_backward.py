@@ -70,13 +70,7 @@ class ForwardBackward(nn.Cell):
 
     def construct(self, scale, *inputs):
         (_, loss, aux), grads = self._value_and_grad(scale, *inputs)
-        # Copied before the gradients can reach an optimizer.
-        loss = gradients.copy(loss)
-        grads = ops.depend(grads, loss)
-        if self.has_aux:
-            aux = _copy(aux)
-            grads = ops.depend(grads, aux)
-        return (loss,), aux, grads
+        return (gradients.copy(loss),), _copy(aux), grads
 
 
 class SharedForwardBackward(nn.Cell):
@@ -131,14 +125,10 @@ class SharedForwardBackward(nn.Cell):
     def construct(self, scale, *inputs):
         results = self._losses_and_aux(*inputs)
         losses = results[: self._losses]
-        aux = ()
         grads = ()
         for i, weights in enumerate(self.weights_of_each):
             cotangents = ()
             for j, result in enumerate(results):
                 cotangents += (scale if i == j else ops.zeros_like(result),)
             grads += backward_of_shared_forward(self._losses_and_aux, weights)(*inputs, cotangents)
-        if self.has_aux:
-            aux = _copy(results[self._losses :])
-            grads = ops.depend(grads, aux)
-        return losses, aux, grads
+        return losses, _copy(results[self._losses :]), grads

@@ -64,12 +64,12 @@ class ForwardState(nn.Cell):
         """
         Copies the state before the forward, which `inputs` are tied to. Returns the inputs and the copies.
 
-        With `over_calls` only the first call of a window copies; the others find its copies.
+        With `over_calls` only the first call of a window copies, and the copies stay here.
         """
         if self.is_empty:
             return inputs, ()
         if self._over_calls:
-            return ops.depend(inputs, self._save_over_calls(is_first)), self.copies
+            return ops.depend(inputs, self._save_over_calls(is_first)), ()
         saved = gradients.copy(self.parameters)
         return ops.depend(inputs, saved), saved
 
@@ -78,11 +78,7 @@ class ForwardState(nn.Cell):
             gradients.assign(self.copies, self.parameters)
         return is_first
 
-    def saved_over_calls(self):
-        """The copies of a window that has begun."""
-        return () if self.is_empty else self.copies
-
-    def restore(self, saved):
+    def restore(self, saved=()):
         """Writes the copies back."""
         if not self.is_empty:
-            gradients.assign(self.parameters, saved)
+            gradients.assign(self.parameters, self.copies if self._over_calls else saved)

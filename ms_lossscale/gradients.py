@@ -12,7 +12,7 @@ _LARGEST_SMALL, _SMALLEST_GROUP = 2**14, 4
 # HyperMap and not a list comprehension: a comprehension's call depth grows with the tuple, and graph mode limits it.
 _map = ops.HyperMap()
 
-_shape = ops.MultitypeFuncGraph("shape")
+_kind = ops.MultitypeFuncGraph("kind")
 _pick = ops.MultitypeFuncGraph("pick")
 _multiply = ops.MultitypeFuncGraph("multiply")
 _sum = ops.MultitypeFuncGraph("sum")
@@ -29,15 +29,15 @@ _clip = ops.MultitypeFuncGraph("clip")
 _average = ops.MultitypeFuncGraph("average")
 
 
-@_shape.register("Tensor")
-def _shape_dense(tensor):
-    return tensor.shape
+@_kind.register("Tensor")
+def _kind_dense(tensor):
+    return (tensor.dtype, tensor.shape)
 
 
-@_shape.register("RowTensor")
-def _shape_sparse(_):
-    # Never stacked.
-    return (-1,)
+@_kind.register("RowTensor")
+def _kind_sparse(_):
+    # Never small.
+    return (None, (-1,))
 
 
 @_pick.register("Tuple", "Number")
@@ -140,45 +140,88 @@ def _average_tensor(decay, rest, average, value):
     return ops.assign(average, decay * average + rest * value.astype(mstype.float32))
 
 
-@ops.constexpr
-def _by_size(shapes):
+def packing(parameters):
     """
-    Which tensors are large, which are small, and which of these have the same shape, so that one operator can do the
-    work of one for each.
+    How `pack` packs the gradients of these parameters, or any tensors: which stay alone, and which are small and so
+    many of one shape and dtype that one operator can do the work of one each.
 
-    Returns the positions of the large ones, of the other small ones, those in each group of one shape, and where to
-    find each tensor again in this order.
+    Returns the positions of the ones and, for each group, of the others, and where each is found in this order.
     """
-    by_shape = {}
-    for i, shape in enumerate(shapes):
-        by_shape.setdefault(shape, []).append(i)
-    large, small, groups = [], [], []
-    for shape, positions in by_shape.items():
-        if not 0 <= math.prod(shape) <= _LARGEST_SMALL:
-            large += positions
-        elif len(positions) < _SMALLEST_GROUP:
-            small += positions
-        else:
+    return _packing([(parameter.dtype, tuple(parameter.shape)) for parameter in parameters])
+
+
+def _packing(kinds):
+    by_kind = {}
+    for i, kind in enumerate(kinds):
+        by_kind.setdefault(kind, []).append(i)
+    alone, groups = [], []
+    for (_, shape), positions in by_kind.items():
+        if len(positions) >= _SMALLEST_GROUP and _is_small(shape):
             groups.append(tuple(positions))
-    order = [*large, *small, *(i for positions in groups for i in positions)]
-    return tuple(large), tuple(small), tuple(groups), tuple(sorted(range(len(order)), key=order.__getitem__))
+        else:
+            alone += positions
+    order = [*alone, *(i for positions in groups for i in positions)]
+    return tuple(alone), tuple(groups), tuple(sorted(range(len(order)), key=order.__getitem__))
+
+
+def no_packing(parameters):
+    """Each stays alone."""
+    return tuple(range(len(parameters))), (), tuple(range(len(parameters)))
+
+
+_constant_packing = ops.constexpr(_packing)
+
+
+@ops.constexpr
+def _by_size(kinds):
+    """The positions of the large tensors, and of the small ones."""
+    small = tuple(i for i, (_, shape) in enumerate(kinds) if _is_small(shape))
+    return tuple(i for i in range(len(kinds)) if i not in small), small
+
+
+def _is_small(shape):
+    return 0 <= math.prod(shape) <= _LARGEST_SMALL
 
 
 def _items(tensors, positions):
     return _map(ops.partial(_pick, tensors), positions)
 
 
+def pack(tensors, packing):
+    """The tensors, each group of them stacked as one tensor."""
+    alone, groups, _ = packing
+    if not groups:
+        return tensors
+    packed = _items(tensors, alone)
+    for group in groups:
+        packed += (ops.stack(_items(tensors, group)),)
+    return packed
+
+
+def unpack(packed, packing):
+    """The tensors one by one again."""
+    alone, groups, where = packing
+    if not groups:
+        return packed
+    tensors = packed[: len(alone)]
+    for i in range(len(groups)):
+        tensors += ops.unstack(packed[len(alone) + i])
+    return _items(tensors, where)
+
+
+def flat(tuples):
+    """One tuple of what the tuples hold."""
+    tensors = ()
+    for each in tuples:
+        tensors += each
+    return tensors
+
+
 def multiply(tensors, factor):
-    """Each tensor times `factor`, a tensor of shape (), in float32."""
+    """Each tensor times `factor`, a tensor of shape (), in float32; the tuple may hold tuples."""
     if not isinstance(tensors, (tuple, list)):
         return _multiply(factor, tensors)
-    large, small, groups, where = _by_size(_map(_shape, tensors))
-    if not groups:
-        return _map(ops.partial(_multiply, factor), tensors)
-    products = _map(ops.partial(_multiply, factor), _items(tensors, large + small))
-    for group in groups:
-        products += ops.unstack(_multiply(factor, ops.stack(_items(tensors, group))))
-    return _items(products, where)
+    return _map(ops.partial(_multiply, factor), tensors)
 
 
 def sums(tensors):
@@ -188,14 +231,13 @@ def sums(tensors):
 
 def finite(tensors):
     """Whether every element of a non-empty tuple is finite, a bool tensor of shape ()."""
-    large, small, groups, _ = _by_size(_map(_shape, tensors))
+    tensors = pack(tensors, _constant_packing(_map(_kind, tensors)))
+    large, small = _by_size(_map(_kind, tensors))
     all_finite = Tensor(True)
     if large:
         all_finite = _large_are_finite(_items(tensors, large))
     if small:
         all_finite = ops.logical_and(all_finite, ops.ReduceAll()(ops.stack(_map(_is_finite, _items(tensors, small)))))
-    for group in groups:
-        all_finite = ops.logical_and(all_finite, _is_finite(ops.stack(_items(tensors, group))))
     return all_finite
 
 
@@ -208,17 +250,17 @@ def _large_are_finite(tensors):
     return all_finite
 
 
-def each_finite(tensors):
-    """For each tensor of a non-empty tuple whether every element is finite, a bool tensor of shape (N,)."""
-    large, small, groups, where = _by_size(_map(_shape, tensors))
+def each_finite(packed, packing):
+    """For each tensor of what was packed whether every element is finite, a bool tensor of shape (N,)."""
+    alone, groups, where = packing
     if not groups:
-        return ops.stack(_map(_is_finite, tensors))
+        return ops.stack(_map(_is_finite, packed))
     flags = ()
-    if large + small:
-        flags += (ops.stack(_map(_is_finite, _items(tensors, large + small))),)
-    for group in groups:
-        stack = ops.stack(_items(tensors, group)).astype(mstype.float32)
-        flags += (ops.ReduceAll()(ops.isfinite(stack.reshape((len(group), -1))), 1),)
+    if alone:
+        flags += (ops.stack(_map(_is_finite, packed[: len(alone)])),)
+    for i in range(len(groups)):
+        stack = packed[len(alone) + i]
+        flags += (ops.ReduceAll()(ops.isfinite(stack.reshape((stack.shape[0], -1))), 1),)
     return ops.gather(ops.concat(flags), Tensor(where), 0)
 
 

@@ -34,8 +34,8 @@ class StepCounters(nn.Cell):
         ops.assign(self.applied_steps, self.applied_steps + 1)
         return self.applied_steps
 
-    def count_skipped(self, grads):
-        ops.assign(self.overflowed, ops.logical_not(gradients.each_finite(grads)))
+    def count_skipped(self, are_finite):
+        ops.assign(self.overflowed, ops.logical_not(are_finite))
         ops.assign(self.consecutive_skipped_steps, self.consecutive_skipped_steps + 1)
         ops.assign(self.skipped_steps, self.skipped_steps + 1)
         return self.skipped_steps

@@ -1,6 +1,6 @@
 """One training step as a transaction: all of it happens, or nothing but the loss scale and the counters moves."""
 
-from mindspore import ParameterTuple, Tensor, jit, nn, ops
+from mindspore import PYNATIVE_MODE, ParameterTuple, Tensor, get_context, jit, mutable, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import gradients
@@ -18,6 +18,10 @@ from ms_lossscale.overflow_detector import FiniteGradients, NoCheck, OverflowDet
 from ms_lossscale.parameter_names import add_prefix, check_unique_names
 from ms_lossscale.rank_agreement import RankAgreement, settings_of
 from ms_lossscale.step_counters import StepCounters
+
+
+def _is_library_cell(cell):
+    return type(cell).__module__.partition(".")[0] in ("mindspore", "ms_lossscale")
 
 
 class Transaction(Measurements, RankAgreement):
@@ -118,6 +122,9 @@ class Transaction(Measurements, RankAgreement):
             auto_prefix=False,
         )
         self._slices = gradients.slices(weights)
+        # A user's own detector gets the gradients as they are, and so do the operators that exchange them.
+        packs = not self.reducer_flag and _is_library_cell(self.overflow_detector)
+        self._packings = tuple(map(gradients.packing if packs else gradients.no_packing, weights))
         unlisted = unlisted_state(optimizers)
         if unlisted:
             self.unlisted_state = ParameterTuple(unlisted)
@@ -127,6 +134,14 @@ class Transaction(Measurements, RankAgreement):
         self._agrees = self.reducer_flag and self.loss_scale.drop_overflow_update
         if self._agrees:
             self._sum_of_ranks = ops.AllReduce()
+        # In PyNative mode, too, what follows the gradients is compiled, as MindSpore's optimizers are there: as one graph.
+        # But a user's own cell runs there as it is written, and what ranks exchange is MindSpore's to order.
+        self._eager = get_context("mode") == PYNATIVE_MODE and (
+            self.reducer_flag
+            or after_update is not None
+            or not all(map(_is_library_cell, (*optimizers, self.loss_scale, self.overflow_detector)))
+        )
+        self._compiles_rest = get_context("mode") == PYNATIVE_MODE and not self._eager
         self._prefix = prefix
         self._passed = {
             "networks": len(networks),
@@ -210,16 +225,21 @@ class Transaction(Measurements, RankAgreement):
         Does nothing without accumulation, or at the beginning of a window.
         """
         if self._accumulates and self.accumulation.micro_steps.asnumpy() > 0:
-            self._flush()
+            if self._eager:
+                self._flush()
+            else:
+                self._compiled_flush()
 
-    @jit
     def _flush(self):
         return self._close_window(
             self.accumulation.partial_mean(),
             gradients.copy(self.accumulation.loss_scale),
             gradients.copy(self.accumulation.overflow),
-            self.forward_state.saved_over_calls(),
         )
+
+    @jit
+    def _compiled_flush(self):
+        return self._flush()
 
     def _clippings(self):
         return list(self.clippings)
@@ -240,13 +260,24 @@ class Transaction(Measurements, RankAgreement):
         # The backward starts from the scale, and need not wait for the forward where a layer is linear.
         scale = ops.depend(scale, inputs)
         losses, auxes, grads = self._forward_backward(scale, inputs)
+        if self._compiles_rest:
+            overflow = self._compiled_use(mutable(grads), scale, mutable(saved_state) if saved_state else ())
+        else:
+            overflow = self._use(grads, scale, saved_state)
+        return losses, auxes, overflow, scale
+
+    def _use(self, grads, scale, saved_state):
+        """All that follows the gradients."""
         if self._accumulates:
-            grads = gradients.multiply(grads, self._share / scale)
-            overflow = self._accumulate(grads, scale, saved_state)
+            overflow = self._accumulate(gradients.multiply(grads, self._share / scale), scale)
         else:
             grads, divisor = self._unscale(grads, scale)
             overflow = self._conclude(grads, divisor, scale, Tensor(False), saved_state)
-        return losses, auxes, overflow, scale
+        return overflow
+
+    @jit
+    def _compiled_use(self, grads, scale, saved_state):
+        return self._use(grads, scale, saved_state)
 
     def _read_scale(self):
         if self._accumulates:
@@ -259,37 +290,53 @@ class Transaction(Measurements, RankAgreement):
         for i, forward_backward in enumerate(self.forward_backwards):
             its_losses, its_aux, its_grads = forward_backward(scale, *inputs_of(i, self.network_inputs, inputs))
             losses, auxes, grads = losses + its_losses, auxes + (its_aux,), grads + its_grads
-        return losses, auxes, grads
+        # Losses and aux are copies: none may be taken after an optimizer has moved what it shows.
+        return losses, auxes, ops.depend(self._packed(grads), (losses, auxes))
+
+    def _packed(self, grads):
+        """The gradients as the stages up to the branch want them: for each optimizer a tuple, see `gradients.pack`."""
+        packed = ()
+        for i, packing in enumerate(self._packings):
+            packed += (gradients.pack(grads[self._slices[i][0] : self._slices[i][1]], packing),)
+        return packed
+
+    def _unpacked(self, packed):
+        grads = ()
+        for i, packing in enumerate(self._packings):
+            grads += gradients.unpack(packed[i], packing)
+        return grads
 
     def _unscale(self, grads, scale):
         """Returns the gradients and what they must still be divided by: clipping's multiply can do that, too."""
-        if self._clipping_unscales and isinstance(self.grad_reducer, nn.Identity):
+        if self._clipping_unscales and not self.reducer_flag:
             return grads, scale
         return gradients.multiply(grads, 1.0 / scale), Tensor(1.0, mstype.float32)
 
-    def _accumulate(self, grads, scale, saved_state):
-        overflow = ops.logical_or(self.accumulation.overflow, self.overflow_detector(grads))
+    def _accumulate(self, grads, scale):
+        overflow = ops.logical_or(self.accumulation.overflow, self.overflow_detector(gradients.flat(grads)))
+        grads = self._unpacked(grads)
         if self.accumulation.is_last():
             grads = gradients.add(self.accumulation.gradients, grads)
-            overflow = self._close_window(grads, scale, overflow, saved_state)
+            overflow = self._close_window(grads, scale, overflow)
         else:
             self.accumulation.add(grads, overflow)
-            self._restore_if(overflow, saved_state)
+            self._restore_if(overflow)
         return overflow
 
-    def _restore_if(self, overflow, saved_state):
+    def _restore_if(self, overflow):
         if overflow:
-            self.forward_state.restore(saved_state)
+            self.forward_state.restore()
 
-    def _close_window(self, grads, scale, overflow, saved_state):
-        grads = self.overflow_detector.start(grads)
-        overflow = self._conclude(grads, Tensor(1.0, mstype.float32), scale, overflow, saved_state)
+    def _close_window(self, grads, scale, overflow):
+        grads = self._packed(self.overflow_detector.start(grads))
+        overflow = self._conclude(grads, Tensor(1.0, mstype.float32), scale, overflow, ())
         self.accumulation.reset(overflow)
         return overflow
 
     def _conclude(self, grads, divisor, scale, overflow, saved_state):
         """Reduces the gradients, reaches the verdict (given what is known already), and obeys it."""
-        grads = self.grad_reducer(grads)
+        if self.reducer_flag:
+            grads = self._packed(self.grad_reducer(self._unpacked(grads)))
         overflow = self._verdict(grads, divisor, overflow)
         self._adjust_scale(scale, overflow)
         return self._update_or_undo(grads, overflow, saved_state)
@@ -299,7 +346,7 @@ class Transaction(Measurements, RankAgreement):
         if self._norms_tell:
             overflow = ops.logical_or(overflow, ops.logical_not(norms_are_finite))
         else:
-            overflow = ops.logical_or(overflow, self.overflow_detector(grads))
+            overflow = ops.logical_or(overflow, self.overflow_detector(gradients.flat(grads)))
         if self._agrees:
             # A sum, since MindSpore on CPU has no maximum; of floats, since a small integer type could wrap around.
             overflow = self._sum_of_ranks(overflow.astype(mstype.float32)) > 0.0
@@ -310,11 +357,8 @@ class Transaction(Measurements, RankAgreement):
         finite = Tensor(True)
         for i, clipping in enumerate(self.clippings):
             if clipping.measures:
-                finite = ops.logical_and(finite, clipping.measure(self._grads_of(i, grads), divisor))
+                finite = ops.logical_and(finite, clipping.measure(grads[i], divisor))
         return finite
-
-    def _grads_of(self, i, grads):
-        return grads[self._slices[i][0] : self._slices[i][1]]
 
     def _adjust_scale(self, scale, overflow):
         next_scale = self.loss_scale.next_scale(scale, overflow)
@@ -328,16 +372,23 @@ class Transaction(Measurements, RankAgreement):
         """The one branch. The verdict that it returns comes after all that the branch did."""
         if overflow:
             self.forward_state.restore(saved_state)
-            done = self.step_counters.count_skipped(grads)
+            done = self.step_counters.count_skipped(self._each_finite(grads))
         else:
             self._update(grads)
             done = self.step_counters.count_applied()
         return ops.depend(overflow, done)
 
+    def _each_finite(self, grads):
+        are_finite = ()
+        for i, packing in enumerate(self._packings):
+            are_finite += (gradients.each_finite(grads[i], packing),)
+        return ops.concat(are_finite)
+
     def _update(self, grads):
         clipped = ()
         for i, clipping in enumerate(self.clippings):
-            clipped += clipping(self._grads_of(i, grads))
+            clipped += (clipping(grads[i]),)
+        clipped = self._unpacked(clipped)
         if self._casts:
             clipped = gradients.cast_like(clipped, self.weights)
         self.optimizer(clipped)

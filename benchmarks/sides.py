@@ -1,10 +1,11 @@
 """What is compared: the sides of each case, as functions that make one step and return a tensor to wait for."""
 
 import numpy as np
-from mindspore import GRAPH_MODE, ParameterTuple, Tensor, amp, get_context, jit, nn, ops
+from mindspore import GRAPH_MODE, Parameter, ParameterTuple, Tensor, amp, get_context, jit, nn, ops
+from mindspore import dtype as mstype
 from networks import CLASSIFIERS, dcgan, gan
 
-from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell, all_finite
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell, all_finite, gradients
 
 
 def _optimizer(network):
@@ -49,6 +50,21 @@ def recipe(network, inputs):
 
     step = _in_graph_mode(step)
     return lambda: step(*inputs)
+
+
+def check_and_unscale(network, _):
+    """The check and the unscaling by themselves, of gradients that are there: what both cost at least."""
+    weights = network.trainable_params()
+    grads = ParameterTuple(Parameter(weight.value(), name=f"gradient.{weight.name}") for weight in weights)
+    packing = gradients.packing(weights)
+
+    def step(scale):
+        unscaled = gradients.multiply(gradients.pack(tuple(grads), packing), 1.0 / scale)
+        return ops.depend(gradients.finite(unscaled), unscaled)
+
+    step = _in_graph_mode(step)
+    scale = Tensor(2.0**16, mstype.float32)
+    return lambda: step(scale)
 
 
 def forward_and_backward(network, inputs):
@@ -139,7 +155,12 @@ def _of(side, name):
 
 # For each case the side that the others are compared to, first, and then those.
 CASES = {
-    name: {"stock": _of(stock, name), "ms_lossscale": _of(scaled, name), "recipe": _of(recipe, name)}
+    name: {
+        "stock": _of(stock, name),
+        "ms_lossscale": _of(scaled, name),
+        "recipe": _of(recipe, name),
+        "check and unscale": _of(check_and_unscale, name),
+    }
     for name in CLASSIFIERS
 }
 CASES["dcgan"] = {"stock": two_stock_cells, "ms_lossscale": simultaneous, "recipe": two_recipes}

@@ -4,8 +4,6 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from ms_lossscale import gradients
-
 
 class StepCounters(nn.Cell):
     """

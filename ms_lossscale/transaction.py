@@ -134,14 +134,15 @@ class Transaction(Measurements, RankAgreement):
         self._agrees = self.reducer_flag and self.loss_scale.drop_overflow_update
         if self._agrees:
             self._sum_of_ranks = ops.AllReduce()
-        # In PyNative mode, too, what follows the gradients is compiled, as MindSpore's optimizers are there: as one graph.
-        # But a user's own cell runs there as it is written, and what ranks exchange is MindSpore's to order.
-        self._eager = get_context("mode") == PYNATIVE_MODE and (
+        # In PyNative mode, too, what follows the gradients is compiled, as MindSpore's optimizers are. But a user's own
+        # cell runs in Python there, as it is written, and what ranks exchange is MindSpore's to order.
+        in_pynative = get_context("mode") == PYNATIVE_MODE
+        self._in_python = in_pynative and (
             self.reducer_flag
             or after_update is not None
             or not all(map(_is_library_cell, (*optimizers, self.loss_scale, self.overflow_detector)))
         )
-        self._compiles_rest = get_context("mode") == PYNATIVE_MODE and not self._eager
+        self._compiles_use = in_pynative and not self._in_python
         self._prefix = prefix
         self._passed = {
             "networks": len(networks),
@@ -225,7 +226,7 @@ class Transaction(Measurements, RankAgreement):
         Does nothing without accumulation, or at the beginning of a window.
         """
         if self._accumulates and self.accumulation.micro_steps.asnumpy() > 0:
-            if self._eager:
+            if self._in_python:
                 self._flush()
             else:
                 self._compiled_flush()
@@ -260,7 +261,7 @@ class Transaction(Measurements, RankAgreement):
         # The backward starts from the scale, and need not wait for the forward where a layer is linear.
         scale = ops.depend(scale, inputs)
         losses, auxes, grads = self._forward_backward(scale, inputs)
-        if self._compiles_rest:
+        if self._compiles_use:
             overflow = self._compiled_use(mutable(grads), scale, mutable(saved_state) if saved_state else ())
         else:
             overflow = self._use(grads, scale, saved_state)

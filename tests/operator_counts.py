@@ -5,10 +5,7 @@ A program of its own, since MindSpore decides when it compiles its first graph w
 """
 
 import json
-import os
-import re
 import sys
-from collections import Counter
 from pathlib import Path
 
 import mindspore
@@ -16,12 +13,14 @@ import numpy as np
 from gan_networks import NETWORK_INPUTS, GanLosses, gan_batch, generator_and_discriminator, two_losses, two_optimizers
 from mindspore import Tensor, nn, ops
 from networks import weight
+from python_process import ROOT
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
 
-# Nodes that only lead values from one operator, or one branch, to the next.
-_WIRING = {"Depend", "Load", "MakeTuple", "Partial", "Switch", "TupleGetItem", "UpdateState"}
-_DEFINITION = re.compile(r"^ *%\d+\(.*?\) = (?:PrimFunc_)?(\w+)\(", re.M)
+# At the end: its modules have names that modules here have, too.
+sys.path.append(str(ROOT / "benchmarks"))
+
+from operators import counted
 
 SMALL, LARGE = 8, 160  # 160 x 160 is more elements than a small tensor has.
 
@@ -45,13 +44,7 @@ def momentum(network):
 
 def operators(folder, cell, *inputs):
     """Compiles the cell for the inputs. Returns a Counter of its operators, all branches included."""
-    os.environ["MS_DEV_SAVE_GRAPHS_PATH"] = str(folder)
-    cell.set_train().compile(*inputs)
-    # The graphs that are going to run are named so.
-    texts = [path.read_text() for path in folder.rglob("graph_build_*.ir")]
-    assert texts
-    names = Counter(name for text in texts for name in _DEFINITION.findall(text))
-    return Counter({name: count for name, count in names.items() if name not in _WIRING})
+    return counted(folder, lambda: cell.set_train().compile(*inputs))
 
 
 def added(folder, size, count, **keywords):
@@ -71,7 +64,6 @@ def gan(folder, losses, **keywords):
 
 
 def main():
-    os.environ["MS_DEV_SAVE_GRAPHS"] = "2"
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
     folder = Path(sys.argv[1])
     counts = {

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import mindspore
 import numpy as np
 import operator_counts
 import pytest
@@ -51,25 +50,26 @@ def test_the_forward_of_a_gan_runs_once_and_each_loss_goes_back_to_its_own_weigh
     assert counts["GAN, two loss cells"]["MatMul"] == products + 2
 
 
-def test_the_host_reads_nothing_in_a_step(monkeypatch):
-    before = mindspore.get_context("mode")
-    mindspore.set_context(mode=mindspore.GRAPH_MODE)
-    try:
-        network = Chain(SMALL, 3)
-        cell = ScaledTrainOneStepCell(
-            network, momentum(network), DynamicLossScale(), clip_norm=1.0, ema_decay=0.9
-        ).set_train()
-        x = Tensor(np.ones((2, SMALL), np.float32))
-        cell(x)
-        reads = []
-        for name in ("asnumpy", "item", "__bool__", "__float__", "__int__"):
-            read = getattr(Tensor, name)
-            monkeypatch.setattr(
-                Tensor, name, lambda tensor, *args, name=name, read=read: (reads.append(name), read(tensor, *args))[1]
-            )
-        overflow = cell(x)[1]
-        assert reads == []
-        assert not bool(overflow)
-        assert reads
-    finally:
-        mindspore.set_context(mode=before)
+@pytest.mark.parametrize("steps", [1, 2])
+def test_the_host_reads_nothing_in_a_step(mode, steps, monkeypatch):
+    network = Chain(SMALL, 3)
+    cell = ScaledTrainOneStepCell(
+        network,
+        momentum(network),
+        DynamicLossScale(),
+        clip_norm=1.0,
+        ema_decay=0.9,
+        gradient_accumulation_steps=steps,
+    ).set_train()
+    x = Tensor(np.ones((2, SMALL), np.float32))
+    cell(x)
+    reads = []
+    for name in ("asnumpy", "item", "__bool__", "__float__", "__int__"):
+        read = getattr(Tensor, name)
+        monkeypatch.setattr(
+            Tensor, name, lambda tensor, *args, name=name, read=read: (reads.append(name), read(tensor, *args))[1]
+        )
+    overflow = cell(x)[1]
+    assert reads == []
+    assert not bool(overflow)
+    assert reads

@@ -1,0 +1,102 @@
+"""In PyNative mode a user's own cell runs in Python, as it is written, in each step; the rest is compiled."""
+
+import mindspore
+import pytest
+from mindspore import nn, ops
+from networks import Linear, batch
+
+from ms_lossscale import DynamicLossScale, FiniteGradients, ScaledTrainOneStepCell
+
+
+@pytest.fixture(autouse=True)
+def pynative_mode():
+    before = mindspore.get_context("mode")
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    yield
+    mindspore.set_context(mode=before)
+
+
+class OwnOptimizer(nn.Optimizer):
+    """Gradient descent."""
+
+    def __init__(self, parameters, learning_rate):
+        super().__init__(learning_rate, parameters)
+        self.runs = 0
+
+    def construct(self, grads):
+        self.runs += 1
+        for parameter, grad in zip(self.parameters, grads):
+            ops.assign_sub(parameter, self.get_lr() * grad)
+
+
+class Counts:
+    """Mixed into a cell, counts how often Python runs it."""
+
+    runs = 0
+
+    def construct(self, *inputs):
+        self.runs += 1
+        return super().construct(*inputs)
+
+
+class OwnDetector(Counts, FiniteGradients):
+    pass
+
+
+class OwnScale(DynamicLossScale):
+    runs = 0
+
+    def next_scale(self, loss_scale, overflow):
+        self.runs += 1
+        return super().next_scale(loss_scale, overflow)
+
+
+class Nothing(nn.Cell):
+    def construct(self):
+        pass
+
+
+class AfterUpdate(Counts, Nothing):
+    pass
+
+
+def train(steps=3, *, optimizer=nn.SGD, loss_scale=DynamicLossScale, **keywords):
+    network = Linear()
+    cell = ScaledTrainOneStepCell(network, optimizer(network.trainable_params(), 0.1), loss_scale(), **keywords)
+    for i in range(steps):
+        cell(*batch(i))
+    cell.flush()
+    return cell
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_they_run_in_each_step(accumulated):
+    steps = 3 * accumulated
+    own = [OwnDetector(), AfterUpdate()]
+    keywords = {"overflow_detector": own[0], "after_update": own[1]}
+    cell = train(
+        steps, optimizer=OwnOptimizer, loss_scale=OwnScale, gradient_accumulation_steps=accumulated, **keywords
+    )
+    assert [cell.optimizer.runs, cell.loss_scale.runs, own[1].runs] == [3, 3, 3]
+    # With accumulation each call is looked at, and at the window's end the mean.
+    assert own[0].runs == (3 if accumulated == 1 else 9)
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"optimizer": OwnOptimizer},
+        {"loss_scale": OwnScale},
+        {"overflow_detector": OwnDetector},
+        {"after_update": AfterUpdate},
+    ],
+    ids=lambda keywords: next(iter(keywords)),
+)
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_one_of_them_changes_no_number(keywords, accumulated):
+    expected = train(gradient_accumulation_steps=accumulated)
+    made = {name: make() if name in ("overflow_detector", "after_update") else make for name, make in keywords.items()}
+    cell = train(gradient_accumulation_steps=accumulated, **made)
+    assert cell.counters() == expected.counters()
+    for weight, other in zip(cell.weights, expected.weights):
+        assert weight.asnumpy().tobytes() == other.asnumpy().tobytes()

@@ -83,7 +83,7 @@ def machine():
 def markdown(results):
     """The table: for each case the step of the side that the others are compared to, and their ratios to it."""
     header = ["case", "mode", "compared to", "its step", "ms_lossscale", "recipe", "check and unscale alone"]
-    header += ["its first call", "ms_lossscale", "its peak memory", "ms_lossscale"]
+    header += ["its first call", "ms_lossscale's", "its peak memory", "ms_lossscale's"]
     lines = [header, ["---"] * 3 + ["---:"] * 8]
     for result in results:
         step, first_call = {}, {}

@@ -140,12 +140,13 @@ def _average_tensor(decay, rest, average, value):
     return ops.assign(average, decay * average + rest * value.astype(mstype.float32))
 
 
-def packing(parameters):
+def packing_of(parameters):
     """
-    How `pack` packs the gradients of these parameters, or any tensors: which stay alone, and which are small and so
-    many of one shape and dtype that one operator can do the work of one each.
+    How `pack` packs the gradients of these parameters: those that are small and many of one shape and dtype in groups,
+    since one operator can do the work of one each.
 
-    Returns the positions of the ones and, for each group, of the others, and where each is found in this order.
+    Returns the positions of those that stay alone, the groups (tuples of positions), and for each gradient its place
+    among those that stay alone, followed by the groups'.
     """
     return _packing([(parameter.dtype, tuple(parameter.shape)) for parameter in parameters])
 
@@ -164,7 +165,7 @@ def _packing(kinds):
     return tuple(alone), tuple(groups), tuple(sorted(range(len(order)), key=order.__getitem__))
 
 
-def no_packing(parameters):
+def no_packing_of(parameters):
     """Each stays alone."""
     return tuple(range(len(parameters))), (), tuple(range(len(parameters)))
 
@@ -260,7 +261,7 @@ def each_finite(packed, packing):
         flags += (ops.stack(_map(_is_finite, packed[: len(alone)])),)
     for i in range(len(groups)):
         stack = packed[len(alone) + i]
-        flags += (ops.ReduceAll()(ops.isfinite(stack.reshape((stack.shape[0], -1))), 1),)
+        flags += (ops.ReduceAll()(ops.isfinite(stack.reshape((stack.shape[0], -1)).astype(mstype.float32)), 1),)
     return ops.gather(ops.concat(flags), Tensor(where), 0)
 
 

@@ -109,7 +109,7 @@ class Transaction(Measurements, RankAgreement):
             ],
             auto_prefix=False,
         )
-        self._norms_tell = isinstance(self.overflow_detector, FiniteGradients) and all(
+        self._norms_tell = type(self.overflow_detector) is FiniteGradients and all(
             clipping.measures for clipping in self.clippings
         )
         self._clipping_unscales = self._norms_tell and all(clipping.clips_norm for clipping in self.clippings)
@@ -124,7 +124,7 @@ class Transaction(Measurements, RankAgreement):
         self._slices = gradients.slices(weights)
         # A user's own detector gets the gradients as they are, and so do the operators that exchange them.
         packs = not self.reducer_flag and _is_library_cell(self.overflow_detector)
-        self._packings = tuple(map(gradients.packing if packs else gradients.no_packing, weights))
+        self._packings = tuple(map(gradients.packing_of if packs else gradients.no_packing_of, weights))
         unlisted = unlisted_state(optimizers)
         if unlisted:
             self.unlisted_state = ParameterTuple(unlisted)
@@ -134,12 +134,14 @@ class Transaction(Measurements, RankAgreement):
         self._agrees = self.reducer_flag and self.loss_scale.drop_overflow_update
         if self._agrees:
             self._sum_of_ranks = ops.AllReduce()
-        # In PyNative mode, too, what follows the gradients is compiled, as MindSpore's optimizers are. But a user's own
-        # cell runs in Python there, as it is written, and what ranks exchange is MindSpore's to order.
+        # In PyNative mode, too, what follows the gradients is compiled, as MindSpore's nn optimizers are. But a user's
+        # own cell runs in Python there, as it is written, and so does an optimizer that reads its settings in each
+        # step. What ranks exchange is MindSpore's to order.
         in_pynative = get_context("mode") == PYNATIVE_MODE
         self._in_python = in_pynative and (
             self.reducer_flag
             or after_update is not None
+            or not all(isinstance(optimizer, nn.Optimizer) for optimizer in optimizers)
             or not all(map(_is_library_cell, (*optimizers, self.loss_scale, self.overflow_detector)))
         )
         self._compiles_use = in_pynative and not self._in_python
@@ -337,6 +339,7 @@ class Transaction(Measurements, RankAgreement):
     def _conclude(self, grads, divisor, scale, overflow, saved_state):
         """Reduces the gradients, reaches the verdict (given what is known already), and obeys it."""
         if self.reducer_flag:
+            # Which are not stacked then.
             grads = self._packed(self.grad_reducer(self._unpacked(grads)))
         overflow = self._verdict(grads, divisor, overflow)
         self._adjust_scale(scale, overflow)

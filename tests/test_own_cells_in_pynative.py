@@ -69,11 +69,12 @@ def train(steps=3, *, optimizer=nn.SGD, loss_scale=DynamicLossScale, **keywords)
     return cell
 
 
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
 @pytest.mark.parametrize("accumulated", [1, 2])
-def test_they_run_in_each_step(accumulated):
+def test_they_run_in_each_step(accumulated, clip_norm):
     steps = 3 * accumulated
     own = [OwnDetector(), AfterUpdate()]
-    keywords = {"overflow_detector": own[0], "after_update": own[1]}
+    keywords = {"overflow_detector": own[0], "after_update": own[1], "clip_norm": clip_norm}
     cell = train(
         steps, optimizer=OwnOptimizer, loss_scale=OwnScale, gradient_accumulation_steps=accumulated, **keywords
     )

@@ -93,7 +93,7 @@ def markdown(results):
         memory = {side: measured["peak"] for side, measured in result.get("memory", {}).items()}
         reference = next(iter(step))
         line = [result["case"], result["mode"], reference, f"{1000 * step[reference]:.1f} ms"]
-        line += [_ratio(step, side, reference) for side in ("ms_lossscale", "recipe", "check and unscale")]
+        line += [_ratio(step, side, reference) for side in ("ms_lossscale", "recipe", SIDE_WITHOUT_MEMORY)]
         line += [f"{first_call[reference]:.2f} s", _ratio(first_call, "ms_lossscale", reference)]
         line += [f"{memory[reference] / 2**20:.0f} MiB" if memory else "-", _ratio(memory, "ms_lossscale", reference)]
         lines.append(line)

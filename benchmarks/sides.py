@@ -62,7 +62,7 @@ def check_and_unscale(network, _):
         unscaled = gradients.multiply(gradients.pack(tuple(grads), packing), 1.0 / scale)
         return ops.depend(gradients.finite(unscaled), unscaled)
 
-    step = jit(step)
+    step = _in_graph_mode(step)
     scale = Tensor(2.0**16, mstype.float32)
     return lambda: step(scale)
 

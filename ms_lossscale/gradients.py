@@ -176,8 +176,10 @@ _constant_packing = ops.constexpr(_packing)
 @ops.constexpr
 def _by_size(kinds):
     """The positions of the large tensors, and of the small ones."""
-    small = tuple(i for i, (_, shape) in enumerate(kinds) if _is_small(shape))
-    return tuple(i for i in range(len(kinds)) if i not in small), small
+    large, small = [], []
+    for i, (_, shape) in enumerate(kinds):
+        (small if _is_small(shape) else large).append(i)
+    return tuple(large), tuple(small)
 
 
 def _is_small(shape):

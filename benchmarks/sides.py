@@ -5,7 +5,8 @@ from mindspore import GRAPH_MODE, Parameter, ParameterTuple, Tensor, amp, get_co
 from mindspore import dtype as mstype
 from networks import CLASSIFIERS, dcgan, gan
 
-from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell, all_finite, gradients
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell, all_finite
+from ms_lossscale import _gradients as gradients
 
 
 def _optimizer(network):

@@ -2,7 +2,7 @@
 
 from mindspore import RowTensor, Tensor, mutable, nn
 
-from ms_lossscale import gradients
+from ms_lossscale import _gradients as gradients
 
 
 class _AllFinite(nn.Cell):

@@ -4,7 +4,7 @@ import inspect
 
 from mindspore import Parameter, Tensor, amp, nn
 
-from ms_lossscale.scaled_train_one_step_cell import ScaledTrainOneStepCell
+from ms_lossscale.cells.scaled_train_one_step_cell import ScaledTrainOneStepCell
 
 _CELL_KEYWORDS = tuple(
     name

@@ -4,7 +4,7 @@ from mindspore import Tensor, get_context, nn, ops
 from mindspore import dtype as mstype
 from mindspore.ops.operations.math_ops import NPUClearFloatStatusV2, NPUGetFloatStatusV2
 
-from ms_lossscale import gradients
+from ms_lossscale import _gradients as gradients
 from ms_lossscale._device_overflow_check import DeviceOverflowCheck
 
 

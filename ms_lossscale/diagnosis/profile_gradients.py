@@ -5,13 +5,13 @@ from mindspore import Tensor
 from mindspore import dtype as mstype
 
 from ms_lossscale._check import check_number, check_scale
-from ms_lossscale.alternating_train_one_step_cell import AlternatingTrainOneStepCell
+from ms_lossscale.cells.alternating_train_one_step_cell import AlternatingTrainOneStepCell
 from ms_lossscale.diagnosis.batches import each_batch
 from ms_lossscale.diagnosis.distribution import Distribution
 from ms_lossscale.diagnosis.gradient_report import GradientReport
 from ms_lossscale.diagnosis.replay import replay, running
 from ms_lossscale.diagnosis.trained_part import trained_parts
-from ms_lossscale.transaction import Transaction
+from ms_lossscale.step.transaction import Transaction
 
 
 def profile_gradients(network, parameters=None, batches=None, *, loss_scale=1.0, clip=None):

@@ -6,10 +6,10 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale._check import check_cell, describe
-from ms_lossscale.alternating_train_one_step_cell import AlternatingTrainOneStepCell
-from ms_lossscale.forward_backward import SharedForwardBackward
-from ms_lossscale.network_inputs import inputs_of
-from ms_lossscale.transaction import Transaction
+from ms_lossscale.cells.alternating_train_one_step_cell import AlternatingTrainOneStepCell
+from ms_lossscale.step.forward_backward import SharedForwardBackward
+from ms_lossscale.step.network_inputs import inputs_of
+from ms_lossscale.step.transaction import Transaction
 
 _CURE = "Pass a network that returns the loss, an nn.WithLossCell say, or a training cell of ms_lossscale."
 

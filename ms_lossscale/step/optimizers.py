@@ -3,9 +3,9 @@
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, experimental, nn
 
-from ms_lossscale import gradients
+from ms_lossscale import _gradients as gradients
 from ms_lossscale._check import check_cell
-from ms_lossscale.parameter_names import add_prefix, check_unique_names
+from ms_lossscale.step.parameter_names import add_prefix, check_unique_names
 
 
 def _own_loss_scale(optimizer):

@@ -1,6 +1,6 @@
 """What all training cells let their user read: gradient norms and averaged weights."""
 
-from ms_lossscale.moving_average import averages_in_place
+from ms_lossscale.step.moving_average import averages_in_place
 
 
 class Measurements:

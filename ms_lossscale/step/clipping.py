@@ -5,7 +5,7 @@ import math
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from ms_lossscale import gradients
+from ms_lossscale import _gradients as gradients
 from ms_lossscale._check import check_number
 
 # Where the sum of squares lies outside these, squares have overflowed or been flushed to zero. Then it is taken of the

@@ -4,7 +4,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.common.initializer import initializer
 
-from ms_lossscale import gradients
+from ms_lossscale import _gradients as gradients
 
 
 class Accumulation(nn.Cell):

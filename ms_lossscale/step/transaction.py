@@ -3,21 +3,21 @@
 from mindspore import PYNATIVE_MODE, ParameterTuple, Tensor, get_context, jit, mutable, nn, ops
 from mindspore import dtype as mstype
 
-from ms_lossscale import gradients
+from ms_lossscale import _gradients as gradients
+from ms_lossscale._accepted_loss_scale import as_loss_scale
 from ms_lossscale._check import check_between, check_bool, check_cell, check_positive_int
-from ms_lossscale.accepted_loss_scale import as_loss_scale
-from ms_lossscale.accumulation import Accumulation
-from ms_lossscale.clipping import Clipping, check_clipping
-from ms_lossscale.forward_backward import ForwardBackward, SharedForwardBackward
-from ms_lossscale.forward_state import ForwardState
-from ms_lossscale.measurements import Measurements
-from ms_lossscale.moving_average import MovingAverage
-from ms_lossscale.network_inputs import check_network_inputs, inputs_of
-from ms_lossscale.optimizers import Optimizers, check_optimizers, prefix_states, unlisted_state
+from ms_lossscale.cells.measurements import Measurements
+from ms_lossscale.cells.rank_agreement import RankAgreement, settings_of
 from ms_lossscale.overflow_detector import FiniteGradients, NoCheck, OverflowDetector, default_overflow_detector
-from ms_lossscale.parameter_names import add_prefix, check_unique_names
-from ms_lossscale.rank_agreement import RankAgreement, settings_of
-from ms_lossscale.step_counters import StepCounters
+from ms_lossscale.step.accumulation import Accumulation
+from ms_lossscale.step.clipping import Clipping, check_clipping
+from ms_lossscale.step.forward_backward import ForwardBackward, SharedForwardBackward
+from ms_lossscale.step.forward_state import ForwardState
+from ms_lossscale.step.moving_average import MovingAverage
+from ms_lossscale.step.network_inputs import check_network_inputs, inputs_of
+from ms_lossscale.step.optimizers import Optimizers, check_optimizers, prefix_states, unlisted_state
+from ms_lossscale.step.parameter_names import add_prefix, check_unique_names
+from ms_lossscale.step.step_counters import StepCounters
 
 
 def _is_library_cell(cell):

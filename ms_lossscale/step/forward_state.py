@@ -2,7 +2,7 @@
 
 from mindspore import Parameter, ParameterTuple, nn, ops
 
-from ms_lossscale import gradients
+from ms_lossscale import _gradients as gradients
 from ms_lossscale._check import describe
 
 # The statistics of MindSpore's normalisation cells (`nn` and `mint.nn`) and of user's own cells that name theirs alike.

@@ -1,6 +1,6 @@
 """The training cell for one network."""
 
-from ms_lossscale.transaction import Transaction
+from ms_lossscale.step.transaction import Transaction
 
 
 class ScaledTrainOneStepCell(Transaction):

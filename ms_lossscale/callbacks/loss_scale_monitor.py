@@ -9,13 +9,13 @@ from typing import NamedTuple
 import numpy as np
 from mindspore.train import Callback
 
-from ms_lossscale import gradients
+from ms_lossscale import _gradients as gradients
 from ms_lossscale._check import check_positive_int, describe
-from ms_lossscale.alternating_train_one_step_cell import AlternatingTrainOneStepCell
+from ms_lossscale.cells.alternating_train_one_step_cell import AlternatingTrainOneStepCell
 from ms_lossscale.diagnosis._files import replacing
 from ms_lossscale.diagnosis.cell_watch import as_array
 from ms_lossscale.loss_scale import DynamicLossScale
-from ms_lossscale.transaction import Transaction
+from ms_lossscale.step.transaction import Transaction
 
 _MOST_NAMES = 5
 _ADVICE = (

@@ -6,14 +6,14 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from ms_lossscale import gradients
+from ms_lossscale import _gradients as gradients
 from ms_lossscale._check import check_cells, check_one_each, check_positive_int, check_scale, describe, one_each
-from ms_lossscale.measurements import Measurements
-from ms_lossscale.network_inputs import check_network_inputs, inputs_of
-from ms_lossscale.optimizers import Optimizers, check_optimizers, prefix_states
-from ms_lossscale.parameter_names import check_unique_names
-from ms_lossscale.rank_agreement import RankAgreement
-from ms_lossscale.transaction import Transaction
+from ms_lossscale.cells.measurements import Measurements
+from ms_lossscale.cells.rank_agreement import RankAgreement
+from ms_lossscale.step.network_inputs import check_network_inputs, inputs_of
+from ms_lossscale.step.optimizers import Optimizers, check_optimizers, prefix_states
+from ms_lossscale.step.parameter_names import check_unique_names
+from ms_lossscale.step.transaction import Transaction
 
 
 class AlternatingTrainOneStepCell(Measurements, RankAgreement):

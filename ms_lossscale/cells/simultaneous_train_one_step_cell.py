@@ -2,9 +2,9 @@
 
 from mindspore import nn, ops
 
-from ms_lossscale import gradients
+from ms_lossscale import _gradients as gradients
 from ms_lossscale._check import check_cells, check_one_each, one_each
-from ms_lossscale.transaction import Transaction
+from ms_lossscale.step.transaction import Transaction
 
 
 class SimultaneousTrainOneStepCell(Transaction):

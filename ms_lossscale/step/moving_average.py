@@ -5,7 +5,7 @@ import contextlib
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from ms_lossscale import gradients
+from ms_lossscale import _gradients as gradients
 
 
 class MovingAverage(nn.Cell):

@@ -3,8 +3,8 @@
 from mindspore import Tensor, jit, nn, ops
 from mindspore import dtype as mstype
 
-from ms_lossscale import gradients
-from ms_lossscale._backward_of_shared_forward import backward_of_shared_forward
+from ms_lossscale import _gradients as gradients
+from ms_lossscale.step.shared_forward_gradient import backward_of_shared_forward
 
 
 def _copy(aux):

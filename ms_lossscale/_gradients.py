@@ -1,9 +1,8 @@
 """Functions over a tensor or a (flat) tuple of them, for tuples of any length and for sparse gradients (RowTensor)."""
 
-import itertools
 import math
 
-from mindspore import RowTensor, Tensor, ops
+from mindspore import RowTensor, ops
 from mindspore import dtype as mstype
 
 # Up to so many elements a tensor is small, and from so many on small tensors of one shape are worked on together.
@@ -123,11 +122,11 @@ def _sum_of_squares_tensor(tensor):
     return _sum_dense(ops.square(tensor.astype(mstype.float32)))
 
 
-@_sum_of_squares_where.register("Bool", "Tensor")
-def _sum_of_squares_where_tensor(counts, tensor):
+@_sum_of_squares_where.register("Tensor", "Bool", "Tensor")
+def _sum_of_squares_where_tensor(zero, counts, tensor):
     if counts:
         return _sum_of_squares_tensor(tensor)
-    return Tensor(0.0, mstype.float32)
+    return zero
 
 
 @_clip.register("Tensor", "Tensor", "Tensor")
@@ -163,11 +162,6 @@ def _packing(kinds):
             alone += positions
     order = [*alone, *(i for positions in groups for i in positions)]
     return tuple(alone), tuple(groups), tuple(sorted(range(len(order)), key=order.__getitem__))
-
-
-def no_packing_of(parameters):
-    """Each stays alone."""
-    return tuple(range(len(parameters))), (), tuple(range(len(parameters)))
 
 
 _constant_packing = ops.constexpr(_packing)
@@ -212,14 +206,6 @@ def unpack(packed, packing):
     return _items(tensors, where)
 
 
-def flat(tuples):
-    """One tuple of what the tuples hold."""
-    tensors = ()
-    for each in tuples:
-        tensors += each
-    return tensors
-
-
 def multiply(tensors, factor):
     """Each tensor times `factor`, a tensor of shape (), in float32; the tuple may hold tuples."""
     if not isinstance(tensors, (tuple, list)):
@@ -236,12 +222,12 @@ def finite(tensors):
     """Whether every element of a non-empty tuple is finite, a bool tensor of shape ()."""
     tensors = pack(tensors, _constant_packing(_map(_kind, tensors)))
     large, small = _by_size(_map(_kind, tensors))
-    all_finite = Tensor(True)
-    if large:
-        all_finite = _large_are_finite(_items(tensors, large))
-    if small:
-        all_finite = ops.logical_and(all_finite, ops.ReduceAll()(ops.stack(_map(_is_finite, _items(tensors, small)))))
-    return all_finite
+    if not small:
+        return _large_are_finite(_items(tensors, large))
+    small_are_finite = ops.ReduceAll()(each_finite(_items(tensors, small)))
+    if not large:
+        return small_are_finite
+    return ops.logical_and(_large_are_finite(_items(tensors, large)), small_are_finite)
 
 
 def _large_are_finite(tensors):
@@ -249,27 +235,32 @@ def _large_are_finite(tensors):
     # can overflow the sum, so a suspicion is looked into, which happens in skipped steps only.
     all_finite = ops.isfinite(ops.addn(sums(tensors)))
     if not all_finite:
-        all_finite = ops.ReduceAll()(ops.stack(_map(_is_finite, tensors)))
+        all_finite = ops.ReduceAll()(each_finite(tensors))
     return all_finite
 
 
-def each_finite(packed, packing):
-    """For each tensor of what was packed whether every element is finite, a bool tensor of shape (N,)."""
-    alone, groups, where = packing
-    if not groups:
-        return ops.stack(_map(_is_finite, packed))
-    flags = ()
-    if alone:
-        flags += (ops.stack(_map(_is_finite, packed[: len(alone)])),)
-    for i in range(len(groups)):
-        stack = packed[len(alone) + i]
-        flags += (ops.ReduceAll()(ops.isfinite(stack.reshape((stack.shape[0], -1)).astype(mstype.float32)), 1),)
-    return ops.gather(ops.concat(flags), Tensor(where), 0)
+def each_finite(tensors):
+    """For each tensor whether every element is finite, bool of shape (N,)."""
+    return ops.stack(_map(_is_finite, tensors))
+
+
+def each_row_finite(stack):
+    """For each row of a tensor whether every element is finite, bool of shape (N,)."""
+    return ops.ReduceAll()(ops.isfinite(stack.reshape((stack.shape[0], -1)).astype(mstype.float32)), 1)
 
 
 def cast_like(tensors, parameters):
     """Each tensor in the dtype of its parameter."""
     return _map(_cast_like, parameters, tensors)
+
+
+def never(tensor):
+    """
+    A bool tensor of shape () that is False, made of any tensor of shape ().
+
+    A constant would not do: graph mode merges equal constants, and a network's in-place operators then change all.
+    """
+    return ops.less(tensor, tensor)
 
 
 def copy(parameters):
@@ -302,9 +293,9 @@ def sum_of_squares(tensors):
     return ops.addn(_map(_sum_of_squares, tensors))
 
 
-def sum_of_squares_where(counts, tensors):
-    """The sum of the squares of all elements of those tensors for which `counts`, a tuple of bools, says so."""
-    return ops.addn(_map(_sum_of_squares_where, counts, tensors))
+def sum_of_squares_where(zero, counts, tensors):
+    """The sum of the squares of those tensors for which `counts`, a tuple of bools, says so; `zero` is that of none."""
+    return ops.addn(_map(ops.partial(_sum_of_squares_where, zero), counts, tensors))
 
 
 def clip(tensors, low, high):
@@ -315,9 +306,3 @@ def clip(tensors, low, high):
 def average(decay, rest, averages, values):
     """Moves each average in place to `decay * average + rest * value`."""
     return _map(ops.partial(_average, decay, rest), averages, values)
-
-
-def slices(tuples):
-    """Where each tuple starts and ends in the flat tuple of all of them."""
-    ends = list(itertools.accumulate(len(each) for each in tuples))
-    return tuple(zip([0, *ends], ends))

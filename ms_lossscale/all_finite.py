@@ -1,11 +1,16 @@
 """Whether all gradients are finite."""
 
-from mindspore import RowTensor, Tensor, mutable, nn
+from mindspore import RowTensor, Tensor, mutable, nn, ops
+from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
 
 
 class _AllFinite(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self._zero = Tensor(0, mstype.int32)
+
     def __call__(self, grads):
         # Runs outside of graphs only, where MindSpore can't map over a RowTensor and takes a tuple for a constant.
         grads = tuple(grad.values if isinstance(grad, RowTensor) else grad for grad in grads)
@@ -13,7 +18,7 @@ class _AllFinite(nn.Cell):
 
     def construct(self, grads):
         if len(grads) == 0:
-            return Tensor(True)
+            return ops.equal(self._zero, self._zero)
         return gradients.finite(grads)
 
 

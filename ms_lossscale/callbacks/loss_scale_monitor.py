@@ -11,11 +11,10 @@ from mindspore.train import Callback
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._check import check_positive_int, describe
-from ms_lossscale.cells.alternating_train_one_step_cell import AlternatingTrainOneStepCell
+from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.diagnosis._files import replacing
 from ms_lossscale.diagnosis.cell_watch import as_array
 from ms_lossscale.loss_scale import DynamicLossScale
-from ms_lossscale.step.transaction import Transaction
 
 _MOST_NAMES = 5
 _ADVICE = (
@@ -111,15 +110,12 @@ class LossScaleMonitor(Callback):
             run_context (RunContext): What `Model` knows of the training.
         """
         cell = run_context.original_args().train_network
-        if isinstance(cell, AlternatingTrainOneStepCell):
-            self._watched = [_Watched(phase, i, True) for i, phase in enumerate(cell.phases)]
-        elif isinstance(cell, Transaction):
-            self._watched = [_Watched(cell, 0, False)]
-        else:
+        if not isinstance(cell, TrainingCell):
             raise TypeError(
                 f"For 'LossScaleMonitor', the training cell must be one of ms_lossscale, but got a "
                 f"'{type(cell).__name__}'. Pass Model a ScaledTrainOneStepCell, say, without loss_fn and optimizer."
             )
+        self._watched = [_Watched(step, i, cell.each_decides) for i, step in enumerate(cell.steps)]
         self._unread = []
         self._printed_step = 0
         if self._csv is not None:
@@ -220,18 +216,18 @@ class _Watched:
     What a monitor knows of one verdict.
 
     Args:
-        transaction (Transaction): The cell that reaches it.
+        step (Step): The step that reaches it.
         network (int): Which of several networks that decide alone it is about.
         is_one_of_several (bool): Whether there are several.
     """
 
-    def __init__(self, transaction, network, is_one_of_several):
-        self._transaction = transaction
+    def __init__(self, step, network, is_one_of_several):
+        self._step = step
         self._network = network
         self._is_one_of_several = is_one_of_several
         self.of_network = f" of network {network}" if is_one_of_several else ""
-        self._names = [weight.name for weight in transaction.weights]
-        counters = transaction.counters()
+        self._names = [weight.name for weight in step.optimizers.parameters]
+        counters = step.step_counters.as_dict()
         self._skipped_steps = counters["skipped_steps"]
         self.consecutive = counters["consecutive_skipped_steps"]
         # The loss scales of the steps that were skipped since the last one that was not.
@@ -246,13 +242,13 @@ class _Watched:
 
     def snapshot(self):
         """Copies of what the next step will change."""
-        counters = self._transaction.step_counters
+        counters = self._step.step_counters
         return gradients.copy(
             (
                 counters.applied_steps,
                 counters.skipped_steps,
                 counters.consecutive_skipped_steps,
-                self._transaction.loss_scale.scale_value,
+                self._step.loss_scale.scale_value,
                 counters.overflowed,
             )
         )
@@ -304,7 +300,7 @@ class _Watched:
 
     def warn_at_floor(self, record):
         """Warns, once until a step is applied, if no smaller scale can come."""
-        loss_scale = self._transaction.loss_scale
+        loss_scale = self._step.loss_scale
         if self._has_warned or not isinstance(loss_scale, DynamicLossScale):
             return
         if record.loss_scale <= loss_scale.min_loss_scale:

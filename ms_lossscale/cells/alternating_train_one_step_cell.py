@@ -2,21 +2,18 @@
 
 import copy
 
-import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._check import check_cells, check_one_each, check_positive_int, check_scale, describe, one_each
-from ms_lossscale.cells.measurements import Measurements
-from ms_lossscale.cells.rank_agreement import RankAgreement
-from ms_lossscale.step.network_inputs import check_network_inputs, inputs_of
-from ms_lossscale.step.optimizers import Optimizers, check_optimizers, prefix_states
-from ms_lossscale.step.parameter_names import check_unique_names
-from ms_lossscale.step.transaction import Transaction
+from ms_lossscale._check import check_cells, check_one_each, check_positive_int, describe, one_each
+from ms_lossscale.cells.training_cell import TrainingCell
+from ms_lossscale.cells.turns import Turns
+from ms_lossscale.step.network_inputs import inputs_of
+from ms_lossscale.step.settings import check_settings
 
 
-class AlternatingTrainOneStepCell(Measurements, RankAgreement):
+class AlternatingTrainOneStepCell(TrainingCell):
     """
     Trains several networks one after the other: each makes its whole step, and the next one sees its new weights.
 
@@ -113,67 +110,40 @@ class AlternatingTrainOneStepCell(Measurements, RankAgreement):
         networks = check_cells(owner, "networks", networks)
         optimizers = check_cells(owner, "optimizers", optimizers)
         check_one_each(owner, networks, optimizers)
-        check_optimizers(owner, optimizers, networks)
-        prefix_states(optimizers)
-        super().__init__(owner, networks, Optimizers(optimizers))
-        # Each phase reduces its own gradients.
-        self.grad_reducer = nn.Identity()
         count = len(networks)
-        loss_scales = self._loss_scales(loss_scale, count)
-        after_updates = one_each(owner, "after_update", after_update, count)
-        clip_norms = one_each(owner, "clip_norm", clip_norm, count)
-        clip_values = one_each(owner, "clip_value", clip_value, count)
-        ema_decays = one_each(owner, "ema_decay", ema_decay, count)
-        self.phases = nn.CellList(
-            [
-                Transaction(
-                    owner,
-                    networks[i : i + 1],
-                    optimizers[i : i + 1],
-                    loss_scales[i],
-                    prefix=f"network_{i}.",
-                    gradient_accumulation_steps=gradient_accumulation_steps,
-                    clip_norms=clip_norms[i : i + 1],
-                    clip_values=clip_values[i : i + 1],
-                    ema_decays=ema_decays[i : i + 1],
-                    has_aux=has_aux,
-                    forward_state=forward_state,
-                    after_update=after_updates[i],
-                    overflow_detector=overflow_detector,
-                )
-                for i in range(count)
-            ],
-            auto_prefix=False,
+        settings = [
+            check_settings(
+                owner,
+                1,
+                gradient_accumulation_steps=gradient_accumulation_steps,
+                clip_norm=[its_norm],
+                clip_value=[its_value],
+                ema_decay=[its_decay],
+                has_aux=has_aux,
+                forward_state=forward_state,
+                after_update=its_update,
+                overflow_detector=overflow_detector,
+            )
+            for its_norm, its_value, its_decay, its_update in zip(
+                one_each(owner, "clip_norm", clip_norm, count),
+                one_each(owner, "clip_value", clip_value, count),
+                one_each(owner, "ema_decay", ema_decay, count),
+                one_each(owner, "after_update", after_update, count),
+            )
+        ]
+        turns = Turns(count, settings[0].gradient_accumulation_steps)
+        super().__init__(
+            networks,
+            optimizers,
+            self._loss_scales(loss_scale, count),
+            settings,
+            network_inputs=network_inputs,
+            turns=turns,
         )
-        self.network_inputs = check_network_inputs(owner, network_inputs, networks)
+        self.turns = turns
         self._has_aux = has_aux
-        self._steps = int(gradient_accumulation_steps)
-        # Windows that have ended, and calls of the present one.
-        self.windows = self._state(np.int32(0), "windows")
-        self.calls = self._state(np.int32(0), "calls")
-        self.every = self._state(np.ones(count, np.int32), "every")
-        # A network takes part in whole windows, also if `every` is set within one.
-        self.window_every = self._state(np.ones(count, np.int32), "window_every")
-        self.last_losses = self._state(np.zeros(count, np.float32), "last_losses")
         if every is not None:
             self.set_every(every)
-        check_unique_names(owner, self.get_parameters())
-
-    def rank_settings(self):
-        """What was passed to the cell and must be the same on all ranks."""
-        settings = {"networks": len(self.phases)}
-        for phase in self.phases:
-            settings.update(phase.rank_settings())
-        return settings
-
-    def rank_state(self):
-        """The small Parameters that have the same values on all ranks."""
-        state = [parameter for phase in self.phases for parameter in phase.rank_state()]
-        return [*state, self.windows, self.calls, self.every, self.window_every]
-
-    @staticmethod
-    def _state(value, name):
-        return Parameter(Tensor(value), name=f"alternation.{name}", requires_grad=False)
 
     def _loss_scales(self, loss_scale, count):
         owner = type(self).__name__
@@ -189,48 +159,37 @@ class AlternatingTrainOneStepCell(Measurements, RankAgreement):
         return loss_scales
 
     def construct(self, *inputs):
-        window = self.windows + 1
-        ops.assign(self.window_every, ops.select(self.calls == 0, self.every, self.window_every))
-        every, last_losses = ops.unstack(self.window_every), ops.unstack(self.last_losses)
+        take_part, last_losses = self.turns.begin_call(), ops.unstack(self.turns.last_losses)
         losses, overflows, loss_scales, auxes = (), (), (), ()
-        for i, phase in enumerate(self.phases):
-            its_inputs = inputs_of(i, self.network_inputs, inputs)
+        for i, step in enumerate(self.steps):
+            its_inputs = inputs_of(self._owner, i, self.network_inputs, inputs)
             if self._has_aux:
-                step = phase.step(*its_inputs)
-                loss, overflow, loss_scale = self._values(step)
-                auxes += (step[1][0],)
+                output = step(*its_inputs)
+                loss, overflow, loss_scale = self._values(output)
+                auxes += (output[1][0],)
             else:
-                loss, overflow, loss_scale = self._run_in_turn(
-                    window % every[i] == 0, last_losses[i], phase, its_inputs
-                )
+                loss, overflow, loss_scale = self._step_in_turn(take_part[i], last_losses[i], step, its_inputs)
             losses, overflows, loss_scales = losses + (loss,), overflows + (overflow,), loss_scales + (loss_scale,)
             # The next network's forward comes after all that this one's update did.
             inputs = ops.depend(inputs, overflow)
         losses = ops.stack(losses)
-        ops.assign(self.last_losses, losses)
-        self._count_call(window)
+        self.turns.end_call(losses)
         output = (ops.ReduceSum()(losses), ops.stack(overflows), ops.stack(loss_scales), losses)
         if self._has_aux:
             return (*output, auxes)
         return output
 
-    def _count_call(self, window):
-        calls = self.calls + 1
-        is_last = calls >= self._steps
-        ops.assign(self.windows, ops.select(is_last, window, self.windows))
-        ops.assign(self.calls, ops.select(is_last, 0, calls))
-
     @staticmethod
-    def _values(step):
-        return gradients.sums(step[0])[0], step[2], step[3]
+    def _values(output):
+        return gradients.sums(output[0])[0], output[2], output[3]
 
-    def _run_in_turn(self, takes_part, last_loss, phase, inputs):
+    def _step_in_turn(self, takes_part, last_loss, step, inputs):
         if takes_part:
-            loss, overflow, loss_scale = self._values(phase.step(*inputs))
+            loss, overflow, loss_scale = self._values(step(*inputs))
         else:
             loss = last_loss
-            overflow = Tensor(False)
-            loss_scale = gradients.copy(phase.loss_scale.scale_value)
+            loss_scale = gradients.copy(step.loss_scale.scale_value)
+            overflow = gradients.never(loss_scale)
         return loss, overflow, loss_scale
 
     def set_every(self, every):
@@ -251,76 +210,11 @@ class AlternatingTrainOneStepCell(Measurements, RankAgreement):
             raise TypeError(f"For '{owner}', the argument 'every' must be a list or tuple, but got {describe(every)}.")
         every = [
             check_positive_int(owner, f"every[{i}]", k)
-            for i, k in enumerate(one_each(owner, "every", every, len(self.phases)))
+            for i, k in enumerate(one_each(owner, "every", every, len(self.steps)))
         ]
         if self._has_aux and set(every) != {1}:
             raise ValueError(
                 f"For '{owner}', the argument 'every' must be None or all 1 with has_aux=True, since a network that "
                 f"does not take part has no aux to return, but got {every}."
             )
-        ops.assign(self.every, Tensor(every, mstype.int32))
-
-    def get_loss_scale(self):
-        """
-        Reads the loss scales.
-
-        Returns:
-            list[float], for each network the scale that its next step will use.
-        """
-        return [phase.get_loss_scale() for phase in self.phases]
-
-    def set_loss_scale(self, value):
-        """
-        Sets the loss scales by hand, between two calls; their laws go on from there.
-
-        Args:
-            value (Union[float, list[float]]): The new scale for all networks or for each, finite numbers > 0.
-
-        Raises:
-            TypeError: If a value is not a number.
-            ValueError: If a value is not finite or not > 0, or a list has not one entry for each network.
-        """
-        owner = f"{type(self).__name__}.set_loss_scale"
-        # All of them are checked before the first is set.
-        values = [check_scale(owner, "value", each) for each in one_each(owner, "value", value, len(self.phases))]
-        for phase, its_value in zip(self.phases, values):
-            phase.set_loss_scale(its_value)
-
-    def counters(self):
-        """
-        Reads how many steps of each network were applied and skipped.
-
-        Returns:
-            list[dict], each with the ints `applied_steps`, `skipped_steps` and `consecutive_skipped_steps`.
-        """
-        return [phase.counters() for phase in self.phases]
-
-    def overflowed_parameters(self):
-        """
-        Reads which gradients were not finite in the last step of each network that was skipped. Training itself never
-        waits for it.
-
-        Returns:
-            list[str], the names of their parameters, of all networks. Those of a network none of whose steps was
-            skipped are not in it, nor what only an NPU's register told of, as in saturation mode.
-        """
-        return [name for phase in self.phases for name in phase.overflowed_parameters()]
-
-    def flush(self):
-        """
-        Ends a partial accumulation window: each network that takes part averages over the calls that the window really
-        had, and updates or skips, in order.
-
-        Does nothing without accumulation, or at the beginning of a window.
-        """
-        if self.calls.asnumpy() > 0:
-            for phase in self.phases:
-                phase.flush()
-            ops.assign(self.windows, self.windows + 1)
-            ops.assign(self.calls, Tensor(0, mstype.int32))
-
-    def _clippings(self):
-        return [clipping for phase in self.phases for clipping in phase.clippings]
-
-    def _moving_averages(self):
-        return [moving_average for phase in self.phases for moving_average in phase.moving_averages]
+        ops.assign(self.turns.every, Tensor(every, mstype.int32))

@@ -1,9 +1,10 @@
 """The training cell for one network."""
 
-from ms_lossscale.step.transaction import Transaction
+from ms_lossscale.cells.training_cell import TrainingCell
+from ms_lossscale.step.settings import check_settings
 
 
-class ScaledTrainOneStepCell(Transaction):
+class ScaledTrainOneStepCell(TrainingCell):
     """
     Trains one network with a loss scale that is divided out inside the cell, so that any optimizer will do.
 
@@ -87,36 +88,23 @@ class ScaledTrainOneStepCell(Transaction):
         after_update=None,
         overflow_detector=None,
     ):
-        super().__init__(
+        settings = check_settings(
             type(self).__name__,
-            (network,),
-            (optimizer,),
-            loss_scale,
+            1,
             gradient_accumulation_steps=gradient_accumulation_steps,
-            clip_norms=[clip_norm],
-            clip_values=[clip_value],
-            ema_decays=[ema_decay],
+            clip_norm=[clip_norm],
+            clip_value=[clip_value],
+            ema_decay=[ema_decay],
             has_aux=has_aux,
             forward_state=forward_state,
             after_update=after_update,
             overflow_detector=overflow_detector,
         )
+        super().__init__((network,), (optimizer,), [loss_scale], [settings], several_networks=False)
         self._has_aux = has_aux
 
     def construct(self, *inputs):
-        step = self.step(*inputs)
+        step = self.steps[0](*inputs)
         if self._has_aux:
             return step[0][0], step[2], step[3], step[1][0]
         return step[0][0], step[2], step[3]
-
-    def grad_norm(self):
-        """
-        Reads the global norm of the gradients, before clipping, at the last verdict.
-
-        Returns:
-            float, not finite if that step was skipped because of its gradients.
-
-        Raises:
-            RuntimeError: If no `clip_norm` is set.
-        """
-        return super().grad_norm()[0]

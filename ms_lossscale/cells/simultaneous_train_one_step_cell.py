@@ -3,11 +3,12 @@
 from mindspore import nn, ops
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._check import check_cells, check_one_each, one_each
-from ms_lossscale.step.transaction import Transaction
+from ms_lossscale._check import check_cells, check_one_each
+from ms_lossscale.cells.training_cell import TrainingCell
+from ms_lossscale.step.settings import check_settings
 
 
-class SimultaneousTrainOneStepCell(Transaction):
+class SimultaneousTrainOneStepCell(TrainingCell):
     """
     Trains several networks, the two of a GAN say, with ONE check and ONE conditional update.
 
@@ -119,26 +120,30 @@ class SimultaneousTrainOneStepCell(Transaction):
         else:
             networks = check_cells(owner, "networks", networks)
             check_one_each(owner, networks, optimizers)
-        super().__init__(
+        settings = check_settings(
             owner,
-            networks,
-            optimizers,
-            loss_scale,
-            network_inputs=network_inputs,
-            may_return_tuple=one_cell,
+            len(optimizers),
             gradient_accumulation_steps=gradient_accumulation_steps,
-            clip_norms=one_each(owner, "clip_norm", clip_norm, len(optimizers)),
-            clip_values=one_each(owner, "clip_value", clip_value, len(optimizers)),
-            ema_decays=one_each(owner, "ema_decay", ema_decay, len(optimizers)),
+            clip_norm=clip_norm,
+            clip_value=clip_value,
+            ema_decay=ema_decay,
             has_aux=has_aux,
             forward_state=forward_state,
             after_update=after_update,
             overflow_detector=overflow_detector,
         )
+        super().__init__(
+            networks,
+            optimizers,
+            [loss_scale],
+            [settings],
+            network_inputs=network_inputs,
+            may_return_tuple=one_cell,
+        )
         self._has_aux = has_aux
 
     def construct(self, *inputs):
-        step = self.step(*inputs)
+        step = self.steps[0](*inputs)
         losses = ops.stack(gradients.sums(step[0]))
         output = (ops.ReduceSum()(losses), step[2], step[3], losses)
         if self._has_aux:

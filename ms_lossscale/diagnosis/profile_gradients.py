@@ -5,13 +5,12 @@ from mindspore import Tensor
 from mindspore import dtype as mstype
 
 from ms_lossscale._check import check_number, check_scale
-from ms_lossscale.cells.alternating_train_one_step_cell import AlternatingTrainOneStepCell
+from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.diagnosis.batches import each_batch
 from ms_lossscale.diagnosis.distribution import Distribution
 from ms_lossscale.diagnosis.gradient_report import GradientReport
 from ms_lossscale.diagnosis.replay import replay, running
 from ms_lossscale.diagnosis.trained_part import trained_parts
-from ms_lossscale.step.transaction import Transaction
 
 
 def profile_gradients(network, parameters=None, batches=None, *, loss_scale=1.0, clip=None):
@@ -64,12 +63,13 @@ def profile_gradients(network, parameters=None, batches=None, *, loss_scale=1.0,
         35184372088832.0
     """
     owner = "profile_gradients"
-    if batches is None and isinstance(network, (Transaction, AlternatingTrainOneStepCell)):
+    if batches is None and isinstance(network, TrainingCell):
         parameters, batches = None, parameters
     parts = trained_parts(owner, network, parameters)
     loss_scale = check_scale(owner, "loss_scale", loss_scale)
     if clip is not None and not check_number(owner, "clip", clip) > 0:
         raise ValueError(f"For '{owner}', the argument 'clip' must be a number > 0, but got {clip!r}.")
+    steps = network.steps_made() if isinstance(network, TrainingCell) else None
     count = 0
     with replay([part.network for part in parts]):
         profile = _Profile(parts, loss_scale, clip)
@@ -78,7 +78,7 @@ def profile_gradients(network, parameters=None, batches=None, *, loss_scale=1.0,
                 profile.add(batch)
             count += 1
     return GradientReport(
-        profile.distributions, count, loss_scale, clip, profile.largest, profile.non_finite_losses, _steps(network)
+        profile.distributions, count, loss_scale, clip, profile.largest, profile.non_finite_losses, steps
     )
 
 
@@ -115,13 +115,3 @@ class _Profile:
         norm = np.sqrt(sum(np.sum(np.square(grad, dtype=np.float64)) for grad in grads))
         # Without an effect on what is not finite: it must be counted as such.
         return [grad * np.float32(self._clip / norm) for grad in grads] if self._clip < norm < np.inf else grads
-
-
-def _steps(cell):
-    """The steps that a training cell has made, skipped ones included; None for any other cell."""
-    if isinstance(cell, AlternatingTrainOneStepCell):
-        return int(cell.windows.asnumpy())
-    if isinstance(cell, Transaction):
-        counters = cell.counters()
-        return counters["applied_steps"] + counters["skipped_steps"]
-    return None

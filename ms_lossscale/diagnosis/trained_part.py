@@ -3,13 +3,11 @@
 from typing import NamedTuple, Optional
 
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
-from mindspore import dtype as mstype
 
 from ms_lossscale._check import check_cell, describe
-from ms_lossscale.cells.alternating_train_one_step_cell import AlternatingTrainOneStepCell
-from ms_lossscale.step.forward_backward import SharedForwardBackward
+from ms_lossscale.cells.training_cell import TrainingCell
+from ms_lossscale.step.forward_backward import scaled
 from ms_lossscale.step.network_inputs import inputs_of
-from ms_lossscale.step.transaction import Transaction
 
 _CURE = "Pass a network that returns the loss, an nn.WithLossCell say, or a training cell of ms_lossscale."
 
@@ -24,6 +22,7 @@ class TrainedPart(NamedTuple):
     - **item** (Union[int, None]) - Which item of the tuple that the network returns is the loss; None for no tuple.
     - **number** (int) - The network's number in the training cell.
     - **network_inputs** (Union[tuple, None]) - For each network, which of a batch's inputs it takes; None for all.
+    - **cell** (str) - The training cell's name, for error messages.
     """
 
     prefix: str
@@ -32,10 +31,11 @@ class TrainedPart(NamedTuple):
     item: Optional[int] = None
     number: int = 0
     network_inputs: Optional[tuple] = None
+    cell: str = ""
 
     def inputs(self, batch):
         """Those of a batch's inputs that the network takes."""
-        return inputs_of(self.number, self.network_inputs, batch)
+        return inputs_of(self.cell, self.number, self.network_inputs, batch)
 
     def loss(self, *inputs):
         """Runs the network forward."""
@@ -54,7 +54,7 @@ class TrainedPart(NamedTuple):
 
         def scaled_loss(scale, *inputs):
             loss = self.loss(*inputs)
-            return loss.astype(mstype.float32) * scale, loss
+            return scaled(loss, scale), loss
 
         value_and_grad = ops.value_and_grad(scaled_loss, None, ParameterTuple(self.weights), has_aux=True)
 
@@ -68,40 +68,19 @@ class TrainedPart(NamedTuple):
 def trained_parts(owner, network, parameters=None):
     """The parts of a network that is trained by `parameters` (None: by all that are trainable), or of a cell."""
     check_cell(owner, "network", network, _CURE)
-    phases = _phases(network)
-    if phases is None:
+    if not isinstance(network, TrainingCell):
         return [TrainedPart("", network, _check_parameters(owner, network, parameters))]
     if parameters is not None:
         raise ValueError(
             f"For '{owner}', the argument 'parameters' must be None for a training cell, which knows what it trains, "
             f"but got {describe(parameters)}."
         )
-    parts = [part for phase in phases for part in _parts_of(phase)]
+    losses = [loss for step in network.steps for loss in step.losses()]
+    parts = [TrainedPart("", its_network, weights, item) for its_network, weights, item in losses]
+    parts = [part._replace(network_inputs=network.network_inputs, cell=type(network).__name__) for part in parts]
     if len({id(part.network) for part in parts}) == 1:
-        return [part._replace(network_inputs=network.network_inputs) for part in parts]
-    return [
-        part._replace(prefix=f"networks[{i}]", number=i, network_inputs=network.network_inputs)
-        for i, part in enumerate(parts)
-    ]
-
-
-def _phases(cell):
-    """The transactions of a training cell; None for any other cell."""
-    if isinstance(cell, AlternatingTrainOneStepCell):
-        return list(cell.phases)
-    if isinstance(cell, Transaction):
-        return [cell]
-    return None
-
-
-def _parts_of(transaction):
-    for forward_backward in transaction.forward_backwards:
-        if isinstance(forward_backward, SharedForwardBackward):
-            for item, weights in enumerate(forward_backward.weights_of_each):
-                yield TrainedPart("", forward_backward.network, tuple(weights), item)
-        else:
-            item = 0 if forward_backward.has_aux else None
-            yield TrainedPart("", forward_backward.network, tuple(forward_backward.weights), item)
+        return parts
+    return [part._replace(prefix=f"networks[{i}]", number=i) for i, part in enumerate(parts)]
 
 
 def _check_parameters(owner, network, parameters):

@@ -6,7 +6,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._check import check_number
+from ms_lossscale.step.gradient_transforms import GradientTransform
 
 # Where the sum of squares lies outside these, squares have overflowed or been flushed to zero. Then it is taken of the
 # gradients times a power of two, which brings their squares back into float32's range and rounds nothing.
@@ -15,106 +15,136 @@ _ENLARGE, _REDUCE = 2.0**96, 2.0**-96
 _SMALLEST_NORMAL = 2.0**-126
 
 
-def check_clipping(owner, clip_norm, clip_value):
-    """Raises unless at most one of them is given and that one is a number > 0. Returns both as floats or None."""
-    if clip_norm is not None and clip_value is not None:
-        raise ValueError(
-            f"For '{owner}', a network's gradients are clipped by 'clip_norm' or by 'clip_value', but got both: "
-            f"{clip_norm!r} and {clip_value!r}. Set one of them to None."
-        )
-    checked = []
-    for name, value in (("clip_norm", clip_norm), ("clip_value", clip_value)):
-        if value is not None:
-            value = check_number(owner, name, value)
-            if not value > 0:
-                raise ValueError(f"For '{owner}', the argument '{name}' must be a number > 0, but got {value!r}.")
-        checked.append(value)
-    return tuple(checked)
+def _tensor(value):
+    return Tensor(value, mstype.float32)
 
 
-class Clipping(nn.Cell):
+class ClipByValue(GradientTransform):
     """
-    Clips the gradients of one optimizer: by their global norm, as :func:`mindspore.ops.clip_by_global_norm`, or each
-    element by its value.
+    Clips each element.
 
-    The gradients may still be multiplied by a scale; then clipping by the norm divides by it in the same multiply. The
-    norm is exact over the whole range of float32: it is finite whenever the gradients are, so it is the overflow check
+    Args:
+        clip_value (float): The largest absolute value.
+    """
+
+    def __init__(self, clip_value):
+        super().__init__()
+        self._low, self._high = _tensor(-clip_value), _tensor(clip_value)
+
+    def construct(self, grads):
+        return gradients.clip(grads, self._low, self._high)
+
+
+class GlobalNorm(nn.Cell):
+    """
+    The global norm of one network's gradients.
+
+    It is exact over the whole range of float32: it is finite whenever the gradients are, so it is the overflow check
     too. What it stands for may exceed float32 itself; it is held as three Parameters, `root / power / scale`.
 
     Args:
-        clip_norm (Union[None, float]): The largest global norm; inf only measures.
-        clip_value (Union[None, float]): The largest absolute value.
+        ranks (Union[Alone, Ranks]): Who else has gradients.
+        own (tuple[bool]): For each gradient whether it is that of a weight of which every rank has a part of its own.
+            The norm is then that of all ranks together.
         prefix (str): For the Parameters' names.
-        of_rank (tuple[bool]): For each gradient whether it is that of a weight of which every rank has a part of its
-            own. The norm is then that of all ranks together. Empty if there are none.
+
+    Inputs:
+        - **grads** (tuple[Tensor]) - The gradients times `divisor`.
+        - **divisor** (Tensor) - Float32 of shape :math:`()`.
+
+    Outputs:
+        Tensor, whether the norm is finite, bool of shape :math:`()`.
     """
 
-    def __init__(self, clip_norm, clip_value, prefix, of_rank=()):
+    def __init__(self, ranks, own, prefix):
         super().__init__(auto_prefix=False)
-        self.measures = clip_norm is not None
-        self.clips_norm = self.measures and math.isfinite(clip_norm)
-        self._clips_value = clip_value is not None
-        self._bound = Tensor(clip_norm if self.clips_norm else clip_value or 0.0, mstype.float32)
-        self._negative_bound = -self._bound
-        if self.measures:
-            self.root = self._state(0.0, f"{prefix}clipping.root")
-            self.power = self._state(1.0, f"{prefix}clipping.power")
-            self.scale = self._state(1.0, f"{prefix}clipping.scale")
-        self._of_rank = of_rank
-        if of_rank:
-            self._of_all = tuple(not each for each in of_rank)
-            self._sum_of_ranks = ops.AllReduce()
+        self.root = self._state(0.0, f"{prefix}clipping.root")
+        self.power = self._state(1.0, f"{prefix}clipping.power")
+        self.scale = self._state(1.0, f"{prefix}clipping.scale")
+        self.ranks = ranks
+        self._own = own if any(own) else ()
+        self._shared = tuple(not each for each in own)
+        self._one, self._zero = _tensor(1.0), _tensor(0.0)
+        self._smallest, self._largest = _tensor(_SMALLEST_SUM), _tensor(_LARGEST_SUM)
+        self._enlarge, self._reduce = _tensor(_ENLARGE), _tensor(_REDUCE)
 
     @staticmethod
     def _state(value, name):
-        return Parameter(Tensor(value, mstype.float32), name=name, requires_grad=False)
+        return Parameter(_tensor(value), name=name, requires_grad=False)
 
-    def measure(self, grads, scale):
-        """Measures the global norm of `grads / scale`. Returns whether it is finite, which tells whether they are."""
-        sum_of_squares, power = self._sum_of_squares(grads)
+    def construct(self, grads, divisor):
+        sum_of_squares, power = self._sum_of_squares(grads), self._one
+        if ops.logical_or(sum_of_squares < self._smallest, sum_of_squares > self._largest):
+            power = ops.select(sum_of_squares < self._one, self._enlarge, self._reduce)
+            sum_of_squares = self._sum_of_squares(gradients.multiply(grads, power))
         root = ops.sqrt(sum_of_squares)
         ops.assign(self.root, root)
         ops.assign(self.power, power)
-        ops.assign(self.scale, scale)
+        ops.assign(self.scale, divisor)
         return ops.isfinite(root)
 
     def _sum_of_squares(self, grads):
-        sum_of_squares, power = self._sum_over_ranks(grads), Tensor(1.0, mstype.float32)
-        if ops.logical_or(sum_of_squares < _SMALLEST_SUM, sum_of_squares > _LARGEST_SUM):
-            power = ops.select(sum_of_squares < 1.0, Tensor(_ENLARGE, mstype.float32), Tensor(_REDUCE, mstype.float32))
-            sum_of_squares = self._sum_over_ranks(gradients.multiply(grads, power))
-        return sum_of_squares, power
-
-    def _sum_over_ranks(self, grads):
-        if not self._of_rank:
+        if not self._own:
             return gradients.sum_of_squares(grads)
-        of_ranks = self._sum_of_ranks(gradients.sum_of_squares_where(self._of_rank, grads))
-        return of_ranks + gradients.sum_of_squares_where(self._of_all, grads)
+        of_ranks = self.ranks.sum(gradients.sum_of_squares_where(self._zero, self._own, grads))
+        return of_ranks + gradients.sum_of_squares_where(self._zero, self._shared, grads)
+
+    def value(self):
+        """Reads the norm at the last verdict, a float."""
+        return float(self.root.asnumpy()) / float(self.power.asnumpy()) / float(self.scale.asnumpy())
+
+
+class MeasureGlobalNorm(GradientTransform):
+    """
+    Measures the global norm, and changes nothing.
+
+    Args:
+        norm (GlobalNorm): What measures it.
+    """
+
+    def measure(self, grads, divisor):
+        return (self.norm(grads, divisor),)
 
     def construct(self, grads):
-        """Clips gradients that are known to be finite, and, if it is by the norm, have been measured."""
-        if self.clips_norm:
-            return self._clip_norm(grads)
-        if self._clips_value:
-            return gradients.clip(grads, self._negative_bound, self._bound)
         return grads
 
-    def _clip_norm(self, grads):
+
+class ClipByGlobalNorm(GradientTransform):
+    """
+    Clips by the global norm, as :func:`mindspore.ops.clip_by_global_norm` does, and divides by the scale in the same
+    multiplication.
+
+    Args:
+        clip_norm (float): The largest global norm.
+        norm (GlobalNorm): What measures it.
+    """
+
+    unscales = True
+
+    def __init__(self, clip_norm, norm):
+        super().__init__(norm)
+        self._bound, self._one, self._smallest_normal = _tensor(clip_norm), _tensor(1.0), _tensor(_SMALLEST_NORMAL)
+
+    def measure(self, grads, divisor):
+        return (self.norm(grads, divisor),)
+
+    def construct(self, grads):
         # grads / scale * min(1, clip_norm / norm).
-        ratio = self._bound / self.root
-        coefficient = ops.minimum(1.0 / self.scale, ratio * self.power)
-        if coefficient < _SMALLEST_NORMAL:
+        ratio = self._bound / self.norm.root
+        coefficient = ops.minimum(self._one / self.norm.scale, ratio * self.norm.power)
+        if coefficient < self._smallest_normal:
             # Too small for one multiply: float32 would flush the coefficient to zero, and all gradients with it.
-            grads = gradients.multiply(gradients.multiply(grads, self.power), ratio)
+            grads = gradients.multiply(gradients.multiply(grads, self.norm.power), ratio)
         else:
             grads = gradients.multiply(grads, coefficient)
         return grads
 
-    def norm(self):
-        """
-        Reads the global norm, before clipping, at the last verdict.
 
-        Returns:
-            float.
-        """
-        return float(self.root.asnumpy()) / float(self.power.asnumpy()) / float(self.scale.asnumpy())
+def make_clipping(clip_norm, clip_value, weights, ranks, prefix):
+    """The transforms that the settings of one network ask for."""
+    if clip_value is not None:
+        return [ClipByValue(clip_value)]
+    if clip_norm is None:
+        return []
+    norm = GlobalNorm(ranks, ranks.own(weights), prefix)
+    return [MeasureGlobalNorm(norm) if math.isinf(clip_norm) else ClipByGlobalNorm(clip_norm, norm)]

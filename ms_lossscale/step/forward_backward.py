@@ -1,10 +1,16 @@
-"""The scaled forward and backward of one network."""
+"""The scaled forward and backward of the networks of a step."""
 
 from mindspore import Tensor, jit, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale.step.shared_forward_gradient import backward_of_shared_forward
+from ms_lossscale.step.network_inputs import inputs_of
+from ms_lossscale.step.shared_forward_backward import backward_of_shared_forward
+
+
+def scaled(loss, scale):
+    """What is differentiated: float32 first, since a float16 loss times the scale may be infinite."""
+    return loss.astype(mstype.float32) * scale
 
 
 def _copy(aux):
@@ -52,6 +58,10 @@ class ForwardBackward(nn.Cell):
         # has_aux here: one forward gives the scaled loss to differentiate and, beside it, what the user gets back.
         self._value_and_grad = ops.value_and_grad(self._scaled_loss, None, weights, has_aux=True)
 
+    def losses(self):
+        """The network, the weights that its loss trains, and the loss's place in a tuple, None if there is no tuple."""
+        return [(self.network, tuple(self.weights), 0 if self.has_aux else None)]
+
     def _scaled_loss(self, scale, *inputs):
         output = self.network(*inputs)
         if self.has_aux:
@@ -66,7 +76,7 @@ class ForwardBackward(nn.Cell):
                 loss = output[0]
             if not isinstance(loss, Tensor):
                 raise TypeError(self._not_one_loss)
-        return loss.astype(mstype.float32) * scale, loss, aux
+        return scaled(loss, scale), loss, aux
 
     def construct(self, scale, *inputs):
         (_, loss, aux), grads = self._value_and_grad(scale, *inputs)
@@ -104,6 +114,10 @@ class SharedForwardBackward(nn.Cell):
         )
         self.weights_of_each = weights
 
+    def losses(self):
+        """For each loss the network, the weights that it trains, and its place in what the network returns."""
+        return [(self.network, tuple(weights), i) for i, weights in enumerate(self.weights_of_each)]
+
     def _losses_and_aux(self, *inputs):
         output = self.network(*inputs)
         if not isinstance(output, tuple):
@@ -132,3 +146,41 @@ class SharedForwardBackward(nn.Cell):
                 cotangents += (scale if i == j else ops.zeros_like(result),)
             grads += backward_of_shared_forward(self._losses_and_aux, weights)(*inputs, cotangents)
         return losses, _copy(results[self._losses :]), grads
+
+
+class ForwardsAndBackwards(nn.Cell):
+    """
+    All networks of a step, one after the other, at the same weights.
+
+    Args:
+        owner (str): The training cell's name, for error messages.
+        forward_backwards (list[Cell]): A ForwardBackward for each network, or one SharedForwardBackward.
+        network_inputs (Union[tuple, None]): Positions of the inputs that each network takes; None means all.
+        packing (Packing): For the gradients.
+
+    Inputs:
+        - **scale** (Tensor) - The loss scale, float32 of shape :math:`()`.
+        - **inputs** (tuple) - The inputs of the step.
+
+    Outputs:
+        Tuple of three: the tuple of all losses, the tuple of each network's aux, and the flat tuple of all gradients,
+        packed.
+    """
+
+    def __init__(self, owner, forward_backwards, network_inputs, packing):
+        super().__init__(auto_prefix=False)
+        self.forward_backwards = nn.CellList(forward_backwards, auto_prefix=False)
+        self.packing = packing
+        self._owner = owner
+        self._network_inputs = network_inputs
+
+    def construct(self, scale, inputs):
+        # The backward starts from the scale, and need not wait for the forward where a layer is linear.
+        scale = ops.depend(scale, inputs)
+        losses, auxes, grads = (), (), ()
+        for i, forward_backward in enumerate(self.forward_backwards):
+            its_inputs = inputs_of(self._owner, i, self._network_inputs, inputs)
+            its_losses, its_aux, its_grads = forward_backward(scale, *its_inputs)
+            losses, auxes, grads = losses + its_losses, auxes + (its_aux,), grads + its_grads
+        # Losses and aux are copies: none may be taken after an optimizer has moved what it shows.
+        return losses, auxes, ops.depend(self.packing.pack(grads), (losses, auxes))

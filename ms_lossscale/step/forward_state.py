@@ -3,7 +3,6 @@
 from mindspore import Parameter, ParameterTuple, nn, ops
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._check import describe
 
 # The statistics of MindSpore's normalisation cells (`nn` and `mint.nn`) and of user's own cells that name theirs alike.
 _STATISTICS = ("moving_mean", "moving_variance", "running_mean", "running_var", "num_batches_tracked")
@@ -21,64 +20,88 @@ def find_forward_state(networks):
     return list(found.values())
 
 
+class NoForwardState(nn.Cell):
+    """The forward writes nothing, or nothing is ever undone. The methods are those of :class:`ForwardState`."""
+
+    parameters = ()
+
+    def __init__(self):
+        super().__init__(auto_prefix=False)
+
+    def save(self, inputs):
+        return inputs, ()
+
+    def restore(self, saved):
+        pass
+
+
 class ForwardState(nn.Cell):
     """
-    The Parameters that a training forward writes.
+    The Parameters that a training forward writes, where each call is a step.
 
     Args:
-        networks (tuple[Cell]): The networks, whose normalisation statistics are found.
-        further (Union[list, tuple]): Further Parameters, those of a user's own cells.
-        owner (str): The cell that was given `further`, for the error message.
-        over_calls (bool): Whether the copies have to outlast a call: with accumulation a skipped window takes back
-            what its calls' forwards wrote, also if training was stopped and resumed in between.
-        prefix (str): For the names of the copies that outlast a call.
+        parameters (list[Parameter]): What it writes.
     """
 
-    def __init__(self, networks, further, owner, over_calls, prefix):
+    def __init__(self, parameters):
         super().__init__(auto_prefix=False)
-        if not isinstance(further, (list, tuple)):
-            raise TypeError(
-                f"For '{owner}', the argument 'forward_state' must be a list or tuple of Parameters, but got "
-                f"{describe(further)}."
-            )
-        for parameter in further:
-            if not isinstance(parameter, Parameter):
-                raise TypeError(
-                    f"For '{owner}', the argument 'forward_state' must hold Parameters only, but got "
-                    f"{describe(parameter)}."
-                )
-        found = {id(parameter): parameter for parameter in (*find_forward_state(networks), *further)}
-        self.is_empty = not found
-        self._over_calls = over_calls
-        if found:
-            self.parameters = ParameterTuple(found.values())
-            if over_calls:
-                self.copies = ParameterTuple(
-                    Parameter(
-                        ops.deepcopy(parameter), name=f"{prefix}forward_state.{parameter.name}", requires_grad=False
-                    )
-                    for parameter in found.values()
-                )
+        self.parameters = ParameterTuple(parameters)
 
-    def save(self, inputs, is_first):
-        """
-        Copies the state before the forward, which `inputs` are tied to. Returns the inputs and the copies.
-
-        With `over_calls` only the first call of a window copies, and the copies stay here.
-        """
-        if self.is_empty:
-            return inputs, ()
-        if self._over_calls:
-            return ops.depend(inputs, self._save_over_calls(is_first)), ()
+    def save(self, inputs):
+        """Copies the state before the forward, which `inputs` are tied to. Returns the inputs and the copies."""
         saved = gradients.copy(self.parameters)
         return ops.depend(inputs, saved), saved
 
-    def _save_over_calls(self, is_first):
+    def restore(self, saved):
+        """Writes the copies back."""
+        gradients.assign(self.parameters, saved)
+
+
+class WindowForwardState(nn.Cell):
+    """
+    The same where the calls of a window are one step: the first call copies, and the copies outlast the call, also if
+    training is stopped and resumed in between. The methods are those of :class:`ForwardState`.
+
+    Args:
+        parameters (list[Parameter]): What the forward writes.
+        state (WindowState): Tells which call is the first.
+        prefix (str): For the names of the copies.
+    """
+
+    def __init__(self, parameters, state, prefix):
+        super().__init__(auto_prefix=False)
+        self.parameters = ParameterTuple(parameters)
+        self.state = state
+        self.copies = ParameterTuple(
+            Parameter(ops.deepcopy(parameter), name=f"{prefix}forward_state.{parameter.name}", requires_grad=False)
+            for parameter in parameters
+        )
+
+    def save(self, inputs):
+        return ops.depend(inputs, self._save_if_first()), ()
+
+    def _save_if_first(self):
+        is_first = self.state.is_first()
         if is_first:
             gradients.assign(self.copies, self.parameters)
         return is_first
 
-    def restore(self, saved=()):
-        """Writes the copies back."""
-        if not self.is_empty:
-            gradients.assign(self.parameters, self.copies if self._over_calls else saved)
+    def restore(self, saved):
+        gradients.assign(self.parameters, self.copies)
+
+
+def make_forward_state(networks, settings, undoes, window_state, prefix):
+    """
+    What a step undoes.
+
+    Args:
+        networks (tuple[Cell]): The networks, whose normalisation statistics are found.
+        settings (Settings): Names further Parameters.
+        undoes (bool): Whether a step is ever undone.
+        window_state (WindowState): None where each call is a step.
+        prefix (str): For the names of the copies.
+    """
+    found = list({id(p): p for p in (*find_forward_state(networks), *settings.forward_state)}.values())
+    if not undoes or not found:
+        return NoForwardState()
+    return ForwardState(found) if window_state is None else WindowForwardState(found, window_state, prefix)

@@ -22,16 +22,16 @@ def check_network_inputs(owner, network_inputs, networks):
     return tuple(tuple(int(position) for position in positions) for positions in network_inputs)
 
 
-def inputs_of(i, network_inputs, inputs):
-    """The inputs that network `i` takes."""
+def inputs_of(owner, i, network_inputs, inputs):
+    """The inputs that network `i` of the cell `owner` takes."""
     if network_inputs is None:
         return inputs
     taken = ()
     for position in network_inputs[i]:
         if position >= len(inputs):
             raise ValueError(
-                f"The argument 'network_inputs' gives network {i} the input at position {position}, but the cell was "
-                f"called with {len(inputs)} inputs. Positions count from 0."
+                f"For '{owner}', the argument 'network_inputs' gives network {i} the input at position {position}, but "
+                f"the cell was called with {len(inputs)} inputs. Positions count from 0."
             )
         taken += (inputs[position],)
     return taken

@@ -1,7 +1,10 @@
 """The optimizers of a training cell: what is required of them, and their conditional update."""
 
+import itertools
+
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, experimental, nn
+from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._check import check_cell
@@ -92,7 +95,7 @@ def prefix_states(optimizers):
 
 class Optimizers(nn.Cell):
     """
-    Several optimizers that step together.
+    The optimizers of a step, or of a training cell.
 
     Args:
         optimizers (tuple[Cell]): The optimizers, checked.
@@ -104,9 +107,32 @@ class Optimizers(nn.Cell):
     def __init__(self, optimizers):
         super().__init__(auto_prefix=False)
         self.optimizers = nn.CellList(list(optimizers), auto_prefix=False)
-        self._slices = gradients.slices([optimizer.parameters for optimizer in optimizers])
+        ends = list(itertools.accumulate(len(optimizer.parameters) for optimizer in optimizers))
+        self._slices = tuple(zip([0, *ends], ends))
         self.parameters = ParameterTuple([p for optimizer in optimizers for p in optimizer.parameters])
+        all_float32 = all(parameter.dtype == mstype.float32 for parameter in self.parameters)
+        unlisted = unlisted_state(optimizers)
+        if unlisted:
+            self.unlisted_state = ParameterTuple(unlisted)
+        self.cast = nn.Identity() if all_float32 else CastLike(self.parameters)
 
     def construct(self, grads):
+        grads = self.cast(grads)
         for i, optimizer in enumerate(self.optimizers):
             optimizer(grads[self._slices[i][0] : self._slices[i][1]])
+
+    def small_state(self):
+        """The Parameters of one element that the optimizers hold beside the weights."""
+        weights = {id(weight) for weight in self.parameters}
+        return [p for p in self.get_parameters() if p.size == 1 and id(p) not in weights]
+
+
+class CastLike(nn.Cell):
+    """Optimizers want a gradient in the dtype of its weight."""
+
+    def __init__(self, weights):
+        super().__init__(auto_prefix=False)
+        self.weights = weights
+
+    def construct(self, grads):
+        return gradients.cast_like(grads, self.weights)

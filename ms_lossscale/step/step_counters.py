@@ -17,6 +17,7 @@ class StepCounters(nn.Cell):
 
     def __init__(self, weights, prefix):
         super().__init__(auto_prefix=False)
+        self._zero, self._one = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
         self._names = tuple(weight.name for weight in weights)
         self.applied_steps = self._state(prefix, "applied_steps", np.int32(0))
         self.skipped_steps = self._state(prefix, "skipped_steps", np.int32(0))
@@ -28,14 +29,14 @@ class StepCounters(nn.Cell):
         return Parameter(Tensor(value), name=f"{prefix}step_counters.{name}", requires_grad=False)
 
     def count_applied(self):
-        ops.assign(self.consecutive_skipped_steps, Tensor(0, mstype.int32))
-        ops.assign(self.applied_steps, self.applied_steps + 1)
+        ops.assign(self.consecutive_skipped_steps, self._zero)
+        ops.assign(self.applied_steps, self.applied_steps + self._one)
         return self.applied_steps
 
     def count_skipped(self, are_finite):
         ops.assign(self.overflowed, ops.logical_not(are_finite))
-        ops.assign(self.consecutive_skipped_steps, self.consecutive_skipped_steps + 1)
-        ops.assign(self.skipped_steps, self.skipped_steps + 1)
+        ops.assign(self.consecutive_skipped_steps, self.consecutive_skipped_steps + self._one)
+        ops.assign(self.skipped_steps, self.skipped_steps + self._one)
         return self.skipped_steps
 
     def as_dict(self):

@@ -1,0 +1,97 @@
+"""What the ranks of a parallel job must have in common: communication, and one and the same training cell."""
+
+import hashlib
+import json
+import numbers
+import zlib
+
+import numpy as np
+from mindspore import Tensor, get_auto_parallel_context, nn, ops
+from mindspore import dtype as mstype
+from mindspore.communication import GlobalComm, get_group_size, get_rank
+
+_SHOWN = 4
+
+
+def check_communication(owner):
+    """Raises a RuntimeError if ranks are to exchange gradients that can't."""
+    mode = get_auto_parallel_context("parallel_mode")
+    if mode in ("data_parallel", "hybrid_parallel") and not GlobalComm.INITED:
+        raise RuntimeError(
+            f"For '{owner}', the parallel_mode is '{mode}', but communication is not initialised, so that the "
+            f"ranks could exchange no gradients. Call mindspore.communication.init() before the cell is "
+            f"constructed, and start the script with msrun; or train alone, with "
+            f"mindspore.set_auto_parallel_context(parallel_mode='stand_alone')."
+        )
+
+
+def described_weights(weights, are_broadcast):
+    """The weights by name, with a checksum of the values that must be the same on all ranks."""
+    described = {}
+    for i, weight in enumerate(weights):
+        described[f"weight {i}"] = f"{weight.name}, {weight.dtype}, {weight.shape}"
+        # Weights that are a rank's own, or that rank 0 is going to send to the others, may differ.
+        if not (weight.layerwise_parallel or are_broadcast):
+            values = weight.astype(mstype.float32).asnumpy()
+            described[f"the values of {weight.name}"] = f"CRC {zlib.crc32(values.tobytes()):08x}"
+    return described
+
+
+def settings_of(cell):
+    """The numbers, and lists of them, that a cell keeps of its arguments, by name."""
+    settings = {"class": type(cell).__name__}
+    common = vars(nn.Cell())
+    for name, value in vars(cell).items():
+        values = value if isinstance(value, (list, tuple)) else [value]
+        if name not in common and all(isinstance(each, numbers.Real) for each in values):
+            settings[name.lstrip("_")] = value
+    return settings
+
+
+def compare(owner, settings):
+    """
+    Compares a dict with those of the other ranks.
+
+    Raises:
+        ValueError: On all ranks, if one of them differs from rank 0. The message names the differences.
+    """
+    text = json.dumps(settings).encode()
+    summary = np.frombuffer(hashlib.sha256(text).digest(), np.int32)
+    # Rows of one length first, so that nothing has to be agreed on before.
+    summaries = _gather(np.append(summary, np.int32(len(text))))
+    different = np.flatnonzero((summaries != summaries[0]).any(axis=1)).tolist()
+    if different:
+        ranks = [0, different[0]]
+        texts = _texts_of(ranks, text, summaries[ranks, -1])
+        raise ValueError(_message(owner, different, *map(json.loads, texts)))
+
+
+def _gather(row):
+    return ops.AllGather()(Tensor(row.reshape(1, -1))).asnumpy().reshape(get_group_size(), -1)
+
+
+def _texts_of(ranks, text, lengths):
+    # Two rows, however many ranks there are. Summed as float32, which every device can, and in which a byte is exact.
+    rows = np.zeros((len(ranks), max(lengths)), np.float32)
+    if get_rank() in ranks:
+        rows[ranks.index(get_rank()), : len(text)] = np.frombuffer(text, np.uint8)
+    rows = ops.AllReduce()(Tensor(rows)).asnumpy().astype(np.uint8)
+    return [row[:length].tobytes().decode() for row, length in zip(rows, lengths)]
+
+
+def _message(owner, different, first, other):
+    names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
+    differences = [
+        f"{name}: {first.get(name, 'nothing')!s} on rank 0, {other.get(name, 'nothing')!s} on rank {different[0]}"
+        for name in names[:_SHOWN]
+    ]
+    if len(names) > _SHOWN:
+        differences.append(f"and {len(names) - _SHOWN} more")
+    who = f"rank {different[0]} differs" if len(different) == 1 else f"ranks {', '.join(map(str, different))} differ"
+    cure = "Pass the same arguments on every rank."
+    if any(name.startswith("the values of") for name in names):
+        cure += (
+            " So that they start with the same weights, call mindspore.set_seed with the same seed before the network "
+            "is built, or load the same checkpoint."
+        )
+    return f"For '{owner}', all ranks must train the same cell, but {who} from rank 0. {'; '.join(differences)}. {cure}"

@@ -1,0 +1,272 @@
+"""What all training cells let their user read and set."""
+
+from mindspore import GRAPH_MODE, get_auto_parallel_context, get_context, nn
+
+from ms_lossscale._accepted_loss_scale import as_loss_scale
+from ms_lossscale._check import check_cell, check_scale, one_each
+from ms_lossscale.cells.rank_comparison import check_communication, compare, described_weights, settings_of
+from ms_lossscale.step.build import build_step
+from ms_lossscale.step.moving_average import averages_in_place
+from ms_lossscale.step.network_inputs import check_network_inputs
+from ms_lossscale.step.optimizers import Optimizers, check_optimizers, prefix_states
+from ms_lossscale.step.parameter_names import add_prefix, check_unique_names
+from ms_lossscale.step.ranks import Alone, Ranks
+
+
+class TrainingCell(nn.TrainOneStepCell):
+    """
+    Base class of the training cells: a cell has one step for all its networks, or one for each. A subclass gives
+    `construct`.
+
+    Args:
+        networks (tuple[Cell]): The loss cells.
+        optimizers (tuple[Cell]): The optimizers.
+        loss_scales (list): For each step its loss scale, in any accepted form.
+        settings (list[Settings]): For each step what else was passed.
+        network_inputs (list[tuple[int]], optional): Positions of the inputs that each network takes.
+        may_return_tuple (bool): Whether a network may return its one loss as a tuple of one.
+        several_networks (bool): Whether what is measured of each network comes as a list.
+        turns (Turns, optional): Given if there is a step for each network, which decides alone.
+    """
+
+    def __init__(
+        self,
+        networks,
+        optimizers,
+        loss_scales,
+        settings,
+        *,
+        network_inputs=None,
+        may_return_tuple=False,
+        several_networks=True,
+        turns=None,
+    ):
+        owner = type(self).__name__
+        for network in networks:
+            check_cell(owner, "network", network, "Pass a network that returns the loss, an nn.WithLossCell say.")
+        check_optimizers(owner, optimizers, networks)
+        prefix_states(optimizers)
+        check_communication(owner)
+        super().__init__(
+            networks[0] if len(networks) == 1 else nn.CellList(list(networks), auto_prefix=False),
+            optimizers[0] if len(optimizers) == 1 else Optimizers(optimizers),
+        )
+        self.network_inputs = check_network_inputs(owner, network_inputs, networks)
+        self._owner = owner
+        self._several_networks = several_networks
+        self.each_decides = each_decides = turns is not None
+        self._settings = settings
+        loss_scales = [as_loss_scale(owner, loss_scale) for loss_scale in loss_scales]
+        steps = []
+        for i, (loss_scale, its_settings) in enumerate(zip(loss_scales, settings)):
+            part = slice(i, i + 1) if each_decides else slice(None)
+            prefix = f"network_{i}." if each_decides else ""
+            add_prefix(prefix, loss_scale.get_parameters())
+            steps.append(
+                build_step(
+                    owner,
+                    networks[part],
+                    optimizers[part],
+                    loss_scale,
+                    its_settings,
+                    self._ranks_of(optimizers[part]),
+                    # Where each network has its step, `construct` gives it its inputs.
+                    network_inputs=None if each_decides else self.network_inputs,
+                    may_return_tuple=may_return_tuple,
+                    prefix=prefix,
+                )
+            )
+        self.steps = nn.CellList(steps, auto_prefix=False)
+        # What may be in the middle of a window.
+        self._windows = [*steps, turns] if each_decides else steps
+        # Each step reduces its own gradients.
+        self.grad_reducer = nn.Identity()
+        self._compared = not self.reducer_flag
+        check_unique_names(owner, self.get_parameters())
+
+    def _ranks_of(self, optimizers):
+        if not self.reducer_flag:
+            return Alone()
+        weights = tuple(weight for optimizer in optimizers for weight in optimizer.parameters)
+        return Ranks(nn.DistributedGradReducer(weights, self.mean, self.degree))
+
+    def __call__(self, *args, **kwargs):
+        if not self._compared:
+            self.compare_ranks()
+        return super().__call__(*args, **kwargs)
+
+    def _of_steps(self, values):
+        """What a method returns of each step: a list where each network decides alone."""
+        return values if self.each_decides else values[0]
+
+    @property
+    def loss_scale(self):
+        """The loss scale; where each network has its own, the list of them."""
+        return self._of_steps([step.loss_scale for step in self.steps])
+
+    @property
+    def step_counters(self):
+        """What counts the steps; where each network decides alone, the list of them."""
+        return self._of_steps([step.step_counters for step in self.steps])
+
+    def get_loss_scale(self):
+        """
+        Reads the loss scale.
+
+        Returns:
+            float, the scale that the next step will use; where each network has its own, the list of them.
+        """
+        return self._of_steps([step.loss_scale.get_loss_scale() for step in self.steps])
+
+    def set_loss_scale(self, value):
+        """
+        Sets the loss scale by hand, between two steps; its law goes on from there.
+
+        Args:
+            value (Union[float, list[float]]): The new scale, a finite number > 0; where each network has its own, for
+                all of them or for each.
+
+        Raises:
+            TypeError: If a value is not a number.
+            ValueError: If a value is not finite or not > 0, or a list has not one entry for each network.
+        """
+        owner = f"{type(self).__name__}.set_loss_scale"
+        values = one_each(owner, "value", value, len(self.steps)) if self.each_decides else [value]
+        # All of them are checked before the first is set.
+        values = [check_scale(owner, "value", each) for each in values]
+        for step, its_value in zip(self.steps, values):
+            step.loss_scale.set_loss_scale(its_value)
+
+    def counters(self):
+        """
+        Reads how many steps were applied and skipped.
+
+        Returns:
+            dict, with the ints `applied_steps`, `skipped_steps` and `consecutive_skipped_steps`; where each network
+            decides alone, a list of them.
+        """
+        return self._of_steps([step.step_counters.as_dict() for step in self.steps])
+
+    def steps_made(self):
+        """
+        Reads how many steps were made, skipped ones included.
+
+        Returns:
+            int.
+        """
+        return self._windows[-1].steps_made()
+
+    def overflowed_parameters(self):
+        """
+        Reads which gradients were not finite in the last step that was skipped; where each network decides alone, in
+        the last one of each. Training itself never waits for it.
+
+        Returns:
+            list[str], the names of their parameters. It is empty if no step was skipped, and if only an NPU's register
+            told of the overflow, as in saturation mode.
+        """
+        return [name for step in self.steps for name in step.step_counters.overflowed_parameters()]
+
+    def flush(self):
+        """
+        Ends a partial accumulation window: averages over the calls that it really had, and updates or skips; where each
+        network decides alone, one after the other.
+
+        Does nothing without accumulation, or at the beginning of a window.
+        """
+        for each in self._windows:
+            each.flush()
+
+    def grad_norm(self):
+        """
+        Reads the global norm of the gradients, before clipping, at the last verdict.
+
+        Returns:
+            float, not finite if that step was skipped because of its gradients. For several networks a list, with None
+            where no `clip_norm` is set.
+
+        Raises:
+            RuntimeError: If no `clip_norm` is set.
+        """
+        norms = [norm for step in self.steps for norm in step.transforms.norms()]
+        if norms == [None] * len(norms):
+            raise RuntimeError(
+                f"For '{type(self).__name__}', 'grad_norm()' needs 'clip_norm': nothing measures the norm without it. "
+                f'Construct the cell with clip_norm=float("inf") to measure and not clip.'
+            )
+        return norms if self._several_networks else norms[0]
+
+    def ema_parameters(self):
+        """
+        The exponential moving average of the weights.
+
+        Returns:
+            dict, from the weights' names to float32 Parameters.
+
+        Raises:
+            RuntimeError: If no `ema_decay` is set.
+        """
+        averages = {}
+        for moving_average in self._moving_averages("ema_parameters"):
+            averages.update(moving_average.as_dict())
+        return averages
+
+    def ema_weights(self):
+        """
+        A context in which the weights hold their exponential moving average, for evaluation. It puts the trained
+        weights back, exactly, also if the evaluation raises.
+
+        Returns:
+            Context manager.
+
+        Raises:
+            RuntimeError: If no `ema_decay` is set.
+        """
+        return averages_in_place(self._moving_averages("ema_weights"))
+
+    def _moving_averages(self, method):
+        moving_averages = [average for step in self.steps for average in step.moving_averages]
+        if not moving_averages:
+            raise RuntimeError(
+                f"For '{type(self).__name__}', '{method}()' needs 'ema_decay': no average is kept without it. "
+                f"Construct the cell with ema_decay=0.999, say."
+            )
+        return moving_averages
+
+    def compare_ranks(self):
+        """
+        Compares this cell with those of the other ranks: settings, weights, loss scale and counters. Ranks that differ
+        would wait for each other for ever, or train apart in silence.
+
+        The first call of the cell does it. Only where MindSpore compiles the cell into another one (in GRAPH_MODE: a
+        cell of your own that calls it, or `dataset_sink_mode` on a device) nobody does, unless all ranks call this
+        method before.
+
+        Raises:
+            ValueError: On all ranks, if one of them differs from rank 0. The message names the differences.
+        """
+        if self.reducer_flag:
+            compare(type(self).__name__, self._described())
+        self._compared = True
+
+    def _described(self):
+        graph_mode = get_context("mode") == GRAPH_MODE
+        described = {
+            "cell": type(self).__name__,
+            "mode": "GRAPH_MODE" if graph_mode else "PYNATIVE_MODE",
+            "parallel_mode": self.parallel_mode,
+            "gradients_mean": self.mean,
+            "network_inputs": self.network_inputs,
+        }
+        for i, (step, settings) in enumerate(zip(self.steps, self._settings)):
+            prefix = f"network_{i}." if self.each_decides else ""
+            optimizers = [type(optimizer).__name__ for optimizer in step.optimizers.optimizers]
+            its = {"optimizers": optimizers, **settings.described()}
+            its.update((f"loss_scale.{name}", value) for name, value in settings_of(step.loss_scale).items())
+            described.update((f"{prefix}{name}", value) for name, value in its.items())
+        # Only in GRAPH_MODE MindSpore heeds it.
+        broadcasts = graph_mode and get_auto_parallel_context("parameter_broadcast")
+        described.update(described_weights(self.weights, broadcasts))
+        for each in self._windows:
+            described.update((parameter.name, parameter.asnumpy().tolist()) for parameter in each.shared_state())
+        return described

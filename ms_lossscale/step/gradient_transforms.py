@@ -1,0 +1,84 @@
+"""The seam for whatever changes the gradients between the backward and the optimizer: clipping, say."""
+
+from mindspore import nn
+
+
+class GradientTransform(nn.Cell):
+    """
+    Base class of what is done to the gradients of one network.
+
+    Gradients come as a flat tuple, in which small ones of one shape may be stacked as one tensor.
+
+    Args:
+        norm (GlobalNorm, optional): What `measure` measures. Default: ``None`` .
+
+    Inputs:
+        - **grads** (tuple[Tensor]) - Unscaled float32 gradients of a step that did not overflow.
+
+    Outputs:
+        tuple[Tensor], of the same shapes.
+    """
+
+    # Whether `construct` takes gradients that are not divided yet, by what `measure` was given.
+    unscales = False
+
+    def __init__(self, norm=None):
+        super().__init__(auto_prefix=False)
+        self.norm = norm
+
+    def measure(self, grads, divisor):
+        """
+        Looks at the gradients before the verdict, when they may be not finite.
+
+        Args:
+            grads (tuple[Tensor]): The gradients times `divisor`.
+            divisor (Tensor): Float32 of shape :math:`()`.
+
+        Returns:
+            tuple, of one bool tensor if that tells whether all are finite, else empty.
+        """
+        return ()
+
+    def construct(self, grads):
+        raise NotImplementedError
+
+
+class GradientTransforms(nn.Cell):
+    """
+    The transforms of all networks of a step, each network's in their order.
+
+    Args:
+        of_each (list[list[GradientTransform]]): For each network its transforms.
+        packing (Packing): Tells which gradients are whose.
+    """
+
+    def __init__(self, of_each, packing):
+        super().__init__(auto_prefix=False)
+        self.of_each = nn.CellList([nn.CellList(its, auto_prefix=False) for its in of_each], auto_prefix=False)
+        self.packing = packing
+        # Whether their norms tell if all gradients are finite, and whether they take them before they are divided.
+        self.tell = all(any(transform.norm is not None for transform in its) for its in of_each)
+        self.unscale = all(bool(its) and its[0].unscales for its in of_each)
+
+    def measure(self, grads, divisor):
+        """The verdicts of those that have one, as a tuple."""
+        are_finite = ()
+        for i, transforms in enumerate(self.of_each):
+            its_grads = self.packing.of_network(i, grads)
+            for transform in transforms:
+                are_finite += transform.measure(its_grads, divisor)
+        return are_finite
+
+    def construct(self, grads):
+        transformed = ()
+        for i, transforms in enumerate(self.of_each):
+            its_grads = self.packing.of_network(i, grads)
+            for transform in transforms:
+                its_grads = transform(its_grads)
+            transformed += its_grads
+        return transformed
+
+    def norms(self):
+        """Reads for each network its global norm at the last verdict; None where nothing measures it."""
+        measured = [[transform.norm for transform in its if transform.norm is not None] for its in self.of_each]
+        return [norms[0].value() if norms else None for norms in measured]

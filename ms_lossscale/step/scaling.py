@@ -1,0 +1,87 @@
+"""The loss scale within a step: read once, divided out of the gradients, moved once by its law."""
+
+from mindspore import Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ms_lossscale import _gradients as gradients
+
+
+class Scaling(nn.Cell):
+    """
+    The scale where each call is a step.
+
+    Args:
+        loss_scale (LossScale): The scale and its law.
+        left (bool): Whether the division is left to the gradients' transforms, which multiply all the same.
+    """
+
+    def __init__(self, loss_scale, left):
+        super().__init__(auto_prefix=False)
+        self.loss_scale = loss_scale
+        self.unscale = LeftToTransforms() if left else Unscale(1.0)
+
+    def read(self):
+        """The scale of this step."""
+        return gradients.copy(self.loss_scale.scale_value)
+
+    def adjust(self, scale, overflow):
+        """Moves the scale by its law, from the one that the step used."""
+        ops.assign(self.loss_scale.scale_value, self.loss_scale.next_scale(scale, overflow))
+
+
+class WindowScaling(nn.Cell):
+    """
+    The scale where the calls of a window are one step: they use the one that the first call found.
+
+    Args:
+        loss_scale (LossScale): The scale and its law.
+        state (WindowState): Holds the window's scale.
+        steps (int): Calls in a full window, over which gradients are averaged.
+    """
+
+    def __init__(self, loss_scale, state, steps):
+        super().__init__(auto_prefix=False)
+        self.loss_scale = loss_scale
+        self.state = state
+        self.unscale = Unscale(1.0 / steps)
+
+    def read(self):
+        scale = ops.select(self.state.is_first(), self.loss_scale.scale_value, self.state.loss_scale)
+        ops.assign(self.state.loss_scale, scale)
+        return gradients.copy(self.state.loss_scale)
+
+    def adjust(self, scale, overflow):
+        # What was set by hand within the window is for the next one, as it is.
+        present = self.loss_scale.scale_value
+        next_scale = self.loss_scale.next_scale(scale, overflow)
+        ops.assign(present, ops.select(ops.equal(present, scale), next_scale, present))
+
+
+class Unscale(nn.Cell):
+    """
+    Divides by the scale, in float32, and multiplies by the share that a call has in its step.
+
+    Inputs:
+        - **grads** (tuple[Tensor]) - The gradients.
+        - **scale** (Tensor) - The scale that they hold.
+
+    Outputs:
+        Tuple of the gradients and of what they are still to be divided by.
+    """
+
+    def __init__(self, share):
+        super().__init__(auto_prefix=False)
+        self._share, self._one = Tensor(share, mstype.float32), Tensor(1.0, mstype.float32)
+
+    def construct(self, grads, scale):
+        return gradients.multiply(grads, self._share / scale), self._one
+
+
+class LeftToTransforms(nn.Cell):
+    """Divides nothing. Inputs and outputs as those of :class:`Unscale`."""
+
+    def __init__(self):
+        super().__init__(auto_prefix=False)
+
+    def construct(self, grads, scale):
+        return grads, scale

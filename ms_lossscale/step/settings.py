@@ -1,0 +1,134 @@
+"""What is passed to a training cell: checked here, and described here for the comparison of ranks."""
+
+import dataclasses
+from typing import Optional
+
+from mindspore import Parameter, nn
+
+from ms_lossscale._check import (
+    check_between,
+    check_bool,
+    check_cell,
+    check_number,
+    check_positive_int,
+    describe,
+    one_each,
+)
+from ms_lossscale.overflow_detector import OverflowDetector, default_overflow_detector
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """
+    The settings of one step.
+
+    Each field is compared across ranks; what is `of_each` has one entry for each network of the step.
+    """
+
+    gradient_accumulation_steps: int
+    clip_norm: tuple
+    clip_value: tuple
+    ema_decay: tuple
+    has_aux: bool
+    forward_state: tuple
+    after_update: Optional[nn.Cell]
+    overflow_detector: OverflowDetector
+    gradient_transforms: tuple = ()
+
+    def described(self):
+        """The settings by name, as values that JSON knows."""
+        return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+
+def check_settings(
+    owner,
+    networks,
+    *,
+    gradient_accumulation_steps,
+    clip_norm,
+    clip_value,
+    ema_decay,
+    has_aux,
+    forward_state,
+    after_update,
+    overflow_detector,
+):
+    """
+    Checks the keywords that all training cells have.
+
+    Args:
+        owner (str): The training cell's name, for error messages.
+        networks (int): How many networks it has; what may be a list has an entry for each.
+
+    Returns:
+        Settings, of a step that all networks share.
+    """
+    check_bool(owner, "has_aux", has_aux)
+    if after_update is not None:
+        check_cell(owner, "after_update", after_update, "Pass a Cell without inputs.")
+    clip_norm, clip_value, ema_decay = (
+        one_each(owner, name, value, networks)
+        for name, value in (("clip_norm", clip_norm), ("clip_value", clip_value), ("ema_decay", ema_decay))
+    )
+    for norm, value in zip(clip_norm, clip_value):
+        if norm is not None and value is not None:
+            raise ValueError(
+                f"For '{owner}', a network's gradients are clipped by 'clip_norm' or by 'clip_value', but got both: "
+                f"{norm!r} and {value!r}. Set one of them to None."
+            )
+    return Settings(
+        gradient_accumulation_steps=check_positive_int(
+            owner, "gradient_accumulation_steps", gradient_accumulation_steps
+        ),
+        clip_norm=tuple(_check_bound(owner, "clip_norm", bound) for bound in clip_norm),
+        clip_value=tuple(_check_bound(owner, "clip_value", bound) for bound in clip_value),
+        ema_decay=tuple(
+            decay if decay is None else check_between(owner, "ema_decay", decay, 0.0, 1.0) for decay in ema_decay
+        ),
+        has_aux=has_aux,
+        forward_state=_check_forward_state(owner, forward_state),
+        after_update=after_update,
+        overflow_detector=_check_overflow_detector(owner, overflow_detector),
+    )
+
+
+def _check_bound(owner, name, value):
+    if value is None:
+        return None
+    bound = check_number(owner, name, value)
+    if not bound > 0:
+        raise ValueError(f"For '{owner}', the argument '{name}' must be a number > 0, but got {bound!r}.")
+    return bound
+
+
+def _check_forward_state(owner, parameters):
+    if not isinstance(parameters, (list, tuple)):
+        raise TypeError(
+            f"For '{owner}', the argument 'forward_state' must be a list or tuple of Parameters, but got "
+            f"{describe(parameters)}."
+        )
+    for parameter in parameters:
+        if not isinstance(parameter, Parameter):
+            raise TypeError(
+                f"For '{owner}', the argument 'forward_state' must hold Parameters only, but got {describe(parameter)}."
+            )
+    return tuple(parameters)
+
+
+def _check_overflow_detector(owner, overflow_detector):
+    if overflow_detector is None:
+        return default_overflow_detector()
+    if not isinstance(overflow_detector, OverflowDetector):
+        raise TypeError(
+            f"For '{owner}', the argument 'overflow_detector' must be an OverflowDetector or None, but got "
+            f"'{type(overflow_detector).__name__}'. Derive your own from ms_lossscale.OverflowDetector."
+        )
+    return overflow_detector
+
+
+def _plain(value):
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, Parameter):
+        return value.name
+    return type(value).__name__ if isinstance(value, nn.Cell) else value

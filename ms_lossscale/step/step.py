@@ -1,0 +1,114 @@
+"""One training step as a transaction: all of it happens, or nothing but the loss scale and the counters moves."""
+
+from mindspore import nn
+
+
+class Step(nn.Cell):
+    """
+    The order of events: 1 to 3 here, 4 and 5 in AfterBackward, 6 to 9 in Decision. What a training cell does without is
+    a stage that does nothing, and one network is the case N = 1 of several.
+
+    `build.py` chooses the stages.
+
+    Args:
+        scaling, forward_state, overflow_detector, forwards_and_backwards, after_backward (Cell): The stages.
+        window (Cell): Which calls make a step: a stage of `after_backward`.
+        flush_window (Cell): Ends a window that has begun.
+        update (Update): What happens in a step that did not overflow: a stage of `window`.
+
+    Inputs:
+        - **\\*inputs** - The inputs of the networks.
+
+    Outputs:
+        Tuple of four: the tuples of losses and of aux, the verdict, and the scale that was used. Whoever does not use
+        all of them takes them by index: of what is unpacked and not used, graph mode warns as of a mistake.
+    """
+
+    def __init__(
+        self,
+        *,
+        scaling,
+        forward_state,
+        overflow_detector,
+        forwards_and_backwards,
+        after_backward,
+        window,
+        flush_window,
+        update,
+    ):
+        super().__init__(auto_prefix=False)
+        self.scaling = scaling
+        self.forward_state = forward_state
+        self.overflow_detector = overflow_detector
+        self.forwards_and_backwards = forwards_and_backwards
+        self.after_backward = after_backward
+        self.window = window
+        self.flush_window = flush_window
+        self.loss_scale = scaling.loss_scale
+        self.optimizers = update.optimizers
+        self.transforms = update.transforms
+        self.moving_averages = update.moving_averages
+        self.step_counters = update.step_counters
+
+    def construct(self, *inputs):
+        scale = self.scaling.read()  # 1. Read the scale once.
+        inputs, saved = self.forward_state.save(inputs)  # 2. Copy what the forward will write,
+        inputs = self.overflow_detector.start(inputs)  # and clear an NPU's register.
+        losses, auxes, grads = self.forwards_and_backwards(scale, inputs)  # 3. Forward and backward, once each.
+        overflow = self.after_backward(grads, scale, saved)
+        return losses, auxes, overflow, scale
+
+    def flush(self):
+        """Ends a window that has begun."""
+        if self.window.has_begun():
+            self.flush_window()
+
+    def steps_made(self):
+        """The steps so far, skipped ones included."""
+        counts = self.step_counters.as_dict()
+        return counts["applied_steps"] + counts["skipped_steps"]
+
+    def losses(self):
+        """For each loss the network, the weights that it trains, and its place in a tuple; see ForwardBackward."""
+        return [loss for each in self.forwards_and_backwards.forward_backwards for loss in each.losses()]
+
+    def shared_state(self):
+        """The small Parameters that have the same values on all ranks."""
+        # Not which gradients overflowed: of weights that are a rank's own, each rank knows its own.
+        counters = [p for p in self.step_counters.get_parameters() if p is not self.step_counters.overflowed]
+        return [
+            *self.optimizers.small_state(),
+            *self.loss_scale.get_parameters(),
+            *counters,
+            *self.window.small_state(),
+        ]
+
+
+class AfterBackward(nn.Cell):
+    """What follows the gradients: in PyNative mode, too, one compiled graph, hence a cell of its own."""
+
+    def __init__(self, unscale, window):
+        super().__init__(auto_prefix=False)
+        self.unscale = unscale
+        self.window = window
+
+    def construct(self, grads, scale, saved):
+        grads, divisor = self.unscale(grads, scale)  # 4. Unscale in float32.
+        return self.window(grads, divisor, scale, saved)  # 5. Accumulate; at the window's end, decide.
+
+
+class Decision(nn.Cell):
+    """What ends a step: of a call, of a window, or of one that is flushed."""
+
+    def __init__(self, ranks, verdict, scaling, update_or_undo):
+        super().__init__(auto_prefix=False)
+        self.ranks = ranks
+        self.verdict = verdict
+        self.scaling = scaling
+        self.update_or_undo = update_or_undo
+
+    def construct(self, grads, divisor, scale, earlier, saved):
+        grads = self.ranks.reduce(grads)  # 6. Reduce the gradients across ranks.
+        overflow = self.verdict(grads, divisor, earlier)  # 7. One verdict.
+        self.scaling.adjust(scale, overflow)  # 8. One update of the scale.
+        return self.update_or_undo(overflow, grads, saved)  # 9. One branch.

@@ -1,0 +1,111 @@
+"""The two branches that a step can end in: all of it happens, or what the forward wrote is taken back."""
+
+from mindspore import nn, ops
+
+
+class Update(nn.Cell):
+    """
+    All that happens in a step that did not overflow.
+
+    Args:
+        transforms (GradientTransforms): Clipping, say.
+        packing (Packing): Unpacks the gradients for the optimizers.
+        optimizers (Optimizers): Step together.
+        after_update (Cell): Takes no inputs.
+        moving_averages (list[MovingAverage]): Of the weights.
+        step_counters (StepCounters): Count the step.
+
+    Inputs:
+        - **grads** (tuple[Tensor]) - The gradients.
+
+    Outputs:
+        Tensor, to wait for.
+    """
+
+    def __init__(self, transforms, packing, optimizers, after_update, moving_averages, step_counters):
+        super().__init__(auto_prefix=False)
+        self.transforms = transforms
+        self.packing = packing
+        self.optimizers = optimizers
+        self.after_update = after_update
+        self.moving_averages = nn.CellList(moving_averages, auto_prefix=False)
+        self.step_counters = step_counters
+
+    def construct(self, grads):
+        self.optimizers(self.packing.unpack(self.transforms(grads)))
+        self.after_update()
+        for moving_average in self.moving_averages:
+            moving_average()
+        return self.step_counters.count_applied()
+
+
+class Undo(nn.Cell):
+    """
+    All that happens in a step that overflowed.
+
+    Args:
+        forward_state (Cell): Puts back what the forward wrote.
+        packing (Packing): Tells which gradients were not finite.
+        step_counters (StepCounters): Count the step, and remember those gradients.
+
+    Inputs:
+        - **grads** (tuple[Tensor]) - The gradients.
+        - **saved** (tuple[Tensor]) - What the forward wrote, as it was before.
+
+    Outputs:
+        Tensor, to wait for.
+    """
+
+    def __init__(self, forward_state, packing, step_counters):
+        super().__init__(auto_prefix=False)
+        self.forward_state = forward_state
+        self.packing = packing
+        self.step_counters = step_counters
+
+    def construct(self, grads, saved):
+        self.forward_state.restore(saved)
+        return self.step_counters.count_skipped(self.packing.each_finite(grads))
+
+
+class UpdateOrUndo(nn.Cell):
+    """
+    The one branch on the verdict.
+
+    Inputs:
+        - **overflow** (Tensor) - The verdict.
+        - **grads** (tuple[Tensor]) - The gradients.
+        - **saved** (tuple[Tensor]) - What the forward wrote, as it was before.
+
+    Outputs:
+        Tensor, the verdict, after all that the branch did.
+    """
+
+    def __init__(self, update, undo):
+        super().__init__(auto_prefix=False)
+        self.update = update
+        self.undo = undo
+
+    def construct(self, overflow, grads, saved):
+        done = self.undo(grads, saved) if overflow else self.update(grads)
+        return ops.depend(overflow, done)
+
+
+class AlwaysUpdate(nn.Cell):
+    """No branch, where nothing is checked. Inputs and outputs as those of :class:`UpdateOrUndo`."""
+
+    def __init__(self, update):
+        super().__init__(auto_prefix=False)
+        self.update = update
+
+    def construct(self, overflow, grads, saved):
+        return ops.depend(overflow, self.update(grads))
+
+
+class Nothing(nn.Cell):
+    """In the place of an `after_update` that is not there."""
+
+    def __init__(self):
+        super().__init__(auto_prefix=False)
+
+    def construct(self):
+        pass

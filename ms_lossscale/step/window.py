@@ -1,0 +1,162 @@
+"""Which calls make a step: each by itself, or the calls of an accumulation window together."""
+
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import dtype as mstype
+from mindspore.common.initializer import initializer
+
+from ms_lossscale import _gradients as gradients
+
+
+class EveryCall(nn.Cell):
+    """
+    Each call is a step.
+
+    Args:
+        decision (Decision): What ends a step.
+
+    Inputs:
+        - **grads** (tuple[Tensor]) - The gradients of a call, times `divisor`.
+        - **divisor** (Tensor) - What they are still to be divided by.
+        - **scale** (Tensor) - The loss scale of the step.
+        - **saved** (tuple[Tensor]) - What the forward wrote, as it was before.
+
+    Outputs:
+        Tensor, whether the step overflowed, as far as is known.
+    """
+
+    def __init__(self, decision):
+        super().__init__(auto_prefix=False)
+        self.decision = decision
+
+    def construct(self, grads, divisor, scale, saved):
+        return self.decision(grads, divisor, scale, (), saved)
+
+    def has_begun(self):
+        """Whether there is something to flush."""
+        return False
+
+    def small_state(self):
+        """The small Parameters that have the same values on all ranks."""
+        return []
+
+
+class WindowState(nn.Cell):
+    """
+    What a window has gathered so far: the sum of its calls' gradients, in a float32 buffer for each weight, and more.
+
+    Args:
+        steps (int): Calls in a full window.
+        weights (ParameterTuple): The weights.
+        prefix (str): For the Parameters' names.
+    """
+
+    def __init__(self, steps, weights, prefix):
+        super().__init__(auto_prefix=False)
+        self.gradients = ParameterTuple(
+            Parameter(
+                initializer("zeros", weight.shape, mstype.float32),
+                name=f"{prefix}accumulation.{weight.name}",
+                requires_grad=False,
+            )
+            for weight in weights
+        )
+        self._zero, self._one = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
+        self._steps = Tensor(steps, mstype.int32)
+        self.micro_steps = self._state(self._zero, f"{prefix}accumulation.micro_steps")
+        self.overflow = self._state(Tensor(False), f"{prefix}accumulation.overflow")
+        self.loss_scale = self._state(Tensor(1.0, mstype.float32), f"{prefix}accumulation.loss_scale")
+
+    @staticmethod
+    def _state(value, name):
+        return Parameter(value, name=name, requires_grad=False)
+
+    def is_first(self):
+        """Whether this call is the first of its window."""
+        return ops.equal(self.micro_steps, self._zero)
+
+    def is_last(self):
+        """Whether this call is the last of its window."""
+        return self.micro_steps + self._one >= self._steps
+
+    def add(self, grads, overflow):
+        """Adds the gradients of a call that is not its window's last."""
+        gradients.assign_add(self.gradients, grads)
+        ops.assign(self.overflow, overflow)
+        ops.assign(self.micro_steps, self.micro_steps + self._one)
+
+    def partial_mean(self):
+        """The mean over the calls that the window has really had. What was added had been divided by all of them."""
+        rest = self._steps.astype(mstype.float32) / self.micro_steps.astype(mstype.float32)
+        return gradients.multiply(self.gradients, rest)
+
+    def reset(self, after):
+        """Empties the window, once `after` has been computed. Not by a multiplication with 0, which keeps a NaN."""
+        gradients.assign_zeros(self.gradients, after)
+        ops.assign(self.micro_steps, ops.depend(self._zero, after))
+        ops.assign(self.overflow, gradients.never(ops.depend(self._zero, after)))
+
+
+class Accumulation(nn.Cell):
+    """
+    The calls of a window are one step, at its last call.
+
+    Args:
+        state (WindowState): What the window has gathered.
+        decision (Decision): What ends a step.
+        overflow_detector (OverflowDetector): What is asked after the calls before the last.
+        forward_state (Cell): What the forward wrote, which a call that overflowed takes back at once.
+        packing (Packing): Knows the gradients of each weight.
+
+    Inputs, outputs and methods as those of :class:`EveryCall`.
+    """
+
+    def __init__(self, state, decision, overflow_detector, forward_state, packing):
+        super().__init__(auto_prefix=False)
+        self.state = state
+        self.decision = decision
+        self.overflow_detector = overflow_detector
+        self.forward_state = forward_state
+        self.packing = packing
+
+    def construct(self, grads, divisor, scale, saved):
+        if self.state.is_last():
+            grads = self.packing.pack(gradients.add(self.state.gradients, self.packing.unpack(grads)))
+            overflow = self.decision(grads, divisor, scale, (self.state.overflow,), saved)
+            self.state.reset(overflow)
+        else:
+            overflow = ops.logical_or(self.state.overflow, self.overflow_detector(grads))
+            self.state.add(self.packing.unpack(grads), overflow)
+            if overflow:
+                self.forward_state.restore(saved)
+        return overflow
+
+    def has_begun(self):
+        return bool(self.state.micro_steps.asnumpy() > 0)
+
+    def small_state(self):
+        return [self.state.micro_steps, self.state.loss_scale]
+
+
+class Flush(nn.Cell):
+    """
+    Ends a window before its last call: averages over the calls that it has really had, and updates or skips.
+
+    Args:
+        state, decision, overflow_detector, packing: As for :class:`Accumulation`.
+    """
+
+    def __init__(self, state, decision, overflow_detector, packing):
+        super().__init__(auto_prefix=False)
+        self.state = state
+        self.decision = decision
+        self.overflow_detector = overflow_detector
+        self.packing = packing
+        self._one = Tensor(1.0, mstype.float32)
+
+    def construct(self):
+        # A register may have been raised by other work since the window's last call.
+        grads = self.packing.pack(self.overflow_detector.start(self.state.partial_mean()))
+        scale = gradients.copy(self.state.loss_scale)
+        overflow = self.decision(grads, self._one, scale, (self.state.overflow,), ())
+        self.state.reset(overflow)
+        return overflow

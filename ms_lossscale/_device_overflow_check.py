@@ -24,6 +24,7 @@ class DeviceOverflowCheck(nn.TrainOneStepWithLossScaleCell):
         del self.scale_sense
         # The training cell agrees on the verdict across ranks itself, once for all networks.
         self.is_distributed = False
+        self._no_status = Tensor([0] * 8, mstype.int32)
 
     @property
     def saturates(self):
@@ -33,4 +34,4 @@ class DeviceOverflowCheck(nn.TrainOneStepWithLossScaleCell):
         return not self.ascend_910b_target or self._ascend_check_overflow_mode == "SATURATION_MODE"
 
     def construct(self, grads):
-        return self.get_overflow_status(Tensor([0] * 8, mstype.int32), grads)
+        return self.get_overflow_status(self._no_status, grads)

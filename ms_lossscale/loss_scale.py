@@ -49,6 +49,9 @@ class LossScale(nn.Cell):
         self.scale_value = Parameter(
             Tensor(loss_scale, mstype.float32), name="loss_scale.scale_value", requires_grad=False
         )
+        # Made here, since graph mode merges equal constants, and a network's in-place operators then change all.
+        self._one = Tensor(1.0, mstype.float32)
+        self._no_steps, self._one_step = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
 
     _scale_argument = "loss_scale"
 
@@ -101,7 +104,7 @@ class LossScale(nn.Cell):
         Returns:
             Union[Tensor, tuple[Tensor]], float32, of the same shapes.
         """
-        return gradients.multiply(inputs, 1.0 / self.scale_value)
+        return gradients.multiply(inputs, self._one / self.scale_value)
 
     def adjust(self, grads_finite):
         """
@@ -261,20 +264,21 @@ class DynamicLossScale(LossScale):
             Tensor(value, mstype.float32)
             for value in (self.scale_factor, self.backoff_factor, self.min_loss_scale, self.max_loss_scale)
         )
+        self._window, self._hysteresis = Tensor(self.scale_window, mstype.int32), Tensor(self.hysteresis, mstype.int32)
         self.clean_steps = self._counter("clean_steps")
         self.overflow_steps = self._counter("overflow_steps")
 
     def next_scale(self, loss_scale, overflow):
         # Compared with >= and not ==, so that a checkpoint of a longer window or hysteresis does not block the law.
-        clean = ops.select(overflow, 0, self.clean_steps + 1)
-        bad = ops.select(overflow, self.overflow_steps + 1, 0)
-        grows = clean >= self.scale_window
-        backs_off = bad >= self.hysteresis
+        clean = ops.select(overflow, self._no_steps, self.clean_steps + self._one_step)
+        bad = ops.select(overflow, self.overflow_steps + self._one_step, self._no_steps)
+        grows = clean >= self._window
+        backs_off = bad >= self._hysteresis
         larger = ops.minimum(loss_scale * self._factor, self._ceiling)
         smaller = ops.maximum(loss_scale * self._backoff, self._floor)
         next_scale = ops.select(backs_off, smaller, ops.select(grows, larger, loss_scale))
-        next_scale = ops.depend(next_scale, ops.assign(self.clean_steps, ops.select(grows, 0, clean)))
-        return ops.depend(next_scale, ops.assign(self.overflow_steps, ops.select(backs_off, 0, bad)))
+        next_scale = ops.depend(next_scale, ops.assign(self.clean_steps, ops.select(grows, self._no_steps, clean)))
+        return ops.depend(next_scale, ops.assign(self.overflow_steps, ops.select(backs_off, self._no_steps, bad)))
 
 
 class ScheduledLossScale(LossScale):
@@ -351,11 +355,12 @@ class ScheduledLossScale(LossScale):
         # The last milestone ends nothing: its scale holds on.
         self._starts = Tensor([0] + milestone[:-1], mstype.int32)
         self._values = Tensor(loss_scales, mstype.float32)
+        self._no_scale = Tensor(0.0, mstype.float32)
         self.steps = self._counter("steps")
 
     def next_scale(self, loss_scale, overflow):
-        step = self.steps + 1
+        step = self.steps + self._one_step
         starts = ops.equal(self._starts, step).astype(mstype.float32)
         scheduled = ops.ReduceSum()(starts * self._values)
-        next_scale = ops.select(scheduled > 0.0, scheduled, loss_scale)
+        next_scale = ops.select(scheduled > self._no_scale, scheduled, loss_scale)
         return ops.depend(next_scale, ops.assign(self.steps, step))

@@ -122,16 +122,20 @@ class FloatStatusRegister(OverflowDetector):
     def construct(self, grads):
         status = self._get_status(ops.depend(self._no_status, grads))
         cleared = self._clear_status(ops.depend(self._no_status, status))
-        overflow = ops.ReduceAny()(ops.not_equal(status, 0))
+        overflow = ops.ReduceAny()(ops.not_equal(status, self._no_status))
         return ops.depend(overflow, cleared)
 
 
 class NoCheck(OverflowDetector):
     """Never sees an overflow: for loss scales with `drop_overflow_update=False`."""
 
+    def __init__(self):
+        super().__init__()
+        self._zero = Tensor(0, mstype.int32)
+
     def construct(self, grads):
         # After the gradients, as any verdict: what follows it, the scale's next value, must not overtake them.
-        return ops.depend(Tensor(False), grads)
+        return gradients.never(ops.depend(self._zero, grads))
 
 
 def default_overflow_detector():

@@ -148,7 +148,7 @@ class TestTheCost:
     @staticmethod
     def _copied(network):
         cell = ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params(), learning_rate=0.01), 1024)
-        return [] if cell.forward_state.is_empty else [p.name for p in cell.forward_state.parameters]
+        return [parameter.name for parameter in cell.steps[0].forward_state.parameters]
 
     def test_nothing_where_no_forward_writes(self):
         assert self._copied(Mlp()) == []

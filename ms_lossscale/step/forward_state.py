@@ -78,10 +78,10 @@ class WindowForwardState(nn.Cell):
         )
 
     def save(self, inputs):
-        return ops.depend(inputs, self._save_if_first()), ()
+        return ops.depend(inputs, self._save_if(self.state.is_first())), ()
 
-    def _save_if_first(self):
-        is_first = self.state.is_first()
+    # Given and not computed here: MindSpore drops a branch on a condition that the same method computes and returns.
+    def _save_if(self, is_first):
         if is_first:
             gradients.assign(self.copies, self.parameters)
         return is_first

@@ -2,7 +2,6 @@
 
 from mindspore import nn, ops
 
-from ms_lossscale import _gradients as gradients
 from ms_lossscale.overflow_detector import FiniteGradients
 
 
@@ -63,20 +62,20 @@ class NormVerdict(nn.Cell):
 class NoVerdict(nn.Cell):
     """No step overflows. Args, inputs and outputs as those of :class:`DetectorVerdict`."""
 
-    def __init__(self, transforms):
+    def __init__(self, transforms, overflow_detector):
         super().__init__(auto_prefix=False)
         self.transforms = transforms
+        self.overflow_detector = overflow_detector
 
     def construct(self, grads, divisor, earlier):
         self.transforms.measure(grads, divisor)
-        # After the gradients, as any verdict: what follows it, the scale's next value, must not overtake them.
-        return gradients.never(ops.depend(divisor, grads))
+        return self.overflow_detector(grads)
 
 
 def make_verdict(checks, overflow_detector, transforms, ranks):
     """The verdict that a step needs."""
     if not checks:
-        return NoVerdict(transforms)
+        return NoVerdict(transforms, overflow_detector)
     if transforms.tell and asks_gradients_only(overflow_detector):
         return NormVerdict(transforms, ranks)
     return DetectorVerdict(transforms, overflow_detector, ranks)

@@ -62,7 +62,7 @@ class WindowState(nn.Cell):
         )
         self._zero, self._one = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
         self._steps = Tensor(steps, mstype.int32)
-        self.micro_steps = self._state(self._zero, f"{prefix}accumulation.micro_steps")
+        self.micro_steps = self._state(Tensor(0, mstype.int32), f"{prefix}accumulation.micro_steps")
         self.overflow = self._state(Tensor(False), f"{prefix}accumulation.overflow")
         self.loss_scale = self._state(Tensor(1.0, mstype.float32), f"{prefix}accumulation.loss_scale")
 

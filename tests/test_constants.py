@@ -1,0 +1,199 @@
+"""
+Graph mode merges equal constants of a graph, and a network's in-place operators then change all of them. The package
+therefore has none in code that is compiled: its constants are attributes made at construction.
+"""
+
+import ast
+import inspect
+from pathlib import Path
+
+import mindspore
+import numpy as np
+import pytest
+from linear_pair import CELLS, NETWORK_INPUTS, First, Second, arrays, momentum
+from mindspore import Tensor, nn
+from mindspore import dtype as mstype
+from training import same_bits, state
+
+import ms_lossscale
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    DynamicLossScale,
+    ScaledTrainOneStepCell,
+    ScheduledLossScale,
+    SimultaneousTrainOneStepCell,
+)
+
+PACKAGE = Path(inspect.getfile(ms_lossscale)).parent
+CALLS = 8
+
+
+class TamperWithConstants(nn.Cell):
+    """Changes constants of each dtype in place, and adds what comes of it to nothing that trains."""
+
+    def construct(self):
+        zero, one, minus_one = Tensor(0, mstype.int32), Tensor(1, mstype.int32), Tensor(-1, mstype.int32)
+        zero += 1
+        one += 2
+        minus_one += 3
+        long_zero, long_one, long_minus_one = Tensor(0, mstype.int64), Tensor(1, mstype.int64), Tensor(-1, mstype.int64)
+        long_zero += 1
+        long_one += 2
+        long_minus_one += 3
+        float_zero, float_one, double_one = Tensor(0.0), Tensor(1.0), Tensor(1.0, mstype.float64)
+        float_zero += 2.0
+        float_one *= 3.0
+        double_one *= 3.0
+        half_zero, half_one = Tensor(0.0, mstype.float16), Tensor(1.0, mstype.float16)
+        half_zero += 2.0
+        half_one *= 3.0
+        true, false = Tensor(True), Tensor(False)
+        true.copy_(Tensor(False))
+        false.copy_(Tensor(True))
+        zeros = Tensor([0] * 8, mstype.int32)
+        zeros += 1
+        reported = zero + one + minus_one + zeros.sum() + true.astype(mstype.int32) + false.astype(mstype.int32)
+        reported = reported + (long_zero + long_one + long_minus_one).astype(mstype.int32)
+        return reported + (float_zero + float_one + double_one + half_zero + half_one).astype(mstype.int32)
+
+
+class Hostile(nn.Cell):
+    """A loss with a value that is only reported."""
+
+    def __init__(self, network):
+        super().__init__(auto_prefix=False)
+        self.network = network
+        self.tamper = TamperWithConstants()
+
+    def construct(self, x, y):
+        return self.network(x, y), self.tamper()
+
+
+class Tame(nn.Cell):
+    """The same without in-place operators."""
+
+    def __init__(self, network):
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, x, y):
+        return self.network(x, y), y
+
+
+def make(kind, wrap, loss_scale, **keywords):
+    first = First()
+    networks = [first] if kind == "scaled" else [first, Second(first)]
+    optimizers = [momentum([network.weight]) for network in networks]
+    losses = [wrap(network) for network in networks]
+    keywords.update(has_aux=True)
+    if kind == "scaled":
+        return ScaledTrainOneStepCell(losses[0], optimizers[0], loss_scale, **keywords).set_train()
+    kinds = {"simultaneous": SimultaneousTrainOneStepCell, "alternating": AlternatingTrainOneStepCell}
+    return kinds[kind](losses, optimizers, loss_scale, network_inputs=NETWORK_INPUTS, **keywords).set_train()
+
+
+def run(kind, wrap, loss_scale, **keywords):
+    cell = make(kind, wrap, loss_scale(), **keywords)
+    outputs = []
+    for call in range(CALLS):
+        overflows = (call == 3, call == 5)
+        x0, x1, y = (Tensor(array) for array in arrays(call, overflows))
+        outputs.append(cell(x0, y) if kind == "scaled" else cell(x0, x1, y))
+    cell.flush()
+    reported = [[value.asnumpy() for value in output[:-1]] for output in outputs]
+    return state(cell), reported
+
+
+CASES = [
+    {},
+    {"clip_norm": 0.5, "ema_decay": 0.5},
+    {"clip_value": 0.5},
+    {"gradient_accumulation_steps": 3, "clip_norm": 0.5, "ema_decay": 0.5},
+]
+SCALES = [
+    lambda: DynamicLossScale(2.0**10, scale_window=2, hysteresis=2),
+    lambda: ScheduledLossScale([2, 4], [2.0**8, 2.0**10]),
+]
+
+
+@pytest.mark.parametrize("loss_scale", SCALES, ids=["dynamic", "scheduled"])
+@pytest.mark.parametrize("keywords", CASES, ids=lambda keywords: "+".join(keywords) or "plain")
+@pytest.mark.parametrize("kind", CELLS)
+def test_a_network_that_changes_constants_changes_no_bit_of_the_step(mode, kind, keywords, loss_scale):
+    hostile, reported = run(kind, Hostile, loss_scale, **keywords)
+    tame, expected = run(kind, Tame, loss_scale, **keywords)
+    assert hostile.keys() == tame.keys()
+    for name in tame:
+        assert same_bits(hostile[name], tame[name]), name
+    for one, other in zip(reported, expected):
+        for value, its in zip(one, other):
+            assert same_bits(value, its)
+
+
+def test_mindspore_merges_equal_constants():
+    """MindSpore's fault, in ten lines."""
+
+    class Merged(nn.Cell):
+        def construct(self, x):
+            n = Tensor(0, mstype.int32)
+            n += 1
+            return x + n, x + Tensor(0, mstype.int32)
+
+    before = mindspore.get_context("mode")
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    try:
+        cell = Merged()
+        for _ in range(3):
+            changed, constant = cell(Tensor(0, mstype.int32))
+    finally:
+        mindspore.set_context(mode=before)
+    assert int(changed) >= 1
+    assert int(constant) != 0, "MindSpore no longer merges them: constants may be written where they are used"
+
+
+# Methods that run in Python only, beside __init__: what a user calls, and what is made for another place.
+IN_PYTHON = {
+    "__init__",
+    "__call__",
+    "_state",
+    "_counter",
+    "_tensor",
+    "set_loss_scale",
+    "set_every",
+    "build_train_network",
+    "_gather",
+    "_texts_of",
+}
+# Run by the user in PyNative mode, or in Python.
+NOT_COMPILED = ("diagnosis", "callbacks")
+
+
+def literals(path):
+    """The places of `Tensor(...)` in functions that may be compiled."""
+    found = []
+    for function in ast.walk(ast.parse(path.read_text())):
+        if isinstance(function, ast.FunctionDef) and function.name not in IN_PYTHON:
+            found += [
+                f"{path.name}:{node.lineno} in {function.name}"
+                for node in ast.walk(function)
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Tensor"
+            ]
+    return found
+
+
+def test_no_tensor_is_written_in_code_that_is_compiled():
+    paths = [path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in NOT_COMPILED]
+    assert len(paths) > 25
+    assert [place for path in paths for place in literals(path)] == []
+
+
+def test_the_search_finds_a_literal(tmp_path):
+    path = tmp_path / "cell.py"
+    path.write_text("class A:\n    def construct(self, x):\n        return x + Tensor(1)\n")
+    assert literals(path) == ["cell.py:3 in construct"]
+
+
+def test_results_are_finite():
+    # Else two wrong runs could agree.
+    values, _ = run("scaled", Tame, SCALES[0], clip_norm=0.5)
+    assert all(np.isfinite(value).all() for name, value in values.items() if "clipping" not in name)

@@ -1,0 +1,112 @@
+"""What ranks do together within a step, shown in one process by a double in the place of the other ranks."""
+
+import dataclasses
+
+import mindspore
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+from networks import Mlp, batch, overflowing_batch
+from training import state
+
+from ms_lossscale import DynamicLossScale
+from ms_lossscale.step.build import build_step
+from ms_lossscale.step.ranks import Alone
+from ms_lossscale.step.settings import Settings, check_settings
+
+
+class TwoRanks(nn.Cell):
+    """This rank, and one with the same gradients that overflows when it is told to. Sums, as `gradients_mean=False`."""
+
+    exchanges = True
+
+    def __init__(self):
+        super().__init__(auto_prefix=False)
+        self.other_overflows = Parameter(Tensor([0], mindspore.int32), name="other_overflows", requires_grad=False)
+        self.zero = Tensor([0], mindspore.int32)
+
+    def reduce(self, grads):
+        doubled = ()
+        for grad in grads:
+            doubled += (grad + grad,)
+        return doubled
+
+    def agree(self, overflow):
+        return ops.logical_or(overflow, ops.not_equal(self.other_overflows, self.zero).reshape(()))
+
+    def sum(self, number):
+        return number + number
+
+    def own(self, weights):
+        return (False,) * len(weights)
+
+
+def settings(**keywords):
+    defaults = {"gradient_accumulation_steps": 1, "clip_norm": None, "clip_value": None, "ema_decay": None}
+    defaults.update(has_aux=False, forward_state=(), after_update=None, overflow_detector=None)
+    return check_settings("test", 1, **{**defaults, **keywords})
+
+
+def make_step(ranks, **keywords):
+    network = Mlp()
+    optimizer = nn.Momentum(network.trainable_params(), learning_rate=0.125, momentum=0.5)
+    step = build_step("test", (network,), (optimizer,), DynamicLossScale(), settings(**keywords), ranks)
+    return step.set_train()
+
+
+KEYWORDS = [{}, {"clip_norm": 0.5}, {"gradient_accumulation_steps": 2}]
+
+
+@pytest.mark.parametrize("keywords", KEYWORDS, ids=str)
+def test_gradients_are_reduced_before_they_are_used(mode, keywords):
+    both, alone = make_step(TwoRanks(), **keywords), make_step(Alone(), **keywords)
+    calls = keywords.get("gradient_accumulation_steps", 1)
+    before = state(both)
+    for call in range(calls):
+        both(*batch(call))
+        alone(*batch(call))
+    assert both.steps_made() == alone.steps_made() == 1
+    for weight in both.optimizers.parameters:
+        one = state(alone)[weight.name] - before[weight.name]
+        # Momentum is linear in the gradients, and clipping to a norm that both exceed is not.
+        expected = one if "clip_norm" in keywords else 2 * one
+        np.testing.assert_allclose(weight.asnumpy() - before[weight.name], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("keywords", KEYWORDS, ids=str)
+def test_the_overflow_of_another_rank_skips_the_step(mode, keywords):
+    ranks = TwoRanks()
+    step = make_step(ranks, **keywords)
+    calls = keywords.get("gradient_accumulation_steps", 1)
+    before = state(step)
+    ops.assign(ranks.other_overflows, Tensor([1], mindspore.int32))
+    for call in range(calls):
+        overflow = step(*batch(call))[2]
+    assert bool(overflow)
+    after = state(step)
+    for weight in step.optimizers.parameters:
+        assert after[weight.name].tobytes() == before[weight.name].tobytes()
+    assert step.step_counters.as_dict()["skipped_steps"] == 1
+    assert step.loss_scale.get_loss_scale() == 2.0**15
+
+
+def test_alone_nothing_is_exchanged(mode):
+    step = make_step(Alone())
+    assert not bool(step(*batch())[2])
+    assert bool(step(*overflowing_batch())[2])
+
+
+def test_no_setting_can_be_forgotten_when_ranks_compare():
+    described = settings().described()
+    assert set(described) == {field.name for field in dataclasses.fields(Settings)}
+    changes = {
+        "gradient_accumulation_steps": 2,
+        "clip_norm": 1.0,
+        "clip_value": 1.0,
+        "ema_decay": 0.5,
+        "has_aux": True,
+        "forward_state": (Parameter(Tensor(0.0), name="further"),),
+        "after_update": nn.Identity(),
+    }
+    for name, value in changes.items():
+        assert settings(**{name: value}).described()[name] != described[name]

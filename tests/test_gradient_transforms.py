@@ -51,7 +51,7 @@ class NoisyTrainOneStepCell(TrainingCell):
 def moved(transforms, network=Linear, calls=1, **keywords):
     """By how much `calls` calls on one batch have moved the weights, and the cell."""
     network = network()
-    before = [weight.asnumpy() for weight in network.trainable_params()]
+    before = [weight.asnumpy().copy() for weight in network.trainable_params()]
     cell = NoisyTrainOneStepCell(network, transforms, **keywords).set_train()
     for _ in range(calls):
         cell(*batch())

@@ -2,8 +2,7 @@
 
 from typing import NamedTuple, Optional
 
-from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
-from mindspore import dtype as mstype
+from mindspore import Parameter, Tensor, nn
 
 from ms_lossscale._check import check_cell, describe
 from ms_lossscale.alternating_train_one_step_cell import AlternatingTrainOneStepCell
@@ -24,6 +23,7 @@ class TrainedPart(NamedTuple):
     - **item** (Union[int, None]) - Which item of the tuple that the network returns is the loss; None for no tuple.
     - **number** (int) - The network's number in the training cell.
     - **network_inputs** (Union[tuple, None]) - For each network, which of a batch's inputs it takes; None for all.
+    - **loss_scale** (Union[float, None]) - The training cell's present scale for it; None for no training cell.
     """
 
     prefix: str
@@ -32,6 +32,7 @@ class TrainedPart(NamedTuple):
     item: Optional[int] = None
     number: int = 0
     network_inputs: Optional[tuple] = None
+    loss_scale: Optional[float] = None
 
     def inputs(self, batch):
         """Those of a batch's inputs that the network takes."""
@@ -45,24 +46,6 @@ class TrainedPart(NamedTuple):
         if not isinstance(output, Tensor):
             raise TypeError(f"The network must return a Tensor, the loss, but it returned {describe(output)}. {_CURE}")
         return output
-
-    def loss_and_grads(self):
-        """
-        A function of the loss scale and the inputs: the loss, and the gradients of it times the scale. To be made in
-        the mode in which it is to run.
-        """
-
-        def scaled_loss(scale, *inputs):
-            loss = self.loss(*inputs)
-            return loss.astype(mstype.float32) * scale, loss
-
-        value_and_grad = ops.value_and_grad(scaled_loss, None, ParameterTuple(self.weights), has_aux=True)
-
-        def loss_and_grads(scale, *inputs):
-            (_, loss), grads = value_and_grad(scale, *inputs)
-            return loss, grads
-
-        return loss_and_grads
 
 
 def trained_parts(owner, network, parameters=None):
@@ -95,13 +78,14 @@ def _phases(cell):
 
 
 def _parts_of(transaction):
+    scale = transaction.loss_scale.get_loss_scale()
     for forward_backward in transaction.forward_backwards:
         if isinstance(forward_backward, SharedForwardBackward):
             for item, weights in enumerate(forward_backward.weights_of_each):
-                yield TrainedPart("", forward_backward.network, tuple(weights), item)
+                yield TrainedPart("", forward_backward.network, tuple(weights), item, loss_scale=scale)
         else:
             item = 0 if forward_backward.has_aux else None
-            yield TrainedPart("", forward_backward.network, tuple(forward_backward.weights), item)
+            yield TrainedPart("", forward_backward.network, tuple(forward_backward.weights), item, loss_scale=scale)
 
 
 def _check_parameters(owner, network, parameters):

@@ -15,7 +15,6 @@ from test_accumulation import Saturating, saturating_batch
 
 from ms_lossscale import (
     DynamicLossScale,
-    FlushAccumulation,
     LossScaleMonitor,
     ScaledTrainOneStepCell,
     emulation,
@@ -151,14 +150,6 @@ def test_the_lines_of_windows(mode, capsys):
     assert printed[0].endswith("loss scale 1024, 1 applied, 0 skipped")
     assert printed[2].endswith("loss scale 512, 2 applied, 1 skipped")
     assert len(printed) == 3
-
-
-def test_a_window_that_is_flushed_at_the_end_of_an_epoch_is_counted(capsys):
-    cell = scaled_cell(gradient_accumulation_steps=2)
-    monitor = LossScaleMonitor(1, csv="steps.csv")
-    train(cell, linear_batches([False, False, True]), monitor, epochs=2, others=[FlushAccumulation()])
-    assert [row["skipped_steps"] for row in rows()] == ["0", "0", "0", "1", "1", "1"]
-    assert cell.counters() == {"applied_steps": 2, "skipped_steps": 2, "consecutive_skipped_steps": 1}
 
 
 def test_many_parameters_are_abridged(capsys):

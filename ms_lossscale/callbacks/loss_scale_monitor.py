@@ -43,12 +43,17 @@ class LossScaleMonitor(Callback):
     Prints the loss, the loss scale and the counters of a training cell, and for every skipped step the new scale and
     the parameters whose gradients were not finite.
 
+    Of skipped steps in a row the 1st, 2nd, 3rd, 5th, 10th, 20th, 50th, 100th and so on are printed; the CSV file has
+    all.
+
     Values are read from the device every `every_n_steps` steps, and in each step if `max_consecutive_skips` is set.
     With the data sink of Ascend and GPU, MindSpore calls callbacks less often: what they miss is counted, not named.
 
+    A partial window that :class:`FlushAccumulation` ends belongs to the epoch's last step, wherever it stands among
+    the callbacks: that step then has a second row in the CSV file.
+
     Args:
-        every_n_steps (int): After how many steps a line is printed. Skipped steps are printed always.
-            Default: ``100`` .
+        every_n_steps (int): After how many steps a line is printed, beside those of skipped steps. Default: ``100`` .
         csv (str, optional): A file to write a row for each step to; with an :class:`AlternatingTrainOneStepCell` one
             for each of its networks. An existing file of this kind is continued. Default: ``None`` .
         max_consecutive_skips (int, optional): Stop the training when so many steps in a row were skipped.
@@ -99,6 +104,7 @@ class LossScaleMonitor(Callback):
                 f"only the batch that stops the training is saved."
             )
         self._unread = []
+        self._last = None
         self._printed_step = 0
         self._watched = []
 
@@ -117,6 +123,7 @@ class LossScaleMonitor(Callback):
             )
         self._watched = [_Watched(step, i, cell.each_decides) for i, step in enumerate(cell.steps)]
         self._unread = []
+        self._last = None
         self._printed_step = 0
         if self._csv is not None:
             self._begin_csv()
@@ -132,7 +139,8 @@ class LossScaleMonitor(Callback):
         # Copies on the device, which the host does not wait for.
         snapshots = [each.snapshot() for each in self._watched]
         batch = None if self._max_skips is None else getattr(params, "train_dataset_element", None)
-        self._unread.append((params.cur_step_num, params.net_outputs, snapshots, batch))
+        self._last = (params.cur_step_num, params.net_outputs)
+        self._unread.append((*self._last, snapshots, batch))
         if self._max_skips is not None or params.cur_step_num % self._every_n_steps == 0:
             self._read()
             self._stop_if_it_only_skips(params.cur_step_num)
@@ -145,9 +153,39 @@ class LossScaleMonitor(Callback):
             run_context (RunContext): What `Model` knows of the training.
         """
         self._read()
+        self._read_flush()
+
+    def on_train_epoch_begin(self, run_context):
+        """
+        Reads the window that a callback after this one has flushed at the end of the epoch before.
+
+        Args:
+            run_context (RunContext): What `Model` knows of the training.
+        """
+        self._read_flush()
+
+    def on_train_end(self, run_context):
+        """
+        Reads the window that a callback after this one has flushed at the end of the last epoch.
+
+        Args:
+            run_context (RunContext): What `Model` knows of the training.
+        """
+        self._read_flush()
 
     def __exit__(self, *error):
         self._read()
+
+    def _read_flush(self):
+        """Reads the verdict on a window that has ended since the last step, as a further one of that step."""
+        if self._last is None:
+            return
+        snapshots = [each.snapshot() for each in self._watched]
+        if any(each.has_decided_since(snapshot) for each, snapshot in zip(self._watched, snapshots)):
+            step, outputs = self._last
+            self._unread.append((step, outputs, snapshots, None))
+            self._read()
+            self._stop_if_it_only_skips(step)
 
     def _read(self):
         unread, self._unread = self._unread, []
@@ -156,7 +194,7 @@ class LossScaleMonitor(Callback):
             records = [each.read(step, outputs, snapshot, batch) for each, snapshot in zip(self._watched, snapshots)]
             for each, record in zip(self._watched, records):
                 if record.skipped:
-                    print(each.line_of_skip(record), flush=True)
+                    each.tell_of_skip(record)
                     if self._max_skips is None:
                         each.warn_at_floor(record)
             if step // self._every_n_steps > self._printed_step // self._every_n_steps:
@@ -228,6 +266,7 @@ class _Watched:
         self.of_network = f" of network {network}" if is_one_of_several else ""
         self._names = [weight.name for weight in step.optimizers.parameters]
         counters = step.step_counters.as_dict()
+        self._applied_steps = counters["applied_steps"]
         self._skipped_steps = counters["skipped_steps"]
         self.consecutive = counters["consecutive_skipped_steps"]
         # The loss scales of the steps that were skipped since the last one that was not.
@@ -239,6 +278,9 @@ class _Watched:
         self._is_in_overflow = False
         self._overflowed = []
         self._has_warned = False
+        # Whether a line tells of the present series of skipped steps, and how many it has had since.
+        self._is_told = False
+        self._untold = 0
 
     def snapshot(self):
         """Copies of what the next step will change."""
@@ -253,12 +295,16 @@ class _Watched:
             )
         )
 
+    def has_decided_since(self, snapshot):
+        """Whether a step was applied or skipped since the last one that was read."""
+        return int(snapshot[0].asnumpy()) + int(snapshot[1].asnumpy()) != self._applied_steps + self._skipped_steps
+
     def read(self, step, outputs, snapshot, batch):
         """The record of a step, from what the training cell returned, the snapshot after it, and its inputs."""
         loss, overflow, loss_scale = (as_array(outputs[i]) for i in (3 if self._is_one_of_several else 0, 1, 2))
         if self._is_one_of_several:
             loss, overflow, loss_scale = (value[self._network] for value in (loss, overflow, loss_scale))
-        applied_steps, skipped_steps, self.consecutive = (int(count.asnumpy()) for count in snapshot[:3])
+        self._applied_steps, skipped_steps, self.consecutive = (int(count.asnumpy()) for count in snapshot[:3])
         skipped, self._skipped_steps = skipped_steps - self._skipped_steps, skipped_steps
         self.has_skipped = skipped > 0
         if overflow and not self._is_in_overflow:
@@ -267,6 +313,9 @@ class _Watched:
         if self.consecutive == 0:
             self.skipped_at.clear()
             self._has_warned = False
+        if self.consecutive <= skipped:
+            # No step of an earlier series is among those in a row.
+            self._is_told, self._untold = False, 0
         if skipped:
             self.skipped_at.append(float(loss_scale))
             self._overflowed = [name for name, bad in zip(self._names, snapshot[4].asnumpy()) if bad]
@@ -276,19 +325,26 @@ class _Watched:
             float(np.sum(loss)),
             float(loss_scale),
             skipped,
-            applied_steps,
+            self._applied_steps,
             skipped_steps,
             self.consecutive,
             float(snapshot[3].asnumpy()),
             " ".join(self._overflowed) if skipped else "",
         )
 
-    def line_of_skip(self, record):
-        more = f", {record.skipped} since the last line" if record.skipped > 1 else ""
-        return (
+    def tell_of_skip(self, record):
+        """Prints a line, but ever more seldom of an endless series."""
+        self._untold += record.skipped
+        new = range(self.consecutive - record.skipped + 1, self.consecutive + 1)
+        if self._is_told and not any(map(_is_milestone, new)):
+            return
+        more = f", {self._untold} since the last line" if self._untold > 1 else ""
+        print(
             f"step {record.step}: overflow{self.of_network} at loss scale {record.loss_scale:g}, skipped "
-            f"({self.consecutive} in a row{more}), now {record.next_loss_scale:g}; {self.blame()}"
+            f"({self.consecutive} in a row{more}), now {record.next_loss_scale:g}; {self.blame()}",
+            flush=True,
         )
+        self._is_told, self._untold = True, 0
 
     def blame(self):
         """The parameters whose gradients were not finite in the last step that was skipped."""
@@ -311,6 +367,11 @@ class _Watched:
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+
+def _is_milestone(number):
+    """Whether it is 1, 2, 3, 5, 10, 20, 50, 100 or so on."""
+    return number == 3 or str(number).rstrip("0") in ("1", "2", "5")
 
 
 def _check_path(owner, name, value):

@@ -1,5 +1,7 @@
 """The batches that a profile runs over."""
 
+from collections.abc import Iterator
+
 import numpy as np
 from mindspore import Tensor
 from mindspore.dataset import Dataset
@@ -19,6 +21,25 @@ def as_inputs(owner, name, batch):
             f"{describe(batch)}. {_CURE}"
         )
     return tuple(Tensor(each) if isinstance(each, np.ndarray) else each for each in batch)
+
+
+class Kept:
+    """What an iterator gives, kept so that it can be gone through again, also if that was broken off."""
+
+    def __init__(self, iterator):
+        self._iterator = iterator
+        self._kept = []
+
+    def __iter__(self):
+        yield from self._kept
+        for batch in self._iterator:
+            self._kept.append(batch)
+            yield batch
+
+
+def for_several_passes(batches):
+    """The batches, as what can be gone through several times."""
+    return Kept(batches) if isinstance(batches, Iterator) else batches
 
 
 def each_batch(owner, batches):

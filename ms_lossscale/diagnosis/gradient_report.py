@@ -10,7 +10,7 @@ from ms_lossscale._check import check_number
 from ms_lossscale.diagnosis._files import write_text
 from ms_lossscale.diagnosis._tables import counted, csv_text, in_batches, percent, power, size, text_table
 from ms_lossscale.diagnosis.distribution import Distribution
-from ms_lossscale.diagnosis.float_format import float_format
+from ms_lossscale.diagnosis.float_format import FLOAT16, float_format
 
 # What the package takes as a loss scale.
 LOSS_SCALES = [2.0**exponent for exponent in range(-126, 127)]
@@ -27,6 +27,14 @@ def check_headroom(owner, headroom):
             f"{headroom!r}."
         )
     return int(value)
+
+
+def largest_scale(largest, headroom=2, of=FLOAT16):
+    """The largest power of two by which a gradient can be multiplied so that the format leaves it the headroom."""
+    limit, limit_exponent = math.frexp(of.largest)
+    largest, exponent = math.frexp(largest)
+    shift = limit_exponent - headroom - exponent - (largest > limit)
+    return min(max(2.0**shift, LOSS_SCALES[0]), LOSS_SCALES[-1])
 
 
 class Recommendation(NamedTuple):
@@ -56,15 +64,22 @@ class GradientReport:
     Attributes:
         parameters (dict): From each parameter's name to its :class:`Distribution`.
         batches (int): How many batches were profiled.
-        loss_scale (float): The scale at which the gradients were computed.
+        loss_scale (Union[float, list[float]]): The scale at which the gradients were computed; a list, for each
+            network, where they differ.
         clip (Union[float, None]): The global norm to which each batch's gradients were clipped before being counted.
         largest (Union[float, None]): The absolute value of the largest finite gradient, before clipping; None if all
             are zero.
         non_finite_losses (int): In how many batches a loss was infinite or NaN.
         step (Union[int, None]): The steps that the training cell had made, skipped ones included; None for a network.
+        quantised (list[str]): The parameters whose gradients float16 held on the way, some of them as zero or as a
+            subnormal number: what is counted of them was rounded or lost.
+        ceiling (Union[float, None]): `loss_scale`, if a larger one was tried and gradients overflowed; None if not.
+            No larger one is recommended for float16.
     """
 
-    def __init__(self, parameters, batches, loss_scale, clip, largest, non_finite_losses, step):
+    def __init__(
+        self, parameters, batches, loss_scale, clip, largest, non_finite_losses, step, quantised=(), ceiling=None
+    ):
         self.parameters = parameters
         self.batches = batches
         self.loss_scale = loss_scale
@@ -72,6 +87,8 @@ class GradientReport:
         self.largest = largest
         self.non_finite_losses = non_finite_losses
         self.step = step
+        self.quantised = list(quantised)
+        self.ceiling = ceiling
 
     @property
     def total(self):
@@ -107,7 +124,8 @@ class GradientReport:
 
     def recommend(self, headroom=2, dtype=mstype.float16):
         """
-        Finds the largest power of two that leaves headroom for gradients larger than those that were profiled.
+        Finds the largest power of two that leaves headroom for gradients larger than those that were profiled, and is
+        not above the `ceiling`.
 
         Args:
             headroom (int): How many binades the largest gradient times the scale stays below the dtype's largest
@@ -128,10 +146,9 @@ class GradientReport:
         problem = self._why_not()
         if problem:
             raise ValueError(f"No loss scale can be recommended: {problem}")
-        limit, limit_exponent = math.frexp(of.largest)
-        largest, exponent = math.frexp(self.largest)
-        shift = limit_exponent - headroom - exponent - (largest > limit)
-        loss_scale = min(max(2.0**shift, LOSS_SCALES[0]), LOSS_SCALES[-1])
+        loss_scale = largest_scale(self.largest, headroom, of)
+        if self.ceiling is not None and of is FLOAT16:
+            loss_scale = min(loss_scale, 2.0 ** math.floor(math.log2(self.ceiling)))
         total = self.total
         lost = total.shares(loss_scale, dtype).flushed
         unscaled = total.shares(1.0, dtype)
@@ -151,7 +168,7 @@ class GradientReport:
         non_finite = sum(distribution.non_finite for distribution in self.parameters.values())
         if non_finite:
             return (
-                f"{non_finite} gradients are not finite at loss scale {self.loss_scale:g}. Profile again at a smaller "
+                f"{non_finite} gradients are not finite at loss scale {self._scale()}. Profile again at a smaller "
                 f"loss_scale; if they stay, locate_overflow names the cell."
             )
         if self.largest is None:
@@ -191,7 +208,7 @@ class GradientReport:
         if len(rows) > 1:
             rows.append(("all", self.total))
         lines = [
-            f"{self._title()}{clipped}, computed at loss scale {self.loss_scale:g}; what float16 does to them at loss "
+            f"{self._title()}{clipped}, computed at loss scale {self._scale()}; what float16 does to them at loss "
             f"scale {' and '.join(map(power, scales))}",
             "",
             text_table(header, [self._row(name, distribution, scales) for name, distribution in rows]),
@@ -201,13 +218,26 @@ class GradientReport:
             lines.append(f"No loss scale can be recommended: {problem}")
         else:
             lines += [self._advice(), self._bfloat16()]
-        all_zero = sum(distribution.is_all_zero for distribution in self.parameters.values())
-        if 0 < all_zero < len(self.parameters):
-            lines.append(
-                f"The gradients of {counted(all_zero, 'parameter', 'parameters')} are all zero. They may have been "
-                f"flushed on the way: profile again with a larger loss_scale."
-            )
+            if self.ceiling is not None:
+                lines.append(
+                    f"No loss scale above {self.ceiling:g} is recommended: inside the network gradients overflowed."
+                )
+        if self.quantised and not problem and min(self._scales()) < self.recommended_loss_scale:
+            lines.append(self._hint())
         return "\n".join(lines)
+
+    def _scales(self):
+        return self.loss_scale if isinstance(self.loss_scale, list) else [self.loss_scale]
+
+    def _scale(self):
+        return " and ".join(f"{scale:g}" for scale in self._scales())
+
+    def _hint(self):
+        return (
+            f"At this loss scale float16 rounded gradients of {len(self.quantised)} of {len(self.parameters)} "
+            f"parameters on the way, to zero or to a subnormal number: they are counted as rounded. Profile again with "
+            f"loss_scale={self.recommended_loss_scale:g} to see what they are."
+        )
 
     @staticmethod
     def _row(name, distribution, scales):
@@ -228,8 +258,8 @@ class GradientReport:
         return (
             f"Recommended loss scale for float16: {power(advice.loss_scale)}. It brings the largest gradient, "
             f"{size(advice.largest)}, to {advice.largest * advice.loss_scale:.0f}, {advice.headroom} binades or more "
-            f"below 65504; saves {percent(advice.saved)} % of all values from being flushed to zero or overflowing, "
-            f"and still loses {percent(advice.lost)} %."
+            f"below 65504; saves {percent(advice.saved)} % of all values from being flushed to zero or "
+            f"overflowing, and still loses {percent(advice.lost)} %."
         )
 
     def _bfloat16(self):
@@ -274,6 +304,8 @@ class GradientReport:
             "loss_scale": self.loss_scale,
             "clip": self.clip,
             "step": self.step,
+            "quantised": self.quantised,
+            "ceiling": self.ceiling,
             "largest": self.largest,
             "non_finite_losses": self.non_finite_losses,
             "recommendation": None if problem else self.recommend()._asdict(),

@@ -3,13 +3,13 @@
 from typing import NamedTuple
 
 import numpy as np
-from mindspore import Tensor
 from mindspore import dtype as mstype
 
 from ms_lossscale._check import check_scale
 from ms_lossscale.diagnosis.batches import as_inputs
 from ms_lossscale.diagnosis.cell_watch import CellWatch, as_array, can_be_hooked, cell_names, is_float
 from ms_lossscale.diagnosis.float_format import FLOAT16
+from ms_lossscale.diagnosis.loss_and_grads import LossAndGrads
 from ms_lossscale.diagnosis.overflow_trace import OverflowTrace, Range
 from ms_lossscale.diagnosis.replay import replay, running
 from ms_lossscale.diagnosis.trained_part import trained_parts
@@ -26,6 +26,10 @@ def locate_overflow(network, inputs, *, loss_scale):
 
     Runs in PyNative mode and updates nothing: the network is the same afterwards. Where training itself runs in
     PyNative mode, dropout goes on with other random numbers, whose state MindSpore keeps inside the operators.
+
+    Where a network takes a gradient in its forward (a gradient penalty), PyNative mode loses the gradients of that
+    gradient. The gradients of its parameters are then computed in graph mode; those of its cells lack them, so that
+    such an overflow is named at a parameter.
 
     Args:
         network (Cell): Returns the loss, as :class:`mindspore.nn.WithLossCell` does; or a training cell of this
@@ -61,9 +65,9 @@ def locate_overflow(network, inputs, *, loss_scale):
     loss_scale = check_scale(owner, "loss_scale", loss_scale)
     inputs = as_inputs(owner, "inputs", inputs)
     held_by_dtype = OverflowTrace(False, loss_scale)
-    with replay([part.network for part in parts]):
+    with replay([part.network for part in parts]) as restore:
         for part in parts:
-            search = _Search(part, loss_scale)
+            search = _Search(part, loss_scale, LossAndGrads(owner, part, restore))
             with running(owner, "these inputs"):
                 search.run(inputs)
             overflow = search.first_overflow()
@@ -91,9 +95,10 @@ class _Overflow(NamedTuple):
 
 
 class _Search:
-    def __init__(self, part, loss_scale):
+    def __init__(self, part, loss_scale, loss_and_grads):
         self._part = part
         self._loss_scale = loss_scale
+        self._loss_and_grads = loss_and_grads
         self._overflows = []
         self._inputs = {}
         # How many values were looked at.
@@ -121,10 +126,12 @@ class _Search:
         ]
         try:
             with watch.watching():
-                _, grads = self._part.loss_and_grads()(Tensor(self._loss_scale, mstype.float32), *inputs)
+                _, grads = self._loss_and_grads.in_pynative(self._loss_scale, inputs)
         finally:
             for handle in handles:
                 handle.remove()
+        if self._loss_and_grads.takes_gradient:
+            _, grads = self._loss_and_grads.correct(self._loss_scale, inputs)
         for weight, grad in zip(self._part.weights, grads):
             moment = self._moments_of_weights.get(id(weight), self._moment)
             self._note(moment, "backward", self._owners.get(id(weight), self._root), 0, weight.name, grad)

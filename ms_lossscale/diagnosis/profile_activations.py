@@ -3,14 +3,13 @@
 import contextlib
 
 import numpy as np
-from mindspore import Tensor
-from mindspore import dtype as mstype
 
 from ms_lossscale._check import check_bool, check_scale
 from ms_lossscale.diagnosis.activation_report import JUMP, ROUNDING, Activation, ActivationReport
 from ms_lossscale.diagnosis.batches import each_batch
 from ms_lossscale.diagnosis.cell_watch import CellWatch, as_array
 from ms_lossscale.diagnosis.distribution import Distribution
+from ms_lossscale.diagnosis.loss_and_grads import LossAndGrads
 from ms_lossscale.diagnosis.replay import replay, running
 from ms_lossscale.diagnosis.trained_part import trained_parts
 
@@ -24,6 +23,9 @@ def profile_activations(network, batches, *, loss_scale=1.0, compare_float32=Fal
 
     Where training itself runs in PyNative mode, dropout goes on with other random numbers, whose state MindSpore keeps
     inside the operators.
+
+    Where a network takes a gradient in its forward (a gradient penalty), PyNative mode loses the gradients of that
+    gradient: what flows back into its cells lacks them, and a warning says so.
 
     Args:
         network (Cell): Returns the loss, as :class:`mindspore.nn.WithLossCell` does; or a training cell of this
@@ -70,8 +72,9 @@ def profile_activations(network, batches, *, loss_scale=1.0, compare_float32=Fal
             f"auto_mixed_precision(network, 'O2')."
         )
     count = 0
-    with replay(networks):
-        profile = _Profile(parts, loss_scale, compare_float32)
+    with replay(networks) as restore:
+        loss_and_grads = [LossAndGrads(owner, part, restore) for part in parts]
+        profile = _Profile(parts, loss_and_grads, loss_scale, compare_float32)
         if compare_float32:
             _switch_dropout_off(networks)
         for batch in each_batch(owner, batches):
@@ -81,15 +84,20 @@ def profile_activations(network, batches, *, loss_scale=1.0, compare_float32=Fal
                     with _computing_in_float32(in_low_precision):
                         profile.compare(batch)
             count += 1
+    for each in loss_and_grads:
+        each.warn(
+            "what flows back into its cells is reported without them",
+            "What its cells put out is right, and profile_gradients computes such a network in graph mode.",
+        )
     return ActivationReport(profile.activations(), count, loss_scale)
 
 
 class _Profile:
-    def __init__(self, parts, loss_scale, keep_values):
+    def __init__(self, parts, loss_and_grads, loss_scale, keep_values):
         self._parts = parts
         self._keep_values = keep_values
-        self._loss_and_grads = [part.loss_and_grads() for part in parts]
-        self._loss_scale = Tensor(loss_scale, mstype.float32)
+        self._loss_and_grads = loss_and_grads
+        self._loss_scale = loss_scale
         # By part, kind and place, in the order of execution.
         self._seen = {}
         self._last_values = {}
@@ -115,7 +123,7 @@ class _Profile:
                 note((i, "gradient", place), tensor)
 
             with CellWatch(part.prefix, part.network, note_output, note_gradient).watching():
-                loss_and_grads(self._loss_scale, *part.inputs(batch))
+                loss_and_grads.in_pynative(self._loss_scale, part.inputs(batch))
 
     def _count(self, key, tensor):
         values = as_array(tensor)

@@ -1,25 +1,34 @@
 """Profiling gradients."""
 
+import mindspore
 import numpy as np
-from mindspore import Tensor
 from mindspore import dtype as mstype
 
 from ms_lossscale._check import check_number, check_scale
 from ms_lossscale.cells.training_cell import TrainingCell
-from ms_lossscale.diagnosis.batches import each_batch
+from ms_lossscale.diagnosis.batches import each_batch, for_several_passes
 from ms_lossscale.diagnosis.distribution import Distribution
-from ms_lossscale.diagnosis.gradient_report import GradientReport
+from ms_lossscale.diagnosis.float16_traces import Float16Traces, computes_in_float16
+from ms_lossscale.diagnosis.gradient_report import GradientReport, largest_scale
+from ms_lossscale.diagnosis.loss_and_grads import LossAndGrads
 from ms_lossscale.diagnosis.replay import replay, running
 from ms_lossscale.diagnosis.trained_part import trained_parts
 
+# How much smaller the next scale to try is where gradients overflow, how much larger where all of them are zero, and
+# how large it gets then.
+_DOWN, _UP, _HIGHEST = 2.0**4, 2.0**16, 2.0**64
 
-def profile_gradients(network, parameters=None, batches=None, *, loss_scale=1.0, clip=None):
+
+def profile_gradients(network, parameters=None, batches=None, *, loss_scale=None, clip=None):
     """
     Counts how the gradients of each parameter are spread over float16's range, over some batches.
 
     Runs forward and backward in PyNative mode and updates nothing: the network is the same afterwards, BatchNorm's
     statistics and MindSpore's mode included. Of each parameter it keeps counts by binade, so that memory does not grow
     with the batches.
+
+    A network that takes a gradient in its forward (a gradient penalty) is computed in graph mode, since PyNative mode
+    loses the gradients of that gradient; where it does not compile, a warning says what is missing.
 
     Where training itself runs in PyNative mode, dropout goes on with other random numbers, whose state MindSpore keeps
     inside the operators.
@@ -30,10 +39,13 @@ def profile_gradients(network, parameters=None, batches=None, *, loss_scale=1.0,
         network (Cell): Returns the loss, as :class:`mindspore.nn.WithLossCell` does; or a training cell.
         parameters (list[Parameter], optional): The parameters to differentiate by. Not given for a training cell.
             Default: ``None`` , all that are trainable.
-        batches (iterable): For each batch the tuple of the network's inputs; or a dataset.
-        loss_scale (float): The loss is multiplied by it, and the gradients are divided by it in float32 before they
-            are counted. A network that computes in float16 underflows on the way at too small a scale: compare two.
-            Default: ``1.0`` .
+        batches (iterable): For each batch the tuple of the network's inputs; or a dataset. What an iterator gives is
+            kept in memory, for a second pass, unless `loss_scale` is given.
+        loss_scale (float, optional): The loss is multiplied by it, and the gradients are divided by it in float32
+            before they are counted: a network that computes in float16 underflows on the way at too small a scale.
+            Default: ``None`` , a training cell's own present scale, for each network its own; of a plain network 1,
+            and if float16 underflowed at that, a second pass at the scale that the first one recommends. A scale at
+            which gradients overflow is replaced by one 16 times smaller, down to 1.
         clip (float, optional): The global norm to which the unscaled gradients of one optimizer are clipped before
             they are counted, as `clip_norm` of the training cells does it. The recommended scale is that for the
             gradients before, since those are what the backward computes. Default: ``None`` .
@@ -66,42 +78,119 @@ def profile_gradients(network, parameters=None, batches=None, *, loss_scale=1.0,
     if batches is None and isinstance(network, TrainingCell):
         parameters, batches = None, parameters
     parts = trained_parts(owner, network, parameters)
-    loss_scale = check_scale(owner, "loss_scale", loss_scale)
+    if loss_scale is None:
+        batches = for_several_passes(batches)
+        scales = [_at_own_scale(part) for part in parts]
+    else:
+        loss_scale = check_scale(owner, "loss_scale", loss_scale)
+        scales = [_at_given_scale(loss_scale) for _ in parts]
     if clip is not None and not check_number(owner, "clip", clip) > 0:
         raise ValueError(f"For '{owner}', the argument 'clip' must be a number > 0, but got {clip!r}.")
-    steps = network.steps_made() if isinstance(network, TrainingCell) else None
-    count = 0
-    with replay([part.network for part in parts]):
-        profile = _Profile(parts, loss_scale, clip)
+    in_pynative = mindspore.get_context("mode") == mindspore.PYNATIVE_MODE
+    with replay([part.network for part in parts]) as restore:
+        loss_and_grads = [LossAndGrads(owner, part, restore) for part in parts]
+        profiles, count = _run(owner, list(zip(parts, loss_and_grads)), scales, batches, clip, restore)
+    if in_pynative:
+        for each in (each for each in loss_and_grads if each.compiles):
+            each.warn("training in it lacks them", "Train in graph mode, which keeps them; the report has them.")
+    return _report(profiles, count, clip, network.steps_made() if isinstance(network, TrainingCell) else None)
+
+
+def _run(owner, parts, scales, batches, clip, restore):
+    """Makes one pass after the other until each part is content. Returns the parts' profiles and how many batches."""
+    profiles = [None] * len(parts)
+    waiting = {i: next(each) for i, each in enumerate(scales)}
+    while waiting:
+        of_pass = {i: _Profile(*parts[i], *scale, clip) for i, scale in waiting.items()}
+        count = 0
         for batch in each_batch(owner, batches):
+            wanted = [profile for profile in of_pass.values() if not profile.is_given_up]
+            if not wanted:
+                break
             with running(owner, f"batches[{count}]"):
-                profile.add(batch)
+                for profile in wanted:
+                    profile.add(batch)
             count += 1
-    return GradientReport(
-        profile.distributions, count, loss_scale, clip, profile.largest, profile.non_finite_losses, steps
-    )
+        for i, profile in of_pass.items():
+            try:
+                waiting[i] = scales[i].send(profile)
+            except StopIteration as content:
+                profiles[i] = content.value
+                del waiting[i]
+        restore()
+    return profiles, count
+
+
+def _at_given_scale(scale):
+    """
+    Yields the loss scale of a pass, and the smallest one that may follow if gradients overflow; is sent what the pass
+    found. Returns what is to be reported.
+    """
+    return (yield scale, scale)
+
+
+def _at_own_scale(part):
+    """Likewise, of each pass that is needed where no scale is given."""
+    profile = yield from _without_overflow(part.loss_scale or 1.0, 1.0)
+    if part.loss_scale is not None:
+        return profile
+    while profile.quantised():
+        larger, is_known = profile.larger_scale(), profile.largest is not None
+        if larger is None:
+            break
+        finer = yield from _without_overflow(larger, profile.loss_scale * _DOWN)
+        if finer.overflowed:
+            profile.ceiling = profile.loss_scale
+            break
+        profile = finer
+        if is_known:
+            break
+    return profile
+
+
+def _without_overflow(scale, smallest):
+    profile = yield scale, smallest
+    while profile.overflowed and profile.loss_scale > smallest:
+        profile = yield max(profile.loss_scale / _DOWN, smallest), smallest
+    if profile.loss_scale < scale:
+        profile.ceiling = profile.loss_scale
+    return profile
 
 
 class _Profile:
-    def __init__(self, parts, loss_scale, clip):
-        self._parts = [(part, part.loss_and_grads()) for part in parts]
-        self._loss_scale = Tensor(loss_scale, mstype.float32)
+    """What one part's gradients are in one pass over the batches."""
+
+    def __init__(self, part, loss_and_grads, loss_scale, smallest_scale, clip):
+        self._part = part
+        self._loss_and_grads = loss_and_grads
+        self.loss_scale = loss_scale
+        self._smallest_scale = smallest_scale
         self._unscale = np.float32(1.0 / loss_scale)
         self._clip = clip
-        self.distributions = {weight.name: Distribution() for part in parts for weight in part.weights}
+        self.distributions = {weight.name: Distribution() for weight in part.weights}
+        self._traces = {weight.name: Float16Traces() for weight in part.weights}
         self.largest = None
-        self.non_finite_losses = 0
+        # The numbers of the batches whose loss is not finite, and whether gradients of another one are not.
+        self.non_finite_losses = set()
+        self.overflowed = False
+        # The loss scale, if larger ones have overflowed.
+        self.ceiling = None
+        self._batches = 0
 
     def add(self, batch):
-        losses_are_finite = True
-        for part, loss_and_grads in self._parts:
-            loss, grads = loss_and_grads(self._loss_scale, *part.inputs(batch))
-            losses_are_finite &= bool(np.isfinite(loss.astype(mstype.float32).asnumpy()).all())
-            grads = [grad.astype(mstype.float32).asnumpy() * self._unscale for grad in grads]
-            self._note_largest(grads)
-            for weight, grad in zip(part.weights, self._clipped(grads)):
-                self.distributions[weight.name].add(grad)
-        self.non_finite_losses += not losses_are_finite
+        loss, grads = self._loss_and_grads.correct(self.loss_scale, self._part.inputs(batch))
+        grads = [grad.astype(mstype.float32).asnumpy() for grad in grads]
+        if not np.isfinite(loss.astype(mstype.float32).asnumpy()).all():
+            self.non_finite_losses.add(self._batches)
+        elif not all(np.isfinite(grad).all() for grad in grads):
+            self.overflowed = True
+        self._batches += 1
+        for trace, grad in zip(self._traces.values(), grads):
+            trace.add(grad)
+        grads = [grad * self._unscale for grad in grads]
+        self._note_largest(grads)
+        for weight, grad in zip(self._part.weights, self._clipped(grads)):
+            self.distributions[weight.name].add(grad)
 
     def _note_largest(self, grads):
         for grad in grads:
@@ -115,3 +204,38 @@ class _Profile:
         norm = np.sqrt(sum(np.sum(np.square(grad, dtype=np.float64)) for grad in grads))
         # Without an effect on what is not finite: it must be counted as such.
         return [grad * np.float32(self._clip / norm) for grad in grads] if self._clip < norm < np.inf else grads
+
+    @property
+    def is_given_up(self):
+        """Whether there will be another pass, at a smaller scale."""
+        return self.overflowed and self.loss_scale > self._smallest_scale
+
+    def quantised(self):
+        """The names of the weights of whose gradients float16 has lost something on the way."""
+        traces = self._traces.items()
+        if not (any(trace.are_evident for _, trace in traces) or computes_in_float16(self._part.network)):
+            return []
+        return [name for name, trace in traces if trace.all_fit and trace.lost]
+
+    def larger_scale(self):
+        """The scale at which less is lost; None if there is none."""
+        if self.largest is None:
+            larger = self.loss_scale * _UP
+            return larger if larger <= _HIGHEST else None
+        larger = largest_scale(self.largest)
+        return larger if larger > self.loss_scale else None
+
+
+def _report(profiles, count, clip, step):
+    scales = [profile.loss_scale for profile in profiles]
+    return GradientReport(
+        {name: each for profile in profiles for name, each in profile.distributions.items()},
+        count,
+        scales[0] if len(set(scales)) == 1 else scales,
+        clip,
+        max((profile.largest for profile in profiles if profile.largest is not None), default=None),
+        len(set().union(*(profile.non_finite_losses for profile in profiles))),
+        step,
+        [name for profile in profiles for name in profile.quantised()],
+        min((profile.ceiling for profile in profiles if profile.ceiling is not None), default=None),
+    )

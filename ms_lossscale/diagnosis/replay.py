@@ -13,37 +13,61 @@ def replay(networks):
     A context in which networks run in PyNative mode, for training, and after which they are what they were: their
     parameters (BatchNorm's statistics too), whether each cell is in training, MindSpore's mode and its random state.
 
+    It gives a function that puts the parameters back in between.
+
     What is decorated with `mindspore.jit` runs in PyNative mode too, so that the cells inside can be watched. A network
     that is in training already runs as it is, with the cells inside that its user has taken out of training.
     """
-    mode = mindspore.get_context("mode")
     random_state = mindspore.get_rng_state()
     cells = {id(cell): cell for network in networks for _, cell in network.cells_and_names()}.values()
     in_training = [(cell, cell.training) for cell in cells]
     parameters = {id(p): p for network in networks for p in network.get_parameters()}.values()
-    jit = os.environ.get("MS_JIT")
-    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
-    os.environ["MS_JIT"] = "0"
-    try:
+    with _in_mode(mindspore.PYNATIVE_MODE, "0"):
         values = [(parameter, ops.deepcopy(parameter)) for parameter in parameters]
+
+        def restore():
+            for parameter, value in values:
+                _write(parameter, value)
+
         try:
             for network in networks:
                 if not network.training:
                     for _, cell in network.cells_and_names():
                         cell.add_flags(training=True)
-            yield
+            yield restore
         finally:
-            for parameter, value in values:
-                ops.assign(parameter, value)
+            restore()
             for cell, training in in_training:
                 cell.add_flags(training=training)
             mindspore.set_rng_state(random_state)
+
+
+def _write(parameter, value):
+    try:
+        ops.assign(parameter, value)
+    except RuntimeError:
+        # A view, as `parameter.set_data(value.reshape(...))` makes it one, is refused.
+        parameter.copy_(value)
+
+
+def in_graph_mode():
+    """A context, within `replay`, in which networks are compiled."""
+    return _in_mode(mindspore.GRAPH_MODE, "1")
+
+
+@contextlib.contextmanager
+def _in_mode(mode, ms_jit):
+    mode_before, jit = mindspore.get_context("mode"), os.environ.get("MS_JIT")
+    mindspore.set_context(mode=mode)
+    os.environ["MS_JIT"] = ms_jit
+    try:
+        yield
     finally:
         if jit is None:
             del os.environ["MS_JIT"]
         else:
             os.environ["MS_JIT"] = jit
-        mindspore.set_context(mode=mode)
+        mindspore.set_context(mode=mode_before)
 
 
 @contextlib.contextmanager

@@ -2,11 +2,10 @@
 
 from typing import NamedTuple, Optional
 
-from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn
 
 from ms_lossscale._check import check_cell, describe
 from ms_lossscale.cells.training_cell import TrainingCell
-from ms_lossscale.step.forward_backward import scaled
 from ms_lossscale.step.network_inputs import inputs_of
 
 _CURE = "Pass a network that returns the loss, an nn.WithLossCell say, or a training cell of ms_lossscale."
@@ -23,6 +22,7 @@ class TrainedPart(NamedTuple):
     - **number** (int) - The network's number in the training cell.
     - **network_inputs** (Union[tuple, None]) - For each network, which of a batch's inputs it takes; None for all.
     - **cell** (str) - The training cell's name, for error messages.
+    - **loss_scale** (Union[float, None]) - The training cell's present scale for it; None for no training cell.
     """
 
     prefix: str
@@ -32,6 +32,7 @@ class TrainedPart(NamedTuple):
     number: int = 0
     network_inputs: Optional[tuple] = None
     cell: str = ""
+    loss_scale: Optional[float] = None
 
     def inputs(self, batch):
         """Those of a batch's inputs that the network takes."""
@@ -46,24 +47,6 @@ class TrainedPart(NamedTuple):
             raise TypeError(f"The network must return a Tensor, the loss, but it returned {describe(output)}. {_CURE}")
         return output
 
-    def loss_and_grads(self):
-        """
-        A function of the loss scale and the inputs: the loss, and the gradients of it times the scale. To be made in
-        the mode in which it is to run.
-        """
-
-        def scaled_loss(scale, *inputs):
-            loss = self.loss(*inputs)
-            return scaled(loss, scale), loss
-
-        value_and_grad = ops.value_and_grad(scaled_loss, None, ParameterTuple(self.weights), has_aux=True)
-
-        def loss_and_grads(scale, *inputs):
-            (_, loss), grads = value_and_grad(scale, *inputs)
-            return loss, grads
-
-        return loss_and_grads
-
 
 def trained_parts(owner, network, parameters=None):
     """The parts of a network that is trained by `parameters` (None: by all that are trainable), or of a cell."""
@@ -75,9 +58,19 @@ def trained_parts(owner, network, parameters=None):
             f"For '{owner}', the argument 'parameters' must be None for a training cell, which knows what it trains, "
             f"but got {describe(parameters)}."
         )
-    losses = [loss for step in network.steps for loss in step.losses()]
-    parts = [TrainedPart("", its_network, weights, item) for its_network, weights, item in losses]
-    parts = [part._replace(network_inputs=network.network_inputs, cell=type(network).__name__) for part in parts]
+    parts = [
+        TrainedPart(
+            "",
+            its_network,
+            weights,
+            item,
+            network_inputs=network.network_inputs,
+            cell=type(network).__name__,
+            loss_scale=step.loss_scale.get_loss_scale(),
+        )
+        for step in network.steps
+        for its_network, weights, item in step.losses()
+    ]
     if len({id(part.network) for part in parts}) == 1:
         return parts
     return [part._replace(prefix=f"networks[{i}]", number=i) for i, part in enumerate(parts)]

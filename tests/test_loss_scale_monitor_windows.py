@@ -1,0 +1,121 @@
+"""LossScaleMonitor where FlushAccumulation ends windows, and where a training skips without end."""
+
+import numpy as np
+import pytest
+from linear_pair import Trained, arrays
+from mindspore.train import Model
+from test_loss_scale_monitor import dataset_of, linear_batches, lines, rows, scaled_cell, train
+
+from ms_lossscale import DynamicLossScale, FlushAccumulation, LossScaleMonitor
+
+SKIPPED = "skipped ({} in a row), now {}; not finite: weight (1 of 1 gradients)"
+
+
+def train_with_flush(cell, batches, monitor, flush_first, epochs=1):
+    callbacks = [FlushAccumulation(), monitor] if flush_first else [monitor, FlushAccumulation()]
+    Model(cell).train(epochs, dataset_of(batches), callbacks=callbacks, dataset_sink_mode=False)
+
+
+@pytest.fixture(params=[True, False], ids=["flush_first", "flush_last"])
+def flush_first(request):
+    """Whether FlushAccumulation comes before the monitor."""
+    return request.param
+
+
+def test_a_flushed_window_is_of_its_epochs_last_step(mode, flush_first, capsys):
+    cell = scaled_cell(gradient_accumulation_steps=2)
+    monitor = LossScaleMonitor(100, csv="steps.csv")
+    train_with_flush(cell, linear_batches([False, False, True]), monitor, flush_first, epochs=2)
+    assert cell.counters() == {"applied_steps": 2, "skipped_steps": 2, "consecutive_skipped_steps": 1}
+    # The second epoch begins with a window that is applied.
+    assert lines(capsys) == [
+        "step 3: overflow at loss scale 1024, " + SKIPPED.format(1, 512),
+        "step 6: overflow at loss scale 512, " + SKIPPED.format(1, 256),
+    ]
+    written = rows()
+    assert [row["step"] for row in written] == ["1", "2", "3", "3", "4", "5", "6", "6"]
+    assert [row["skipped"] for row in written] == ["0", "0", "0", "1", "0", "0", "0", "1"]
+    assert [row["applied_steps"] for row in written] == ["0", "1", "1", "1", "1", "2", "2", "2"]
+    assert [float(row["loss_scale"]) for row in written] == [1024.0] * 4 + [512.0] * 4
+    assert [float(row["next_loss_scale"]) for row in written] == [1024.0] * 3 + [512.0] * 4 + [256.0]
+    assert [row["overflowed_parameters"] for row in written if row["skipped"] == "1"] == ["weight", "weight"]
+
+
+def test_a_flushed_window_that_is_applied_has_a_row(flush_first):
+    cell = scaled_cell(gradient_accumulation_steps=2)
+    train_with_flush(cell, linear_batches([False] * 3), LossScaleMonitor(csv="steps.csv"), flush_first)
+    assert [(row["step"], row["applied_steps"]) for row in rows()] == [("1", "0"), ("2", "1"), ("3", "1"), ("3", "2")]
+
+
+def test_without_a_partial_window_there_is_no_further_row(flush_first):
+    cell = scaled_cell(gradient_accumulation_steps=2)
+    train_with_flush(cell, linear_batches([False] * 4), LossScaleMonitor(csv="steps.csv"), flush_first, epochs=2)
+    assert [row["step"] for row in rows()] == [str(step) for step in range(1, 9)]
+
+
+def test_a_flushed_window_of_alternating_networks(flush_first, capsys):
+    trained = Trained("alternating", steps=2, every=(1, 2))
+    batches = [arrays(seed, (seed == 2, False)) for seed in range(3)]
+    train_with_flush(trained.cell, batches, LossScaleMonitor(csv="steps.csv"), flush_first)
+    assert lines(capsys) == [
+        "step 3: overflow of network 0 at loss scale 1024, skipped (1 in a row), now 512; not finite: first.weight "
+        "(1 of 1 gradients)"
+    ]
+    # Network 1 takes part in the second window, too.
+    last = [(row["network"], row["applied_steps"], row["skipped"]) for row in rows() if row["step"] == "3"][-2:]
+    assert last == [("0", "1", "1"), ("1", "1", "0")]
+
+
+def test_flushed_windows_stop_a_training_in_time(mode, flush_first):
+    cell = scaled_cell(gradient_accumulation_steps=3)
+    batches = linear_batches([False, True])
+    monitor = LossScaleMonitor(max_consecutive_skips=2, save_batch="batch.npz")
+    with pytest.raises(RuntimeError, match=r"at step 4: the last 2 steps were skipped .* loss scales 1024, 512; not f"):
+        train_with_flush(cell, batches, monitor, flush_first, epochs=4)
+    assert cell.counters()["skipped_steps"] == 2
+    np.testing.assert_array_equal(np.load("batch.npz")["input_0"], batches[1][0])
+
+
+def test_a_flushed_window_stops_a_training_at_its_end(flush_first):
+    cell = scaled_cell(gradient_accumulation_steps=3)
+    with pytest.raises(RuntimeError, match="at step 2: the last 1 steps were skipped"):
+        train_with_flush(cell, linear_batches([False, True]), LossScaleMonitor(max_consecutive_skips=1), flush_first)
+
+
+# A training that skips without end.
+
+
+def in_a_row(capsys):
+    """The number in a row that each line of a skipped step tells."""
+    return [int(line.split("skipped (")[1].split(" ")[0]) for line in lines(capsys) if "skipped (" in line]
+
+
+@pytest.mark.parametrize("every_n_steps", [1, 7, 1000])
+def test_endless_skips_are_told_ever_more_seldom(every_n_steps, capsys):
+    cell = scaled_cell(loss_scale=DynamicLossScale(2.0**100, max_loss_scale=2.0**100))
+    monitor = LossScaleMonitor(every_n_steps, csv="steps.csv")
+    # The second series begins anew.
+    train(cell, linear_batches([True] * 57 + [False] + [True] * 6), monitor)
+    assert in_a_row(capsys) == [1, 2, 3, 5, 10, 20, 50, 1, 2, 3, 5]
+    assert [row["skipped"] for row in rows()] == ["1"] * 57 + ["0"] + ["1"] * 6
+
+
+def test_a_line_tells_how_many_there_were_since_the_last_one(capsys):
+    cell = scaled_cell(loss_scale=DynamicLossScale(2.0**30, max_loss_scale=2.0**30))
+    train(cell, linear_batches([True] * 10), LossScaleMonitor())
+    told = [line.split("skipped ")[1].split(", now")[0] for line in lines(capsys)]
+    assert told == [
+        "(1 in a row)",
+        "(2 in a row)",
+        "(3 in a row)",
+        "(5 in a row, 2 since the last line)",
+        "(10 in a row, 5 since the last line)",
+    ]
+
+
+def test_a_training_that_goes_on_skipping_tells_so_at_once(capsys):
+    cell = scaled_cell(loss_scale=DynamicLossScale(2.0**30, max_loss_scale=2.0**30))
+    train(cell, linear_batches([True] * 3), LossScaleMonitor())
+    lines(capsys)
+    train(cell, linear_batches([True] * 8), LossScaleMonitor())
+    assert in_a_row(capsys) == [4, 5, 10]

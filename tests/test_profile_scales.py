@@ -1,0 +1,305 @@
+"""At which loss scale profile_gradients profiles, and when its report says that float16 rounded on the way."""
+
+import json
+
+import numpy as np
+import pytest
+from mindspore import Tensor, nn, ops
+from mindspore import dtype as mstype
+from networks import FEATURES, Linear, Mlp, batch, weight
+from numpy_casts import shares_of_cast
+from test_profile_gradients import assert_counts, gradients_of
+from untouched import untouched
+
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    DynamicLossScale,
+    ScaledTrainOneStepCell,
+    SimultaneousTrainOneStepCell,
+    profile_gradients,
+    suggest_schedule,
+)
+from ms_lossscale.diagnosis.float16_traces import Float16Traces
+
+BATCHES = [batch(seed) for seed in range(3)]
+
+
+class CastsToFloat16(nn.Cell):
+    """Two layers that cast to float16 in their `construct`; a factor of the float32 loss sets the size of gradients."""
+
+    def __init__(self, factor=1.0):
+        super().__init__()
+        self.hidden = weight(FEATURES, 5, name="hidden")
+        self.output = weight(5, 1, seed=1, name="output")
+        self.factor = factor
+
+    def construct(self, x, y):
+        hidden = ops.tanh(ops.matmul(x.astype(mstype.float16), self.hidden.astype(mstype.float16)))
+        outputs = ops.matmul(hidden, self.output.astype(mstype.float16)).astype(mstype.float32)
+        return ops.square(outputs - y).mean() * self.factor
+
+
+class Float16Layer(nn.Cell):
+    """A layer that MindSpore casts to float16, whose gradients are about `factor`."""
+
+    def __init__(self, factor=1.0):
+        super().__init__()
+        self.layer = nn.Dense(FEATURES, 1, weight_init="ones").to_float(mstype.float16)
+        self.factor = factor
+
+    def construct(self, x, y):
+        return (self.layer(x).astype(mstype.float32) - y).mean() * self.factor
+
+
+# At loss scale 1 float16 flushes some of its gradients and rounds the others.
+TINY = 1e-7
+
+
+def cell_of(network, loss_scale):
+    return ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params(), 0.1), loss_scale)
+
+
+class Passes:
+    """Batches that count how often they were gone through."""
+
+    def __init__(self, batches):
+        self.batches, self.count = batches, 0
+
+    def __iter__(self):
+        self.count += 1
+        return iter(self.batches)
+
+
+# Of a training cell.
+
+
+def test_a_training_cell_is_profiled_at_its_own_scale(mode):
+    network = CastsToFloat16(TINY)
+    cell = cell_of(network, DynamicLossScale(2.0**12))
+    batches = Passes(BATCHES)
+    report = profile_gradients(cell, batches)
+    assert (report.loss_scale, report.ceiling, batches.count) == (2.0**12, None, 1)
+    assert_counts(report, gradients_of(network, network.trainable_params(), BATCHES, 2.0**12))
+    at_one = profile_gradients(cell, BATCHES, loss_scale=1.0)
+    assert at_one.loss_scale == 1.0
+    assert at_one.total.zeros > report.total.zeros == 0
+    cell.set_loss_scale(2.0**10)
+    assert profile_gradients(cell, BATCHES).loss_scale == 2.0**10
+
+
+@pytest.mark.parametrize("loss_scale, expected", [(None, 1.0), (1000.0, 1000.0)])
+def test_a_cell_of_another_scale(loss_scale, expected):
+    assert profile_gradients(cell_of(Linear(), loss_scale), BATCHES).loss_scale == expected
+
+
+def two_networks(make, loss_scale):
+    networks = [CastsToFloat16(TINY) for _ in range(2)]
+    for i, network in enumerate(networks):
+        network.update_parameters_name(f"{i}.")
+    optimizers = [nn.SGD(network.trainable_params(), 0.1) for network in networks]
+    return networks, make(networks, optimizers, loss_scale)
+
+
+def test_each_network_is_profiled_at_its_own_scale(mode):
+    scales = [2.0**12, 2.0**4]
+    networks, cell = two_networks(AlternatingTrainOneStepCell, [DynamicLossScale(scale) for scale in scales])
+    report = profile_gradients(cell, BATCHES)
+    assert report.loss_scale == scales
+    assert "computed at loss scale 4096 and 16; " in str(report)
+    assert json.loads(report.to_json())["loss_scale"] == scales
+    grads = {}
+    for network, scale in zip(networks, scales):
+        grads.update(gradients_of(network, network.trainable_params(), BATCHES, scale))
+    assert_counts(report, grads)
+
+
+@pytest.mark.parametrize("make", [AlternatingTrainOneStepCell, SimultaneousTrainOneStepCell])
+def test_one_scale_of_several_networks_is_one(make):
+    assert profile_gradients(two_networks(make, 64.0)[1], BATCHES).loss_scale == 64.0
+
+
+def test_a_scale_at_which_gradients_overflow_gives_way_to_smaller_ones(mode):
+    cell = cell_of(Float16Layer(), DynamicLossScale(2.0**20, max_loss_scale=2.0**20))
+    batches = Passes(BATCHES)
+    with untouched(cell):
+        report = profile_gradients(cell, batches)
+    assert (report.loss_scale, report.ceiling, batches.count) == (2.0**12, 2.0**12, 3)
+    assert report.total.non_finite == 0
+    assert_counts(report, gradients_of(cell.network, cell.network.trainable_params(), BATCHES, 2.0**12))
+
+
+def test_what_overflows_at_every_scale_is_reported_at_the_last_one():
+    cell = cell_of(Float16Layer(1e6), DynamicLossScale(2.0**8))
+    report = profile_gradients(cell, BATCHES)
+    assert (report.loss_scale, report.batches) == (1.0, 3)
+    with pytest.raises(ValueError, match=r"gradients are not finite at loss scale 1\. Profile again"):
+        report.recommend()
+
+
+def test_a_given_scale_is_kept():
+    cell = cell_of(Float16Layer(), DynamicLossScale(2.0**10))
+    report = profile_gradients(cell, BATCHES, loss_scale=2.0**20)
+    assert report.loss_scale == 2.0**20
+    assert report.total.non_finite > 0
+
+
+def test_a_schedule_of_a_cell_that_begins_too_high():
+    cell = cell_of(Float16Layer(), DynamicLossScale(2.0**24))
+    schedule = suggest_schedule([profile_gradients(cell, BATCHES)])
+    assert schedule.loss_scales[0] <= 2.0**12
+
+
+# Of a plain network.
+
+
+def test_a_quantised_network_is_profiled_again_at_the_recommended_scale(mode):
+    network = CastsToFloat16(TINY)
+    first = profile_gradients(network, batches=BATCHES, loss_scale=1.0)
+    batches = Passes(BATCHES)
+    with untouched(network):
+        report = profile_gradients(network, batches=batches)
+    assert (report.loss_scale, report.ceiling, batches.count) == (first.recommended_loss_scale, None, 2)
+    assert report.loss_scale > 1.0
+    grads = gradients_of(network, network.trainable_params(), BATCHES, report.loss_scale)
+    assert_counts(report, grads)
+    # What is saved is what float16 loses of the true gradients, not of those that it has rounded already.
+    values = np.concatenate(list(grads.values()))
+    losses = [shares_of_cast(values, scale).flushed for scale in (1.0, report.recommended_loss_scale)]
+    assert report.recommend().saved == losses[0] - losses[1] > first.recommend().saved
+
+
+@pytest.mark.parametrize("batches", [BATCHES, [(x * 1e-12, y) for x, y in BATCHES]], ids=["normal", "tiny"])
+def test_a_float32_network_is_profiled_once(batches):
+    batches = Passes(batches)
+    report = profile_gradients(Mlp(), batches=batches)
+    assert (report.loss_scale, report.quantised, batches.count) == (1.0, [], 1)
+
+
+def test_an_iterator_is_kept_for_the_second_pass():
+    network = CastsToFloat16(TINY)
+    expected = profile_gradients(network, batches=BATCHES)
+    assert profile_gradients(network, batches=iter(BATCHES)).to_json() == expected.to_json()
+    # Also where a pass is broken off.
+    cell = cell_of(Float16Layer(), DynamicLossScale(2.0**20))
+    expected = profile_gradients(cell, BATCHES)
+    assert profile_gradients(cell, (each for each in BATCHES)).to_json() == expected.to_json()
+
+
+@pytest.mark.parametrize("factor", [1e-9, 1e-15])
+def test_gradients_that_are_all_flushed_are_looked_for_at_larger_scales(factor):
+    network = Float16Layer(factor)
+    assert profile_gradients(network, batches=BATCHES, loss_scale=1.0).largest is None
+    report = profile_gradients(network, batches=BATCHES)
+    assert report.loss_scale == report.recommended_loss_scale > 2.0**16
+    assert_counts(report, gradients_of(network, network.trainable_params(), BATCHES, report.loss_scale))
+
+
+def test_gradients_that_are_zero_at_every_scale():
+    report = profile_gradients(Float16Layer(0.0), batches=BATCHES)
+    assert report.largest is None
+    with pytest.raises(ValueError, match="all gradients are zero"):
+        report.recommend()
+
+
+class Narrow(nn.Cell):
+    """A float16 network whose gradients are 2**10 times larger inside than at its weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Dense(FEATURES, FEATURES, weight_init="ones", has_bias=False).to_float(mstype.float16)
+
+    def construct(self, x, y):
+        hidden = self.layer(x * 2.0**-26).astype(mstype.float16)
+        return (hidden * 2.0**8).astype(mstype.float32).mean() + 0.0 * y.sum()
+
+
+def test_a_recommended_scale_at_which_gradients_overflow_inside_is_not_recommended():
+    network = Narrow()
+    first = profile_gradients(network, batches=BATCHES, loss_scale=1.0)
+    with_overflow = profile_gradients(network, batches=BATCHES, loss_scale=first.recommended_loss_scale)
+    assert with_overflow.total.non_finite > 0
+    report = profile_gradients(network, batches=BATCHES)
+    assert report.total.non_finite == 0
+    assert 1.0 < report.loss_scale == report.ceiling < first.recommended_loss_scale
+    assert report.recommended_loss_scale == report.ceiling
+    assert f"No loss scale above {report.ceiling:g} is recommended" in str(report)
+
+
+# The hint.
+
+HINT = "float16 rounded gradients of"
+
+
+def test_the_hint_looks_at_subnormals_too():
+    network = CastsToFloat16(3e-5)
+    report = profile_gradients(network, batches=BATCHES, loss_scale=1.0)
+    assert report.total.zeros == 0
+    assert report.quantised == ["hidden", "output"]
+    line = str(report).splitlines()[-1]
+    assert line == (
+        "At this loss scale float16 rounded gradients of 2 of 2 parameters on the way, to zero or to a subnormal "
+        f"number: they are counted as rounded. Profile again with loss_scale={report.recommended_loss_scale:g} to see "
+        "what they are."
+    )
+    assert HINT not in str(profile_gradients(network, batches=BATCHES))
+
+
+class WithTrueZeros(nn.Cell):
+    """Some of its gradients are zero, and nothing was flushed."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.used = nn.Dense(FEATURES, 2).to_float(dtype)
+        self.unused = nn.Dense(FEATURES, 2).to_float(dtype)
+
+    def construct(self, x, y):
+        outputs = self.used(x) + 0.0 * self.unused(x)
+        return ops.square(outputs.astype(mstype.float32) - y).mean()
+
+
+def test_true_zeros_of_a_float32_network_need_no_hint():
+    report = profile_gradients(WithTrueZeros(mstype.float32), batches=BATCHES)
+    assert report.total.zeros > 0
+    assert report.quantised == []
+    assert "Profile again" not in str(report)
+
+
+def test_zeros_of_a_float16_network_may_have_been_flushed():
+    report = profile_gradients(WithTrueZeros(mstype.float16), batches=BATCHES, loss_scale=1.0)
+    assert {"unused.weight", "unused.bias"} <= set(report.quantised)
+    assert HINT in str(report)
+
+
+# What float16 leaves in values.
+
+
+def traces_of(values):
+    traces = Float16Traces()
+    for part in np.array_split(values, 3):
+        traces.add(part.astype(np.float32))
+    return traces
+
+
+def bfloat16(values):
+    return Tensor(values).astype(mstype.bfloat16).astype(mstype.float32).asnumpy()
+
+
+@pytest.mark.parametrize("exponent", range(-24, 16))
+def test_float16_is_told_from_other_dtypes(exponent):
+    values = np.random.default_rng(exponent + 24).uniform(1.0, 2.0, 300).astype(np.float32) * np.float32(2.0**exponent)
+    traces = traces_of(values.astype(np.float16))
+    # From 2**-17 to 2**-16 both formats hold the same numbers.
+    assert traces.are_evident == (exponent != -17)
+    assert traces.lost == (exponent < -14)
+    assert not traces_of(values).are_evident
+    assert not traces_of(bfloat16(values)).are_evident
+
+
+def test_zeros_are_lost_and_no_evidence():
+    traces = traces_of(np.zeros(5))
+    assert (traces.all_fit, traces.lost, traces.are_evident) == (True, True, False)
+
+
+def test_infinities_are_no_evidence():
+    traces = traces_of(np.array([np.inf, np.nan, 1.0]))
+    assert (traces.all_fit, traces.lost, traces.are_evident) == (True, False, False)

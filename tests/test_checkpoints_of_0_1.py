@@ -6,7 +6,7 @@ import mindspore
 import numpy as np
 import pytest
 from support.checkpoints_of_0_1 import CASES, STOP, build, finish, train
-from training import same_bits
+from support.training import same_bits
 
 FOLDER = Path(__file__).parent / "golden" / "checkpoints_0_1"
 

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from python_process import ROOT, check_python
+from support.python_process import ROOT, check_python
 
 BLOCK = re.compile(r"```python\n(.*?)```\n\n((?:    [^\n]*\n)+)", re.S)
 PROGRAMS = [

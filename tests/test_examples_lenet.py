@@ -8,7 +8,7 @@ import struct
 import mindspore
 import numpy as np
 import pytest
-from python_process import ROOT, run_python
+from support.python_process import ROOT, run_python
 
 for package in ("mlxtend", "matplotlib", "tqdm"):
     pytest.importorskip(package, reason=f"the example needs {package}: pip install ms_lossscale[examples]")

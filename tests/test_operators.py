@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import numpy as np
-import operator_counts
 import pytest
 from mindspore import Tensor
-from operator_counts import SMALL, Chain, momentum
-from python_process import check_python
+from support import operator_counts
+from support.operator_counts import SMALL, Chain, momentum
+from support.python_process import check_python
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 

@@ -2,7 +2,7 @@
 
 import ast
 
-from python_process import check_python
+from support.python_process import check_python
 
 import ms_lossscale
 

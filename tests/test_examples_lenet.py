@@ -160,7 +160,7 @@ def test_a_missing_folder_is_one_line_and_status_2(tmp_path):
 def test_a_spoilt_file_is_one_line(data, spoil, words, monkeypatch):
     # Through the reader itself: what the script makes of its error is tested with the truncated file below.
     monkeypatch.syspath_prepend(str(EXAMPLE.parent))
-    from lenet.data import DataError, load_digits
+    from common.data import DataError, load_digits
 
     load_digits(data)
     spoil(data)
@@ -251,7 +251,7 @@ def test_help(script, tmp_path):
 
 def test_the_embedded_digits_are_split_by_class(monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLE.parent))
-    from lenet.data import load_digits
+    from common.data import load_digits
 
     digits = load_digits()
     assert digits.train_images.shape == (4000, 1, 28, 28)

@@ -21,6 +21,8 @@ from support.training import bookkeeping, changed, same_bits
 
 from ms_lossscale import AlternatingTrainOneStepCell, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
 
+pytestmark = pytest.mark.long
+
 SCRIPT = Path(scenarios.__file__)
 # Compared with one process that sees the whole batches, by the number of ranks.
 COMPARED = {

@@ -64,6 +64,7 @@ def assert_refused(result, *words):
 
 
 # With --n-critic 3 the generator sits out the first two steps, and the second epoch begins in the middle of a turn.
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options", [("--update", "simultaneous"), ("--update", "alternating", "--n-critic", 3)], ids=lambda o: o[1]
 )

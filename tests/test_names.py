@@ -109,6 +109,7 @@ class TestNames:
 
 
 class TestResume:
+    @pytest.mark.long
     def test_in_a_new_process(self, mode, tmp_path):
         """Both cells, with an overflow before the interruption and one after it: bit for bit as if uninterrupted."""
         expected = {}

@@ -14,6 +14,7 @@ from test_every_optimizer import RUN_EVERYWHERE, make_optimizer
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 
 
+@pytest.mark.long
 def test_goes_on_as_if_it_had_not_been_stopped(mode, tmp_path):
     wanted = {}
     for name in OPTIMIZERS:

@@ -6,7 +6,7 @@ MINDSPORE ?= mindspore
 # With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower.
 export ONEDNN_MAX_CPU_ISA ?= AVX2
 
-.PHONY: lenet lenet-2 gan gan-2 compare bench scaling test lint
+.PHONY: lenet lenet-2 gan gan-2 compare bench scaling test test-all lint
 
 lenet: $(VENV)/installed
 	$(VENV)/bin/python examples/lenet/train.py
@@ -29,7 +29,13 @@ scaling: $(VENV)/installed
 	$(VENV)/bin/python benchmarks/data_parallel.py
 
 test: $(VENV)/installed
+	$(VENV)/bin/python -m pytest -m "not long"
+
+# Everything, with the newest MindSpore and with the oldest.
+test-all: $(VENV)/installed
 	$(VENV)/bin/python -m pytest
+	$(MAKE) --no-print-directory .venv-oldest/installed VENV=.venv-oldest MINDSPORE=mindspore==2.7.0
+	.venv-oldest/bin/python -m pytest
 
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check .

@@ -25,8 +25,8 @@ from tqdm import tqdm
 FOLDER = Path(__file__).resolve().parent
 sys.path.append(str(FOLDER.parent / "examples"))
 
-from lenet.history import replacing  # noqa: E402
-from lenet.options import positive_int  # noqa: E402
+from common.options import positive_int  # noqa: E402
+from common.output import replacing  # noqa: E402
 
 CASES = ("lenet", "mlp", "deep_narrow", "resnet18", "dcgan", "accumulation", "check")
 MODES = ("graph", "pynative")

@@ -13,6 +13,7 @@ import math
 import os
 import re
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,8 +21,6 @@ from pathlib import Path
 
 # Read when MindSpore is imported: with AVX-512 its convolutions on CPU choose a slow kernel.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
-# For the helper that starts msrun.
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 BATCH = 64
 WIDTH = 512
@@ -157,13 +156,18 @@ def measure(_):
 
 
 def run_ranks(task, ranks):
-    from python_process import check_msrun, check_python
-
     with tempfile.TemporaryDirectory() as folder:
-        if ranks == 1:
-            check_python(__file__, "--rank-work", task, folder, cwd=folder)
-        else:
-            check_msrun(ranks, __file__, "--rank-work", task, folder, cwd=folder)
+        command = [sys.executable]
+        if ranks > 1:
+            command += ["-m", "mindspore.parallel.cluster.run", f"--worker_num={ranks}", f"--local_worker_num={ranks}"]
+            command += ["--log_dir=msrun", "--join=True"]
+        command += [str(Path(__file__).resolve()), "--rank-work", task, folder]
+        # What msrun starts is called `python`.
+        path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+        result = subprocess.run(command, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True)
+        if result.returncode:
+            logs = [log.read_text(errors="replace")[-3000:] for log in sorted(Path(folder).glob("msrun/worker_*.log"))]
+            raise RuntimeError("\n".join([f"{' '.join(command)} failed:", result.stderr[-3000:], *logs]))
         return json.loads((Path(folder) / "rank_0.json").read_text())
 
 

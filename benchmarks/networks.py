@@ -10,7 +10,7 @@ from mindspore import Tensor, nn, ops
 sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
 
 import gan.network
-import lenet.network
+from common.lenet5 import LeNet5
 
 
 def _classified(network, shape, batch_size=32):
@@ -23,7 +23,7 @@ def _classified(network, shape, batch_size=32):
 
 def small_convolutions():
     """LeNet-5 on 28x28 images: 10 parameter tensors, 44 thousand values."""
-    return _classified(lenet.network.LeNet5(), (1, 28, 28))
+    return _classified(LeNet5(), (1, 28, 28))
 
 
 def mlp():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from mindspore import amp, nn
-from networks import Linear, batch_for
+from support.networks import Linear, batch_for
 
 from ms_lossscale import DynamicLossScale, FixedLossScale, ScaledTrainOneStepCell, ScheduledLossScale
 

@@ -1,20 +1,20 @@
 """Gradient accumulation: N calls are one step, or none; and nothing else in between."""
 
 import functools
-from pathlib import Path
 
 import mindspore
 import numpy as np
 import pytest
-from linear_pair import CELLS, Trained
 from mindspore import Tensor, dataset, nn, ops
 from mindspore.experimental import optim as experimental
 from mindspore.train import Model
-from networks import BATCH, FEATURES, HalfPrecision, Mlp, batch, batch_for, weight
-from numpy_control import ROUNDING
-from python_process import check_python
-from resume_mid_window import OVERFLOWS, STEPS, Normalised, build, train
-from training import changed, same_bits, state, weights
+from support import resume_mid_window
+from support.linear_pair import CELLS, Trained
+from support.networks import BATCH, FEATURES, HalfPrecision, Mlp, batch, batch_for, weight
+from support.numpy_control import ROUNDING
+from support.python_process import check_python
+from support.resume_mid_window import OVERFLOWS, STEPS, Normalised, build, train
+from support.training import changed, same_bits, state, weights
 
 from ms_lossscale import (
     AlternatingTrainOneStepCell,
@@ -397,8 +397,8 @@ def test_resumes_in_a_new_process_with_the_same_bits(tmp_path):
         train(cell, 4, len(OVERFLOWS))
     finally:
         mindspore.set_context(mode=before)
-    script = Path(__file__).with_name("resume_mid_window.py")
-    check_python(script, "graph", "middle.ckpt", 4, len(OVERFLOWS), "resumed.npz", cwd=tmp_path)
+    options = ("graph", "middle.ckpt", 4, len(OVERFLOWS), "resumed.npz")
+    check_python(resume_mid_window.__file__, *options, cwd=tmp_path)
     with np.load(tmp_path / "resumed.npz") as resumed:
         assert changed(dict(resumed), state(cell)) == set()
 

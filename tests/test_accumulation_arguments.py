@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from linear_pair import CELLS, Trained
+from support.linear_pair import CELLS, Trained
 
 NAN, INF = float("nan"), float("inf")
 

@@ -9,7 +9,10 @@ import functools
 
 import numpy as np
 import pytest
-from gan_networks import (
+from mindspore import Model, nn
+from mindspore import dtype as mstype
+from mindspore.dataset import GeneratorDataset
+from support.gan_networks import (
     NETWORK_INPUTS,
     ClipWeights,
     WithAux,
@@ -21,11 +24,8 @@ from gan_networks import (
     two_losses,
     two_optimizers,
 )
-from mindspore import Model, nn
-from mindspore import dtype as mstype
-from mindspore.dataset import GeneratorDataset
-from networks import Linear, batch, overflowing_batch
-from training import OneForward, changed, same_bits, state
+from support.networks import Linear, batch, overflowing_batch
+from support.training import OneForward, changed, same_bits, state
 
 from ms_lossscale import (
     AlternatingTrainOneStepCell,

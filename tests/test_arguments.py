@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
-from networks import Linear, Mlp, batch
+from support.networks import Linear, Mlp, batch
 
 from ms_lossscale import (
     DynamicLossScale,

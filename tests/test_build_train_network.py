@@ -7,7 +7,7 @@ import pytest
 from mindspore import Parameter, Tensor, amp, nn
 from mindspore import dtype as mstype
 from mindspore.experimental import optim
-from networks import FEATURES, batch_for
+from support.networks import FEATURES, batch_for
 
 from ms_lossscale import DynamicLossScale, FixedLossScale, ScaledTrainOneStepCell, build_train_network
 

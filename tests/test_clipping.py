@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from linear_pair import CELLS, Trained
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
-from networks import BATCH, HalfPrecision, batch
-from training import changed, same_bits, state
+from support.linear_pair import CELLS, Trained
+from support.networks import BATCH, HalfPrecision, batch
+from support.training import changed, same_bits, state
 
 from ms_lossscale import (
     AlternatingTrainOneStepCell,

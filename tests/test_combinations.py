@@ -1,7 +1,7 @@
 """Accumulation, clipping and moving averages, freely combined in every cell and mode, against a NumPy control."""
 
 import pytest
-from linear_pair import CELLS, Trained
+from support.linear_pair import CELLS, Trained
 
 CLIPS = {"no_clip": {}, "clip_norm": {"clip_norm": 0.7}, "clip_value": {"clip_value": 0.3}}
 

@@ -8,18 +8,20 @@ and the tests read what its ranks wrote.
 
 from pathlib import Path
 
-import data_parallel_training as scenarios
 import mindspore
 import numpy as np
 import pytest
-from data_parallel_training import CLIP_NORM, PLAN, STEPS, WINDOW_CALLS, WINDOW_PLAN, Place, run
 from mindspore import nn
-from networks import Linear, LinearWithBias
-from npu_networks import LOSS_SCALE
-from python_process import check_msrun, skip_with_older_mindspore
-from training import bookkeeping, changed, same_bits
+from support import data_parallel_training as scenarios
+from support.data_parallel_training import CLIP_NORM, PLAN, STEPS, WINDOW_CALLS, WINDOW_PLAN, Place, run
+from support.networks import Linear, LinearWithBias
+from support.npu_networks import LOSS_SCALE
+from support.python_process import check_msrun, skip_with_older_mindspore
+from support.training import bookkeeping, changed, same_bits
 
 from ms_lossscale import AlternatingTrainOneStepCell, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
+
+pytestmark = pytest.mark.long
 
 SCRIPT = Path(scenarios.__file__)
 # Compared with one process that sees the whole batches, by the number of ranks.

@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from python_process import ROOT, check_python
+from support.python_process import ROOT, check_python
 
 SCRIPT = ROOT / "benchmarks" / "data_parallel.py"
 

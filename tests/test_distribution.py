@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from mindspore import dtype as mstype
-from numpy_casts import CASTS, bfloat16, counts_of, shares_of_cast
+from support.numpy_casts import CASTS, bfloat16, counts_of, shares_of_cast
 
 from ms_lossscale.diagnosis import Distribution, Shares
 

@@ -1,9 +1,9 @@
-"""The Python code in docs/ runs and prints what the page says."""
+"""The Python code in docs/ runs and prints what the page says, and the README's runs."""
 
 import re
 
 import pytest
-from python_process import ROOT, check_python
+from support.python_process import ROOT, check_python
 
 BLOCK = re.compile(r"```python\n(.*?)```\n\n((?:    [^\n]*\n)+)", re.S)
 PROGRAMS = [
@@ -21,3 +21,14 @@ def test_program_prints_what_the_page_says(page, program, output, tmp_path):
 
 def test_there_are_programs():
     assert PROGRAMS
+
+
+def test_the_code_of_the_readme_runs(tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert len(blocks) >= 2
+    script = tmp_path / "program.py"
+    # Each goes on where the one before it has ended.
+    script.write_text("\n".join(blocks))
+    printed = check_python(script, cwd=tmp_path)
+    assert len(re.findall(r"loss is \d", printed)) == 5 * 8
+    assert {"gradients.png", "scale.csv"} <= {path.name for path in tmp_path.iterdir()}

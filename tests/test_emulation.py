@@ -4,7 +4,7 @@ import mindspore
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
-from npu_networks import LOSS_SCALE, networks_on_npu, optimizers_of
+from support.npu_networks import LOSS_SCALE, networks_on_npu, optimizers_of
 
 from ms_lossscale import FiniteGradients, FloatStatusRegister, ScaledTrainOneStepCell, emulation
 from ms_lossscale.emulation import register

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from mindspore import nn
 from mindspore.experimental.optim import lr_scheduler
-from networks import LinearWithBias, batch, batch_for
-from training import restore, state, weights
+from support.networks import LinearWithBias, batch, batch_for
+from support.training import restore, state, weights
 
 from ms_lossscale import DynamicLossScale, FixedLossScale, ScaledTrainOneStepCell
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import mindspore
 import numpy as np
 import pytest
-from python_process import ROOT, run_python
+from support.python_process import ROOT, run_python
 
 for package in ("mlxtend", "matplotlib", "tqdm"):
     pytest.importorskip(package, reason=f"the example needs {package}: pip install ms_lossscale[examples]")
@@ -64,6 +64,7 @@ def assert_refused(result, *words):
 
 
 # With --n-critic 3 the generator sits out the first two steps, and the second epoch begins in the middle of a turn.
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options", [("--update", "simultaneous"), ("--update", "alternating", "--n-critic", 3)], ids=lambda o: o[1]
 )

@@ -8,7 +8,7 @@ import struct
 import mindspore
 import numpy as np
 import pytest
-from python_process import ROOT, run_python
+from support.python_process import ROOT, run_python
 
 for package in ("mlxtend", "matplotlib", "tqdm"):
     pytest.importorskip(package, reason=f"the example needs {package}: pip install ms_lossscale[examples]")
@@ -108,6 +108,7 @@ def test_train_writes_a_row_for_each_step_curves_and_a_checkpoint(whole):
     assert f"skipped {skipped} steps" in result.stdout
 
 
+@pytest.mark.long
 def test_a_resumed_run_ends_bit_identical_to_an_uninterrupted_one(whole, tmp_path):
     whole, _, data = whole
     begun = run("train.py", "--data", data, *OPTIONS, "--epochs", 2, "--output", "parts", cwd=tmp_path)
@@ -160,7 +161,7 @@ def test_a_missing_folder_is_one_line_and_status_2(tmp_path):
 def test_a_spoilt_file_is_one_line(data, spoil, words, monkeypatch):
     # Through the reader itself: what the script makes of its error is tested with the truncated file below.
     monkeypatch.syspath_prepend(str(EXAMPLE.parent))
-    from lenet.data import DataError, load_digits
+    from common.data import DataError, load_digits
 
     load_digits(data)
     spoil(data)
@@ -193,6 +194,7 @@ def test_nothing_to_resume_is_one_line_and_status_2(data, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_compare_prints_a_table_of_all_recipes(data, tmp_path):
     options = ("--data", data, "--seeds", 3, "--epochs", 1, "--output", "out")
     result = run("compare.py", *options, cwd=tmp_path)
@@ -205,6 +207,7 @@ def test_compare_prints_a_table_of_all_recipes(data, tmp_path):
         assert [row["seed"] for row in csv.DictReader(file)] == ["3"] * 5
 
 
+@pytest.mark.long
 def test_diagnose_shows_where_it_underflows_and_writes_the_reports(data, tmp_path):
     # Gradients far below what float16 holds, so that two steps without a scale leave the network as it was.
     options = ("--data", data, "--epochs", 1, "--batch-size", 32, "--profile-batches", 2, "--output", "out")
@@ -251,7 +254,7 @@ def test_help(script, tmp_path):
 
 def test_the_embedded_digits_are_split_by_class(monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLE.parent))
-    from lenet.data import load_digits
+    from common.data import load_digits
 
     digits = load_digits()
     assert digits.train_images.shape == (4000, 1, 28, 28)

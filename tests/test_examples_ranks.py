@@ -6,8 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import mindspore
 import numpy as np
 import pytest
-from python_process import ROOT, run_msrun, run_python, skip_with_older_mindspore
+from support.python_process import ROOT, run_msrun, run_python, skip_with_older_mindspore
 from test_examples_gan import BATCH_SIZE, STEPS_PER_EPOCH, data  # noqa: F401
+
+pytestmark = pytest.mark.long
 
 SMALL = {"lenet": ("--optimizer", "momentum"), "gan": ("--filters", "2")}
 

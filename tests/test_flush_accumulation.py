@@ -3,13 +3,13 @@
 import mindspore
 import numpy as np
 import pytest
-from linear_pair import CELLS, First, Trained, arrays, momentum
 from mindspore import dataset, nn
 from mindspore.train import Model
-from networks import batch, batch_for
-from resume_mid_window import Normalised
+from support.linear_pair import CELLS, First, Trained, arrays, momentum
+from support.networks import batch, batch_for
+from support.resume_mid_window import Normalised
+from support.training import changed, same_bits, state
 from test_accumulation import Saturating, saturating_batch
-from training import changed, same_bits, state
 
 from ms_lossscale import DynamicLossScale, FlushAccumulation, ScaledTrainOneStepCell, emulation
 

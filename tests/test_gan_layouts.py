@@ -10,10 +10,10 @@ import copy
 import mindspore
 import numpy as np
 import pytest
-from gan_networks import ClipWeights, renamed, take
 from mindspore import Parameter, Tensor, jit, nn, ops
-from networks import BATCH, FEATURES, weight
-from training import changed, state
+from support.gan_networks import ClipWeights, renamed, take
+from support.networks import BATCH, FEATURES, weight
+from support.training import changed, state
 
 from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale, SimultaneousTrainOneStepCell
 

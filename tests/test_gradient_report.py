@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from mindspore import dtype as mstype
-from numpy_casts import CASTS, counts_of, shares_of_cast
+from support.numpy_casts import CASTS, counts_of, shares_of_cast
 
 from ms_lossscale import GradientReport
 from ms_lossscale.diagnosis import Distribution, Recommendation

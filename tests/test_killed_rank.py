@@ -1,13 +1,13 @@
 """A rank that dies must not leave the others waiting. In a file of its own, since it is all waiting."""
 
-from pathlib import Path
+import pytest
+from support import data_parallel_training
+from support.python_process import run_msrun
 
-import data_parallel_training
-from python_process import run_msrun
 
-
+@pytest.mark.long
 def test_a_killed_rank_ends_the_job_with_a_message(tmp_path):
-    script = Path(data_parallel_training.__file__)
+    script = data_parallel_training.__file__
     # The time after which MindSpore takes a silent rank for dead: 30 s otherwise.
     job = run_msrun(2, script, tmp_path, "killed", cwd=tmp_path, timeout=120, MS_NODE_TIMEOUT="10")
     assert job.returncode != 0

@@ -3,13 +3,13 @@
 import mindspore
 import numpy as np
 import pytest
-from gan_networks import gan_batch, renamed
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
-from networks import FEATURES, HalfPrecision, Linear, batch, overflowing_batch
+from support.gan_networks import gan_batch, renamed
+from support.networks import FEATURES, HalfPrecision, Linear, batch, overflowing_batch
+from support.untouched import untouched
 from test_profile_activations import Compiled
 from test_profile_gradients import BATCHES, CELLS, Failing, gan, wrong_shape
-from untouched import untouched
 
 from ms_lossscale import (
     OverflowTrace,

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mindspore import Parameter, Tensor, amp, nn
 from mindspore import dtype as mstype
-from networks import Linear, Mlp, batch, batch_for
-from training import assert_equal_weights, restore, state
+from support.networks import Linear, Mlp, batch, batch_for
+from support.training import assert_equal_weights, restore, state
 
 from ms_lossscale import DynamicLossScale, FixedLossScale, ScaledTrainOneStepCell, ScheduledLossScale, all_finite
 

@@ -6,11 +6,11 @@ import warnings
 
 import numpy as np
 import pytest
-from gan_networks import rows_of
-from linear_pair import CELLS, Trained, arrays
 from mindspore import dataset, nn
 from mindspore.train import Callback, Model
-from networks import BATCH, FEATURES, Linear, LinearWithBias, LossOfShape, Mlp, batch_for
+from support.gan_networks import rows_of
+from support.linear_pair import CELLS, Trained, arrays
+from support.networks import BATCH, FEATURES, Linear, LinearWithBias, LossOfShape, Mlp, batch_for
 from test_accumulation import Saturating, saturating_batch
 
 from ms_lossscale import (

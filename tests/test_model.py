@@ -8,8 +8,8 @@ import pytest
 from mindspore import Model, nn
 from mindspore.dataset import GeneratorDataset
 from mindspore.train import Callback, CheckpointConfig, LossMonitor, ModelCheckpoint, TimeMonitor
-from networks import BATCH, FEATURES, Linear
-from training import assert_equal_weights, same_bits, state
+from support.networks import BATCH, FEATURES, Linear
+from support.training import assert_equal_weights, same_bits, state
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 

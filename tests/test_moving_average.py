@@ -3,11 +3,11 @@
 import mindspore
 import numpy as np
 import pytest
-from linear_pair import CELLS, Trained
 from mindspore import dtype as mstype
 from mindspore import nn, ops
-from networks import HalfPrecision, Linear, Mlp, batch, batch_for
-from training import changed, same_bits, state
+from support.linear_pair import CELLS, Trained
+from support.networks import HalfPrecision, Linear, Mlp, batch, batch_for
+from support.training import changed, same_bits, state
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 

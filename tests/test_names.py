@@ -1,15 +1,14 @@
 """With several networks a checkpoint keeps every Parameter, and training resumes from it as if it had not stopped."""
 
-import pathlib
-
 import mindspore
 import pytest
-from gan_networks import generator_and_discriminator, renamed, two_losses, two_optimizers
 from mindspore import nn
-from networks import Linear
-from python_process import check_python
-from resume_several_networks import CELLS, INTERRUPTED_AT, OVERFLOWS, train
-from training import changed, state
+from support import resume_several_networks
+from support.gan_networks import generator_and_discriminator, renamed, two_losses, two_optimizers
+from support.networks import Linear
+from support.python_process import check_python
+from support.resume_several_networks import CELLS, INTERRUPTED_AT, OVERFLOWS, train
+from support.training import changed, state
 
 from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale, SimultaneousTrainOneStepCell
 
@@ -110,6 +109,7 @@ class TestNames:
 
 
 class TestResume:
+    @pytest.mark.long
     def test_in_a_new_process(self, mode, tmp_path):
         """Both cells, with an overflow before the interruption and one after it: bit for bit as if uninterrupted."""
         expected = {}
@@ -121,8 +121,7 @@ class TestResume:
             train(cell, INTERRUPTED_AT, len(OVERFLOWS))
             expected[name] = state(cell)
             assert len(changed(interrupted, expected[name])) > 20
-        tests = pathlib.Path(__file__).parent
-        check_python(tests / "resume_several_networks.py", mode, INTERRUPTED_AT, len(OVERFLOWS), tmp_path, cwd=tmp_path)
+        check_python(resume_several_networks.__file__, mode, INTERRUPTED_AT, len(OVERFLOWS), tmp_path, cwd=tmp_path)
         for name in CELLS:
             resumed = mindspore.load_checkpoint(f"{tmp_path}/{name}_{len(OVERFLOWS)}.ckpt")
             assert not changed(expected[name], {key: value.asnumpy() for key, value in resumed.items()})

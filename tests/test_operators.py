@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import numpy as np
-import operator_counts
 import pytest
 from mindspore import Tensor
-from operator_counts import SMALL, Chain, momentum
-from python_process import check_python
+from support import operator_counts
+from support.operator_counts import SMALL, Chain, momentum
+from support.python_process import check_python
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 
@@ -24,22 +24,26 @@ def difference(more, less):
     return {name: more.get(name, 0) - less.get(name, 0) for name in names if more.get(name, 0) != less.get(name, 0)}
 
 
+@pytest.mark.long
 def test_a_large_gradient_is_read_once_for_the_check_and_multiplied_once(counts):
     # IsFinite and ReduceAll are those of a skipped step: where it overflowed, and whether it did after all.
     grows = difference(counts["5 large"], counts["4 large"])
     assert grows == {"Mul": 1, "ReduceSum": 2, "IsFinite": 2, "ReduceAll": 2}
 
 
+@pytest.mark.long
 def test_with_clip_norm_the_norm_is_the_check(counts):
     # Half of the squares and sums, and all multiplications but one, are for norms that leave float32's range.
     grows = difference(counts["5 large, clip_norm"], counts["4 large, clip_norm"])
     assert grows == {"Square": 2, "ReduceSum": 4, "Mul": 4, "IsFinite": 1, "ReduceAll": 1}
 
 
+@pytest.mark.long
 def test_small_gradients_of_one_shape_cost_the_same_however_many_they_are(counts):
     assert difference(counts["12 small"], counts["6 small"]) == {}
 
 
+@pytest.mark.long
 def test_the_forward_of_a_gan_runs_once_and_each_loss_goes_back_to_its_own_weights_only(counts):
     # Forward: the generator's one, and the discriminator's two for real and for fake samples. Backward: for each run of
     # the discriminator its two weights and what is between them; then what is between them, the samples, and the

@@ -7,8 +7,8 @@ import pytest
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.ops.operations.math_ops import NPUClearFloatStatusV2, NPUGetFloatStatusV2
-from networks import FEATURES, Linear, batch, overflowing_batch, weight
-from training import bookkeeping, changed, state
+from support.networks import FEATURES, Linear, batch, overflowing_batch, weight
+from support.training import bookkeeping, changed, state
 
 from ms_lossscale import FiniteGradients, FixedLossScale, FloatStatusRegister, OverflowDetector, ScaledTrainOneStepCell
 from ms_lossscale._device_overflow_check import DeviceOverflowCheck

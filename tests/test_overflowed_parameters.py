@@ -3,11 +3,11 @@
 import mindspore
 import numpy as np
 import pytest
-from gan_networks import gan_batch
-from linear_pair import CELLS, Trained
 from mindspore import Parameter, Tensor, nn
-from networks import LinearWithBias, overflowing_batch
-from resume_mid_window import Normalised
+from support.gan_networks import gan_batch
+from support.linear_pair import CELLS, Trained
+from support.networks import LinearWithBias, overflowing_batch
+from support.resume_mid_window import Normalised
 from test_accumulation import Saturating, saturating_batch
 from test_profile_gradients import gan
 

@@ -3,7 +3,7 @@
 import mindspore
 import pytest
 from mindspore import nn, ops
-from networks import Linear, batch
+from support.networks import Linear, batch
 
 from ms_lossscale import DynamicLossScale, FiniteGradients, ScaledTrainOneStepCell
 

@@ -9,14 +9,14 @@ import matplotlib.image
 import mindspore
 import numpy as np
 import pytest
-from gan_networks import NETWORK_INPUTS, gan_batch
 from mindspore import Tensor, amp, nn, ops
 from mindspore import dtype as mstype
-from networks import FEATURES, batch
-from numpy_casts import bfloat16, counts_of, shares_of_cast
+from support.gan_networks import NETWORK_INPUTS, gan_batch
+from support.networks import FEATURES, batch
+from support.numpy_casts import bfloat16, counts_of, shares_of_cast
+from support.training import changed, restore, state
+from support.untouched import untouched
 from test_profile_gradients import BATCHES, Failing, Float16Layers, WithDropout, gan, scaled, wrong_shape
-from training import changed, restore, state
-from untouched import untouched
 
 from ms_lossscale import ActivationReport, ScaledTrainOneStepCell, locate_overflow, profile_activations
 from ms_lossscale.diagnosis import Activation, Distribution

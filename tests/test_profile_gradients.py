@@ -7,7 +7,9 @@ import time
 import mindspore
 import numpy as np
 import pytest
-from gan_networks import (
+from mindspore import ParameterTuple, Tensor, dataset, nn, ops
+from mindspore import dtype as mstype
+from support.gan_networks import (
     NETWORK_INPUTS,
     GanLosses,
     WithAux,
@@ -19,13 +21,11 @@ from gan_networks import (
     two_losses,
     two_optimizers,
 )
-from mindspore import ParameterTuple, Tensor, dataset, nn, ops
-from mindspore import dtype as mstype
-from networks import FEATURES, HalfPrecision, Linear, LossOfShape, Mlp, batch, overflowing_batch
-from numpy_casts import counts_of, shares_of_cast
-from resume_mid_window import Normalised
-from training import changed, restore, state
-from untouched import untouched
+from support.networks import FEATURES, HalfPrecision, Linear, LossOfShape, Mlp, batch, overflowing_batch
+from support.numpy_casts import counts_of, shares_of_cast
+from support.resume_mid_window import Normalised
+from support.training import changed, restore, state
+from support.untouched import untouched
 
 from ms_lossscale import (
     AlternatingTrainOneStepCell,

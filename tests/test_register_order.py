@@ -9,7 +9,7 @@ import functools
 import mindspore
 import pytest
 from mindspore.dataset import GeneratorDataset
-from npu_networks import (
+from support.npu_networks import (
     BACKWARD,
     BOTH,
     FORWARD,

@@ -1,22 +1,20 @@
 """A run that is stopped and goes on in a new process ends, bit for bit, where it would have ended."""
 
-from pathlib import Path
-
 import mindspore
 import numpy as np
 import pytest
 from mindspore import Parameter
-from networks import LinearWithBias
-from python_process import check_python
-from resume_training import FIRST, OPTIMIZERS, OVERFLOWS, THEN, lower_learning_rate, make_cell, train
+from support import resume_training
+from support.networks import LinearWithBias
+from support.python_process import check_python
+from support.resume_training import FIRST, OPTIMIZERS, OVERFLOWS, THEN, lower_learning_rate, make_cell, train
+from support.training import same_bits, state
 from test_every_optimizer import RUN_EVERYWHERE, make_optimizer
-from training import same_bits, state
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 
-SCRIPT = Path(__file__).parent / "resume_training.py"
 
-
+@pytest.mark.long
 def test_goes_on_as_if_it_had_not_been_stopped(mode, tmp_path):
     wanted = {}
     for name in OPTIMIZERS:
@@ -36,7 +34,7 @@ def test_goes_on_as_if_it_had_not_been_stopped(mode, tmp_path):
         for weight in cell.network.trainable_params():
             assert not same_bits(at_the_stop[weight.name], wanted[name][weight.name])
 
-    check_python(SCRIPT, mode, tmp_path, tmp_path, cwd=tmp_path)
+    check_python(resume_training.__file__, mode, tmp_path, tmp_path, cwd=tmp_path)
 
     for name in OPTIMIZERS:
         resumed = np.load(tmp_path / f"{name}.npz")

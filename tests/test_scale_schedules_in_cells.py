@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from linear_pair import CELLS, NETWORK_INPUTS, First, Second, Trained, arrays, momentum
 from mindspore import Tensor, dataset
 from mindspore.train import Callback, Model
+from support.linear_pair import CELLS, NETWORK_INPUTS, First, Second, Trained, arrays, momentum
 
 from ms_lossscale import (
     AlternatingTrainOneStepCell,

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
-from networks import (
+from support.networks import (
     BATCH,
     FEATURES,
     HalfPrecision,
@@ -17,7 +17,7 @@ from networks import (
     overflowing_batch,
     weight,
 )
-from training import assert_equal_weights, bookkeeping, changed, state, weights
+from support.training import assert_equal_weights, bookkeeping, changed, state, weights
 
 from ms_lossscale import DynamicLossScale, FixedLossScale, ScaledTrainOneStepCell
 

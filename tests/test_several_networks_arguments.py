@@ -2,10 +2,18 @@
 
 import numpy as np
 import pytest
-from gan_networks import ClipWeights, GanLosses, TupleOf, WithAux, generator_and_discriminator, renamed, two_losses
 from mindspore import Parameter, Tensor, nn
 from mindspore.common.api import _pynative_executor
-from networks import Linear, batch
+from support.gan_networks import (
+    ClipWeights,
+    GanLosses,
+    TupleOf,
+    WithAux,
+    generator_and_discriminator,
+    renamed,
+    two_losses,
+)
+from support.networks import Linear, batch
 
 from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale, SimultaneousTrainOneStepCell
 

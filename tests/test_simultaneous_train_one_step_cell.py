@@ -10,7 +10,10 @@ import functools
 import mindspore
 import numpy as np
 import pytest
-from gan_networks import (
+from mindspore import Model, nn
+from mindspore import dtype as mstype
+from mindspore.dataset import GeneratorDataset
+from support.gan_networks import (
     NETWORK_INPUTS,
     Counted,
     GanLosses,
@@ -24,11 +27,8 @@ from gan_networks import (
     two_losses,
     two_optimizers,
 )
-from mindspore import Model, nn
-from mindspore import dtype as mstype
-from mindspore.dataset import GeneratorDataset
-from networks import Linear, LossOfShape, Mlp, batch, batch_for
-from training import bookkeeping, changed, same_bits, state
+from support.networks import Linear, LossOfShape, Mlp, batch, batch_for
+from support.training import bookkeeping, changed, same_bits, state
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
 

@@ -1,9 +1,9 @@
 """suggest_schedule: from reports of several stages of training to the loss scale of each step."""
 
 import pytest
-from linear_pair import CELLS, Trained, arrays
 from mindspore import nn
-from networks import Linear, batch
+from support.linear_pair import CELLS, Trained, arrays
+from support.networks import Linear, batch
 from test_gradient_report import WHY_NOT, report_of
 
 from ms_lossscale import ScaledTrainOneStepCell, ScheduledLossScale, profile_gradients, suggest_schedule

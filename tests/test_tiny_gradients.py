@@ -9,7 +9,7 @@ proportional to the gradient.
 import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
-from networks import weight
+from support.networks import weight
 
 from ms_lossscale import DynamicLossScale, FixedLossScale, ScaledTrainOneStepCell
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mindspore import Parameter, Tensor, mint, nn, ops
-from networks import FEATURES, Linear, Mlp, batch, batch_for, overflowing_batch, weight
-from training import OneForward, bookkeeping, changed, restore, state
+from support.networks import FEATURES, Linear, Mlp, batch, batch_for, overflowing_batch, weight
+from support.training import OneForward, bookkeeping, changed, restore, state
 
 from ms_lossscale import DynamicLossScale, FixedLossScale, ScaledTrainOneStepCell
 

@@ -2,9 +2,9 @@
 
 import mindspore
 import numpy as np
-from lenet.data import test_dataset, train_dataset
-from lenet.history import replacing
-from lenet.network import LeNet5, accuracy
+from common.data import test_dataset, train_dataset
+from common.lenet5 import LeNet5, accuracy
+from common.output import replacing
 from mindspore import Tensor, nn
 
 _BATCH_SIZE = 32

@@ -4,7 +4,7 @@ import csv
 from typing import NamedTuple
 
 import numpy as np
-from lenet.history import replacing, running_mean
+from common.output import replacing, running_mean
 from matplotlib import image as png
 from matplotlib.figure import Figure
 

@@ -20,15 +20,14 @@ from pathlib import Path
 # With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower. It is read when
 # MindSpore is imported.
 os.environ["ONEDNN_MAX_CPU_ISA"] = os.environ.get("ONEDNN_MAX_CPU_ISA", "AVX2")
-# For the data, LeNet and helpers of the other example.
+# For what the examples share.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import judge
 import mindspore
 import numpy as np
-from lenet.data import DataError, add_data_argument, load_digits, train_dataset
-from lenet.history import replacing
-from lenet.options import (
+from common.data import DataError, add_data_argument, load_digits, train_dataset
+from common.options import (
     add_loss_scale_arguments,
     add_step_arguments,
     complete_loss_scale,
@@ -38,7 +37,8 @@ from lenet.options import (
     seed_int,
     step_keywords,
 )
-from lenet.ranks import finish_ranks, is_first_process, start_ranks
+from common.output import replacing
+from common.ranks import finish_ranks, is_first_process, start_ranks
 from mindspore import Tensor, amp, nn
 from network import BothLosses, Discriminator, DiscriminatorLoss, Generator, GeneratorLoss
 from record import Step, plot, read_csv, save_grid, write_csv

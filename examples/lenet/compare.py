@@ -13,17 +13,20 @@ import functools
 import os
 import statistics
 import sys
+from pathlib import Path
 
 # With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower. It is read when
 # MindSpore is imported.
 os.environ["ONEDNN_MAX_CPU_ISA"] = os.environ.get("ONEDNN_MAX_CPU_ISA", "AVX2")
+# For what the examples share.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import mindspore
-from data import add_data_argument, test_dataset
-from history import replacing
+from common.data import add_data_argument, test_dataset
+from common.lenet5 import accuracy
+from common.options import positive_float, positive_int, seed_int
+from common.output import replacing
 from mindspore import FixedLossScaleManager, amp
-from network import accuracy
-from options import positive_float, positive_int, seed_int
 from tqdm import tqdm
 from weighted_training import add_weighted_arguments, load_or_exit, make_folder_or_exit, steps_per_epoch, train
 

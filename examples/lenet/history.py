@@ -1,11 +1,10 @@
 """What happened in every step, as a table and as curves."""
 
-import contextlib
 import csv
-import os
 from typing import NamedTuple
 
 import numpy as np
+from common.output import replacing, running_mean
 from matplotlib.figure import Figure
 
 
@@ -16,17 +15,6 @@ class Step(NamedTuple):
     loss: float
     overflow: bool
     loss_scale: float
-
-
-@contextlib.contextmanager
-def replacing(path):
-    """Gives a path to write to, which takes the place of `path` when all is written: no file is ever half there."""
-    part = path.with_name(f"{path.stem}.part{path.suffix}")
-    try:
-        yield part
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def write_csv(path, steps):
@@ -74,12 +62,3 @@ def plot(path, steps, title, steps_per_epoch):
         axes.legend()
     with replacing(path) as part:
         figure.savefig(part)
-
-
-def running_mean(values, window):
-    """The mean of the last `window` values at each place, of those that are finite."""
-    finite = np.isfinite(values)
-    sums, counts = (
-        np.convolve(terms, np.ones(window))[: len(values)] for terms in (np.where(finite, values, 0.0), finite)
-    )
-    return np.divide(sums, counts, out=np.full(len(values), np.nan), where=counts > 0)

@@ -19,13 +19,13 @@ from pathlib import Path
 # With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower. It is read when
 # MindSpore is imported.
 os.environ["ONEDNN_MAX_CPU_ISA"] = os.environ.get("ONEDNN_MAX_CPU_ISA", "AVX2")
+# For what the examples share.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import mindspore
-from data import DataError, add_data_argument, load_digits, test_dataset, train_dataset
-from history import Step, plot, read_csv, replacing, write_csv
-from mindspore import Callback, Model, nn
-from network import LeNet5, accuracy
-from options import (
+from common.data import DataError, add_data_argument, load_digits, test_dataset, train_dataset
+from common.lenet5 import LeNet5, accuracy
+from common.options import (
     add_loss_scale_arguments,
     add_step_arguments,
     complete_loss_scale,
@@ -35,7 +35,10 @@ from options import (
     seed_int,
     step_keywords,
 )
-from ranks import finish_ranks, is_first_process, start_ranks
+from common.output import replacing
+from common.ranks import finish_ranks, is_first_process, start_ranks
+from history import Step, plot, read_csv, write_csv
+from mindspore import Callback, Model, nn
 from tqdm import tqdm
 
 from ms_lossscale import (

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import mindspore
-from data import DataError, load_digits, train_dataset
+from common.data import DataError, load_digits, train_dataset
+from common.lenet5 import LeNet5
+from common.options import positive_float, positive_int
 from mindspore import Callback, Model, nn
-from network import LeNet5
-from options import positive_float, positive_int
 
 
 class WeightedLoss(nn.Cell):

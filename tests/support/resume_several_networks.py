@@ -8,13 +8,16 @@ trains the calls BEGIN to END - 1, from FOLDER/CELL_BEGIN.ckpt if BEGIN > 0, and
 
 import os
 import sys
+from pathlib import Path
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
+# For the package `support`, as a program.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import mindspore
-from gan_networks import NETWORK_INPUTS, gan_batch, generator_and_discriminator, two_losses, two_optimizers
 
 from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale, SimultaneousTrainOneStepCell
+from support.gan_networks import NETWORK_INPUTS, gan_batch, generator_and_discriminator, two_losses, two_optimizers
 
 # For each call the losses that overflow, before and after the place where the training is interrupted.
 OVERFLOWS = [(), (0,), (), (1,), (), ()]

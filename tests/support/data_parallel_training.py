@@ -12,14 +12,14 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+# For the package `support`, as a program.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
 import mindspore
 import numpy as np
 from mindspore import Model, Parameter, Tensor, nn, ops
 from mindspore.communication import get_group_size, get_rank, init
 from mindspore.dataset import GeneratorDataset
-from networks import FEATURES, LinearWithBias, LossOfShape, Mlp
-from npu_networks import BACKWARD, FORWARD, INNOCENT, LOSS_SCALE, OnNpu, inputs_for
-from training import state
 
 from ms_lossscale import (
     AlternatingTrainOneStepCell,
@@ -30,6 +30,9 @@ from ms_lossscale import (
     SimultaneousTrainOneStepCell,
     emulation,
 )
+from support.networks import FEATURES, LinearWithBias, LossOfShape, Mlp
+from support.npu_networks import BACKWARD, FORWARD, INNOCENT, LOSS_SCALE, OnNpu, inputs_for
+from support.training import state
 
 MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
 ROWS = 8

@@ -8,7 +8,8 @@ does not: on CPU its last bit depends on where the input lies in memory.
 import mindspore
 import numpy as np
 from mindspore import Tensor, nn, ops
-from networks import BATCH, FEATURES, weight
+
+from support.networks import BATCH, FEATURES, weight
 
 NOISE = 2
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import mindspore
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def _environment():

@@ -11,16 +11,18 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
+# For the package `support`, as a program.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import mindspore
 import numpy as np
 from mindspore import nn
 from mindspore.experimental import optim
 from mindspore.experimental.optim import lr_scheduler
-from networks import Mlp, batch_for
-from training import state
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
+from support.networks import Mlp, batch_for
+from support.training import state
 
 MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
 

@@ -4,7 +4,8 @@ import contextlib
 
 import mindspore
 import numpy as np
-from training import changed, state
+
+from support.training import changed, state
 
 
 def _flags(network):

@@ -6,15 +6,18 @@ A training that can be stopped in the middle of an accumulation window, and the 
 
 import os
 import sys
+from pathlib import Path
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
+# For the package `support`, as a program.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import mindspore
 import numpy as np
 from mindspore import nn, ops
-from networks import FEATURES, batch_for, weight
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
+from support.networks import FEATURES, batch_for, weight
 
 STEPS = 3
 # Windows of three calls: a clean one; one that overflows in its first call; a clean one, in which the scale grows.

@@ -2,8 +2,15 @@
 
 import numpy as np
 from mindspore import Tensor, nn, ops
-from networks import BATCH, FEATURES, weight
-from numpy_control import (
+
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    DynamicLossScale,
+    ScaledTrainOneStepCell,
+    SimultaneousTrainOneStepCell,
+)
+from support.networks import BATCH, FEATURES, weight
+from support.numpy_control import (
     LEARNING_RATE,
     MOMENTUM,
     ROUNDING,
@@ -12,13 +19,6 @@ from numpy_control import (
     FixedLaw,
     LinearControl,
     VerdictControl,
-)
-
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
 )
 
 CELLS = ["scaled", "simultaneous", "alternating"]

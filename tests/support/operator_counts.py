@@ -8,19 +8,25 @@ import json
 import sys
 from pathlib import Path
 
+# For the package `support`, as a program, and for a tool of the benchmarks.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
 import mindspore
 import numpy as np
-from gan_networks import NETWORK_INPUTS, GanLosses, gan_batch, generator_and_discriminator, two_losses, two_optimizers
 from mindspore import Tensor, nn, ops
-from networks import weight
-from python_process import ROOT
+from operators import counted
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
-
-# At the end: its modules have names that modules here have, too.
-sys.path.append(str(ROOT / "benchmarks"))
-
-from operators import counted
+from support.gan_networks import (
+    NETWORK_INPUTS,
+    GanLosses,
+    gan_batch,
+    generator_and_discriminator,
+    two_losses,
+    two_optimizers,
+)
+from support.networks import weight
 
 SMALL, LARGE = 8, 160  # 160 x 160 is more elements than a small tensor has.
 

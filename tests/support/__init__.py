@@ -1,0 +1,1 @@
+"""What the tests share: networks, their data and controls, and programs that tests run in processes of their own."""

@@ -1,0 +1,207 @@
+"""
+Cells with everything on, and the program that wrote tests/golden/checkpoints_0_1/ with version 0.1.0 of the package:
+
+    python checkpoints_of_0_1.py MODE FOLDER
+
+For each case it trains up to the middle of a window, writes FOLDER/CASE.ckpt, goes on, and writes what the calls
+returned and all Parameters to FOLDER/CASE.npz. The files are what users of 0.1.0 have: they are not to be rewritten.
+
+All numbers are the same on every CPU, in both modes, and with MindSpore 2.7 to 2.10. Inputs, learning rates, momenta
+and the scale are dyadic and a call's gradients are its inputs, three times a dyadic number, so that the mean over three
+calls is exact, too. Adam's weights are not exact, but each of their operations is rounded once whatever the CPU: all
+that is multiplied before an addition is multiplied by a power of two. Sums of rounded numbers have two terms.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
+
+import mindspore
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    DynamicLossScale,
+    ScaledTrainOneStepCell,
+    SimultaneousTrainOneStepCell,
+)
+
+STEPS = 3
+CALLS = 6 * STEPS
+# After the first call of the fourth window, which is one that the second network takes part in, if it takes turns.
+STOP = 3 * STEPS + 1
+
+# Of the inputs first_x, second_x and samples.
+NETWORK_INPUTS = [(0, 2), (1, 2)]
+# So large that its product with any scale of these runs overflows, and with a weight does not.
+HUGE = 2.0**126
+LEARNING_RATES = [0.5, 0.25, 0.125, 0.25, 0.5, 0.125]
+
+
+class Linear(nn.Cell):
+    """The sum of `weight * x`, and a BatchNorm that is run on samples of its own, for its statistics only."""
+
+    def __init__(self, name, weight):
+        super().__init__(auto_prefix=False)
+        self.weight = Parameter(Tensor(weight, mindspore.float32), name=f"{name}.weight")
+        self.norm = nn.BatchNorm1d(2, momentum=0.5)
+        self.norm.update_parameters_name(f"{name}.norm.")
+
+    def construct(self, x, samples):
+        return ops.depend((self.weight * x).sum(), self.norm(samples))
+
+
+class SeesFirst(Linear):
+    """The sum of `(weight + first.weight) * x`, with a BatchNorm likewise."""
+
+    def __init__(self, name, weight, first):
+        super().__init__(name, weight)
+        self.first = first
+
+    def construct(self, x, samples):
+        return ops.depend(((self.weight + self.first.weight) * x).sum(), self.norm(samples))
+
+
+class BothLosses(nn.Cell):
+    """The losses of both networks as a tuple."""
+
+    def __init__(self, first, second):
+        super().__init__(auto_prefix=False)
+        self.first, self.second = first, second
+
+    def construct(self, first_x, second_x, samples):
+        return self.first(first_x, samples), self.second(second_x, samples)
+
+
+def momentum(network):
+    return nn.Momentum([network.weight], learning_rate=LEARNING_RATES, momentum=0.5)
+
+
+def adam(network):
+    return nn.Adam([network.weight], learning_rate=LEARNING_RATES, beta1=0.5, beta2=0.5, eps=2.0**-10)
+
+
+def law(hysteresis=1):
+    return DynamicLossScale(2.0**10, scale_window=2, hysteresis=hysteresis)
+
+
+EVERYTHING = {"gradient_accumulation_steps": STEPS, "ema_decay": 0.5}
+CLIPPING_OF_BOTH = {"clip_norm": [10.0, None], "clip_value": [None, 1.0]}
+
+
+def first_network(start):
+    return Linear("first", start * np.array([1.0, 2.0]))
+
+
+def two_networks(start):
+    first = first_network(start)
+    return first, SeesFirst("second", start * np.array([0.5, -0.25]), first)
+
+
+def scaled_momentum(start):
+    network = first_network(start)
+    return ScaledTrainOneStepCell(network, momentum(network), law(), clip_norm=10.0, **EVERYTHING)
+
+
+def scaled_adam(start):
+    network = first_network(start)
+    return ScaledTrainOneStepCell(network, adam(network), law(hysteresis=2), clip_value=1.0, **EVERYTHING)
+
+
+def simultaneous(start):
+    first, second = two_networks(start)
+    return SimultaneousTrainOneStepCell(
+        [first, second],
+        [momentum(first), adam(second)],
+        law(),
+        network_inputs=NETWORK_INPUTS,
+        **CLIPPING_OF_BOTH,
+        **EVERYTHING,
+    )
+
+
+def simultaneous_tuple(start):
+    first, second = two_networks(start)
+    return SimultaneousTrainOneStepCell(
+        BothLosses(first, second), [momentum(first), adam(second)], law(), **CLIPPING_OF_BOTH, **EVERYTHING
+    )
+
+
+def alternating(start):
+    first, second = two_networks(start)
+    return AlternatingTrainOneStepCell(
+        [first, second],
+        [momentum(first), adam(second)],
+        law(),
+        every=(1, 2),
+        network_inputs=NETWORK_INPUTS,
+        **CLIPPING_OF_BOTH,
+        **EVERYTHING,
+    )
+
+
+class Case(NamedTuple):
+    """
+    How a cell is made, given a factor for its first weights, and in which calls which networks' gradients overflow. In
+    each case a window before the stop and one after it are skipped, and others are applied.
+    """
+
+    make: callable
+    overflows: dict
+
+
+CASES = {
+    "scaled_momentum": Case(scaled_momentum, {4: (0,), 13: (0,)}),
+    # Stopped with one overflow of two counted, and in a window that has overflowed already.
+    "scaled_adam": Case(scaled_adam, {8: (0,), STOP - 1: (0,), 14: (0,)}),
+    "simultaneous": Case(simultaneous, {4: (1,), 13: (0, 1)}),
+    "simultaneous_tuple": Case(simultaneous_tuple, {3: (0,), STOP - 1: (1,), 14: (0,)}),
+    "alternating": Case(alternating, {5: (0, 1), STOP - 1: (1,), 13: (0,)}),
+}
+
+
+def build(name, start=1.0):
+    return CASES[name].make(start).set_train()
+
+
+def inputs(name, call):
+    """The inputs of a call. The norm of the first network's mean gradients is 5, 10, or 20."""
+    window, place = divmod(call, STEPS)
+    size = (-1.0) ** window * 2.0 ** (window % 3 - 2) * (1, 1, 2)[place]
+    xs = [size * np.array([9.0, 12.0]), size * np.array([3.0, -6.0])]
+    for i in CASES[name].overflows.get(call, ()):
+        xs[i][0] = HUGE
+    s = call % 4
+    arrays = [*xs, np.array([[s, 1.0], [-1.0, s]])]
+    if name.startswith("scaled"):
+        arrays = [arrays[position] for position in NETWORK_INPUTS[0]]
+    return [Tensor(array, mindspore.float32) for array in arrays]
+
+
+def train(cell, name, first, last):
+    """Makes the calls from `first` to before `last`. Returns what they returned, as one array for each output."""
+    calls = [[output.asnumpy() for output in cell(*inputs(name, call))] for call in range(first, last)]
+    return {f"returned.{i}": np.stack(values) for i, values in enumerate(zip(*calls))}
+
+
+def finish(cell, name):
+    """Goes on from STOP to the end. Returns what the calls returned, and all Parameters."""
+    returned = train(cell, name, STOP, CALLS)
+    return {**returned, **{key: parameter.asnumpy() for key, parameter in cell.parameters_dict().items()}}
+
+
+def main(mode, folder):
+    mindspore.set_context(mode={"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}[mode])
+    for name in CASES:
+        cell = build(name)
+        train(cell, name, 0, STOP)
+        mindspore.save_checkpoint(cell, str(Path(folder, f"{name}.ckpt")))
+        np.savez_compressed(Path(folder, f"{name}.npz"), **finish(cell, name))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

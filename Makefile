@@ -32,8 +32,8 @@ test: $(VENV)/installed
 	$(VENV)/bin/python -m pytest -m "not long"
 
 # Everything, with the newest MindSpore and with the oldest.
-test-all: $(VENV)/installed
-	$(VENV)/bin/python -m pytest
+test-all: test
+	$(VENV)/bin/python -m pytest -m long
 	$(MAKE) --no-print-directory .venv-oldest/installed VENV=.venv-oldest MINDSPORE=mindspore==2.7.0
 	.venv-oldest/bin/python -m pytest
 

@@ -5,9 +5,9 @@ import itertools
 import mindspore
 import numpy as np
 import pytest
-from linear_pair import CELLS, Trained, arrays
 from mindspore import Tensor, jit, nn
-from training import same_bits, state
+from support.linear_pair import CELLS, Trained, arrays
+from support.training import same_bits, state
 
 STEPS = 2
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import mindspore
 import numpy as np
 import pytest
-from linear_pair import CELLS, NETWORK_INPUTS, First, Second, arrays, momentum
 from mindspore import Tensor, nn
 from mindspore import dtype as mstype
-from training import same_bits, state
+from support.linear_pair import CELLS, NETWORK_INPUTS, First, Second, arrays, momentum
+from support.training import same_bits, state
 
 import ms_lossscale
 from ms_lossscale import (

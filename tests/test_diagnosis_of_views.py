@@ -5,8 +5,8 @@ import contextlib
 import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
-from networks import batch
-from untouched import untouched
+from support.networks import batch
+from support.untouched import untouched
 
 from ms_lossscale import (
     DynamicLossScale,

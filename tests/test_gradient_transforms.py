@@ -6,8 +6,8 @@ import mindspore
 import numpy as np
 import pytest
 from mindspore import Tensor, nn
-from networks import Linear, Mlp, batch, overflowing_batch
-from training import state
+from support.networks import Linear, Mlp, batch, overflowing_batch
+from support.training import state
 
 from ms_lossscale import DynamicLossScale
 from ms_lossscale.cells.training_cell import TrainingCell

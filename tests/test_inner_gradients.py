@@ -7,8 +7,8 @@ import mindspore
 import numpy as np
 import pytest
 from mindspore import ParameterTuple, nn, ops
-from networks import FEATURES, Linear, batch, weight
-from untouched import untouched
+from support.networks import FEATURES, Linear, batch, weight
+from support.untouched import untouched
 
 from ms_lossscale import (
     ScaledTrainOneStepCell,

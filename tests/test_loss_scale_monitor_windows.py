@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from linear_pair import Trained, arrays
 from mindspore.train import Model
+from support.linear_pair import Trained, arrays
 from test_loss_scale_monitor import dataset_of, linear_batches, lines, rows, scaled_cell, train
 
 from ms_lossscale import DynamicLossScale, FlushAccumulation, LossScaleMonitor

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
-from networks import FEATURES, Linear, Mlp, batch, weight
-from numpy_casts import shares_of_cast
+from support.networks import FEATURES, Linear, Mlp, batch, weight
+from support.numpy_casts import shares_of_cast
+from support.untouched import untouched
 from test_profile_gradients import assert_counts, gradients_of
-from untouched import untouched
 
 from ms_lossscale import (
     AlternatingTrainOneStepCell,

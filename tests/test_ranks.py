@@ -6,8 +6,8 @@ import mindspore
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
-from networks import Mlp, batch, overflowing_batch
-from training import state
+from support.networks import Mlp, batch, overflowing_batch
+from support.training import state
 
 from ms_lossscale import DynamicLossScale
 from ms_lossscale.step.build import build_step

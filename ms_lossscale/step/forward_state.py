@@ -80,7 +80,8 @@ class WindowForwardState(nn.Cell):
     def save(self, inputs):
         return ops.depend(inputs, self._save_if(self.state.is_first())), ()
 
-    # Given and not computed here: MindSpore drops a branch on a condition that the same method computes and returns.
+    # Given and not computed here: MindSpore drops a branch that only writes, on a condition that the same method
+    # computes and returns.
     def _save_if(self, is_first):
         if is_first:
             gradients.assign(self.copies, self.parameters)

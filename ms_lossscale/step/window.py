@@ -126,9 +126,14 @@ class Accumulation(nn.Cell):
         else:
             overflow = ops.logical_or(self.state.overflow, self.overflow_detector(grads))
             self.state.add(self.packing.unpack(grads), overflow)
-            if overflow:
-                self.forward_state.restore(saved)
+            self._restore_if(overflow, saved)
         return overflow
+
+    # Given and not computed here: MindSpore drops a branch that only writes, on a condition that the same method
+    # computes and returns.
+    def _restore_if(self, overflow, saved):
+        if overflow:
+            self.forward_state.restore(saved)
 
     def has_begun(self):
         return bool(self.state.micro_steps.asnumpy() > 0)

@@ -74,13 +74,11 @@ def check_positive_int(owner, name, value):
     return int(value)
 
 
-def check_between(owner, name, value, low, high, cure=""):
+def check_between(owner, name, value, low, high):
     """Raises unless `value` is a number strictly between `low` and `high`. Returns it as a float."""
     value = check_number(owner, name, value)
     if not low < value < high:
-        raise ValueError(
-            f"For '{owner}', the argument '{name}' must be > {low:g} and < {high:g}, but got {value:g}.{cure}"
-        )
+        raise ValueError(f"For '{owner}', the argument '{name}' must be > {low:g} and < {high:g}, but got {value:g}.")
     return value
 
 

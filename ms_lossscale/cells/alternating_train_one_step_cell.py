@@ -131,16 +131,14 @@ class AlternatingTrainOneStepCell(TrainingCell):
                 one_each(owner, "after_update", after_update, count),
             )
         ]
-        turns = Turns(count, settings[0].gradient_accumulation_steps)
         super().__init__(
             networks,
             optimizers,
             self._loss_scales(loss_scale, count),
             settings,
             network_inputs=network_inputs,
-            turns=turns,
+            turns=Turns(count, settings[0].gradient_accumulation_steps),
         )
-        self.turns = turns
         self._has_aux = has_aux
         if every is not None:
             self.set_every(every)

@@ -52,33 +52,33 @@ class TrainingCell(nn.TrainOneStepCell):
             optimizers[0] if len(optimizers) == 1 else Optimizers(optimizers),
         )
         self.network_inputs = check_network_inputs(owner, network_inputs, networks)
+        self.each_decides = turns is not None
+        self.turns = turns
         self._owner = owner
         self._several_networks = several_networks
-        self.each_decides = each_decides = turns is not None
         self._settings = settings
         loss_scales = [as_loss_scale(owner, loss_scale) for loss_scale in loss_scales]
+        if self.each_decides:
+            parts = [(slice(i, i + 1), f"network_{i}.") for i in range(len(networks))]
+        else:
+            parts = [(slice(None), "")]
         steps = []
-        for i, (loss_scale, its_settings) in enumerate(zip(loss_scales, settings)):
-            part = slice(i, i + 1) if each_decides else slice(None)
-            prefix = f"network_{i}." if each_decides else ""
+        for (part, prefix), loss_scale, its_settings in zip(parts, loss_scales, settings):
             add_prefix(prefix, loss_scale.get_parameters())
-            steps.append(
-                build_step(
-                    owner,
-                    networks[part],
-                    optimizers[part],
-                    loss_scale,
-                    its_settings,
-                    self._ranks_of(optimizers[part]),
-                    # Where each network has its step, `construct` gives it its inputs.
-                    network_inputs=None if each_decides else self.network_inputs,
-                    may_return_tuple=may_return_tuple,
-                    prefix=prefix,
-                )
+            step = build_step(
+                owner,
+                networks[part],
+                optimizers[part],
+                loss_scale,
+                its_settings,
+                self._ranks_of(optimizers[part]),
+                # Where each network has its step, `construct` gives it its inputs.
+                network_inputs=None if self.each_decides else self.network_inputs,
+                may_return_tuple=may_return_tuple,
+                prefix=prefix,
             )
+            steps.append(step)
         self.steps = nn.CellList(steps, auto_prefix=False)
-        # What may be in the middle of a window.
-        self._windows = [*steps, turns] if each_decides else steps
         # Each step reduces its own gradients.
         self.grad_reducer = nn.Identity()
         self._compared = not self.reducer_flag
@@ -154,7 +154,8 @@ class TrainingCell(nn.TrainOneStepCell):
         Returns:
             int.
         """
-        return self._windows[-1].steps_made()
+        counts_steps = self.turns if self.each_decides else self.steps[0].step_counters
+        return counts_steps.steps_made()
 
     def overflowed_parameters(self):
         """
@@ -174,8 +175,10 @@ class TrainingCell(nn.TrainOneStepCell):
 
         Does nothing without accumulation, or at the beginning of a window.
         """
-        for each in self._windows:
-            each.flush()
+        for step in self.steps:
+            step.flush()
+        if self.each_decides:
+            self.turns.flush()
 
     def grad_norm(self):
         """
@@ -267,6 +270,13 @@ class TrainingCell(nn.TrainOneStepCell):
         # Only in GRAPH_MODE MindSpore heeds it.
         broadcasts = graph_mode and get_auto_parallel_context("parameter_broadcast")
         described.update(described_weights(self.weights, broadcasts))
-        for each in self._windows:
-            described.update((parameter.name, parameter.asnumpy().tolist()) for parameter in each.shared_state())
+        described.update((parameter.name, parameter.asnumpy().tolist()) for parameter in self._shared_state())
         return described
+
+    def _shared_state(self):
+        """The small Parameters that have the same values on all ranks."""
+        owners = [self.turns] if self.each_decides else []
+        for step in self.steps:
+            owners += [step.optimizers, step.step_counters, step.window]
+        parameters = [parameter for owner in owners for parameter in owner.shared_state()]
+        return parameters + [parameter for step in self.steps for parameter in step.loss_scale.get_parameters()]

@@ -69,7 +69,7 @@ def trained_parts(owner, network, parameters=None):
             loss_scale=step.loss_scale.get_loss_scale(),
         )
         for step in network.steps
-        for its_network, weights, item in step.losses()
+        for its_network, weights, item in step.forwards_and_backwards.losses()
     ]
     if len({id(part.network) for part in parts}) == 1:
         return parts

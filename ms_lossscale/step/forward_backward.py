@@ -184,3 +184,7 @@ class ForwardsAndBackwards(nn.Cell):
             losses, auxes, grads = losses + its_losses, auxes + (its_aux,), grads + its_grads
         # Losses and aux are copies: none may be taken after an optimizer has moved what it shows.
         return losses, auxes, ops.depend(self.packing.pack(grads), (losses, auxes))
+
+    def losses(self):
+        """For each loss the network, the weights that it trains, and its place in what the network returns."""
+        return [loss for each in self.forward_backwards for loss in each.losses()]

@@ -121,8 +121,8 @@ class Optimizers(nn.Cell):
         for i, optimizer in enumerate(self.optimizers):
             optimizer(grads[self._slices[i][0] : self._slices[i][1]])
 
-    def small_state(self):
-        """The Parameters of one element that the optimizers hold beside the weights."""
+    def shared_state(self):
+        """The small Parameters that have the same values on all ranks: those of one element beside the weights."""
         weights = {id(weight) for weight in self.parameters}
         return [p for p in self.get_parameters() if p.size == 1 and id(p) not in weights]
 

@@ -63,26 +63,6 @@ class Step(nn.Cell):
         if self.window.has_begun():
             self.flush_window()
 
-    def steps_made(self):
-        """The steps so far, skipped ones included."""
-        counts = self.step_counters.as_dict()
-        return counts["applied_steps"] + counts["skipped_steps"]
-
-    def losses(self):
-        """For each loss the network, the weights that it trains, and its place in a tuple; see ForwardBackward."""
-        return [loss for each in self.forwards_and_backwards.forward_backwards for loss in each.losses()]
-
-    def shared_state(self):
-        """The small Parameters that have the same values on all ranks."""
-        # Not which gradients overflowed: of weights that are a rank's own, each rank knows its own.
-        counters = [p for p in self.step_counters.get_parameters() if p is not self.step_counters.overflowed]
-        return [
-            *self.optimizers.small_state(),
-            *self.loss_scale.get_parameters(),
-            *counters,
-            *self.window.small_state(),
-        ]
-
 
 class AfterBackward(nn.Cell):
     """What follows the gradients: in PyNative mode, too, one compiled graph, hence a cell of its own."""

@@ -46,6 +46,16 @@ class StepCounters(nn.Cell):
             for name in ("applied_steps", "skipped_steps", "consecutive_skipped_steps")
         }
 
+    def steps_made(self):
+        """The steps so far, skipped ones included."""
+        counts = self.as_dict()
+        return counts["applied_steps"] + counts["skipped_steps"]
+
+    def shared_state(self):
+        """The small Parameters that have the same values on all ranks."""
+        # Not which gradients overflowed: of weights that are a rank's own, each rank knows its own.
+        return [p for p in self.get_parameters() if p is not self.overflowed]
+
     def overflowed_parameters(self):
         """The names of the weights whose gradients were not finite in the last step that was skipped."""
         return [name for name, overflowed in zip(self._names, self.overflowed.asnumpy()) if overflowed]

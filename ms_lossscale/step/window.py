@@ -35,7 +35,7 @@ class EveryCall(nn.Cell):
         """Whether there is something to flush."""
         return False
 
-    def small_state(self):
+    def shared_state(self):
         """The small Parameters that have the same values on all ranks."""
         return []
 
@@ -138,7 +138,7 @@ class Accumulation(nn.Cell):
     def has_begun(self):
         return bool(self.state.micro_steps.asnumpy() > 0)
 
-    def small_state(self):
+    def shared_state(self):
         return [self.state.micro_steps, self.state.loss_scale]
 
 

@@ -17,7 +17,7 @@ from ms_lossscale.diagnosis import (
     profile_gradients,
     suggest_schedule,
 )
-from ms_lossscale.loss_scale import DynamicLossScale, FixedLossScale, ScheduledLossScale
+from ms_lossscale.loss_scale import DynamicLossScale, FixedLossScale, LossScale, ScheduledLossScale
 from ms_lossscale.overflow_detector import FiniteGradients, FloatStatusRegister, OverflowDetector
 
 __version__ = "0.1.0"
@@ -31,6 +31,7 @@ __all__ = [
     "FloatStatusRegister",
     "FlushAccumulation",
     "GradientReport",
+    "LossScale",
     "LossScaleMonitor",
     "OverflowDetector",
     "OverflowTrace",

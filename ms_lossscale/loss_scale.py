@@ -1,6 +1,6 @@
 """Loss scales: cells that own the scale, and the law by which it moves, as Parameters."""
 
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
@@ -11,9 +11,10 @@ from ms_lossscale._check import (
     check_scale,
     describe,
 )
+from ms_lossscale._float32 import Float32Cell
 
 
-class LossScale(nn.Cell):
+class LossScale(Float32Cell):
     """
     Base class of the loss scales. A subclass gives the law: `next_scale`.
 

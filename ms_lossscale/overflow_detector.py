@@ -1,14 +1,15 @@
 """Overflow detectors: what a training cell asks whether a step overflowed."""
 
-from mindspore import Tensor, get_context, nn, ops
+from mindspore import Tensor, get_context, ops
 from mindspore import dtype as mstype
 from mindspore.ops.operations.math_ops import NPUClearFloatStatusV2, NPUGetFloatStatusV2
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._device_overflow_check import DeviceOverflowCheck
+from ms_lossscale._float32 import Float32Cell
 
 
-class OverflowDetector(nn.Cell):
+class OverflowDetector(Float32Cell):
     """
     Base class of the overflow detectors.
 

@@ -17,6 +17,7 @@ CLASSES_AND_FUNCTIONS = {
     "FloatStatusRegister",
     "FlushAccumulation",
     "GradientReport",
+    "LossScale",
     "LossScaleMonitor",
     "OverflowDetector",
     "OverflowTrace",

@@ -1,9 +1,12 @@
 """What all training cells let their user read and set."""
 
-from mindspore import GRAPH_MODE, get_auto_parallel_context, get_context, nn
+from mindspore import GRAPH_MODE, Tensor, get_auto_parallel_context, get_context, nn
+from mindspore import dtype as mstype
 
 from ms_lossscale._accepted_loss_scale import as_loss_scale
 from ms_lossscale._check import check_cell, check_scale, one_each
+from ms_lossscale._float32 import Float32Cell
+from ms_lossscale.cells.load_in_place import load_in_place
 from ms_lossscale.cells.rank_comparison import check_communication, compare, described_weights, settings_of
 from ms_lossscale.step.build import build_step
 from ms_lossscale.step.moving_average import averages_in_place
@@ -13,7 +16,7 @@ from ms_lossscale.step.parameter_names import add_prefix, check_unique_names
 from ms_lossscale.step.ranks import Alone, Ranks
 
 
-class TrainingCell(nn.TrainOneStepCell):
+class TrainingCell(Float32Cell, nn.TrainOneStepCell):
     """
     Base class of the training cells: a cell has one step for all its networks, or one for each. A subclass gives
     `construct`.
@@ -136,6 +139,31 @@ class TrainingCell(nn.TrainOneStepCell):
         values = [check_scale(owner, "value", each) for each in values]
         for step, its_value in zip(self.steps, values):
             step.loss_scale.set_loss_scale(its_value)
+
+    @property
+    def scale_sense(self):
+        """The present loss scale, float32 of shape (), for callbacks; of shape (N,) where each network has its own."""
+        return Tensor(self.get_loss_scale(), mstype.float32)
+
+    def load_state_dict(self, parameters, strict=True):
+        """
+        Loads a checkpoint of this kind of cell, at any time: the values are written into the memory that compiled code
+        uses. Unlike :func:`mindspore.load_param_into_net` it may therefore follow steps that were made.
+
+        Args:
+            parameters (dict): From names to Parameters or Tensors, what :func:`mindspore.load_checkpoint` returns.
+            strict (bool): Whether the names must be those of this cell. Default: ``True`` .
+
+        Returns:
+            Tuple of two lists of names: those of this cell that are missing in `parameters`, and those that it does not
+            have.
+
+        Raises:
+            TypeError: If `parameters` is no dict of Parameters or Tensors.
+            ValueError: If a value has another shape than its Parameter.
+            RuntimeError: If `strict` and names are missing or unexpected. Nothing was written then.
+        """
+        return load_in_place(type(self).__name__, self.parameters_dict(), parameters, strict)
 
     def counters(self):
         """

@@ -6,6 +6,8 @@ import os
 import mindspore
 from mindspore import ops
 
+from ms_lossscale._write_in_place import write_in_place
+
 
 @contextlib.contextmanager
 def replay(networks):
@@ -27,7 +29,7 @@ def replay(networks):
 
         def restore():
             for parameter, value in values:
-                _write(parameter, value)
+                write_in_place(parameter, value)
 
         try:
             for network in networks:
@@ -40,14 +42,6 @@ def replay(networks):
             for cell, training in in_training:
                 cell.add_flags(training=training)
             mindspore.set_rng_state(random_state)
-
-
-def _write(parameter, value):
-    try:
-        ops.assign(parameter, value)
-    except RuntimeError:
-        # A view, as `parameter.set_data(value.reshape(...))` makes it one, is refused.
-        parameter.copy_(value)
 
 
 def in_graph_mode():

@@ -40,6 +40,20 @@ def check_optimizers(owner, optimizers, networks):
                     f"parameters of its own network: generator.trainable_params(), say, and not those of a loss cell "
                     f"that holds both."
                 )
+    if len(networks) == len(optimizers):
+        _check_pairs(owner, optimizers, networks)
+
+
+def _check_pairs(owner, optimizers, networks):
+    """Raises if no gradient can flow from a network's loss to the weights of its optimizer."""
+    for i, (network, optimizer) in enumerate(zip(networks, optimizers)):
+        own = {id(parameter) for parameter in network.get_parameters()}
+        if not any(id(parameter) in own for parameter in optimizer.parameters):
+            raise ValueError(
+                f"For '{owner}', loss i trains the parameters of optimizer i, but none of the parameters of "
+                f"optimizers[{i}] ({type(optimizer).__name__}: {optimizer.parameters[0].name}, ...) belongs to "
+                f"networks[{i}]. Pass networks and optimizers in the same order."
+            )
 
 
 def _check_optimizer(owner, optimizer, networks):

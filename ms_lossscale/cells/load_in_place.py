@@ -1,0 +1,50 @@
+"""Loading values into Parameters that compiled code uses."""
+
+from collections.abc import Mapping
+
+from mindspore import Tensor, ops
+
+from ms_lossscale._check import describe
+from ms_lossscale._write_in_place import write_in_place
+
+_SHOWN = 5
+
+
+def load_in_place(owner, own, parameters, strict):
+    """Writes `parameters` into those of `own` that have the same names; see `TrainingCell.load_state_dict`."""
+    _check(owner, own, parameters)
+    missing = [name for name in own if name not in parameters]
+    unexpected = [name for name in parameters if name not in own]
+    if strict and (missing or unexpected):
+        raise RuntimeError(
+            f"For '{owner}.load_state_dict', 'parameters' must hold what the cell has, but {_listed(missing)} missing "
+            f"and {_listed(unexpected)} unexpected. Construct the cell with the same arguments as the one that was "
+            f"saved, or pass strict=False to load what fits. Nothing was loaded."
+        )
+    for name, parameter in own.items():
+        if name in parameters:
+            write_in_place(parameter, ops.cast(parameters[name], parameter.dtype))
+    return missing, unexpected
+
+
+def _check(owner, own, parameters):
+    what = (
+        f"For '{owner}.load_state_dict', the argument 'parameters' must be a dict from names to Parameters or Tensors"
+    )
+    if not isinstance(parameters, Mapping):
+        raise TypeError(f"{what}, but got {describe(parameters)}. Pass what mindspore.load_checkpoint returns.")
+    for name, value in parameters.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{what}, but {name!r} is {describe(value)}.")
+        if name in own and tuple(value.shape) != tuple(own[name].shape):
+            raise ValueError(
+                f"For '{owner}.load_state_dict', {name!r} must have the shape {tuple(own[name].shape)}, but got "
+                f"{tuple(value.shape)}. Nothing was loaded."
+            )
+
+
+def _listed(names):
+    if not names:
+        return "none is"
+    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    return f"{shown} {'is' if len(names) == 1 else 'are'}"

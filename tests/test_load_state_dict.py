@@ -1,0 +1,82 @@
+"""A checkpoint is loaded into a cell that has made steps, and training goes on from it."""
+
+import mindspore
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor
+from support.checkpoints_of_0_1 import CASES, STOP, build, finish, train
+from support.training import same_bits, state
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_goes_on_as_if_nothing_else_had_happened(name, mode, tmp_path):
+    path = str(tmp_path / "cell.ckpt")
+    first = build(name)
+    train(first, name, 0, STOP)
+    mindspore.save_checkpoint(first, path)
+    expected = finish(first, name)
+
+    cell = build(name, start=-3.0)
+    train(cell, name, 2, 12)
+    for _ in range(2):
+        assert cell.load_state_dict(mindspore.load_checkpoint(path)) == ([], [])
+        finished = finish(cell, name)
+        assert finished.keys() == expected.keys()
+        assert [key for key in expected if not same_bits(finished[key], expected[key])] == []
+
+
+def small(name):
+    return {key: Tensor(value) for key, value in state(build(name)).items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_names_that_do_not_fit(name):
+    cell = build(name)
+    before = state(cell)
+    parameters = {key: Parameter(Tensor(value + 1), name=key) for key, value in before.items() if value.dtype != bool}
+    missing = sorted(set(before) - set(parameters))
+    taken = next(iter(parameters))
+    parameters["stranger"] = parameters.pop(taken)
+    with pytest.raises(RuntimeError, match=r"missing and stranger is unexpected.*Nothing was loaded"):
+        cell.load_state_dict(parameters)
+    assert all(same_bits(value, state(cell)[key]) for key, value in before.items())
+    missing_keys, unexpected_keys = cell.load_state_dict(parameters, strict=False)
+    assert sorted(missing_keys) == sorted([*missing, taken])
+    assert unexpected_keys == ["stranger"]
+    loaded = state(cell)
+    for key in parameters:
+        if key != "stranger":
+            np.testing.assert_array_equal(loaded[key], before[key] + 1)
+
+
+def test_what_is_no_checkpoint():
+    cell = build("scaled_momentum")
+    before = state(cell)
+    parameters = small("scaled_momentum")
+    with pytest.raises(TypeError, match=r"must be a dict .* but got \[1\]"):
+        cell.load_state_dict([1])
+    with pytest.raises(TypeError, match=r"'first.weight' is 3 of type 'int'"):
+        cell.load_state_dict({**parameters, "first.weight": 3})
+    with pytest.raises(ValueError, match=r"'first.weight' must have the shape \(2,\), but got \(3,\)"):
+        cell.load_state_dict({**parameters, "loss_scale.scale_value": Tensor(3.0), "first.weight": Tensor([1.0] * 3)})
+    assert all(same_bits(value, state(cell)[key]) for key, value in before.items())
+
+
+def test_a_value_of_another_dtype_is_cast():
+    cell = build("scaled_momentum")
+    parameters = small("scaled_momentum")
+    parameters["first.weight"] = Tensor([0.5, 0.25], mindspore.float16)
+    cell.load_state_dict(parameters)
+    assert state(cell)["first.weight"].tolist() == [0.5, 0.25]
+    assert state(cell)["first.weight"].dtype == np.float32
+
+
+def test_scale_sense_shows_the_present_scale():
+    cell = build("scaled_momentum")
+    cell.set_loss_scale(8.0)
+    assert (cell.scale_sense.shape, cell.scale_sense.dtype, float(cell.scale_sense)) == ((), mindspore.float32, 8.0)
+    with pytest.raises(AttributeError):
+        cell.scale_sense = Tensor(1.0)
+    alternating = build("alternating")
+    alternating.set_loss_scale([2.0, 4.0])
+    assert alternating.scale_sense.asnumpy().tolist() == [2.0, 4.0]

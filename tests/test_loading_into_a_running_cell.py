@@ -1,4 +1,4 @@
-"""Why docs/step.md says that a checkpoint is loaded before the first step. Fails once MindSpore has mended it."""
+"""Why a cell that has made steps has `load_state_dict`. Fails once MindSpore has mended it."""
 
 import mindspore
 from mindspore import Parameter, Tensor, nn, ops

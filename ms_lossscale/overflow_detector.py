@@ -14,7 +14,8 @@ class OverflowDetector(Float32Cell):
     Base class of the overflow detectors.
 
     A training cell calls :meth:`start` before the forward and the detector itself after all gradients of all networks
-    that share the verdict.
+    that share the verdict. When accumulating it is asked once in each call, at the window's last call about the sum of
+    all.
 
     Inputs:
         - **grads** (tuple[Tensor]) - The unscaled gradients of all networks that share the verdict, float32, one flat

@@ -65,7 +65,7 @@ def test_gradients_are_reduced_before_they_are_used(mode, keywords):
     for call in range(calls):
         both(*batch(call))
         alone(*batch(call))
-    assert both.steps_made() == alone.steps_made() == 1
+    assert both.step_counters.steps_made() == alone.step_counters.steps_made() == 1
     for weight in both.optimizers.parameters:
         one = state(alone)[weight.name] - before[weight.name]
         # Momentum is linear in the gradients, and clipping to a norm that both exceed is not.

@@ -11,8 +11,8 @@ from mindspore.train import Callback
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._check import check_positive_int, describe
+from ms_lossscale._files import replacing
 from ms_lossscale.cells.training_cell import TrainingCell
-from ms_lossscale.diagnosis._files import replacing
 from ms_lossscale.diagnosis.cell_watch import as_array
 from ms_lossscale.loss_scale import DynamicLossScale
 

@@ -48,19 +48,20 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
         for network in networks:
             check_cell(owner, "network", network, "Pass a network that returns the loss, an nn.WithLossCell say.")
         check_optimizers(owner, optimizers, networks)
-        prefix_states(optimizers)
+        network_inputs = check_network_inputs(owner, network_inputs, networks)
+        loss_scales = [as_loss_scale(owner, loss_scale) for loss_scale in loss_scales]
         check_communication(owner)
+        prefix_states(optimizers)
         super().__init__(
             networks[0] if len(networks) == 1 else nn.CellList(list(networks), auto_prefix=False),
             optimizers[0] if len(optimizers) == 1 else Optimizers(optimizers),
         )
-        self.network_inputs = check_network_inputs(owner, network_inputs, networks)
+        self.network_inputs = network_inputs
         self.each_decides = turns is not None
         self.turns = turns
         self._owner = owner
         self._several_networks = several_networks
         self._settings = settings
-        loss_scales = [as_loss_scale(owner, loss_scale) for loss_scale in loss_scales]
         if self.each_decides:
             parts = [(slice(i, i + 1), f"network_{i}.") for i in range(len(networks))]
         else:
@@ -74,7 +75,7 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
                 optimizers[part],
                 loss_scale,
                 its_settings,
-                self._ranks_of(optimizers[part]),
+                self._ranks_of(networks[part], optimizers[part]),
                 # Where each network has its step, `construct` gives it its inputs.
                 network_inputs=None if self.each_decides else self.network_inputs,
                 may_return_tuple=may_return_tuple,
@@ -82,16 +83,16 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
             )
             steps.append(step)
         self.steps = nn.CellList(steps, auto_prefix=False)
-        # Each step reduces its own gradients.
-        self.grad_reducer = nn.Identity()
         self._compared = not self.reducer_flag
         check_unique_names(owner, self.get_parameters())
 
-    def _ranks_of(self, optimizers):
+    def _ranks_of(self, networks, optimizers):
         if not self.reducer_flag:
             return Alone()
-        weights = tuple(weight for optimizer in optimizers for weight in optimizer.parameters)
-        return Ranks(nn.DistributedGradReducer(weights, self.mean, self.degree))
+        if not self.each_decides:
+            return Ranks(self.grad_reducer)
+        # MindSpore's, for the weights of one network.
+        return Ranks(nn.TrainOneStepCell(networks[0], optimizers[0]).grad_reducer)
 
     def __call__(self, *args, **kwargs):
         if not self._compared:
@@ -287,12 +288,15 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
             "mode": "GRAPH_MODE" if graph_mode else "PYNATIVE_MODE",
             "parallel_mode": self.parallel_mode,
             "gradients_mean": self.mean,
+            "networks": len(self.network) if isinstance(self.network, nn.CellList) else 1,
             "network_inputs": self.network_inputs,
         }
         for i, (step, settings) in enumerate(zip(self.steps, self._settings)):
             prefix = f"network_{i}." if self.each_decides else ""
             optimizers = [type(optimizer).__name__ for optimizer in step.optimizers.optimizers]
             its = {"optimizers": optimizers, **settings.described()}
+            # The one that is used: none where nothing is checked.
+            its["overflow_detector"] = type(step.overflow_detector).__name__
             its.update((f"loss_scale.{name}", value) for name, value in settings_of(step.loss_scale).items())
             described.update((f"{prefix}{name}", value) for name, value in its.items())
         # Only in GRAPH_MODE MindSpore heeds it.
@@ -303,8 +307,8 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
 
     def _shared_state(self):
         """The small Parameters that have the same values on all ranks."""
-        owners = [self.turns] if self.each_decides else []
+        parameters = []
         for step in self.steps:
-            owners += [step.optimizers, step.step_counters, step.window]
-        parameters = [parameter for owner in owners for parameter in owner.shared_state()]
-        return parameters + [parameter for step in self.steps for parameter in step.loss_scale.get_parameters()]
+            parameters += [*step.optimizers.shared_state(), *step.loss_scale.get_parameters()]
+            parameters += [*step.step_counters.shared_state(), *step.window.shared_state()]
+        return parameters + (self.turns.shared_state() if self.each_decides else [])

@@ -8,7 +8,7 @@ from mindspore import dtype as mstype
 from mindspore.common.api import _pynative_executor
 
 from ms_lossscale.diagnosis.replay import in_graph_mode
-from ms_lossscale.step.forward_backward import scaled
+from ms_lossscale.step.scaling import scaled
 
 # The methods, MindSpore 2.7 has both, that compute every gradient in PyNative mode, whichever function asks for it.
 _GRADIENTS = [name for name in ("grad", "grad_aux") if hasattr(_pynative_executor, name)]

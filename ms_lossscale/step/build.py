@@ -92,7 +92,9 @@ def _scaling(loss_scale, settings, window_state, transforms, detector, ranks):
     if window_state is not None:
         return WindowScaling(loss_scale, window_state, settings.gradient_accumulation_steps)
     # A detector, and the other ranks, get gradients that are divided.
-    return Scaling(loss_scale, transforms.unscale and asks_gradients_only(detector) and not ranks.exchanges)
+    return Scaling(
+        loss_scale, leave_division=transforms.unscales and asks_gradients_only(detector) and not ranks.exchanges
+    )
 
 
 def _forward_backwards(owner, networks, weights, has_aux, may_return_tuple):

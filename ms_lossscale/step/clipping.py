@@ -102,6 +102,8 @@ class MeasureGlobalNorm(GradientTransform):
         norm (GlobalNorm): What measures it.
     """
 
+    tells = True
+
     def measure(self, grads, divisor):
         return (self.norm(grads, divisor),)
 
@@ -119,6 +121,7 @@ class ClipByGlobalNorm(GradientTransform):
         norm (GlobalNorm): What measures it.
     """
 
+    tells = True
     unscales = True
 
     def __init__(self, clip_norm, norm):

@@ -1,16 +1,11 @@
 """The scaled forward and backward of the networks of a step."""
 
 from mindspore import Tensor, jit, nn, ops
-from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale.step.backward_of_shared_forward import backward_of_shared_forward
 from ms_lossscale.step.network_inputs import inputs_of
-from ms_lossscale.step.shared_forward_backward import backward_of_shared_forward
-
-
-def scaled(loss, scale):
-    """What is differentiated: float32 first, since a float16 loss times the scale may be infinite."""
-    return loss.astype(mstype.float32) * scale
+from ms_lossscale.step.scaling import scaled
 
 
 def _copy(aux):

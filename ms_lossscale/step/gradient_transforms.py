@@ -19,7 +19,9 @@ class GradientTransform(nn.Cell):
         tuple[Tensor], of the same shapes.
     """
 
-    # Whether `construct` takes gradients that are not divided yet, by what `measure` was given.
+    # Whether `measure` tells if all gradients are finite.
+    tells = False
+    # Whether `construct`, if it comes first, takes gradients that are not divided yet, by what `measure` was given.
     unscales = False
 
     def __init__(self, norm=None):
@@ -56,9 +58,9 @@ class GradientTransforms(nn.Cell):
         super().__init__(auto_prefix=False)
         self.of_each = nn.CellList([nn.CellList(its, auto_prefix=False) for its in of_each], auto_prefix=False)
         self.packing = packing
-        # Whether their norms tell if all gradients are finite, and whether they take them before they are divided.
-        self.tell = all(any(transform.norm is not None for transform in its) for its in of_each)
-        self.unscale = all(bool(its) and its[0].unscales for its in of_each)
+        # Of all networks, as those of GradientTransform of one.
+        self.tells = all(any(transform.tells for transform in its) for its in of_each)
+        self.unscales = all(bool(its) and its[0].unscales for its in of_each)
 
     def measure(self, grads, divisor):
         """The verdicts of those that have one, as a tuple."""

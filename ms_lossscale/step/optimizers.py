@@ -1,4 +1,4 @@
-"""The optimizers of a training cell: what is required of them, and their conditional update."""
+"""The optimizers of a training cell: what is required of them, and their names."""
 
 import itertools
 

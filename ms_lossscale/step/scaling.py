@@ -1,9 +1,14 @@
-"""The loss scale within a step: read once, divided out of the gradients, moved once by its law."""
+"""The loss scale within a step: read once, multiplied with the loss, divided out of the gradients, moved once by its law."""
 
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
+
+
+def scaled(loss, scale):
+    """What is differentiated: float32 first, since a float16 loss times the scale may be infinite."""
+    return loss.astype(mstype.float32) * scale
 
 
 class Scaling(nn.Cell):
@@ -12,13 +17,13 @@ class Scaling(nn.Cell):
 
     Args:
         loss_scale (LossScale): The scale and its law.
-        left (bool): Whether the division is left to the gradients' transforms, which multiply all the same.
+        leave_division (bool): Whether the division is left to the gradients' transforms, which multiply all the same.
     """
 
-    def __init__(self, loss_scale, left):
+    def __init__(self, loss_scale, leave_division):
         super().__init__(auto_prefix=False)
         self.loss_scale = loss_scale
-        self.unscale = LeftToTransforms() if left else Unscale(1.0)
+        self.unscale = LeftToTransforms() if leave_division else Unscale(1.0)
 
     def read(self):
         """The scale of this step."""

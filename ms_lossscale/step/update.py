@@ -102,7 +102,7 @@ class AlwaysUpdate(nn.Cell):
 
 
 class Nothing(nn.Cell):
-    """In the place of an `after_update` that is not there."""
+    """In the place of an `after_update`, or of a window to flush, that is not there."""
 
     def __init__(self):
         super().__init__(auto_prefix=False)

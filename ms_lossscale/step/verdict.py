@@ -76,7 +76,7 @@ def make_verdict(checks, overflow_detector, transforms, ranks):
     """The verdict that a step needs."""
     if not checks:
         return NoVerdict(transforms, overflow_detector)
-    if transforms.tell and asks_gradients_only(overflow_detector):
+    if transforms.tells and asks_gradients_only(overflow_detector):
         return NormVerdict(transforms, ranks)
     return DetectorVerdict(transforms, overflow_detector, ranks)
 

@@ -62,8 +62,12 @@ class Uses:
 
 
 ORDERS = list(itertools.permutations(["eager", "jitted", "outer", "new_shape", "flush"]))
-# Each use comes first, last, and right after each other one.
 SOME_ORDERS = [ORDERS[i] for i in range(0, len(ORDERS), 7)]
+
+
+def test_the_orders_have_each_use_right_after_each_other_one():
+    pairs = {pair for order in SOME_ORDERS for pair in zip(order, order[1:])}
+    assert pairs == set(itertools.permutations(ORDERS[0], 2))
 
 
 @pytest.mark.parametrize("kind", CELLS)
@@ -79,6 +83,7 @@ def test_in_every_order(mode, kind):
     assert ours.keys() == others.keys()
     for name in ours:
         assert same_bits(ours[name], others[name]), name
+    assert all(np.isfinite(values).all() for values in ours.values())
 
 
 @pytest.mark.parametrize("kind", CELLS)

@@ -10,15 +10,17 @@ from pathlib import Path
 import mindspore
 import numpy as np
 import pytest
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 from support.linear_pair import CELLS, NETWORK_INPUTS, First, Second, arrays, momentum
+from support.networks import FEATURES
 from support.training import same_bits, state
 
 import ms_lossscale
 from ms_lossscale import (
     AlternatingTrainOneStepCell,
     DynamicLossScale,
+    FixedLossScale,
     ScaledTrainOneStepCell,
     ScheduledLossScale,
     SimultaneousTrainOneStepCell,
@@ -50,9 +52,15 @@ class TamperWithConstants(nn.Cell):
         true, false = Tensor(True), Tensor(False)
         true.copy_(Tensor(False))
         false.copy_(Tensor(True))
-        zeros = Tensor([0] * 8, mstype.int32)
+        zeros, of_weight = Tensor([0] * 8, mstype.int32), Tensor([[0.0]] * FEATURES, mstype.float32)
         zeros += 1
-        reported = zero + one + minus_one + zeros.sum() + true.astype(mstype.int32) + false.astype(mstype.int32)
+        of_weight += 2.0
+        float_zeros = ops.zeros((FEATURES, 1), mstype.float32)
+        float_zeros += 2.0
+        reported = (of_weight + float_zeros).sum().astype(mstype.int32)
+        reported = (
+            reported + zero + one + minus_one + zeros.sum() + true.astype(mstype.int32) + false.astype(mstype.int32)
+        )
         reported = reported + (long_zero + long_one + long_minus_one).astype(mstype.int32)
         return reported + (float_zero + float_one + double_one + half_zero + half_one).astype(mstype.int32)
 
@@ -69,6 +77,17 @@ class Hostile(nn.Cell):
         return self.network(x, y), self.tamper()
 
 
+class Both(nn.Cell):
+    """Two losses of one cell, of the three inputs x0, x1 and y."""
+
+    def __init__(self, first, second, tamper):
+        super().__init__(auto_prefix=False)
+        self.first, self.second, self.tamper = first, second, tamper
+
+    def construct(self, x0, x1, y):
+        return self.first(x0, y), self.second(x1, y), self.tamper()
+
+
 class Tame(nn.Cell):
     """The same without in-place operators."""
 
@@ -80,6 +99,17 @@ class Tame(nn.Cell):
         return self.network(x, y), y
 
 
+class NothingToReport(nn.Cell):
+    """In the place of TamperWithConstants."""
+
+    def __init__(self):
+        super().__init__(auto_prefix=False)
+        self.reported = Tensor(7, mstype.int32)
+
+    def construct(self):
+        return self.reported
+
+
 def make(kind, wrap, loss_scale, **keywords):
     first = First()
     networks = [first] if kind == "scaled" else [first, Second(first)]
@@ -88,6 +118,9 @@ def make(kind, wrap, loss_scale, **keywords):
     keywords.update(has_aux=True)
     if kind == "scaled":
         return ScaledTrainOneStepCell(losses[0], optimizers[0], loss_scale, **keywords).set_train()
+    if kind == "tuple":
+        network = Both(*networks, TamperWithConstants() if wrap is Hostile else NothingToReport())
+        return SimultaneousTrainOneStepCell(network, optimizers, loss_scale, **keywords).set_train()
     kinds = {"simultaneous": SimultaneousTrainOneStepCell, "alternating": AlternatingTrainOneStepCell}
     return kinds[kind](losses, optimizers, loss_scale, network_inputs=NETWORK_INPUTS, **keywords).set_train()
 
@@ -113,12 +146,13 @@ CASES = [
 SCALES = [
     lambda: DynamicLossScale(2.0**10, scale_window=2, hysteresis=2),
     lambda: ScheduledLossScale([2, 4], [2.0**8, 2.0**10]),
+    lambda: FixedLossScale(2.0**10, drop_overflow_update=False),
 ]
 
 
-@pytest.mark.parametrize("loss_scale", SCALES, ids=["dynamic", "scheduled"])
+@pytest.mark.parametrize("loss_scale", SCALES, ids=["dynamic", "scheduled", "unchecked"])
 @pytest.mark.parametrize("keywords", CASES, ids=lambda keywords: "+".join(keywords) or "plain")
-@pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.parametrize("kind", [*CELLS, "tuple"])
 def test_a_network_that_changes_constants_changes_no_bit_of_the_step(mode, kind, keywords, loss_scale):
     hostile, reported = run(kind, Hostile, loss_scale, **keywords)
     tame, expected = run(kind, Tame, loss_scale, **keywords)

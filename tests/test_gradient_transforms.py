@@ -5,7 +5,7 @@ import dataclasses
 import mindspore
 import numpy as np
 import pytest
-from mindspore import Tensor, nn
+from mindspore import Parameter, Tensor, nn, ops
 from support.networks import Linear, Mlp, batch, overflowing_batch
 from support.training import state
 
@@ -30,6 +30,27 @@ class GradientNoise(GradientTransform):
         for grad in grads:
             noisy += (grad + self.noise,)
         return noisy
+
+
+class CountsLargest(GradientTransform):
+    """Measures the largest gradient before the verdict, and counts how often it is applied."""
+
+    def __init__(self):
+        super().__init__()
+        self.largest = Parameter(Tensor(0.0, mindspore.float32), name="largest", requires_grad=False)
+        self.applied = Parameter(Tensor(0, mindspore.int32), name="applied", requires_grad=False)
+        self.one = Tensor(1, mindspore.int32)
+
+    def measure(self, grads, divisor):
+        largest = ops.ReduceMax()(ops.abs(grads[0]))
+        for grad in grads[1:]:
+            largest = ops.maximum(largest, ops.ReduceMax()(ops.abs(grad)))
+        ops.assign(self.largest, largest / divisor)
+        return ()
+
+    def construct(self, grads):
+        ops.assign(self.applied, self.applied + self.one)
+        return grads
 
 
 class NoisyTrainOneStepCell(TrainingCell):
@@ -86,12 +107,16 @@ def test_two_of_them_come_in_their_order(mode):
     np.testing.assert_allclose(noisy[0], 2 * (quiet[0] - RATE * NOISE), rtol=1e-5, atol=1e-6)
 
 
-def test_is_not_run_in_a_skipped_step(mode):
-    _, cell = moved([GradientNoise(NOISE)])
-    before = state(cell)
+def test_measures_before_the_verdict_and_is_applied_in_the_clean_branch(mode):
+    changes, cell = moved([CountsLargest()])
+    first = state(cell)
+    np.testing.assert_allclose(first["largest"], np.abs(changes[0] / RATE).max(), rtol=1e-5)
+    assert first["applied"] == 1
     assert bool(cell(*overflowing_batch())[1])
-    after = state(cell)
-    assert before["weight"].tobytes() == after["weight"].tobytes()
+    second = state(cell)
+    assert second["largest"] != first["largest"]
+    assert second["applied"] == 1
+    assert second["weight"].tobytes() == first["weight"].tobytes()
 
 
 def test_is_part_of_what_ranks_compare():

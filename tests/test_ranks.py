@@ -9,23 +9,31 @@ from mindspore import Parameter, Tensor, nn, ops
 from support.networks import Mlp, batch, overflowing_batch
 from support.training import state
 
-from ms_lossscale import DynamicLossScale
+from ms_lossscale import DynamicLossScale, FloatStatusRegister
 from ms_lossscale.step.build import build_step
+from ms_lossscale.step.gradient_transforms import GradientTransform
 from ms_lossscale.step.ranks import Alone
 from ms_lossscale.step.settings import Settings, check_settings
 
 
 class TwoRanks(nn.Cell):
-    """This rank, and one with the same gradients that overflows when it is told to. Sums, as `gradients_mean=False`."""
+    """
+    This rank, and one with the same gradients that overflows when it is told to. Sums, as `gradients_mean=False`.
+
+    With `own`, each has a part of its own of every weight, whose gradient is not reduced.
+    """
 
     exchanges = True
 
-    def __init__(self):
+    def __init__(self, own=False):
         super().__init__(auto_prefix=False)
+        self.has_own = own
         self.other_overflows = Parameter(Tensor([0], mindspore.int32), name="other_overflows", requires_grad=False)
         self.zero = Tensor([0], mindspore.int32)
 
     def reduce(self, grads):
+        if self.has_own:
+            return grads
         doubled = ()
         for grad in grads:
             doubled += (grad + grad,)
@@ -38,7 +46,7 @@ class TwoRanks(nn.Cell):
         return number + number
 
     def own(self, weights):
-        return (False,) * len(weights)
+        return (self.has_own,) * len(weights)
 
 
 def settings(**keywords):
@@ -55,6 +63,31 @@ def make_step(ranks, **keywords):
 
 
 KEYWORDS = [{}, {"clip_norm": 0.5}, {"gradient_accumulation_steps": 2}]
+
+
+def norm_alone():
+    step = make_step(Alone(), clip_norm=float("inf"))
+    step(*batch(0))
+    return step.transforms.norms()[0]
+
+
+@pytest.mark.parametrize("own, factor", [(False, 2.0), (True, 2.0**0.5)], ids=["shared weights", "own weights"])
+def test_the_norm_is_that_of_all_ranks_together(mode, own, factor):
+    step = make_step(TwoRanks(own), clip_norm=float("inf"))
+    step(*batch(0))
+    np.testing.assert_allclose(step.transforms.norms()[0], factor * norm_alone(), rtol=1e-5)
+
+
+def test_clips_what_only_all_ranks_together_exceed(mode):
+    before = state(make_step(Alone()))
+    moved = []
+    for clip_norm in (float("inf"), 1.5 * norm_alone()):
+        step = make_step(TwoRanks(), clip_norm=clip_norm)
+        step(*batch(0))
+        changes = [(weight.asnumpy() - before[weight.name]).ravel() for weight in step.optimizers.parameters]
+        moved.append(np.concatenate(changes))
+    free, clipped = moved
+    np.testing.assert_allclose(clipped, 0.75 * free, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("keywords", KEYWORDS, ids=str)
@@ -98,7 +131,6 @@ def test_alone_nothing_is_exchanged(mode):
 
 def test_no_setting_can_be_forgotten_when_ranks_compare():
     described = settings().described()
-    assert set(described) == {field.name for field in dataclasses.fields(Settings)}
     changes = {
         "gradient_accumulation_steps": 2,
         "clip_norm": 1.0,
@@ -107,6 +139,10 @@ def test_no_setting_can_be_forgotten_when_ranks_compare():
         "has_aux": True,
         "forward_state": (Parameter(Tensor(0.0), name="further"),),
         "after_update": nn.Identity(),
+        "overflow_detector": FloatStatusRegister(),
+        "gradient_transforms": (GradientTransform(),),
     }
+    assert set(changes) == {field.name for field in dataclasses.fields(Settings)}
     for name, value in changes.items():
-        assert settings(**{name: value}).described()[name] != described[name]
+        changed = dataclasses.replace(settings(), **{name: value})
+        assert changed.described()[name] != described[name]

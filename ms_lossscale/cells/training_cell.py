@@ -83,6 +83,9 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
             )
             steps.append(step)
         self.steps = nn.CellList(steps, auto_prefix=False)
+        if self.each_decides:
+            # Each step reduces its own gradients.
+            self.grad_reducer = nn.Identity()
         self._compared = not self.reducer_flag
         check_unique_names(owner, self.get_parameters())
 

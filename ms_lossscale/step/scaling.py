@@ -1,4 +1,4 @@
-"""The loss scale within a step: read once, multiplied with the loss, divided out of the gradients, moved once by its law."""
+"""The loss scale within a step: read once, multiplied in and divided out, moved once by its law."""
 
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype

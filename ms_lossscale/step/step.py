@@ -5,8 +5,8 @@ from mindspore import nn
 
 class Step(nn.Cell):
     """
-    The order of events: 1 to 3 in `construct`, 4 and 5 in that of AfterBackward, 6 to 9 in that of Decision, below. They
-    are three since in PyNative mode a graph is compiled from 4 on, and a window that is flushed begins at 6.
+    The order of events: 1 to 3 in `construct`, 4 and 5 in that of AfterBackward, 6 to 9 in that of Decision, below.
+    They are three since in PyNative mode a graph is compiled from 4 on, and a window that is flushed begins at 6.
 
     1. Read the scale once. 2. Copy what the forward will write; clear an NPU's register. 3. Forward and backward.
     4. Unscale. 5. Accumulate; all calls but a window's last end here. 6. Reduce across ranks. 7. One verdict. 8. One

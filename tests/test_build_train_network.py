@@ -11,6 +11,8 @@ from support.networks import FEATURES, batch_for
 
 from ms_lossscale import DynamicLossScale, FixedLossScale, ScaledTrainOneStepCell, build_train_network
 
+pytestmark = pytest.mark.long
+
 LEVELS = ["O0", "O1", "O2", "O3", "auto"]
 
 

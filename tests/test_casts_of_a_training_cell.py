@@ -3,7 +3,7 @@
 import mindspore
 import pytest
 from mindspore import amp, nn
-from support.networks import Linear, batch
+from support.networks import FEATURES, Linear, batch
 
 from ms_lossscale import DynamicLossScale, FiniteGradients, ScaledTrainOneStepCell
 
@@ -43,8 +43,11 @@ def test_is_refused(mode, cast):
 
 
 def test_of_the_network_alone_and_to_float32_are_allowed(mode):
-    cell = make_cell().to_float(mindspore.float32)
-    cell.network.to_float(mindspore.float16)
-    loss, overflow, loss_scale = cell.set_train()(*batch())
-    assert loss.dtype == mindspore.float16
+    network = nn.Dense(FEATURES, 1)
+    optimizer = nn.SGD(network.trainable_params(), 0.1)
+    cell = ScaledTrainOneStepCell(nn.WithLossCell(network, nn.MSELoss()), optimizer, DynamicLossScale(2.0**10))
+    cell.set_train().to_float(mindspore.float32)
+    network.to_float(mindspore.float16)
+    assert network(batch()[0]).dtype == mindspore.float16
+    _, overflow, loss_scale = cell(*batch())
     assert (bool(overflow), float(loss_scale)) == (False, 2.0**10)

@@ -8,6 +8,8 @@ import pytest
 from support.checkpoints_of_0_1 import CASES, STOP, build, finish, train
 from support.training import same_bits
 
+pytestmark = pytest.mark.long
+
 FOLDER = Path(__file__).parent / "golden" / "checkpoints_0_1"
 
 

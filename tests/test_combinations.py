@@ -3,6 +3,8 @@
 import pytest
 from support.linear_pair import CELLS, Trained
 
+pytestmark = pytest.mark.long
+
 CLIPS = {"no_clip": {}, "clip_norm": {"clip_norm": 0.7}, "clip_value": {"clip_value": 0.3}}
 
 # What overflows in each call: neither network, the first, the second, or both. With three calls in a window these are

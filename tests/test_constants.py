@@ -10,10 +10,11 @@ from pathlib import Path
 import mindspore
 import numpy as np
 import pytest
-from mindspore import Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from support.linear_pair import NETWORK_INPUTS, First, Second, arrays, momentum
 from support.networks import FEATURES
+from support.python_process import skip_with_older_mindspore
 from support.training import same_bits, state
 
 import ms_lossscale
@@ -153,8 +154,10 @@ KINDS_AND_CASES = [("scaled", case) for case in CASES] + [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind, case", KINDS_AND_CASES)
 def test_a_network_that_changes_constants_changes_no_bit_of_the_step(mode, kind, case):
+    skip_with_older_mindspore("MindSpore 2.7 merges no constants")
     loss_scale, keywords = CASES[case]
     hostile, reported = run(kind, Hostile, loss_scale, **keywords)
     tame, expected = run(kind, Tame, loss_scale, **keywords)
@@ -170,21 +173,28 @@ def test_mindspore_merges_equal_constants():
     """MindSpore's fault, in ten lines."""
 
     class Merged(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.count = Parameter(Tensor(5, mstype.int32), name="count", requires_grad=False)
+
         def construct(self, x):
             n = Tensor(0, mstype.int32)
             n += 1
-            return x + n, x + Tensor(0, mstype.int32)
+            ops.assign(self.count, Tensor(0, mstype.int32))
+            return x + n
 
+    skip_with_older_mindspore("MindSpore 2.7 does not merge them")
     before = mindspore.get_context("mode")
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
     try:
         cell = Merged()
         for _ in range(3):
-            changed, constant = cell(Tensor(0, mstype.int32))
+            cell(Tensor(7, mstype.int32))
     finally:
         mindspore.set_context(mode=before)
-    assert int(changed) >= 1
-    assert int(constant) != 0, "MindSpore no longer merges them: constants may be written where they are used"
+    assert int(cell.count.asnumpy()) == 3, (
+        "MindSpore no longer merges them: constants may be written where they are used"
+    )
 
 
 # Methods that run in Python only, beside __init__: what a user calls, and what is made for another place.
@@ -196,6 +206,7 @@ IN_PYTHON = {
     "_tensor",
     "set_loss_scale",
     "set_every",
+    "scale_sense",
     "build_train_network",
     "_gather",
     "_texts_of",

@@ -19,6 +19,8 @@ from support.training import restore, state, weights
 
 from ms_lossscale import DynamicLossScale, FixedLossScale, ScaledTrainOneStepCell
 
+pytestmark = pytest.mark.long
+
 MODULES = {
     "nn": mindspore.nn.optim,
     "experimental": mindspore.experimental.optim,

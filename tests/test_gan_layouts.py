@@ -17,6 +17,8 @@ from support.training import changed, state
 
 from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale, SimultaneousTrainOneStepCell
 
+pytestmark = pytest.mark.long
+
 NOISE = 2
 BOTH = pytest.mark.parametrize("make", [SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell])
 

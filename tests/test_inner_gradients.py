@@ -18,6 +18,8 @@ from ms_lossscale import (
     profile_gradients,
 )
 
+pytestmark = pytest.mark.long
+
 BATCHES = [batch(seed) for seed in range(3)]
 LOSES = "takes a gradient in its forward, and MindSpore's PyNative mode loses the gradients of that gradient"
 

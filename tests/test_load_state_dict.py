@@ -7,6 +7,8 @@ from mindspore import Parameter, Tensor
 from support.checkpoints_of_0_1 import CASES, STOP, build, finish, train
 from support.training import same_bits, state
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("name", CASES)
 def test_goes_on_as_if_nothing_else_had_happened(name, mode, tmp_path):

@@ -20,6 +20,8 @@ from ms_lossscale import (
 )
 from ms_lossscale.diagnosis.overflow_trace import Range
 
+pytestmark = pytest.mark.long
+
 FLOAT16_MAX = 65504.0
 
 

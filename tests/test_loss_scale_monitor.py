@@ -21,6 +21,8 @@ from ms_lossscale import (
     locate_overflow,
 )
 
+pytestmark = pytest.mark.long
+
 COLUMNS = [
     "step",
     "network",

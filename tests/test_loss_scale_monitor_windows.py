@@ -8,6 +8,8 @@ from test_loss_scale_monitor import dataset_of, linear_batches, lines, rows, sca
 
 from ms_lossscale import DynamicLossScale, FlushAccumulation, LossScaleMonitor
 
+pytestmark = pytest.mark.long
+
 SKIPPED = "skipped ({} in a row), now {}; not finite: weight (1 of 1 gradients)"
 
 

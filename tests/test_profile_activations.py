@@ -22,6 +22,8 @@ from ms_lossscale import ActivationReport, ScaledTrainOneStepCell, locate_overfl
 from ms_lossscale.diagnosis import Activation, Distribution
 from ms_lossscale.diagnosis.cell_watch import Place
 
+pytestmark = pytest.mark.long
+
 
 class LogOfOnePlus(nn.Cell):
     """log(1 + exp(z))."""

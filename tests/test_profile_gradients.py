@@ -35,6 +35,8 @@ from ms_lossscale import (
     profile_gradients,
 )
 
+pytestmark = pytest.mark.long
+
 BATCHES = [batch(seed) for seed in range(3)]
 
 

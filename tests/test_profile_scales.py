@@ -21,6 +21,8 @@ from ms_lossscale import (
 )
 from ms_lossscale.diagnosis.float16_traces import Float16Traces
 
+pytestmark = pytest.mark.long
+
 BATCHES = [batch(seed) for seed in range(3)]
 
 

@@ -30,6 +30,8 @@ from support.npu_networks import (
 from ms_lossscale import AlternatingTrainOneStepCell, FiniteGradients, SimultaneousTrainOneStepCell, emulation
 from ms_lossscale.emulation import register
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(autouse=True)
 def _clear_register():

@@ -15,6 +15,8 @@ from ms_lossscale import (
     SimultaneousTrainOneStepCell,
 )
 
+pytestmark = pytest.mark.long
+
 
 def cell_of(kind, loss_scale, **keywords):
     networks = [First()]

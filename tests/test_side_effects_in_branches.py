@@ -1,8 +1,12 @@
 """What MindSpore does with a branch that only writes, in graph mode (`step/forward_state.py` has such a branch)."""
 
+import os
+from pathlib import Path
+
 import mindspore
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
+from support.python_process import run_python
 
 
 class Saves(nn.Cell):
@@ -51,3 +55,16 @@ def test_a_branch_on_a_condition_that_the_method_computes_is_dropped(cell, kept)
     finally:
         mindspore.set_context(mode=before)
     assert float(cell.kept.asnumpy()) == kept
+
+
+def test_mindspore_drops_nothing_of_the_cells_by_mistake(tmp_path):
+    """MindSpore warns where it has dropped a node that writes, as it did in both branches above."""
+    program = (
+        "import mindspore; mindspore.set_context(mode=mindspore.GRAPH_MODE)\n"
+        "from support.checkpoints_of_0_1 import CASES, build, train\n"
+        "for name in CASES: train(build(name), name, 0, 1)\n"
+    )
+    tests = Path(__file__).parent
+    result = run_python("-c", program, cwd=tmp_path, PYTHONPATH=f"{tests}{os.pathsep}{tests.parent}")
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "eliminated by mistake" not in result.stdout + result.stderr

@@ -112,6 +112,11 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
         return self._of_steps([step.loss_scale for step in self.steps])
 
     @property
+    def overflow_detector(self):
+        """What decides whether a step overflowed; where each network decides alone, the list of them."""
+        return self._of_steps([step.overflow_detector for step in self.steps])
+
+    @property
     def step_counters(self):
         """What counts the steps; where each network decides alone, the list of them."""
         return self._of_steps([step.step_counters for step in self.steps])

@@ -5,7 +5,7 @@ import warnings
 
 from mindspore import ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
-from mindspore.common.api import _pynative_executor
+from mindspore.ops.composite.base import _pynative_executor
 
 from ms_lossscale.diagnosis.replay import in_graph_mode
 from ms_lossscale.step.scaling import scaled

@@ -30,7 +30,7 @@ class MovingAverage(nn.Cell):
 
     def construct(self):
         """Moves the averages, once the weights have been updated."""
-        gradients.average(self._decay, self._rest, self.averages, self.weights)
+        return gradients.average(self._decay, self._rest, self.averages, self.weights)
 
     def as_dict(self):
         """The averaged Parameters, by the weights' names."""

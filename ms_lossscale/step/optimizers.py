@@ -132,8 +132,11 @@ class Optimizers(nn.Cell):
 
     def construct(self, grads):
         grads = self.cast(grads)
+        # Returned, since MindSpore drops some optimizers (mint's Adam) from a method that returns nothing.
+        done = ()
         for i, optimizer in enumerate(self.optimizers):
-            optimizer(grads[self._slices[i][0] : self._slices[i][1]])
+            done += (optimizer(grads[self._slices[i][0] : self._slices[i][1]]),)
+        return done
 
     def shared_state(self):
         """The small Parameters that have the same values on all ranks: those of one element beside the weights."""

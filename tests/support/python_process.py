@@ -102,7 +102,7 @@ def _stop(process):
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def skip_with_older_mindspore():
-    """Skips what takes most of a minute and runs with MindSpore 2.10; shorter jobs like it run with all versions."""
+def skip_with_older_mindspore(reason="a long job of several processes, run with MindSpore 2.10 only"):
+    """Skips what needs most of a minute, or says nothing, with MindSpore before 2.10."""
     if tuple(map(int, mindspore.__version__.split(".")[:2])) < (2, 10):
-        pytest.skip("a long job of several processes, run with MindSpore 2.10 only")
+        pytest.skip(reason)

@@ -215,15 +215,19 @@ IN_PYTHON = {
 NOT_COMPILED = ("diagnosis", "callbacks")
 
 
+# What makes a constant of its arguments.
+MAKERS = {"Tensor", "tensor", "ones", "zeros", "full", "fill", "arange", "eye"}
+
+
 def literals(path):
-    """The places of `Tensor(...)` in functions that may be compiled."""
+    """The places in functions that may be compiled where a constant tensor is made."""
     found = []
     for function in ast.walk(ast.parse(path.read_text())):
         if isinstance(function, ast.FunctionDef) and function.name not in IN_PYTHON:
             found += [
                 f"{path.name}:{node.lineno} in {function.name}"
                 for node in ast.walk(function)
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Tensor"
+                if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in MAKERS
             ]
     return found
 

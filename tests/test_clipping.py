@@ -20,6 +20,8 @@ from ms_lossscale import (
     SimultaneousTrainOneStepCell,
 )
 
+pytestmark = pytest.mark.long
+
 NAN, INF = float("nan"), float("inf")
 
 # The norm is a sum of seven squares, a root, a division and one or two products in float32, each rounded to 2**-24 =

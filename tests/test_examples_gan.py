@@ -118,6 +118,7 @@ def test_a_run_that_is_resumed_leaves_what_an_uninterrupted_one_does(data, tmp_p
         assert [row["generator_overflow"] for row in rows[:2]] == ["0", "0"]
 
 
+@pytest.mark.long
 def test_bad_options_are_refused(tmp_path):
     cases = {
         ("--n-critic", "2"): "--n-critic",

@@ -13,6 +13,8 @@ from test_accumulation import Saturating, saturating_batch
 
 from ms_lossscale import DynamicLossScale, FlushAccumulation, ScaledTrainOneStepCell, emulation
 
+pytestmark = pytest.mark.long
+
 # Each letter is a call: it overflows nowhere (.), in the first network (1) or the second (2); | is a flush. Windows
 # have three calls.
 CALLS = "|.|..|...|1.|.|.1|..|2|..2|...||.|..."

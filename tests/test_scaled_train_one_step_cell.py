@@ -312,6 +312,7 @@ class TestWhatItRuns:
         losses = [float(cell()[0]) for _ in range(3)]
         assert losses == [3.0, 2.5, 2.0]
 
+    @pytest.mark.long
     def test_a_network_with_a_thousand_parameters(self, mode):
         network = SumOfMany(1000)
         assert len(network.trainable_params()) == 1000

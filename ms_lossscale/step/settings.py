@@ -22,7 +22,8 @@ class Settings:
     """
     The settings of one step.
 
-    Each field is compared across ranks; what is `of_each` has one entry for each network of the step.
+    Each field is compared across ranks. Clips and decays have one entry for each network of the step; further gradient
+    transforms come after clipping, the same for each network.
     """
 
     gradient_accumulation_steps: int

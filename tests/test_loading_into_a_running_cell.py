@@ -1,4 +1,4 @@
-"""Why a cell that has made steps has `load_state_dict`. Fails once MindSpore has mended it."""
+"""Why the cells watch the memory of their Parameters: MindSpore's fault in ten lines. Fails once it is mended."""
 
 from support.python_process import run_python
 

@@ -157,6 +157,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
         return loss_scales
 
     def construct(self, *inputs):
+        inputs = self.use_parameters(inputs)
         take_part, last_losses = self.turns.begin_call(), ops.unstack(self.turns.last_losses)
         losses, overflows, loss_scales, auxes = (), (), (), ()
         for i, step in enumerate(self.steps):

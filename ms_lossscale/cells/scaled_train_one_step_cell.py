@@ -104,7 +104,7 @@ class ScaledTrainOneStepCell(TrainingCell):
         self._has_aux = has_aux
 
     def construct(self, *inputs):
-        step = self.steps[0](*inputs)
+        step = self.steps[0](*self.use_parameters(inputs))
         if self._has_aux:
             return step[0][0], step[2], step[3], step[1][0]
         return step[0][0], step[2], step[3]

@@ -143,7 +143,7 @@ class SimultaneousTrainOneStepCell(TrainingCell):
         self._has_aux = has_aux
 
     def construct(self, *inputs):
-        step = self.steps[0](*inputs)
+        step = self.steps[0](*self.use_parameters(inputs))
         losses = ops.stack(gradients.sums(step[0]))
         output = (ops.ReduceSum()(losses), step[2], step[3], losses)
         if self._has_aux:

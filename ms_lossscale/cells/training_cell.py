@@ -7,6 +7,7 @@ from ms_lossscale._accepted_loss_scale import as_loss_scale
 from ms_lossscale._check import check_cell, check_scale, one_each
 from ms_lossscale._float32 import Float32Cell
 from ms_lossscale.cells.load_in_place import load_in_place
+from ms_lossscale.cells.memory_in_use import make_memory_in_use
 from ms_lossscale.cells.rank_comparison import check_communication, compare, described_weights, settings_of
 from ms_lossscale.step.build import build_step
 from ms_lossscale.step.moving_average import averages_in_place
@@ -88,6 +89,7 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
             self.grad_reducer = nn.Identity()
         self._compared = not self.reducer_flag
         check_unique_names(owner, self.get_parameters())
+        self.use_parameters, self._memory_in_use = make_memory_in_use(list(self.get_parameters()))
 
     def _ranks_of(self, networks, optimizers):
         if not self.reducer_flag:
@@ -100,7 +102,12 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
     def __call__(self, *args, **kwargs):
         if not self._compared:
             self.compare_ranks()
+        self._put_memory_back()
         return super().__call__(*args, **kwargs)
+
+    def _put_memory_back(self):
+        if self._memory_in_use is not None:
+            self._memory_in_use.put_back()
 
     def _of_steps(self, values):
         """What a method returns of each step: a list where each network decides alone."""
@@ -156,8 +163,7 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
 
     def load_state_dict(self, parameters, strict=True):
         """
-        Loads a checkpoint of this kind of cell, at any time: the values are written into the memory that compiled code
-        uses. Unlike :func:`mindspore.load_param_into_net` it may therefore follow steps that were made.
+        Loads a checkpoint of this kind of cell, at any time, in place.
 
         Args:
             parameters (dict): From names to Parameters or Tensors, what :func:`mindspore.load_checkpoint` returns.
@@ -212,6 +218,7 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
 
         Does nothing without accumulation, or at the beginning of a window.
         """
+        self._put_memory_back()
         for step in self.steps:
             step.flush()
         if self.each_decides:

@@ -5,6 +5,7 @@ from mindspore import dtype as mstype
 from mindspore.common.initializer import initializer
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale.step.use_in_outermost_graph import UseInOutermostGraph
 
 
 class EveryCall(nn.Cell):
@@ -157,10 +158,11 @@ class Flush(nn.Cell):
         self.overflow_detector = overflow_detector
         self.packing = packing
         self._one = Tensor(1.0, mstype.float32)
+        self.use_parameters = UseInOutermostGraph(list(self.get_parameters()))
 
     def construct(self):
         # A register may have been raised by other work since the window's last call.
-        grads = self.packing.pack(self.overflow_detector.start(self.state.partial_mean()))
+        grads = self.packing.pack(self.overflow_detector.start(self.use_parameters(self.state.partial_mean())))
         scale = gradients.copy(self.state.loss_scale)
         overflow = self.decision(grads, self._one, scale, (self.state.overflow,), ())
         self.state.reset(overflow)

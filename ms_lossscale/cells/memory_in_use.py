@@ -1,8 +1,8 @@
 """
 Values that are loaded into a cell which has already run.
 
-`mindspore.load_param_into_net`, `Parameter.set_data` and whatever is made of them give a Parameter other memory. Compiled
-code goes on with the memory that it knew: in graph mode where a branch uses a Parameter that the outermost graph does not,
+`mindspore.load_param_into_net`, `Parameter.set_data` and what is made of them give a Parameter other memory. Compiled
+code goes on with the one that it knew: in graph mode where a branch uses a Parameter that the outermost graph does not,
 in PyNative mode wherever `mindspore.jit` compiled.
 """
 

@@ -3,8 +3,8 @@
 import mindspore
 import numpy as np
 import pytest
+from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
-from mindspore import nn, ops
 from support.linear_pair import CELLS, Trained
 from support.networks import HalfPrecision, Linear, Mlp, batch, batch_for
 from support.training import changed, same_bits, state
@@ -166,3 +166,48 @@ def test_averages_the_weights_that_after_update_leaves(mode):
     assert np.abs(clipped).max() <= np.float32(0.1)
     # Three roundings of 2**-24 = 6e-8 of numbers of the order of 1.
     np.testing.assert_allclose(averages(cell)["weight"], 0.5 * start + 0.5 * clipped, rtol=0, atol=1e-6)
+
+
+def test_begins_with_the_weights_of_the_first_applied_step(mode):
+    network = Linear()
+    cell = ScaledTrainOneStepCell(
+        network, nn.SGD([network.weight], 0.1), DynamicLossScale(2.0**10), ema_decay=DECAY
+    ).set_train()
+    start = np.full(network.weight.shape, 3.0, np.float32)
+    ops.assign(network.weight, Tensor(start))
+    assert same_bits(averages(cell)["weight"], start)
+    with cell.ema_weights():
+        assert same_bits(network.weight.asnumpy(), start)
+    cell(*batch_for(True, 0))
+    # As pretrained weights come, after construction.
+    loaded = start + np.float32(1.0)
+    ops.assign(network.weight, Tensor(loaded))
+    expected = loaded.astype(np.float64)
+    for step in range(3):
+        cell(*batch(step))
+        expected = DECAY * expected + (1 - DECAY) * network.weight.asnumpy()
+        np.testing.assert_allclose(averages(cell)["weight"], expected, rtol=1e-6)
+
+
+def test_begins_with_weights_that_were_not_initialised_at_construction(mode):
+    with nn.utils.no_init_parameters():
+        network = nn.Dense(3, 1, has_bias=False)
+    cell = ScaledTrainOneStepCell(
+        nn.WithLossCell(network, nn.MSELoss()), nn.SGD(network.trainable_params(), 0.1), ema_decay=DECAY
+    ).set_train()
+    loaded = np.ones((1, 3), np.float32)
+    mindspore.load_param_into_net(network, {"weight": Parameter(Tensor(loaded), name="weight")})
+    cell(*batch(0))
+    expected = DECAY * loaded + (1 - DECAY) * network.weight.asnumpy().astype(np.float64)
+    np.testing.assert_allclose(averages(cell)["weight"], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_a_step_within_ema_weights_raises(mode, kind):
+    trained = Trained(kind, ema_decay=DECAY)
+    trained.call(0)
+    before = state(trained.cell)
+    with trained.cell.ema_weights(), pytest.raises(RuntimeError, match="ema_weights"):
+        trained.call_cell(1)
+    assert changed(before, state(trained.cell)) == set()
+    trained.call(1)

@@ -1,5 +1,7 @@
 """What all training cells let their user read and set."""
 
+import contextlib
+
 from mindspore import GRAPH_MODE, Tensor, get_auto_parallel_context, get_context, nn
 from mindspore import dtype as mstype
 
@@ -88,6 +90,7 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
             # Each step reduces its own gradients.
             self.grad_reducer = nn.Identity()
         self._compared = not self.reducer_flag
+        self._evaluates = False
         check_unique_names(owner, self.get_parameters())
         self.use_parameters, self._memory_in_use = make_memory_in_use(list(self.get_parameters()))
 
@@ -100,6 +103,11 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
         return Ranks(nn.TrainOneStepCell(networks[0], optimizers[0]).grad_reducer)
 
     def __call__(self, *args, **kwargs):
+        if self._evaluates:
+            raise RuntimeError(
+                f"For '{self._owner}', a step within 'ema_weights()' would train the averages, and be lost when the "
+                f"trained weights come back. Leave the context first."
+            )
         if not self._compared:
             self.compare_ranks()
         self._put_memory_back()
@@ -245,7 +253,7 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
 
     def ema_parameters(self):
         """
-        The exponential moving average of the weights.
+        The exponential moving average of the weights; before the first applied step, the weights as they are.
 
         Returns:
             dict, from the weights' names to float32 Parameters.
@@ -261,7 +269,7 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
     def ema_weights(self):
         """
         A context in which the weights hold their exponential moving average, for evaluation. It puts the trained
-        weights back, exactly, also if the evaluation raises.
+        weights back, exactly, also if the evaluation raises. A training step within it is an error.
 
         Returns:
             Context manager.
@@ -269,10 +277,24 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
         Raises:
             RuntimeError: If no `ema_decay` is set.
         """
-        return averages_in_place(self._moving_averages("ema_weights"))
+        return self._evaluating(self._moving_averages("ema_weights"))
+
+    @contextlib.contextmanager
+    def _evaluating(self, moving_averages):
+        outer, self._evaluates = self._evaluates, True
+        try:
+            with averages_in_place(moving_averages):
+                yield
+        finally:
+            self._evaluates = outer
 
     def _moving_averages(self, method):
-        moving_averages = [average for step in self.steps for average in step.moving_averages]
+        moving_averages = []
+        for step in self.steps:
+            if step.step_counters.none_applied():
+                for moving_average in step.moving_averages:
+                    moving_average.begin()
+            moving_averages += step.moving_averages
         if not moving_averages:
             raise RuntimeError(
                 f"For '{type(self).__name__}', '{method}()' needs 'ema_decay': no average is kept without it. "

@@ -3,6 +3,7 @@
 from mindspore import Parameter, ParameterTuple, nn, ops
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale.step.only_if import only_if
 
 # The statistics of MindSpore's normalisation cells (`nn` and `mint.nn`) and of user's own cells that name theirs alike.
 _STATISTICS = ("moving_mean", "moving_variance", "running_mean", "running_var", "num_batches_tracked")
@@ -78,14 +79,7 @@ class WindowForwardState(nn.Cell):
         )
 
     def save(self, inputs):
-        return ops.depend(inputs, self._save_if(self.state.is_first())), ()
-
-    # Given and not computed here: MindSpore drops a branch that only writes, on a condition that the same method
-    # computes and returns.
-    def _save_if(self, is_first):
-        if is_first:
-            gradients.assign(self.copies, self.parameters)
-        return is_first
+        return ops.depend(inputs, only_if(self.state.is_first(), gradients.assign, self.copies, self.parameters)), ()
 
     def restore(self, saved):
         gradients.assign(self.parameters, self.copies)

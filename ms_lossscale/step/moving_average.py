@@ -10,8 +10,8 @@ from ms_lossscale import _gradients as gradients
 
 class MovingAverage(nn.Cell):
     """
-    The average `ema = decay * ema + (1 - decay) * weight` of one optimizer's weights, in float32, from the weights at
-    construction on.
+    The average `ema = decay * ema + (1 - decay) * weight` of one optimizer's weights, in float32, from the weights on
+    that the first applied update finds: loaded ones, say.
 
     Args:
         decay (float): In (0, 1).
@@ -27,6 +27,10 @@ class MovingAverage(nn.Cell):
         )
         self._decay = Tensor(decay, mstype.float32)
         self._rest = Tensor(1.0 - decay, mstype.float32)
+
+    def begin(self):
+        """Takes the weights as they are."""
+        return gradients.assign(self.averages, gradients.cast_like(self.weights, self.averages))
 
     def construct(self):
         """Moves the averages, once the weights have been updated."""

@@ -28,6 +28,10 @@ class StepCounters(nn.Cell):
     def _state(prefix, name, value):
         return Parameter(Tensor(value), name=f"{prefix}step_counters.{name}", requires_grad=False)
 
+    def none_applied(self):
+        """Whether no step was applied yet, bool of shape ()."""
+        return ops.equal(self.applied_steps, self._zero)
+
     def count_applied(self):
         ops.assign(self.consecutive_skipped_steps, self._zero)
         ops.assign(self.applied_steps, self.applied_steps + self._one)

@@ -2,6 +2,8 @@
 
 from mindspore import nn, ops
 
+from ms_lossscale.step.only_if import only_if
+
 
 class Update(nn.Cell):
     """
@@ -32,6 +34,8 @@ class Update(nn.Cell):
         self.step_counters = step_counters
 
     def construct(self, grads):
+        for moving_average in self.moving_averages:
+            only_if(self.step_counters.none_applied(), moving_average.begin)
         self.optimizers(self.packing.unpack(self.transforms(grads)))
         self.after_update()
         for moving_average in self.moving_averages:

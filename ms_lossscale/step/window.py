@@ -5,6 +5,7 @@ from mindspore import dtype as mstype
 from mindspore.common.initializer import initializer
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale.step.only_if import only_if
 from ms_lossscale.step.use_in_outermost_graph import UseInOutermostGraph
 
 
@@ -127,14 +128,8 @@ class Accumulation(nn.Cell):
         else:
             overflow = ops.logical_or(self.state.overflow, self.overflow_detector(grads))
             self.state.add(self.packing.unpack(grads), overflow)
-            self._restore_if(overflow, saved)
+            only_if(overflow, self.forward_state.restore, saved)
         return overflow
-
-    # Given and not computed here: MindSpore drops a branch that only writes, on a condition that the same method
-    # computes and returns.
-    def _restore_if(self, overflow, saved):
-        if overflow:
-            self.forward_state.restore(saved)
 
     def has_begun(self):
         return bool(self.state.micro_steps.asnumpy() > 0)

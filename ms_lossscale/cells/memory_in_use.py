@@ -1,20 +1,16 @@
-"""
-Values that are loaded into a cell which has already run.
+"""Values that are loaded into a cell which has already run in PyNative mode."""
 
-`mindspore.load_param_into_net`, `Parameter.set_data` and what is made of them give a Parameter other memory. Compiled
-code goes on with the one that it knew: in graph mode where a branch uses a Parameter that the outermost graph does not,
-in PyNative mode wherever `mindspore.jit` compiled.
-"""
-
-from mindspore import PYNATIVE_MODE, Tensor, get_context, nn
+from mindspore import Tensor
 
 from ms_lossscale._write_in_place import write_in_place
-from ms_lossscale.step.use_in_outermost_graph import UseInOutermostGraph
 
 
 class MemoryInUse:
     """
     Gives Parameters the memory back that they had in the first step, with the values that they have got since.
+
+    `mindspore.load_param_into_net`, `Parameter.set_data` and what is made of them give a Parameter other memory, and what
+    `mindspore.jit` compiled goes on with the one that it knew.
 
     Args:
         parameters (list[Parameter]): All that the training cell has.
@@ -46,10 +42,3 @@ class MemoryInUse:
         # Another tensor of the same memory, which keeps it; `parameter.value()` has a copy.
         self._aliases = list(map(Tensor, self._parameters))
         self._addresses = list(map(Tensor.data_ptr, self._parameters))
-
-
-def make_memory_in_use(parameters):
-    """For the mode that a cell is constructed in: what its graph does, and what is done in Python before each step."""
-    if get_context("mode") == PYNATIVE_MODE:
-        return nn.Identity(), MemoryInUse(parameters)
-    return UseInOutermostGraph(parameters), None

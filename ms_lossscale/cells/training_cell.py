@@ -2,14 +2,14 @@
 
 import contextlib
 
-from mindspore import GRAPH_MODE, Tensor, get_auto_parallel_context, get_context, nn
+from mindspore import GRAPH_MODE, PYNATIVE_MODE, Tensor, get_auto_parallel_context, get_context, nn
 from mindspore import dtype as mstype
 
 from ms_lossscale._accepted_loss_scale import as_loss_scale
 from ms_lossscale._check import check_cell, check_scale, one_each
 from ms_lossscale._float32 import Float32Cell
 from ms_lossscale.cells.load_in_place import load_in_place
-from ms_lossscale.cells.memory_in_use import make_memory_in_use
+from ms_lossscale.cells.memory_in_use import MemoryInUse
 from ms_lossscale.cells.rank_comparison import check_communication, compare, described_weights, settings_of
 from ms_lossscale.step.build import build_step
 from ms_lossscale.step.moving_average import averages_in_place
@@ -17,6 +17,7 @@ from ms_lossscale.step.network_inputs import check_network_inputs
 from ms_lossscale.step.optimizers import Optimizers, check_optimizers, prefix_states
 from ms_lossscale.step.parameter_names import add_prefix, check_unique_names
 from ms_lossscale.step.ranks import Alone, Ranks
+from ms_lossscale.step.use_in_outermost_graph import UseInOutermostGraph
 
 
 class TrainingCell(Float32Cell, nn.TrainOneStepCell):
@@ -92,7 +93,9 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
         self._compared = not self.reducer_flag
         self._evaluates = False
         check_unique_names(owner, self.get_parameters())
-        self.use_parameters, self._memory_in_use = make_memory_in_use(list(self.get_parameters()))
+        parameters = list(self.get_parameters())
+        self.use_parameters = UseInOutermostGraph(parameters)
+        self._memory_in_use = MemoryInUse(parameters) if get_context("mode") == PYNATIVE_MODE else None
 
     def _ranks_of(self, networks, optimizers):
         if not self.reducer_flag:

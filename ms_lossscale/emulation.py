@@ -199,8 +199,9 @@ def saturate(network, cells=None):
 
     Args:
         network (Cell): Any network.
-        cells (list[str], optional): Names of the cells, as `network.cells_and_names()` has them. Default: ``None`` ,
-            all cells without cells inside.
+        cells (list[str], optional): Names of the cells, as `network.cells_and_names()` has them. A cell that is
+            registered under several names may be given by any, and saturates under all. Default: ``None`` , all cells
+            without cells inside.
 
     Returns:
         Cell, the network.
@@ -224,7 +225,7 @@ def saturate(network, cells=None):
     """
     if not isinstance(network, nn.Cell):
         raise TypeError(f"For 'saturate', the argument 'network' must be a Cell, but got {describe(network)}.")
-    inside = {name: cell for name, cell in network.cells_and_names() if name}
+    inside = dict(_named_cells(network))
     if cells is None:
         cells = [name for name, cell in inside.items() if not cell.cells()]
     for name in cells:
@@ -233,11 +234,24 @@ def saturate(network, cells=None):
                 f"For 'saturate', the argument 'cells' must name cells inside the network, but got {name!r}. It has "
                 f"{', '.join(inside)}."
             )
+    saturated = {}
     for name in cells:
-        path, _, attribute = name.rpartition(".")
-        parent = inside[path] if path else network
-        _replace(parent, attribute, _Saturated(inside[name], name))
+        cell = inside[name]
+        saturated.setdefault(id(cell), _Saturated(cell, name))
+    for name, cell in inside.items():
+        if id(cell) in saturated:
+            path, _, attribute = name.rpartition(".")
+            _replace(inside[path] if path else network, attribute, saturated[id(cell)])
     return network
+
+
+def _named_cells(cell, path=""):
+    """The cells inside with their names; one that is registered under several names comes with each of them."""
+    # MindSpore's own methods give each cell once.
+    for attribute, child in cell._cells.items():
+        if child is not None:
+            yield f"{path}{attribute}", child
+            yield from _named_cells(child, f"{path}{attribute}.")
 
 
 def _replace(parent, attribute, cell):

@@ -141,6 +141,19 @@ class Outer(nn.Cell):
         return self.heads[0](self.inner(self.layers(x)))
 
 
+class UsedTwice(nn.Cell):
+    """One cell in two places, and a block under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Dense(2, 2)
+        self.block = nn.SequentialCell(self.first, nn.Sigmoid())
+        self.same_block = self.block
+
+    def construct(self, x):
+        return self.same_block(self.first(x))
+
+
 class TestSaturateNetwork:
     def make(self):
         network = Outer()
@@ -172,6 +185,23 @@ class TestSaturateNetwork:
             nn.TrainOneStepCell(one, optimizer).set_train()(Tensor(np.ones((3, 2), np.float32)))
         for weight, expected in zip(saturated.get_parameters(), network.get_parameters()):
             np.testing.assert_array_equal(weight.asnumpy(), expected.asnumpy())
+
+    def test_a_cell_that_is_registered_under_several_names(self, mode):
+        names = [parameter.name for parameter in UsedTwice().get_parameters()]
+        network = emulation.saturate(UsedTwice())
+        assert [parameter.name for parameter in network.get_parameters()] == names
+        # Replaced within the block, and where it stands by itself; the block's other cell as well.
+        output = network(Tensor(np.full((1, 2), np.inf, np.float32))).asnumpy()
+        assert np.isfinite(output).all()
+        assert register.events == ["forward first", "forward first", "forward block.1"]
+        assert network.first is network.block[0]
+        assert network.block is network.same_block
+
+    @pytest.mark.parametrize("name", ["first", "block.0", "same_block.0"])
+    def test_any_of_the_names_will_do(self, mode, name):
+        network = emulation.saturate(UsedTwice(), [name])
+        network(Tensor(np.ones((1, 2), np.float32))).asnumpy()
+        assert register.events == [f"forward {name}"] * 2
 
     def test_a_name_that_does_not_exist(self):
         with pytest.raises(

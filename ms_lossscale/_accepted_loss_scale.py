@@ -22,12 +22,13 @@ def as_loss_scale(owner, loss_scale):
         LossScale.
 
     Raises:
-        TypeError: If it is none of these.
+        TypeError: If it is none of these, or one without a law.
         ValueError: If its settings are not those of a loss scale.
     """
     if loss_scale is None:
         return FixedLossScale(1.0, drop_overflow_update=False)
     if isinstance(loss_scale, LossScale):
+        _check_law(owner, loss_scale)
         return loss_scale
     if isinstance(loss_scale, numbers.Real) and not isinstance(loss_scale, bool):
         return FixedLossScale(loss_scale)
@@ -42,6 +43,16 @@ def as_loss_scale(owner, loss_scale):
         f"MindSpore's FixedLossScaleManager, DynamicLossScaleManager, FixedLossScaleUpdateCell and "
         f"DynamicLossScaleUpdateCell, but got {describe(loss_scale)}."
     )
+
+
+def _check_law(owner, loss_scale):
+    law = type(loss_scale)
+    if law.next_scale is LossScale.next_scale:
+        raise TypeError(
+            f"For '{owner}', the argument 'loss_scale' must have a law, but '{law.__name__}' does not define "
+            f"'next_scale(self, loss_scale, overflow)'. It gets the scale of a step and whether the step overflowed, "
+            f"and returns the next step's scale, a float32 Tensor; a scale that stays is a FixedLossScale."
+        )
 
 
 def _dynamic(stock):

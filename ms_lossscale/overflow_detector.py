@@ -11,7 +11,7 @@ from ms_lossscale._float32 import Float32Cell
 
 class OverflowDetector(Float32Cell):
     """
-    Base class of the overflow detectors.
+    Base class of the overflow detectors. A subclass gives the verdict: `construct`.
 
     A training cell calls :meth:`start` before the forward and the detector itself after all gradients of all networks
     that share the verdict. When accumulating it is asked once in each call, at the window's last call about the sum of
@@ -22,7 +22,8 @@ class OverflowDetector(Float32Cell):
           tuple.
 
     Outputs:
-        Tensor, whether anything overflowed, bool of shape :math:`()`.
+        Tensor, whether anything overflowed, bool of shape :math:`()`. A training cell takes one element of any shape
+        and dtype for it.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``

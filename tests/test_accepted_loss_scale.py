@@ -6,6 +6,7 @@ from mindspore import amp, nn
 from support.networks import Linear, batch_for
 
 from ms_lossscale import DynamicLossScale, FixedLossScale, ScaledTrainOneStepCell, ScheduledLossScale
+from ms_lossscale.loss_scale import LossScale
 
 
 def cell_with(loss_scale):
@@ -76,3 +77,13 @@ def test_a_dynamic_one_of_mindspore_gives_its_scale_factor_and_window(mode, stoc
 def test_a_dynamic_one_of_mindspore_may_begin_above_our_ceiling(mode):
     cell = cell_with(amp.DynamicLossScaleManager(init_loss_scale=2**30, scale_factor=2, scale_window=1))
     assert run(cell, (1, 0, 0)) == ([True, False, False], [2.0**30, 2.0**29, 2.0**30])
+
+
+class WithoutALaw(LossScale):
+    pass
+
+
+@pytest.mark.parametrize("drop_overflow_update", [True, False])
+def test_a_loss_scale_without_a_law_is_refused(drop_overflow_update):
+    with pytest.raises(TypeError, match=r"'WithoutALaw' does not define 'next_scale\(self, loss_scale, overflow\)'"):
+        cell_with(WithoutALaw(8.0, drop_overflow_update))

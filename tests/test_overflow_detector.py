@@ -15,9 +15,11 @@ from ms_lossscale._device_overflow_check import DeviceOverflowCheck
 from ms_lossscale.emulation import saturation_mode
 
 
-def cell_of(network, detector=None, loss_scale=1024):
+def cell_of(network, detector=None, loss_scale=1024, steps=1):
     optimizer = nn.SGD(network.trainable_params(), learning_rate=0.01)
-    return ScaledTrainOneStepCell(network, optimizer, loss_scale, overflow_detector=detector)
+    return ScaledTrainOneStepCell(
+        network, optimizer, loss_scale, overflow_detector=detector, gradient_accumulation_steps=steps
+    )
 
 
 class TestTheDefault:
@@ -66,6 +68,26 @@ class LargerThan(OverflowDetector):
 
     def construct(self, grads):
         return ops.abs(grads[0]).max() > self.bound
+
+
+class WithoutAVerdict(OverflowDetector):
+    pass
+
+
+class Answers(OverflowDetector):
+    """Gives one answer, whatever the gradients are."""
+
+    def __init__(self, answer):
+        super().__init__()
+        self.answer = Tensor(np.array(answer))
+
+    def construct(self, grads):
+        return ops.depend(self.answer, grads)
+
+
+class AnswersInPython(OverflowDetector):
+    def construct(self, grads):
+        return False
 
 
 class Events:
@@ -141,9 +163,32 @@ class TestADetectorOfTheUser:
             cell(*batch())[1].asnumpy()
             assert events.happened == ["start", "forward", "verdict"]
 
-    def test_a_subclass_without_a_verdict_is_an_error(self):
-        with pytest.raises(NotImplementedError):
-            cell_of(Linear(), OverflowDetector())(*batch())
+    def test_a_subclass_without_a_verdict_is_refused(self):
+        detector = WithoutAVerdict()
+        with pytest.raises(TypeError, match=r"'WithoutAVerdict'.*must define 'construct\(self, grads\)'"):
+            cell_of(Linear(), detector)
+
+    @pytest.mark.parametrize("steps", [1, 2])
+    @pytest.mark.parametrize("answer", [[1], [[1.5]], True, 1, np.nan], ids=str)
+    def test_one_element_of_any_shape_and_dtype_is_a_verdict(self, mode, answer, steps):
+        for value, overflow in ((answer, True), (np.zeros_like(answer), False)):
+            cell = cell_of(Linear(), Answers(value), steps=steps)
+            for _ in range(steps):
+                reported = cell(*batch())[1]
+                assert (reported.dtype, reported.shape, bool(reported)) == (mstype.bool_, (), overflow)
+            assert cell.counters()["skipped_steps"] == overflow
+
+    @pytest.mark.parametrize("steps", [1, 2])
+    def test_a_verdict_on_each_element_is_an_error(self, mode, steps):
+        cell = cell_of(Linear(), Answers([True, False]), steps=steps)
+        with pytest.raises(ValueError, match=r"'Answers', 'construct' must return one verdict"):
+            cell(*batch())
+
+    @pytest.mark.parametrize("steps", [1, 2])
+    def test_a_verdict_that_is_no_tensor_is_an_error(self, mode, steps):
+        cell = cell_of(Linear(), AnswersInPython(), steps=steps)
+        with pytest.raises(TypeError, match=r"'AnswersInPython', 'construct' must return one verdict"):
+            cell(*batch())
 
 
 class Saturating(nn.Cell):

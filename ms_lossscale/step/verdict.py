@@ -1,8 +1,48 @@
 """Whether a step overflowed: one answer over all gradients of all networks of the step, agreed across ranks."""
 
-from mindspore import nn, ops
+from mindspore import Tensor, nn, ops
+from mindspore import dtype as mstype
 
-from ms_lossscale.overflow_detector import FiniteGradients
+from ms_lossscale.overflow_detector import FiniteGradients, OverflowDetector
+
+
+class Ask(nn.Cell):
+    """
+    Asks an overflow detector. A user's own may answer in another shape or dtype.
+
+    Args:
+        overflow_detector (OverflowDetector): What is asked.
+
+    Inputs:
+        - **grads** (tuple[Tensor]) - The gradients.
+
+    Outputs:
+        Tensor, bool of shape :math:`()`.
+    """
+
+    def __init__(self, overflow_detector):
+        super().__init__(auto_prefix=False)
+        name = type(overflow_detector).__name__
+        if type(overflow_detector).construct is OverflowDetector.construct:
+            raise TypeError(
+                f"For '{name}', an overflow detector must define 'construct(self, grads)', but it does not. It gets a "
+                f"tuple of gradients and returns whether they overflowed, a bool Tensor of shape ()."
+            )
+        self.overflow_detector = overflow_detector
+        self._not_one_verdict = (
+            f"For '{name}', 'construct' must return one verdict over all gradients, a bool Tensor of shape (), but it "
+            f"returned something else. Reduce a verdict on each element with .any(); make a Tensor of a Python bool."
+        )
+
+    def construct(self, grads):
+        overflow = self.overflow_detector(grads)
+        if not isinstance(overflow, Tensor):
+            raise TypeError(self._not_one_verdict)
+        if overflow.shape != ():
+            if overflow.size != 1:
+                raise ValueError(self._not_one_verdict)
+            overflow = overflow.reshape(())
+        return overflow if overflow.dtype == mstype.bool_ else overflow.astype(mstype.bool_)
 
 
 class DetectorVerdict(nn.Cell):
@@ -26,12 +66,12 @@ class DetectorVerdict(nn.Cell):
     def __init__(self, transforms, overflow_detector, ranks):
         super().__init__(auto_prefix=False)
         self.transforms = transforms
-        self.overflow_detector = overflow_detector
+        self.ask = Ask(overflow_detector)
         self.ranks = ranks
 
     def construct(self, grads, divisor, earlier):
         self.transforms.measure(grads, divisor)
-        overflow = self.overflow_detector(grads)
+        overflow = self.ask(grads)
         for each in earlier:
             overflow = ops.logical_or(each, overflow)
         return self.ranks.agree(overflow)

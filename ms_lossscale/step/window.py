@@ -7,6 +7,7 @@ from mindspore.common.initializer import initializer
 from ms_lossscale import _gradients as gradients
 from ms_lossscale.step.only_if import only_if
 from ms_lossscale.step.use_in_outermost_graph import UseInOutermostGraph
+from ms_lossscale.step.verdict import Ask
 
 
 class EveryCall(nn.Cell):
@@ -116,7 +117,7 @@ class Accumulation(nn.Cell):
         super().__init__(auto_prefix=False)
         self.state = state
         self.decision = decision
-        self.overflow_detector = overflow_detector
+        self.ask = Ask(overflow_detector)
         self.forward_state = forward_state
         self.packing = packing
 
@@ -126,7 +127,7 @@ class Accumulation(nn.Cell):
             overflow = self.decision(grads, divisor, scale, (self.state.overflow,), saved)
             self.state.reset(overflow)
         else:
-            overflow = ops.logical_or(self.state.overflow, self.overflow_detector(grads))
+            overflow = ops.logical_or(self.state.overflow, self.ask(grads))
             self.state.add(self.packing.unpack(grads), overflow)
             only_if(overflow, self.forward_state.restore, saved)
         return overflow

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, jit, nn, ops
 from support.networks import Linear, Mlp, batch
+from support.training import assert_equal_weights
 
 from ms_lossscale import (
     DynamicLossScale,
@@ -143,6 +144,29 @@ class TestLossScales:
         check_refused(lambda: ScheduledLossScale(milestone, loss_scales), error, "ScheduledLossScale", *words)
 
 
+class WantsOverflow(nn.SGD):
+    """As AdamWeightDecayForBert of MindSpore's models does."""
+
+    def construct(self, gradients, overflow, momentum=None, *, step):
+        return super().construct(gradients)
+
+
+class TakesMore(nn.SGD):
+    def construct(self, gradients, overflow=None, *, step=0, **keywords):
+        return super().construct(gradients)
+
+
+class TakesAnything(nn.SGD):
+    def construct(self, *arguments):
+        return super().construct(*arguments)
+
+
+class Decorated(nn.SGD):
+    @jit
+    def construct(self, gradients):
+        return super().construct(gradients)
+
+
 class ReciprocalScale(nn.Optimizer):
     """As mindcv's AdamW and Lion: it divides by a loss scale, but says that its `loss_scale` is 1."""
 
@@ -194,6 +218,19 @@ class TestOptimizers:
     def test_the_same_one_without_a_scale_is_fine(self):
         network = Linear()
         ScaledTrainOneStepCell(network, ReciprocalScale(network.trainable_params(), 1.0))
+
+    def test_one_that_wants_more_than_gradients(self):
+        network = Linear()
+        optimizer = WantsOverflow(network.trainable_params(), learning_rate=0.01)
+        words = ("'optimizer'", "WantsOverflow", "'overflow', 'step'")
+        check_refused(lambda: ScaledTrainOneStepCell(network, optimizer), ValueError, *words)
+
+    @pytest.mark.parametrize("make", [TakesMore, TakesAnything, Decorated], ids=lambda make: make.__name__)
+    def test_one_that_takes_more_but_does_not_want_it_is_fine(self, mode, make):
+        network, expected = Linear(), Linear()
+        ScaledTrainOneStepCell(network, make(network.trainable_params(), learning_rate=0.01), 8.0)(*batch())
+        ScaledTrainOneStepCell(expected, sgd(expected), 8.0)(*batch())
+        assert_equal_weights(network, expected)
 
     def test_one_that_owns_the_parameters_of_another_network(self):
         network, stranger = Linear(), Linear()

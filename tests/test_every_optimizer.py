@@ -193,5 +193,16 @@ def test_a_fixed_scale_is_exact_too(mode, name):
         np.testing.assert_array_equal(weight, wanted)
 
 
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name not in NOT_COMPARABLE])
+def test_none_is_refused(name):
+    network = LinearWithBias()
+    try:
+        optimizer, _ = make_optimizer(name, network)
+    except (RuntimeError, ValueError) as error:
+        assert name not in RUN_EVERYWHERE
+        pytest.skip(f"{name} can't be constructed here: {said(error)}")
+    ScaledTrainOneStepCell(network, optimizer)
+
+
 def test_the_list_is_not_empty_by_accident():
     assert set(OPTIMIZERS) >= RUN_EVERYWHERE

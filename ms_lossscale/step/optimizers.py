@@ -1,5 +1,6 @@
 """The optimizers of a training cell: what is required of them, and their names."""
 
+import inspect
 import itertools
 
 import numpy as np
@@ -71,6 +72,13 @@ def _check_optimizer(owner, optimizer, networks):
             f"For '{owner}', the argument 'optimizer' must not divide by a loss scale, since the cell does, but the "
             f"{name} divides by {scale:g}. Construct it with loss_scale=1.0."
         )
+    wanted = _wants_besides_gradients(optimizer)
+    if wanted:
+        raise ValueError(
+            f"For '{owner}', the argument 'optimizer' must be one that is called with the gradients only, but "
+            f"'construct' of the {name} also requires {', '.join(map(repr, wanted))}. Derive a Cell from it whose "
+            f"construct(self, gradients) gives it that: the cell calls it only where nothing overflowed."
+        )
     known = {id(parameter) for network in networks for parameter in network.get_parameters()}
     strangers = [parameter.name for parameter in parameters if id(parameter) not in known]
     if strangers:
@@ -79,6 +87,14 @@ def _check_optimizer(owner, optimizer, networks):
             f"{' and others' if len(strangers) > 5 else ''} belong to none that the cell was given. Pass it the "
             f"parameters of the network that computes the loss."
         )
+
+
+def _wants_besides_gradients(optimizer):
+    """The names of what the optimizer's `construct` requires beside the gradients."""
+    parameters = inspect.signature(optimizer.construct).parameters.values()
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    by_keyword = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    return [p.name for p in (*positional[1:], *by_keyword) if p.default is p.empty]
 
 
 def unlisted_state(optimizers):

@@ -53,6 +53,13 @@ class LossScale(Float32Cell):
         # Made here, since graph mode merges equal constants, and a network's in-place operators then change all.
         self._one = Tensor(1.0, mstype.float32)
         self._no_steps, self._one_step = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
+        self._smallest, self._largest = Tensor(2.0**-126, mstype.float32), Tensor(2.0**126, mstype.float32)
+        # The laws of this package can't leave that range.
+        self._law_is_checked = type(self).next_scale.__module__.partition(".")[0] != "ms_lossscale"
+        self._not_a_scale = (
+            f"For '{type(self).__name__}', 'next_scale' must return the next step's scale, a float32 Tensor of the "
+            f"shape of 'loss_scale', but it returned something else."
+        )
 
     _scale_argument = "loss_scale"
 
@@ -117,13 +124,40 @@ class LossScale(Float32Cell):
         Returns:
             bool, True.
         """
-        ops.assign(self.scale_value, self.next_scale(self.scale_value, ops.logical_not(grads_finite)))
+        ops.assign(self.scale_value, self.advance(self.scale_value, ops.logical_not(grads_finite)))
         return True
 
     def construct(self, loss_scale, overflow):
-        next_scale = self.next_scale(loss_scale.astype(mstype.float32), overflow)
+        next_scale = self.advance(loss_scale.astype(mstype.float32), overflow)
         overflow = ops.depend(overflow, ops.assign(loss_scale, next_scale))
         return ops.depend(overflow, ops.assign(self.scale_value, next_scale.reshape(())))
+
+    def advance(self, loss_scale, overflow):
+        """
+        Takes one step of the law. Args and returns as those of :meth:`next_scale`; what is returned can be a loss
+        scale, whatever a user's own law says.
+
+        Raises:
+            TypeError: If the law returns no Tensor.
+            ValueError: If the law returns a Tensor of another size.
+        """
+        next_scale = self.next_scale(loss_scale, overflow)
+        if self._law_is_checked:
+            next_scale = self._or_else(next_scale, loss_scale)
+        return next_scale
+
+    def _or_else(self, next_scale, loss_scale):
+        """`next_scale`, in float32, or `loss_scale` if that can be no loss scale."""
+        if not isinstance(next_scale, Tensor):
+            raise TypeError(self._not_a_scale)
+        if next_scale.shape != loss_scale.shape:
+            if next_scale.size != loss_scale.size:
+                raise ValueError(self._not_a_scale)
+            next_scale = next_scale.reshape(loss_scale.shape)
+        next_scale = next_scale.astype(mstype.float32)
+        # Neither holds of a NaN.
+        is_scale = ops.logical_and(next_scale >= self._smallest, next_scale <= self._largest)
+        return ops.select(is_scale, next_scale, loss_scale)
 
     def next_scale(self, loss_scale, overflow):
         """
@@ -134,7 +168,8 @@ class LossScale(Float32Cell):
             overflow (Tensor): Whether this step overflowed, bool of shape :math:`()`.
 
         Returns:
-            Tensor, the next step's scale, float32, of the shape of `loss_scale`.
+            Tensor, the next step's scale, float32, of the shape of `loss_scale`. A value that can be no loss scale,
+            that is NaN, inf, <= 0, or outside 2**-126 to 2**126, is not taken: the scale stays as it is.
         """
         raise NotImplementedError
 

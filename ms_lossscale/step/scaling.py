@@ -31,7 +31,7 @@ class Scaling(nn.Cell):
 
     def adjust(self, scale, overflow):
         """Moves the scale by its law, from the one that the step used."""
-        ops.assign(self.loss_scale.scale_value, self.loss_scale.next_scale(scale, overflow))
+        ops.assign(self.loss_scale.scale_value, self.loss_scale.advance(scale, overflow))
 
 
 class WindowScaling(nn.Cell):
@@ -58,7 +58,7 @@ class WindowScaling(nn.Cell):
     def adjust(self, scale, overflow):
         # What was set by hand within the window is for the next one, as it is.
         present = self.loss_scale.scale_value
-        next_scale = self.loss_scale.next_scale(scale, overflow)
+        next_scale = self.loss_scale.advance(scale, overflow)
         ops.assign(present, ops.select(ops.equal(present, scale), next_scale, present))
 
 

@@ -1,0 +1,112 @@
+"""A law of the user's own: whatever it returns, the scale stays one."""
+
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+from support.networks import Linear, batch
+
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
+from ms_lossscale.loss_scale import LossScale
+
+INF, NAN = float("inf"), float("nan")
+
+
+class Returns(LossScale):
+    """Returns one value after each step."""
+
+    def __init__(self, value):
+        super().__init__(8.0)
+        self.value = Tensor(value)
+
+    def next_scale(self, loss_scale, overflow):
+        return ops.depend(self.value, loss_scale)
+
+
+class ReturnsANumber(LossScale):
+    def __init__(self):
+        super().__init__(8.0)
+
+    def next_scale(self, loss_scale, overflow):
+        return 16.0
+
+
+class Quadruples(DynamicLossScale):
+    """A law that goes on from one of the package's."""
+
+    def next_scale(self, loss_scale, overflow):
+        return super().next_scale(loss_scale, overflow) * 4.0
+
+
+def cell_of(loss_scale, steps):
+    network = Linear()
+    optimizer = nn.SGD(network.trainable_params(), learning_rate=0.01)
+    return ScaledTrainOneStepCell(network, optimizer, loss_scale, gradient_accumulation_steps=steps).set_train()
+
+
+def run_in_a_cell(loss_scale, steps):
+    cell = cell_of(loss_scale, steps)
+    for _ in range(steps):
+        assert cell(*batch())[2].asnumpy() == 8.0
+    return cell.get_loss_scale()
+
+
+def run_in_a_loop(loss_scale):
+    assert loss_scale.adjust(Tensor(True))
+    return loss_scale.get_loss_scale()
+
+
+def run_in_mindspores_cell(loss_scale, shape):
+    """As nn.TrainOneStepWithLossScaleCell does, which does not run on CPU."""
+    held = Parameter(Tensor(np.full(shape, 8.0, np.float32)), name="held")
+    loss_scale(held, Tensor(False))
+    assert held.shape == shape
+    assert held.asnumpy().reshape(()) == loss_scale.get_loss_scale()
+    return loss_scale.get_loss_scale()
+
+
+USES = {
+    "cell": lambda loss_scale: run_in_a_cell(loss_scale, 1),
+    "window": lambda loss_scale: run_in_a_cell(loss_scale, 2),
+    "loop": run_in_a_loop,
+    "mindspore": lambda loss_scale: run_in_mindspores_cell(loss_scale, ()),
+    "mindspore (1,)": lambda loss_scale: run_in_mindspores_cell(loss_scale, (1,)),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("value", [NAN, INF, 0.0, -16.0, 2.0**127, 2.0**-127])
+def test_what_can_be_no_scale_is_not_taken(mode, use, value):
+    assert USES[use](Returns(np.float32(value))) == 8.0
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("value", [np.float16(32.0), np.float32([32.0]), np.float64([[32.0]]), np.int32(32)], ids=repr)
+def test_the_scale_stays_a_float32_of_its_shape(mode, use, value):
+    loss_scale = Returns(value)
+    assert USES[use](loss_scale) == 32.0
+    assert (loss_scale.scale_value.dtype, loss_scale.scale_value.shape) == (mstype.float32, ())
+
+
+@pytest.mark.parametrize("value", [2.0**-126, 2.0**126])
+def test_the_ends_of_the_range_are_taken(mode, value):
+    assert run_in_a_cell(Returns(np.float32(value)), 1) == value
+
+
+@pytest.mark.parametrize("use", USES)
+def test_too_many_values_are_an_error(mode, use):
+    with pytest.raises(ValueError, match=r"'Returns', 'next_scale' must return the next step's scale"):
+        USES[use](Returns(np.float32([16.0, 32.0])))
+
+
+@pytest.mark.parametrize("use", USES)
+def test_no_tensor_is_an_error(mode, use):
+    with pytest.raises(TypeError, match=r"'ReturnsANumber', 'next_scale' must return the next step's scale"):
+        USES[use](ReturnsANumber())
+
+
+def test_a_law_that_runs_away_stays_within_the_range(mode):
+    cell = cell_of(Quadruples(2.0**118, max_loss_scale=2.0**120), 1)
+    scales = [float(cell(*batch())[2].asnumpy()) for _ in range(6)]
+    # 2**128, infinite, would come next.
+    assert scales == [2.0**118, 2.0**120, 2.0**122, 2.0**124, 2.0**126, 2.0**126]

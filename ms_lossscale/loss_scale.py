@@ -1,5 +1,7 @@
 """Loss scales: cells that own the scale, and the law by which it moves, as Parameters."""
 
+import math
+
 from mindspore import Parameter, Tensor, ops
 from mindspore import dtype as mstype
 
@@ -84,11 +86,42 @@ class LossScale(Float32Cell):
 
         Raises:
             TypeError: If `value` is not a number.
-            ValueError: If `value` is not finite or not > 0.
+            ValueError: If `value` is not finite or not > 0, or too large for gradients that are accumulated.
         """
-        value = check_scale(f"{type(self).__name__}.set_loss_scale", "value", value)
+        value = self.check_scale(f"{type(self).__name__}.set_loss_scale", "value", value)
         # Not set_data: in PyNative mode a compiled function would go on writing to the memory that it replaces.
         ops.assign(self.scale_value, Tensor(value, mstype.float32))
+
+    def check_scale(self, owner, name, value):
+        """Raises unless `value` can be this loss scale. Returns it as a float."""
+        value = check_scale(owner, name, value)
+        largest = float(self._largest.asnumpy())
+        if value > largest:
+            raise ValueError(
+                f"For '{owner}', the argument '{name}' must be at most 2**{math.log2(largest):.0f} where the gradients "
+                f"of several calls are accumulated, so that the share of a call divided by the scale is no subnormal "
+                f"number, which would make every gradient zero, but got {value!r}. Choose a smaller one."
+            )
+        return value
+
+    def limit(self, steps):
+        """
+        Narrows the range to what gradients allow that are multiplied by `1 / steps / scale`.
+
+        Args:
+            steps (int): Over how many calls gradients are averaged.
+
+        Raises:
+            ValueError: If the scale is larger, or can become so by its law.
+        """
+        largest = min(float(self._largest.asnumpy()), 2.0 ** (126 - (steps - 1).bit_length()))
+        self._largest = Tensor(largest, mstype.float32)
+        for name, value in self._largest_scales().items():
+            self.check_scale(type(self).__name__, name, value)
+
+    def _largest_scales(self):
+        """The scale, and the largest one that the law can arrive at, by the arguments that tell."""
+        return {self._scale_argument: self.get_loss_scale()}
 
     def scale(self, inputs):
         """
@@ -169,7 +202,8 @@ class LossScale(Float32Cell):
 
         Returns:
             Tensor, the next step's scale, float32, of the shape of `loss_scale`. A value that can be no loss scale,
-            that is NaN, inf, <= 0, or outside 2**-126 to 2**126, is not taken: the scale stays as it is.
+            that is NaN, inf, <= 0, or outside 2**-126 to 2**126, is not taken: the scale stays as it is. Where
+            the gradients of N calls are accumulated, the upper bound is about N times lower.
         """
         raise NotImplementedError
 
@@ -304,6 +338,9 @@ class DynamicLossScale(LossScale):
         self.clean_steps = self._counter("clean_steps")
         self.overflow_steps = self._counter("overflow_steps")
 
+    def _largest_scales(self):
+        return {**super()._largest_scales(), "max_loss_scale": self.max_loss_scale}
+
     def next_scale(self, loss_scale, overflow):
         # Compared with >= and not ==, so that a checkpoint of a longer window or hysteresis does not block the law.
         clean = ops.select(overflow, self._no_steps, self.clean_steps + self._one_step)
@@ -393,6 +430,9 @@ class ScheduledLossScale(LossScale):
         self._values = Tensor(loss_scales, mstype.float32)
         self._no_scale = Tensor(0.0, mstype.float32)
         self.steps = self._counter("steps")
+
+    def _largest_scales(self):
+        return {"loss_scales": max(*self.loss_scales, self.get_loss_scale())}
 
     def next_scale(self, loss_scale, overflow):
         step = self.steps + self._one_step

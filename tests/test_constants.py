@@ -205,6 +205,7 @@ IN_PYTHON = {
     "_counter",
     "_tensor",
     "set_loss_scale",
+    "limit",
     "set_every",
     "scale_sense",
     "build_train_network",

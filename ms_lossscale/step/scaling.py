@@ -48,6 +48,8 @@ class WindowScaling(nn.Cell):
         super().__init__(auto_prefix=False)
         self.loss_scale = loss_scale
         self.state = state
+        # Of a larger scale, Unscale would multiply by a subnormal number: all gradients would be zero.
+        loss_scale.limit(steps)
         self.unscale = Unscale(1.0 / steps)
 
     def read(self):

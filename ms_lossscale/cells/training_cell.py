@@ -6,7 +6,7 @@ from mindspore import GRAPH_MODE, PYNATIVE_MODE, Tensor, get_auto_parallel_conte
 from mindspore import dtype as mstype
 
 from ms_lossscale._accepted_loss_scale import as_loss_scale
-from ms_lossscale._check import check_cell, check_scale, one_each
+from ms_lossscale._check import check_cell, one_each
 from ms_lossscale._float32 import Float32Cell
 from ms_lossscale.cells.load_in_place import load_in_place
 from ms_lossscale.cells.memory_in_use import MemoryInUse
@@ -163,7 +163,7 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
         owner = f"{type(self).__name__}.set_loss_scale"
         values = one_each(owner, "value", value, len(self.steps)) if self.each_decides else [value]
         # All of them are checked before the first is set.
-        values = [check_scale(owner, "value", each) for each in values]
+        values = [step.loss_scale.check_scale(owner, "value", each) for step, each in zip(self.steps, values)]
         for step, its_value in zip(self.steps, values):
             step.loss_scale.set_loss_scale(its_value)
 

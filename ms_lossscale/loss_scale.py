@@ -56,6 +56,8 @@ class LossScale(Float32Cell):
         self._one = Tensor(1.0, mstype.float32)
         self._no_steps, self._one_step = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
         self._smallest, self._largest = Tensor(2.0**-126, mstype.float32), Tensor(2.0**126, mstype.float32)
+        # Of the accumulation windows that use this loss scale, the Parameters that hold a window's scale.
+        self._window_scales = []
         # The laws of this package can't leave that range.
         self._law_is_checked = type(self).next_scale.__module__.partition(".")[0] != "ms_lossscale"
         self._not_a_scale = (
@@ -91,6 +93,12 @@ class LossScale(Float32Cell):
         value = self.check_scale(f"{type(self).__name__}.set_loss_scale", "value", value)
         # Not set_data: in PyNative mode a compiled function would go on writing to the memory that it replaces.
         ops.assign(self.scale_value, Tensor(value, mstype.float32))
+        for window_scale in self._window_scales:
+            ops.assign(window_scale, -ops.abs(window_scale))
+
+    def mark_when_set(self, window_scale):
+        """Has the sign of `window_scale`, a Parameter, made negative when the scale is set by hand."""
+        self._window_scales.append(window_scale)
 
     def check_scale(self, owner, name, value):
         """Raises unless `value` can be this loss scale. Returns it as a float."""

@@ -50,18 +50,20 @@ class WindowScaling(nn.Cell):
         self.state = state
         # Of a larger scale, Unscale would multiply by a subnormal number: all gradients would be zero.
         loss_scale.limit(steps)
+        loss_scale.mark_when_set(state.loss_scale)
         self.unscale = Unscale(1.0 / steps)
 
     def read(self):
         scale = ops.select(self.state.is_first(), self.loss_scale.scale_value, self.state.loss_scale)
         ops.assign(self.state.loss_scale, scale)
-        return gradients.copy(self.state.loss_scale)
+        return self.state.scale()
 
     def adjust(self, scale, overflow):
         # What was set by hand within the window is for the next one, as it is.
         present = self.loss_scale.scale_value
         next_scale = self.loss_scale.advance(scale, overflow)
-        ops.assign(present, ops.select(ops.equal(present, scale), next_scale, present))
+        is_set = ops.logical_or(self.state.scale_is_set(), ops.not_equal(present, scale))
+        ops.assign(present, ops.select(is_set, present, next_scale))
 
 
 class Unscale(nn.Cell):

@@ -67,7 +67,9 @@ class WindowState(nn.Cell):
         self._steps = Tensor(steps, mstype.int32)
         self.micro_steps = self._state(Tensor(0, mstype.int32), f"{prefix}accumulation.micro_steps")
         self.overflow = self._state(Tensor(False), f"{prefix}accumulation.overflow")
+        # Its sign is negative once the loss scale has been set by hand within the window.
         self.loss_scale = self._state(Tensor(1.0, mstype.float32), f"{prefix}accumulation.loss_scale")
+        self._no_scale = Tensor(0.0, mstype.float32)
 
     @staticmethod
     def _state(value, name):
@@ -80,6 +82,14 @@ class WindowState(nn.Cell):
     def is_last(self):
         """Whether this call is the last of its window."""
         return self.micro_steps + self._one >= self._steps
+
+    def scale(self):
+        """The loss scale of the window."""
+        return ops.abs(self.loss_scale)
+
+    def scale_is_set(self):
+        """Whether the loss scale has been set by hand within the window."""
+        return self.loss_scale < self._no_scale
 
     def add(self, grads, overflow):
         """Adds the gradients of a call that is not its window's last."""
@@ -159,7 +169,7 @@ class Flush(nn.Cell):
     def construct(self):
         # A register may have been raised by other work since the window's last call.
         grads = self.packing.pack(self.overflow_detector.start(self.use_parameters(self.state.partial_mean())))
-        scale = gradients.copy(self.state.loss_scale)
+        scale = self.state.scale()
         overflow = self.decision(grads, self._one, scale, (self.state.overflow,), ())
         self.state.reset(overflow)
         return overflow

@@ -9,8 +9,8 @@ class MemoryInUse:
     """
     Gives Parameters the memory back that they had in the first step, with the values that they have got since.
 
-    `mindspore.load_param_into_net`, `Parameter.set_data` and what is made of them give a Parameter other memory, and what
-    `mindspore.jit` compiled goes on with the one that it knew.
+    `mindspore.load_param_into_net`, `Parameter.set_data` and what is made of them give a Parameter other memory, and
+    what `mindspore.jit` compiled goes on with the one that it knew.
 
     Args:
         parameters (list[Parameter]): All that the training cell has.

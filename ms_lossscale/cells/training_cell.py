@@ -8,6 +8,7 @@ from mindspore import dtype as mstype
 from ms_lossscale._accepted_loss_scale import as_loss_scale
 from ms_lossscale._check import check_cell, one_each
 from ms_lossscale._float32 import Float32Cell
+from ms_lossscale.cells.explained_errors import explanation
 from ms_lossscale.cells.load_in_place import load_in_place
 from ms_lossscale.cells.memory_in_use import MemoryInUse
 from ms_lossscale.cells.rank_comparison import check_communication, compare, described_weights, settings_of
@@ -114,7 +115,13 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
         if not self._compared:
             self.compare_ranks()
         self._put_memory_back()
-        return super().__call__(*args, **kwargs)
+        try:
+            return super().__call__(*args, **kwargs)
+        except (RuntimeError, TypeError) as error:
+            message = explanation(self, error)
+            if message is None:
+                raise
+            raise RuntimeError(message) from error
 
     def _put_memory_back(self):
         if self._memory_in_use is not None:

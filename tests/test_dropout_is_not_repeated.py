@@ -1,0 +1,18 @@
+"""Why a run with dropout does not resume bit for bit: MindSpore itself does not repeat it."""
+
+import mindspore
+import numpy as np
+from mindspore import Tensor, nn
+
+
+def masks(calls=200):
+    mindspore.set_seed(1)
+    dropout, x = nn.Dropout(p=0.5).set_train(), Tensor(np.ones(1000, np.float32))
+    return [dropout(x).asnumpy().tobytes() for _ in range(calls)]
+
+
+def test_mindspore_does_not_repeat_what_dropout_draws(mode):
+    # If it does, docs/step.md need not say that a resumed run draws anew.
+    runs = [masks() for _ in range(4)]
+    assert len({run[0] for run in runs}) == 1  # The seed is heeded,
+    assert any(run != runs[0] for run in runs[1:])  # but not for long.

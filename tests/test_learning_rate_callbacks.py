@@ -1,0 +1,108 @@
+"""Callbacks that move the learning rate, in `Model(cell)`."""
+
+import numpy as np
+import pytest
+from mindspore import Model, Tensor, nn, ops
+from mindspore import dtype as mstype
+from mindspore.dataset import NumpySlicesDataset
+from mindspore.experimental import optim
+from mindspore.train import Callback, LearningRateScheduler, ReduceLROnPlateau
+
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
+
+CALLS = 4
+
+
+def dataset():
+    x = np.random.default_rng(0).normal(size=(2 * CALLS, 4)).astype(np.float32)
+    return NumpySlicesDataset((x, x.sum(1, keepdims=True)), shuffle=False).batch(2)
+
+
+def momentum(parameters):
+    return nn.Momentum(parameters, 0.5, 0.9)
+
+
+def make(make_optimizer=momentum):
+    net = nn.Dense(4, 1)
+    optimizer = make_optimizer(net.trainable_params())
+    return net, optimizer, ScaledTrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optimizer, DynamicLossScale())
+
+
+class OptimizerOfTheCell(Callback):
+    """As in docs/step.md."""
+
+    def on_train_begin(self, run_context):
+        arguments = run_context.original_args()
+        arguments.optimizer = arguments.network.optimizer
+
+
+class Weights(Callback):
+    """Keeps the weights after each step."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net, self.after = net, [net.weight.asnumpy().copy()]
+
+    def on_train_step_end(self, run_context):
+        self.after.append(self.net.weight.asnumpy().copy())
+
+
+class Stop(Callback):
+    """Sets a learning rate of 0 after the first step."""
+
+    def __init__(self, learning_rate):
+        super().__init__()
+        self.learning_rate = learning_rate
+
+    def on_train_step_end(self, run_context):
+        ops.assign(self.learning_rate, Tensor(0.0, mstype.float32))
+
+
+def assert_only_the_first_step_moved(weights):
+    assert len(weights.after) == 1 + CALLS
+    assert not np.array_equal(weights.after[0], weights.after[1])
+    for weight in weights.after[2:]:
+        np.testing.assert_array_equal(weight, weights.after[1])
+
+
+def test_the_scheduler_sets_it(mode):
+    net, _, cell = make()
+    weights = Weights(net)
+    stop = LearningRateScheduler(lambda learning_rate, step: 0.0)
+    Model(cell).train(1, dataset(), callbacks=[OptimizerOfTheCell(), stop, weights], dataset_sink_mode=False)
+    assert_only_the_first_step_moved(weights)
+
+
+def test_a_plateau_reduces_it(mode):
+    _, optimizer, cell = make()
+    plateau = ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=1e6)
+    Model(cell).train(3, dataset(), callbacks=[OptimizerOfTheCell(), plateau], dataset_sink_mode=False)
+    # The first epoch is the best so far.
+    assert optimizer.learning_rate.asnumpy() == 0.125
+
+
+@pytest.mark.parametrize(
+    "make_optimizer, learning_rate_of",
+    [
+        (momentum, lambda optimizer: optimizer.learning_rate),
+        (lambda parameters: optim.AdamW(parameters, 0.1), lambda optimizer: optimizer.param_groups[0]["lr"]),
+    ],
+    ids=["nn", "experimental"],
+)
+def test_a_callback_of_ones_own_sets_it(mode, make_optimizer, learning_rate_of):
+    net, optimizer, cell = make(make_optimizer)
+    weights = Weights(net)
+    stop = Stop(learning_rate_of(optimizer))
+    Model(cell).train(1, dataset(), callbacks=[stop, weights], dataset_sink_mode=False)
+    assert_only_the_first_step_moved(weights)
+
+
+# MindSpore's fault.
+
+
+def test_model_shows_callbacks_no_optimizer_of_a_cell():
+    _, _, cell = make()
+    with pytest.raises(AttributeError, match="learning_rate"):
+        Model(cell).train(
+            1, dataset(), callbacks=[LearningRateScheduler(lambda rate, step: rate)], dataset_sink_mode=False
+        )

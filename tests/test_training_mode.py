@@ -1,0 +1,86 @@
+"""Which cells are in training mode, and what keeps a frozen sub-network's statistics still."""
+
+import numpy as np
+import pytest
+from mindspore import Model, nn, ops
+from mindspore.dataset import NumpySlicesDataset
+
+from ms_lossscale import AlternatingTrainOneStepCell, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
+
+X = np.random.default_rng(0).normal(3, 1, (16, 4)).astype(np.float32)
+Y = X.sum(1, keepdims=True)
+
+
+def dataset():
+    return NumpySlicesDataset((X, Y), shuffle=False).batch(8)
+
+
+class HeadLoss(nn.Cell):
+    def __init__(self, backbone, head):
+        super().__init__(auto_prefix=False)
+        self.backbone, self.head = backbone, head
+
+    def construct(self, x, y):
+        return ops.square(self.head(self.backbone(x)) - y).mean()
+
+
+def frozen_backbone():
+    backbone = nn.SequentialCell(nn.Dense(4, 4), nn.BatchNorm1d(4))
+    for parameter in backbone.get_parameters():
+        parameter.requires_grad = False
+    return backbone
+
+
+def make(backbone, make_cell=ScaledTrainOneStepCell):
+    head = nn.Dense(4, 1)
+    optimizer = nn.SGD(head.trainable_params(), 0.01)
+    return make_cell(HeadLoss(backbone, head), optimizer, 128.0)
+
+
+def moves(backbone, train):
+    before = backbone[1].moving_mean.asnumpy().copy()
+    train()
+    return not np.array_equal(before, backbone[1].moving_mean.asnumpy())
+
+
+@pytest.mark.parametrize(
+    "make_cell",
+    [
+        ScaledTrainOneStepCell,
+        lambda network, optimizer, scale: SimultaneousTrainOneStepCell([network], [optimizer], scale),
+        lambda network, optimizer, scale: AlternatingTrainOneStepCell([network], [optimizer], scale),
+    ],
+    ids=["scaled", "simultaneous", "alternating"],
+)
+def test_no_constructor_sets_it(make_cell):
+    cell = make(frozen_backbone(), make_cell)
+    assert not any(each.training for _, each in cell.cells_and_names())
+
+
+def test_set_train_reaches_frozen_cells_and_can_be_taken_back(mode):
+    batch = next(dataset().create_tuple_iterator())
+    backbone = frozen_backbone()
+    cell = make(backbone).set_train()
+    assert moves(backbone, lambda: cell(*batch))
+
+    backbone = frozen_backbone()
+    cell = make(backbone).set_train()
+    backbone.set_train(False)
+    assert not moves(backbone, lambda: cell(*batch))
+
+
+def test_statistics_that_are_not_of_the_batch_stay_in_model_fit(mode):
+    def fit(backbone):
+        cell = make(backbone)
+        evaluation = nn.WithEvalCell(nn.SequentialCell(backbone, cell.network.head), nn.MSELoss())
+        model = Model(cell, eval_network=evaluation, metrics={"mae": nn.MAE()}, eval_indexes=[0, 1, 2])
+        model.fit(2, dataset(), dataset(), dataset_sink_mode=False, valid_dataset_sink_mode=False)
+
+    backbone = frozen_backbone()
+    assert moves(backbone, lambda: fit(backbone))
+
+    backbone = frozen_backbone()
+    for _, each in backbone.cells_and_names():
+        if isinstance(each, nn.BatchNorm1d):
+            each.use_batch_statistics = False
+    assert not moves(backbone, lambda: fit(backbone))

@@ -13,16 +13,37 @@ from mindspore.communication import GlobalComm, get_group_size, get_rank
 _SHOWN = 4
 
 
-def check_communication(owner):
-    """Raises a RuntimeError if ranks are to exchange gradients that can't."""
+def check_parallel(owner, settings):
+    """Raises if ranks can't exchange anything, or if the cell can't do with sharded weights what is set."""
     mode = get_auto_parallel_context("parallel_mode")
-    if mode in ("data_parallel", "hybrid_parallel") and not GlobalComm.INITED:
+    if mode == "stand_alone":
+        return
+    if not GlobalComm.INITED:
         raise RuntimeError(
             f"For '{owner}', the parallel_mode is '{mode}', but communication is not initialised, so that the "
             f"ranks could exchange no gradients. Call mindspore.communication.init() before the cell is "
             f"constructed, and start the script with msrun; or train alone, with "
             f"mindspore.set_auto_parallel_context(parallel_mode='stand_alone')."
         )
+    if mode in ("data_parallel", "hybrid_parallel"):
+        return
+    stages = get_auto_parallel_context("pipeline_stages")
+    if stages > 1:
+        raise ValueError(
+            f"For '{owner}', pipeline stages are not supported, but pipeline_stages is {stages}. Train with one stage, "
+            f"or with MindSpore's own cells."
+        )
+    for its in settings:
+        for name, is_set in (
+            ("gradient_accumulation_steps", its.gradient_accumulation_steps > 1),
+            ("ema_decay", any(decay is not None for decay in its.ema_decay)),
+        ):
+            if is_set:
+                raise ValueError(
+                    f"For '{owner}', the argument '{name}' is not supported with parallel_mode='{mode}', which shards "
+                    f"weights, but not what the cell would keep for each of them. Leave it out, or train with "
+                    f"parallel_mode='data_parallel'."
+                )
 
 
 def described_weights(weights, are_broadcast):

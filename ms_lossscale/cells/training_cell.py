@@ -11,7 +11,7 @@ from ms_lossscale._float32 import Float32Cell
 from ms_lossscale.cells.explained_errors import explanation
 from ms_lossscale.cells.load_in_place import load_in_place
 from ms_lossscale.cells.memory_in_use import MemoryInUse
-from ms_lossscale.cells.rank_comparison import check_communication, compare, described_weights, settings_of
+from ms_lossscale.cells.rank_comparison import check_parallel, compare, described_weights, settings_of
 from ms_lossscale.step.build import build_step
 from ms_lossscale.step.moving_average import averages_in_place
 from ms_lossscale.step.network_inputs import check_network_inputs
@@ -55,7 +55,7 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
         check_optimizers(owner, optimizers, networks)
         network_inputs = check_network_inputs(owner, network_inputs, networks)
         loss_scales = [as_loss_scale(owner, loss_scale) for loss_scale in loss_scales]
-        check_communication(owner)
+        check_parallel(owner, settings)
         prefix_states(optimizers)
         super().__init__(
             networks[0] if len(networks) == 1 else nn.CellList(list(networks), auto_prefix=False),
@@ -99,12 +99,26 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
         self._memory_in_use = MemoryInUse(parameters) if get_context("mode") == PYNATIVE_MODE else None
 
     def _ranks_of(self, networks, optimizers):
-        if not self.reducer_flag:
+        if self.parallel_mode == "stand_alone":
             return Alone()
         if not self.each_decides:
             return Ranks(self.grad_reducer)
         # MindSpore's, for the weights of one network.
         return Ranks(nn.TrainOneStepCell(networks[0], optimizers[0]).grad_reducer)
+
+    def set_grad(self, requires_grad=True):
+        if requires_grad:
+            raise ValueError(
+                f"For '{self._owner}', which trains by itself, there is no gradient to take, but it was passed to "
+                f"another training cell, or to Model together with an optimizer. Each step would be made twice. Pass "
+                f"Model(cell) without an optimizer."
+            )
+        return super().set_grad(requires_grad)
+
+    def set_inputs(self, *inputs, **kwargs):
+        super().set_inputs(*inputs, **kwargs)
+        for step in self.steps:
+            step.forwards_and_backwards.set_inputs_of_compiled(inputs)
 
     def __call__(self, *args, **kwargs):
         if self._evaluates:

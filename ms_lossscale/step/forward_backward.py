@@ -1,6 +1,7 @@
 """The scaled forward and backward of the networks of a step."""
 
 from mindspore import Tensor, jit, nn, ops
+from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale.step.backward_of_shared_forward import backward_of_shared_forward
@@ -193,6 +194,13 @@ class ForwardsAndBackwards(nn.Cell):
             losses, auxes, grads = losses + its_losses, auxes + (its_aux,), grads + its_grads
         # Losses and aux are copies: none may be taken after an optimizer has moved what it shows.
         return losses, auxes, ops.depend(self.packing.pack(grads), (losses, auxes))
+
+    def set_inputs_of_compiled(self, inputs):
+        """Tells a part that PyNative mode compiles by itself which dimensions of its inputs vary."""
+        for i, forward_backward in enumerate(self.forward_backwards):
+            if isinstance(forward_backward, SharedForwardBackward):
+                its_inputs = inputs_of(self._owner, i, self._network_inputs, inputs)
+                forward_backward.set_inputs(Tensor(shape=[], dtype=mstype.float32), *its_inputs)
 
     def losses(self):
         """For each loss the network, the weights that it trains, and its place in what the network returns."""

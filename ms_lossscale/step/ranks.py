@@ -27,10 +27,11 @@ class Alone(nn.Cell):
 
 class Ranks(nn.Cell):
     """
-    The ranks of ``parallel_mode="data_parallel"`` or ``"hybrid_parallel"`` .
+    The ranks of a parallel job, whatever its `parallel_mode`.
 
     Args:
-        grad_reducer (Cell): MindSpore's, for the gradients of this step.
+        grad_reducer (Cell): MindSpore's, for the gradients of this step. In ``"semi_auto_parallel"`` and
+            ``"auto_parallel"`` it does nothing: the backward reduces the gradients there.
     """
 
     exchanges = True

@@ -48,6 +48,7 @@ class LossScale(Float32Cell):
         super().__init__()
         loss_scale = check_scale(type(self).__name__, self._scale_argument, loss_scale)
         check_bool(type(self).__name__, "drop_overflow_update", drop_overflow_update)
+        self._fixed = frozenset()
         self.drop_overflow_update = drop_overflow_update
         self.scale_value = Parameter(
             Tensor(loss_scale, mstype.float32), name="loss_scale.scale_value", requires_grad=False
@@ -66,6 +67,18 @@ class LossScale(Float32Cell):
         )
 
     _scale_argument = "loss_scale"
+
+    def __setattr__(self, name, value):
+        if name in vars(self).get("_fixed", ()):
+            raise AttributeError(
+                f"For '{type(self).__name__}', '{name}' is fixed, since what is compiled would not hear of a change. "
+                f"Construct a new loss scale and a new cell, or set the scale itself with set_loss_scale(value)."
+            )
+        super().__setattr__(name, value)
+
+    def fix(self, *names):
+        """Makes attributes read-only."""
+        self._fixed = self._fixed.union(names)
 
     def _counter(self, name):
         return Parameter(Tensor(0, mstype.int32), name=f"loss_scale.{name}", requires_grad=False)
@@ -346,6 +359,8 @@ class DynamicLossScale(LossScale):
         self.clean_steps = self._counter("clean_steps")
         self.overflow_steps = self._counter("overflow_steps")
 
+        self.fix("scale_factor", "scale_window", "backoff_factor", "hysteresis", "min_loss_scale", "max_loss_scale")
+
     def _largest_scales(self):
         return {**super()._largest_scales(), "max_loss_scale": self.max_loss_scale}
 
@@ -438,6 +453,7 @@ class ScheduledLossScale(LossScale):
         self._values = Tensor(loss_scales, mstype.float32)
         self._no_scale = Tensor(0.0, mstype.float32)
         self.steps = self._counter("steps")
+        self.fix("milestone", "loss_scales")
 
     def _largest_scales(self):
         return {"loss_scales": max(*self.loss_scales, self.get_loss_scale())}

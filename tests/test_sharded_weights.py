@@ -1,4 +1,4 @@
-"""Parallel modes that shard weights. MindSpore runs them on GPU and Ascend only, so that cells are constructed, not run."""
+"""Parallel modes that shard weights. MindSpore runs them on GPU and Ascend only: cells are constructed, not run."""
 
 import pytest
 from support.python_process import check_msrun, skip_with_older_mindspore

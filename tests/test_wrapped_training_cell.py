@@ -15,5 +15,5 @@ from ms_lossscale import ScaledTrainOneStepCell
 def test_it_is_refused(wrap):
     network = Linear()
     cell = ScaledTrainOneStepCell(network, nn.Momentum(network.trainable_params(), 0.1, 0.9), 128.0)
-    with pytest.raises(ValueError, match="which trains by itself.*without an optimizer"):
+    with pytest.raises(ValueError, match=r"which trains by itself.*without an optimizer"):
         wrap(cell)

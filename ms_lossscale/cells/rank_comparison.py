@@ -64,7 +64,7 @@ def settings_of(cell):
     common = vars(nn.Cell())
     for name, value in vars(cell).items():
         values = value if isinstance(value, (list, tuple)) else [value]
-        if name not in common and all(isinstance(each, numbers.Real) for each in values):
+        if name not in common and values and all(isinstance(each, numbers.Real) for each in values):
             settings[name.lstrip("_")] = value
     return settings
 

@@ -8,6 +8,7 @@ from mindspore import dtype as mstype
 from ms_lossscale._accepted_loss_scale import as_loss_scale
 from ms_lossscale._check import check_cell, one_each
 from ms_lossscale._float32 import Float32Cell
+from ms_lossscale.cells.endless_skips import EndlessSkips
 from ms_lossscale.cells.explained_errors import explanation
 from ms_lossscale.cells.load_in_place import load_in_place
 from ms_lossscale.cells.memory_in_use import MemoryInUse
@@ -93,6 +94,7 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
             self.grad_reducer = nn.Identity()
         self._compared = not self.reducer_flag
         self._evaluates = False
+        self._endless_skips = EndlessSkips(owner, self.steps)
         check_unique_names(owner, self.get_parameters())
         parameters = list(self.get_parameters())
         self.use_parameters = UseInOutermostGraph(parameters)
@@ -129,6 +131,7 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
         if not self._compared:
             self.compare_ranks()
         self._put_memory_back()
+        self._endless_skips.count_call()
         try:
             return super().__call__(*args, **kwargs)
         except (RuntimeError, TypeError) as error:

@@ -42,6 +42,7 @@ def build_step(
     weights = [optimizer.parameters for optimizer in optimizers]
     all_weights = ParameterTuple([weight for its in weights for weight in its])
     checks = loss_scale.drop_overflow_update
+    loss_scale.fix("drop_overflow_update")
     detector = settings.overflow_detector if checks else NoCheck()
     window_state = None
     if settings.gradient_accumulation_steps > 1:

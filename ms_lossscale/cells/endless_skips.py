@@ -1,0 +1,48 @@
+"""A training that only skips: weights that are NaN, say, with which no scale makes finite gradients."""
+
+import warnings
+
+# Calls between two looks, each of which waits for the device; and more steps than a law needs to find its scale.
+_CALLS, _SKIPS = 500, 100
+
+
+class EndlessSkips:
+    """
+    Warns, once, of a training that skips every step.
+
+    Args:
+        owner (str): The training cell's name.
+        steps (CellList[Step]): Its steps.
+    """
+
+    def __init__(self, owner, steps):
+        self._owner = owner
+        self._steps = steps
+        self._calls = 0
+        self._warned = False
+
+    def count_call(self):
+        """Before each call."""
+        self._calls += 1
+        if self._calls % _CALLS == 0 and not self._warned:
+            for step in self._steps:
+                skips = step.step_counters.as_dict()["consecutive_skipped_steps"]
+                if skips >= _SKIPS:
+                    self._warned = True
+                    self._warn(step, skips)
+
+    def _warn(self, step, skips):
+        names = step.step_counters.overflowed_parameters()
+        whose = (
+            f"the gradients of {', '.join(names[:3])}{' and others' if names[3:] else ''} are not finite"
+            if names
+            else ""
+        )
+        loss_scale = step.loss_scale.get_loss_scale()
+        warnings.warn(
+            f"For '{self._owner}', the last {skips} steps were all skipped, down to a loss scale of {loss_scale:g}, so "
+            f"that no weight moves any more{': ' if names else ''}{whose}. Look for NaN in the weights and in the "
+            f"data: ms_lossscale.locate_overflow(cell, inputs, loss_scale={loss_scale:g}) names where they begin.",
+            RuntimeWarning,
+            stacklevel=4,
+        )

@@ -16,6 +16,7 @@ _pick = ops.MultitypeFuncGraph("pick")
 _multiply = ops.MultitypeFuncGraph("multiply")
 _sum = ops.MultitypeFuncGraph("sum")
 _is_finite = ops.MultitypeFuncGraph("is_finite")
+_became_not_finite = ops.MultitypeFuncGraph("became_not_finite")
 _cast_like = ops.MultitypeFuncGraph("cast_like")
 _copy = ops.MultitypeFuncGraph("copy")
 _assign = ops.MultitypeFuncGraph("assign")
@@ -79,6 +80,12 @@ def _is_finite_dense(tensor):
 @_is_finite.register("RowTensor")
 def _is_finite_sparse(tensor):
     return _is_finite_dense(tensor.values)
+
+
+@_became_not_finite.register("Tensor", "Tensor")
+def _became_not_finite_tensor(before, after):
+    was, is_now = ops.isfinite(before.astype(mstype.float32)), ops.isfinite(after.astype(mstype.float32))
+    return ops.ReduceAny()(ops.logical_and(was, ops.logical_not(is_now)))
 
 
 @_cast_like.register("Tensor", "Tensor")
@@ -242,6 +249,11 @@ def _large_are_finite(tensors):
 def each_finite(tensors):
     """For each tensor whether every element is finite, bool of shape (N,)."""
     return ops.stack(_map(_is_finite, tensors))
+
+
+def became_not_finite(before, after):
+    """Whether any element of `after` is not finite that was finite in `before`, bool of shape ()."""
+    return ops.ReduceAny()(ops.stack(_map(_became_not_finite, before, after)))
 
 
 def each_row_finite(stack):

@@ -207,6 +207,8 @@ IN_PYTHON = {
     "set_loss_scale",
     "limit",
     "set_every",
+    "set_inputs_of_compiled",
+    "put_back",
     "scale_sense",
     "build_train_network",
     "_gather",

@@ -73,7 +73,7 @@ def build_step(
         forward_state=forward_state,
         overflow_detector=detector,
         forwards_and_backwards=ForwardsAndBackwards(owner, forward_backwards, network_inputs, packing),
-        after_backward=compiled(AfterBackward(scaling.unscale, window)),
+        after_backward=compiled(AfterBackward(forward_state, scaling.unscale, window)),
         window=window,
         flush_window=flush,
         update=update,

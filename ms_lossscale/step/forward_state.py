@@ -32,6 +32,9 @@ class NoForwardState(nn.Cell):
     def save(self, inputs):
         return inputs, ()
 
+    def overflowed(self, saved):
+        return ()
+
     def restore(self, saved):
         pass
 
@@ -52,6 +55,10 @@ class ForwardState(nn.Cell):
         """Copies the state before the forward, which `inputs` are tied to. Returns the inputs and the copies."""
         saved = gradients.copy(self.parameters)
         return ops.depend(inputs, saved), saved
+
+    def overflowed(self, saved):
+        """Whether the forward left something not finite that was finite: a tuple of one bool tensor, or empty."""
+        return (_became_not_finite(saved, self.parameters),)
 
     def restore(self, saved):
         """Writes the copies back."""
@@ -81,8 +88,19 @@ class WindowForwardState(nn.Cell):
     def save(self, inputs):
         return ops.depend(inputs, only_if(self.state.is_first(), gradients.assign, self.copies, self.parameters)), ()
 
+    def overflowed(self, saved):
+        return (_became_not_finite(self.copies, self.parameters),)
+
     def restore(self, saved):
         gradients.assign(self.parameters, self.copies)
+
+
+def _became_not_finite(before, after):
+    became = ops.logical_not(gradients.finite(after))
+    # Only then it matters what was not finite already: the bounds that an observer begins with, say.
+    if became:
+        became = gradients.became_not_finite(before, after)
+    return became
 
 
 def make_forward_state(networks, settings, undoes, window_state, prefix):

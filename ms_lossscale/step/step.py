@@ -72,14 +72,16 @@ class Step(nn.Cell):
 class AfterBackward(nn.Cell):
     """What follows the gradients: in PyNative mode, too, one compiled graph, hence a cell of its own."""
 
-    def __init__(self, unscale, window):
+    def __init__(self, forward_state, unscale, window):
         super().__init__(auto_prefix=False)
+        self.forward_state = forward_state
         self.unscale = unscale
         self.window = window
 
     def construct(self, grads, scale, saved):
+        overflows = self.forward_state.overflowed(saved)  # 3. What the forward wrote may show what no gradient does.
         grads, divisor = self.unscale(grads, scale)  # 4. Unscale in float32.
-        return self.window(grads, divisor, scale, saved)  # 5. Accumulate; at the window's end, decide.
+        return self.window(grads, divisor, scale, overflows, saved)  # 5. Accumulate; at the window's end, decide.
 
 
 class Decision(nn.Cell):

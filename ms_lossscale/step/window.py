@@ -21,6 +21,7 @@ class EveryCall(nn.Cell):
         - **grads** (tuple[Tensor]) - The gradients of a call, times `divisor`.
         - **divisor** (Tensor) - What they are still to be divided by.
         - **scale** (Tensor) - The loss scale of the step.
+        - **overflows** (tuple[Tensor]) - What is known of this call already, bools of shape :math:`()`.
         - **saved** (tuple[Tensor]) - What the forward wrote, as it was before.
 
     Outputs:
@@ -31,8 +32,8 @@ class EveryCall(nn.Cell):
         super().__init__(auto_prefix=False)
         self.decision = decision
 
-    def construct(self, grads, divisor, scale, saved):
-        return self.decision(grads, divisor, scale, (), saved)
+    def construct(self, grads, divisor, scale, overflows, saved):
+        return self.decision(grads, divisor, scale, overflows, saved)
 
     def has_begun(self):
         """Whether there is something to flush."""
@@ -131,13 +132,16 @@ class Accumulation(nn.Cell):
         self.forward_state = forward_state
         self.packing = packing
 
-    def construct(self, grads, divisor, scale, saved):
+    def construct(self, grads, divisor, scale, overflows, saved):
+        overflows += (self.state.overflow,)
         if self.state.is_last():
             grads = self.packing.pack(gradients.add(self.state.gradients, self.packing.unpack(grads)))
-            overflow = self.decision(grads, divisor, scale, (self.state.overflow,), saved)
+            overflow = self.decision(grads, divisor, scale, overflows, saved)
             self.state.reset(overflow)
         else:
-            overflow = ops.logical_or(self.state.overflow, self.ask(grads))
+            overflow = self.ask(grads)
+            for each in overflows:
+                overflow = ops.logical_or(each, overflow)
             self.state.add(self.packing.unpack(grads), overflow)
             only_if(overflow, self.forward_state.restore, saved)
         return overflow

@@ -7,7 +7,12 @@ import types
 from mindspore import nn, ops
 from mindspore.ops.primitive import Primitive
 
-from ms_lossscale.forward_writes.builtin_calls import call_builtin, call_builtin_class, call_method_of_container, is_builtin
+from ms_lossscale.forward_writes.builtin_calls import (
+    call_builtin,
+    call_builtin_class,
+    call_method_of_container,
+    is_builtin,
+)
 from ms_lossscale.forward_writes.mindspore_calls import MindSporeCalls
 from ms_lossscale.forward_writes.mindspore_cells import is_of_mindspore
 from ms_lossscale.forward_writes.source import unwrapped
@@ -127,7 +132,7 @@ class Calls:
             return self._of_mindspore.call_function(function, args, kwargs)
         if isinstance(function, types.FunctionType):
             return self._reader.functions.call(function, args, kwargs)
-        own_call = getattr(type(function), "__call__", None)
+        own_call = type(function).__call__ if callable(function) else None
         if isinstance(own_call, types.FunctionType):
             return self._reader.functions.call(own_call, [Values.of(function), *args], kwargs)
         self._doubt(args, kwargs, getattr(function, "__name__", repr(function)))

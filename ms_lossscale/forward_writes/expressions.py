@@ -109,7 +109,7 @@ class Expressions:
         if isinstance(node.slice, ast.Slice):
             kept = Values((k, thing) for k, thing in holders.items() if is_state(thing))
             return union([kept, Values.of(Many(elements(holders)))]) if len(kept) < len(holders) else kept
-        known = list(index.values())[0] if len(index) == 1 else None
+        known = next(iter(index.values())) if len(index) == 1 else None
         return union(item(thing, known if isinstance(known, (int, str)) else None) for thing in holders.values())
 
     # Operators

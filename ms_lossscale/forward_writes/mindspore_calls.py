@@ -37,11 +37,8 @@ class MindSporeCalls:
     def call_function(self, function, args, kwargs):
         """What a function of MindSpore may return. It is followed if it is given something that it could write."""
         name = getattr(function, "__name__", "")
-        given = flat(union([*args, *kwargs.values()]))
-        state = Values((key, thing) for key, thing in given.items() if is_state(thing))
-        functions = Values((key, thing) for key, thing in given.items() if isinstance(thing, _FUNCTIONS))
+        functions, state = self._passed(args, kwargs)
         if functions:
-            self._call_passed(functions, state)
             return functions
         if not state:
             return NOTHING
@@ -56,11 +53,19 @@ class MindSporeCalls:
             return self._reader.functions.call(function, args, kwargs)
         return NOTHING
 
-    def _call_passed(self, functions, state):
-        """A function that is passed to a gradient, a loop or a choice runs there, or where the result is called."""
+    def _passed(self, args, kwargs):
+        """
+        The functions among the arguments, and the Parameters and buffers.
+
+        A function that is passed to a gradient or a loop of MindSpore's runs there, or where the result is called.
+        """
+        given = flat(union([*args, *kwargs.values()]))
+        state = Values((key, thing) for key, thing in given.items() if is_state(thing))
+        functions = Values((key, thing) for key, thing in given.items() if isinstance(thing, _FUNCTIONS))
         for function in functions.values():
-            if not is_of_mindspore(function) and not isinstance(function, (type, Made)):
+            if isinstance(function, (Closure, Partial)) or not is_of_mindspore(function):
                 self._reader.calls.call(function, [state] * _ARGUMENTS, {})
+        return functions, state
 
     def call_method_of_cell(self, function, cell, args, kwargs):
         name = function.__name__
@@ -86,6 +91,7 @@ class MindSporeCalls:
         name = cls.__name__
         if name == "Partial":
             return self.partials(args)
+        self._passed(args, kwargs)
         if name == "Custom":
             for values in (*args, *kwargs.values()):
                 self._reader.findings.doubt(values, "it is passed to an ops.Custom")

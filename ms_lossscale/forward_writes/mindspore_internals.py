@@ -39,7 +39,7 @@ def registered_functions(graph):
     return [entry[-1] for entry in graph.entries]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def inputs_of_primitive(cls):
     """
     Pairs of the inputs of a primitive's class: the name, and whether it is written.
@@ -59,7 +59,7 @@ def inputs_of_primitive(cls):
 _DECLARATION = r"make_sig\(\s*['\"](\w+)['\"]\s*(?:,\s*(?:sig_rw=)?(?:sig\.)?sig_rw\.(\w+))?"
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _text_of(module):
     path = getattr(sys.modules.get(module), "__file__", None)
     return pathlib.Path(path).read_text(encoding="utf-8") if path else ""

@@ -6,9 +6,11 @@ from ms_lossscale.forward_writes.values import NOTHING, TensorMethod, Values
 _WRITERS = ("set_data", "assign_value", "itemset")
 # What gives the same memory: writing into the result is writing into the tensor. A cast does so where the type stays,
 # and a reshape in PyNative mode.
-_SHARING = frozenset(
-    "depend load stopgradient identity value data cast astype to float view viewas reshape transpose permute t mt flatten"
-    " ravel squeeze unsqueeze expanddims expandas narrow select split chunk unbind swapaxes diagonal detach".split()
+_SHARING = (
+    *("depend", "load", "stopgradient", "identity", "value", "data", "cast", "astype", "to", "float"),
+    *("view", "viewas", "reshape", "transpose", "permute", "t", "mt", "flatten", "ravel", "squeeze"),
+    *("unsqueeze", "expanddims", "expandas", "narrow", "select", "split", "chunk"),
+    *("unbind", "swapaxes", "diagonal", "detach"),
 )
 _STATISTICS_OF_BATCH_NORM = ("running_mean", "running_var")
 

@@ -1,0 +1,445 @@
+"""
+Cells that write their Parameter `u`, each in another way, and read `frozen` and `trained` only.
+
+They are read and never run: that what they do is allowed in one mode only, or on no device at all, does not matter.
+"""
+
+import contextlib
+import functools
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, mint, nn, ops
+
+from tests.support.forward_writing_networks import StepCounter, passing_on, state
+
+
+class Writing(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.u = state("u")
+        self.frozen = state("frozen")
+        self.trained = state("trained", trainable=True)
+
+
+class ByAlias(Writing):
+    def construct(self, x):
+        memory = ops.depend(self.u, x).view(-1)
+        memory[0] = x
+        return self.frozen + self.trained
+
+
+class ByCastOfTheSameType(Writing):
+    def construct(self, x):
+        u = self.u.astype(x.dtype)
+        u += self.frozen
+        return x * self.trained
+
+
+class ByOneOfTwoNames(Writing):
+    def construct(self, x):
+        target, source = self.u, self.trained
+        ops.assign(target, source + self.frozen)
+        return x
+
+
+class ByWalrus(Writing):
+    def construct(self, x):
+        ops.assign((memory := self.u), memory + self.frozen)
+        return x * self.trained
+
+
+class ByChoice(Writing):
+    def construct(self, x):
+        memory = None
+        if x.shape[0] > 1:
+            memory = self.u
+        if memory is not None:
+            ops.assign(memory, self.frozen)
+        return x * self.trained
+
+
+class ByNameOfTheBranchBefore(Writing):
+    def construct(self, x):
+        y = None
+        if x.shape[0] > 1:
+            y = x * 2
+        if y is not None:
+            ops.assign(self.u, self.frozen)
+        return x * self.trained
+
+
+class OnRequest(Writing):
+    def construct(self, x, update=False, memory=None):
+        if update and memory is None:
+            ops.assign(self.u, self.frozen)
+        return x * self.trained
+
+
+class OnRequestOfItsCaller(Writing):
+    """The helper is called with both values."""
+
+    def update(self, x, enabled=False):
+        if enabled:
+            ops.assign(self.u, x)
+        return x
+
+    def construct(self, x):
+        return self.update(self.frozen) + self.update(self.trained, enabled=True)
+
+
+class InLoops(Writing):
+    def construct(self, x):
+        memory = self.frozen
+        while x.sum() > 0:
+            for _ in range(2):
+                ops.assign(memory, x) if memory is not self.frozen else None
+                memory = self.u
+        return x * self.trained
+
+    also_written = ("frozen",)  # Conditions on objects are not followed.
+
+
+class InTry(Writing):
+    def construct(self, x):
+        with contextlib.suppress(ValueError):
+            try:
+                memory = self.u
+            except TypeError:
+                memory = x
+            finally:
+                ops.assign(memory, self.frozen)
+        return x * self.trained
+
+
+class ByList(Writing):
+    def construct(self, x):
+        outputs, memories = [self.frozen], []
+        memories.append(self.u)
+        outputs += [self.trained]
+        outputs[0] = x
+        for memory in memories:
+            ops.assign(memory, outputs[0])
+        return x
+
+
+class ByDict(Writing):
+    def construct(self, x):
+        memories = {}
+        memories["u"] = self.u
+        for _, memory in memories.items():
+            ops.assign(memory, self.frozen)
+        return x * self.trained
+
+
+class ByComprehension(Writing):
+    def construct(self, x):
+        memories = [memory for memory, _ in zip((self.u,), (self.frozen,))]
+        _ = [ops.assign(memory, x) for _, memory in enumerate(memories)]
+        return x * self.trained
+
+
+class ByGenerator(Writing):
+    def memories(self):
+        yield self.u
+
+    def construct(self, x):
+        for memory in self.memories():
+            ops.assign(memory, self.frozen)
+        return x * self.trained
+
+
+class ByAllThatAreNamedSo(Writing):
+    def construct(self, x):
+        for name, parameter in self.parameters_and_names(expand=False):
+            if name == "u":
+                parameter.set_data(x)
+        return self.parameters_dict()["frozen"]
+
+    also_written = ("frozen", "trained")  # Conditions on names are not followed.
+
+
+class ByNameInParts(Writing):
+    def construct(self, x):
+        for name in ("u", "%s" % "u", "{}".format("u")):  # noqa: UP031
+            setattr(self, name, x)
+        return getattr(self, "fro" + "zen") * self.trained
+
+    also_written = ("frozen", "trained")  # "%s" may be any name.
+
+
+class ByStarred(Writing):
+    def update(self, *memories, **others):
+        write(*memories, **others)
+
+    def construct(self, x):
+        self.update(self.u, value=self.frozen)
+        return x * self.trained
+
+
+def write(memory, value):
+    memory.copy_(value)
+
+
+class ByDictOfArguments(Writing):
+    def construct(self, x):
+        write(**{"memory": self.u, "value": x})
+        return x * self.trained * self.frozen
+
+
+class ByClosure(Writing):
+    def construct(self, x):
+        memory = self.frozen
+
+        def update(value, unused=self.trained):
+            ops.assign(memory, value)
+
+        memory = self.u
+        update(x)
+        return x
+
+
+class ByLambdaOfALoop(Writing):
+    def construct(self, x):
+        for memory in (self.u,):
+            update = lambda value, memory=memory: ops.assign(memory, value)  # noqa: E731
+            update(self.frozen)
+        return x * self.trained
+
+
+class ByPartial(Writing):
+    def construct(self, x):
+        functools.partial(write, self.u)(self.frozen)
+        return x * self.trained
+
+
+class ByPartialOfMindSpore(Writing):
+    def construct(self, x):
+        ops.partial(write, self.u)(value=self.frozen)
+        return x * self.trained
+
+
+class ByImport(Writing):
+    def construct(self, x):
+        from mindspore import ops as operators
+
+        operators.assign(self.u, self.frozen)
+        return x * self.trained
+
+
+class WithinAGradient(Writing):
+    def loss(self, x):
+        ops.assign(self.u, self.frozen)
+        return x * self.trained
+
+    def construct(self, x):
+        return ops.grad(self.loss)(x) + ops.GradOperation()(self.loss)(x)
+
+
+class WithinALoopOfMindSpore(Writing):
+    def construct(self, x):
+        return ops.WhileLoop()(lambda u: (u + self.trained).sum() > 0, lambda u: u.copy_(self.frozen), self.u)
+
+
+class Memory:
+    """No Cell; it keeps a Parameter."""
+
+    def __init__(self, parameter):
+        self.parameter = parameter
+
+    def update(self, x):
+        self.parameter[...] = x
+
+    def __call__(self, x):
+        self.update(x)
+
+
+class ByHelperObject(Writing):
+    def __init__(self):
+        super().__init__()
+        self.memory = Memory(self.u)
+
+    def construct(self, x):
+        self.memory(self.frozen)
+        return x * self.trained
+
+
+class ByProperty(Writing):
+    @property
+    def weight(self):
+        ops.assign(self.u, self.frozen)
+        return self.trained
+
+    def construct(self, x):
+        return x * self.weight
+
+
+class ByHook(Writing):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Dense(3, 3)
+        self.layer.register_forward_hook(self.keep)
+
+    def keep(self, cell, inputs, output):
+        ops.assign(self.u, output)
+
+    def construct(self, x):
+        return self.layer(x) * self.frozen * self.trained
+
+
+class OfAnotherCell(Writing):
+    also_written = ("counter.count",)
+
+    def __init__(self):
+        super().__init__()
+        self.counter = StepCounter()
+        self.counter.memory = state("memory")
+
+    def construct(self, x):
+        self.counter.count.set_data(self.counter.count + 1)
+        self.u = self.frozen
+        return x * self.trained
+
+
+class WritingWhatItIsGiven(nn.Cell):
+    def construct(self, memory, x):
+        memory[0] = x
+        return x
+
+
+class ByCellThatIsGivenIt(Writing):
+    def __init__(self):
+        super().__init__()
+        self.write = nn.SequentialCell(WritingWhatItIsGiven())
+        self.cells_in_a_list = [WritingWhatItIsGiven()]
+
+    def construct(self, x):
+        self.cells_in_a_list[0](self.u, self.frozen)
+        return x * self.trained
+
+
+class ByScatter(Writing):
+    also_written = ("queue", "sums")
+
+    def __init__(self):
+        super().__init__()
+        self.queue = state("queue", (5, 3))
+        self.sums = state("sums")
+        self.scatter = ops.ScatterNdUpdate()
+
+    def construct(self, x):
+        ops.scatter_update(self.u, Tensor([0], ms.int32), x)
+        self.scatter(self.queue, Tensor([[0]], ms.int32), x)
+        self.sums.add_(1.0)
+        return x * self.frozen * self.trained
+
+
+class ByBatchNormOfMindSpore(Writing):
+    """The operator declares that it writes its scale and shift, too."""
+
+    also_written = ("trained", "shift", "variance")
+
+    def __init__(self):
+        super().__init__()
+        self.shift = state("shift", trainable=True)
+        self.variance = state("variance")
+        self.batch_norm = ops.BatchNorm(is_training=True)
+
+    def construct(self, x):
+        return self.batch_norm(x, self.trained, self.shift, self.u, self.variance)[0] * self.frozen
+
+
+class ByBatchNormAsAFunction(Writing):
+    also_written = ("variance",)
+
+    def __init__(self):
+        super().__init__()
+        self.variance = state("variance")
+
+    def construct(self, x):
+        y = mint.nn.functional.batch_norm(x, self.u, self.variance, self.trained, training=self.training)
+        return y * self.frozen
+
+
+class ByTwoUpdates(Writing):
+    """One map over tuples; another over lists that the network is asked for."""
+
+    also_written = ("teacher.weight", "teacher.bias")
+
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = nn.Dense(3, 3), nn.Dense(3, 3)
+        self.memories = ParameterTuple([self.u])
+
+    def construct(self, x):
+        for student, teacher in zip(self.student.get_parameters(), self.teacher.get_parameters()):
+            teacher.set_data(0.9 * teacher + 0.1 * student)
+        ops.Map()(write, self.memories, (self.frozen,))
+        return self.student(x) * self.trained
+
+
+class Decorated(Writing):
+    @passing_on
+    def update(self, x):
+        ops.assign(self.u, x)
+
+    @passing_on
+    def construct(self, x):
+        self.update(self.frozen)
+        return x * self.trained
+
+
+WAYS = Writing.__subclasses__()
+
+
+class ReadingOnly(nn.Cell):
+    """A frozen network of 10 million weights in a user's own cell, through the operators that such cells use."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = Parameter(Tensor(np.zeros((3200, 3200), np.float32)), name="weight", requires_grad=False)
+        self.bias, self.gamma, self.beta = state("bias", (3200,)), state("gamma"), state("beta")
+        self.kernel = state("kernel", (64, 64, 3, 3))
+        self.tokens = state("tokens", trainable=True)
+        self.matmul, self.conv, self.norm = ops.MatMul(transpose_b=True), ops.Conv2D(64, 3), ops.LayerNorm()
+
+    def construct(self, x):
+        return self.products(x) + self.shapes(x) + self.normalised(x) + self.rebound(x) + self.chosen(x)
+
+    def products(self, x):
+        y = self.matmul(x, self.weight) + self.bias
+        y = ops.dense(y, self.weight, self.bias) + mint.nn.functional.linear(y, self.weight, self.bias)
+        y = ops.conv2d(y, self.kernel) + self.conv(y, self.kernel) + mint.nn.functional.conv2d(x, self.kernel)
+        y = ops.bmm(y, self.weight) + mint.matmul(y, self.weight) + self.weight.matmul(y) + y.matmul(self.weight)
+        y = ops.einsum("ij,jk->ik", y, self.weight) + mint.addmm(self.bias, x, self.weight)
+        return ops.prelu(y, self.bias) + ops.bias_add(y, self.bias)
+
+    def shapes(self, x):
+        pieces = ops.split(self.weight, 2)
+        joined = ops.concat((self.weight, self.weight)) + ops.stack([self.weight]) + pieces[0]
+        turned = self.weight.reshape(3, -1).transpose(1, 0) + self.weight.view(-1, 10)
+        cast = ops.cast(self.weight, ms.float16) + self.weight.to(ms.float16) + self.weight.astype(ms.float16)
+        return joined + turned + cast + ops.stop_gradient(self.weight) * x
+
+    def normalised(self, x):
+        y = self.norm(x, self.gamma, self.beta)[0] + ops.layer_norm(x, (3,), self.gamma, self.beta)
+        y = y + mint.nn.functional.layer_norm(y, (3,), self.gamma, self.beta)
+        return mint.nn.functional.group_norm(y, 2, self.gamma, self.beta)
+
+    def rebound(self, x):
+        """What is changed in place here is a new tensor, whatever the name stood for before."""
+        y = self.weight
+        y = y * 2
+        y += x
+        tokens = self.tokens
+        tokens = ops.concat((tokens, x))
+        tokens[0] = x
+        outputs = [self.weight]
+        outputs[0] = x
+        return y + tokens + outputs[0]
+
+    def chosen(self, x):
+        y = ops.gather(self.weight, x, 0) + mint.nn.functional.embedding(x, self.weight)
+        y = y + ops.clip_by_value(self.weight, 0, 1) + ops.where(x > 0, self.weight, self.bias)
+        y = y + ops.lerp(self.weight, self.weight, 0.5) + ops.interpolate(x, 2) + ops.relu(x)
+        return y + ops.scatter(self.weight, 0, x, x) + ops.tensor_scatter_elements(self.weight, x, x)

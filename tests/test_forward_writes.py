@@ -1,5 +1,8 @@
 """What a forward writes is found by reading its source: all of it, and little else."""
 
+import importlib
+import warnings
+
 import numpy as np
 import pytest
 from mindspore import Tensor, amp, mint, nn, ops
@@ -214,6 +217,26 @@ def test_strange_code_is_undecided_and_spares_the_cells_around_it(network, why):
     assert names(parameter for parameter, _ in writes.undecided) == ["1.frozen", "1.u"]
     assert all(why in reason for _, reason in writes.undecided)
     assert len(writes.buffers) == 2
+
+
+LITERAL_THAT_PYTHON_WARNS_OF = r"""
+from tests.support.ways_of_writing import Writing
+
+class Warned(Writing):
+    def construct(self, x):
+        "\d"
+        return self.u.copy_(x)
+"""
+
+
+def test_literals_that_python_warns_of(tmp_path, monkeypatch):
+    (tmp_path / "literals.py").write_text(LITERAL_THAT_PYTHON_WARNS_OF)
+    monkeypatch.syspath_prepend(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        network = importlib.import_module("literals").Warned()
+        warnings.simplefilter("error")
+        assert only_written(network) == ["u"]
 
 
 def test_what_mindspore_keeps_in_private_attributes():

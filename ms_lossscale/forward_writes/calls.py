@@ -4,7 +4,7 @@ import ast
 import functools
 import types
 
-from mindspore import nn, ops
+from mindspore import Tensor, nn, ops
 from mindspore.ops.primitive import Primitive
 
 from ms_lossscale.forward_writes.builtin_calls import (
@@ -34,6 +34,7 @@ from ms_lossscale.forward_writes.values import (
 
 # How many arguments `*args` may stand for where their number is not known.
 _STARRED = 8
+_OPERATORS = (Primitive, ops.HyperMap, ops.Map)
 _MUTATORS = ("append", "extend", "insert", "add", "update")
 
 
@@ -97,8 +98,10 @@ class Calls:
             return self.call(function.func, [*map(Values.of, function.args), *args], {**keywords, **kwargs})
         if isinstance(function, nn.Cell):
             return self._reader.cells.call(function, args, kwargs)
-        if isinstance(function, (Made, Primitive, ops.HyperMap, ops.Map, ops.MultitypeFuncGraph)):
+        if isinstance(function, (*_OPERATORS, ops.MultitypeFuncGraph)):
             return self._of_mindspore.call_object(function, args, kwargs)
+        if isinstance(function, Made):
+            return self._call_made(function, args, kwargs)
         if isinstance(function, type):
             return self._call_class(function, args, kwargs)
         if is_builtin(function):
@@ -112,16 +115,23 @@ class Calls:
         return Values.of(method.tensor) if shares_memory(method.name) else NOTHING
 
     def _call_class(self, cls, args, kwargs):
-        if issubclass(cls, (Primitive, ops.HyperMap, ops.Map)):
-            return Values.of(Made(cls, args))
         if cls.__module__ == "builtins":
             return call_builtin_class(cls, args, kwargs, self)
         if cls is functools.partial:
             return self._of_mindspore.partials(args)
+        if issubclass(cls, (tuple, Tensor)):
+            return elements(union(args)) if issubclass(cls, tuple) else NOTHING
         if not is_of_mindspore(cls):
             self._doubt(args, kwargs, cls.__qualname__)
-            return NOTHING
-        return elements(union(args)) if issubclass(cls, tuple) else NOTHING
+        return Values.of(Made(cls, args))
+
+    def _call_made(self, thing, args, kwargs):
+        if issubclass(thing.cls, _OPERATORS):
+            return self._of_mindspore.call_object(thing, args, kwargs)
+        methods = self._reader.expressions.attribute(
+            Values.of(thing), "construct" if issubclass(thing.cls, nn.Cell) else "__call__"
+        )
+        return union([self.call(method, args, kwargs) for method in methods.values()])
 
     def _call_function(self, function, args, kwargs):
         function, owner = unwrapped(function)

@@ -1,7 +1,7 @@
 """Reads a cell's `construct`; what is strange ends here, as undecided."""
 
 from ms_lossscale.forward_writes.mindspore_cells import is_of_mindspore
-from ms_lossscale.forward_writes.mindspore_internals import forward_hooks_of, frozen_state_of
+from ms_lossscale.forward_writes.mindspore_internals import forward_hooks_of
 from ms_lossscale.forward_writes.source import unwrapped
 from ms_lossscale.forward_writes.values import NOTHING, Values, flat, is_plain
 
@@ -33,18 +33,24 @@ class Cells:
             return reading(cell, *args)
         except Exception as error:
             why = f"'{type(cell).__name__}.construct' can't be followed: {error or type(error).__name__}"
-            self._reader.findings.doubt(Values.of(frozen_state_of(cell), *args), why)
+            self._reader.findings.doubt(Values.of(cell, *args), why)
             self._reader.functions.forget()
             return NOTHING
 
     def _read(self, cell):
         for hook in forward_hooks_of(cell):
             self._reader.calls.call(hook, [Values.of(cell), NOTHING, NOTHING], {})
-        function, owner = unwrapped(cell.construct)
+        function, bound = _construct_of(cell)
         if is_of_mindspore(function):
             return NOTHING
-        return self._reader.functions.call_with_unknown_inputs(function, Values.of(owner))
+        return self._reader.functions.call_with_unknown_inputs(function, bound)
 
     def _call(self, cell, args, kwargs):
-        function, owner = unwrapped(cell.construct)
-        return self._reader.functions.call(function, [Values.of(owner), *args], kwargs)
+        function, bound = _construct_of(cell)
+        return self._reader.functions.call(function, [*bound, *args], kwargs)
+
+
+def _construct_of(cell):
+    """The function, and the cell as its first argument, unless `construct` was set to a plain function."""
+    function, owner = unwrapped(cell.construct)
+    return function, [] if owner is None else [Values.of(owner)]

@@ -12,8 +12,10 @@ from ms_lossscale.forward_writes.tensors import attribute_of_tensor
 from ms_lossscale.forward_writes.values import (
     NOTHING,
     Closure,
+    Made,
     Many,
     Parent,
+    Partial,
     Row,
     StandIn,
     Text,
@@ -161,6 +163,9 @@ class Expressions:
         if isinstance(thing, Parent):
             method = getattr(thing.cls, name, None)
             return Values.of(types.MethodType(method, thing.owner)) if callable(method) else NOTHING
+        if isinstance(thing, Made):
+            method = getattr(thing.cls, name, None)
+            return Values.of(Partial(method, [Values.of(thing)])) if isinstance(method, types.FunctionType) else NOTHING
         if isinstance(thing, (Tensor, StandIn)):
             return NOTHING
         computed = getattr(type(thing), name, None)

@@ -1,5 +1,8 @@
 """What was found so far: what is written, and what could not be decided."""
 
+from mindspore import nn
+
+from ms_lossscale.forward_writes.mindspore_internals import frozen_state_of
 from ms_lossscale.forward_writes.values import flat, is_state
 
 
@@ -19,6 +22,8 @@ class Findings:
                 self.written.setdefault(id(thing), thing)
 
     def doubt(self, values, why):
+        """Notes what the values hold, and what a cell among them has itself."""
         for thing in flat(values).values():
-            if is_state(thing):
-                self.undecided.setdefault(id(thing), (thing, why))
+            for state in frozen_state_of(thing) if isinstance(thing, nn.Cell) else [thing]:
+                if is_state(state):
+                    self.undecided.setdefault(id(state), (state, why))

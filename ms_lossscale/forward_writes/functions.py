@@ -3,13 +3,10 @@
 import ast
 import types
 
-from mindspore import nn
-
 from ms_lossscale.forward_writes.frame import Frame
 from ms_lossscale.forward_writes.mindspore_cells import is_of_mindspore
-from ms_lossscale.forward_writes.mindspore_internals import frozen_state_of
 from ms_lossscale.forward_writes.source import tree_of
-from ms_lossscale.forward_writes.values import NOTHING, Many, Row, Values, flat, union
+from ms_lossscale.forward_writes.values import NOTHING, Many, Row, Values, union
 
 # Far more than any cell needs; what reaches it multiplies without end.
 _MAX_FUNCTIONS_OF_A_CELL = 5000
@@ -46,15 +43,15 @@ class Functions:
             self._calls[key] = self._call(function, args, kwargs), args, kwargs
         return self._calls[key][0]
 
-    def call_with_unknown_inputs(self, function, owner):
-        """The same of a method whose inputs may be anything, so that their defaults say nothing."""
+    def call_with_unknown_inputs(self, function, args):
+        """The same where what comes after the arguments may be anything, so that defaults say nothing."""
         node = self._node_of(function)
         if node is None:
-            return self._unreadable(function, [owner])
+            return self._unreadable(function, args)
         frame = Frame(function)
         for name in _names(node.args):
             frame.assign(name, NOTHING)
-        _bind(frame, node.args, [owner], {})
+        _bind(frame, node.args, args, {})
         return self._run(frame, node)
 
     def call_closure(self, closure, args, kwargs):
@@ -87,12 +84,8 @@ class Functions:
         if is_of_mindspore(function):
             return NOTHING
         held = [Values.of(cell.cell_contents) for cell in getattr(function, "__closure__", None) or ()]
-        reachable = flat(union([*args, *held]))
-        cells = [thing for thing in reachable.values() if isinstance(thing, nn.Cell)]
         name = getattr(function, "__qualname__", repr(function))
-        why = f"the source of '{name}' can't be read"
-        self._reader.findings.doubt(reachable, why)
-        self._reader.findings.doubt(Values.of(*map(frozen_state_of, cells)), why)
+        self._reader.findings.doubt(union([*args, *held]), f"the source of '{name}' can't be read")
         return NOTHING
 
     def _run(self, frame, node):

@@ -5,6 +5,7 @@ import functools
 import inspect
 import textwrap
 import types
+import warnings
 
 
 def unwrapped(function):
@@ -24,7 +25,9 @@ def tree_of(code):
     """The node of the function or lambda with this code object; None where its source can't be read."""
     try:
         lines, first = inspect.getsourcelines(code)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python warned of a user's literals when it compiled them.
+            tree = ast.parse(textwrap.dedent("".join(lines)))
     except (OSError, TypeError, SyntaxError):
         return None
     found = [node for node in ast.walk(tree) if _is_of(node, code.co_name, code.co_firstlineno - first + 1)]

@@ -57,7 +57,7 @@ class Text(StandIn):
 
 
 class Made(StandIn):
-    """An object of one of MindSpore's classes: `ops.Assign()`, `ops.HyperMap(function)`."""
+    """An object of a class that the source makes: `ops.Assign()`, `ops.HyperMap(function)`, a user's own."""
 
     def __init__(self, cls, args):
         super().__init__(id(cls), *(frozenset(values) for values in args))

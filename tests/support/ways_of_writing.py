@@ -254,6 +254,21 @@ class Memory:
         self.update(x)
 
 
+class ByFunctionThatItWasGiven(Writing):
+    def __init__(self, function=write):
+        super().__init__()
+        self.function = function
+
+    def construct(self, x):
+        return self.function(self.u, self.frozen) * self.trained
+
+
+class ByConstructOfTheObject(Writing):
+    def __init__(self):
+        super().__init__()
+        self.construct = lambda x: self.u.copy_(self.frozen) * self.trained
+
+
 class ByHelperObject(Writing):
     def __init__(self):
         super().__init__()
@@ -261,6 +276,26 @@ class ByHelperObject(Writing):
 
     def construct(self, x):
         self.memory(self.frozen)
+        return x * self.trained
+
+
+class Writer(nn.Cell):
+    def __init__(self, rate):
+        super().__init__()
+        self.rate = rate
+
+    def write(self, memory, value):
+        memory.copy_(value * self.rate)
+
+    def construct(self, memory, value):
+        self.write(memory, value)
+
+
+class ByCellOfTheMoment(Writing):
+    def construct(self, x):
+        nn.ReLU()(self.frozen)
+        writer = Writer(0.5)
+        writer(self.u, self.frozen)
         return x * self.trained
 
 

@@ -183,6 +183,26 @@ class Recursive(Undecided):
         return self.multiply((x,), [self.u, self.frozen]) + self.endless([])
 
 
+class Multiplying(Undecided):
+    def construct(self, x):
+        def a():
+            return self.u * x
+
+        def b():
+            return [a(), a(), a(), a(), a(), a(), a(), a()]
+
+        def c():
+            return [b(), b(), b(), b(), b(), b(), b(), b()]
+
+        def d():
+            return [c(), c(), c(), c(), c(), c(), c(), c()]
+
+        def e():
+            return [d(), d(), d(), d(), d(), d(), d(), d()]
+
+        return [e(), e(), e(), e(), e(), e(), e(), e()]
+
+
 class FailingProperty(Undecided):
     class Broken:
         def __getattr__(self, name):
@@ -205,6 +225,7 @@ class ClassWithin(Undecided):
     [
         (unreadable("NoSource", NO_SOURCE)(), "the source of 'NoSource.construct' can't be read"),
         (Recursive(), "'Recursive.construct' can't be followed"),
+        (Multiplying(), "it calls too many functions"),
         (FailingProperty(FailingProperty.Broken()), "'FailingProperty.construct' can't be followed: not now"),
         (ClassWithin(), "'class Helper:' is not a statement that is followed"),
     ],
@@ -217,6 +238,46 @@ def test_strange_code_is_undecided_and_spares_the_cells_around_it(network, why):
     assert names(parameter for parameter, _ in writes.undecided) == ["1.frozen", "1.u"]
     assert all(why in reason for _, reason in writes.undecided)
     assert len(writes.buffers) == 2
+
+
+def with_a_class_within(memory):
+    class Helper:
+        pass
+
+    return Helper(), memory
+
+
+class UsingWhatIsShared(nn.Cell):
+    def __init__(self, shared):
+        super().__init__()
+        self.shared = shared
+        self.own = state("own")
+
+    def construct(self, x):
+        return with_a_class_within(self.shared)
+
+
+def test_what_broke_off_in_one_cell_breaks_off_in_the_next():
+    shared = state("shared")
+    writes = find_forward_writes((UsingWhatIsShared(shared), UsingWhatIsShared(shared)))
+    assert names(parameter for parameter, _ in writes.undecided) == ["own", "own", "shared"]
+
+
+class Wrapping(networks.StepCounter):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def construct(self, x):
+        self.count += 1
+        return self.inner(x)
+
+
+def test_cells_within_cells():
+    network = nn.ReLU()
+    for _ in range(100):
+        network = Wrapping(network)
+    assert len(only_written(network)) == 100
 
 
 LITERAL_THAT_PYTHON_WARNS_OF = r"""

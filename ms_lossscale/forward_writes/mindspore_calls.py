@@ -11,7 +11,7 @@ from ms_lossscale.forward_writes.mindspore_internals import (
     mapped_function,
     registered_functions,
 )
-from ms_lossscale.forward_writes.tensors import shares_memory, writes_its_tensor, written_by_batch_norm
+from ms_lossscale.forward_writes.tensors import shares_memory, written_by_batch_norm
 from ms_lossscale.forward_writes.values import NOTHING, Closure, Made, Partial, Values, flat, is_state, union
 
 _QUERIES_OF_CELLS = (
@@ -47,8 +47,6 @@ class MindSporeCalls:
         if name.startswith("batch_norm"):
             self._write(union(written_by_batch_norm(args, kwargs)))
             return NOTHING
-        if writes_its_tensor(name) and args:
-            self._write(args[0])
         if isinstance(function, types.FunctionType):
             return self._reader.functions.call(function, args, kwargs)
         return NOTHING

@@ -16,7 +16,7 @@ _STATISTICS_OF_BATCH_NORM = ("running_mean", "running_var")
 
 
 def writes_its_tensor(name):
-    """Whether a method, or a function of its first argument, writes in place."""
+    """Whether a method writes in place."""
     return name in _WRITERS or (name.endswith("_") and not name.endswith("__"))
 
 

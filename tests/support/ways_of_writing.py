@@ -70,9 +70,17 @@ class ByNameOfTheBranchBefore(Writing):
 
 
 class OnRequest(Writing):
+    also_written = ("v",)
+
+    def __init__(self):
+        super().__init__()
+        self.v = state("v")
+
     def construct(self, x, update=False, memory=None):
-        if update and memory is None:
+        if update:
             ops.assign(self.u, self.frozen)
+        if memory is not None:
+            ops.assign(self.v, self.frozen)
         return x * self.trained
 
 
@@ -98,6 +106,15 @@ class InLoops(Writing):
         return x * self.trained
 
     also_written = ("frozen",)  # Conditions on objects are not followed.
+
+
+class AfterALoopThatMayNotRun(Writing):
+    def construct(self, x):
+        memory = self.u
+        for _ in range(x.shape[0]):
+            memory = x
+        ops.assign(memory, self.frozen)
+        return x * self.trained
 
 
 class InTry(Writing):
@@ -199,6 +216,15 @@ class ByClosure(Writing):
         return x
 
 
+class ByClosureThatCallsItself(Writing):
+    def construct(self, x):
+        def update(n):
+            self.u.copy_(self.frozen)
+            return update(n - 1) if n > 0 else x
+
+        return update(3) * self.trained
+
+
 class ByLambdaOfALoop(Writing):
     def construct(self, x):
         for memory in (self.u,):
@@ -266,7 +292,7 @@ class ByFunctionThatItWasGiven(Writing):
 class ByConstructOfTheObject(Writing):
     def __init__(self):
         super().__init__()
-        self.construct = lambda x: self.u.copy_(self.frozen) * self.trained
+        self.construct = lambda x: x if x is None else self.u.copy_(self.frozen)
 
 
 class ByHelperObject(Writing):
@@ -353,19 +379,21 @@ class ByCellThatIsGivenIt(Writing):
         return x * self.trained
 
 
-class ByScatter(Writing):
-    also_written = ("queue", "sums")
+class InPlace(Writing):
+    also_written = ("queue", "sums", "positive")
 
     def __init__(self):
         super().__init__()
         self.queue = state("queue", (5, 3))
-        self.sums = state("sums")
+        self.sums, self.positive = state("sums"), state("positive")
         self.scatter = ops.ScatterNdUpdate()
 
     def construct(self, x):
         ops.scatter_update(self.u, Tensor([0], ms.int32), x)
         self.scatter(self.queue, Tensor([[0]], ms.int32), x)
         self.sums.add_(1.0)
+        mint.nn.functional.relu_(self.positive)
+        ops.print_(self.frozen)
         return x * self.frozen * self.trained
 
 

@@ -141,6 +141,11 @@ class PassedToNothingKnown(Undecided):
         return eval("lambda *all: all")(self.u, self.seen) + self.frozen * self.mask
 
 
+class PassedToWhatIsAttachedLater(Undecided):
+    def construct(self, x):
+        return self.attached_later(self.u, self.seen) + self.frozen * self.mask
+
+
 class PassedToCustomOperator(Undecided):
     def __init__(self):
         super().__init__(ops.Custom(lambda *all: all[0], lambda *all: all[0], lambda *all: all[0], func_type="pyfunc"))
@@ -155,9 +160,16 @@ class PassedToCustomOperator(Undecided):
         PassedToTheUnreadable(unreadable("f", "def f(*all):\n    return all[0]")),
         PassedToTheUnreadable(np.add),
         PassedToNothingKnown(),
+        PassedToWhatIsAttachedLater(),
         PassedToCustomOperator(),
     ],
-    ids=["a function without source", "a function of C", "nothing known", "a custom operator"],
+    ids=[
+        "a function without source",
+        "a function of C",
+        "nothing known",
+        "a method attached later",
+        "a custom operator",
+    ],
 )
 def test_what_is_passed_on_is_undecided(network):
     writes = find_forward_writes((network,))
@@ -275,9 +287,9 @@ class Wrapping(networks.StepCounter):
 
 def test_cells_within_cells():
     network = nn.ReLU()
-    for _ in range(100):
+    for _ in range(150):
         network = Wrapping(network)
-    assert len(only_written(network)) == 100
+    assert len(only_written(network)) == 150
 
 
 LITERAL_THAT_PYTHON_WARNS_OF = r"""

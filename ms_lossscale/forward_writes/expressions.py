@@ -51,17 +51,14 @@ class Expressions:
         return NOTHING
 
     def truth(self, test, frame):
-        """Whether a condition holds, where it asks for an argument that is known to be None or False; or None."""
+        """Whether a condition holds, where it is an argument that is known to be None or False; or None."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             inner = self.truth(test.operand, frame)
             return None if inner is None else not inner
         self.evaluate(test, frame)
         if isinstance(test, ast.Name):
-            return False if _is_only((None, False), frame.read(test.id)) else None
-        if isinstance(test, ast.Compare) and isinstance(test.left, ast.Name):
-            with_none = _is_only((None,), self.evaluate(test.comparators[0], frame))
-            answer = {ast.Is: True, ast.IsNot: False}.get(type(test.ops[0]))
-            return answer if with_none and _is_only((None,), frame.read(test.left.id)) else None
+            values = list(frame.read(test.id).values())
+            return False if len(values) == 1 and (values[0] is None or values[0] is False) else None
         return None
 
     # Names and constants
@@ -72,13 +69,10 @@ class Expressions:
         return Values.of(node.value)
 
     def _JoinedStr(self, node, frame):
-        return _text("".join(self._pattern(part, frame) for part in node.values))
+        return _text("".join(pattern_of(self.evaluate(part, frame)) for part in node.values))
 
     def _FormattedValue(self, node, frame):
         return self.evaluate(node.value, frame)
-
-    def _pattern(self, node, frame):
-        return pattern_of(self.evaluate(node, frame))
 
     # Containers
     def _Tuple(self, node, frame):
@@ -189,10 +183,6 @@ class Expressions:
                 attributes = attributes_of(owner).items()
                 found.append(Values.of(*(each for name, each in attributes if re.fullmatch(pattern, name))))
         return union(found)
-
-
-def _is_only(constants, values):
-    return len(values) == 1 and any(next(iter(values.values())) is constant for constant in constants)
 
 
 def pattern_of(values):

@@ -84,6 +84,18 @@ class OnRequest(Writing):
         return x * self.trained
 
 
+class OnAFlagThatMayChange(Writing):
+    def __init__(self):
+        super().__init__()
+        self.enabled, self.momentum = False, None
+
+    def construct(self, x):
+        enabled = self.enabled
+        if enabled:
+            ops.assign(self.u, self.frozen)
+        return x * self.trained
+
+
 class OnRequestOfItsCaller(Writing):
     """The helper is called with both values."""
 
@@ -130,14 +142,35 @@ class InTry(Writing):
 
 
 class ByList(Writing):
+    also_written = ("v",)
+
+    def __init__(self):
+        super().__init__()
+        self.v = state("v")
+
     def construct(self, x):
         outputs, memories = [self.frozen], []
         memories.append(self.u)
+        memories += [self.v]
         outputs += [self.trained]
         outputs[0] = x
         for memory in memories:
             ops.assign(memory, outputs[0])
         return x
+
+
+class BySlice(Writing):
+    def __init__(self):
+        super().__init__()
+        self.all = ParameterTuple([self.u, self.frozen])
+
+    def construct(self, x):
+        for memory in self.all[:1]:
+            ops.assign(memory, x)
+        next(iter(sorted(self.all[1:], key=len))).copy_(x)
+        return x * self.trained
+
+    also_written = ("frozen",)  # Which part a slice takes is not followed.
 
 
 class ByDict(Writing):
@@ -177,12 +210,16 @@ class ByAllThatAreNamedSo(Writing):
 
 
 class ByNameInParts(Writing):
+    also_written = ("u_1", "u_2")
+
+    def __init__(self):
+        super().__init__()
+        self.u_1, self.u_2 = state("u_1"), state("u_2")
+
     def construct(self, x):
-        for name in ("u", "%s" % "u", "{}".format("u")):  # noqa: UP031
+        for name in ("u", "u_%d" % len(x), "{}_2".format("u")):  # noqa: UP031
             setattr(self, name, x)
         return getattr(self, "fro" + "zen") * self.trained
-
-    also_written = ("frozen", "trained")  # "%s" may be any name.
 
 
 class ByStarred(Writing):
@@ -190,7 +227,7 @@ class ByStarred(Writing):
         write(*memories, **others)
 
     def construct(self, x):
-        self.update(self.u, value=self.frozen)
+        self.update(self.u, self.frozen)
         return x * self.trained
 
 
@@ -230,6 +267,19 @@ class ByLambdaOfALoop(Writing):
         for memory in (self.u,):
             update = lambda value, memory=memory: ops.assign(memory, value)  # noqa: E731
             update(self.frozen)
+        return x * self.trained
+
+
+class ByLambdaThatHoldsAnother(Writing):
+    def __init__(self):
+        super().__init__()
+        self.keep = lambda memory, x: (
+            ops.assign(memory, x),
+            lambda y: y,
+        )
+
+    def construct(self, x):
+        self.keep(self.u, self.frozen)
         return x * self.trained
 
 
@@ -485,6 +535,7 @@ class ReadingOnly(nn.Cell):
         return joined + turned + cast + ops.stop_gradient(self.weight) * x
 
     def normalised(self, x):
+        x = mint.nn.functional.relu(self.gamma) + mint.nn.functional.dropout(self.gamma)
         y = self.norm(x, self.gamma, self.beta)[0] + ops.layer_norm(x, (3,), self.gamma, self.beta)
         y = y + mint.nn.functional.layer_norm(y, (3,), self.gamma, self.beta)
         return mint.nn.functional.group_norm(y, 2, self.gamma, self.beta)

@@ -182,17 +182,12 @@ def test_what_is_passed_on_is_undecided(network):
 NO_SOURCE = "class NoSource(Undecided):\n    def construct(self, x):\n        return self.u"
 
 
-class Recursive(Undecided):
+class Endless(Undecided):
     def endless(self, values):
-        return self.endless([*values, self.u]) + self.endless([*values, self.frozen])
-
-    def multiply(self, depth, values):
-        for value in values:
-            self.multiply((depth, value, 0), [(value, depth), values])
-            self.multiply((value, depth), [values, (depth, value)])
+        return self.endless([*values, (values, self.u)])
 
     def construct(self, x):
-        return self.multiply((x,), [self.u, self.frozen]) + self.endless([])
+        return self.endless([self.frozen])
 
 
 class Multiplying(Undecided):
@@ -236,7 +231,7 @@ class ClassWithin(Undecided):
     "network, why",
     [
         (unreadable("NoSource", NO_SOURCE)(), "the source of 'NoSource.construct' can't be read"),
-        (Recursive(), "'Recursive.construct' can't be followed"),
+        (Endless(), "its calls are nested too deep"),
         (Multiplying(), "it calls too many functions"),
         (FailingProperty(FailingProperty.Broken()), "'FailingProperty.construct' can't be followed: not now"),
         (ClassWithin(), "'class Helper:' is not a statement that is followed"),

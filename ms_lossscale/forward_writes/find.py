@@ -40,7 +40,7 @@ def find_forward_writes(networks):
     findings = Findings()
     reader = Reader(findings)
     cells = {id(cell): cell for network in networks for _, cell in network.cells_and_names()}
-    # A cell comes after those that it is made of, so that what calls them needs not read them again.
+    # A cell comes after those that it is made of: its calls of them are known, and not followed to any depth.
     for cell in reversed(list(cells.values())):
         findings.write_all(parameters_written_by_name(cell))
         reader.read(cell)

@@ -10,6 +10,8 @@ from ms_lossscale.forward_writes.values import NOTHING, Many, Row, Values, union
 
 # Far more than any cell needs; what reaches it multiplies without end.
 _MAX_FUNCTIONS_OF_A_CELL = 5000
+# MindSpore raises Python's own limit beyond what the stack of an older Python holds.
+_MAX_DEPTH = 100
 
 
 class CannotFollow(Exception):
@@ -24,6 +26,7 @@ class Functions:
 
     def __init__(self, reader):
         self._reader = reader
+        self._depth = 0
         self.renew_budget()
         self.forget()
 
@@ -92,6 +95,15 @@ class Functions:
         self._budget -= 1
         if self._budget < 0:
             raise CannotFollow("it calls too many functions")
+        if self._depth == _MAX_DEPTH:
+            raise CannotFollow("its calls are nested too deep")
+        self._depth += 1
+        try:
+            return self._returned_by(frame, node)
+        finally:
+            self._depth -= 1
+
+    def _returned_by(self, frame, node):
         if isinstance(node, ast.Lambda):
             return self._reader.expressions.evaluate(node.body, frame)
         self._reader.statements.execute(node.body, frame)

@@ -162,15 +162,16 @@ class ByList(Writing):
 class BySlice(Writing):
     def __init__(self):
         super().__init__()
+        self.v = state("v")
         self.all = ParameterTuple([self.u, self.frozen])
 
     def construct(self, x):
         for memory in self.all[:1]:
             ops.assign(memory, x)
-        next(iter(sorted(self.all[1:], key=len))).copy_(x)
+        next(iter(sorted((self.v,), key=len))).copy_(x)
         return x * self.trained
 
-    also_written = ("frozen",)  # Which part a slice takes is not followed.
+    also_written = ("frozen", "v")  # Which part a slice takes is not followed.
 
 
 class ByDict(Writing):
@@ -255,11 +256,11 @@ class ByClosure(Writing):
 
 class ByClosureThatCallsItself(Writing):
     def construct(self, x):
-        def update(n):
+        def construct(n):
             self.u.copy_(self.frozen)
-            return update(n - 1) if n > 0 else x
+            return construct(n - 1) if n > 0 else x
 
-        return update(3) * self.trained
+        return construct(3) * self.trained
 
 
 class ByLambdaOfALoop(Writing):

@@ -10,7 +10,7 @@ from mindspore import Tensor, amp, mint, nn, ops
 from ms_lossscale.forward_writes import find_forward_writes, mindspore_internals
 from tests.support import forward_writing_networks as networks
 from tests.support.forward_writing_networks import batch, residual_network, state
-from tests.support.ways_of_writing import WAYS, ReadingOnly
+from tests.support.ways_of_writing import WAYS, ReadingByItsParent, ReadingOnly
 
 RUNNABLE = [
     cls
@@ -66,6 +66,10 @@ def test_reading_is_no_writing():
     network = ReadingOnly()
     assert sum(parameter.size for parameter in network.get_parameters()) > 10_000_000
     assert only_written(network) == []
+
+
+def test_reading_by_the_parent_is_no_writing():
+    assert only_written(ReadingByItsParent()) == []
 
 
 STATISTICS = ["0.1.moving_mean", "0.1.moving_variance", "2.moving_mean", "2.moving_variance"]

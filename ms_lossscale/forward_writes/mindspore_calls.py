@@ -20,7 +20,7 @@ _QUERIES_OF_CELLS = (
 )
 # The position of the argument without which a primitive does not write what it declares.
 _WRITES_ONLY_WITH = {"Embedding": 3, "FusedEmbedding": 3}
-_FUNCTIONS = (types.FunctionType, types.MethodType, type, Closure, Partial, Made, nn.Cell, Primitive)
+_FUNCTIONS = (types.FunctionType, types.MethodType, Closure, Partial, Made, nn.Cell, Primitive)
 # More than a function has that is passed to one of MindSpore's, as a loop's body say.
 _ARGUMENTS = 8
 
@@ -34,7 +34,7 @@ class MindSporeCalls:
     def __init__(self, reader):
         self._reader = reader
 
-    def call_function(self, function, args, kwargs):
+    def call_function(self, function, args, kwargs, bound=()):
         """What a function of MindSpore may return. It is followed if it is given something that it could write."""
         name = getattr(function, "__name__", "")
         functions, state = self._passed(args, kwargs)
@@ -48,7 +48,7 @@ class MindSporeCalls:
             self._write(union(written_by_batch_norm(args, kwargs)))
             return NOTHING
         if isinstance(function, types.FunctionType):
-            return self._reader.functions.call(function, args, kwargs)
+            return self._reader.functions.call(function, [*bound, *args], kwargs)
         return NOTHING
 
     def _passed(self, args, kwargs):
@@ -59,7 +59,7 @@ class MindSporeCalls:
         """
         given = flat(union([*args, *kwargs.values()]))
         state = Values((key, thing) for key, thing in given.items() if is_state(thing))
-        functions = Values((key, thing) for key, thing in given.items() if isinstance(thing, _FUNCTIONS))
+        functions = Values((key, thing) for key, thing in given.items() if _is_function(thing))
         for function in functions.values():
             if isinstance(function, (Closure, Partial)) or not is_of_mindspore(function):
                 self._reader.calls.call(function, [state] * _ARGUMENTS, {})
@@ -68,7 +68,7 @@ class MindSporeCalls:
     def call_method_of_cell(self, function, cell, args, kwargs):
         name = function.__name__
         if name not in _QUERIES_OF_CELLS:
-            return self.call_function(function, [Values.of(cell), *args], kwargs)
+            return self.call_function(function, args, kwargs, [Values.of(cell)])
         found = getattr(cell, name)()
         return Values.of(found if isinstance(found, dict) else tuple(found))
 
@@ -107,3 +107,7 @@ class MindSporeCalls:
 
     def partials(self, args):
         return Values.of(*(Partial(function, args[1:]) for function in args[0].values()))
+
+
+def _is_function(thing):
+    return isinstance(thing, _FUNCTIONS) or (isinstance(thing, type) and issubclass(thing, Primitive))

@@ -506,6 +506,18 @@ class Decorated(Writing):
 WAYS = Writing.__subclasses__()
 
 
+class ReadingByItsParent(nn.Dense):
+    """What it changes in place is a tensor, though it calls its parent with a Parameter."""
+
+    def __init__(self):
+        super().__init__(3, 3)
+        self.frozen = state("frozen")
+
+    def construct(self, x):
+        x += 1
+        return super().construct(self.frozen) + super().construct(x)
+
+
 class ReadingOnly(nn.Cell):
     """A frozen network of 10 million weights in a user's own cell, through the operators that such cells use."""
 

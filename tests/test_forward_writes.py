@@ -10,7 +10,7 @@ from mindspore import Tensor, amp, mint, nn, ops
 from ms_lossscale.forward_writes import find_forward_writes, mindspore_internals
 from tests.support import forward_writing_networks as networks
 from tests.support.forward_writing_networks import batch, residual_network, state
-from tests.support.ways_of_writing import WAYS, ReadingByItsParent, ReadingOnly
+from tests.support.ways_of_writing import WAYS, ReadingByAGradient, ReadingByItsParent, ReadingOnly
 
 RUNNABLE = [
     cls
@@ -68,8 +68,9 @@ def test_reading_is_no_writing():
     assert only_written(network) == []
 
 
-def test_reading_by_the_parent_is_no_writing():
-    assert only_written(ReadingByItsParent()) == []
+@pytest.mark.parametrize("cls", [ReadingByItsParent, ReadingByAGradient])
+def test_passing_a_parameter_on_is_no_writing(cls):
+    assert only_written(cls()) == []
 
 
 STATISTICS = ["0.1.moving_mean", "0.1.moving_variance", "2.moving_mean", "2.moving_variance"]

@@ -37,8 +37,9 @@ class MindSporeCalls:
     def call_function(self, function, args, kwargs, bound=()):
         """What a function of MindSpore may return. It is followed if it is given something that it could write."""
         name = getattr(function, "__name__", "")
-        functions, state = self._passed(args, kwargs)
+        functions, state = _functions_and_state(args, kwargs)
         if functions:
+            self._run(functions, NOTHING)  # What else a gradient is given, the weights say, is no input.
             return functions
         if not state:
             return NOTHING
@@ -51,19 +52,11 @@ class MindSporeCalls:
             return self._reader.functions.call(function, [*bound, *args], kwargs)
         return NOTHING
 
-    def _passed(self, args, kwargs):
-        """
-        The functions among the arguments, and the Parameters and buffers.
-
-        A function that is passed to a gradient or a loop of MindSpore's runs there, or where the result is called.
-        """
-        given = flat(union([*args, *kwargs.values()]))
-        state = Values((key, thing) for key, thing in given.items() if is_state(thing))
-        functions = Values((key, thing) for key, thing in given.items() if _is_function(thing))
+    def _run(self, functions, inputs):
+        """Those of the user's run within MindSpore's; where that returns them, they are called with more."""
         for function in functions.values():
             if isinstance(function, (Closure, Partial)) or not is_of_mindspore(function):
-                self._reader.calls.call(function, [state] * _ARGUMENTS, {})
-        return functions, state
+                self._reader.calls.call(function, [inputs] * _ARGUMENTS, {})
 
     def call_method_of_cell(self, function, cell, args, kwargs):
         name = function.__name__
@@ -89,7 +82,7 @@ class MindSporeCalls:
         name = cls.__name__
         if name == "Partial":
             return self.partials(args)
-        self._passed(args, kwargs)
+        self._run(*_functions_and_state(args, kwargs))
         if name == "Custom":
             for values in (*args, *kwargs.values()):
                 self._reader.findings.doubt(values, "it is passed to an ops.Custom")
@@ -107,6 +100,12 @@ class MindSporeCalls:
 
     def partials(self, args):
         return Values.of(*(Partial(function, args[1:]) for function in args[0].values()))
+
+
+def _functions_and_state(args, kwargs):
+    given = flat(union([*args, *kwargs.values()])).items()
+    functions = Values((key, thing) for key, thing in given if _is_function(thing))
+    return functions, Values((key, thing) for key, thing in given if is_state(thing))
 
 
 def _is_function(thing):

@@ -518,6 +518,21 @@ class ReadingByItsParent(nn.Dense):
         return super().construct(self.frozen) + super().construct(x)
 
 
+class ReadingByAGradient(nn.Cell):
+    """What is changed in place is an input, though the gradient is given a Parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.trained = state("trained", trainable=True)
+
+    def loss(self, x):
+        x += 1
+        return x * self.trained
+
+    def construct(self, x):
+        return ops.value_and_grad(self.loss, None, (self.trained,))(x)
+
+
 class ReadingOnly(nn.Cell):
     """A frozen network of 10 million weights in a user's own cell, through the operators that such cells use."""
 

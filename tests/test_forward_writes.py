@@ -6,11 +6,11 @@ import warnings
 import numpy as np
 import pytest
 from mindspore import Tensor, amp, mint, nn, ops
+from support import forward_writing_networks as networks
+from support.forward_writing_networks import batch, residual_network, state
+from support.ways_of_writing import WAYS, ReadingByAGradient, ReadingByItsParent, ReadingOnly
 
 from ms_lossscale.forward_writes import find_forward_writes, mindspore_internals
-from tests.support import forward_writing_networks as networks
-from tests.support.forward_writing_networks import batch, residual_network, state
-from tests.support.ways_of_writing import WAYS, ReadingByAGradient, ReadingByItsParent, ReadingOnly
 
 RUNNABLE = [
     cls
@@ -293,7 +293,7 @@ def test_cells_within_cells():
 
 
 LITERAL_THAT_PYTHON_WARNS_OF = r"""
-from tests.support.ways_of_writing import Writing
+from support.ways_of_writing import Writing
 
 class Warned(Writing):
     def construct(self, x):

@@ -60,7 +60,7 @@ def test_a_window_is_skipped(mode, bad):
         assert bool(overflow.asnumpy()) == (call >= bad)
     after = state(cell)
     copies = {name for name in before if name.startswith("forward_state.")}
-    assert {name for name in changed(before, after) - copies} == bookkeeping(changed(before, after))
+    assert changed(before, after) - copies == bookkeeping(changed(before, after))
     assert cell.counters() == {"applied_steps": 1, "skipped_steps": 1, "consecutive_skipped_steps": 1}
 
 

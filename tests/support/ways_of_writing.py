@@ -11,7 +11,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, mint, nn, ops
 
-from tests.support.forward_writing_networks import StepCounter, passing_on, state
+from support.forward_writing_networks import StepCounter, passing_on, state
 
 
 class Writing(nn.Cell):

@@ -137,7 +137,12 @@ def test_an_ordinary_network_has_nothing_notable():
     assert report.first is None
     assert report.first_jump is None
     assert report.notable_first() == report.activations
-    assert str(report).endswith(f": 0 of {len(report.activations)}, in the order of execution.")
+    none, state = str(report).splitlines()[-2:]
+    assert none.endswith(f": 0 of {len(report.activations)}, in the order of execution.")
+    assert (
+        state
+        == f"The forward may write, and a skipped step takes back: {', '.join(report.forward_state) or 'nothing'}."
+    )
 
 
 # What is counted.

@@ -31,7 +31,8 @@ class ScaledTrainOneStepCell(TrainingCell):
             which only applied updates move. Default: ``None`` .
         has_aux (bool): Whether the network returns `(loss, *aux)`. `aux` is not trained. Default: ``False`` .
         forward_state (Union[list[Parameter], tuple[Parameter]]): Further Parameters that the forward writes and a
-            skipped step must undo. The statistics of normalisation cells are found by the cell. Default: ``()`` .
+            skipped step must undo. What MindSpore's cells and a user's own write is found by the cell, see
+            :meth:`forward_state_names`. Default: ``()`` .
         after_update (Cell, optional): A Cell without inputs that runs after each applied update. Default: ``None`` .
         overflow_detector (OverflowDetector, optional): Default: ``None`` , which picks the right one for the device:
             :class:`FloatStatusRegister` on an NPU in saturation mode, else :class:`FiniteGradients`.

@@ -215,6 +215,17 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
         """
         return load_in_place(type(self).__name__, self.parameters_dict(), parameters, strict)
 
+    def forward_state_names(self):
+        """
+        Names what a skipped step takes back because the forward may write it: found by reading the source of the
+        networks' cells, or passed as `forward_state`.
+
+        Returns:
+            list[str], the names of Parameters; of a registered buffer, ``"buffer_0."`` and its name, and so on. Empty
+            if no step is ever skipped.
+        """
+        return list(dict.fromkeys(p.name for step in self.steps for p in step.forward_state.parameters))
+
     def counters(self):
         """
         Reads how many steps were applied and skipped.

@@ -72,12 +72,14 @@ class ActivationReport:
         activations (list[Activation]): In the order of execution, forward and then backward.
         batches (int): How many batches were profiled.
         loss_scale (float): The scale by which the loss was multiplied.
+        forward_state (list[str]): The names of what the forward may write, which a skipped step takes back.
     """
 
-    def __init__(self, activations, batches, loss_scale):
+    def __init__(self, activations, batches, loss_scale, forward_state=()):
         self.activations = activations
         self.batches = batches
         self.loss_scale = loss_scale
+        self.forward_state = list(forward_state)
 
     @property
     def first(self):
@@ -128,6 +130,7 @@ class ActivationReport:
             "",
             f"{meaning}: {notable} of {len(self.activations)}, in the order of execution."
             + (f" The first is {self.first}." if notable else ""),
+            f"The forward may write, and a skipped step takes back: {', '.join(self.forward_state) or 'nothing'}.",
         ]
         return "\n".join(lines)
 
@@ -176,7 +179,12 @@ class ActivationReport:
             }
             for a in self.activations
         ]
-        content = {"batches": self.batches, "loss_scale": self.loss_scale, "activations": activations}
+        content = {
+            "batches": self.batches,
+            "loss_scale": self.loss_scale,
+            "forward_state": self.forward_state,
+            "activations": activations,
+        }
         return write_text(path, json.dumps(content, indent=1))
 
     def plot(self, path):

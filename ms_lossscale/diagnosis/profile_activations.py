@@ -5,6 +5,7 @@ import contextlib
 import numpy as np
 
 from ms_lossscale._check import check_bool, check_scale
+from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.diagnosis.activation_report import JUMP, ROUNDING, Activation, ActivationReport
 from ms_lossscale.diagnosis.batches import each_batch
 from ms_lossscale.diagnosis.cell_watch import CellWatch, as_array
@@ -12,6 +13,7 @@ from ms_lossscale.diagnosis.distribution import Distribution
 from ms_lossscale.diagnosis.loss_and_grads import LossAndGrads
 from ms_lossscale.diagnosis.replay import replay, running
 from ms_lossscale.diagnosis.trained_part import trained_parts
+from ms_lossscale.step.found_forward_state import find_forward_state
 
 
 def profile_activations(network, batches, *, loss_scale=1.0, compare_float32=False):
@@ -89,7 +91,13 @@ def profile_activations(network, batches, *, loss_scale=1.0, compare_float32=Fal
             "what flows back into its cells is reported without them",
             "What its cells put out is right, and profile_gradients computes such a network in graph mode.",
         )
-    return ActivationReport(profile.activations(), count, loss_scale)
+    return ActivationReport(profile.activations(), count, loss_scale, _forward_state_names(owner, network))
+
+
+def _forward_state_names(owner, network):
+    if isinstance(network, TrainingCell):
+        return network.forward_state_names()
+    return [parameter.name for parameter in find_forward_state(owner, (network,))]
 
 
 class _Profile:

@@ -13,9 +13,9 @@ from ms_lossscale._write_in_place import write_in_place
 def replay(networks):
     """
     A context in which networks run in PyNative mode, for training, and after which they are what they were: their
-    parameters (BatchNorm's statistics too), whether each cell is in training, MindSpore's mode and its random state.
+    parameters (BatchNorm's statistics too) and buffers, whether each cell is in training, MindSpore's mode and its random state.
 
-    It gives a function that puts the parameters back in between.
+    It gives a function that puts parameters and buffers back in between.
 
     What is decorated with `mindspore.jit` runs in PyNative mode too, so that the cells inside can be watched. A network
     that is in training already runs as it is, with the cells inside that its user has taken out of training.
@@ -23,13 +23,13 @@ def replay(networks):
     random_state = mindspore.get_rng_state()
     cells = {id(cell): cell for network in networks for _, cell in network.cells_and_names()}.values()
     in_training = [(cell, cell.training) for cell in cells]
-    parameters = {id(p): p for network in networks for p in network.get_parameters()}.values()
+    state = {id(s): s for network in networks for s in (*network.get_parameters(), *network.buffers())}.values()
     with _in_mode(mindspore.PYNATIVE_MODE, "0"):
-        values = [(parameter, ops.deepcopy(parameter)) for parameter in parameters]
+        values = [(each, ops.deepcopy(each)) for each in state if each is not None]
 
         def restore():
-            for parameter, value in values:
-                write_in_place(parameter, value)
+            for each, value in values:
+                write_in_place(each, value)
 
         try:
             for network in networks:

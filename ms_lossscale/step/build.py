@@ -47,7 +47,7 @@ def build_step(
     window_state = None
     if settings.gradient_accumulation_steps > 1:
         window_state = WindowState(settings.gradient_accumulation_steps, all_weights, prefix)
-    forward_state = make_forward_state(networks, settings, checks, window_state, prefix)
+    forward_state = make_forward_state(owner, networks, settings, checks, window_state, prefix)
     # A user's own detector gets the gradients as they are, and so do the operators that exchange them.
     packing = make_packing(weights, packs=not ranks.exchanges and _is_library_cell(detector))
     transforms = _transforms(settings, weights, packing, ranks, prefix)

@@ -3,22 +3,8 @@
 from mindspore import Parameter, ParameterTuple, nn, ops
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale.step.found_forward_state import find_forward_state
 from ms_lossscale.step.only_if import only_if
-
-# The statistics of MindSpore's normalisation cells (`nn` and `mint.nn`) and of user's own cells that name theirs alike.
-_STATISTICS = ("moving_mean", "moving_variance", "running_mean", "running_var", "num_batches_tracked")
-
-
-def find_forward_state(networks):
-    """The statistics that the networks' forward writes, each once."""
-    found = {}
-    for network in networks:
-        for _, cell in network.cells_and_names():
-            for name in _STATISTICS:
-                parameter = getattr(cell, name, None)
-                if isinstance(parameter, Parameter) and not parameter.requires_grad:
-                    found[id(parameter)] = parameter
-    return list(found.values())
 
 
 class NoForwardState(nn.Cell):
@@ -41,7 +27,7 @@ class NoForwardState(nn.Cell):
 
 class ForwardState(nn.Cell):
     """
-    The Parameters that a training forward writes, where each call is a step.
+    What a training forward writes, where each call is a step.
 
     Args:
         parameters (list[Parameter]): What it writes.
@@ -49,7 +35,7 @@ class ForwardState(nn.Cell):
 
     def __init__(self, parameters):
         super().__init__(auto_prefix=False)
-        self.parameters = ParameterTuple(parameters)
+        _set_unregistered(self, parameters)
 
     def save(self, inputs):
         """Copies the state before the forward, which `inputs` are tied to. Returns the inputs and the copies."""
@@ -78,7 +64,7 @@ class WindowForwardState(nn.Cell):
 
     def __init__(self, parameters, state, prefix):
         super().__init__(auto_prefix=False)
-        self.parameters = ParameterTuple(parameters)
+        _set_unregistered(self, parameters)
         self.state = state
         self.copies = ParameterTuple(
             Parameter(ops.deepcopy(parameter), name=f"{prefix}forward_state.{parameter.name}", requires_grad=False)
@@ -95,6 +81,11 @@ class WindowForwardState(nn.Cell):
         gradients.assign(self.parameters, self.copies)
 
 
+def _set_unregistered(cell, parameters):
+    # The networks have theirs; those that stand for buffers are in no checkpoint, since loading would part them from it.
+    object.__setattr__(cell, "parameters", ParameterTuple(parameters))
+
+
 def _became_not_finite(before, after):
     became = ops.logical_not(gradients.finite(after))
     # Only then it matters what was not finite already: the bounds that an observer begins with, say.
@@ -103,18 +94,21 @@ def _became_not_finite(before, after):
     return became
 
 
-def make_forward_state(networks, settings, undoes, window_state, prefix):
+def make_forward_state(owner, networks, settings, undoes, window_state, prefix):
     """
     What a step undoes.
 
     Args:
-        networks (tuple[Cell]): The networks, whose normalisation statistics are found.
+        owner (str): The training cell's name, for a warning.
+        networks (tuple[Cell]): The networks, whose forward is searched for what it writes.
         settings (Settings): Names further Parameters.
         undoes (bool): Whether a step is ever undone.
         window_state (WindowState): None where each call is a step.
         prefix (str): For the names of the copies.
     """
-    found = list({id(p): p for p in (*find_forward_state(networks), *settings.forward_state)}.values())
-    if not undoes or not found:
+    if not undoes:
+        return NoForwardState()
+    found = find_forward_state(owner, networks, settings.forward_state)
+    if not found:
         return NoForwardState()
     return ForwardState(found) if window_state is None else WindowForwardState(found, window_state, prefix)

@@ -1,0 +1,137 @@
+"""Whatever the forward writes, a step that overflows takes back: found without being told."""
+
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+from support import forward_writing_networks
+from support.networks import FEATURES, batch, batch_for
+from support.training import bookkeeping, changed, state
+
+from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale, ScaledTrainOneStepCell
+
+
+def buffers_of(network):
+    return {name: buffer.asnumpy().copy() for name, buffer in network.named_buffers()}
+
+
+class SpectralNorm(nn.Cell):
+    """A linear layer divided by its largest singular value, which a power iteration follows."""
+
+    def __init__(self):
+        super().__init__()
+        rng = np.random.default_rng(0)
+        self.weight = Parameter(Tensor(rng.normal(size=(FEATURES, 1)).astype(np.float32)), name="weight")
+        self.u = Parameter(Tensor(np.ones(FEATURES, np.float32)), name="u", requires_grad=False)
+        self.frozen = Parameter(Tensor(np.ones(FEATURES, np.float32)), name="frozen", requires_grad=False)
+
+    def follow(self, x):
+        ops.assign(self.u, self.u * 0.5 + ops.ReduceMean()(x, 0))
+
+    def construct(self, x, y):
+        self.follow(x)
+        return ops.square(ops.matmul(x * self.frozen, self.weight) - y).mean()
+
+
+def of_one(network, **keywords):
+    optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
+    return ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(2.0**10), **keywords).set_train()
+
+
+def of_each(network, **keywords):
+    optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
+    return AlternatingTrainOneStepCell([network], [optimizer], DynamicLossScale(2.0**10), **keywords).set_train()
+
+
+@pytest.mark.parametrize("make", [of_one, of_each])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_parameter(mode, make, steps):
+    network = SpectralNorm()
+    cell = make(network, gradient_accumulation_steps=steps)
+    assert cell.forward_state_names() == ["u"]
+    cells = [cell(*batch(seed)) for seed in range(steps)]
+    assert not np.all([bool(outputs[1].asnumpy()) for outputs in cells])
+    before = state(cell)
+    for seed in range(steps):
+        cell(*batch_for(seed == 0))
+    moved = changed(before, state(cell))
+    assert {name for name in moved if "forward_state." not in name and "alternation." not in name} == {
+        name for name in moved if "loss_scale." in name or "step_counters." in name
+    }
+    for seed in range(steps):
+        cell(*batch(seed))
+    assert "u" in changed(before, state(cell))
+
+
+class Counting(nn.Cell):
+    """Counts the samples that it has seen in a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(FEATURES, 1)
+        self.register_buffer("seen", Tensor(np.zeros(2, np.float32)))
+        self.register_buffer("mask", Tensor(np.ones((1000, 1000), np.float32)))
+
+    def construct(self, x, y):
+        self.seen.copy_(self.seen + ops.ReduceMean()(x))
+        return ops.square(self.dense(x * self.mask[0, :1]) - y).mean()
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_buffer(mode, steps):
+    network = Counting()
+    cell = of_one(network, gradient_accumulation_steps=steps)
+    assert cell.forward_state_names() == ["buffer_0.seen"]
+    for seed in range(steps):
+        cell(*batch(seed))
+    before, weights = buffers_of(network), state(cell)
+    assert before["seen"].any()
+    for seed in range(steps):
+        assert bool(cell(*batch_for(seed == 0))[1].asnumpy())
+    assert changed(before, buffers_of(network)) == set()
+    moved = changed(weights, state(cell))
+    assert {name for name in moved if not name.startswith("forward_state.")} == bookkeeping(moved)
+    for seed in range(steps):
+        cell(*batch(seed))
+    assert changed(before, buffers_of(network)) == {"seen"}
+
+
+class Backbone(nn.Cell):
+    """Ten million frozen weights of a user's own cell, which nothing writes."""
+
+    def __init__(self):
+        super().__init__()
+        self.large = Parameter(Tensor(np.zeros((10_000, 1000), np.float32)), name="large", requires_grad=False)
+        self.head = nn.Dense(FEATURES, 1)
+
+    def construct(self, x, y):
+        return ops.square(self.head(x + self.large[0, :1]) - y).mean()
+
+
+def test_frozen_weights_cost_nothing():
+    assert of_one(Backbone()).forward_state_names() == []
+
+
+class Undecided(Backbone):
+    """Gives its frozen weights to a function whose source can't be read."""
+
+    def construct(self, x, y):
+        return UNREADABLE(self.large, x, y)
+
+
+namespace = {}
+exec("def unreadable(large, x, y):\n    return (x + large[0, 0] - y).mean()", namespace)
+UNREADABLE = namespace["unreadable"]
+
+
+def test_what_is_large_and_can_not_be_decided_is_named():
+    network = Undecided()
+    with pytest.warns(RuntimeWarning, match=r"can't be told whether the forward writes large, since .*forward_state="):
+        cell = of_one(network)
+    assert cell.forward_state_names() == []
+    assert of_one(network, forward_state=[network.large]).forward_state_names() == ["large"]
+
+
+def test_what_is_small_and_can_not_be_decided_is_taken_back():
+    network = Undecided()
+    network.large = Parameter(Tensor(np.zeros((10, 10), np.float32)), name="small", requires_grad=False)
+    assert of_one(network).forward_state_names() == ["small"]

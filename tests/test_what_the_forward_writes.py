@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
-from support import forward_writing_networks
 from support.networks import FEATURES, batch, batch_for
 from support.training import bookkeeping, changed, state
 

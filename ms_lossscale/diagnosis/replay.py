@@ -13,7 +13,8 @@ from ms_lossscale._write_in_place import write_in_place
 def replay(networks):
     """
     A context in which networks run in PyNative mode, for training, and after which they are what they were: their
-    parameters (BatchNorm's statistics too) and buffers, whether each cell is in training, MindSpore's mode and its random state.
+    parameters (BatchNorm's statistics too) and buffers, whether each cell is in training, MindSpore's mode and its
+    random state.
 
     It gives a function that puts parameters and buffers back in between.
 

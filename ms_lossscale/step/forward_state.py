@@ -82,7 +82,7 @@ class WindowForwardState(nn.Cell):
 
 
 def _set_unregistered(cell, parameters):
-    # The networks have theirs; those that stand for buffers are in no checkpoint, since loading would part them from it.
+    # The networks have theirs; one that stands for a buffer is in no checkpoint: loading would part it from the buffer.
     object.__setattr__(cell, "parameters", ParameterTuple(parameters))
 
 

@@ -67,10 +67,15 @@ def check_number(owner, name, value):
 
 def check_positive_int(owner, name, value):
     """Raises unless `value` is an integer >= 1 that fits an int32 counter. Returns it as an int."""
+    return check_int_from(owner, name, value, 1)
+
+
+def check_int_from(owner, name, value, low):
+    """Raises unless `value` is an integer >= `low` that fits an int32 counter. Returns it as an int."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"For '{owner}', the argument '{name}' must be an integer >= 1, but got {describe(value)}.")
-    if not 1 <= value < 2**31:
-        raise ValueError(f"For '{owner}', the argument '{name}' must be >= 1 and < 2**31, but got {value}.")
+        raise TypeError(f"For '{owner}', the argument '{name}' must be an integer >= {low}, but got {describe(value)}.")
+    if not low <= value < 2**31:
+        raise ValueError(f"For '{owner}', the argument '{name}' must be >= {low} and < 2**31, but got {value}.")
     return int(value)
 
 

@@ -67,6 +67,8 @@ class LossScale(Float32Cell):
         )
 
     _scale_argument = "loss_scale"
+    # Whether the law ever lowers the scale after an overflow.
+    backs_off = True
 
     def __setattr__(self, name, value):
         if name in vars(self).get("_fixed", ()):
@@ -200,6 +202,18 @@ class LossScale(Float32Cell):
             next_scale = self._or_else(next_scale, loss_scale)
         return next_scale
 
+    def can_back_off(self, loss_scale):
+        """
+        Whether the law, by this overflow or by some more, would lower the scale.
+
+        Args:
+            loss_scale (Tensor): This step's scale, float32.
+
+        Returns:
+            Tensor, bool, of the shape of `loss_scale`. Of a user's own law it is always True.
+        """
+        return ops.equal(loss_scale, loss_scale)
+
     def _or_else(self, next_scale, loss_scale):
         """`next_scale`, in float32, or `loss_scale` if that can be no loss scale."""
         if not isinstance(next_scale, Tensor):
@@ -258,6 +272,8 @@ class FixedLossScale(LossScale):
         >>> loss_scale.get_loss_scale()
         1024.0
     """
+
+    backs_off = False
 
     def __init__(self, loss_scale=128.0, drop_overflow_update=True):
         super().__init__(loss_scale, drop_overflow_update)
@@ -364,6 +380,9 @@ class DynamicLossScale(LossScale):
     def _largest_scales(self):
         return {**super()._largest_scales(), "max_loss_scale": self.max_loss_scale}
 
+    def can_back_off(self, loss_scale):
+        return ops.maximum(loss_scale * self._backoff, self._floor) < loss_scale
+
     def next_scale(self, loss_scale, overflow):
         # Compared with >= and not ==, so that a checkpoint of a longer window or hysteresis does not block the law.
         clean = ops.select(overflow, self._no_steps, self.clean_steps + self._one_step)
@@ -423,6 +442,8 @@ class ScheduledLossScale(LossScale):
         >>> used
         [256.0, 256.0, 1024.0, 1024.0, 1024.0]
     """
+
+    backs_off = False
 
     def __init__(self, milestone, loss_scales, drop_overflow_update=True):
         owner = type(self).__name__

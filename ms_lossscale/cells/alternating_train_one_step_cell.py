@@ -44,6 +44,8 @@ class AlternatingTrainOneStepCell(TrainingCell):
             each network, or a list with one (or None) for each. Default: ``None`` .
         overflow_detector (OverflowDetector, optional): As for :class:`ScaledTrainOneStepCell`. Default: ``None`` .
 
+        max_retries (int): As for :class:`ScaledTrainOneStepCell`, of each network by itself. Default: ``0`` .
+
     Inputs:
         - **\\*inputs** (tuple) - The inputs of the networks.
 
@@ -105,6 +107,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
         forward_state=(),
         after_update=None,
         overflow_detector=None,
+        max_retries=0,
     ):
         owner = type(self).__name__
         networks = check_cells(owner, "networks", networks)
@@ -123,6 +126,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
                 forward_state=forward_state,
                 after_update=its_update,
                 overflow_detector=overflow_detector,
+                max_retries=max_retries,
             )
             for its_norm, its_value, its_decay, its_update in zip(
                 one_each(owner, "clip_norm", clip_norm, count),

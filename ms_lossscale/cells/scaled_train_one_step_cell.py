@@ -36,6 +36,8 @@ class ScaledTrainOneStepCell(TrainingCell):
         after_update (Cell, optional): A Cell without inputs that runs after each applied update. Default: ``None`` .
         overflow_detector (OverflowDetector, optional): Default: ``None`` , which picks the right one for the device:
             :class:`FloatStatusRegister` on an NPU in saturation mode, else :class:`FiniteGradients`.
+        max_retries (int): How many times a call whose gradients overflowed runs again, on the same inputs and at the
+            scale that the law gives, before its step is skipped; only where a lower scale can help. Default: ``0`` .
 
     Inputs:
         - **\\*inputs** (tuple) - The inputs of the network.
@@ -88,6 +90,7 @@ class ScaledTrainOneStepCell(TrainingCell):
         forward_state=(),
         after_update=None,
         overflow_detector=None,
+        max_retries=0,
     ):
         settings = check_settings(
             type(self).__name__,
@@ -100,6 +103,7 @@ class ScaledTrainOneStepCell(TrainingCell):
             forward_state=forward_state,
             after_update=after_update,
             overflow_detector=overflow_detector,
+            max_retries=max_retries,
         )
         super().__init__((network,), (optimizer,), [loss_scale], [settings], several_networks=False)
         self._has_aux = has_aux

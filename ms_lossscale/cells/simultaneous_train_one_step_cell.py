@@ -39,6 +39,8 @@ class SimultaneousTrainOneStepCell(TrainingCell):
         after_update (Cell, optional): A Cell without inputs that runs after each applied update. Default: ``None`` .
         overflow_detector (OverflowDetector, optional): As for :class:`ScaledTrainOneStepCell`. Default: ``None`` .
 
+        max_retries (int): As for :class:`ScaledTrainOneStepCell`. Default: ``0`` .
+
     Inputs:
         - **\\*inputs** (tuple) - The inputs of the networks.
 
@@ -111,6 +113,7 @@ class SimultaneousTrainOneStepCell(TrainingCell):
         forward_state=(),
         after_update=None,
         overflow_detector=None,
+        max_retries=0,
     ):
         owner = type(self).__name__
         optimizers = check_cells(owner, "optimizers", optimizers)
@@ -131,6 +134,7 @@ class SimultaneousTrainOneStepCell(TrainingCell):
             forward_state=forward_state,
             after_update=after_update,
             overflow_detector=overflow_detector,
+            max_retries=max_retries,
         )
         super().__init__(
             networks,

@@ -11,11 +11,21 @@ from ms_lossscale.step.gradient_transforms import GradientTransforms
 from ms_lossscale.step.moving_average import MovingAverage
 from ms_lossscale.step.optimizers import Optimizers
 from ms_lossscale.step.packing import make_packing
+from ms_lossscale.step.ranks import Alone
 from ms_lossscale.step.scaling import Scaling, WindowScaling
-from ms_lossscale.step.step import AfterBackward, Decision, Step
+from ms_lossscale.step.step import AfterBackward, AfterTries, Decision, Step
 from ms_lossscale.step.step_counters import StepCounters
+from ms_lossscale.step.tries import Judge, Tries, Try
 from ms_lossscale.step.update import AlwaysUpdate, Nothing, Undo, Update, UpdateOrUndo
-from ms_lossscale.step.verdict import asks_gradients_only, make_verdict
+from ms_lossscale.step.verdict import (
+    Ask,
+    AskOfCall,
+    DetectorVerdict,
+    KnownOfCall,
+    KnownVerdict,
+    asks_gradients_only,
+    make_verdict,
+)
 from ms_lossscale.step.window import Accumulation, EveryCall, Flush, WindowState
 
 
@@ -42,6 +52,12 @@ def build_step(
     weights = [optimizer.parameters for optimizer in optimizers]
     all_weights = ParameterTuple([weight for its in weights for weight in its])
     checks = loss_scale.drop_overflow_update
+    if settings.max_retries and not (checks and loss_scale.backs_off):
+        raise ValueError(
+            f"For '{owner}', the argument 'max_retries' must be 0 with a loss scale that never backs off, since a step "
+            f"would overflow again, but got {settings.max_retries} and a {type(loss_scale).__name__}. Pass a "
+            f"DynamicLossScale, say."
+        )
     loss_scale.fix("drop_overflow_update")
     detector = settings.overflow_detector if checks else NoCheck()
     window_state = None
@@ -51,13 +67,17 @@ def build_step(
     # A user's own detector gets the gradients as they are, and so do the operators that exchange them.
     packing = make_packing(weights, packs=not ranks.exchanges and _is_library_cell(detector))
     transforms = _transforms(settings, weights, packing, ranks, prefix)
-    counters = StepCounters(all_weights, prefix)
+    counters = StepCounters(all_weights, prefix, settings.max_retries > 0)
     averages = [MovingAverage(decay, its) for decay, its in zip(settings.ema_decay, weights) if decay is not None]
     update = Update(transforms, packing, Optimizers(optimizers), settings.after_update or Nothing(), averages, counters)
     scaling = _scaling(loss_scale, settings, window_state, transforms, detector, ranks)
+    verdict = make_verdict(checks, detector, transforms, ranks)
+    tries_again = settings.max_retries > 0
+    # A step of one call is decided by the verdict on its last try.
+    is_judged = tries_again and window_state is None
     decision = Decision(
-        ranks,
-        make_verdict(checks, detector, transforms, ranks),
+        Alone() if is_judged else ranks,
+        KnownVerdict() if is_judged else verdict,
         scaling,
         UpdateOrUndo(update, Undo(forward_state, packing, counters)) if checks else AlwaysUpdate(update),
     )
@@ -65,15 +85,35 @@ def build_step(
     if window_state is None:
         window, flush = EveryCall(decision), Nothing()
     else:
-        window = Accumulation(window_state, decision, detector, forward_state, packing)
+        of_call = KnownOfCall() if tries_again else AskOfCall(Ask(detector))
+        window = Accumulation(window_state, decision, of_call, forward_state, packing)
         flush = compiled(Flush(window_state, decision, detector, packing))
     forward_backwards = _forward_backwards(owner, networks, weights, settings.has_aux, may_return_tuple)
+    one_try = Try(detector, ForwardsAndBackwards(owner, forward_backwards, network_inputs, packing))
+    if tries_again:
+        if window_state is not None:
+            verdict = DetectorVerdict(GradientTransforms([[] for _ in weights], packing), detector, ranks)
+        judge = Judge(
+            forward_state,
+            scaling.unscale,
+            ranks if is_judged else Alone(),
+            verdict,
+            ranks,
+            loss_scale,
+            window_state,
+            scales_losses=False,
+        )
+        tries = Tries(settings.max_retries, one_try, compiled(judge), scaling, forward_state, counters)
+        after_backward = compiled(AfterTries(window))
+    else:
+        tries = one_try
+        after_backward = compiled(AfterBackward(forward_state, scaling.unscale, window))
     return Step(
         scaling=scaling,
         forward_state=forward_state,
-        overflow_detector=detector,
-        forwards_and_backwards=ForwardsAndBackwards(owner, forward_backwards, network_inputs, packing),
-        after_backward=compiled(AfterBackward(forward_state, scaling.unscale, window)),
+        tries=tries,
+        one_try=one_try,
+        after_backward=after_backward,
         window=window,
         flush_window=flush,
         update=update,

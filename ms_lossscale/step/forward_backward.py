@@ -5,30 +5,14 @@ from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale.step.backward_of_shared_forward import backward_of_shared_forward
+from ms_lossscale.step.nested import of_each_tensor
 from ms_lossscale.step.network_inputs import inputs_of
 from ms_lossscale.step.scaling import scaled
 
 
-def _of_each_tensor(function, value):
-    """The same tuple, list or dict, of any depth, with `function` of each tensor in it."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, dict):
-        values = {}
-        for name in value:
-            values[name] = _of_each_tensor(function, value[name])
-        return values
-    if not isinstance(value, (tuple, list)):
-        return value
-    values = ()
-    for each in value:
-        values += (_of_each_tensor(function, each),)
-    return list(values) if isinstance(value, list) else values
-
-
 def _copy(aux):
     """A network may return a Parameter or a view of one: what the user gets must not move with it."""
-    return _of_each_tensor(gradients.copy, aux)
+    return of_each_tensor(gradients.copy, aux)
 
 
 class ForwardBackward(nn.Cell):
@@ -141,7 +125,7 @@ class SharedForwardBackward(nn.Cell):
                     raise TypeError(self._not_the_losses)
                 results += (gradients.sums(value),)
             else:
-                results += (_of_each_tensor(ops.stop_gradient, value),)
+                results += (of_each_tensor(ops.stop_gradient, value),)
         return results
 
     # Compiled in PyNative mode too: there MindSpore would run the forward again for each backward.
@@ -153,7 +137,7 @@ class SharedForwardBackward(nn.Cell):
         for i, weights in enumerate(self.weights_of_each):
             cotangents = ()
             for j, result in enumerate(results):
-                cotangents += (scale if i == j else _of_each_tensor(ops.zeros_like, result),)
+                cotangents += (scale if i == j else of_each_tensor(ops.zeros_like, result),)
             grads += backward_of_shared_forward(self._losses_and_aux, weights)(*inputs, cotangents)
         return losses, _copy(results[self._losses :]), grads
 

@@ -21,6 +21,9 @@ class NoForwardState(nn.Cell):
     def overflowed(self, saved):
         return ()
 
+    def take_back(self, saved):
+        pass
+
     def restore(self, saved):
         pass
 
@@ -46,9 +49,13 @@ class ForwardState(nn.Cell):
         """Whether the forward left something not finite that was finite: a tuple of one bool tensor, or empty."""
         return (_became_not_finite(saved, self.parameters),)
 
-    def restore(self, saved):
-        """Writes the copies back."""
+    def take_back(self, saved):
+        """Undoes the call."""
         gradients.assign(self.parameters, saved)
+
+    def restore(self, saved):
+        """Undoes the step."""
+        self.take_back(saved)
 
 
 class WindowForwardState(nn.Cell):
@@ -60,22 +67,31 @@ class WindowForwardState(nn.Cell):
         parameters (list[Parameter]): What the forward writes.
         state (WindowState): Tells which call is the first.
         prefix (str): For the names of the copies.
+        takes_back_calls (bool): Whether a call is undone by itself, too.
     """
 
-    def __init__(self, parameters, state, prefix):
+    def __init__(self, parameters, state, prefix, takes_back_calls):
         super().__init__(auto_prefix=False)
         _set_unregistered(self, parameters)
         self.state = state
+        self._takes_back_calls = takes_back_calls
         self.copies = ParameterTuple(
             Parameter(ops.deepcopy(parameter), name=f"{prefix}forward_state.{parameter.name}", requires_grad=False)
             for parameter in parameters
         )
 
     def save(self, inputs):
-        return ops.depend(inputs, only_if(self.state.is_first(), gradients.assign, self.copies, self.parameters)), ()
+        inputs = ops.depend(inputs, only_if(self.state.is_first(), gradients.assign, self.copies, self.parameters))
+        if not self._takes_back_calls:
+            return inputs, ()
+        saved = gradients.copy(self.parameters)
+        return ops.depend(inputs, saved), saved
 
     def overflowed(self, saved):
         return (_became_not_finite(self.copies, self.parameters),)
+
+    def take_back(self, saved):
+        gradients.assign(self.parameters, saved)
 
     def restore(self, saved):
         gradients.assign(self.parameters, self.copies)
@@ -111,4 +127,6 @@ def make_forward_state(owner, networks, settings, undoes, window_state, prefix):
     found = find_forward_state(owner, networks, settings.forward_state)
     if not found:
         return NoForwardState()
-    return ForwardState(found) if window_state is None else WindowForwardState(found, window_state, prefix)
+    if window_state is None:
+        return ForwardState(found)
+    return WindowForwardState(found, window_state, prefix, takes_back_calls=settings.max_retries > 0)

@@ -33,6 +33,14 @@ class Scaling(nn.Cell):
         """Moves the scale by its law, from the one that the step used."""
         ops.assign(self.loss_scale.scale_value, self.loss_scale.advance(scale, overflow))
 
+    def back_off(self, scale, overflow):
+        """Moves the scale by its law, for the next try of the same step."""
+        self.adjust(scale, overflow)
+
+    def state_of_tries(self):
+        """All that a try moves."""
+        return list(self.loss_scale.get_parameters())
+
 
 class WindowScaling(nn.Cell):
     """
@@ -64,6 +72,17 @@ class WindowScaling(nn.Cell):
         next_scale = self.loss_scale.advance(scale, overflow)
         is_set = ops.logical_or(self.state.scale_is_set(), ops.not_equal(present, scale))
         ops.assign(present, ops.select(is_set, present, next_scale))
+
+    def back_off(self, scale, overflow):
+        # The window goes on at the lower scale; it holds gradients that are unscaled.
+        present, is_set = self.loss_scale.scale_value, self.state.scale_is_set()
+        is_next = ops.logical_or(is_set, ops.not_equal(present, scale))
+        next_scale = self.loss_scale.advance(scale, overflow)
+        ops.assign(present, ops.select(is_next, present, next_scale))
+        ops.assign(self.state.loss_scale, ops.select(is_set, -next_scale, next_scale))
+
+    def state_of_tries(self):
+        return [*self.loss_scale.get_parameters(), self.state.loss_scale]
 
 
 class Unscale(nn.Cell):

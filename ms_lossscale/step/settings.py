@@ -9,6 +9,7 @@ from ms_lossscale._check import (
     check_between,
     check_bool,
     check_cell,
+    check_int_from,
     check_number,
     check_positive_int,
     describe,
@@ -34,6 +35,7 @@ class Settings:
     forward_state: tuple
     after_update: Optional[nn.Cell]
     overflow_detector: OverflowDetector
+    max_retries: int = 0
     gradient_transforms: tuple = ()
 
     def described(self):
@@ -53,6 +55,7 @@ def check_settings(
     forward_state,
     after_update,
     overflow_detector,
+    max_retries,
 ):
     """
     Checks the keywords that all training cells have.
@@ -90,6 +93,7 @@ def check_settings(
         forward_state=_check_forward_state(owner, forward_state),
         after_update=after_update,
         overflow_detector=_check_overflow_detector(owner, overflow_detector),
+        max_retries=check_int_from(owner, "max_retries", max_retries, 0),
     )
 
 

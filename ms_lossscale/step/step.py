@@ -7,8 +7,9 @@ class Step(nn.Cell):
     """
     The order of events: 1 to 3 in `construct`, 4 and 5 in that of AfterBackward, 6 to 9 in that of Decision, below.
     They are three since in PyNative mode a graph is compiled from 4 on, and a window that is flushed begins at 6.
+    With retries, `tries.py` repeats 1 to 4 and, where each call is a step, 6 and 7.
 
-    1. Read the scale once. 2. Copy what the forward will write; clear an NPU's register. 3. Forward and backward.
+    1. Read the scale once. 2. Copy what the forward will write. 3. Clear an NPU's register; forward and backward.
     4. Unscale. 5. Accumulate; all calls but a window's last end here. 6. Reduce across ranks. 7. One verdict. 8. One
     update of the scale. 9. One branch: update, or undo.
 
@@ -16,7 +17,8 @@ class Step(nn.Cell):
     `build.py` chooses the stages.
 
     Args:
-        scaling, forward_state, overflow_detector, forwards_and_backwards, after_backward (Cell): The stages.
+        scaling, forward_state, tries, after_backward (Cell): The stages.
+        one_try (Try): A run of the networks: a stage of `tries`.
         window (Cell): Which calls make a step: a stage of `after_backward`.
         flush_window (Cell): Ends a window that has begun.
         update (Update): What happens in a step that did not overflow: a stage of `window`.
@@ -34,8 +36,8 @@ class Step(nn.Cell):
         *,
         scaling,
         forward_state,
-        overflow_detector,
-        forwards_and_backwards,
+        tries,
+        one_try,
         after_backward,
         window,
         flush_window,
@@ -44,8 +46,9 @@ class Step(nn.Cell):
         super().__init__(auto_prefix=False)
         self.scaling = scaling
         self.forward_state = forward_state
-        self.overflow_detector = overflow_detector
-        self.forwards_and_backwards = forwards_and_backwards
+        self.tries = tries
+        self.overflow_detector = one_try.overflow_detector
+        self.forwards_and_backwards = one_try.forwards_and_backwards
         self.after_backward = after_backward
         self.window = window
         self.flush_window = flush_window
@@ -57,10 +60,9 @@ class Step(nn.Cell):
 
     def construct(self, *inputs):
         scale = self.scaling.read()  # 1. Read the scale once.
-        inputs, saved = self.forward_state.save(inputs)  # 2. Copy what the forward will write,
-        inputs = self.overflow_detector.start(inputs)  # and clear an NPU's register.
-        losses, auxes, grads = self.forwards_and_backwards(scale, inputs)  # 3. Forward and backward, once each.
-        overflow = self.after_backward(grads, scale, saved)
+        inputs, saved = self.forward_state.save(inputs)  # 2. Copy what the forward will write.
+        losses, auxes, made, scale = self.tries(scale, inputs, saved)  # 3. Forward and backward, once each.
+        overflow = self.after_backward(*made, saved)
         return losses, auxes, overflow, scale
 
     def flush(self):
@@ -82,6 +84,17 @@ class AfterBackward(nn.Cell):
         overflows = self.forward_state.overflowed(saved)  # 3. What the forward wrote may show what no gradient does.
         grads, divisor = self.unscale(grads, scale)  # 4. Unscale in float32.
         return self.window(grads, divisor, scale, overflows, saved)  # 5. Accumulate; at the window's end, decide.
+
+
+class AfterTries(nn.Cell):
+    """The same where the gradients of each try were unscaled and judged: what is left of it."""
+
+    def __init__(self, window):
+        super().__init__(auto_prefix=False)
+        self.window = window
+
+    def construct(self, grads, divisor, scale, overflow, saved):
+        return self.window(grads, divisor, scale, (overflow,), saved)  # 5. Accumulate; at the window's end, decide.
 
 
 class Decision(nn.Cell):

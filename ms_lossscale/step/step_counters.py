@@ -13,9 +13,10 @@ class StepCounters(nn.Cell):
     Args:
         weights (ParameterTuple): The weights.
         prefix (str): For the Parameters' names.
+        counts_retries (bool): Whether steps are tried again.
     """
 
-    def __init__(self, weights, prefix):
+    def __init__(self, weights, prefix, counts_retries):
         super().__init__(auto_prefix=False)
         self._zero, self._one = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
         self._names = tuple(weight.name for weight in weights)
@@ -23,6 +24,10 @@ class StepCounters(nn.Cell):
         self.skipped_steps = self._state(prefix, "skipped_steps", np.int32(0))
         self.consecutive_skipped_steps = self._state(prefix, "consecutive_skipped_steps", np.int32(0))
         self.overflowed = self._state(prefix, "overflowed", np.zeros(len(weights), bool))
+        self._counts = ["applied_steps", "skipped_steps", "consecutive_skipped_steps"]
+        if counts_retries:
+            self.retries = self._state(prefix, "retries", np.int32(0))
+            self._counts.append("retries")
 
     @staticmethod
     def _state(prefix, name, value):
@@ -37,6 +42,9 @@ class StepCounters(nn.Cell):
         ops.assign(self.applied_steps, self.applied_steps + self._one)
         return self.applied_steps
 
+    def count_retry(self):
+        return ops.assign(self.retries, self.retries + self._one)
+
     def count_skipped(self, are_finite):
         ops.assign(self.overflowed, ops.logical_not(are_finite))
         ops.assign(self.consecutive_skipped_steps, self.consecutive_skipped_steps + self._one)
@@ -45,10 +53,7 @@ class StepCounters(nn.Cell):
 
     def as_dict(self):
         """The counts as ints, by name."""
-        return {
-            name: int(getattr(self, name).asnumpy())
-            for name in ("applied_steps", "skipped_steps", "consecutive_skipped_steps")
-        }
+        return {name: int(getattr(self, name).asnumpy()) for name in self._counts}
 
     def steps_made(self):
         """The steps so far, skipped ones included."""

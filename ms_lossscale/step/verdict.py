@@ -45,6 +45,46 @@ class Ask(nn.Cell):
         return overflow if overflow.dtype == mstype.bool_ else overflow.astype(mstype.bool_)
 
 
+class AskOfCall(nn.Cell):
+    """
+    The verdict on one call of a window.
+
+    Args:
+        ask (Ask): The detector.
+
+    Inputs:
+        - **grads** (tuple[Tensor]) - The gradients of the call.
+        - **earlier** (tuple[Tensor]) - What is known already.
+
+    Outputs:
+        Tensor, bool of shape :math:`()`.
+    """
+
+    def __init__(self, ask):
+        super().__init__(auto_prefix=False)
+        self.ask = ask
+
+    def construct(self, grads, earlier):
+        return any_of(self.ask(grads), earlier)
+
+
+class KnownOfCall(nn.Cell):
+    """The verdict on one call of a window that was judged before. Inputs and outputs as those of :class:`AskOfCall`."""
+
+    def __init__(self):
+        super().__init__(auto_prefix=False)
+
+    def construct(self, grads, earlier):
+        return any_of(earlier[0], earlier[1:])
+
+
+def any_of(overflow, others):
+    """Whether any of them is True."""
+    for each in others:
+        overflow = ops.logical_or(each, overflow)
+    return overflow
+
+
 class DetectorVerdict(nn.Cell):
     """
     The overflow detector decides.
@@ -71,10 +111,7 @@ class DetectorVerdict(nn.Cell):
 
     def construct(self, grads, divisor, earlier):
         self.transforms.measure(grads, divisor)
-        overflow = self.ask(grads)
-        for each in earlier:
-            overflow = ops.logical_or(each, overflow)
-        return self.ranks.agree(overflow)
+        return self.ranks.agree(any_of(self.ask(grads), earlier))
 
 
 class NormVerdict(nn.Cell):
@@ -94,9 +131,17 @@ class NormVerdict(nn.Cell):
         overflow = ops.logical_not(are_finite[0])
         for is_finite in are_finite[1:]:
             overflow = ops.logical_or(overflow, ops.logical_not(is_finite))
-        for each in earlier:
-            overflow = ops.logical_or(each, overflow)
-        return self.ranks.agree(overflow)
+        return self.ranks.agree(any_of(overflow, earlier))
+
+
+class KnownVerdict(nn.Cell):
+    """The try that is taken was judged before. Inputs and outputs as those of :class:`DetectorVerdict`."""
+
+    def __init__(self):
+        super().__init__(auto_prefix=False)
+
+    def construct(self, grads, divisor, earlier):
+        return earlier[0]
 
 
 class NoVerdict(nn.Cell):

@@ -7,7 +7,6 @@ from mindspore.common.initializer import initializer
 from ms_lossscale import _gradients as gradients
 from ms_lossscale.step.only_if import only_if
 from ms_lossscale.step.use_in_outermost_graph import UseInOutermostGraph
-from ms_lossscale.step.verdict import Ask
 
 
 class EveryCall(nn.Cell):
@@ -117,18 +116,18 @@ class Accumulation(nn.Cell):
     Args:
         state (WindowState): What the window has gathered.
         decision (Decision): What ends a step.
-        overflow_detector (OverflowDetector): What is asked after the calls before the last.
+        verdict_of_call (Cell): The verdict on a call before the last.
         forward_state (Cell): What the forward wrote, which a call that overflowed takes back at once.
         packing (Packing): Knows the gradients of each weight.
 
     Inputs, outputs and methods as those of :class:`EveryCall`.
     """
 
-    def __init__(self, state, decision, overflow_detector, forward_state, packing):
+    def __init__(self, state, decision, verdict_of_call, forward_state, packing):
         super().__init__(auto_prefix=False)
         self.state = state
         self.decision = decision
-        self.ask = Ask(overflow_detector)
+        self.verdict_of_call = verdict_of_call
         self.forward_state = forward_state
         self.packing = packing
 
@@ -139,9 +138,7 @@ class Accumulation(nn.Cell):
             overflow = self.decision(grads, divisor, scale, overflows, saved)
             self.state.reset(overflow)
         else:
-            overflow = self.ask(grads)
-            for each in overflows:
-                overflow = ops.logical_or(each, overflow)
+            overflow = self.verdict_of_call(grads, overflows)
             self.state.add(self.packing.unpack(grads), overflow)
             only_if(overflow, self.forward_state.restore, saved)
         return overflow
@@ -158,7 +155,8 @@ class Flush(nn.Cell):
     Ends a window before its last call: averages over the calls that it has really had, and updates or skips.
 
     Args:
-        state, decision, overflow_detector, packing: As for :class:`Accumulation`.
+        state, decision, packing: As for :class:`Accumulation`.
+        overflow_detector (OverflowDetector): Clears an NPU's register.
     """
 
     def __init__(self, state, decision, overflow_detector, packing):

@@ -1,0 +1,135 @@
+"""How often the networks run in a call: once, or again at a lower scale as long as that can mend an overflow."""
+
+from mindspore import ParameterTuple, Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ms_lossscale import _gradients as gradients
+from ms_lossscale.step.nested import built_like
+
+
+class Try(nn.Cell):
+    """
+    Runs the networks once.
+
+    Args:
+        overflow_detector (OverflowDetector): Clears an NPU's register before the forward.
+        forwards_and_backwards (ForwardsAndBackwards): The networks.
+
+    Inputs:
+        - **scale** (Tensor) - The loss scale.
+        - **inputs** (tuple) - The inputs of the networks.
+        - **saved** (tuple[Tensor]) - What the forward writes, as it was before.
+
+    Outputs:
+        Tuple of four: the tuples of losses and of aux; what is to be made of them, a tuple; the scale that was used.
+    """
+
+    def __init__(self, overflow_detector, forwards_and_backwards):
+        super().__init__(auto_prefix=False)
+        self.overflow_detector = overflow_detector
+        self.forwards_and_backwards = forwards_and_backwards
+
+    def construct(self, scale, inputs, saved):
+        inputs = self.overflow_detector.start(inputs)
+        losses, auxes, grads = self.forwards_and_backwards(scale, inputs)
+        return losses, auxes, (grads, scale), scale
+
+
+class Judge(nn.Cell):
+    """
+    Whether a try overflowed, and whether the next one may not.
+
+    Args:
+        forward_state (Cell): Knows what the forward wrote.
+        unscale (Cell): Divides the gradients.
+        reduces (Union[Alone, Ranks]): Reduces the gradients, where each call is a step.
+        verdict (Cell): Whether these gradients overflowed.
+        ranks (Union[Alone, Ranks]): Who tries again together.
+        loss_scale (LossScale): Knows whether it can back off.
+        window_state (WindowState): None where each call is a step.
+        scales_losses (bool): Whether the scale takes part in the losses, so that a lower one may make them finite.
+    """
+
+    def __init__(self, forward_state, unscale, reduces, verdict, ranks, loss_scale, window_state, scales_losses):
+        super().__init__(auto_prefix=False)
+        self.forward_state = forward_state
+        self.unscale = unscale
+        self.reduces = reduces
+        self.verdict = verdict
+        self.ranks = ranks
+        self.loss_scale = loss_scale
+        self.window_state = window_state
+        self._scales_losses = scales_losses
+
+    def construct(self, losses, grads, scale, saved):
+        overflows = self.forward_state.overflowed(saved)
+        grads, divisor = self.unscale(grads, scale)
+        grads = self.reduces.reduce(grads)
+        overflow = self.verdict(grads, divisor, overflows)
+        hopeless = ops.logical_not(overflow) if self._scales_losses else ops.logical_not(gradients.finite(losses))
+        for each in overflows:
+            hopeless = ops.logical_or(hopeless, each)
+        if self.window_state is not None:
+            # A lost window.
+            hopeless = ops.logical_or(hopeless, self.window_state.overflow)
+        can_help = ops.logical_and(overflow, self.loss_scale.can_back_off(scale))
+        again = ops.logical_and(can_help, ops.logical_not(self.ranks.agree(hopeless)))
+        return grads, divisor, overflow, again
+
+
+class Tries(nn.Cell):
+    """
+    Runs the networks until they do not overflow, as long as a lower scale can help.
+
+    Between two tries what the forward wrote is taken back, and the law takes its step for an overflow. If no try
+    succeeds, the law is put back to where it stood before the first: it sees one overflow, that of the first.
+
+    Args:
+        max_retries (int): How many tries beyond the first there may be.
+        one_try (Try): Runs the networks once.
+        judge (Judge): Whether to try again.
+        scaling (Cell): The scale and its law.
+        forward_state (Cell): What the forward wrote.
+        step_counters (StepCounters): Count the retries.
+
+    Inputs and outputs as those of :class:`Try`.
+    """
+
+    def __init__(self, max_retries, one_try, judge, scaling, forward_state, step_counters):
+        super().__init__(auto_prefix=False)
+        self.one_try = one_try
+        self.judge = judge
+        self.scaling = scaling
+        self.forward_state = forward_state
+        self.step_counters = step_counters
+        self.law = ParameterTuple(scaling.state_of_tries())
+        self._retries = Tensor(max_retries, mstype.int32)
+        self._none, self._one = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
+
+    def construct(self, scale, inputs, saved):
+        # The networks stand here twice, and in no method that is called twice: MindSpore fails to compile that.
+        law, law_scale, used = gradients.copy(self.law), scale, scale
+        losses, auxes, made, _ = self.one_try(scale, inputs, saved)
+        grads, divisor, overflow, again = self.judge(losses, made[0], scale, saved)
+        form = (losses, auxes, grads)
+        left = self._retries
+        while ops.logical_and(again, left > self._none):
+            left = left - self._one
+            taken_back = self._take_back(used, overflow, saved)
+            used = ops.depend(self.scaling.read(), taken_back)
+            losses, auxes, made, _ = self.one_try(used, ops.depend(inputs, used), saved)
+            grads, divisor, overflow, again = self.judge(losses, made[0], used, saved)
+            failed = ops.logical_and(overflow, ops.logical_not(ops.logical_and(again, left > self._none)))
+            self._put_law_back(failed, law)
+            law_scale = ops.select(failed, scale, used)
+        losses, auxes, grads = built_like(form, (losses, auxes, grads))
+        return losses, auxes, (grads, divisor, law_scale, overflow), used
+
+    def _take_back(self, scale, overflow, saved):
+        self.forward_state.take_back(saved)
+        self.scaling.back_off(scale, overflow)
+        return self.step_counters.count_retry()
+
+    def _put_law_back(self, failed, law):
+        for i, parameter in enumerate(self.law):
+            ops.assign(parameter, ops.select(failed, law[i], parameter))

@@ -20,22 +20,37 @@ def of_each_tensor(function, value):
     return list(values) if isinstance(value, list) else values
 
 
-def built_like(template, value):
-    """
-    The value, of the lengths that `template`, which has the same form, is known to have.
+def tensors_in(value):
+    """The tensors in it, in order, as one flat tuple."""
+    if isinstance(value, Tensor):
+        return (value,)
+    tensors = ()
+    if isinstance(value, dict):
+        for name in value:
+            tensors += tensors_in(value[name])
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            tensors += tensors_in(each)
+    return tensors
 
-    Graph mode forgets the length of a tuple of equal tensors that goes through a `while`.
-    """
-    if isinstance(template, Tensor):
-        return value
-    if isinstance(template, dict):
-        values = {}
-        for name in template:
-            values[name] = built_like(template[name], value[name])
-        return values
-    if not isinstance(template, (tuple, list)):
-        return template
-    values = ()
-    for i in range(len(template)):
-        values += (built_like(template[i], value[i]),)
-    return list(values) if isinstance(template, list) else values
+
+def with_tensors(value, tensors):
+    """The same form with other tensors in it."""
+    return _filled(value, tensors, 0)[0]
+
+
+def _filled(value, tensors, i):
+    if isinstance(value, Tensor):
+        return tensors[i], i + 1
+    if isinstance(value, dict):
+        filled = {}
+        for name in value:
+            filled[name], i = _filled(value[name], tensors, i)
+        return filled, i
+    if not isinstance(value, (tuple, list)):
+        return value, i
+    items = ()
+    for each in value:
+        item, i = _filled(each, tensors, i)
+        items += (item,)
+    return list(items) if isinstance(value, list) else items, i

@@ -4,7 +4,7 @@ from mindspore import ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale.step.nested import built_like
+from ms_lossscale.step.nested import tensors_in, with_tensors
 
 
 class Try(nn.Cell):
@@ -111,18 +111,20 @@ class Tries(nn.Cell):
         law, law_scale, used = gradients.copy(self.law), scale, scale
         losses, auxes, made, _ = self.one_try(scale, inputs, saved)
         grads, divisor, overflow, again = self.judge(losses, made[0], scale, saved)
-        form = (losses, auxes, grads)
-        left = self._retries
+        # Flat through the loop, in which graph mode forgets the length of a tuple of equal tensors.
+        first = (losses, auxes, grads)
+        tensors, left = tensors_in(first), self._retries
         while ops.logical_and(again, left > self._none):
             left = left - self._one
             taken_back = self._take_back(used, overflow, saved)
             used = ops.depend(self.scaling.read(), taken_back)
             losses, auxes, made, _ = self.one_try(used, ops.depend(inputs, used), saved)
             grads, divisor, overflow, again = self.judge(losses, made[0], used, saved)
+            tensors = tensors_in((losses, auxes, grads))
             failed = ops.logical_and(overflow, ops.logical_not(ops.logical_and(again, left > self._none)))
             self._put_law_back(failed, law)
             law_scale = ops.select(failed, scale, used)
-        losses, auxes, grads = built_like(form, (losses, auxes, grads))
+        losses, auxes, grads = with_tensors(first, tensors)
         return losses, auxes, (grads, divisor, law_scale, overflow), used
 
     def _take_back(self, scale, overflow, saved):

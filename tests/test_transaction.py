@@ -150,7 +150,7 @@ class TestTheCost:
     @staticmethod
     def _copied(network):
         cell = ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params(), learning_rate=0.01), 1024)
-        return [parameter.name for parameter in cell.steps[0].forward_state.parameters]
+        return [parameter.name for parameter in cell.steps[0].forward_state.written]
 
     def test_nothing_where_no_forward_writes(self):
         assert self._copied(Mlp()) == []

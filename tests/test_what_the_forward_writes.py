@@ -1,5 +1,8 @@
 """Whatever the forward writes, a step that overflows takes back: found without being told."""
 
+import copy
+import types
+
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
@@ -118,6 +121,7 @@ class Undecided(Backbone):
 
 
 namespace = {}
+exec("def also_unreadable(self, x, y):\n    return (x + self.large[0, 0] + self.u[0] - y).mean()", namespace)
 exec("def unreadable(large, x, y):\n    return (x + large[0, 0] - y).mean()", namespace)
 UNREADABLE = namespace["unreadable"]
 
@@ -134,3 +138,75 @@ def test_what_is_small_and_can_not_be_decided_is_taken_back():
     network = Undecided()
     network.large = Parameter(Tensor(np.zeros((10, 10), np.float32)), name="small", requires_grad=False)
     assert of_one(network).forward_state_names() == ["small"]
+
+
+class SeveralCounts(nn.Cell):
+    """Cloned layers with buffers, one of which is in no list that MindSpore knows."""
+
+    def __init__(self):
+        super().__init__()
+        counting = Counting()
+        self.blocks = nn.CellList([copy.deepcopy(counting), copy.deepcopy(counting)])
+        for i, block in enumerate(self.blocks):
+            block.update_parameters_name(f"{i}.")
+        self.plain = [Seen()]
+
+    def construct(self, x, y):
+        return self.blocks[0](x, y) + self.blocks[1](x, y) + self.plain[0](x)
+
+
+class Seen(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", Tensor(np.zeros(1, np.float32)))
+
+    def construct(self, x):
+        self.mean.copy_(ops.ReduceMean()(x).reshape((1,)))
+        return ops.ReduceMean()(x)
+
+
+def test_buffers_of_clones_and_of_cells_that_are_registered_nowhere(mode):
+    network = SeveralCounts()
+    cell = of_one(network)
+    assert sorted(name.partition(".")[2] for name in cell.forward_state_names()) == [
+        "blocks.0.seen",
+        "blocks.1.seen",
+        "unregistered",
+    ]
+    cell(*batch(0))
+    before, mean = buffers_of(network), network.plain[0].mean.asnumpy().copy()
+    assert bool(cell(*batch_for(True))[1].asnumpy())
+    assert changed(before, buffers_of(network)) == set()
+    np.testing.assert_array_equal(network.plain[0].mean.asnumpy(), mean)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("when", ["before the first step", "later"])
+def test_a_buffer_that_was_given_other_memory(mode, steps, when):
+    network = Counting()
+    cell = of_one(network, gradient_accumulation_steps=steps)
+    loaded = Tensor(np.array([2.0, 3.0], np.float32))
+    for give in (when != "later", when == "later"):
+        if give:
+            network.seen.assign_value(Tensor(loaded.asnumpy()))
+        before = buffers_of(network)
+        for seed in range(steps):
+            assert bool(cell(*batch_for(seed == 0))[1].asnumpy())
+        assert changed(before, buffers_of(network)) == set()
+    np.testing.assert_array_equal(network.seen.asnumpy(), loaded.asnumpy())
+
+
+def test_state_outside_of_the_networks_is_in_the_checkpoint(mode):
+    network = SpectralNorm()
+    outside = Parameter(Tensor(np.zeros(2, np.float32)), name="outside", requires_grad=False)
+    cell = of_one(network, forward_state=[outside])
+    assert {"outside", "u"} <= set(cell.parameters_dict())
+    assert sorted(cell.forward_state_names()) == ["outside", "u"]
+
+
+def test_of_what_can_not_be_decided_the_small_is_taken_back():
+    network = Undecided()
+    network.u = Parameter(Tensor(np.zeros(4, np.float32)), name="u", requires_grad=False)
+    network.construct = types.MethodType(namespace["also_unreadable"], network)
+    with pytest.warns(RuntimeWarning, match="the forward writes large, since"):
+        assert of_one(network).forward_state_names() == ["u"]

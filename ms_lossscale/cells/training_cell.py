@@ -98,7 +98,9 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
         check_unique_names(owner, self.get_parameters())
         parameters = list(self.get_parameters())
         self.use_parameters = UseInOutermostGraph(parameters)
-        self._memory_in_use = MemoryInUse(parameters) if get_context("mode") == PYNATIVE_MODE else None
+        watched = parameters if get_context("mode") == PYNATIVE_MODE else []
+        buffers = [buffer for step in self.steps for buffer in step.forward_state.shared_buffers]
+        self._memory_in_use = MemoryInUse(watched, buffers) if watched or buffers else None
 
     def _ranks_of(self, networks, optimizers):
         if self.parallel_mode == "stand_alone":
@@ -224,7 +226,7 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
             list[str], the names of Parameters; of a registered buffer, ``"buffer_0."`` and its name, and so on. Empty
             if no step is ever skipped.
         """
-        return list(dict.fromkeys(p.name for step in self.steps for p in step.forward_state.parameters))
+        return list(dict.fromkeys(p.name for step in self.steps for p in step.forward_state.written))
 
     def counters(self):
         """

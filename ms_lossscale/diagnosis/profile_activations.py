@@ -97,7 +97,8 @@ def profile_activations(network, batches, *, loss_scale=1.0, compare_float32=Fal
 def _forward_state_names(owner, network):
     if isinstance(network, TrainingCell):
         return network.forward_state_names()
-    return [parameter.name for parameter in find_forward_state(owner, (network,))]
+    parameters, buffers = find_forward_state(owner, (network,))
+    return [parameter.name for parameter in (*parameters, *(buffer.parameter for buffer in buffers))]
 
 
 class _Profile:

@@ -1,7 +1,7 @@
 """Reads a cell's `construct`; what is strange ends here, as undecided."""
 
 from ms_lossscale.forward_writes.mindspore_cells import is_of_mindspore
-from ms_lossscale.forward_writes.mindspore_internals import forward_hooks_of
+from ms_lossscale.forward_writes.mindspore_internals import forward_hooks_of, mark_buffers
 from ms_lossscale.forward_writes.source import unwrapped
 from ms_lossscale.forward_writes.values import NOTHING, Values, flat, is_plain
 
@@ -29,6 +29,7 @@ class Cells:
         return self._attempt(cell, self._call, args, kwargs)
 
     def _attempt(self, cell, reading, *args):
+        mark_buffers(cell)
         try:
             return reading(cell, *args)
         except Exception as error:

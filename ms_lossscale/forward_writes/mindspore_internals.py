@@ -25,6 +25,13 @@ def forward_hooks_of(cell):
     return [*cell._forward_pre_hook.values(), *cell._forward_hook.values()]
 
 
+def mark_buffers(cell):
+    """Of a cell that was deep-copied, as layers are cloned, the buffers have lost their mark."""
+    for buffer in cell._buffers.values():
+        if buffer is not None:
+            buffer._is_buffer = True
+
+
 def is_buffer(tensor):
     return getattr(tensor, "_is_buffer", False)
 

@@ -10,7 +10,7 @@ from ms_lossscale.step.only_if import only_if
 class NoForwardState(nn.Cell):
     """The forward writes nothing, or nothing is ever undone. The methods are those of :class:`ForwardState`."""
 
-    parameters = ()
+    written = shared_buffers = ()
 
     def __init__(self):
         super().__init__(auto_prefix=False)
@@ -33,25 +33,26 @@ class ForwardState(nn.Cell):
     What a training forward writes, where each call is a step.
 
     Args:
-        parameters (list[Parameter]): What it writes.
+        parameters (list[Parameter]): What it writes of them.
+        buffers (list[SharedBuffer]): And of registered buffers.
     """
 
-    def __init__(self, parameters):
+    def __init__(self, parameters, buffers):
         super().__init__(auto_prefix=False)
-        _set_unregistered(self, parameters)
+        _set_written(self, parameters, buffers)
 
     def save(self, inputs):
         """Copies the state before the forward, which `inputs` are tied to. Returns the inputs and the copies."""
-        saved = gradients.copy(self.parameters)
+        saved = gradients.copy(self.written)
         return ops.depend(inputs, saved), saved
 
     def overflowed(self, saved):
         """Whether the forward left something not finite that was finite: a tuple of one bool tensor, or empty."""
-        return (_became_not_finite(saved, self.parameters),)
+        return (_became_not_finite(saved, self.written),)
 
     def take_back(self, saved):
         """Undoes the call."""
-        gradients.assign(self.parameters, saved)
+        gradients.assign(self.written, saved)
 
     def restore(self, saved):
         """Undoes the step."""
@@ -64,42 +65,45 @@ class WindowForwardState(nn.Cell):
     training is stopped and resumed in between. The methods are those of :class:`ForwardState`.
 
     Args:
-        parameters (list[Parameter]): What the forward writes.
+        parameters, buffers: As for :class:`ForwardState`.
         state (WindowState): Tells which call is the first.
         prefix (str): For the names of the copies.
         takes_back_calls (bool): Whether a call is undone by itself, too.
     """
 
-    def __init__(self, parameters, state, prefix, takes_back_calls):
+    def __init__(self, parameters, buffers, state, prefix, takes_back_calls):
         super().__init__(auto_prefix=False)
-        _set_unregistered(self, parameters)
+        _set_written(self, parameters, buffers)
         self.state = state
         self._takes_back_calls = takes_back_calls
         self.copies = ParameterTuple(
             Parameter(ops.deepcopy(parameter), name=f"{prefix}forward_state.{parameter.name}", requires_grad=False)
-            for parameter in parameters
+            for parameter in self.written
         )
 
     def save(self, inputs):
-        inputs = ops.depend(inputs, only_if(self.state.is_first(), gradients.assign, self.copies, self.parameters))
+        inputs = ops.depend(inputs, only_if(self.state.is_first(), gradients.assign, self.copies, self.written))
         if not self._takes_back_calls:
             return inputs, ()
-        saved = gradients.copy(self.parameters)
+        saved = gradients.copy(self.written)
         return ops.depend(inputs, saved), saved
 
     def overflowed(self, saved):
-        return (_became_not_finite(self.copies, self.parameters),)
+        return (_became_not_finite(self.copies, self.written),)
 
     def take_back(self, saved):
-        gradients.assign(self.parameters, saved)
+        gradients.assign(self.written, saved)
 
     def restore(self, saved):
-        gradients.assign(self.parameters, self.copies)
+        gradients.assign(self.written, self.copies)
 
 
-def _set_unregistered(cell, parameters):
-    # The networks have theirs; one that stands for a buffer is in no checkpoint: loading would part it from the buffer.
-    object.__setattr__(cell, "parameters", ParameterTuple(parameters))
+def _set_written(cell, parameters, buffers):
+    cell.parameters = ParameterTuple(parameters)
+    cell.shared_buffers = buffers
+    # Unregistered: what stands for a buffer is in no checkpoint, since loading would part it from the buffer.
+    written = ParameterTuple([*parameters, *(buffer.parameter for buffer in buffers)])
+    object.__setattr__(cell, "written", written)
 
 
 def _became_not_finite(before, after):
@@ -124,9 +128,9 @@ def make_forward_state(owner, networks, settings, undoes, window_state, prefix):
     """
     if not undoes:
         return NoForwardState()
-    found = find_forward_state(owner, networks, settings.forward_state)
-    if not found:
+    parameters, buffers = find_forward_state(owner, networks, settings.forward_state)
+    if not parameters and not buffers:
         return NoForwardState()
     if window_state is None:
-        return ForwardState(found)
-    return WindowForwardState(found, window_state, prefix, takes_back_calls=settings.max_retries > 0)
+        return ForwardState(parameters, buffers)
+    return WindowForwardState(parameters, buffers, window_state, prefix, takes_back_calls=settings.max_retries > 0)

@@ -11,6 +11,32 @@ _FEW = 10**6
 _SHOWN = 3
 
 
+class SharedBuffer:
+    """
+    A registered buffer, and a Parameter that shares its memory: compiled code reads a buffer as the constant that it
+    was, but not a Parameter.
+
+    Args:
+        name (str): For the Parameter.
+        buffer (Tensor): The buffer.
+        cell (Cell): Where it is registered, if that is known.
+        attribute (str): And under which name.
+    """
+
+    def __init__(self, name, buffer, cell=None, attribute=""):
+        self._buffer, self._cell, self._attribute = buffer, cell, attribute
+        self.parameter = Parameter(Tensor(buffer.asnumpy()), name=name, requires_grad=False)
+        self.share()
+
+    def tensor(self):
+        """The buffer that is registered now."""
+        return self._buffer if self._cell is None else getattr(self._cell, self._attribute)
+
+    def share(self):
+        """Before the first step: pretrained values may have come with memory of their own."""
+        self.parameter.assign_value(self.tensor())
+
+
 def find_forward_state(owner, networks, declared=()):
     """
     What the forward of networks may write.
@@ -21,16 +47,20 @@ def find_forward_state(owner, networks, declared=()):
         declared (tuple[Parameter]): What the user says that it writes.
 
     Returns:
-        list[Parameter], each once; for each registered buffer one that shares its memory.
+        Tuple of a list[Parameter], each once, and a list[SharedBuffer].
     """
     writes = find_forward_writes(networks)
     known = {id(parameter): parameter for parameter in (*writes.written, *declared)}
     undecided = [(parameter, why) for parameter, why in writes.undecided if id(parameter) not in known]
-    if sum(parameter.size for parameter, _ in undecided) > _FEW:
-        _warn(owner, undecided)
-    else:
-        known.update((id(parameter), parameter) for parameter, _ in undecided)
-    return [*known.values(), *_sharing_memory(networks, writes.buffers)]
+    elements = 0
+    for parameter, _ in sorted(undecided, key=lambda pair: pair[0].size):
+        elements += parameter.size
+        if elements <= _FEW:
+            known[id(parameter)] = parameter
+    too_large = [(parameter, why) for parameter, why in undecided if id(parameter) not in known]
+    if too_large:
+        _warn(owner, too_large)
+    return list(known.values()), _shared(networks, writes.buffers)
 
 
 def _warn(owner, undecided):
@@ -45,12 +75,15 @@ def _warn(owner, undecided):
     )
 
 
-def _sharing_memory(networks, buffers):
-    """Compiled code reads a buffer as the constant that it was, but not a Parameter."""
-    names = {id(buffer): name for network in networks for name, buffer in network.named_buffers()}
-    sharing = []
+def _shared(networks, buffers):
+    places = {}
+    for network in networks:
+        for path, cell in network.cells_and_names():
+            for attribute, buffer in cell.named_buffers(recurse=False):
+                places.setdefault(id(buffer), (f"{path}.{attribute}" if path else attribute, cell, attribute))
+    shared = []
     for i, buffer in enumerate(buffers):
-        parameter = Parameter(Tensor(buffer.asnumpy()), name=f"buffer_{i}.{names[id(buffer)]}", requires_grad=False)
-        parameter.assign_value(buffer)
-        sharing.append(parameter)
-    return sharing
+        # One of a cell that is registered nowhere has no name.
+        name, *place = places.get(id(buffer), ("unregistered",))
+        shared.append(SharedBuffer(f"buffer_{i}.{name}", buffer, *place))
+    return shared

@@ -17,6 +17,7 @@ from ms_lossscale.diagnosis import (
     profile_gradients,
     suggest_schedule,
 )
+from ms_lossscale.input_gradient import InputGradient
 from ms_lossscale.loss_scale import DynamicLossScale, FixedLossScale, LossScale, ScheduledLossScale
 from ms_lossscale.overflow_detector import FiniteGradients, FloatStatusRegister, OverflowDetector
 
@@ -31,6 +32,7 @@ __all__ = [
     "FloatStatusRegister",
     "FlushAccumulation",
     "GradientReport",
+    "InputGradient",
     "LossScale",
     "LossScaleMonitor",
     "OverflowDetector",

@@ -17,6 +17,7 @@ CLASSES_AND_FUNCTIONS = {
     "FloatStatusRegister",
     "FlushAccumulation",
     "GradientReport",
+    "InputGradient",
     "LossScale",
     "LossScaleMonitor",
     "OverflowDetector",

@@ -1,0 +1,170 @@
+"""The gradient of a network by its input, for losses that hold one."""
+
+import numbers
+
+from mindspore import GRAPH_MODE, Tensor, get_context, jit, nn, ops
+from mindspore import dtype as mstype
+
+from ms_lossscale import _gradients as gradients
+from ms_lossscale._check import check_cell, check_scale, describe
+from ms_lossscale.loss_scale import LossScale
+from ms_lossscale.step.scaling import scaled
+
+_grad = ops.GradOperation()
+
+
+class InputGradient(nn.Cell):
+    """
+    The gradient of `sum(network(x))` by `x`, computed under a loss scale and divided by it.
+
+    In float16 such a gradient is too small or too large on its own account, and the scale of the loss that it is a
+    part of comes too late for it. Here it has a scale, and is given back in float32. It can be differentiated again,
+    for a gradient penalty. In PyNative mode, where MindSpore loses second derivatives of some operators, those of
+    :func:`mindspore.ops.matmul` and of convolutions on CPU, it is compiled, so that they are right: what Python does in
+    the network besides (a print, a counter) then happens once.
+
+    A gradient that overflowed is not finite, nor is then a loss that holds it, nor are its gradients: the training cell
+    skips the step. Under 65536 and more, that of a network that returns float16 always overflows.
+
+    Args:
+        network (Cell): Returns one Tensor, of any shape and float type: a critic.
+        loss_scale (Union[None, float, LossScale]): ``None`` is 1. A number is a scale of its own. A loss scale of this
+            package is the one that a training cell moves: both are given the same object, and
+            :class:`AlternatingTrainOneStepCell`, which copies a single one, is given a list. Default: ``None`` .
+
+    Inputs:
+        - **x** (Tensor) - The input to differentiate by, of a float type.
+        - **\\*rest** - Further inputs of the network.
+
+    Outputs:
+        Tensor, float32, of the shape of `x`.
+
+    Raises:
+        TypeError: If `network` is not a Cell or `loss_scale` none of these, or, when called, if the network does not
+            return a Tensor.
+        ValueError: If `loss_scale` is a number, but not finite or not > 0.
+
+    Supported Platforms:
+        ``Ascend`` ``GPU`` ``CPU``
+
+    Examples:
+        >>> import numpy as np
+        >>> from mindspore import Tensor, nn, ops
+        >>> from mindspore import dtype as mstype
+        >>> from ms_lossscale import DynamicLossScale, InputGradient, ScaledTrainOneStepCell
+        >>> class CriticLoss(nn.Cell):
+        ...     def __init__(self, critic, loss_scale):
+        ...         super().__init__(auto_prefix=False)
+        ...         self.critic = critic
+        ...         self.slope = InputGradient(critic, loss_scale)
+        ...
+        ...     def construct(self, real, fake):
+        ...         norm = ops.sqrt(ops.square(self.slope(0.5 * (real + fake))).sum(1) + 1e-12)
+        ...         return self.critic(fake).mean() - self.critic(real).mean() + 10 * ops.square(norm - 1).mean()
+        >>> critic = nn.SequentialCell(nn.Dense(2, 8), nn.Tanh(), nn.Dense(8, 1)).to_float(mstype.float16)
+        >>> loss_scale = DynamicLossScale(2.0**10)
+        >>> network = CriticLoss(critic, loss_scale)
+        >>> cell = ScaledTrainOneStepCell(network, nn.Adam(critic.trainable_params()), loss_scale)
+        >>> real, fake = Tensor(np.ones((4, 2), np.float32)), Tensor(np.zeros((4, 2), np.float32))
+        >>> loss, overflow, scale = cell(real, fake)
+        >>> print(overflow, scale)
+        False 1024.0
+    """
+
+    def __init__(self, network, loss_scale=None):
+        super().__init__(auto_prefix=False)
+        owner = type(self).__name__
+        check_cell(owner, "network", network, "Pass the cell to differentiate, a critic say.")
+        self.network = network
+        # Unregistered: its Parameters are the training cell's, and no weights of a network.
+        object.__setattr__(self, "loss_scale", loss_scale if isinstance(loss_scale, LossScale) else None)
+        self._own_scale = Tensor(_number(owner, loss_scale), mstype.float32)
+        self._graph = self._new_graph()
+        self._compiled_for = None
+
+    def add_flags(self, **flags):
+        return super().add_flags(**_without_casts(flags))
+
+    def __call__(self, *inputs):
+        if get_context("mode") == GRAPH_MODE:
+            return super().__call__(*inputs)
+        if self._compiled_for is not None and self._compiled_for != self._fixed_when_compiled():
+            self._graph, self._compiled_for = self._new_graph(), None
+        grad = super().__call__(*inputs)
+        if self._compiled_for is None:
+            self._compiled_for = self._fixed_when_compiled()
+            # Other tensors of the same memory, which keep it: no other Parameter gets it.
+            self._aliases = list(map(Tensor, self._parameters()))
+        return grad
+
+    def construct(self, x, *rest):
+        return self._graph(x, *rest)
+
+    def _new_graph(self):
+        return _Graph(type(self).__name__, self.network, self.loss_scale, self._own_scale)
+
+    def _parameters(self):
+        scale = () if self.loss_scale is None else (self.loss_scale.scale_value,)
+        return (*self.network.get_parameters(), *scale)
+
+    def _fixed_when_compiled(self):
+        """The Parameters' memory, which loading may change, and the cells' modes."""
+        addresses = list(map(Tensor.data_ptr, self._parameters()))
+        return addresses, [cell.training for _, cell in self.network.cells_and_names()]
+
+
+class _Graph(nn.Cell):
+    """
+    The gradient as one compiled graph, also in PyNative mode, which loses second derivatives of some operators.
+
+    A cell of its own, to be replaced: what was compiled in PyNative mode goes on as it was.
+    """
+
+    def __init__(self, owner, network, loss_scale, own_scale):
+        super().__init__(auto_prefix=False)
+        self.network = network
+        object.__setattr__(self, "_loss_scale", loss_scale)
+        self._own_scale = own_scale
+        self._one = Tensor(1.0, mstype.float32)
+        self._not_a_tensor = (
+            f"For '{owner}', the network must return one Tensor, but it returned something else. Wrap it in a Cell "
+            f"that returns what is to be differentiated."
+        )
+
+    def add_flags(self, **flags):
+        return super().add_flags(**_without_casts(flags))
+
+    @jit
+    def construct(self, x, *rest):
+        scale = self._read_scale()
+        # Of a method: MindSpore compiles no gradient of a Cell that another loss of the same graph calls as well.
+        grad = _grad(self._scaled_output)(x, scale, *rest)
+        return gradients.multiply(grad, self._one / scale)
+
+    def _read_scale(self):
+        if self._loss_scale is None:
+            return self._own_scale
+        return gradients.copy(self._loss_scale.scale_value)
+
+    def _scaled_output(self, x, scale, *rest):
+        output = self.network(x, *rest)
+        if not isinstance(output, Tensor):
+            raise TypeError(self._not_a_tensor)
+        return scaled(output, scale)
+
+
+def _without_casts(flags):
+    """Of flags, those that a cell may have whose scale stays float32: 65536 is infinite in float16."""
+    return {name: flag for name, flag in flags.items() if name not in ("fp16", "bf16")}
+
+
+def _number(owner, loss_scale):
+    """The scale of its own, 1 where there is none."""
+    if loss_scale is None or isinstance(loss_scale, LossScale):
+        return 1.0
+    if not isinstance(loss_scale, numbers.Real) or isinstance(loss_scale, bool):
+        raise TypeError(
+            f"For '{owner}', the argument 'loss_scale' must be None, a number, or the loss scale of ms_lossscale that "
+            f"the training cell is given, the very object, but got {describe(loss_scale)}."
+        )
+    return check_scale(owner, "loss_scale", loss_scale)

@@ -1,0 +1,409 @@
+"""The gradient of a network by its input, under a scale of its own or a training cell's, and its own gradients."""
+
+import copy
+
+import mindspore
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, amp, nn, ops
+from mindspore import dtype as mstype
+from support.networks import renamed
+
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    DynamicLossScale,
+    FixedLossScale,
+    InputGradient,
+    ScaledTrainOneStepCell,
+    SimultaneousTrainOneStepCell,
+)
+
+SAMPLES, FEATURES, HIDDEN = 8, 6, 5
+# So much the results may differ from float64's, of the largest element: about eight roundings one after another.
+FLOAT16, FLOAT32 = 2.0**-8, 2.0**-20
+# In float16 the gradient by the input is zero where weights are that small: about 1e-8, and 6e-8 is the smallest number.
+SMALL = 1e-4
+PENALTY, NO_ROOT_OF_ZERO = 10.0, 1e-20
+
+
+def values(seed, shape, size=1.0):
+    """Numbers that float16 holds exactly."""
+    return (size * np.random.default_rng(seed).normal(size=shape)).astype(np.float16).astype(np.float32)
+
+
+REAL, FAKE = (Tensor(values(seed, (SAMPLES, FEATURES))) for seed in (10, 11))
+
+
+class Critic(nn.Cell):
+    """Samples to scores, in float16 if that is asked for: `tanh(x @ hidden) @ score`."""
+
+    def __init__(self, size=1.0, dtype=mstype.float32):
+        super().__init__()
+        self.hidden = Parameter(Tensor(values(0, (FEATURES, HIDDEN), size)), name="critic.hidden")
+        self.score = Parameter(Tensor(values(1, (HIDDEN, 1), size)), name="critic.score")
+        self._dtype = dtype
+
+    def construct(self, x):
+        # Of ops.matmul PyNative mode loses the second derivatives.
+        hidden = ops.tanh(ops.matmul(x.astype(self._dtype), self.hidden.astype(self._dtype)))
+        return ops.matmul(hidden, self.score.astype(self._dtype))
+
+
+class Penalty(nn.Cell):
+    """How far the norms of a gradient are from 1."""
+
+    def __init__(self, slope):
+        super().__init__(auto_prefix=False)
+        self.slope = slope
+
+    def construct(self, x):
+        norm = ops.sqrt(ops.square(self.slope(x)).sum(1) + NO_ROOT_OF_ZERO)
+        return PENALTY * ops.square(norm - 1).mean()
+
+
+class StockGradient(nn.Cell):
+    """What one writes without this package."""
+
+    def __init__(self, critic):
+        super().__init__(auto_prefix=False)
+        self.critic = critic
+        self.gradient = ops.GradOperation()
+
+    def total(self, x):
+        return self.critic(x)
+
+    def construct(self, x):
+        return self.gradient(self.total)(x)
+
+
+class CriticLoss(nn.Cell):
+    """The loss of a critic (Wasserstein, with gradient penalty) of real and of generated samples."""
+
+    def __init__(self, critic, loss_scale=None, generator=None):
+        super().__init__(auto_prefix=False)
+        self.critic = critic
+        self.generator = generator or nn.Identity()
+        self.penalty = Penalty(InputGradient(critic, loss_scale))
+
+    def construct(self, real, fake):
+        fake = ops.stop_gradient(self.generator(fake))
+        scores = self.critic(fake).mean() - self.critic(real).mean()
+        return scores.astype(mstype.float32) + self.penalty(0.5 * (real + fake))
+
+
+class Generator(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.weight = Parameter(Tensor(np.eye(FEATURES, dtype=np.float32)), name="generator.weight")
+
+    def construct(self, x):
+        return ops.matmul(x, self.weight)
+
+
+class GeneratorLoss(nn.Cell):
+    def __init__(self, generator, critic):
+        super().__init__(auto_prefix=False)
+        self.generator, self.critic = generator, critic
+
+    def construct(self, real, noise):
+        return -self.critic(self.generator(noise)).mean()
+
+
+class TwoLosses(nn.Cell):
+    def __init__(self, *losses):
+        super().__init__(auto_prefix=False)
+        self.first, self.second = losses
+
+    def construct(self, real, noise):
+        return self.first(real, noise), self.second(real, noise)
+
+
+# The same in float64.
+
+
+def float64(*tensors):
+    return [tensor.asnumpy().astype(np.float64) for tensor in tensors]
+
+
+def gradient_by_input(critic, x):
+    hidden, score, x = float64(critic.hidden, critic.score, x)
+    return ((1 - np.tanh(x @ hidden) ** 2) * score[:, 0]) @ hidden.T
+
+
+def penalty_and_gradients(critic, x):
+    """The penalty, and its gradients by the critic's weights."""
+    slope = gradient_by_input(critic, x)
+    hidden, score, x = float64(critic.hidden, critic.score, x)
+    outputs = np.tanh(x @ hidden)
+    steep = 1 - outputs**2
+    norm = np.sqrt((slope**2).sum(1, keepdims=True) + NO_ROOT_OF_ZERO)
+    by_slope = PENALTY * 2 * (norm - 1) / norm * slope / len(x)
+    by_product = by_slope @ hidden
+    by_hidden = by_slope.T @ (steep * score[:, 0]) - 2 * x.T @ (by_product * score[:, 0] * outputs * steep)
+    return PENALTY * ((norm - 1) ** 2).mean(), [by_hidden, (by_product * steep).sum(0)[:, None]]
+
+
+def critic_gradients(critic, real, fake):
+    """Those of a CriticLoss."""
+    _, grads = penalty_and_gradients(critic, Tensor(0.5 * (real.asnumpy() + fake.asnumpy())))
+    for samples, sign in ((fake, 1), (real, -1)):
+        hidden, score, x = float64(critic.hidden, critic.score, samples)
+        outputs = np.tanh(x @ hidden)
+        grads[0] = grads[0] + sign * x.T @ ((1 - outputs**2) * score[:, 0]) / len(x)
+        grads[1] = grads[1] + sign * outputs.mean(0)[:, None]
+    return grads
+
+
+def assert_close(actual, expected, tolerance):
+    assert np.abs(actual - expected).max() <= tolerance * np.abs(expected).max()
+
+
+def error(actual, expected):
+    return np.abs(actual - expected).max() / np.abs(expected).max()
+
+
+def sgd(network):
+    """One whose step is the gradient."""
+    return nn.SGD(network.trainable_params(), 1.0)
+
+
+def step(cell, critic, *inputs):
+    """What a call returns, and what it moved the critic's weights by."""
+    before = float64(critic.hidden, critic.score)
+    output = cell(*inputs)
+    return output, [was - now for was, now in zip(before, float64(critic.hidden, critic.score))]
+
+
+class TestOfTinyNumbers:
+    """A critic of small weights, in float16."""
+
+    SCALES = pytest.mark.parametrize(
+        "make", [lambda: 2.0**14, lambda: DynamicLossScale(2.0**14)], ids=["own", "shared"]
+    )
+
+    @SCALES
+    def test_the_gradient_is_float16_exact(self, mode, make):
+        critic = Critic(SMALL, mstype.float16)
+        slope = InputGradient(critic, make())(REAL)
+        assert (slope.dtype, slope.shape) == (mstype.float32, REAL.shape)
+        assert_close(slope.asnumpy(), gradient_by_input(critic, REAL), FLOAT16)
+
+    @pytest.mark.parametrize("make", [InputGradient, StockGradient])
+    def test_without_a_scale_it_is_lost(self, mode, make):
+        critic = Critic(SMALL, mstype.float16)
+        assert error(make(critic)(REAL).asnumpy(), gradient_by_input(critic, REAL)) > 0.5
+
+    @SCALES
+    def test_a_penalty_trains_as_in_float64(self, mode, make):
+        critic, loss_scale = Critic(SMALL, mstype.float16), make()
+        expected, gradients = penalty_and_gradients(critic, REAL)
+        cell = ScaledTrainOneStepCell(Penalty(InputGradient(critic, loss_scale)), sgd(critic), loss_scale)
+        (loss, overflow, _), moved = step(cell, critic, REAL)
+        assert not overflow
+        np.testing.assert_allclose(float(loss), expected, rtol=1e-6)
+        for its, wanted in zip(moved, gradients):
+            assert_close(its, wanted, FLOAT16)
+
+    def test_a_penalty_without_a_scale_of_the_gradient_does_not(self, mode):
+        """The scale of the loss comes too late."""
+        critic = Critic(SMALL, mstype.float16)
+        _, gradients = penalty_and_gradients(critic, REAL)
+        cell = ScaledTrainOneStepCell(Penalty(StockGradient(critic)), sgd(critic), 2.0**14)
+        _, moved = step(cell, critic, REAL)
+        assert all(error(its, wanted) > 0.5 for its, wanted in zip(moved, gradients))
+
+
+CELLS = {
+    "scaled": lambda losses, optimizers, law: ScaledTrainOneStepCell(losses[0], optimizers[0], law),
+    "list": SimultaneousTrainOneStepCell,
+    "tuple": lambda losses, *rest: SimultaneousTrainOneStepCell(TwoLosses(*losses), *rest),
+    "alternating": lambda losses, optimizers, law: AlternatingTrainOneStepCell(losses, optimizers, [law, 16.0]),
+    "generator first": lambda losses, optimizers, law: AlternatingTrainOneStepCell(
+        losses[::-1], optimizers[::-1], [16.0, law]
+    ),
+}
+
+
+@pytest.mark.parametrize("loss_scale", [None, 64.0, "shared"])
+@pytest.mark.parametrize("kind", CELLS)
+def test_in_each_cell_beside_another_loss_of_the_critic(mode, kind, loss_scale):
+    generator, critic, law = Generator(), Critic(), DynamicLossScale(2.0**10, scale_window=1)
+    loss = CriticLoss(critic, law if loss_scale == "shared" else loss_scale, generator)
+    optimizers = [sgd(critic), nn.SGD(generator.trainable_params(), 0.0)]
+    cell = CELLS[kind]([loss, GeneratorLoss(generator, critic)], optimizers, law).set_train()
+    expected = critic_gradients(critic, REAL, FAKE)
+    _, moved = step(cell, critic, REAL, FAKE)
+    for its, wanted in zip(moved, expected):
+        assert_close(its, wanted, FLOAT32)
+    # The law has moved, and a second step, at other weights, is right as well.
+    assert law.get_loss_scale() == 2.0**11
+    expected = critic_gradients(critic, REAL, FAKE)
+    _, moved = step(cell, critic, REAL, FAKE)
+    for its, wanted in zip(moved, expected):
+        assert_close(its, wanted, FLOAT32)
+    # The scale is the training cell's, and nothing that a forward writes.
+    assert cell.forward_state_names() == []
+    assert [parameter.name for parameter in loss.get_parameters()] == [
+        "critic.hidden",
+        "critic.score",
+        "generator.weight",
+    ]
+    names = [parameter.name for parameter in cell.get_parameters()]
+    assert len(set(names)) == len(names)
+    assert sum(name.endswith("clean_steps") for name in names) == 1
+
+
+def test_the_scale_is_that_of_the_step_and_an_overflow_skips_it(mode):
+    """A float16 output is infinite at 65536, to which the law moves in the first step, after it was used."""
+    critic, law = Critic(dtype=mstype.float16), DynamicLossScale(2.0**15, scale_window=1)
+    # The loss itself could bear it: it is a mean.
+    network = CriticLoss(critic, law)
+    cell = ScaledTrainOneStepCell(network, sgd(critic), law)
+    for call, (scale, overflows) in enumerate([(2.0**15, False), (2.0**16, True), (2.0**15, False)]):
+        expected = critic_gradients(critic, REAL, FAKE)
+        (loss, overflow, used), moved = step(cell, critic, REAL, FAKE)
+        assert (float(used), bool(overflow)) == (scale, overflows), call
+        assert np.isfinite(float(loss)) != overflows
+        for its, wanted in zip(moved, expected):
+            assert_close(its, 0 * wanted if overflows else wanted, FLOAT16)
+    assert cell.counters() == {"applied_steps": 2, "skipped_steps": 1, "consecutive_skipped_steps": 0}
+
+
+def test_an_overflow_at_a_number_of_its_own_skips_the_step(mode):
+    critic = Critic(dtype=mstype.float16)
+    assert not np.isfinite(InputGradient(critic, 2.0**16)(REAL).asnumpy()).any()
+    for number, overflows in ((2.0**15, False), (2.0**16, True)):
+        cell = ScaledTrainOneStepCell(CriticLoss(critic, number), sgd(critic), FixedLossScale(8.0))
+        assert bool(cell(REAL, FAKE)[1]) == overflows
+
+
+def test_a_shared_scale_is_followed(mode):
+    critic, law = Critic(SMALL, mstype.float16), DynamicLossScale(2.0**14)
+    slope = InputGradient(critic, law)
+    assert slope.loss_scale is law
+    assert InputGradient(critic, 8).loss_scale is InputGradient(critic).loss_scale is None
+    for scale, held in ((2.0**14, True), (1.0, False), (2.0**12, True)):
+        law.set_loss_scale(scale)
+        assert (error(slope(REAL).asnumpy(), gradient_by_input(critic, REAL)) < FLOAT16) == held
+
+
+def test_what_the_forward_of_the_critic_writes_is_undone(mode):
+    critic = renamed(
+        "critic.", nn.SequentialCell(nn.Dense(FEATURES, HIDDEN), nn.BatchNorm1d(HIDDEN), nn.Dense(HIDDEN, 1))
+    )
+    cell = ScaledTrainOneStepCell(Penalty(InputGradient(critic)), sgd(critic), 8.0).set_train()
+    assert len(cell.forward_state_names()) == 2
+    before = critic[1].moving_mean.asnumpy()
+    cell(REAL)
+    after = critic[1].moving_mean.asnumpy().copy()
+    assert (before != after).any()
+    assert cell(Tensor(np.full((SAMPLES, FEATURES), np.inf, np.float32)))[1]
+    np.testing.assert_array_equal(critic[1].moving_mean.asnumpy(), after)
+
+
+def test_a_checkpoint_resumes(mode):
+    def make():
+        critic, law = Critic(), DynamicLossScale(2.0**10, scale_window=1)
+        return critic, ScaledTrainOneStepCell(CriticLoss(critic, law), nn.Adam(critic.trainable_params()), law)
+
+    critic, cell = make()
+    cell(REAL, FAKE)
+    mindspore.save_checkpoint(cell, "cell.ckpt")
+    cell(REAL, FAKE)
+    other, resumed = make()
+    resumed(REAL, FAKE)
+    resumed(REAL, FAKE)
+    assert resumed.load_state_dict(mindspore.load_checkpoint("cell.ckpt")) == ([], [])
+    resumed(REAL, FAKE)
+    np.testing.assert_array_equal(other.hidden.asnumpy(), critic.hidden.asnumpy())
+    assert resumed.get_loss_scale() == cell.get_loss_scale() == 2.0**12
+
+
+def test_weights_that_are_given_other_memory_are_seen(mode):
+    """Compiled code in PyNative mode goes on with what it knew."""
+    critic = Critic()
+    slope = InputGradient(critic, DynamicLossScale(2.0**4))
+    for seed in range(3):
+        critic.hidden.set_data(Tensor(values(seed, (FEATURES, HIDDEN))))
+        assert_close(slope(REAL).asnumpy(), gradient_by_input(critic, REAL), FLOAT32)
+        loaded = {"critic.score": Parameter(Tensor(values(seed, (HIDDEN, 1))))}
+        mindspore.load_param_into_net(critic, loaded)
+        assert_close(slope(REAL).asnumpy(), gradient_by_input(critic, REAL), FLOAT32)
+
+
+def test_the_mode_of_the_cells_is_seen(mode):
+    critic = nn.SequentialCell(nn.Dropout(p=0.5), nn.Dense(100, 1, weight_init="ones"))
+    slope, x = InputGradient(critic), Tensor(np.ones((4, 100), np.float32))
+    for training in (False, True, False, True):
+        slope.set_train(training)
+        assert set(np.unique(slope(x).asnumpy())) == ({0.0, 2.0} if training else {1.0})
+
+
+def test_a_copy_has_weights_of_its_own(mode):
+    critic = Critic()
+    slope = InputGradient(critic, 4.0)
+    slope(REAL)
+    other = copy.deepcopy(slope)
+    ops.assign(other.network.score, ops.zeros_like(critic.score))
+    assert not other(REAL).asnumpy().any()
+    assert_close(slope(REAL).asnumpy(), gradient_by_input(critic, REAL), FLOAT32)
+
+
+def test_further_inputs_and_outputs_of_any_shape(mode):
+    class Weighted(nn.Cell):
+        def construct(self, x, factor, power):
+            return factor * x**power
+
+    slope = InputGradient(Weighted(), 2.0)(Tensor([[1.0, 2.0]]), Tensor([[3.0], [5.0]]), 2)
+    np.testing.assert_array_equal(slope.asnumpy(), [[16.0, 32.0]])
+
+
+def test_float16_inputs(mode):
+    slope = InputGradient(Critic(dtype=mstype.float16), 2.0**4)(REAL.astype(mstype.float16))
+    assert slope.dtype == mstype.float32
+    assert_close(slope.asnumpy(), gradient_by_input(Critic(), REAL), FLOAT16)
+
+
+def test_a_cast_of_the_loss_reaches_the_critic_and_not_the_scale(mode):
+    class Square(nn.Cell):
+        def construct(self, x):
+            # 2**20, the scale, is infinite in float16, and so would be the gradient by the product.
+            return ops.square(x).astype(mstype.float32) * 2.0**-10
+
+    class Loss(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.slope = InputGradient(Square(), DynamicLossScale(2.0**20))
+
+        def construct(self, x):
+            return self.slope(x)
+
+    slope = Loss().to_float(mstype.float16)(Tensor([1.0 + 2.0**-12, 3.0]))
+    # The first one is 1 in float16.
+    np.testing.assert_array_equal(slope.asnumpy(), np.float32([2.0, 6.0]) * 2.0**-10)
+
+
+def test_a_network_that_returns_something_else(mode):
+    class Two(nn.Cell):
+        def construct(self, x):
+            return x, x
+
+    with pytest.raises(TypeError, match="'InputGradient', the network must return one Tensor"):
+        InputGradient(Two())(REAL)
+
+
+@pytest.mark.parametrize(
+    ("loss_scale", "error_type"),
+    [(True, TypeError), ("8", TypeError), ([8.0], TypeError), (Tensor(8.0), TypeError)]
+    + [(amp.DynamicLossScaleManager(), TypeError), (nn.FixedLossScaleUpdateCell(8.0), TypeError)]
+    + [(value, ValueError) for value in (0, -1.0, float("nan"), float("inf"), 2.0**127)],
+)
+def test_wrong_loss_scales(loss_scale, error_type):
+    with pytest.raises(error_type, match="For 'InputGradient', the argument 'loss_scale' must be"):
+        InputGradient(Critic(), loss_scale)
+
+
+@pytest.mark.parametrize("network", [None, ops.tanh, [Critic()]])
+def test_wrong_networks(network):
+    with pytest.raises(TypeError, match="For 'InputGradient', the argument 'network' must be a Cell"):
+        InputGradient(network)

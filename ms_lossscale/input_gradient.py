@@ -23,6 +23,9 @@ class InputGradient(nn.Cell):
     :func:`mindspore.ops.matmul` and of convolutions on CPU, it is compiled, so that they are right: what Python does in
     the network besides (a print, a counter) then happens once.
 
+    What flows back into it is multiplied by the loss's scale and divided by this one: far above the loss's scale it
+    underflows, far below it overflows. With one scale for both it comes as it is.
+
     A gradient that overflowed is not finite, nor is then a loss that holds it, nor are its gradients: the training cell
     skips the step. Under 65536 and more, that of a network that returns float16 always overflows.
 

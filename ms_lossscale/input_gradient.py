@@ -171,3 +171,9 @@ def _number(owner, loss_scale):
             f"the training cell is given, the very object, but got {describe(loss_scale)}."
         )
     return check_scale(owner, "loss_scale", loss_scale)
+
+
+def holds_input_gradient(networks, loss_scale):
+    """Whether the scale of `loss_scale` takes part in a forward of the networks."""
+    cells = [cell for network in networks for _, cell in network.cells_and_names()]
+    return any(isinstance(cell, InputGradient) and cell.loss_scale is loss_scale for cell in cells)

@@ -11,6 +11,7 @@ from ms_lossscale import (
     AlternatingTrainOneStepCell,
     DynamicLossScale,
     FixedLossScale,
+    InputGradient,
     OverflowDetector,
     ScaledTrainOneStepCell,
     ScheduledLossScale,
@@ -245,3 +246,48 @@ def test_wrong_numbers(value, error):
 def test_without_retries_there_are_three_counters():
     network = Slope()
     assert "retries" not in ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale()).counters()
+
+
+class Penalised(nn.Cell):
+    """Its loss holds a gradient that is computed at the scale, and is infinite in float16 from some scale on."""
+
+    def __init__(self, loss_scale):
+        super().__init__()
+        self.inner = Slope()
+        self.gradient = InputGradient(Doubled(), loss_scale)
+
+    def construct(self, x, slope):
+        return self.inner(x, slope) + self.gradient(x).mean() * self.inner.weight.sum()
+
+
+class Doubled(nn.Cell):
+    def construct(self, x):
+        return (x.astype(mindspore.float16) * 16.0).sum()
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_loss_that_the_scale_makes_infinite_is_tried_again(mode, shares):
+    scale = DynamicLossScale(2.0**15)
+    network = Penalised(scale if shares else 2.0**15)
+    cell = ScaledTrainOneStepCell(network, sgd(network.inner), scale, max_retries=5).set_train()
+    loss, overflow, used = cell(*inputs(1.0))
+    if shares:
+        assert np.isfinite(loss.asnumpy()) and not overflow.asnumpy()
+        assert float(used.asnumpy()) == 2.0**11
+        assert cell.counters() == {
+            "applied_steps": 1,
+            "skipped_steps": 0,
+            "consecutive_skipped_steps": 0,
+            "retries": 4,
+        }
+    else:
+        assert overflow.asnumpy() and not np.isfinite(loss.asnumpy())
+        assert cell.counters()["retries"] == 0
+
+
+def test_an_input_gradient_of_a_scale_that_is_copied_is_refused():
+    scale = DynamicLossScale()
+    network = Penalised(scale)
+    with pytest.raises(ValueError, match="'loss_scale' is copied for each network, so that the InputGradient"):
+        AlternatingTrainOneStepCell([network], [sgd(network.inner)], scale)
+    AlternatingTrainOneStepCell([network], [sgd(network.inner)], [scale])

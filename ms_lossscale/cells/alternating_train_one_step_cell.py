@@ -9,6 +9,8 @@ from ms_lossscale import _gradients as gradients
 from ms_lossscale._check import check_cells, check_one_each, check_positive_int, describe, one_each
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.cells.turns import Turns
+from ms_lossscale.input_gradient import holds_input_gradient
+from ms_lossscale.loss_scale import LossScale
 from ms_lossscale.step.network_inputs import inputs_of
 from ms_lossscale.step.settings import check_settings
 
@@ -138,7 +140,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
         super().__init__(
             networks,
             optimizers,
-            self._loss_scales(loss_scale, count),
+            self._loss_scales(loss_scale, networks),
             settings,
             network_inputs=network_inputs,
             turns=Turns(count, settings[0].gradient_accumulation_steps),
@@ -147,10 +149,16 @@ class AlternatingTrainOneStepCell(TrainingCell):
         if every is not None:
             self.set_every(every)
 
-    def _loss_scales(self, loss_scale, count):
+    def _loss_scales(self, loss_scale, networks):
         owner = type(self).__name__
-        loss_scales = one_each(owner, "loss_scale", loss_scale, count)
+        loss_scales = one_each(owner, "loss_scale", loss_scale, len(networks))
         if not isinstance(loss_scale, (list, tuple)):
+            if isinstance(loss_scale, LossScale) and holds_input_gradient(networks, loss_scale):
+                raise ValueError(
+                    f"For '{owner}', the argument 'loss_scale' is copied for each network, so that the InputGradient "
+                    f"which holds it would follow none. Pass a list with a loss scale for each network, and the "
+                    f"InputGradient that of its own."
+                )
             return [copy.deepcopy(each) for each in loss_scales]
         cells = [id(each) for each in loss_scales if isinstance(each, nn.Cell)]
         if len(set(cells)) < len(cells):

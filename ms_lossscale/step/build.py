@@ -2,6 +2,7 @@
 
 from mindspore import PYNATIVE_MODE, ParameterTuple, get_context, nn
 
+from ms_lossscale.input_gradient import holds_input_gradient
 from ms_lossscale.overflow_detector import NoCheck
 from ms_lossscale.step.clipping import make_clipping
 from ms_lossscale.step.compiled import Compiled
@@ -101,7 +102,7 @@ def build_step(
             ranks,
             loss_scale,
             window_state,
-            scales_losses=False,
+            scales_losses=holds_input_gradient(networks, loss_scale),
         )
         tries = Tries(settings.max_retries, one_try, compiled(judge), scaling, forward_state, counters)
         after_backward = compiled(AfterTries(window))

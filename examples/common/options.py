@@ -12,6 +12,13 @@ def positive_int(text):
     return value
 
 
+def not_negative_int(text):
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, but got {value}")
+    return value
+
+
 def seed_int(text):
     value = int(text)
     if not 0 <= value < 2**31:
@@ -33,8 +40,8 @@ def decay(text):
     return value
 
 
-def add_step_arguments(group, ema):
-    """Adds the options for what a step does besides scaling the loss, with the default decay `ema`."""
+def add_step_arguments(group, ema, max_retries):
+    """Adds the options for what a step does besides scaling the loss, with the defaults of two of them."""
     group.add_argument(
         "--accumulate",
         type=positive_int,
@@ -47,6 +54,14 @@ def add_step_arguments(group, ema):
         type=positive_float,
         metavar="NORM",
         help="largest global norm of the gradients (default: no limit)",
+    )
+    group.add_argument(
+        "--max-retries",
+        type=not_negative_int,
+        default=max_retries,
+        metavar="N",
+        help="how often a batch whose gradients overflowed is tried again, at lower scales, before its step is skipped "
+        "(default: %(default)s)",
     )
     group.add_argument(
         "--ema",
@@ -64,6 +79,7 @@ def step_keywords(args):
         "gradient_accumulation_steps": args.accumulate,
         "clip_norm": args.clip_norm,
         "ema_decay": args.ema or None,
+        "max_retries": args.max_retries if args.loss_scale == "dynamic" else 0,
     }
 
 

@@ -4,7 +4,7 @@ import csv
 from typing import NamedTuple
 
 import numpy as np
-from common.output import replacing, running_mean
+from common.output import replacing, running_mean, tried_again
 from matplotlib import image as png
 from matplotlib.figure import Figure
 
@@ -49,7 +49,7 @@ def _flag(text):
 
 
 def plot(path, steps, title, steps_per_epoch, separate):
-    """Draws losses and scales over the steps, with the skipped steps marked; `separate` if each network has its own."""
+    """Draws losses and scales over the steps, and which were skipped or done again; `separate` if each has its own."""
     columns = Step(*(np.array(column) for column in zip(*steps)))
     window = max(1, min(100, len(steps) // 20))
     figure = Figure(figsize=(9, 6.5), dpi=120, layout="constrained")
@@ -73,6 +73,10 @@ def plot(path, steps, title, steps_per_epoch, separate):
             label = f"{name}: skipped, as gradients overflowed ({overflow.sum()} steps)"
             mark = {"discriminator": "x", "generator": "+"}.get(name, "x")
             scale_axes.plot(columns.step[overflow], scale[overflow], mark, color="tab:red", markersize=8, label=label)
+        again = tried_again(scale, overflow)
+        if again.any():
+            label = f"{name}: done again at a lower scale ({again.sum()} steps)"
+            scale_axes.plot(columns.step[again], scale[again], "o", color="tab:purple", fillstyle="none", label=label)
     scales = np.concatenate([columns.discriminator_loss_scale, columns.generator_loss_scale])
     scale_axes.set_yscale("log", base=2)
     scale_axes.set_ylim(scales.min() / 2, scales.max() * 2)

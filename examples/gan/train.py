@@ -121,7 +121,7 @@ def make_parser():
     add("--device", choices=("CPU", "GPU", "Ascend"), default="CPU", help="where to train (default: %(default)s)")
 
     group = parser.add_argument_group("updates")
-    add_step_arguments(group, ema=0.99)
+    add_step_arguments(group, ema=0.99, max_retries=3)
     add = group.add_argument
     add(
         "--update",
@@ -202,7 +202,7 @@ class Run:
         self.checkpoint, self.table, self.curves, self.judge = (self.folder / name for name in names)
         # What must be the same for a resumed run to end where the uninterrupted one would have.
         names = "batch_size seed filters latent learning_rate accumulate clip_norm ema amp_level update n_critic"
-        names += " loss_scale scale scale_window milestone scales"
+        names += " max_retries loss_scale scale scale_window milestone scales"
         self._settings = {name: getattr(args, name) for name in names.split()}
         self._settings["data"] = fingerprint
 

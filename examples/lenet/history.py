@@ -4,7 +4,7 @@ import csv
 from typing import NamedTuple
 
 import numpy as np
-from common.output import replacing, running_mean
+from common.output import replacing, running_mean, tried_again
 from matplotlib.figure import Figure
 
 
@@ -37,7 +37,7 @@ def read_csv(path, count):
 
 
 def plot(path, steps, title, steps_per_epoch):
-    """Draws the loss and the loss scale over the steps, with the skipped steps marked."""
+    """Draws the loss and the loss scale over the steps, with the steps marked that were skipped or done again."""
     number, loss, overflow, scale = (np.array(column) for column in zip(*steps))
     window = max(1, min(50, len(steps) // 20))
     figure = Figure(figsize=(9, 6.5), dpi=120, layout="constrained")
@@ -58,6 +58,10 @@ def plot(path, steps, title, steps_per_epoch):
         if overflow.any():
             label = f"skipped: gradients overflowed ({overflow.sum()} steps)"
             axes.plot(number[overflow], values[overflow], "x", color="tab:red", label=label)
+        again = tried_again(scale, overflow)
+        if again.any():
+            label = f"done again at a lower scale ({again.sum()} steps)"
+            axes.plot(number[again], values[again], "o", color="tab:purple", fillstyle="none", label=label)
         axes.grid(alpha=0.3)
         axes.legend()
     with replacing(path) as part:

@@ -115,7 +115,7 @@ def make_parser():
     add("--device", choices=("CPU", "GPU", "Ascend"), default="CPU", help="where to train (default: %(default)s)")
 
     group = parser.add_argument_group("step")
-    add_step_arguments(group, ema=0.0)
+    add_step_arguments(group, ema=0.0, max_retries=0)
 
     add_loss_scale_arguments(parser.add_argument_group("loss scale"), LOSS_SCALES)
     return parser
@@ -168,7 +168,7 @@ class Run:
         self.checkpoint, self.table, self.curves = (folder / name for name in ("lenet.ckpt", "steps.csv", "curves.png"))
         # What must be the same for a resumed run to end where the uninterrupted one would have.
         names = "batch_size seed optimizer learning_rate amp_level loss_scale scale scale_window milestone scales"
-        names += " accumulate clip_norm ema"
+        names += " accumulate clip_norm max_retries ema"
         self._settings = {name: getattr(args, name) for name in names.split()}
         self._settings["data"] = f"{len(digits.train_images)} images, CRC {zlib.crc32(digits.train_images):08x}"
 

@@ -36,6 +36,7 @@ class _Record(NamedTuple):
     consecutive_skipped_steps: int
     next_loss_scale: float
     overflowed_parameters: str
+    retries: int
 
 
 class LossScaleMonitor(Callback):
@@ -193,6 +194,8 @@ class LossScaleMonitor(Callback):
         for step, outputs, snapshots, batch in unread:
             records = [each.read(step, outputs, snapshot, batch) for each, snapshot in zip(self._watched, snapshots)]
             for each, record in zip(self._watched, records):
+                if record.retries and not record.skipped:
+                    each.tell_of_retry(record)
                 if record.skipped:
                     each.tell_of_skip(record)
                     if self._max_skips is None:
@@ -269,6 +272,8 @@ class _Watched:
         self._applied_steps = counters["applied_steps"]
         self._skipped_steps = counters["skipped_steps"]
         self.consecutive = counters["consecutive_skipped_steps"]
+        self._retries = counters.get("retries", 0)
+        self._scale_before = step.loss_scale.get_loss_scale()
         # The loss scales of the steps that were skipped since the last one that was not.
         self.skipped_at = []
         # Whether the step that was read last was skipped.
@@ -285,15 +290,9 @@ class _Watched:
     def snapshot(self):
         """Copies of what the next step will change."""
         counters = self._step.step_counters
-        return gradients.copy(
-            (
-                counters.applied_steps,
-                counters.skipped_steps,
-                counters.consecutive_skipped_steps,
-                self._step.loss_scale.scale_value,
-                counters.overflowed,
-            )
-        )
+        counts = (counters.applied_steps, counters.skipped_steps, counters.consecutive_skipped_steps)
+        retries = (counters.retries,) if counters.counts_retries else ()
+        return gradients.copy((*counts, self._step.loss_scale.scale_value, counters.overflowed, *retries))
 
     def has_decided_since(self, snapshot):
         """Whether a step was applied or skipped since the last one that was read."""
@@ -306,6 +305,8 @@ class _Watched:
             loss, overflow, loss_scale = (value[self._network] for value in (loss, overflow, loss_scale))
         self._applied_steps, skipped_steps, self.consecutive = (int(count.asnumpy()) for count in snapshot[:3])
         skipped, self._skipped_steps = skipped_steps - self._skipped_steps, skipped_steps
+        retries_before, self._retries = self._retries, int(snapshot[5].asnumpy()) if len(snapshot) > 5 else 0
+        self._tried_first_at, self._scale_before = self._scale_before, float(snapshot[3].asnumpy())
         self.has_skipped = skipped > 0
         if overflow and not self._is_in_overflow:
             self.batch = batch
@@ -328,8 +329,17 @@ class _Watched:
             self._applied_steps,
             skipped_steps,
             self.consecutive,
-            float(snapshot[3].asnumpy()),
+            self._scale_before,
             " ".join(self._overflowed) if skipped else "",
+            self._retries - retries_before,
+        )
+
+    def tell_of_retry(self, record):
+        """Prints a line of a step that was saved."""
+        print(
+            f"step {record.step}: overflow{self.of_network} at {self._tried_first_at:g}, done again at "
+            f"{record.loss_scale:g}",
+            flush=True,
         )
 
     def tell_of_skip(self, record):

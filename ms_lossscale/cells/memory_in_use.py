@@ -42,9 +42,9 @@ class MemoryInUse:
         return [*self._parameters, *(buffer.tensor() for buffer in self._buffers)]
 
     def _remember(self):
-        for parameter in self._parameters:
-            # MindSpore 2.7 gives a Parameter its memory when it is first used.
-            write_in_place(parameter, parameter)
+        for tensor in self._tensors():
+            # MindSpore 2.7 gives a tensor its memory when it is first used.
+            write_in_place(tensor, tensor)
         for buffer in self._buffers:
             buffer.share()
         # Other tensors of the same memory, which keep it; `parameter.value()` has a copy.

@@ -25,6 +25,7 @@ class StepCounters(nn.Cell):
         self.consecutive_skipped_steps = self._state(prefix, "consecutive_skipped_steps", np.int32(0))
         self.overflowed = self._state(prefix, "overflowed", np.zeros(len(weights), bool))
         self._counts = ["applied_steps", "skipped_steps", "consecutive_skipped_steps"]
+        self.counts_retries = counts_retries
         if counts_retries:
             self.retries = self._state(prefix, "retries", np.int32(0))
             self._counts.append("retries")

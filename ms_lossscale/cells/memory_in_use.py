@@ -39,7 +39,7 @@ class MemoryInUse:
                 write_in_place(tensors[i], value)
 
     def _tensors(self):
-        return [*self._parameters, *(buffer.tensor() for buffer in self._buffers)]
+        return [*self._parameters, *(buffer.registered() for buffer in self._buffers)]
 
     def _remember(self):
         for tensor in self._tensors():

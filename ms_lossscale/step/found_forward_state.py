@@ -28,13 +28,13 @@ class SharedBuffer:
         self.parameter = Parameter(Tensor(buffer.asnumpy()), name=name, requires_grad=False)
         self.share()
 
-    def tensor(self):
+    def registered(self):
         """The buffer that is registered now."""
         return self._buffer if self._cell is None else getattr(self._cell, self._attribute)
 
     def share(self):
         """Before the first step: pretrained values may have come with memory of their own."""
-        self.parameter.assign_value(self.tensor())
+        self.parameter.assign_value(self.registered())
 
 
 def find_forward_state(owner, networks, declared=()):

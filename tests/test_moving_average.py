@@ -211,3 +211,20 @@ def test_a_step_within_ema_weights_raises(mode, kind):
         trained.call_cell(1)
     assert changed(before, state(trained.cell)) == set()
     trained.call(1)
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_flush_and_load_state_dict_within_ema_weights_raise(mode, kind):
+    trained = Trained(kind, ema_decay=DECAY, steps=2)
+    for seed in range(3):
+        trained.call_cell(seed)
+    before = state(trained.cell)
+    loaded = {name: Parameter(parameter + 1, name=name) for name, parameter in trained.cell.parameters_dict().items()}
+    with trained.cell.ema_weights():
+        with pytest.raises(RuntimeError, match=r"'flush\(\)' within 'ema_weights\(\)'"):
+            trained.cell.flush()
+        with pytest.raises(RuntimeError, match=r"'load_state_dict\(\)' within 'ema_weights\(\)'"):
+            trained.cell.load_state_dict(loaded)
+    assert changed(before, state(trained.cell)) == set()
+    trained.cell.flush()
+    assert "ema.first.weight" in changed(before, state(trained.cell))

@@ -125,11 +125,7 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
             step.forwards_and_backwards.set_inputs_of_compiled(inputs)
 
     def __call__(self, *args, **kwargs):
-        if self._evaluates:
-            raise RuntimeError(
-                f"For '{self._owner}', a step within 'ema_weights()' would train the averages, and be lost when the "
-                f"trained weights come back. Leave the context first."
-            )
+        self._check_trains("a step")
         if not self._compared:
             self.compare_ranks()
         self._put_memory_back()
@@ -141,6 +137,13 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
             if message is None:
                 raise
             raise RuntimeError(message) from error
+
+    def _check_trains(self, what):
+        if self._evaluates:
+            raise RuntimeError(
+                f"For '{self._owner}', {what} within 'ema_weights()' would change the averages that the weights hold "
+                f"there, and be lost when the trained weights come back. Leave the context first."
+            )
 
     def _put_memory_back(self):
         if self._memory_in_use is not None:
@@ -213,8 +216,10 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
         Raises:
             TypeError: If `parameters` is no dict of Parameters or Tensors.
             ValueError: If a value has another shape than its Parameter.
-            RuntimeError: If `strict` and names are missing or unexpected. Nothing was written then.
+            RuntimeError: If `strict` and names are missing or unexpected, or within :meth:`ema_weights`. Nothing was
+                written then.
         """
+        self._check_trains("'load_state_dict()'")
         return load_in_place(type(self).__name__, self.parameters_dict(), parameters, strict)
 
     def forward_state_names(self):
@@ -265,7 +270,11 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
         network decides alone, one after the other.
 
         Does nothing without accumulation, or at the beginning of a window.
+
+        Raises:
+            RuntimeError: Within :meth:`ema_weights`.
         """
+        self._check_trains("'flush()'")
         self._put_memory_back()
         for step in self.steps:
             step.flush()
@@ -309,7 +318,8 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
     def ema_weights(self):
         """
         A context in which the weights hold their exponential moving average, for evaluation. It puts the trained
-        weights back, exactly, also if the evaluation raises. A training step within it is an error.
+        weights back, exactly, also if the evaluation raises. A training step, :meth:`flush` and :meth:`load_state_dict`
+        within it are errors.
 
         Returns:
             Context manager.

@@ -1,7 +1,10 @@
 """What MindSpore's own errors mean for a training cell, where they do not say it."""
 
+from mindspore import GRAPH_MODE, get_context
+
 # A gradient within the loss of the very cell that another loss of the step calls, too: either, by the losses' order.
 _INNER_GRADIENT = ("Illegal AnfNode", "real_primal_func")
+_OTHER_FUNCTION = "The parameters number of the function is"
 
 
 def explanation(cell, error):
@@ -15,18 +18,22 @@ def explanation(cell, error):
     Returns:
         Union[str, None], None if there is nothing to add.
     """
-    name = type(cell).__name__
-    if any(part in str(error) for part in _INNER_GRADIENT):
+    if get_context("mode") != GRAPH_MODE:
+        return None
+    name, text = type(cell).__name__, str(error)
+    if any(part in text for part in _INNER_GRADIENT):
         return (
             f"For '{name}', MindSpore could not compile a network that takes the gradient of a Cell which another loss "
             f"of the step calls as well (a gradient penalty of a critic, say). Take the gradient of a method of the "
             f"loss cell instead: in its __init__, self.gradient = ops.GradOperation()(self.score), with "
             f"def score(self, x): return self.critic(x)."
         )
+    if _OTHER_FUNCTION not in text:
+        return None
     for _, part in cell.cells_and_names():
         # Left by `mindspore.jit`; MindSpore then parses that method in the place of `construct`.
         compiled = getattr(part, "__parse_method__", "construct")
-        if compiled != "construct":
+        if compiled != "construct" and f" : {compiled}_" in text:
             return (
                 f"For '{name}', MindSpore can't compile '{type(part).__name__}' into a graph, since '{compiled}' of it "
                 f"was compiled by itself, in PYNATIVE_MODE. Call the training cell in one mode only."

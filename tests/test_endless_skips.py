@@ -7,8 +7,10 @@ import pytest
 from mindspore import Tensor, nn, ops
 from support.linear_pair import Trained
 from support.networks import Linear, batch, batch_for
+from test_accumulation import Saturating, saturating_batch
+from test_overflow_in_the_forward import BehindStopGradient, overflowing
 
-from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, emulation
 
 
 def linear():
@@ -21,12 +23,38 @@ def test_weights_that_are_nan(mode):
     network, cell = linear()
     ops.assign(network.weight, Tensor(np.full(network.weight.shape, np.nan, np.float32)))
     inputs = batch(0)
-    message = r"the last 499 steps were all skipped, down to a loss scale of 1, .*: the gradients of weight are not"
+    message = r"the last 499 steps were all skipped, now at a loss scale of 1, .*: the gradients of weight are not"
     with pytest.warns(RuntimeWarning, match=message) as caught:
         for _ in range(1100):
             cell(*inputs)
     assert len(caught) == 1
     assert caught[0].filename == __file__
+
+
+def test_what_the_forward_writes(mode):
+    network = BehindStopGradient()
+    optimizer = nn.SGD(network.score.trainable_params(), 0.01)
+    cell = ScaledTrainOneStepCell(network, optimizer, 128.0).set_train()
+    inputs = overflowing()
+    with pytest.warns(RuntimeWarning, match="now at a loss scale of 128, ") as caught:
+        for _ in range(501):
+            cell(*inputs)
+    (message,) = [str(each.message) for each in caught]
+    assert (
+        "all gradients are finite, but what the forward writes (generator.1.moving_mean, generator.1.moving_variance) "
+        "became not finite, or the overflow detector tells"
+    ) in message
+    assert "locate_overflow" not in message
+
+
+def test_the_status_register(mode):
+    with emulation.saturation_mode():
+        network = Saturating("only")
+        cell = ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params()), 128.0).set_train()
+        inputs = saturating_batch(True, 0)
+        with pytest.warns(RuntimeWarning, match="all gradients are finite, but the overflow detector tells of"):
+            for _ in range(501):
+                cell(*inputs)
 
 
 def test_a_training_that_recovers_says_nothing(mode):

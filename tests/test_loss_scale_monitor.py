@@ -12,6 +12,7 @@ from support.gan_networks import rows_of
 from support.linear_pair import CELLS, Trained, arrays
 from support.networks import BATCH, FEATURES, Linear, LinearWithBias, LossOfShape, Mlp, batch_for
 from test_accumulation import Saturating, saturating_batch
+from test_overflow_in_the_forward import BehindStopGradient, overflowing
 
 from ms_lossscale import (
     DynamicLossScale,
@@ -168,11 +169,24 @@ def test_many_parameters_are_abridged(capsys):
     assert lines(capsys)[0].endswith(f"not finite: {names}, ... (7 of 7 gradients)")
 
 
+FINITE = (
+    "; all gradients are finite, so it was the status register, an overflow detector of your own, or what the forward "
+    "wrote (see forward_state_names()) that told"
+)
+
+
 def test_the_register_is_named_if_it_told(mode, capsys):
     with emulation.saturation_mode():
         cell = scaled_cell(Saturating("only"))
         train(cell, rows_of([saturating_batch(True, 0)]), LossScaleMonitor())
-    assert lines(capsys)[0].endswith("; all gradients are finite, so it was the status register that told")
+    assert lines(capsys)[0].endswith(FINITE)
+
+
+def test_what_the_forward_wrote_is_named_if_it_told(mode, capsys):
+    network = BehindStopGradient()
+    cell = ScaledTrainOneStepCell(network, nn.SGD(network.score.trainable_params(), 0.01), DynamicLossScale(2.0**10))
+    train(cell, rows_of([overflowing()]), LossScaleMonitor())
+    assert lines(capsys)[0].endswith(FINITE)
 
 
 # The CSV file.

@@ -46,6 +46,7 @@ def test_the_step_is_skipped(mode, keywords):
     assert moved == bookkeeping(moved) | {name for name in moved if name.startswith("clipping.")}
     assert np.isfinite(network.generator[1].moving_variance.asnumpy()).all()
     assert cell.counters()["skipped_steps"] == 1
+    assert cell.overflowed_parameters() == []
     assert cell.get_loss_scale() == 2.0**9
 
 

@@ -360,7 +360,10 @@ class _Watched:
         """The parameters whose gradients were not finite in the last step that was skipped."""
         names = self._overflowed
         if not names:
-            return "all gradients are finite, so it was the status register that told"
+            return (
+                "all gradients are finite, so it was the status register, an overflow detector of your own, or what "
+                "the forward wrote (see forward_state_names()) that told"
+            )
         shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
         return f"not finite: {shown} ({len(names)} of {len(self._names)} gradients)"
 

@@ -32,17 +32,32 @@ class EndlessSkips:
                     self._warn(step, skips)
 
     def _warn(self, step, skips):
-        names = step.step_counters.overflowed_parameters()
-        whose = (
-            f"the gradients of {', '.join(names[:3])}{' and others' if names[3:] else ''} are not finite"
-            if names
-            else ""
-        )
         loss_scale = step.loss_scale.get_loss_scale()
         warnings.warn(
-            f"For '{self._owner}', the last {skips} steps were all skipped, down to a loss scale of {loss_scale:g}, so "
-            f"that no weight moves any more{': ' if names else ''}{whose}. Look for NaN in the weights and in the "
-            f"data: ms_lossscale.locate_overflow(cell, inputs, loss_scale={loss_scale:g}) names where they begin.",
+            f"For '{self._owner}', the last {skips} steps were all skipped, now at a loss scale of {loss_scale:g}, so "
+            f"that no weight moves any more: {_cause(step, loss_scale)}",
             RuntimeWarning,
             stacklevel=4,
         )
+
+
+def _cause(step, loss_scale):
+    overflowed = step.step_counters.overflowed_parameters()
+    if overflowed:
+        return (
+            f"the gradients of {_listed(overflowed)} are not finite. Look for NaN in the weights and in the data: "
+            f"ms_lossscale.locate_overflow(cell, inputs, loss_scale={loss_scale:g}) names where they begin."
+        )
+    # The status register is a detector, too.
+    written = [parameter.name for parameter in step.forward_state.parameters]
+    if not written:
+        return "all gradients are finite, but the overflow detector tells of an overflow. Look for it in the forward."
+    return (
+        f"all gradients are finite, but what the forward writes ({_listed(written)}) became not finite, or the "
+        f"overflow detector tells of an overflow. Look at what the forward writes there: a value that is infinite on "
+        f"purpose must be in its Parameter before the first step."
+    )
+
+
+def _listed(names):
+    return f"{', '.join(names[:3])}{' and others' if names[3:] else ''}"

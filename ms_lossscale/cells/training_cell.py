@@ -259,8 +259,9 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
         the last one of each. Training itself never waits for it.
 
         Returns:
-            list[str], the names of their parameters. It is empty if no step was skipped, and if only an NPU's register
-            told of the overflow, as in saturation mode.
+            list[str], the names of their parameters. It is empty if no step was skipped, and if all gradients were
+            finite: only an NPU's register told of the overflow, as in saturation mode, or an overflow detector of
+            your own, or what the forward wrote (see :meth:`forward_state_names`).
         """
         return [name for step in self.steps for name in step.step_counters.overflowed_parameters()]
 

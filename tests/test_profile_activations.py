@@ -142,6 +142,34 @@ def test_an_ordinary_network_has_nothing_notable():
     assert state == "The forward may write, and a skipped step takes back: nothing."
 
 
+@pytest.mark.parametrize(
+    "loss_scale, names, line",
+    [
+        (
+            1024.0,
+            ["net.1.moving_mean", "net.1.moving_variance"],
+            "The forward may write, and a skipped step takes back: net.1.moving_mean, net.1.moving_variance.",
+        ),
+        (None, None, "What the forward may write is never taken back, since this training cell skips no step."),
+    ],
+)
+def test_what_a_training_cell_takes_back(mode, loss_scale, names, line):
+    class Normalised(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.SequentialCell(nn.Dense(FEATURES, 3), nn.BatchNorm1d(3), nn.Dense(3, 1))
+
+        def construct(self, x, y):
+            return ops.square(self.net(x) - y).mean()
+
+    network = Normalised()
+    cell = ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params(), 0.01), loss_scale)
+    report = profile_activations(cell, [batch()])
+    assert report.forward_state == names
+    assert str(report).splitlines()[-1] == line
+    assert json.loads(report.to_json())["forward_state"] == names
+
+
 # What is counted.
 
 

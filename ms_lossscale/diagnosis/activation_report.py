@@ -72,14 +72,15 @@ class ActivationReport:
         activations (list[Activation]): In the order of execution, forward and then backward.
         batches (int): How many batches were profiled.
         loss_scale (float): The scale by which the loss was multiplied.
-        forward_state (list[str]): The names of what the forward may write, which a skipped step takes back.
+        forward_state (Union[list[str], None]): The names of what the forward may write, which a skipped step takes
+            back; None for a training cell that never skips a step.
     """
 
     def __init__(self, activations, batches, loss_scale, forward_state=()):
         self.activations = activations
         self.batches = batches
         self.loss_scale = loss_scale
-        self.forward_state = list(forward_state)
+        self.forward_state = None if forward_state is None else list(forward_state)
 
     @property
     def first(self):
@@ -130,9 +131,14 @@ class ActivationReport:
             "",
             f"{meaning}: {notable} of {len(self.activations)}, in the order of execution."
             + (f" The first is {self.first}." if notable else ""),
-            f"The forward may write, and a skipped step takes back: {', '.join(self.forward_state) or 'nothing'}.",
+            self._taken_back(),
         ]
         return "\n".join(lines)
+
+    def _taken_back(self):
+        if self.forward_state is None:
+            return "What the forward may write is never taken back, since this training cell skips no step."
+        return f"The forward may write, and a skipped step takes back: {', '.join(self.forward_state) or 'nothing'}."
 
     def to_csv(self, path=None):
         """

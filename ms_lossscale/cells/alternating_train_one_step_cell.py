@@ -65,9 +65,9 @@ class AlternatingTrainOneStepCell(TrainingCell):
         TypeError: If an argument has a wrong type, or, in the first step, if a network returns something else.
         ValueError: If there are not as many networks as optimizers, two optimizers own one parameter, an optimizer
             owns a parameter of none of the networks or has a loss scale of its own, two parameters share a name, or
-            `network_inputs`, `every` or a list does not fit.
-        RuntimeError: If `parallel_mode` is ``"data_parallel"`` or ``"hybrid_parallel"`` , but communication is not
-            initialised.
+            `network_inputs`, `every` or a list does not fit. If `parallel_mode` is ``"semi_auto_parallel"`` or
+            ``"auto_parallel"`` , also for pipeline stages, accumulation or `ema_decay`.
+        RuntimeError: If `parallel_mode` is another one than ``"stand_alone"`` , but communication is not initialised.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``

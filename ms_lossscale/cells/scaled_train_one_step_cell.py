@@ -8,9 +8,10 @@ class ScaledTrainOneStepCell(TrainingCell):
     """
     Trains one network with a loss scale that is divided out inside the cell, so that any optimizer will do.
 
-    A step is a transaction: either no gradient overflowed and everything happens, or one did and nothing changes but
-    the loss scale and the step counters. No weight moves then, no optimizer state (the learning-rate schedule does not
-    advance either), no moving statistic of BatchNorm and no moving average.
+    A step is a transaction: either nothing overflowed, no gradient and nothing that the forward writes, and everything
+    happens; or something did and nothing changes but the loss scale and the step counters. No weight moves then, no
+    optimizer state (the learning-rate schedule does not advance either), no moving statistic of BatchNorm, nothing that
+    a user's own cells write in their forward, and no moving average.
 
     Args:
         network (Cell): Returns the loss, as :class:`mindspore.nn.WithLossCell` does. The loss may have any shape; its
@@ -54,9 +55,10 @@ class ScaledTrainOneStepCell(TrainingCell):
     Raises:
         TypeError: If an argument has a wrong type, or, in the first step, if the network returns no Tensor as its loss.
         ValueError: If a number is out of its range, both clips are given, the optimizer has no parameters, has a loss
-            scale of its own or owns parameters that the network does not have, or two parameters share a name.
-        RuntimeError: If `parallel_mode` is ``"data_parallel"`` or ``"hybrid_parallel"`` , but communication is not
-            initialised.
+            scale of its own or owns parameters that the network does not have, or two parameters share a name. If
+            `parallel_mode` is ``"semi_auto_parallel"`` or ``"auto_parallel"`` , also for pipeline stages, accumulation
+            or `ema_decay`.
+        RuntimeError: If `parallel_mode` is another one than ``"stand_alone"`` , but communication is not initialised.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``

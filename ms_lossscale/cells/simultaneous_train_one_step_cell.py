@@ -13,9 +13,9 @@ class SimultaneousTrainOneStepCell(TrainingCell):
     Trains several networks, the two of a GAN say, with ONE check and ONE conditional update.
 
     All losses and gradients are computed at the same weights. Then all optimizers step, or, if any gradient of any
-    network overflowed, none does, and nothing changes but the loss scale and the step counters. On an NPU in
-    saturation mode this is the arrangement in which an overflow is never blamed on the wrong network: the device's
-    one status register is read once, after all gradients.
+    network overflowed, or what any forward writes, none does, and nothing changes but the loss scale and the step
+    counters. On an NPU in saturation mode this is the arrangement in which an overflow is never blamed on the wrong
+    network: the device's one status register is read once, after all gradients.
 
     Loss i reaches the parameters of optimizer i only, also where the networks are nested in each other.
 
@@ -57,9 +57,9 @@ class SimultaneousTrainOneStepCell(TrainingCell):
         TypeError: If an argument has a wrong type, or, in the first step, if a network returns something else.
         ValueError: If there are not as many networks as optimizers, two optimizers own one parameter, an optimizer
             owns a parameter of none of the networks or has a loss scale of its own, two parameters share a name, or
-            `network_inputs` does not fit.
-        RuntimeError: If `parallel_mode` is ``"data_parallel"`` or ``"hybrid_parallel"`` , but communication is not
-            initialised.
+            `network_inputs` does not fit. If `parallel_mode` is ``"semi_auto_parallel"`` or ``"auto_parallel"`` , also
+            for pipeline stages, accumulation or `ema_decay`.
+        RuntimeError: If `parallel_mode` is another one than ``"stand_alone"`` , but communication is not initialised.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``

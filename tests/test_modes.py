@@ -53,11 +53,6 @@ def test_the_same_steps_in_both_modes_in_turn(constructed):
     assert changed(expected, train(constructed, ["pynative", "graph"], nn.Adam)) == set()
 
 
-def test_an_optimizer_that_mindspore_compiled_by_itself_can_not_be_compiled_again():
-    with pytest.raises(RuntimeError, match="'implementation' of it was compiled by itself, in PYNATIVE_MODE"):
-        train("graph", ["pynative", "graph"], AdamW)
-
-
 @pytest.mark.parametrize("kind", CELLS)
 @pytest.mark.parametrize(("constructed", "called"), [("graph", "pynative"), ("pynative", "graph")])
 def test_each_cell_in_the_other_mode(kind, constructed, called):

@@ -238,8 +238,8 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
         Reads how many steps were applied and skipped.
 
         Returns:
-            dict, with the ints `applied_steps`, `skipped_steps` and `consecutive_skipped_steps`; where each network
-            decides alone, a list of them.
+            dict, with the ints `applied_steps`, `skipped_steps` and `consecutive_skipped_steps`, and with `max_retries`
+            `retries`, the tries beyond the first of all calls; where each network decides alone, a list of them.
         """
         return self._of_steps([step.step_counters.as_dict() for step in self.steps])
 

@@ -165,3 +165,30 @@ def test_an_optimizer_that_mindspore_compiled_by_itself_can_not_be_compiled_agai
             cell(*batch(1))
     finally:
         mindspore.set_context(mode=before)
+
+
+squared = ops.MultitypeFuncGraph("squared")
+
+
+@squared.register("Tensor")
+def _squared_tensor(x):
+    return x * x
+
+
+def test_mindspore_forgets_the_length_of_a_tuple_that_goes_through_a_loop(in_graph_mode):
+    """Why the tries of a step hand their tensors on one by one."""
+
+    class Loop(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.zero, self.each = Tensor(0.0), ops.HyperMap()
+
+        def construct(self, x):
+            pair = (x, x + x)
+            while x > self.zero:
+                x = x - x
+                pair = (x, x + x)
+            return ops.stack(self.each(squared, pair))
+
+    with pytest.raises(TypeError, match="not subscriptable"):
+        Loop()(Tensor(1.0))

@@ -58,7 +58,7 @@ class NoisyTrainOneStepCell(TrainingCell):
 
     def __init__(self, network, transforms, **keywords):
         defaults = {"gradient_accumulation_steps": 1, "clip_norm": None, "clip_value": None, "ema_decay": None}
-        defaults.update(has_aux=False, forward_state=(), after_update=None, overflow_detector=None)
+        defaults.update(has_aux=False, forward_state=(), after_update=None, overflow_detector=None, max_retries=0)
         settings = check_settings("NoisyTrainOneStepCell", 1, **{**defaults, **keywords})
         settings = dataclasses.replace(settings, gradient_transforms=tuple(transforms))
         optimizer = nn.SGD(network.trainable_params(), RATE)

@@ -51,7 +51,7 @@ class TwoRanks(nn.Cell):
 
 def settings(**keywords):
     defaults = {"gradient_accumulation_steps": 1, "clip_norm": None, "clip_value": None, "ema_decay": None}
-    defaults.update(has_aux=False, forward_state=(), after_update=None, overflow_detector=None)
+    defaults.update(has_aux=False, forward_state=(), after_update=None, overflow_detector=None, max_retries=0)
     return check_settings("test", 1, **{**defaults, **keywords})
 
 
@@ -140,6 +140,7 @@ def test_no_setting_can_be_forgotten_when_ranks_compare():
         "forward_state": (Parameter(Tensor(0.0), name="further"),),
         "after_update": nn.Identity(),
         "overflow_detector": FloatStatusRegister(),
+        "max_retries": 1,
         "gradient_transforms": (GradientTransform(),),
     }
     assert set(changes) == {field.name for field in dataclasses.fields(Settings)}

@@ -115,7 +115,7 @@ def make_parser():
     add("--device", choices=("CPU", "GPU", "Ascend"), default="CPU", help="where to train (default: %(default)s)")
 
     group = parser.add_argument_group("step")
-    add_step_arguments(group, ema=0.0, max_retries=0)
+    add_step_arguments(group, ema=0.0)
 
     add_loss_scale_arguments(parser.add_argument_group("loss scale"), LOSS_SCALES)
     return parser

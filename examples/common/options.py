@@ -60,8 +60,8 @@ def add_step_arguments(group, ema):
         type=not_negative_int,
         default=0,
         metavar="N",
-        help="how often a batch whose gradients overflowed is tried again, at lower scales, before its step is skipped; "
-        "with --loss-scale dynamic (default: %(default)s)",
+        help="how often a batch whose gradients overflowed is tried again, at lower scales, before its step is "
+        "skipped; with --loss-scale dynamic (default: %(default)s)",
     )
     group.add_argument(
         "--ema",

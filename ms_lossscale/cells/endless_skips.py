@@ -49,7 +49,7 @@ def _cause(step, loss_scale):
             f"ms_lossscale.locate_overflow(cell, inputs, loss_scale={loss_scale:g}) names where they begin."
         )
     # The status register is a detector, too.
-    written = [parameter.name for parameter in step.forward_state.parameters]
+    written = [parameter.name for parameter in step.forward_state.written]
     if not written:
         return "all gradients are finite, but the overflow detector tells of an overflow. Look for it in the forward."
     return (

@@ -79,12 +79,13 @@ class Observer(nn.Cell):
         super().__init__()
         self.score = nn.Dense(FEATURES, 1)
         self.low = Parameter(Tensor(np.float32(np.inf)), name="low", requires_grad=False)
+        self.lowest = Tensor(np.float32(-np.inf))
         self.high = Parameter(Tensor(np.full(2, -np.inf, np.float32)), name="high", requires_grad=False)
 
     def construct(self, x, y):
         ops.assign(self.low, ops.minimum(self.low, ops.ReduceMin()(x)))
         # Its second element is never written.
-        ops.assign(self.high, ops.stack((ops.maximum(self.high[0], ops.ReduceMax()(x)), self.high[1])))
+        ops.assign(self.high, ops.maximum(self.high, ops.stack((ops.ReduceMax()(x), self.lowest))))
         return ops.square(self.score(ops.clamp(x, -1.0, 1.0)) - y).mean()
 
 

@@ -338,3 +338,16 @@ def residual_network():
     """As the model collections write theirs, in MindSpore's cells; BatchNorm's statistics are what it writes."""
     block = nn.SequentialCell(nn.Conv2d(FEATURES, FEATURES, 3), nn.BatchNorm2d(FEATURES), nn.ReLU())
     return freeze(nn.SequentialCell(block, nn.Conv2d(FEATURES, 2, 1), nn.BatchNorm2d(2)))
+
+
+RUNNABLE = [
+    cls
+    for cls in list(vars().values())
+    if isinstance(cls, type) and issubclass(cls, nn.Cell) and hasattr(cls, "writes")
+]
+
+
+def names_of_all(network, writes):
+    """The names of what was found, a buffer's after the word `buffer`."""
+    buffers = {id(buffer): name for name, buffer in network.named_buffers()}
+    return sorted([*(p.name for p in writes.written), *(f"buffer {buffers[id(b)]}" for b in writes.buffers)])

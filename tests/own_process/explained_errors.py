@@ -10,9 +10,9 @@ import pytest
 from conftest import MODES
 from mindspore import ParameterTuple, Tensor, nn, ops
 from mindspore.experimental.optim import AdamW
+from support.networks import Linear, batch, weight
 
 from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale, ScaledTrainOneStepCell
-from support.networks import Linear, batch, weight
 
 # A network's own errors.
 

@@ -14,6 +14,11 @@ def describe(value):
     return f"{text} of type '{type(value).__name__}'"
 
 
+def listed(names, most):
+    """The first names, and how many more there are, for a message."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def check_cell(owner, name, value, cure):
     """Raises a TypeError unless `value` is a Cell."""
     if not isinstance(value, nn.Cell):

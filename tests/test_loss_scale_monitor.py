@@ -35,6 +35,7 @@ COLUMNS = [
     "consecutive_skipped_steps",
     "next_loss_scale",
     "overflowed_parameters",
+    "retries",
 ]
 
 
@@ -213,6 +214,7 @@ def test_the_rows(mode, every_n_steps):
         assert row["network"] == "0"
         np.testing.assert_array_equal(np.float32(row["loss"]), loss)
         assert row["overflowed_parameters"] == ("weight bias" if overflow else "")
+        assert row["retries"] == "0"
 
 
 @pytest.mark.parametrize("kind", CELLS)

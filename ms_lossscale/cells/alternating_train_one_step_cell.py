@@ -45,7 +45,6 @@ class AlternatingTrainOneStepCell(TrainingCell):
         after_update (Union[Cell, list[Cell]], optional): A Cell without inputs that runs after each applied update of
             each network, or a list with one (or None) for each. Default: ``None`` .
         overflow_detector (OverflowDetector, optional): As for :class:`ScaledTrainOneStepCell`. Default: ``None`` .
-
         max_retries (int): As for :class:`ScaledTrainOneStepCell`, of each network by itself. Default: ``0`` .
 
     Inputs:

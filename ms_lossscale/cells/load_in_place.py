@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from mindspore import Tensor, ops
 
-from ms_lossscale._check import describe
+from ms_lossscale._check import describe, listed
 from ms_lossscale._write_in_place import write_in_place
 
 _SHOWN = 5
@@ -46,5 +46,4 @@ def _check(owner, own, parameters):
 def _listed(names):
     if not names:
         return "none is"
-    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-    return f"{shown} {'is' if len(names) == 1 else 'are'}"
+    return f"{listed(names, _SHOWN)} {'is' if len(names) == 1 else 'are'}"

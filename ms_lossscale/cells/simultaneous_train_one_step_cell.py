@@ -38,7 +38,6 @@ class SimultaneousTrainOneStepCell(TrainingCell):
             Default: ``()`` .
         after_update (Cell, optional): A Cell without inputs that runs after each applied update. Default: ``None`` .
         overflow_detector (OverflowDetector, optional): As for :class:`ScaledTrainOneStepCell`. Default: ``None`` .
-
         max_retries (int): As for :class:`ScaledTrainOneStepCell`. Default: ``0`` .
 
     Inputs:

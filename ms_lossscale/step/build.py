@@ -53,12 +53,7 @@ def build_step(
     weights = [optimizer.parameters for optimizer in optimizers]
     all_weights = ParameterTuple([weight for its in weights for weight in its])
     checks = loss_scale.drop_overflow_update
-    if settings.max_retries and not (checks and loss_scale.backs_off):
-        raise ValueError(
-            f"For '{owner}', the argument 'max_retries' must be 0 with a loss scale that never backs off, since a step "
-            f"would overflow again, but got {settings.max_retries} and a {type(loss_scale).__name__}. Pass a "
-            f"DynamicLossScale, say."
-        )
+    _check_retries(owner, settings.max_retries, loss_scale)
     loss_scale.fix("drop_overflow_update")
     detector = settings.overflow_detector if checks else NoCheck()
     window_state = None
@@ -92,18 +87,7 @@ def build_step(
     forward_backwards = _forward_backwards(owner, networks, weights, settings.has_aux, may_return_tuple)
     one_try = Try(detector, ForwardsAndBackwards(owner, forward_backwards, network_inputs, packing))
     if tries_again:
-        if window_state is not None:
-            verdict = DetectorVerdict(GradientTransforms([[] for _ in weights], packing), detector, ranks)
-        judge = Judge(
-            forward_state,
-            scaling.unscale,
-            ranks if is_judged else Alone(),
-            verdict,
-            ranks,
-            loss_scale,
-            window_state,
-            scales_losses=holds_input_gradient(networks, loss_scale),
-        )
+        judge = _judge(networks, weights, scaling, verdict, detector, packing, forward_state, window_state, ranks)
         tries = Tries(settings.max_retries, one_try, compiled(judge), scaling, forward_state, counters)
         after_backward = compiled(AfterTries(window))
     else:
@@ -118,6 +102,33 @@ def build_step(
         window=window,
         flush_window=flush,
         update=update,
+    )
+
+
+def _check_retries(owner, max_retries, loss_scale):
+    if max_retries and not (loss_scale.drop_overflow_update and loss_scale.backs_off):
+        raise ValueError(
+            f"For '{owner}', the argument 'max_retries' must be 0 with a loss scale that never backs off, since a step "
+            f"would overflow again, but got {max_retries} and a {type(loss_scale).__name__}. Pass a "
+            f"DynamicLossScale, say."
+        )
+
+
+def _judge(networks, weights, scaling, verdict, detector, packing, forward_state, window_state, ranks):
+    reduces = ranks
+    if window_state is not None:
+        # Of each call by itself: what is reduced and measured is the window's sum.
+        reduces = Alone()
+        verdict = DetectorVerdict(GradientTransforms([[] for _ in weights], packing), detector, ranks)
+    return Judge(
+        forward_state,
+        scaling.unscale,
+        reduces,
+        verdict,
+        ranks,
+        scaling.loss_scale,
+        window_state,
+        scales_losses=holds_input_gradient(networks, scaling.loss_scale),
     )
 
 

@@ -4,6 +4,7 @@ import warnings
 
 from mindspore import Parameter, Tensor
 
+from ms_lossscale._check import listed
 from ms_lossscale.forward_writes import find_forward_writes
 
 # So many elements of what can't be decided are copied in each step, rather than asked about.
@@ -65,9 +66,8 @@ def find_forward_state(owner, networks, declared=()):
 
 def _warn(owner, undecided):
     names = [parameter.name for parameter, _ in undecided]
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     warnings.warn(
-        f"For '{owner}', it can't be told whether the forward writes {', '.join(names[:_SHOWN])}{more}, since "
+        f"For '{owner}', it can't be told whether the forward writes {listed(names, _SHOWN)}, since "
         f"{undecided[0][1]}; they are too large to be copied in each step in case. What it writes of them, a step that "
         f"overflows leaves behind: name it with forward_state=[...].",
         RuntimeWarning,

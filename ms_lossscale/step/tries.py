@@ -5,6 +5,7 @@ from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale.step.nested import tensors_in, with_tensors
+from ms_lossscale.step.verdict import any_of
 
 
 class Try(nn.Cell):
@@ -67,8 +68,7 @@ class Judge(nn.Cell):
         grads = self.reduces.reduce(grads)
         overflow = self.verdict(grads, divisor, overflows)
         hopeless = ops.logical_not(overflow) if self._scales_losses else ops.logical_not(gradients.finite(losses))
-        for each in overflows:
-            hopeless = ops.logical_or(hopeless, each)
+        hopeless = any_of(hopeless, overflows)
         if self.window_state is not None:
             # A lost window.
             hopeless = ops.logical_or(hopeless, self.window_state.overflow)

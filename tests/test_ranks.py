@@ -147,3 +147,36 @@ def test_no_setting_can_be_forgotten_when_ranks_compare():
     for name, value in changes.items():
         changed = dataclasses.replace(settings(), **{name: value})
         assert changed.described()[name] != described[name]
+
+
+class CountedMessages(TwoRanks):
+    """Of two networks with scales of their own, the other rank says that the second overflowed."""
+
+    def __init__(self):
+        super().__init__()
+        self.messages = Parameter(Tensor([0], mindspore.int32), name="messages", requires_grad=False)
+        self.one, self.theirs = Tensor([1], mindspore.int32), Tensor([False, True])
+
+    def agree(self, overflow):
+        overflow = ops.depend(overflow, ops.assign_add(self.messages, self.one))
+        return ops.logical_or(overflow, self.theirs)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+def test_scales_of_their_own_are_agreed_on_in_one_message(mode, clip_norm):
+    networks = tuple(Mlp() for _ in range(2))
+    for i, network in enumerate(networks):
+        network.update_parameters_name(f"{i}.")
+    optimizers = tuple(nn.SGD(network.trainable_params(), 0.125) for network in networks)
+    ranks, laws = CountedMessages(), [DynamicLossScale(2.0**10), DynamicLossScale(2.0**12)]
+    for i, law in enumerate(laws):
+        law.update_parameters_name(f"{i}.")
+    its_settings = dataclasses.replace(
+        settings(), clip_norm=(clip_norm,) * 2, clip_value=(None,) * 2, ema_decay=(None,) * 2
+    )
+    step = build_step("test", networks, optimizers, laws, its_settings, ranks).set_train()
+    assert step(*batch(0))[2].asnumpy()
+    assert [law.get_loss_scale() for law in laws] == [2.0**10, 2.0**11]
+    assert step(*overflowing_batch(1))[2].asnumpy()
+    assert [law.get_loss_scale() for law in laws] == [2.0**9, 2.0**10]
+    assert int(ranks.messages.asnumpy()[0]) == 2

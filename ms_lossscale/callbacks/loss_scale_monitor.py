@@ -12,6 +12,7 @@ from mindspore.train import Callback
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._check import check_positive_int, describe
 from ms_lossscale._files import replacing
+from ms_lossscale._loss_scale_values import LossScaleValues
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.diagnosis.cell_watch import as_array
 from ms_lossscale.loss_scale import DynamicLossScale
@@ -29,12 +30,12 @@ class _Record(NamedTuple):
     step: int
     network: int
     loss: float
-    loss_scale: float
+    loss_scale: LossScaleValues
     skipped: int
     applied_steps: int
     skipped_steps: int
     consecutive_skipped_steps: int
-    next_loss_scale: float
+    next_loss_scale: LossScaleValues
     overflowed_parameters: str
     retries: int
 
@@ -56,7 +57,8 @@ class LossScaleMonitor(Callback):
     Args:
         every_n_steps (int): After how many steps a line is printed, beside those of skipped steps. Default: ``100`` .
         csv (str, optional): A file to write a row for each step to; with an :class:`AlternatingTrainOneStepCell` one
-            for each of its networks. An existing file of this kind is continued. Default: ``None`` .
+            for each of its networks. Several loss scales of one step stand there as ``65536.0/4096.0``. An existing
+            file of this kind is continued. Default: ``None`` .
         max_consecutive_skips (int, optional): Stop the training when so many steps in a row were skipped.
             Default: ``None`` , which warns when a :class:`DynamicLossScale` has fallen to its `min_loss_scale` and the
             step is skipped all the same.
@@ -236,7 +238,7 @@ class LossScaleMonitor(Callback):
             np.savez(file, **{f"input_{i}": value.asnumpy() for i, value in enumerate(watched.batch)})
         return (
             f"The batch was saved: locate_overflow(network, tuple(np.load({str(self._save_batch)!r}).values()), "
-            f"loss_scale={watched.skipped_at[-1]:g})."
+            f"loss_scale={max(watched.skipped_at[-1]):g})."
         )
 
     def _begin_csv(self):
@@ -273,7 +275,7 @@ class _Watched:
         self._skipped_steps = counters["skipped_steps"]
         self.consecutive = counters["consecutive_skipped_steps"]
         self._retries = counters.get("retries", 0)
-        self._scale_before = step.loss_scale.get_loss_scale()
+        self._scale_before = LossScaleValues(loss_scale.get_loss_scale() for loss_scale in step.loss_scales)
         # The loss scales of the steps that were skipped since the last one that was not.
         self.skipped_at = []
         # Whether the step that was read last was skipped.
@@ -292,7 +294,8 @@ class _Watched:
         counters = self._step.step_counters
         counts = (counters.applied_steps, counters.skipped_steps, counters.consecutive_skipped_steps)
         retries = (counters.retries,) if counters.counts_retries else ()
-        return gradients.copy((*counts, self._step.loss_scale.scale_value, counters.overflowed, *retries))
+        scales = (loss_scale.scale_value for loss_scale in self._step.loss_scales)
+        return (*gradients.copy((*counts, counters.overflowed, *retries)), gradients.copy(tuple(scales)))
 
     def has_decided_since(self, snapshot):
         """Whether a step was applied or skipped since the last one that was read."""
@@ -305,8 +308,10 @@ class _Watched:
             loss, overflow, loss_scale = (value[self._network] for value in (loss, overflow, loss_scale))
         self._applied_steps, skipped_steps, self.consecutive = (int(count.asnumpy()) for count in snapshot[:3])
         skipped, self._skipped_steps = skipped_steps - self._skipped_steps, skipped_steps
-        retries_before, self._retries = self._retries, int(snapshot[5].asnumpy()) if len(snapshot) > 5 else 0
-        self._tried_first_at, self._scale_before = self._scale_before, float(snapshot[3].asnumpy())
+        retries_before, self._retries = self._retries, int(snapshot[4].asnumpy()) if len(snapshot) > 5 else 0
+        scales = LossScaleValues(float(scale.asnumpy()) for scale in snapshot[-1])
+        self._tried_first_at, self._scale_before = self._scale_before, scales
+        loss_scale = LossScaleValues(np.atleast_1d(loss_scale).tolist())
         self.has_skipped = skipped > 0
         if overflow and not self._is_in_overflow:
             self.batch = batch
@@ -318,13 +323,13 @@ class _Watched:
             # No step of an earlier series is among those in a row.
             self._is_told, self._untold = False, 0
         if skipped:
-            self.skipped_at.append(float(loss_scale))
-            self._overflowed = [name for name, bad in zip(self._names, snapshot[4].asnumpy()) if bad]
+            self.skipped_at.append(loss_scale)
+            self._overflowed = [name for name, bad in zip(self._names, snapshot[3].asnumpy()) if bad]
         return _Record(
             step,
             self._network,
             float(np.sum(loss)),
-            float(loss_scale),
+            loss_scale,
             skipped,
             self._applied_steps,
             skipped_steps,
@@ -369,17 +374,24 @@ class _Watched:
 
     def warn_at_floor(self, record):
         """Warns, once until a step is applied, if no smaller scale can come."""
-        loss_scale = self._step.loss_scale
-        if self._has_warned or not isinstance(loss_scale, DynamicLossScale):
-            return
-        if record.loss_scale <= loss_scale.min_loss_scale:
-            self._has_warned = True
-            warnings.warn(
-                f"The loss scale{self.of_network} is stuck at its floor, min_loss_scale="
-                f"{loss_scale.min_loss_scale:g}: step {record.step} overflowed all the same; {self.blame()}. {_ADVICE}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        for i, (loss_scale, used) in enumerate(zip(self._step.loss_scales, record.loss_scale)):
+            is_at_floor = isinstance(loss_scale, DynamicLossScale) and used <= loss_scale.min_loss_scale
+            if is_at_floor and not self._has_warned and self._has_overflowed(i):
+                self._has_warned = True
+                warnings.warn(
+                    f"The loss scale{self.of_network} is stuck at its floor, min_loss_scale="
+                    f"{loss_scale.min_loss_scale:g}: step {record.step} overflowed all the same; {self.blame()}. "
+                    f"{_ADVICE}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+    def _has_overflowed(self, i):
+        """Whether the skipped step was, of several loss scales, that of number `i` to blame for."""
+        if len(self._step.loss_scales) == 1 or not self._overflowed:
+            return True
+        its_names = {weight.name for weight in self._step.optimizers.optimizers[i].parameters}
+        return not its_names.isdisjoint(self._overflowed)
 
 
 def _is_milestone(number):

@@ -2,10 +2,11 @@
 
 import copy
 
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale._accepted_loss_scale import check_distinct
 from ms_lossscale._check import check_cells, check_one_each, check_positive_int, describe, one_each
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.cells.turns import Turns
@@ -159,12 +160,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
                     f"InputGradient that of its own."
                 )
             return [copy.deepcopy(each) for each in loss_scales]
-        cells = [id(each) for each in loss_scales if isinstance(each, nn.Cell)]
-        if len(set(cells)) < len(cells):
-            raise ValueError(
-                f"For '{owner}', the argument 'loss_scale' must not hold the same Cell twice, since each network has "
-                f"its own. Pass one that is not in a list: it is copied for each network."
-            )
+        check_distinct(owner, loss_scales)
         return loss_scales
 
     def construct(self, *inputs):
@@ -198,7 +194,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
             loss, overflow, loss_scale = self._values(step(*inputs))
         else:
             loss = last_loss
-            loss_scale = gradients.copy(step.loss_scale.scale_value)
+            loss_scale = gradients.copy(step.scaling.loss_scale.scale_value)
             overflow = gradients.never(loss_scale)
         return loss, overflow, loss_scale
 

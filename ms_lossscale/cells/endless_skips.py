@@ -2,6 +2,8 @@
 
 import warnings
 
+from ms_lossscale._loss_scale_values import LossScaleValues
+
 # Calls between two looks, each of which waits for the device; and more steps than a law needs to find its scale.
 _CALLS, _SKIPS = 500, 100
 
@@ -32,10 +34,10 @@ class EndlessSkips:
                     self._warn(step, skips)
 
     def _warn(self, step, skips):
-        loss_scale = step.loss_scale.get_loss_scale()
+        scales = LossScaleValues(loss_scale.get_loss_scale() for loss_scale in step.loss_scales)
         warnings.warn(
-            f"For '{self._owner}', the last {skips} steps were all skipped, now at a loss scale of {loss_scale:g}, so "
-            f"that no weight moves any more: {_cause(step, loss_scale)}",
+            f"For '{self._owner}', the last {skips} steps were all skipped, now at a loss scale of {scales:g}, so that "
+            f"no weight moves any more: {_cause(step, max(scales))}",
             RuntimeWarning,
             stacklevel=4,
         )

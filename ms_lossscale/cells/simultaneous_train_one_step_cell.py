@@ -3,7 +3,7 @@
 from mindspore import nn, ops
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._check import check_cells, check_one_each
+from ms_lossscale._check import check_cells, check_one_each, one_each
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.step.settings import check_settings
 
@@ -25,7 +25,10 @@ class SimultaneousTrainOneStepCell(TrainingCell):
             Such a cell is compiled in PyNative mode too.
         optimizers (list[Cell]): Optimizers that do not divide by a loss scale of their own. The names of their states
             get the prefixes ``optimizer_0.`` , ``optimizer_1.`` and so on, so that a checkpoint keeps all of them.
-        loss_scale (Union[None, float, LossScale, ...]): As for :class:`ScaledTrainOneStepCell`. Default: ``None`` .
+        loss_scale (Union[None, float, LossScale, list, ...]): As for :class:`ScaledTrainOneStepCell`, one that all
+            networks share; or a list with one for each, all with the same `drop_overflow_update`. Of these, in a step
+            that overflowed, only those move whose network's gradients are not finite; all do if it was something else
+            that told, a status register or an overflow detector of your own. Default: ``None`` .
         network_inputs (list[tuple[int]], optional): For each network, the positions of the inputs that it takes,
             ``[(1,), (0, 1)]`` say. Default: ``None`` , all networks take all inputs.
         gradient_accumulation_steps (int): As for :class:`ScaledTrainOneStepCell`. Default: ``1`` .
@@ -48,7 +51,8 @@ class SimultaneousTrainOneStepCell(TrainingCell):
 
         - **loss** (Tensor) - The sum of the losses, unscaled, float32 of shape :math:`()`.
         - **overflow** (Tensor) - Whether the step was skipped, bool of shape :math:`()`.
-        - **loss_scale** (Tensor) - The scale that this step used, float32 of shape :math:`()`.
+        - **loss_scale** (Tensor) - The scale that this step used, float32 of shape :math:`()`; with a list of loss
+          scales those of the networks, of shape :math:`(N,)`.
         - **losses** (Tensor) - The losses, float32 of shape :math:`(N,)`; a non-scalar loss enters as its sum.
         - **auxes** (tuple) - With `has_aux`, for each network the tuple of what it returned besides the loss.
 
@@ -56,8 +60,8 @@ class SimultaneousTrainOneStepCell(TrainingCell):
         TypeError: If an argument has a wrong type, or, in the first step, if a network returns something else.
         ValueError: If there are not as many networks as optimizers, two optimizers own one parameter, an optimizer
             owns a parameter of none of the networks or has a loss scale of its own, two parameters share a name, or
-            `network_inputs` does not fit. If `parallel_mode` is ``"semi_auto_parallel"`` or ``"auto_parallel"`` , also
-            for pipeline stages, accumulation or `ema_decay`.
+            `network_inputs` or a list does not fit. If `parallel_mode` is ``"semi_auto_parallel"`` or
+            ``"auto_parallel"`` , also for pipeline stages, accumulation or `ema_decay`.
         RuntimeError: If `parallel_mode` is another one than ``"stand_alone"`` , but communication is not initialised.
 
     Supported Platforms:
@@ -135,6 +139,9 @@ class SimultaneousTrainOneStepCell(TrainingCell):
             overflow_detector=overflow_detector,
             max_retries=max_retries,
         )
+        has_own_scales = isinstance(loss_scale, (list, tuple))
+        if has_own_scales:
+            loss_scale = one_each(owner, "loss_scale", loss_scale, len(optimizers))
         super().__init__(
             networks,
             optimizers,
@@ -142,6 +149,7 @@ class SimultaneousTrainOneStepCell(TrainingCell):
             [settings],
             network_inputs=network_inputs,
             may_return_tuple=one_cell,
+            has_own_scales=has_own_scales,
         )
         self._has_aux = has_aux
 

@@ -5,7 +5,7 @@ import contextlib
 from mindspore import GRAPH_MODE, PYNATIVE_MODE, Tensor, get_auto_parallel_context, get_context, nn
 from mindspore import dtype as mstype
 
-from ms_lossscale._accepted_loss_scale import as_loss_scale
+from ms_lossscale._accepted_loss_scale import as_loss_scale, check_distinct
 from ms_lossscale._check import check_cell, one_each
 from ms_lossscale._float32 import Float32Cell
 from ms_lossscale.cells.endless_skips import EndlessSkips
@@ -35,6 +35,7 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
         network_inputs (list[tuple[int]], optional): Positions of the inputs that each network takes.
         may_return_tuple (bool): Whether a network may return its one loss as a tuple of one.
         several_networks (bool): Whether what is measured of each network comes as a list.
+        has_own_scales (bool): Whether the entry of the one step is a list, of a loss scale for each network.
         turns (Turns, optional): Given if there is a step for each network, which decides alone.
     """
 
@@ -48,6 +49,7 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
         network_inputs=None,
         may_return_tuple=False,
         several_networks=True,
+        has_own_scales=False,
         turns=None,
     ):
         owner = type(self).__name__
@@ -55,7 +57,8 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
             check_cell(owner, "network", network, "Pass a network that returns the loss, an nn.WithLossCell say.")
         check_optimizers(owner, optimizers, networks)
         network_inputs = check_network_inputs(owner, network_inputs, networks)
-        loss_scales = [as_loss_scale(owner, loss_scale) for loss_scale in loss_scales]
+        accepted = _own_loss_scales if has_own_scales else as_loss_scale
+        loss_scales = [accepted(owner, loss_scale) for loss_scale in loss_scales]
         check_parallel(owner, settings)
         prefix_states(optimizers)
         super().__init__(
@@ -74,7 +77,8 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
             parts = [(slice(None), "")]
         steps = []
         for (part, prefix), loss_scale, its_settings in zip(parts, loss_scales, settings):
-            add_prefix(prefix, loss_scale.get_parameters())
+            if not has_own_scales:
+                add_prefix(prefix, loss_scale.get_parameters())
             step = build_step(
                 owner,
                 networks[part],
@@ -89,6 +93,8 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
             )
             steps.append(step)
         self.steps = nn.CellList(steps, auto_prefix=False)
+        self._loss_scales = [loss_scale for step in steps for loss_scale in step.loss_scales]
+        self._is_one_loss_scale = not self.each_decides and not has_own_scales
         if self.each_decides:
             # Each step reduces its own gradients.
             self.grad_reducer = nn.Identity()
@@ -153,10 +159,14 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
         """What a method returns of each step: a list where each network decides alone."""
         return values if self.each_decides else values[0]
 
+    def _of_loss_scales(self, values):
+        """What a method returns of each loss scale: a list where each network has its own."""
+        return values[0] if self._is_one_loss_scale else values
+
     @property
     def loss_scale(self):
         """The loss scale; where each network has its own, the list of them."""
-        return self._of_steps([step.loss_scale for step in self.steps])
+        return self._of_loss_scales(list(self._loss_scales))
 
     @property
     def overflow_detector(self):
@@ -175,7 +185,7 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
         Returns:
             float, the scale that the next step will use; where each network has its own, the list of them.
         """
-        return self._of_steps([step.loss_scale.get_loss_scale() for step in self.steps])
+        return self._of_loss_scales([loss_scale.get_loss_scale() for loss_scale in self._loss_scales])
 
     def set_loss_scale(self, value):
         """
@@ -190,11 +200,11 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
             ValueError: If a value is not finite or not > 0, or a list has not one entry for each network.
         """
         owner = f"{type(self).__name__}.set_loss_scale"
-        values = one_each(owner, "value", value, len(self.steps)) if self.each_decides else [value]
+        values = [value] if self._is_one_loss_scale else one_each(owner, "value", value, len(self._loss_scales))
         # All of them are checked before the first is set.
-        values = [step.loss_scale.check_scale(owner, "value", each) for step, each in zip(self.steps, values)]
-        for step, its_value in zip(self.steps, values):
-            step.loss_scale.set_loss_scale(its_value)
+        values = [its.check_scale(owner, "value", each) for its, each in zip(self._loss_scales, values)]
+        for loss_scale, its_value in zip(self._loss_scales, values):
+            loss_scale.set_loss_scale(its_value)
 
     @property
     def scale_sense(self):
@@ -385,8 +395,10 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
             its = {"optimizers": optimizers, **settings.described()}
             # The one that is used: none where nothing is checked.
             its["overflow_detector"] = type(step.overflow_detector).__name__
-            its.update((f"loss_scale.{name}", value) for name, value in settings_of(step.loss_scale).items())
             described.update((f"{prefix}{name}", value) for name, value in its.items())
+        for i, loss_scale in enumerate(self._loss_scales):
+            prefix = "" if self._is_one_loss_scale else f"network_{i}."
+            described.update((f"{prefix}loss_scale.{name}", value) for name, value in settings_of(loss_scale).items())
         # Only in GRAPH_MODE MindSpore heeds it.
         broadcasts = graph_mode and get_auto_parallel_context("parameter_broadcast")
         described.update(described_weights(self.weights, broadcasts))
@@ -397,6 +409,21 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
         """The small Parameters that have the same values on all ranks."""
         parameters = []
         for step in self.steps:
-            parameters += [*step.optimizers.shared_state(), *step.loss_scale.get_parameters()]
+            parameters += [*step.optimizers.shared_state(), *step.scaling.state()]
             parameters += [*step.step_counters.shared_state(), *step.window.shared_state()]
         return parameters + (self.turns.shared_state() if self.each_decides else [])
+
+
+def _own_loss_scales(owner, loss_scales):
+    check_distinct(owner, loss_scales)
+    loss_scales = [as_loss_scale(owner, each) for each in loss_scales]
+    drops = [each.drop_overflow_update for each in loss_scales]
+    if len(set(drops)) > 1:
+        raise ValueError(
+            f"For '{owner}', the argument 'loss_scale' must hold loss scales with the same 'drop_overflow_update', "
+            f"since the networks are updated together or not at all, but got {drops}. None checks nothing and so drops "
+            f"nothing."
+        )
+    for i, each in enumerate(loss_scales):
+        add_prefix(f"network_{i}.", each.get_parameters())
+    return loss_scales

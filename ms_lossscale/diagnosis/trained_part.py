@@ -1,5 +1,6 @@
 """What is trained by what: the networks of a user, or of a training cell, with their weights."""
 
+import itertools
 from typing import NamedTuple, Optional
 
 from mindspore import Parameter, Tensor, nn
@@ -66,10 +67,13 @@ def trained_parts(owner, network, parameters=None):
             item,
             network_inputs=network.network_inputs,
             cell=type(network).__name__,
-            loss_scale=step.loss_scale.get_loss_scale(),
+            loss_scale=loss_scale.get_loss_scale(),
         )
         for step in network.steps
-        for its_network, weights, item in step.forwards_and_backwards.losses()
+        # One that all losses share, or one for each.
+        for loss_scale, (its_network, weights, item) in zip(
+            itertools.cycle(step.loss_scales), step.forwards_and_backwards.losses()
+        )
     ]
     if len({id(part.network) for part in parts}) == 1:
         return parts

@@ -13,7 +13,7 @@ from ms_lossscale.step.moving_average import MovingAverage
 from ms_lossscale.step.optimizers import Optimizers
 from ms_lossscale.step.packing import make_packing
 from ms_lossscale.step.ranks import Alone
-from ms_lossscale.step.scaling import Scaling, WindowScaling
+from ms_lossscale.step.scaling import LeftToTransforms, OwnScaling, Scaling, Unscale, UnscaleEach, WindowScaling
 from ms_lossscale.step.step import AfterBackward, AfterTries, Decision, Step
 from ms_lossscale.step.step_counters import StepCounters
 from ms_lossscale.step.tries import Judge, Tries, Try
@@ -21,6 +21,8 @@ from ms_lossscale.step.update import AlwaysUpdate, Nothing, Undo, Update, Update
 from ms_lossscale.step.verdict import (
     Ask,
     AskOfCall,
+    BlameAll,
+    BlameEach,
     DetectorVerdict,
     KnownOfCall,
     KnownVerdict,
@@ -31,16 +33,16 @@ from ms_lossscale.step.window import Accumulation, EveryCall, Flush, WindowState
 
 
 def build_step(
-    owner, networks, optimizers, loss_scale, settings, ranks, *, network_inputs=None, may_return_tuple=False, prefix=""
+    owner, networks, optimizers, loss_scales, settings, ranks, *, network_inputs=None, may_return_tuple=False, prefix=""
 ):
     """
-    The step of N networks and N optimizers that share one loss scale, one verdict and one conditional update.
+    The step of N networks and N optimizers that share one verdict and one conditional update.
 
     Args:
         owner (str): The name of the user's cell, for error messages.
         networks (tuple[Cell]): One loss cell for each optimizer, or one cell that returns a loss for each.
         optimizers (tuple[Cell]): The optimizers, checked.
-        loss_scale (LossScale): The loss scale.
+        loss_scales (Union[LossScale, list[LossScale]]): One that the networks share, or a list with one for each.
         settings (Settings): All else that was passed.
         ranks (Union[Alone, Ranks]): Who else takes part.
         network_inputs (Union[tuple, None]): Positions of the inputs that each network takes; None means all.
@@ -50,86 +52,144 @@ def build_step(
     Returns:
         Step.
     """
-    weights = [optimizer.parameters for optimizer in optimizers]
-    all_weights = ParameterTuple([weight for its in weights for weight in its])
-    checks = loss_scale.drop_overflow_update
-    _check_retries(owner, settings.max_retries, loss_scale)
-    loss_scale.fix("drop_overflow_update")
-    detector = settings.overflow_detector if checks else NoCheck()
-    window_state = None
-    if settings.gradient_accumulation_steps > 1:
-        window_state = WindowState(settings.gradient_accumulation_steps, all_weights, prefix)
-    forward_state = make_forward_state(owner, networks, settings, checks, window_state, prefix)
-    # A user's own detector gets the gradients as they are, and so do the operators that exchange them.
-    packing = make_packing(weights, packs=not ranks.exchanges and _is_library_cell(detector))
-    transforms = _transforms(settings, weights, packing, ranks, prefix)
-    counters = StepCounters(all_weights, prefix, settings.max_retries > 0)
-    averages = [MovingAverage(decay, its) for decay, its in zip(settings.ema_decay, weights) if decay is not None]
-    update = Update(transforms, packing, Optimizers(optimizers), settings.after_update or Nothing(), averages, counters)
-    scaling = _scaling(loss_scale, settings, window_state, transforms, detector, ranks)
-    verdict = make_verdict(checks, detector, transforms, ranks)
-    tries_again = settings.max_retries > 0
-    # A step of one call is decided by the verdict on its last try.
-    is_judged = tries_again and window_state is None
-    decision = Decision(
-        Alone() if is_judged else ranks,
-        KnownVerdict() if is_judged else verdict,
-        scaling,
-        UpdateOrUndo(update, Undo(forward_state, packing, counters)) if checks else AlwaysUpdate(update),
+    stages = _Stages(owner, networks, optimizers, loss_scales, settings, ranks, prefix)
+    update = stages.update
+    window, flush = stages.window_and_flush()
+    forward_backwards = _forward_backwards(owner, networks, stages.weights, settings.has_aux, may_return_tuple)
+    forwards_and_backwards = ForwardsAndBackwards(
+        owner, forward_backwards, network_inputs, stages.packing, stages.scale_shape
     )
-    compiled = _compiler(optimizers, loss_scale, detector, settings, ranks)
-    if window_state is None:
-        window, flush = EveryCall(decision), Nothing()
-    else:
-        of_call = KnownOfCall() if tries_again else AskOfCall(Ask(detector))
-        window = Accumulation(window_state, decision, of_call, forward_state, packing)
-        flush = compiled(Flush(window_state, decision, detector, packing))
-    forward_backwards = _forward_backwards(owner, networks, weights, settings.has_aux, may_return_tuple)
-    one_try = Try(detector, ForwardsAndBackwards(owner, forward_backwards, network_inputs, packing))
-    if tries_again:
-        judge = _judge(networks, weights, scaling, verdict, detector, packing, forward_state, window_state, ranks)
-        tries = Tries(settings.max_retries, one_try, compiled(judge), scaling, forward_state, counters)
-        after_backward = compiled(AfterTries(window))
+    one_try = Try(stages.detector, forwards_and_backwards)
+    if settings.max_retries:
+        judge = stages.compiled(stages.judge())
+        tries = Tries(settings.max_retries, one_try, judge, stages.scaling, stages.forward_state, update.step_counters)
+        after_backward = AfterTries(window)
     else:
         tries = one_try
-        after_backward = compiled(AfterBackward(forward_state, scaling.unscale, window))
+        after_backward = AfterBackward(stages.forward_state, stages.unscale, window)
     return Step(
-        scaling=scaling,
-        forward_state=forward_state,
+        scaling=stages.scaling,
+        forward_state=stages.forward_state,
         tries=tries,
         one_try=one_try,
-        after_backward=after_backward,
+        after_backward=stages.compiled(after_backward),
         window=window,
         flush_window=flush,
         update=update,
     )
 
 
-def _check_retries(owner, max_retries, loss_scale):
-    if max_retries and not (loss_scale.drop_overflow_update and loss_scale.backs_off):
-        raise ValueError(
-            f"For '{owner}', the argument 'max_retries' must be 0 with a loss scale that never backs off, since a step "
-            f"would overflow again, but got {max_retries} and a {type(loss_scale).__name__}. Pass a "
-            f"DynamicLossScale, say."
+class _Stages:
+    """What several stages are made of. Args as those of :func:`build_step`."""
+
+    def __init__(self, owner, networks, optimizers, loss_scales, settings, ranks, prefix):
+        self._networks, self._settings, self._ranks = networks, settings, ranks
+        self._has_own_scales = isinstance(loss_scales, list)
+        loss_scales = loss_scales if self._has_own_scales else [loss_scales]
+        self.scale_shape = (len(loss_scales),) if self._has_own_scales else ()
+        self._checks = _check_loss_scales(owner, loss_scales, settings.max_retries)
+        self.detector = settings.overflow_detector if self._checks else NoCheck()
+        self.weights = [optimizer.parameters for optimizer in optimizers]
+        all_weights = ParameterTuple([weight for its in self.weights for weight in its])
+        steps = settings.gradient_accumulation_steps
+        self._window_state = WindowState(steps, all_weights, prefix, self.scale_shape) if steps > 1 else None
+        self.forward_state = make_forward_state(owner, networks, settings, self._checks, self._window_state, prefix)
+        # A user's own detector gets the gradients as they are, and so do the operators that exchange them.
+        packs = not ranks.exchanges and _is_library_cell(self.detector)
+        self.packing = make_packing(self.weights, packs)
+        self._transforms = _transforms(settings, self.weights, self.packing, ranks, prefix)
+        self.scaling = self._make_scaling(loss_scales, prefix)
+        self.unscale = self._make_unscale()
+        self.update = Update(
+            self._transforms,
+            self.packing,
+            Optimizers(optimizers),
+            settings.after_update or Nothing(),
+            [MovingAverage(decay, its) for decay, its in zip(settings.ema_decay, self.weights) if decay is not None],
+            StepCounters(all_weights, prefix, settings.max_retries > 0),
+        )
+        self._verdict = make_verdict(self._checks, self.detector, self._transforms, ranks, self._blame())
+        self.compiled = _compiler(optimizers, loss_scales, self.detector, settings, ranks)
+
+    def window_and_flush(self):
+        """Which calls make a step, and what ends a window before its last call."""
+        if self._window_state is None:
+            return EveryCall(self._decision()), Nothing()
+        decision = self._decision()
+        of_call = KnownOfCall() if self._settings.max_retries else AskOfCall(Ask(self.detector, self._blame()))
+        window = Accumulation(self._window_state, decision, of_call, self.forward_state, self.packing)
+        flush = Flush(self._window_state, decision, self.scaling, self.detector, self.packing)
+        return window, self.compiled(flush)
+
+    def judge(self):
+        """The judge of tries, who reduces and judges in the place of the decision where each call is a step."""
+        ranks, reduces, verdict = self._ranks, self._ranks, self._verdict
+        if self._window_state is not None:
+            # Of each call by itself: what is reduced and measured is the window's sum.
+            nothing = GradientTransforms([[] for _ in self.weights], self.packing)
+            reduces, verdict = Alone(), DetectorVerdict(nothing, self.detector, ranks, self._blame())
+        scales_losses = any(holds_input_gradient(self._networks, each) for each in self.scaling.loss_scales)
+        return Judge(
+            self.forward_state,
+            self.unscale,
+            reduces,
+            verdict,
+            ranks,
+            self.scaling,
+            self._window_state,
+            scales_losses,
         )
 
+    def _blame(self):
+        # A new one for each verdict: of one that stands in two places graph mode forgets how many gradients there are.
+        return BlameEach(self.weights, self.packing) if self._has_own_scales else BlameAll()
 
-def _judge(networks, weights, scaling, verdict, detector, packing, forward_state, window_state, ranks):
-    reduces = ranks
-    if window_state is not None:
-        # Of each call by itself: what is reduced and measured is the window's sum.
-        reduces = Alone()
-        verdict = DetectorVerdict(GradientTransforms([[] for _ in weights], packing), detector, ranks)
-    return Judge(
-        forward_state,
-        scaling.unscale,
-        reduces,
-        verdict,
-        ranks,
-        scaling.loss_scale,
-        window_state,
-        scales_losses=holds_input_gradient(networks, scaling.loss_scale),
-    )
+    def _decision(self):
+        ranks, verdict, update_or_undo = self._ranks, self._verdict, AlwaysUpdate(self.update)
+        if self._settings.max_retries and self._window_state is None:
+            ranks, verdict = Alone(), KnownVerdict()
+        if self._checks:
+            undo = Undo(self.forward_state, self.packing, self.update.step_counters)
+            update_or_undo = UpdateOrUndo(self.update, undo)
+        return Decision(ranks, verdict, self.scaling, update_or_undo)
+
+    def _make_scaling(self, loss_scales, prefix):
+        scalings = []
+        for i, loss_scale in enumerate(loss_scales):
+            if self._window_state is None:
+                scalings.append(Scaling(loss_scale))
+            else:
+                its_prefix = f"network_{i}." if self._has_own_scales else prefix
+                steps = self._settings.gradient_accumulation_steps
+                scalings.append(WindowScaling(loss_scale, self._window_state, steps, its_prefix))
+        return OwnScaling(scalings) if self._has_own_scales else scalings[0]
+
+    def _make_unscale(self):
+        # A window's sum, a detector and the other ranks get gradients that are divided.
+        steps = self._settings.gradient_accumulation_steps
+        if (
+            self._transforms.unscales
+            and asks_gradients_only(self.detector)
+            and not self._ranks.exchanges
+            and steps == 1
+        ):
+            return LeftToTransforms()
+        if self._has_own_scales:
+            return UnscaleEach(1.0 / steps, len(self.weights), self.packing)
+        return Unscale(1.0 / steps)
+
+
+def _check_loss_scales(owner, loss_scales, max_retries):
+    """Whether anything is checked, which all loss scales say alike."""
+    for loss_scale in loss_scales:
+        if max_retries and not (loss_scale.drop_overflow_update and loss_scale.backs_off):
+            raise ValueError(
+                f"For '{owner}', the argument 'max_retries' must be 0 with a loss scale that never backs off, since a "
+                f"step would overflow again, but got {max_retries} and a {type(loss_scale).__name__}. Pass a "
+                f"DynamicLossScale, say."
+            )
+        loss_scale.fix("drop_overflow_update")
+    return loss_scales[0].drop_overflow_update
 
 
 def _transforms(settings, weights, packing, ranks, prefix):
@@ -141,22 +201,16 @@ def _transforms(settings, weights, packing, ranks, prefix):
     return GradientTransforms(of_each, packing)
 
 
-def _scaling(loss_scale, settings, window_state, transforms, detector, ranks):
-    if window_state is not None:
-        return WindowScaling(loss_scale, window_state, settings.gradient_accumulation_steps)
-    # A detector, and the other ranks, get gradients that are divided.
-    return Scaling(
-        loss_scale, leave_division=transforms.unscales and asks_gradients_only(detector) and not ranks.exchanges
-    )
-
-
 def _forward_backwards(owner, networks, weights, has_aux, may_return_tuple):
     if len(networks) == len(weights):
-        return [ForwardBackward(*pair, has_aux, owner, may_return_tuple) for pair in zip(networks, weights)]
+        return [
+            ForwardBackward(network, its_weights, has_aux, owner, i, may_return_tuple)
+            for i, (network, its_weights) in enumerate(zip(networks, weights))
+        ]
     return [SharedForwardBackward(networks[0], weights, has_aux, owner)]
 
 
-def _compiler(optimizers, loss_scale, detector, settings, ranks):
+def _compiler(optimizers, loss_scales, detector, settings, ranks):
     """
     What makes one compiled graph of a cell in PyNative mode, where what follows the gradients is compiled, too, as
     MindSpore's nn optimizers are.
@@ -168,7 +222,7 @@ def _compiler(optimizers, loss_scale, detector, settings, ranks):
         ranks.exchanges
         or settings.after_update is not None
         or not all(isinstance(optimizer, nn.Optimizer) for optimizer in optimizers)
-        or not all(map(_is_library_cell, (*optimizers, loss_scale, detector, *settings.gradient_transforms)))
+        or not all(map(_is_library_cell, (*optimizers, *loss_scales, detector, *settings.gradient_transforms)))
     )
     if get_context("mode") == PYNATIVE_MODE and not in_python:
         return Compiled

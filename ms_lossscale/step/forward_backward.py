@@ -7,6 +7,7 @@ from ms_lossscale import _gradients as gradients
 from ms_lossscale.step.backward_of_shared_forward import backward_of_shared_forward
 from ms_lossscale.step.nested import of_each_tensor
 from ms_lossscale.step.network_inputs import inputs_of
+from ms_lossscale.step.of_network import of_network
 from ms_lossscale.step.scaling import scaled
 
 
@@ -24,10 +25,11 @@ class ForwardBackward(nn.Cell):
         weights (ParameterTuple): What to differentiate by.
         has_aux (bool): Whether the network returns more than the loss.
         owner (str): The training cell's name, for error messages.
+        number (int): The network's number in the step.
         may_return_tuple (bool): Whether a tuple of one loss is one loss.
 
     Inputs:
-        - **scale** (Tensor) - The loss scale, float32 of shape :math:`()`.
+        - **scale** (Tensor) - The loss scale, float32 of shape :math:`()`, or one for each network, :math:`(N,)`.
         - **\\*inputs** - The network's inputs.
 
     Outputs:
@@ -35,11 +37,12 @@ class ForwardBackward(nn.Cell):
         `sum(loss) * scale`.
     """
 
-    def __init__(self, network, weights, has_aux, owner, may_return_tuple=False):
+    def __init__(self, network, weights, has_aux, owner, number=0, may_return_tuple=False):
         super().__init__(auto_prefix=False)
         self.network = network
         self.weights = weights
         self.has_aux = has_aux
+        self._number = number
         self._may_return_tuple = may_return_tuple
         self._not_one_loss = (
             f"For '{owner}', the network must return one Tensor, the loss, but it returned something else. A network "
@@ -73,7 +76,7 @@ class ForwardBackward(nn.Cell):
         return scaled(loss, scale), loss, aux
 
     def construct(self, scale, *inputs):
-        (_, loss, aux), grads = self._value_and_grad(scale, *inputs)
+        (_, loss, aux), grads = self._value_and_grad(of_network(self._number, scale), *inputs)
         return (gradients.copy(loss),), _copy(aux), grads
 
 
@@ -88,7 +91,7 @@ class SharedForwardBackward(nn.Cell):
         owner (str): The training cell's name, for error messages.
 
     Inputs:
-        - **scale** (Tensor) - The loss scale, float32 of shape :math:`()`.
+        - **scale** (Tensor) - The loss scale, float32 of shape :math:`()`, or one for each loss, :math:`(N,)`.
         - **\\*inputs** - The network's inputs.
 
     Outputs:
@@ -137,7 +140,7 @@ class SharedForwardBackward(nn.Cell):
         for i, weights in enumerate(self.weights_of_each):
             cotangents = ()
             for j, result in enumerate(results):
-                cotangents += (scale if i == j else of_each_tensor(ops.zeros_like, result),)
+                cotangents += (of_network(i, scale) if i == j else of_each_tensor(ops.zeros_like, result),)
             grads += backward_of_shared_forward(self._losses_and_aux, weights)(*inputs, cotangents)
         return losses, _copy(results[self._losses :]), grads
 
@@ -151,9 +154,10 @@ class ForwardsAndBackwards(nn.Cell):
         forward_backwards (list[Cell]): A ForwardBackward for each network, or one SharedForwardBackward.
         network_inputs (Union[tuple, None]): Positions of the inputs that each network takes; None means all.
         packing (Packing): For the gradients.
+        scale_shape (tuple): The shape of the loss scale.
 
     Inputs:
-        - **scale** (Tensor) - The loss scale, float32 of shape :math:`()`.
+        - **scale** (Tensor) - The loss scale, float32 of shape :math:`()`, or one for each network, :math:`(N,)`.
         - **inputs** (tuple) - The inputs of the step.
 
     Outputs:
@@ -161,12 +165,13 @@ class ForwardsAndBackwards(nn.Cell):
         packed.
     """
 
-    def __init__(self, owner, forward_backwards, network_inputs, packing):
+    def __init__(self, owner, forward_backwards, network_inputs, packing, scale_shape):
         super().__init__(auto_prefix=False)
         self.forward_backwards = nn.CellList(forward_backwards, auto_prefix=False)
         self.packing = packing
         self._owner = owner
         self._network_inputs = network_inputs
+        self._scale_shape = scale_shape
 
     def construct(self, scale, inputs):
         # The backward starts from the scale, and need not wait for the forward where a layer is linear.
@@ -184,7 +189,7 @@ class ForwardsAndBackwards(nn.Cell):
         for i, forward_backward in enumerate(self.forward_backwards):
             if isinstance(forward_backward, SharedForwardBackward):
                 its_inputs = inputs_of(self._owner, i, self._network_inputs, inputs)
-                forward_backward.set_inputs(Tensor(shape=[], dtype=mstype.float32), *its_inputs)
+                forward_backward.set_inputs(Tensor(shape=self._scale_shape, dtype=mstype.float32), *its_inputs)
 
     def losses(self):
         """For each loss the network, the weights that it trains, and its place in what the network returns."""

@@ -2,6 +2,8 @@
 
 from mindspore import nn
 
+from ms_lossscale.step.of_network import of_network
+
 
 class GradientTransform(nn.Cell):
     """
@@ -66,9 +68,9 @@ class GradientTransforms(nn.Cell):
         """The verdicts of those that have one, as a tuple."""
         are_finite = ()
         for i, transforms in enumerate(self.of_each):
-            its_grads = self.packing.of_network(i, grads)
+            its_grads, its_divisor = self.packing.of_network(i, grads), of_network(i, divisor)
             for transform in transforms:
-                are_finite += transform.measure(its_grads, divisor)
+                are_finite += transform.measure(its_grads, its_divisor)
         return are_finite
 
     def construct(self, grads):

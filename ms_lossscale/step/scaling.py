@@ -1,9 +1,11 @@
 """The loss scale within a step: read once, multiplied in and divided out, moved once by its law."""
 
-from mindspore import Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale.step.of_network import of_any_network, of_network
+from ms_lossscale.step.only_if import only_if
 
 
 def scaled(loss, scale):
@@ -17,13 +19,12 @@ class Scaling(nn.Cell):
 
     Args:
         loss_scale (LossScale): The scale and its law.
-        leave_division (bool): Whether the division is left to the gradients' transforms, which multiply all the same.
     """
 
-    def __init__(self, loss_scale, leave_division):
+    def __init__(self, loss_scale):
         super().__init__(auto_prefix=False)
+        self.loss_scales = nn.CellList([loss_scale], auto_prefix=False)
         self.loss_scale = loss_scale
-        self.unscale = LeftToTransforms() if leave_division else Unscale(1.0)
 
     def read(self):
         """The scale of this step."""
@@ -37,52 +38,122 @@ class Scaling(nn.Cell):
         """Moves the scale by its law, for the next try of the same step."""
         self.adjust(scale, overflow)
 
-    def state_of_tries(self):
-        """All that a try moves."""
+    def can_mend(self, scale, overflow):
+        """Whether it overflowed, and its law can lower the scale."""
+        return ops.logical_and(overflow, self.loss_scale.can_back_off(scale))
+
+    def state(self):
+        """All Parameters that move with the scale."""
         return list(self.loss_scale.get_parameters())
 
 
 class WindowScaling(nn.Cell):
     """
-    The scale where the calls of a window are one step: they use the one that the first call found.
+    The scale where the calls of a window are one step: they use the one that the first call found. The methods are
+    those of :class:`Scaling`, and `of_window`.
 
     Args:
         loss_scale (LossScale): The scale and its law.
-        state (WindowState): Holds the window's scale.
+        state (WindowState): Tells which call is the first.
         steps (int): Calls in a full window, over which gradients are averaged.
+        prefix (str): For the name of the Parameter that holds the window's scale.
     """
 
-    def __init__(self, loss_scale, state, steps):
+    def __init__(self, loss_scale, state, steps, prefix):
         super().__init__(auto_prefix=False)
+        self.loss_scales = nn.CellList([loss_scale], auto_prefix=False)
         self.loss_scale = loss_scale
-        self.state = state
+        self.window_state = state
+        # Its sign is negative once the loss scale has been set by hand within the window.
+        self.window_scale = Parameter(
+            Tensor(1.0, mstype.float32), name=f"{prefix}accumulation.loss_scale", requires_grad=False
+        )
+        self._no_scale = Tensor(0.0, mstype.float32)
         # Of a larger scale, Unscale would multiply by a subnormal number: all gradients would be zero.
         loss_scale.limit(steps)
-        loss_scale.mark_when_set(state.loss_scale)
-        self.unscale = Unscale(1.0 / steps)
+        loss_scale.mark_when_set(self.window_scale)
 
     def read(self):
-        scale = ops.select(self.state.is_first(), self.loss_scale.scale_value, self.state.loss_scale)
-        ops.assign(self.state.loss_scale, scale)
-        return self.state.scale()
+        scale = ops.select(self.window_state.is_first(), self.loss_scale.scale_value, self.window_scale)
+        ops.assign(self.window_scale, scale)
+        return self.of_window()
+
+    def of_window(self):
+        """The scale of the window that has begun."""
+        return ops.abs(self.window_scale)
 
     def adjust(self, scale, overflow):
         # What was set by hand within the window is for the next one, as it is.
         present = self.loss_scale.scale_value
         next_scale = self.loss_scale.advance(scale, overflow)
-        is_set = ops.logical_or(self.state.scale_is_set(), ops.not_equal(present, scale))
+        is_set = ops.logical_or(self._is_set(), ops.not_equal(present, scale))
         ops.assign(present, ops.select(is_set, present, next_scale))
 
     def back_off(self, scale, overflow):
         # The window goes on at the lower scale; it holds gradients that are unscaled.
-        present, is_set = self.loss_scale.scale_value, self.state.scale_is_set()
+        present, is_set = self.loss_scale.scale_value, self._is_set()
         is_next = ops.logical_or(is_set, ops.not_equal(present, scale))
         next_scale = self.loss_scale.advance(scale, overflow)
         ops.assign(present, ops.select(is_next, present, next_scale))
-        ops.assign(self.state.loss_scale, ops.select(is_set, -next_scale, next_scale))
+        ops.assign(self.window_scale, ops.select(is_set, -next_scale, next_scale))
 
-    def state_of_tries(self):
-        return [*self.loss_scale.get_parameters(), self.state.loss_scale]
+    def can_mend(self, scale, overflow):
+        return ops.logical_and(overflow, self.loss_scale.can_back_off(scale))
+
+    def state(self):
+        return [*self.loss_scale.get_parameters(), self.window_scale]
+
+    def _is_set(self):
+        return self.window_scale < self._no_scale
+
+
+class OwnScaling(nn.Cell):
+    """
+    The scales where each network of a step has its own: what is one number above is here one for each network. The
+    methods are those of :class:`Scaling`, and of :class:`WindowScaling`.
+
+    In a step that overflowed, the laws of the networks that are not to blame stand still.
+
+    Args:
+        scalings (list[Union[Scaling, WindowScaling]]): For each network, of its own loss scale.
+    """
+
+    def __init__(self, scalings):
+        super().__init__(auto_prefix=False)
+        self.scalings = nn.CellList(scalings, auto_prefix=False)
+        self.loss_scales = nn.CellList([scaling.loss_scale for scaling in scalings], auto_prefix=False)
+
+    def read(self):
+        scales = ()
+        for scaling in self.scalings:
+            scales += (scaling.read(),)
+        return ops.stack(scales)
+
+    def of_window(self):
+        scales = ()
+        for scaling in self.scalings:
+            scales += (scaling.of_window(),)
+        return ops.stack(scales)
+
+    def adjust(self, scale, overflow):
+        moves = ops.logical_or(overflow, ops.logical_not(of_any_network(overflow)))
+        for i, scaling in enumerate(self.scalings):
+            only_if(of_network(i, moves), scaling.adjust, scale[i], of_network(i, overflow))
+
+    def back_off(self, scale, overflow):
+        for i, scaling in enumerate(self.scalings):
+            only_if(overflow[i], scaling.back_off, scale[i], overflow[i])
+
+    def can_mend(self, scale, overflow):
+        # Not while one that can't go lower would overflow again.
+        can = ()
+        for i, scaling in enumerate(self.scalings):
+            can += (scaling.can_mend(scale[i], overflow[i]),)
+        of_each = ops.equal(ops.stack(can), overflow)
+        return ops.logical_and(of_any_network(overflow), ops.ReduceAll()(of_each))
+
+    def state(self):
+        return [parameter for scaling in self.scalings for parameter in scaling.state()]
 
 
 class Unscale(nn.Cell):
@@ -91,7 +162,7 @@ class Unscale(nn.Cell):
 
     Inputs:
         - **grads** (tuple[Tensor]) - The gradients.
-        - **scale** (Tensor) - The scale that they hold.
+        - **scale** (Tensor) - The scale that they hold, float32 of shape :math:`()`.
 
     Outputs:
         Tuple of the gradients and of what they are still to be divided by.
@@ -103,6 +174,31 @@ class Unscale(nn.Cell):
 
     def construct(self, grads, scale):
         return gradients.multiply(grads, self._share / scale), self._one
+
+
+class UnscaleEach(nn.Cell):
+    """
+    The same where each network has a scale of its own.
+
+    Args:
+        share (float): As for :class:`Unscale`.
+        networks (int): How many there are.
+        packing (Packing): Knows the gradients of each.
+
+    Inputs and outputs as those of :class:`Unscale`, with scales of shape :math:`(N,)`.
+    """
+
+    def __init__(self, share, networks, packing):
+        super().__init__(auto_prefix=False)
+        self.packing = packing
+        self._networks = networks
+        self._share, self._one = Tensor(share, mstype.float32), Tensor(1.0, mstype.float32)
+
+    def construct(self, grads, scale):
+        unscaled = ()
+        for i in range(self._networks):
+            unscaled += gradients.multiply(self.packing.of_network(i, grads), self._share / scale[i])
+        return unscaled, self._one
 
 
 class LeftToTransforms(nn.Cell):

@@ -27,8 +27,9 @@ class Step(nn.Cell):
         - **\\*inputs** - The inputs of the networks.
 
     Outputs:
-        Tuple of four: the tuples of losses and of aux, the verdict, and the scale that was used. Whoever does not use
-        all of them takes them by index: of what is unpacked and not used, graph mode warns as of a mistake.
+        Tuple of four: the tuples of losses and of aux, whether the step overflowed, and the scale that was used, or
+        those. Whoever does not use all of them takes them by index: of what is unpacked and not used, graph mode warns
+        as of a mistake.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Step(nn.Cell):
         self.after_backward = after_backward
         self.window = window
         self.flush_window = flush_window
-        self.loss_scale = scaling.loss_scale
+        self.loss_scales = scaling.loss_scales
         self.optimizers = update.optimizers
         self.transforms = update.transforms
         self.moving_averages = update.moving_averages

@@ -5,6 +5,7 @@ from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale.step.nested import tensors_in, with_tensors
+from ms_lossscale.step.of_network import of_any_network
 from ms_lossscale.step.verdict import any_of
 
 
@@ -46,19 +47,19 @@ class Judge(nn.Cell):
         reduces (Union[Alone, Ranks]): Reduces the gradients, where each call is a step.
         verdict (Cell): Whether these gradients overflowed.
         ranks (Union[Alone, Ranks]): Who tries again together.
-        loss_scale (LossScale): Knows whether it can back off.
+        scaling (Cell): Knows whether the scale can be lowered.
         window_state (WindowState): None where each call is a step.
         scales_losses (bool): Whether the scale takes part in the losses, so that a lower one may make them finite.
     """
 
-    def __init__(self, forward_state, unscale, reduces, verdict, ranks, loss_scale, window_state, scales_losses):
+    def __init__(self, forward_state, unscale, reduces, verdict, ranks, scaling, window_state, scales_losses):
         super().__init__(auto_prefix=False)
         self.forward_state = forward_state
         self.unscale = unscale
         self.reduces = reduces
         self.verdict = verdict
         self.ranks = ranks
-        self.loss_scale = loss_scale
+        self.scaling = scaling
         self.window_state = window_state
         self._scales_losses = scales_losses
 
@@ -67,13 +68,13 @@ class Judge(nn.Cell):
         grads, divisor = self.unscale(grads, scale)
         grads = self.reduces.reduce(grads)
         overflow = self.verdict(grads, divisor, overflows)
-        hopeless = ops.logical_not(overflow) if self._scales_losses else ops.logical_not(gradients.finite(losses))
+        can_mend = self.scaling.can_mend(scale, overflow)
+        hopeless = ops.logical_not(can_mend) if self._scales_losses else ops.logical_not(gradients.finite(losses))
         hopeless = any_of(hopeless, overflows)
         if self.window_state is not None:
             # A lost window.
-            hopeless = ops.logical_or(hopeless, self.window_state.overflow)
-        can_help = ops.logical_and(overflow, self.loss_scale.can_back_off(scale))
-        again = ops.logical_and(can_help, ops.logical_not(self.ranks.agree(hopeless)))
+            hopeless = ops.logical_or(hopeless, of_any_network(self.window_state.overflow))
+        again = ops.logical_and(can_mend, ops.logical_not(self.ranks.agree(hopeless)))
         return grads, divisor, overflow, again
 
 
@@ -102,28 +103,32 @@ class Tries(nn.Cell):
         self.scaling = scaling
         self.forward_state = forward_state
         self.step_counters = step_counters
-        self.law = ParameterTuple(scaling.state_of_tries())
+        self.law = ParameterTuple(scaling.state())
         self._retries = Tensor(max_retries, mstype.int32)
         self._none, self._one = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
 
     def construct(self, scale, inputs, saved):
         # The networks stand here twice, and in no method that is called twice: MindSpore fails to compile that.
         law, law_scale, used = gradients.copy(self.law), scale, scale
-        losses, auxes, made, _ = self.one_try(scale, inputs, saved)
-        grads, divisor, overflow, again = self.judge(losses, made[0], scale, saved)
+        # Its outputs by index: of one that is unpacked and not used, graph mode warns as of a mistake.
+        tried = self.one_try(scale, inputs, saved)
+        losses, auxes = tried[0], tried[1]
+        grads, divisor, overflow, again = self.judge(losses, tried[2][0], scale, saved)
         # Flat through the loop, in which graph mode forgets the length of a tuple of equal tensors.
-        first = (losses, auxes, grads)
+        first, first_overflow = (losses, auxes, grads), overflow
         tensors, left = tensors_in(first), self._retries
         while ops.logical_and(again, left > self._none):
             left = left - self._one
             taken_back = self._take_back(used, overflow, saved)
             used = ops.depend(self.scaling.read(), taken_back)
-            losses, auxes, made, _ = self.one_try(used, ops.depend(inputs, used), saved)
-            grads, divisor, overflow, again = self.judge(losses, made[0], used, saved)
-            tensors = tensors_in((losses, auxes, grads))
-            failed = ops.logical_and(overflow, ops.logical_not(ops.logical_and(again, left > self._none)))
+            tried = self.one_try(used, ops.depend(inputs, used), saved)
+            grads, divisor, overflow, again = self.judge(tried[0], tried[2][0], used, saved)
+            tensors = tensors_in((tried[0], tried[1], grads))
+            ends = ops.logical_not(ops.logical_and(again, left > self._none))
+            failed = ops.logical_and(of_any_network(overflow), ends)
             self._put_law_back(failed, law)
             law_scale = ops.select(failed, scale, used)
+            overflow = ops.select(failed, first_overflow, overflow)
         losses, auxes, grads = with_tensors(first, tensors)
         return losses, auxes, (grads, divisor, law_scale, overflow), used
 

@@ -2,6 +2,7 @@
 
 from mindspore import nn, ops
 
+from ms_lossscale.step.of_network import of_any_network
 from ms_lossscale.step.only_if import only_if
 
 
@@ -81,7 +82,7 @@ class UpdateOrUndo(nn.Cell):
         - **saved** (tuple[Tensor]) - What the forward wrote, as it was before.
 
     Outputs:
-        Tensor, the verdict, after all that the branch did.
+        Tensor, whether the step overflowed, bool of shape :math:`()`, after all that the branch did.
     """
 
     def __init__(self, update, undo):
@@ -90,6 +91,7 @@ class UpdateOrUndo(nn.Cell):
         self.undo = undo
 
     def construct(self, overflow, grads, saved):
+        overflow = of_any_network(overflow)
         done = self.undo(grads, saved) if overflow else self.update(grads)
         return ops.depend(overflow, done)
 

@@ -1,10 +1,12 @@
 """Which calls make a step: each by itself, or the calls of an accumulation window together."""
 
+import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.common.initializer import initializer
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale.step.of_network import of_any_network
 from ms_lossscale.step.only_if import only_if
 from ms_lossscale.step.use_in_outermost_graph import UseInOutermostGraph
 
@@ -51,9 +53,10 @@ class WindowState(nn.Cell):
         steps (int): Calls in a full window.
         weights (ParameterTuple): The weights.
         prefix (str): For the Parameters' names.
+        verdict_shape (tuple): That of the loss scale: :math:`()`, or :math:`(N,)` if each network has its own.
     """
 
-    def __init__(self, steps, weights, prefix):
+    def __init__(self, steps, weights, prefix, verdict_shape):
         super().__init__(auto_prefix=False)
         self.gradients = ParameterTuple(
             Parameter(
@@ -66,10 +69,7 @@ class WindowState(nn.Cell):
         self._zero, self._one = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
         self._steps = Tensor(steps, mstype.int32)
         self.micro_steps = self._state(Tensor(0, mstype.int32), f"{prefix}accumulation.micro_steps")
-        self.overflow = self._state(Tensor(False), f"{prefix}accumulation.overflow")
-        # Its sign is negative once the loss scale has been set by hand within the window.
-        self.loss_scale = self._state(Tensor(1.0, mstype.float32), f"{prefix}accumulation.loss_scale")
-        self._no_scale = Tensor(0.0, mstype.float32)
+        self.overflow = self._state(Tensor(np.zeros(verdict_shape, bool)), f"{prefix}accumulation.overflow")
 
     @staticmethod
     def _state(value, name):
@@ -82,14 +82,6 @@ class WindowState(nn.Cell):
     def is_last(self):
         """Whether this call is the last of its window."""
         return self.micro_steps + self._one >= self._steps
-
-    def scale(self):
-        """The loss scale of the window."""
-        return ops.abs(self.loss_scale)
-
-    def scale_is_set(self):
-        """Whether the loss scale has been set by hand within the window."""
-        return self.loss_scale < self._no_scale
 
     def add(self, grads, overflow):
         """Adds the gradients of a call that is not its window's last."""
@@ -106,7 +98,7 @@ class WindowState(nn.Cell):
         """Empties the window, once `after` has been computed. Not by a multiplication with 0, which keeps a NaN."""
         gradients.assign_zeros(self.gradients, after)
         ops.assign(self.micro_steps, ops.depend(self._zero, after))
-        ops.assign(self.overflow, gradients.never(ops.depend(self._zero, after)))
+        ops.assign(self.overflow, ops.logical_and(self.overflow, gradients.never(ops.depend(self._zero, after))))
 
 
 class Accumulation(nn.Cell):
@@ -140,14 +132,14 @@ class Accumulation(nn.Cell):
         else:
             overflow = self.verdict_of_call(grads, overflows)
             self.state.add(self.packing.unpack(grads), overflow)
-            only_if(overflow, self.forward_state.restore, saved)
+            overflow = only_if(of_any_network(overflow), self.forward_state.restore, saved)
         return overflow
 
     def has_begun(self):
         return bool(self.state.micro_steps.asnumpy() > 0)
 
     def shared_state(self):
-        return [self.state.micro_steps, self.state.loss_scale]
+        return [self.state.micro_steps]
 
 
 class Flush(nn.Cell):
@@ -156,13 +148,15 @@ class Flush(nn.Cell):
 
     Args:
         state, decision, packing: As for :class:`Accumulation`.
+        scaling (Cell): Knows the window's scale.
         overflow_detector (OverflowDetector): Clears an NPU's register.
     """
 
-    def __init__(self, state, decision, overflow_detector, packing):
+    def __init__(self, state, decision, scaling, overflow_detector, packing):
         super().__init__(auto_prefix=False)
         self.state = state
         self.decision = decision
+        self.scaling = scaling
         self.overflow_detector = overflow_detector
         self.packing = packing
         self._one = Tensor(1.0, mstype.float32)
@@ -171,7 +165,7 @@ class Flush(nn.Cell):
     def construct(self):
         # A register may have been raised by other work since the window's last call.
         grads = self.packing.pack(self.overflow_detector.start(self.use_parameters(self.state.partial_mean())))
-        scale = self.state.scale()
+        scale = self.scaling.of_window()
         overflow = self.decision(grads, self._one, scale, (self.state.overflow,), ())
         self.state.reset(overflow)
         return overflow

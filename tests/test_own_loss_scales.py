@@ -1,0 +1,296 @@
+"""A loss scale for each network of a SimultaneousTrainOneStepCell, against a simulation and at its edges."""
+
+import mindspore
+import numpy as np
+import pytest
+from mindspore import Model, Tensor, dataset, nn, ops
+from support.own_scales_control import OwnScalesControl
+from support.retried_networks import LEARNING_RATE, Law, Slope
+from support.training import changed, state
+
+from ms_lossscale import (
+    DynamicLossScale,
+    FixedLossScale,
+    InputGradient,
+    LossScaleMonitor,
+    OverflowDetector,
+    ScaledTrainOneStepCell,
+    ScheduledLossScale,
+    SimultaneousTrainOneStepCell,
+    profile_gradients,
+)
+
+LAWS = [{"scale": 2.0**15, "window": 3}, {"scale": 2.0**13, "window": 4, "hysteresis": 2, "low": 2.0**9}]
+
+
+def loss_scale(scale, window, hysteresis=1, low=1.0):
+    return DynamicLossScale(scale, scale_window=window, hysteresis=hysteresis, min_loss_scale=low)
+
+
+def slopes(seed, count=40):
+    """Powers of two, of which a scale of 2**16 / slope overflows; now and then NaN, or too large for any scale."""
+    rng = np.random.default_rng(seed)
+    values = 2.0 ** rng.integers(-3, 7, (count, 2))
+    values[rng.random((count, 2)) < 0.04] = np.nan
+    values[rng.random((count, 2)) < 0.04] = 2.0**15
+    return values.tolist()
+
+
+def inputs(pair, seed=0):
+    x = np.random.default_rng(seed).normal(size=(4, 3)).astype(np.float32)
+    return Tensor(x), *(Tensor(np.float32(slope)) for slope in pair)
+
+
+class BothSlopes(nn.Cell):
+    def __init__(self, first, second):
+        super().__init__(auto_prefix=False)
+        self.first, self.second = first, second
+
+    def construct(self, x, slope, other):
+        return self.first(x, slope), self.second(x, other)
+
+
+def make(form="list", loss_scales=None, **keywords):
+    networks = [Slope("first"), Slope("second")]
+    if loss_scales is None:
+        loss_scales = [loss_scale(**law) for law in LAWS]
+    if form == "list":
+        keywords["network_inputs"] = [(0, 1), (0, 2)]
+    cell = SimultaneousTrainOneStepCell(
+        networks if form == "list" else BothSlopes(*networks),
+        [nn.SGD([network.weight], LEARNING_RATE) for network in networks],
+        loss_scales,
+        **keywords,
+    )
+    return networks, cell.set_train()
+
+
+@pytest.mark.parametrize("form", ["list", "tuple"])
+@pytest.mark.parametrize("retries", [0, 3])
+@pytest.mark.parametrize(
+    "keywords", [{}, {"clip_norm": float("inf")}, {"clip_norm": 1e6}, {"gradient_accumulation_steps": 4}], ids=str
+)
+def test_against_a_simulation(mode, form, retries, keywords):
+    networks, cell = make(form, max_retries=retries, **keywords)
+    control = OwnScalesControl([Law(**law) for law in LAWS], retries, keywords.get("gradient_accumulation_steps", 1))
+    for seed, pair in enumerate(slopes(retries)):
+        overflow, scales = control.call(pair)
+        outputs = cell(*inputs(pair, seed))
+        assert (outputs[1].shape, outputs[2].shape) == ((), (2,))
+        assert (bool(outputs[1].asnumpy()), outputs[2].asnumpy().tolist()) == (overflow, scales)
+        assert cell.get_loss_scale() == [law.scale for law in control.laws]
+        assert cell.counters() == control.counters()
+        for network, weight in zip(networks, control.weights):
+            np.testing.assert_array_equal(network.weight.asnumpy(), np.full(3, weight, np.float32))
+            if not control.window:
+                assert int(network.calls.asnumpy()) == control.forwards
+    assert min(control.alone_to_blame, control.skipped_steps, control.applied_steps) > 0
+    assert control.retries > 0 or not retries
+
+
+def test_a_retry_lowers_the_scale_to_blame_only(mode):
+    _, cell = make(loss_scales=[DynamicLossScale(2.0**15), DynamicLossScale(2.0**15)], max_retries=5)
+    _, overflow, scales, _ = cell(*inputs((1.0, 16.0)))
+    assert not overflow.asnumpy()
+    assert scales.asnumpy().tolist() == [2.0**15, 2.0**11]
+    assert cell.counters()["retries"] == 4
+
+
+def test_reading_and_setting(mode):
+    loss_scales = (DynamicLossScale(2.0**10), FixedLossScale(8.0))
+    _, cell = make(loss_scales=loss_scales)
+    assert all(one is other for one, other in zip(cell.loss_scale, loss_scales))
+    assert cell.get_loss_scale() == [1024.0, 8.0]
+    cell.set_loss_scale([16.0, 4.0])
+    assert cell.scale_sense.asnumpy().tolist() == [16.0, 4.0]
+    assert cell(*inputs((1.0, 1.0)))[2].asnumpy().tolist() == [16.0, 4.0]
+    cell.set_loss_scale(2.0)
+    assert cell.get_loss_scale() == [2.0, 2.0]
+    with pytest.raises(ValueError, match="one entry for each of the 2 networks"):
+        cell.set_loss_scale([1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match="finite number > 0"):
+        cell.set_loss_scale([32.0, -1.0])
+    assert cell.get_loss_scale() == [2.0, 2.0]
+
+
+def test_names():
+    _, cell = make(gradient_accumulation_steps=2)
+    names = [name for name in cell.parameters_dict() if "loss_scale" in name]
+    assert sorted(names) == sorted(
+        f"network_{i}.{name}"
+        for i in range(2)
+        for name in (
+            "accumulation.loss_scale",
+            "loss_scale.scale_value",
+            "loss_scale.clean_steps",
+            "loss_scale.overflow_steps",
+        )
+    )
+
+
+class Told(OverflowDetector):
+    """Sees an overflow where a gradient is larger than 60."""
+
+    def __init__(self):
+        super().__init__()
+        self.limit = Tensor(60.0, mindspore.float32)
+
+    def construct(self, grads):
+        return ops.stack([(grad > self.limit).any() for grad in grads]).any()
+
+
+def test_where_a_detector_of_ones_own_tells_all_see_it(mode):
+    _, cell = make(overflow_detector=Told())
+    assert cell(*inputs((64.0, 1.0)))[1].asnumpy()
+    # The second law has a hysteresis of 2.
+    assert cell.get_loss_scale() == [2.0**14, 2.0**13]
+    assert cell(*inputs((64.0, 1.0)))[1].asnumpy()
+    assert cell.get_loss_scale() == [2.0**13, 2.0**12]
+
+
+class WritesTooMuch(Slope):
+    def construct(self, x, slope):
+        ops.assign(self.calls, self.calls + self.one)
+        ops.assign(self.norm.moving_mean, self.norm.moving_mean + x.sum(0))
+        return (self.weight * slope).sum()
+
+
+def test_what_the_forward_writes_is_seen_by_all(mode):
+    networks = [WritesTooMuch("first"), Slope("second")]
+    cell = SimultaneousTrainOneStepCell(
+        networks,
+        [nn.SGD([network.weight], LEARNING_RATE) for network in networks],
+        [DynamicLossScale(2.0**4), DynamicLossScale(2.0**3)],
+        network_inputs=[(0, 1), (2, 1)],
+    ).set_train()
+    x, slope, _ = inputs((1.0, 1.0))
+    assert cell(x * float("inf"), slope, x)[1].asnumpy()
+    assert cell.get_loss_scale() == [8.0, 4.0]
+
+
+def test_resumed_in_the_middle_of_a_window(mode):
+    values = slopes(7, 11)
+    (_, whole), (_, first), (_, second) = (make(max_retries=2, gradient_accumulation_steps=2) for _ in range(3))
+    for seed, pair in enumerate(values):
+        whole(*inputs(pair, seed))
+    for seed, pair in enumerate(values[:5]):
+        first(*inputs(pair, seed))
+    second.load_state_dict(first.parameters_dict())
+    for seed, pair in enumerate(values[5:], 5):
+        second(*inputs(pair, seed))
+    assert changed(state(whole), state(second)) == set()
+
+
+def test_a_flushed_window(mode):
+    _, cell = make(gradient_accumulation_steps=4)
+    cell(*inputs((1.0, 64.0)))
+    cell(*inputs((1.0, 1.0)))
+    cell.flush()
+    # The second law has a hysteresis of 2.
+    assert cell.get_loss_scale() == [2.0**15, 2.0**13]
+    assert cell.counters()["skipped_steps"] == 1
+    cell(*inputs((64.0, 1.0)))
+    cell.flush()
+    assert cell.get_loss_scale() == [2.0**14, 2.0**13]
+    cell(*inputs((1.0, 1.0)))
+    cell.flush()
+    assert cell.counters() == {"applied_steps": 1, "skipped_steps": 2, "consecutive_skipped_steps": 0}
+
+
+def test_a_scale_set_within_a_window_is_that_networks_next(mode):
+    _, cell = make(gradient_accumulation_steps=2)
+    cell(*inputs((1.0, 1.0)))
+    cell.set_loss_scale([64.0, cell.get_loss_scale()[1]])
+    assert cell(*inputs((1.0, 1.0)))[2].asnumpy().tolist() == [2.0**15, 2.0**13]
+    assert cell(*inputs((1.0, 1.0)))[2].asnumpy().tolist() == [64.0, 2.0**13]
+
+
+@pytest.mark.parametrize(
+    "loss_scales", [[None, None], [FixedLossScale(8.0, False), ScheduledLossScale([1], [4], False)]]
+)
+def test_nothing_is_checked(mode, loss_scales):
+    networks, cell = make(loss_scales=loss_scales)
+    assert not cell(*inputs((float("nan"), 1.0)))[1].asnumpy()
+    assert np.isnan(networks[0].weight.asnumpy()).all()
+    np.testing.assert_array_equal(networks[1].weight.asnumpy(), np.full(3, 1 - LEARNING_RATE, np.float32))
+
+
+class Penalised(nn.Cell):
+    """Its loss holds a gradient that is computed at the scale, and is infinite in float16 from some scale on."""
+
+    def __init__(self, loss_scale):
+        super().__init__()
+        self.inner = Slope("first")
+        self.gradient = InputGradient(Doubled(), loss_scale)
+
+    def construct(self, x, slope):
+        return self.inner(x, slope) + self.gradient(x).mean() * self.inner.weight.sum()
+
+
+class Doubled(nn.Cell):
+    def construct(self, x):
+        return (x.astype(mindspore.float16) * 16.0).sum()
+
+
+def test_an_input_gradient_of_one_of_the_scales(mode):
+    loss_scales = [DynamicLossScale(2.0**15), DynamicLossScale(2.0**15)]
+    networks = [Penalised(loss_scales[0]), Slope("second")]
+    cell = SimultaneousTrainOneStepCell(
+        networks,
+        [nn.SGD([network.weight], LEARNING_RATE) for network in (networks[0].inner, networks[1])],
+        loss_scales,
+        network_inputs=[(0, 1), (0, 2)],
+        max_retries=5,
+    ).set_train()
+    _, overflow, scales, _ = cell(*inputs((1.0, 1.0)))
+    assert not overflow.asnumpy()
+    assert scales.asnumpy().tolist() == [2.0**11, 2.0**15]
+
+
+def test_profiled_each_at_its_own():
+    _, cell = make(loss_scales=[256.0, 16.0])
+    assert profile_gradients(cell, [inputs((1.0, 1.0))]).loss_scale == [256.0, 16.0]
+
+
+def test_the_monitor_writes_all_scales(mode, tmp_path, capsys):
+    _, cell = make(loss_scales=[DynamicLossScale(2.0**15), DynamicLossScale(2.0**15)])
+    first = np.float32([1.0, 64.0, 1.0])
+    data = {"x": np.ones((3, 4, 3), np.float32), "first": first, "second": np.ones(3, np.float32)}
+    batches = dataset.NumpySlicesDataset(data, shuffle=False)
+    table = tmp_path / "scale.csv"
+    Model(cell).train(1, batches, callbacks=[LossScaleMonitor(3, csv=str(table))], dataset_sink_mode=False)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == (
+        "step 2: overflow at loss scale 32768/32768, skipped (1 in a row), now 16384/32768; "
+        "not finite: first.weight (1 of 2 gradients)"
+    )
+    assert "loss scale 16384/32768, 2 applied, 1 skipped" in printed[1]
+    rows = [line.split(",") for line in table.read_text().splitlines()]
+    assert [row[3] for row in rows[1:]] == ["32768.0/32768.0", "32768.0/32768.0", "16384.0/32768.0"]
+
+
+@pytest.mark.parametrize(("pair", "warned"), [((64.0, 1.0), 0), ((1.0, float("nan")), 1)])
+def test_the_monitor_warns_of_the_floor_of_the_one_to_blame(recwarn, pair, warned):
+    _, cell = make(loss_scales=[DynamicLossScale(2.0**15), DynamicLossScale(1.0)])
+    data = {"x": np.ones((1, 4, 3), np.float32), "first": np.float32(pair[:1]), "second": np.float32(pair[1:])}
+    batches = dataset.NumpySlicesDataset(data, shuffle=False)
+    Model(cell).train(1, batches, callbacks=[LossScaleMonitor()], dataset_sink_mode=False)
+    assert cell.counters()["skipped_steps"] == 1
+    assert len([warning for warning in recwarn if "stuck at its floor" in str(warning.message)]) == warned
+
+
+def test_wrong_lists():
+    with pytest.raises(ValueError, match="'loss_scale', if it is a list, must have one entry for each of the 2"):
+        make(loss_scales=[DynamicLossScale()])
+    shared = DynamicLossScale()
+    with pytest.raises(ValueError, match="must not hold the same Cell twice"):
+        make(loss_scales=[shared, shared])
+    with pytest.raises(ValueError, match="same 'drop_overflow_update'"):
+        make(loss_scales=[DynamicLossScale(), None])
+    with pytest.raises(ValueError, match="'max_retries' must be 0 with a loss scale that never backs off"):
+        make(loss_scales=[DynamicLossScale(), 128.0], max_retries=1)
+    with pytest.raises(TypeError, match="'loss_scale' must be"):
+        make(loss_scales=[DynamicLossScale(), "dynamic"])
+    network = Slope()
+    with pytest.raises(TypeError, match="'loss_scale' must be"):
+        ScaledTrainOneStepCell(network, nn.SGD([network.weight], LEARNING_RATE), [DynamicLossScale()])

@@ -1,5 +1,6 @@
 """
-Measures what a step of ms_lossscale costs, against MindSpore's unscaled cell and against a hand-written recipe.
+Measures what a step of ms_lossscale costs, against MindSpore's unscaled cell and against a hand-written recipe; and
+what it costs that it may be tried again, against the same cell without retries.
 
     python benchmarks/bench.py
 
@@ -29,6 +30,8 @@ from common.options import positive_int  # noqa: E402
 from common.output import replacing  # noqa: E402
 
 CASES = ("lenet", "mlp", "deep_narrow", "resnet18", "dcgan", "accumulation", "check")
+# These compare a cell with max_retries=3 to the same cell without.
+CASES += ("lenet_retries", "mlp_retries", "resnet18_retries", "dcgan_retries")
 MODES = ("graph", "pynative")
 # These keep nothing, so that there is no memory to measure.
 CASE_WITHOUT_MEMORY, SIDE_WITHOUT_MEMORY = "check", "check and unscale"

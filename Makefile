@@ -6,7 +6,7 @@ MINDSPORE ?= mindspore
 # With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower.
 export ONEDNN_MAX_CPU_ISA ?= AVX2
 
-.PHONY: lenet lenet-2 gan gan-2 compare bench scaling test test-all lint
+.PHONY: lenet lenet-2 gan gan-2 gan-policies compare bench scaling test test-all lint
 
 lenet: $(VENV)/installed
 	$(VENV)/bin/python examples/lenet/train.py
@@ -18,6 +18,10 @@ gan: $(VENV)/installed
 lenet-2 gan-2: %-2: $(VENV)/installed
 	PATH="$(abspath $(VENV)/bin):$$PATH" msrun --worker_num=2 --local_worker_num=2 --join=True \
 		--log_dir=output/$*/ranks examples/$*/train.py
+
+# 18 runs like that of `make gan`; called again, it goes on where it was interrupted.
+gan-policies: $(VENV)/installed
+	$(VENV)/bin/python benchmarks/gan_policies.py
 
 compare: $(VENV)/installed
 	$(VENV)/bin/python examples/lenet/compare.py

@@ -324,10 +324,10 @@ def command_of(args):
 
 
 def caption(args, results, measured):
-    steps = results[args.policies[0]][0]["steps"]
+    steps, seeds = results[args.policies[0]][0]["steps"], ", ".join(map(str, args.seeds))
     return (
         f"`{command_of(args)}` (MindSpore {measured['machine']['mindspore']}, {measured['machine']['cores']} CPU "
-        f"cores): {steps:,} steps, the mean over {len(args.seeds)} seeds, and in brackets from the least to the most; "
+        f"cores): {steps:,} steps, the mean over the seeds {seeds}, and in brackets from the least to the most; "
         f"the time of a step in which nothing overflows, to that of the first line.\n\n"
     )
 

@@ -9,9 +9,7 @@ folder, see --output. At the end a LeNet that was trained on the real digits jud
 ranks, which share each batch, the first one writes, draws and judges.
 """
 
-import argparse
 import contextlib
-import json
 import os
 import sys
 import zlib
@@ -26,131 +24,23 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import judge
 import mindspore
 import numpy as np
-from common.data import DataError, add_data_argument, load_digits, train_dataset
-from common.options import (
-    add_loss_scale_arguments,
-    add_step_arguments,
-    complete_loss_scale,
-    make_loss_scale,
-    positive_float,
-    positive_int,
-    seed_int,
-    step_keywords,
-)
-from common.output import replacing
+from common.data import DataError, load_digits, train_dataset
+from common.options import make_loss_scale, step_keywords
 from common.ranks import finish_ranks, is_first_process, start_ranks
 from mindspore import Tensor, amp, nn
 from network import BothLosses, Discriminator, DiscriminatorLoss, Generator, GeneratorLoss
-from record import Step, plot, read_csv, save_grid, write_csv
+from options import MODES, make_parser, parse_arguments
+from record import Step, plot
+from run_folder import InputError, Run
 from tqdm import tqdm
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-)
-
-# Each loss scale, and the options that it takes with their defaults.
-LOSS_SCALES = {
-    "none": {},
-    "fixed": {"scale": 1024.0},
-    "fixed-no-drop": {"scale": 1024.0},
-    "dynamic": {"scale": 65536.0, "scale_window": 200},
-    "scheduled": {"milestone": [250, 500, 1000], "scales": [256.0, 1024.0, 4096.0]},
-}
-
-MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
+from ms_lossscale import AlternatingTrainOneStepCell, SimultaneousTrainOneStepCell
 
 # Numbers that are drawn for other purposes than each epoch's training come from streams of their own.
 TRAINING_NOISE, GRID_NOISE, JUDGED_NOISE = 1, 2, 3
 
 GRID_SIDE = 10
 JUDGED_SAMPLES = 1000
-
-
-class InputError(Exception):
-    """What is wrong with the folder to resume from, or the like, in one line for the user."""
-
-
-def make_parser():
-    parser = argparse.ArgumentParser(
-        description="Train a DCGAN to draw handwritten digits in mixed precision, with a training cell of ms_lossscale "
-        "for two networks."
-    )
-    add = parser.add_argument
-    add_data_argument(parser)
-    add("--output", metavar="DIR", default="output/gan", help="folder for the results (default: %(default)s)")
-    add("--resume", action="store_true", help="continue from the last whole epoch of the run in the output folder")
-    add("--epochs", type=positive_int, default=48, help="epochs in all, resumed ones included (default: %(default)s)")
-    add(
-        "--batch-size",
-        type=positive_int,
-        default=32,
-        metavar="N",
-        help="digits in a step, of all ranks together (default: %(default)s)",
-    )
-    add("--seed", type=seed_int, default=0, help="of weights, order of the digits and noise (default: %(default)s)")
-    add(
-        "--filters",
-        type=positive_int,
-        default=24,
-        metavar="N",
-        help="channels of the outer hidden layers; each one further in has twice as many (default: %(default)s)",
-    )
-    add(
-        "--latent",
-        type=positive_int,
-        default=64,
-        metavar="N",
-        help="random numbers that a digit is drawn from (default: %(default)s)",
-    )
-    add(
-        "--learning-rate",
-        type=positive_float,
-        default=5e-4,
-        metavar="RATE",
-        help="of both Adam optimizers (default: %(default)s)",
-    )
-    add(
-        "--amp-level",
-        choices=("O0", "O1", "O2", "O3", "auto"),
-        default="O3",
-        help="MindSpore's level of mixed precision: O0 is float32, O1 and auto compute chosen operators in float16, O2 "
-        "all but BatchNorm, O3 all (default: %(default)s)",
-    )
-    add("--mode", choices=MODES, default="graph", help="MindSpore's mode of execution (default: %(default)s)")
-    add("--device", choices=("CPU", "GPU", "Ascend"), default="CPU", help="where to train (default: %(default)s)")
-
-    group = parser.add_argument_group("updates")
-    add_step_arguments(group, ema=0.99)
-    add = group.add_argument
-    add(
-        "--update",
-        choices=("simultaneous", "alternating"),
-        default="simultaneous",
-        help="simultaneous: both networks from one forward, with one loss scale, and both are updated or none; "
-        "alternating: first the discriminator, then the generator sees it updated, each with a loss scale of its own "
-        "(default: %(default)s)",
-    )
-    add(
-        "--n-critic",
-        type=positive_int,
-        metavar="N",
-        help="alternating: train the generator in every Nth step only (default: 1)",
-    )
-
-    add_loss_scale_arguments(parser.add_argument_group("loss scale"), LOSS_SCALES)
-    return parser
-
-
-def parse_arguments(parser):
-    """The arguments, with the defaults that depend on other arguments filled in."""
-    args = parser.parse_args()
-    complete_loss_scale(parser, args, LOSS_SCALES)
-    if args.n_critic is None:
-        args.n_critic = 1
-    elif args.update == "simultaneous":
-        parser.error("argument --n-critic: not used by --update simultaneous, which updates both networks or none")
-    return args
 
 
 def join_ranks(args):
@@ -191,60 +81,6 @@ def make_cell(args):
             **keywords,
         )
     return generator, cell.set_train()
-
-
-class Run:
-    """The files of a run in the output folder: a new run removes earlier ones, a resumed one continues them."""
-
-    def __init__(self, args, fingerprint):
-        self.folder = Path(args.output)
-        names = ("gan.ckpt", "steps.csv", "curves.png", "judge.ckpt")
-        self.checkpoint, self.table, self.curves, self.judge = (self.folder / name for name in names)
-        # What must be the same for a resumed run to end where the uninterrupted one would have.
-        names = "batch_size seed filters latent learning_rate accumulate clip_norm ema amp_level update n_critic"
-        names += " max_retries loss_scale scale scale_window milestone scales"
-        self._settings = {name: getattr(args, name) for name in names.split()}
-        self._settings["data"] = fingerprint
-
-    def begin(self):
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            for path in (self.checkpoint, self.table, self.curves, *self.folder.glob("epoch-*.png")):
-                path.unlink(missing_ok=True)
-        except OSError as error:
-            raise InputError(f"can't write to the output folder: {error}") from None
-
-    def resume(self, cell, steps_per_epoch):
-        """Loads the last whole epoch into the cell. Returns its number and the steps up to its end."""
-        if not self.checkpoint.is_file():
-            raise InputError(f"nothing to resume: {self.checkpoint} does not exist; train without --resume first")
-        try:
-            parameters = mindspore.load_checkpoint(str(self.checkpoint))
-            epoch, settings = int(parameters.pop("epoch")), json.loads(parameters.pop("settings"))
-        except (ValueError, RuntimeError, KeyError) as error:
-            raise InputError(
-                f"{self.checkpoint} is no checkpoint of this program: {str(error).splitlines()[0]}"
-            ) from None
-        for name, value in self._settings.items():
-            if settings.get(name) != value:
-                raise InputError(
-                    f"can't resume: the run in {self.folder} has {name} {settings.get(name)}, not {value}; pass the "
-                    f"same, or another --output"
-                )
-        mindspore.load_param_into_net(cell, parameters, strict_load=True)
-        try:
-            return epoch, read_csv(self.table, epoch * steps_per_epoch)
-        except (OSError, ValueError, TypeError) as error:
-            raise InputError(f"can't resume: {self.table} does not go with the checkpoint: {error}") from None
-
-    def save(self, cell, epoch, steps, images):
-        # The checkpoint last: without its steps it could not be resumed, while a table with too many can.
-        save_grid(self.folder / f"epoch-{epoch:03}.png", images)
-        write_csv(self.table, steps)
-        with replacing(self.checkpoint) as part:
-            mindspore.save_checkpoint(
-                cell, str(part), append_dict={"epoch": epoch, "settings": json.dumps(self._settings)}
-            )
 
 
 class StepRecorder:

@@ -1,0 +1,107 @@
+"""The command line of the GAN example."""
+
+import argparse
+
+import mindspore
+from common.data import add_data_argument
+from common.options import (
+    add_loss_scale_arguments,
+    add_step_arguments,
+    complete_loss_scale,
+    positive_float,
+    positive_int,
+    seed_int,
+)
+
+# Each loss scale, and the options that it takes with their defaults.
+LOSS_SCALES = {
+    "none": {},
+    "fixed": {"scale": 1024.0},
+    "fixed-no-drop": {"scale": 1024.0},
+    "dynamic": {"scale": 65536.0, "scale_window": 200},
+    "scheduled": {"milestone": [250, 500, 1000], "scales": [256.0, 1024.0, 4096.0]},
+}
+
+MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
+
+
+def make_parser():
+    parser = argparse.ArgumentParser(
+        description="Train a DCGAN to draw handwritten digits in mixed precision, with a training cell of ms_lossscale "
+        "for two networks."
+    )
+    add = parser.add_argument
+    add_data_argument(parser)
+    add("--output", metavar="DIR", default="output/gan", help="folder for the results (default: %(default)s)")
+    add("--resume", action="store_true", help="continue from the last whole epoch of the run in the output folder")
+    add("--epochs", type=positive_int, default=48, help="epochs in all, resumed ones included (default: %(default)s)")
+    add(
+        "--batch-size",
+        type=positive_int,
+        default=32,
+        metavar="N",
+        help="digits in a step, of all ranks together (default: %(default)s)",
+    )
+    add("--seed", type=seed_int, default=0, help="of weights, order of the digits and noise (default: %(default)s)")
+    add(
+        "--filters",
+        type=positive_int,
+        default=24,
+        metavar="N",
+        help="channels of the outer hidden layers; each one further in has twice as many (default: %(default)s)",
+    )
+    add(
+        "--latent",
+        type=positive_int,
+        default=64,
+        metavar="N",
+        help="random numbers that a digit is drawn from (default: %(default)s)",
+    )
+    add(
+        "--learning-rate",
+        type=positive_float,
+        default=5e-4,
+        metavar="RATE",
+        help="of both Adam optimizers (default: %(default)s)",
+    )
+    add(
+        "--amp-level",
+        choices=("O0", "O1", "O2", "O3", "auto"),
+        default="O3",
+        help="MindSpore's level of mixed precision: O0 is float32, O1 and auto compute chosen operators in float16, O2 "
+        "all but BatchNorm, O3 all (default: %(default)s)",
+    )
+    add("--mode", choices=MODES, default="graph", help="MindSpore's mode of execution (default: %(default)s)")
+    add("--device", choices=("CPU", "GPU", "Ascend"), default="CPU", help="where to train (default: %(default)s)")
+
+    group = parser.add_argument_group("updates")
+    add_step_arguments(group, ema=0.99)
+    add = group.add_argument
+    add(
+        "--update",
+        choices=("simultaneous", "alternating"),
+        default="simultaneous",
+        help="simultaneous: both networks from one forward, with one loss scale, and both are updated or none; "
+        "alternating: first the discriminator, then the generator sees it updated, each with a loss scale of its own "
+        "(default: %(default)s)",
+    )
+    add(
+        "--n-critic",
+        type=positive_int,
+        metavar="N",
+        help="alternating: train the generator in every Nth step only (default: 1)",
+    )
+
+    add_loss_scale_arguments(parser.add_argument_group("loss scale"), LOSS_SCALES)
+    return parser
+
+
+def parse_arguments(parser):
+    """The arguments, with the defaults that depend on other arguments filled in."""
+    args = parser.parse_args()
+    complete_loss_scale(parser, args, LOSS_SCALES)
+    if args.n_critic is None:
+        args.n_critic = 1
+    elif args.update == "simultaneous":
+        parser.error("argument --n-critic: not used by --update simultaneous, which updates both networks or none")
+    return args

@@ -63,14 +63,8 @@ def assert_refused(result, *words):
         assert word in result.stderr.splitlines()[-1]
 
 
-# With --n-critic 3 the generator sits out the first two steps, and the second epoch begins in the middle of a turn.
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "options", [("--update", "simultaneous"), ("--update", "alternating", "--n-critic", 3)], ids=lambda o: o[1]
-)
-def test_a_run_that_is_resumed_leaves_what_an_uninterrupted_one_does(data, tmp_path, options):
-    # A first scale at which float16 overflows, so that there are skipped steps to show.
-    options = (*options, "--scale", 2**24, "--scale-window", 2)
+def train_whole_and_in_parts(data, tmp_path, *options):
+    """A run of two epochs, and one that is resumed after the first: both must leave the same. Returns the table."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     whole.mkdir()
     parts.mkdir()
@@ -108,6 +102,17 @@ def test_a_run_that_is_resumed_leaves_what_an_uninterrupted_one_does(data, tmp_p
 
     rows = read_rows(whole / "out")
     assert [int(row["step"]) for row in rows] == list(range(1, 2 * STEPS_PER_EPOCH + 1))
+    return rows
+
+
+# With --n-critic 3 the generator sits out the first two steps, and the second epoch begins in the middle of a turn.
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "options", [("--update", "simultaneous"), ("--update", "alternating", "--n-critic", 3)], ids=lambda o: o[1]
+)
+def test_a_run_that_is_resumed_leaves_what_an_uninterrupted_one_does(data, tmp_path, options):
+    # A first scale at which float16 overflows, so that there are skipped steps to show.
+    rows = train_whole_and_in_parts(data, tmp_path, *options, "--scale", 2**24, "--scale-window", 2)
     assert float(rows[0]["discriminator_loss_scale"]) == 2**24
     assert rows[0]["discriminator_overflow"] == "1"
     if "simultaneous" in options:
@@ -119,10 +124,43 @@ def test_a_run_that_is_resumed_leaves_what_an_uninterrupted_one_does(data, tmp_p
 
 
 @pytest.mark.long
+def test_a_wasserstein_gan(data, tmp_path):
+    # At 65536 the gradient within the critic's loss overflows, and the critic's scale alone backs off.
+    rows = train_whole_and_in_parts(data, tmp_path, "--loss", "wgan-gp", "--n-critic", 3, "--scale", 2**16)
+    overflows = [row["discriminator_overflow"] == "1" for row in rows]
+    assert overflows[0]
+    assert not overflows[-1]
+    assert not np.isfinite(float(rows[0]["discriminator_loss"]))
+    assert np.isfinite(float(rows[-1]["discriminator_loss"]))
+    scales = [float(row["discriminator_loss_scale"]) for row in rows]
+    assert scales == [2.0 ** (16 - sum(overflows[:step])) for step in range(len(rows))]
+    assert [float(row["generator_loss_scale"]) for row in rows[:3]] == [2**16] * 3
+    assert [float(row["generator_loss"]) != 0 for row in rows] == [False, False, True, True]
+
+    other = run("--data", data, "--batch-size", BATCH_SIZE, "--resume", "--output", "whole/out", cwd=tmp_path)
+    assert_refused(other, "can't resume", "loss wgan-gp, not non-saturating")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("loss", ["non-saturating", "wgan-gp"])
+def test_scales_of_their_own_under_one_verdict(data, tmp_path, loss):
+    options = ("--loss", loss, "--update", "simultaneous", "--separate-scales", "--scale", 2**16)
+    rows = train_whole_and_in_parts(data, tmp_path, *options)
+    assert all(row["generator_overflow"] == row["discriminator_overflow"] for row in rows)
+    if loss == "wgan-gp":
+        # The generator's gradients do not overflow.
+        assert rows[0]["generator_overflow"] == "1"
+        assert float(rows[-1]["discriminator_loss_scale"]) < float(rows[-1]["generator_loss_scale"]) == 2**16
+
+
+@pytest.mark.long
 def test_bad_options_are_refused(tmp_path):
     cases = {
         ("--n-critic", "2"): "--n-critic",
         ("--n-critic", "0", "--update", "alternating"): "--n-critic",
+        ("--loss", "wgan-gp", "--update", "simultaneous", "--n-critic", "2"): "--n-critic: not used by --update simul",
+        ("--loss", "wgan-gp", "--separate-scales"): "--separate-scales: not used by --update alternating",
+        ("--loss", "wasserstein"): "invalid choice: 'wasserstein'",
         ("--loss-scale", "none", "--scale", "8"): "--scale",
         ("--resume",): "nothing to resume",
     }
@@ -146,5 +184,16 @@ def test_a_truncated_file_is_refused_in_one_line(data, tmp_path):
 def test_help_explains_every_option(tmp_path):
     result = run("--help", cwd=tmp_path)
     assert result.returncode == 0
-    for option in ("--update", "--n-critic", "--data", "--loss-scale", "--amp-level", "--mode", "--resume", "--seed"):
+    for option in (
+        "--loss",
+        "--separate-scales",
+        "--update",
+        "--n-critic",
+        "--data",
+        "--loss-scale",
+        "--amp-level",
+        "--mode",
+        "--resume",
+        "--seed",
+    ):
         assert option in result.stdout

@@ -22,6 +22,12 @@ LOSS_SCALES = {
     "scheduled": {"milestone": [250, 500, 1000], "scales": [256.0, 1024.0, 4096.0]},
 }
 
+# Each loss, and the defaults that depend on it.
+LOSSES = {
+    "non-saturating": {"epochs": 48, "learning_rate": 5e-4, "update": "simultaneous", "n_critic": 1},
+    "wgan-gp": {"epochs": 96, "learning_rate": 1e-4, "update": "alternating", "n_critic": 5},
+}
+
 MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
 
 
@@ -34,7 +40,16 @@ def make_parser():
     add_data_argument(parser)
     add("--output", metavar="DIR", default="output/gan", help="folder for the results (default: %(default)s)")
     add("--resume", action="store_true", help="continue from the last whole epoch of the run in the output folder")
-    add("--epochs", type=positive_int, default=48, help="epochs in all, resumed ones included (default: %(default)s)")
+    add(
+        "--loss",
+        choices=LOSSES,
+        default="non-saturating",
+        help="non-saturating: cross-entropy of real and drawn digits, and the generator is to make the discriminator "
+        "take its digits for real; wgan-gp: Wasserstein with gradient penalty, the discriminator is a critic without "
+        "BatchNorm, and the gradient within its loss is taken under its own loss scale. In float16 that always "
+        "overflows at 65536, so begin below or let a dynamic scale back off (default: %(default)s)",
+    )
+    add("--epochs", type=positive_int, help=f"epochs in all, resumed ones included (default: {_defaults('epochs')})")
     add(
         "--batch-size",
         type=positive_int,
@@ -60,9 +75,8 @@ def make_parser():
     add(
         "--learning-rate",
         type=positive_float,
-        default=5e-4,
         metavar="RATE",
-        help="of both Adam optimizers (default: %(default)s)",
+        help=f"of both Adam optimizers (default: {_defaults('learning_rate')})",
     )
     add(
         "--amp-level",
@@ -80,28 +94,47 @@ def make_parser():
     add(
         "--update",
         choices=("simultaneous", "alternating"),
-        default="simultaneous",
         help="simultaneous: both networks from one forward, with one loss scale, and both are updated or none; "
         "alternating: first the discriminator, then the generator sees it updated, each with a loss scale of its own "
-        "(default: %(default)s)",
+        f"(default: {_defaults('update')})",
     )
     add(
         "--n-critic",
         type=positive_int,
         metavar="N",
-        help="alternating: train the generator in every Nth step only (default: 1)",
+        help=f"alternating: train the generator in every Nth step only (default: {_defaults('n_critic')})",
     )
 
-    add_loss_scale_arguments(parser.add_argument_group("loss scale"), LOSS_SCALES)
+    group = parser.add_argument_group("loss scale")
+    add_loss_scale_arguments(group, LOSS_SCALES)
+    group.add_argument(
+        "--separate-scales",
+        action="store_true",
+        help="simultaneous: a loss scale for each network; an overflow skips the step of both, but only the scale "
+        "of that network backs off",
+    )
     return parser
+
+
+def _defaults(name):
+    return ", ".join(f"{defaults[name]} with {loss}" for loss, defaults in LOSSES.items())
 
 
 def parse_arguments(parser):
     """The arguments, with the defaults that depend on other arguments filled in."""
     args = parser.parse_args()
     complete_loss_scale(parser, args, LOSS_SCALES)
-    if args.n_critic is None:
+    n_critic = args.n_critic
+    for name, default in LOSSES[args.loss].items():
+        if getattr(args, name) is None:
+            setattr(args, name, default)
+    if args.update == "simultaneous":
+        if n_critic is not None:
+            parser.error("argument --n-critic: not used by --update simultaneous, which updates both networks or none")
         args.n_critic = 1
-    elif args.update == "simultaneous":
-        parser.error("argument --n-critic: not used by --update simultaneous, which updates both networks or none")
+    elif args.separate_scales:
+        parser.error(
+            "argument --separate-scales: not used by --update alternating, where each network has a loss scale of its "
+            "own anyway"
+        )
     return args

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 class Step(NamedTuple):
     """
-    One row of the table. With --update simultaneous, both networks have one loss scale and one overflow; in a step that
-    a network sits out, see --n-critic, its loss is its last one.
+    One row of the table. With --update simultaneous, both networks have one overflow, and but for --separate-scales one
+    loss scale; in a step that a network sits out, see --n-critic, its loss is its last one.
     """
 
     step: int
@@ -48,45 +48,69 @@ def _flag(text):
     return bool(int(text))
 
 
-def plot(path, steps, title, steps_per_epoch, separate):
-    """Draws losses and scales over the steps, and which were skipped or done again; `separate` if each has its own."""
+def plot(path, steps, title, loss_unit, steps_per_epoch, *, separate_scales, separate_steps):
+    """
+    Draws losses and scales over the steps, and which were skipped or done again.
+
+    Args:
+        path (Path): The PNG.
+        steps (list[Step]): What to draw.
+        title (str): What they are the steps of.
+        loss_unit (str): What the losses are measured in.
+        steps_per_epoch (int): How many there are in an epoch.
+        separate_scales (bool): Whether each network has its own loss scale.
+        separate_steps (bool): Whether a network can be skipped without the other.
+    """
     columns = Step(*(np.array(column) for column in zip(*steps)))
-    window = max(1, min(100, len(steps) // 20))
     figure = Figure(figsize=(9, 6.5), dpi=120, layout="constrained")
     figure.suptitle(title)
     loss_axes, scale_axes = figure.subplots(2, sharex=True)
-
-    losses = {"discriminator": columns.discriminator_loss, "generator": columns.generator_loss}
-    for (name, loss), color in zip(losses.items(), ("tab:blue", "tab:orange")):
-        loss_axes.plot(columns.step, loss, color=color, alpha=0.25, linewidth=0.6)
-        loss_axes.plot(columns.step, running_mean(loss, window), color=color, label=name)
-    finite = np.concatenate([loss[np.isfinite(loss)] for loss in losses.values()])
-    # A few huge losses at the beginning must not flatten the rest.
-    loss_axes.set_ylim(0, max(1.0, 1.2 * np.quantile(finite, 0.995)) if len(finite) else 1.0)
-    loss_axes.set(title=f"Losses: each step, and the mean of the last {window}", ylabel="cross-entropy (nats)")
-
-    both = [("discriminator", columns.discriminator_loss_scale, columns.discriminator_overflow, "tab:blue")]
-    both += [("generator", columns.generator_loss_scale, columns.generator_overflow, "tab:orange")]
-    for name, scale, overflow, color in both if separate else [("both networks", *both[0][1:3], "tab:green")]:
-        scale_axes.step(columns.step, scale, where="post", color=color, label=f"{name}: loss scale")
-        if overflow.any():
-            label = f"{name}: skipped, as gradients overflowed ({overflow.sum()} steps)"
-            mark = {"discriminator": "x", "generator": "+"}.get(name, "x")
-            scale_axes.plot(columns.step[overflow], scale[overflow], mark, color="tab:red", markersize=8, label=label)
-        again = tried_again(scale, overflow)
-        if again.any():
-            label = f"{name}: done again at a lower scale ({again.sum()} steps)"
-            scale_axes.plot(columns.step[again], scale[again], "o", color="tab:purple", fillstyle="none", label=label)
-    scales = np.concatenate([columns.discriminator_loss_scale, columns.generator_loss_scale])
-    scale_axes.set_yscale("log", base=2)
-    scale_axes.set_ylim(scales.min() / 2, scales.max() * 2)
-    scale_axes.set(title="Loss scale", ylabel="loss scale (log2 axis)", xlabel=f"step ({steps_per_epoch} are an epoch)")
-
+    _plot_losses(loss_axes, columns, loss_unit)
+    _plot_scales(scale_axes, columns, separate_scales, separate_steps)
+    scale_axes.set_xlabel(f"step ({steps_per_epoch} are an epoch)")
     for axes in (loss_axes, scale_axes):
         axes.grid(alpha=0.3)
         axes.legend()
     with replacing(path) as part:
         figure.savefig(part)
+
+
+def _plot_losses(axes, columns, unit):
+    window = max(1, min(100, len(columns.step) // 20))
+    losses = {"discriminator": columns.discriminator_loss, "generator": columns.generator_loss}
+    for (name, loss), color in zip(losses.items(), ("tab:blue", "tab:orange")):
+        axes.plot(columns.step, loss, color=color, alpha=0.25, linewidth=0.6)
+        axes.plot(columns.step, running_mean(loss, window), color=color, label=name)
+    finite = np.concatenate([loss[np.isfinite(loss)] for loss in losses.values()])
+    # A few huge losses at the beginning must not flatten the rest. Below 0 are only those of a critic.
+    low, high = np.quantile(finite, (0.005, 0.995)) if len(finite) else (0.0, 0.0)
+    axes.set_ylim(min(0.0, 1.2 * low), max(1.0, 1.2 * high))
+    axes.set(title=f"Losses: each step, and the mean of the last {window}", ylabel=unit)
+
+
+def _plot_scales(axes, columns, separate_scales, separate_steps):
+    discriminator = (columns.discriminator_loss_scale, columns.discriminator_overflow)
+    generator = (columns.generator_loss_scale, columns.generator_overflow)
+    if separate_scales:
+        curves = [("discriminator", *discriminator, "tab:blue", "x"), ("generator", *generator, "tab:orange", "+")]
+    else:
+        curves = [("both networks", *discriminator, "tab:green", "x")]
+    for name, scale, overflow, color, mark in curves:
+        axes.step(columns.step, scale, where="post", color=color, label=f"{name}: loss scale")
+        if overflow.any():
+            label = f"{name if separate_steps else 'both networks'}: skipped, as gradients overflowed"
+            label = f"{label} ({overflow.sum()} steps)"
+            if not separate_steps and name == "generator":
+                label = None  # The same steps again.
+            axes.plot(columns.step[overflow], scale[overflow], mark, color="tab:red", markersize=8, label=label)
+        again = tried_again(scale, overflow)
+        if again.any():
+            label = f"{name}: done again at a lower scale ({again.sum()} steps)"
+            axes.plot(columns.step[again], scale[again], "o", color="tab:purple", fillstyle="none", label=label)
+    scales = np.concatenate([columns.discriminator_loss_scale, columns.generator_loss_scale])
+    axes.set_yscale("log", base=2)
+    axes.set_ylim(scales.min() / 2, scales.max() * 2)
+    axes.set(title="Loss scale", ylabel="loss scale (log2 axis)")
 
 
 def save_grid(path, images, zoom=2):

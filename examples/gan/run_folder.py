@@ -20,8 +20,8 @@ class Run:
         names = ("gan.ckpt", "steps.csv", "curves.png", "judge.ckpt")
         self.checkpoint, self.table, self.curves, self.judge = (self.folder / name for name in names)
         # What must be the same for a resumed run to end where the uninterrupted one would have.
-        names = "batch_size seed filters latent learning_rate accumulate clip_norm ema amp_level update n_critic"
-        names += " max_retries loss_scale scale scale_window milestone scales"
+        names = "loss batch_size seed filters latent learning_rate accumulate clip_norm ema amp_level update n_critic"
+        names += " max_retries loss_scale scale scale_window milestone scales separate_scales"
         self._settings = {name: getattr(args, name) for name in names.split()}
         self._settings["data"] = fingerprint
 

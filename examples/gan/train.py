@@ -23,18 +23,26 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import judge
 import mindspore
+import network
 import numpy as np
+import wgan_gp
 from common.data import DataError, load_digits, train_dataset
 from common.options import make_loss_scale, step_keywords
 from common.ranks import finish_ranks, is_first_process, start_ranks
 from mindspore import Tensor, amp, nn
-from network import BothLosses, Discriminator, DiscriminatorLoss, Generator, GeneratorLoss
+from network import Discriminator, DiscriminatorLoss, Generator
 from options import MODES, make_parser, parse_arguments
 from record import Step, plot
 from run_folder import InputError, Run
 from tqdm import tqdm
+from wgan_gp import Critic, CriticLoss, GradientPenalty
 
 from ms_lossscale import AlternatingTrainOneStepCell, SimultaneousTrainOneStepCell
+
+# Adam's, for each loss; those of wgan-gp are its paper's, but nn.Adam refuses 0.
+BETAS = {"non-saturating": (0.5, 0.999), "wgan-gp": (1e-8, 0.9)}
+
+LOSS_UNITS = {"non-saturating": "cross-entropy (nats)", "wgan-gp": "mean scores and penalty"}
 
 # Numbers that are drawn for other purposes than each epoch's training come from streams of their own.
 TRAINING_NOISE, GRID_NOISE, JUDGED_NOISE = 1, 2, 3
@@ -51,33 +59,59 @@ def join_ranks(args):
         raise InputError(str(error)) from None
 
 
+def make_loss_scales(args):
+    """A list with a loss scale for each network, or one for both."""
+    try:
+        if args.update == "alternating" or args.separate_scales:
+            return [make_loss_scale(args), make_loss_scale(args)]
+        return make_loss_scale(args)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+
+
+def make_losses(args, generator, discriminator, loss_scale):
+    """A cell that returns the discriminator's loss and the generator's, or, to alternate, a list of two cells."""
+    networks = generator, discriminator
+    simultaneous = args.update == "simultaneous"
+    if args.loss == "wgan-gp":
+        its_scale = loss_scale[0] if isinstance(loss_scale, list) else loss_scale
+        penalty = GradientPenalty(discriminator, its_scale)
+        if simultaneous:
+            return wgan_gp.BothLosses(*networks, penalty)
+        return [CriticLoss(*networks, penalty), wgan_gp.GeneratorLoss(*networks)]
+    if simultaneous:
+        return network.BothLosses(*networks)
+    return [DiscriminatorLoss(*networks), network.GeneratorLoss(*networks)]
+
+
 def make_cell(args):
-    """The generator, and the cell that trains it and the discriminator on batches of digits and of noise."""
-    generator, discriminator = Generator(args.latent, args.filters), Discriminator(args.filters)
+    """The generator, and the cell that trains it and the discriminator on what `training_inputs` gives."""
+    generator = Generator(args.latent, args.filters)
+    discriminator = (Critic if args.loss == "wgan-gp" else Discriminator)(args.filters)
     # Both have a layer "norm" or the like: only with a prefix can a checkpoint hold both.
     generator.update_parameters_name("generator.")
     discriminator.update_parameters_name("discriminator.")
     generator = amp.auto_mixed_precision(generator, args.amp_level)
     discriminator = amp.auto_mixed_precision(discriminator, args.amp_level)
+    beta1, beta2 = BETAS[args.loss]
     optimizers = [
-        nn.Adam(network.trainable_params(), args.learning_rate, beta1=0.5) for network in (discriminator, generator)
+        nn.Adam(weights, args.learning_rate, beta1=beta1, beta2=beta2)
+        for weights in (discriminator.trainable_params(), generator.trainable_params())
     ]
-    try:
-        loss_scale = make_loss_scale(args)
-    except ValueError as error:
-        raise InputError(str(error)) from None
+    loss_scale = make_loss_scales(args)
+    losses = make_losses(args, generator, discriminator, loss_scale)
     keywords = step_keywords(args)
     # Digits are drawn with the average of the generator's weights; nothing needs one of the discriminator's.
     keywords["ema_decay"] = [None, keywords["ema_decay"]]
     if args.update == "simultaneous":
-        cell = SimultaneousTrainOneStepCell(BothLosses(generator, discriminator), optimizers, loss_scale, **keywords)
+        cell = SimultaneousTrainOneStepCell(losses, optimizers, loss_scale, **keywords)
     else:
         cell = AlternatingTrainOneStepCell(
-            [DiscriminatorLoss(generator, discriminator), GeneratorLoss(generator, discriminator)],
+            losses,
             optimizers,
             loss_scale,
             every=(1, args.n_critic),
-            network_inputs=[(0, 1), (1,)],
+            network_inputs=[(0, 1, 2) if args.loss == "wgan-gp" else (0, 1), (1,)],
             **keywords,
         )
     return generator, cell.set_train()
@@ -132,13 +166,22 @@ def draw(generator, weights, noise):
     return np.concatenate(images).astype(np.float32)
 
 
-def train_epoch(cell, digits, args, epoch, recorder, ranks):
+def training_inputs(digits, args, epoch, ranks):
+    """The inputs of the training cell for each step of an epoch."""
     # From the epoch's number, so that a resumed run continues with the noise that it would have seen.
     rng = np.random.default_rng((args.seed, epoch, TRAINING_NOISE))
     dataset = train_dataset(digits, args.batch_size, args.seed, epoch, ranks.share)
     for images, _ in dataset.create_tuple_iterator(num_epochs=1, output_numpy=True):
         noise = rng.standard_normal((args.batch_size, args.latent), dtype=np.float32)
-        recorder.add(cell(Tensor(2 * images - 1), Tensor(ranks.share(noise))))
+        inputs = [Tensor(2 * images - 1), Tensor(ranks.share(noise))]
+        if args.loss == "wgan-gp":
+            inputs.append(Tensor(ranks.share(rng.random((args.batch_size, 1, 1, 1), dtype=np.float32))))
+        yield inputs
+
+
+def train_epoch(cell, digits, args, epoch, recorder, ranks):
+    for inputs in training_inputs(digits, args, epoch, ranks):
+        recorder.add(cell(*inputs))
     # The last window of the epoch may be a partial one.
     cell.flush()
     recorder.flush()
@@ -200,9 +243,18 @@ def train(args):
         if not ranks.is_first:
             return 0
         title = (
-            f"DCGAN, {len(digits.train_images):,} images: {args.update}, {args.amp_level}, loss scale {args.loss_scale}"
+            f"DCGAN, {len(digits.train_images):,} images: {args.loss}, {args.update}, {args.amp_level}, "
+            f"loss scale {args.loss_scale}"
         )
-        plot(run.curves, steps, title, steps_per_epoch, separate=args.update == "alternating")
+        plot(
+            run.curves,
+            steps,
+            title,
+            LOSS_UNITS[args.loss],
+            steps_per_epoch,
+            separate_scales=args.update == "alternating" or args.separate_scales,
+            separate_steps=args.update == "alternating",
+        )
         print(f"Trained {epoch} epochs of {steps_per_epoch} steps; skipped {skipped(steps)} steps that overflowed")
         print(f"Wrote {run.checkpoint}, {run.table.name}, {run.curves.name} and epoch-*.png")
         print_score(generator, weights, run, digits, args, fingerprint)

@@ -98,10 +98,10 @@ def _plot_scales(axes, columns, separate_scales, separate_steps):
     for name, scale, overflow, color, mark in curves:
         axes.step(columns.step, scale, where="post", color=color, label=f"{name}: loss scale")
         if overflow.any():
-            label = f"{name if separate_steps else 'both networks'}: skipped, as gradients overflowed"
-            label = f"{label} ({overflow.sum()} steps)"
-            if not separate_steps and name == "generator":
-                label = None  # The same steps again.
+            whose = name if separate_steps else "both networks"
+            label = f"{whose}: skipped, as gradients overflowed ({overflow.sum()} steps)"
+            if label in axes.get_legend_handles_labels()[1]:
+                label = None
             axes.plot(columns.step[overflow], scale[overflow], mark, color="tab:red", markersize=8, label=label)
         again = tried_again(scale, overflow)
         if again.any():

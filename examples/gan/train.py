@@ -2,6 +2,7 @@
 Trains a DCGAN to draw handwritten digits in mixed precision, with a training cell of ms_lossscale for two networks.
 
     python examples/gan/train.py
+    python examples/gan/train.py --loss wgan-gp
     msrun --worker_num=2 --local_worker_num=2 --join=True examples/gan/train.py
 
 Writes a checkpoint, a CSV of every step, a PNG of the curves and one of drawn digits for each epoch to the output
@@ -30,12 +31,10 @@ from common.data import DataError, load_digits, train_dataset
 from common.options import make_loss_scale, step_keywords
 from common.ranks import finish_ranks, is_first_process, start_ranks
 from mindspore import Tensor, amp, nn
-from network import Discriminator, DiscriminatorLoss, Generator
 from options import MODES, make_parser, parse_arguments
 from record import Step, plot
 from run_folder import InputError, Run
 from tqdm import tqdm
-from wgan_gp import Critic, CriticLoss, GradientPenalty
 
 from ms_lossscale import AlternatingTrainOneStepCell, SimultaneousTrainOneStepCell
 
@@ -75,19 +74,19 @@ def make_losses(args, generator, discriminator, loss_scale):
     simultaneous = args.update == "simultaneous"
     if args.loss == "wgan-gp":
         its_scale = loss_scale[0] if isinstance(loss_scale, list) else loss_scale
-        penalty = GradientPenalty(discriminator, its_scale)
+        penalty = wgan_gp.GradientPenalty(discriminator, its_scale)
         if simultaneous:
             return wgan_gp.BothLosses(*networks, penalty)
-        return [CriticLoss(*networks, penalty), wgan_gp.GeneratorLoss(*networks)]
+        return [wgan_gp.CriticLoss(*networks, penalty), wgan_gp.GeneratorLoss(*networks)]
     if simultaneous:
         return network.BothLosses(*networks)
-    return [DiscriminatorLoss(*networks), network.GeneratorLoss(*networks)]
+    return [network.DiscriminatorLoss(*networks), network.GeneratorLoss(*networks)]
 
 
 def make_cell(args):
     """The generator, and the cell that trains it and the discriminator on what `training_inputs` gives."""
-    generator = Generator(args.latent, args.filters)
-    discriminator = (Critic if args.loss == "wgan-gp" else Discriminator)(args.filters)
+    generator = network.Generator(args.latent, args.filters)
+    discriminator = (wgan_gp.Critic if args.loss == "wgan-gp" else network.Discriminator)(args.filters)
     # Both have a layer "norm" or the like: only with a prefix can a checkpoint hold both.
     generator.update_parameters_name("generator.")
     discriminator.update_parameters_name("discriminator.")
@@ -191,10 +190,10 @@ def print_score(generator, weights, run, digits, args, fingerprint):
     # Whatever --mode says: this is no part of the training, and compiled it takes seconds.
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
     mindspore.set_seed(args.seed)
-    network, accuracy = judge.load_or_train(run.judge, digits, fingerprint)
+    lenet, accuracy = judge.load_or_train(run.judge, digits, fingerprint)
     rng = np.random.default_rng((args.seed, 0, JUDGED_NOISE))
     images = draw(generator, weights, rng.standard_normal((JUDGED_SAMPLES, args.latent), dtype=np.float32))
-    probabilities = judge.class_probabilities(network, (images + 1) / 2)
+    probabilities = judge.class_probabilities(lenet, (images + 1) / 2)
     shares = np.bincount(probabilities.argmax(axis=1), minlength=10) / JUDGED_SAMPLES
     print(f"A LeNet with a test accuracy of {accuracy:.2%} judges {JUDGED_SAMPLES:,} drawn digits:")
     print(f"Mean top-class probability: {probabilities.max(axis=1).mean():.4f}")

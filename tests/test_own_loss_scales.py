@@ -140,12 +140,13 @@ class Told(OverflowDetector):
 
 
 def test_where_a_detector_of_ones_own_tells_all_see_it(mode):
-    _, cell = make(overflow_detector=Told())
+    _, cell = make(loss_scales=[DynamicLossScale(2.0**4), DynamicLossScale(2.0**3)], overflow_detector=Told())
     assert cell(*inputs((64.0, 1.0)))[1].asnumpy()
-    # The second law has a hysteresis of 2.
-    assert cell.get_loss_scale() == [2.0**14, 2.0**13]
-    assert cell(*inputs((64.0, 1.0)))[1].asnumpy()
-    assert cell.get_loss_scale() == [2.0**13, 2.0**12]
+    assert cell.get_loss_scale() == [2.0**3, 2.0**2]
+    assert not cell(*inputs((1.0, 1.0)))[1].asnumpy()
+    # The detector does not see an infinite gradient as such, and it decides.
+    cell.set_loss_scale(2.0**15)
+    assert not cell(*inputs((1.0, -64.0)))[1].asnumpy()
 
 
 class WritesTooMuch(Slope):

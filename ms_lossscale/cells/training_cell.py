@@ -137,12 +137,15 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
         self._put_memory_back()
         self._endless_skips.count_call()
         try:
-            return super().__call__(*args, **kwargs)
+            output = super().__call__(*args, **kwargs)
         except (RuntimeError, TypeError) as error:
             message = explanation(self, error)
             if message is None:
                 raise
             raise RuntimeError(message) from error
+        if self._memory_in_use is not None:
+            self._memory_in_use.has_run()
+        return output
 
     def _check_trains(self, what):
         if self._evaluates:

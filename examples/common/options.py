@@ -40,8 +40,8 @@ def decay(text):
     return value
 
 
-def add_step_arguments(group, ema):
-    """Adds the options for what a step does besides scaling the loss, with the default decay `ema`."""
+def add_step_arguments(group, ema, max_retries):
+    """Adds the options for what a step does besides scaling the loss, with the defaults of two of them."""
     group.add_argument(
         "--accumulate",
         type=positive_int,
@@ -58,10 +58,10 @@ def add_step_arguments(group, ema):
     group.add_argument(
         "--max-retries",
         type=not_negative_int,
-        default=0,
+        default=max_retries,
         metavar="N",
         help="how often a batch whose gradients overflowed is tried again, at lower scales, before its step is "
-        "skipped; with --loss-scale dynamic (default: %(default)s)",
+        "skipped; with --loss-scale dynamic only (default: %(default)s)",
     )
     group.add_argument(
         "--ema",

@@ -17,6 +17,14 @@ def replacing(path):
         part.unlink(missing_ok=True)
 
 
+def print_steps(cell, epoch, steps_per_epoch, skipped):
+    """Prints how many steps a training cell has made, and what became of those that overflowed."""
+    counters = cell.counters()
+    retries = sum(its.get("retries", 0) for its in (counters if isinstance(counters, list) else [counters]))
+    again = f", after {retries} retries at lower loss scales" if retries else ""
+    print(f"Trained {epoch} epochs of {steps_per_epoch} steps; skipped {skipped} steps that overflowed{again}")
+
+
 def running_mean(values, window):
     """The mean of the last `window` values at each place, of those that are finite."""
     finite = np.isfinite(values)

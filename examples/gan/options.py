@@ -91,7 +91,7 @@ def make_parser():
     add("--device", choices=("CPU", "GPU", "Ascend"), default="CPU", help="where to train (default: %(default)s)")
 
     group = parser.add_argument_group("updates")
-    add_step_arguments(group, ema=0.99)
+    add_step_arguments(group, ema=0.99, max_retries=3)
     add = group.add_argument
     add(
         "--update",

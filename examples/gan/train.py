@@ -29,6 +29,7 @@ import numpy as np
 import wgan_gp
 from common.data import DataError, load_digits, train_dataset
 from common.options import make_loss_scale, step_keywords
+from common.output import print_steps
 from common.ranks import finish_ranks, is_first_process, start_ranks
 from mindspore import Tensor, amp, nn
 from options import MODES, make_parser, parse_arguments
@@ -254,7 +255,7 @@ def train(args):
             separate_scales=args.update == "alternating" or args.separate_scales,
             separate_steps=args.update == "alternating",
         )
-        print(f"Trained {epoch} epochs of {steps_per_epoch} steps; skipped {skipped(steps)} steps that overflowed")
+        print_steps(cell, epoch, steps_per_epoch, skipped(steps))
         print(f"Wrote {run.checkpoint}, {run.table.name}, {run.curves.name} and epoch-*.png")
         print_score(generator, weights, run, digits, args, fingerprint)
     except KeyboardInterrupt:

@@ -35,7 +35,7 @@ from common.options import (
     seed_int,
     step_keywords,
 )
-from common.output import replacing
+from common.output import print_steps, replacing
 from common.ranks import finish_ranks, is_first_process, start_ranks
 from history import Step, plot, read_csv, write_csv
 from mindspore import Callback, Model, nn
@@ -115,7 +115,7 @@ def make_parser():
     add("--device", choices=("CPU", "GPU", "Ascend"), default="CPU", help="where to train (default: %(default)s)")
 
     group = parser.add_argument_group("step")
-    add_step_arguments(group, ema=0.0)
+    add_step_arguments(group, ema=0.0, max_retries=0)
 
     add_loss_scale_arguments(parser.add_argument_group("loss scale"), LOSS_SCALES)
     return parser
@@ -302,8 +302,7 @@ def report(args, digits, network, cell, run, epoch, steps, steps_per_epoch):
     settings = f"{args.optimizer}, {args.amp_level}, loss scale {args.loss_scale}"
     title = f"LeNet-5, {len(digits.train_images):,} images: {settings}"
     plot(run.curves, steps, title, steps_per_epoch)
-    skipped = sum(step.overflow for step in steps)
-    print(f"Trained {epoch} epochs of {steps_per_epoch} steps; skipped {skipped} steps that overflowed")
+    print_steps(cell, epoch, steps_per_epoch, sum(step.overflow for step in steps))
     print(f"Wrote {run.checkpoint}, {run.table.name} and {run.curves.name}")
     share = accuracy(network, test_dataset(digits))
     print(f"Test accuracy: {share:.2%} of {len(digits.test_images):,} images")

@@ -72,10 +72,11 @@ def scaled(**keywords):
     return make
 
 
-def several(make_cell, make_networks, **keywords):
+def several(make_cell, make_networks, own_scales=False, **keywords):
     def make():
         networks, optimizers = nets()
-        return make_cell(make_networks(networks), optimizers, DynamicLossScale(), **keywords)
+        loss_scale = [DynamicLossScale(), DynamicLossScale()] if own_scales else DynamicLossScale()
+        return make_cell(make_networks(networks), optimizers, loss_scale, **keywords)
 
     return make
 
@@ -91,6 +92,7 @@ CELLS = {
     "simultaneous": several(SimultaneousTrainOneStepCell, each(LossOf)),
     "simultaneous_aux": several(SimultaneousTrainOneStepCell, each(LossAndAux), has_aux=True),
     "tuple": several(SimultaneousTrainOneStepCell, TwoLosses),
+    "tuple_own_scales": several(SimultaneousTrainOneStepCell, TwoLosses, own_scales=True),
     "alternating": several(AlternatingTrainOneStepCell, each(LossOf)),
 }
 
@@ -119,12 +121,13 @@ def test_one_graph_serves_all_sizes_with_the_same_results(name):
     assert len(cell.compile_cache) == len(set(SIZES))
 
 
-def test_what_pynative_mode_compiles_of_several_losses_is_told_as_well(monkeypatch):
+@pytest.mark.parametrize("name", ["tuple", "tuple_own_scales"])
+def test_what_pynative_mode_compiles_of_several_losses_is_told_as_well(monkeypatch, name):
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     parsed = []
     parse = Parser.parse
     monkeypatch.setattr(Parser, "parse", lambda parser: parsed.append(parser.fn) or parse(parser))
-    cell, told = CELLS["tuple"](), CELLS["tuple"]()
+    cell, told = CELLS[name](), CELLS[name]()
     told.set_inputs(*(Tensor(shape=[None, width], dtype=mstype.float32) for width in (4, 1)))
     # The function itself is read once for each graph that it becomes.
     function = "SharedForwardBackward.construct"

@@ -6,7 +6,13 @@ import pytest
 from mindspore import Tensor, nn
 from support.npu_networks import OnNpu
 
-from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale, ScaledTrainOneStepCell, emulation
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    DynamicLossScale,
+    ScaledTrainOneStepCell,
+    SimultaneousTrainOneStepCell,
+    emulation,
+)
 from ms_lossscale.emulation import register
 
 LEARNING_RATE = 2.0**-10
@@ -66,3 +72,21 @@ def test_each_network_for_itself(mode):
     outputs = cell(*tensors(1e6, 1.0, 2.0, 1.0))
     assert outputs[1].asnumpy().tolist() == [True, False]
     assert cell.get_loss_scale() == [2.0**11, 2.0**10]
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_of_scales_of_their_own_all_go_down_since_the_register_does_not_tell_whose_it_was(mode, retries):
+    networks = [OnNpu("first"), OnNpu("second")]
+    cell = SimultaneousTrainOneStepCell(
+        networks,
+        [sgd(network) for network in networks],
+        [DynamicLossScale(2.0**12), DynamicLossScale(2.0**11)],
+        network_inputs=[(0, 1), (2, 3)],
+        max_retries=retries,
+    )
+    # 2**11 * 64 and two halves of it are beyond float16 but for the last.
+    _, overflow, scales, _ = cell(*tensors(2.0, 1.0, 2.0, 64.0))
+    assert (bool(overflow.asnumpy()), scales.asnumpy().tolist()) == (
+        (False, [2.0**10, 2.0**9]) if retries else (True, [2.0**12, 2.0**11])
+    )
+    assert cell.get_loss_scale() == ([2.0**10, 2.0**9] if retries else [2.0**11, 2.0**10])

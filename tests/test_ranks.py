@@ -120,7 +120,7 @@ def test_the_overflow_of_another_rank_skips_the_step(mode, keywords):
     for weight in step.optimizers.parameters:
         assert after[weight.name].tobytes() == before[weight.name].tobytes()
     assert step.step_counters.as_dict()["skipped_steps"] == 1
-    assert step.loss_scale.get_loss_scale() == 2.0**15
+    assert step.loss_scales[0].get_loss_scale() == 2.0**15
 
 
 def test_alone_nothing_is_exchanged(mode):

@@ -45,13 +45,13 @@ def as_loss_scale(owner, loss_scale):
     )
 
 
-def check_distinct(owner, loss_scales):
+def check_distinct(owner, loss_scales, cure):
     """Raises a ValueError if one Cell is the loss scale of two networks, of which each has its own."""
     cells = [id(each) for each in loss_scales if isinstance(each, nn.Cell)]
     if len(set(cells)) < len(cells):
         raise ValueError(
             f"For '{owner}', the argument 'loss_scale' must not hold the same Cell twice, since each network has its "
-            f"own. Construct one for each."
+            f"own. {cure}"
         )
 
 

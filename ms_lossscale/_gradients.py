@@ -20,6 +20,7 @@ _became_not_finite = ops.MultitypeFuncGraph("became_not_finite")
 _cast_like = ops.MultitypeFuncGraph("cast_like")
 _copy = ops.MultitypeFuncGraph("copy")
 _assign = ops.MultitypeFuncGraph("assign")
+_assign_where = ops.MultitypeFuncGraph("assign_where")
 _assign_add = ops.MultitypeFuncGraph("assign_add")
 _assign_zeros = ops.MultitypeFuncGraph("assign_zeros")
 _add = ops.MultitypeFuncGraph("add")
@@ -106,6 +107,11 @@ def _copy_tensor(tensor):
 @_assign.register("Tensor", "Tensor")
 def _assign_tensor(parameter, value):
     return ops.assign(parameter, value)
+
+
+@_assign_where.register("Tensor", "Tensor", "Tensor")
+def _assign_where_tensor(condition, parameter, value):
+    return ops.assign(parameter, ops.select(condition, value, parameter))
 
 
 @_assign_add.register("Tensor", "Tensor")
@@ -283,6 +289,11 @@ def copy(parameters):
 def assign(parameters, values):
     """Writes each value into its parameter."""
     return _map(_assign, parameters, values)
+
+
+def assign_where(condition, parameters, values):
+    """Writes each value into its parameter, if `condition`, a bool tensor of shape (), says so."""
+    return _map(ops.partial(_assign_where, condition), parameters, values)
 
 
 def assign_add(parameters, values):

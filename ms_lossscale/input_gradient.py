@@ -32,8 +32,9 @@ class InputGradient(nn.Cell):
     Args:
         network (Cell): Returns one Tensor, of any shape and float type: a critic.
         loss_scale (Union[None, float, LossScale]): ``None`` is 1. A number is a scale of its own. A loss scale of this
-            package is the one that a training cell moves: both are given the same object, and
-            :class:`AlternatingTrainOneStepCell`, which copies a single one, is given a list. Default: ``None`` .
+            package is the one that a training cell moves: both are given the same object. Of several it is that of the
+            very network whose loss holds this one, and :class:`AlternatingTrainOneStepCell`, which copies a single one,
+            is given a list. Default: ``None`` .
 
     Inputs:
         - **x** (Tensor) - The input to differentiate by, of a float type.

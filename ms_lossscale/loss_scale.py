@@ -398,7 +398,8 @@ class DynamicLossScale(LossScale):
 
 class ScheduledLossScale(LossScale):
     """
-    A loss scale that is piecewise constant over the steps of the cell, skipped steps included.
+    A loss scale that is piecewise constant over the steps of the cell, skipped steps included; in a list of loss scales
+    of :class:`SimultaneousTrainOneStepCell`, but for those that another network's overflow skipped.
 
     `milestone` means what it means for :func:`mindspore.nn.piecewise_constant_lr`: step :math:`i`, counted from 0, uses
 

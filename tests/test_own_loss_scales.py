@@ -3,7 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
-from mindspore import Model, Tensor, dataset, nn, ops
+from mindspore import Model, Parameter, ParameterTuple, Tensor, dataset, nn, ops
 from support.own_scales_control import OwnScalesControl
 from support.retried_networks import LEARNING_RATE, Law, Slope
 from support.training import changed, state
@@ -151,22 +151,70 @@ def test_where_a_detector_of_ones_own_tells_all_see_it(mode):
 
 class WritesTooMuch(Slope):
     def construct(self, x, slope):
-        ops.assign(self.calls, self.calls + self.one)
         ops.assign(self.norm.moving_mean, self.norm.moving_mean + x.sum(0))
         return (self.weight * slope).sum()
 
 
-def test_what_the_forward_writes_is_seen_by_all(mode):
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+@pytest.mark.parametrize(("first", "expected"), [(1.0, [8.0, 4.0]), (float("inf"), [8.0, 8.0])])
+def test_what_the_forward_writes_is_seen_by_all_unless_gradients_tell_whose_it_was(mode, clip_norm, first, expected):
     networks = [WritesTooMuch("first"), Slope("second")]
     cell = SimultaneousTrainOneStepCell(
         networks,
         [nn.SGD([network.weight], LEARNING_RATE) for network in networks],
         [DynamicLossScale(2.0**4), DynamicLossScale(2.0**3)],
-        network_inputs=[(0, 1), (2, 1)],
+        network_inputs=[(0, 1), (2, 3)],
+        clip_norm=clip_norm,
     ).set_train()
     x, slope, _ = inputs((1.0, 1.0))
-    assert cell(x * float("inf"), slope, x)[1].asnumpy()
-    assert cell.get_loss_scale() == [8.0, 4.0]
+    assert cell(x * float("inf"), Tensor(np.float32(first)), x, slope)[1].asnumpy()
+    assert cell.get_loss_scale() == expected
+
+
+class ManySlopes(nn.Cell):
+    """The gradient of each of its weights is `slope`, in float16."""
+
+    def __init__(self, count, name):
+        super().__init__()
+        self.weights = ParameterTuple(
+            Parameter(Tensor(np.ones(3, np.float32)), name=f"{name}.weight{i}") for i in range(count)
+        )
+
+    def construct(self, slope):
+        loss = slope * 0.0
+        for weight in self.weights:
+            loss += (weight.astype(mindspore.float16) * slope.astype(mindspore.float16)).astype(mindspore.float32).sum()
+        return loss
+
+
+@pytest.mark.parametrize("counts", [(5, 1, 6), (2,)])
+@pytest.mark.parametrize("keywords", [{}, {"clip_norm": 1e6}, {"gradient_accumulation_steps": 2}], ids=str)
+@pytest.mark.parametrize("retries", [0, 2])
+def test_any_number_of_networks_with_any_number_of_weights(mode, counts, keywords, retries):
+    networks = [ManySlopes(count, f"network{i}") for i, count in enumerate(counts)]
+    steps = keywords.get("gradient_accumulation_steps", 1)
+    cell = SimultaneousTrainOneStepCell(
+        networks,
+        [nn.SGD(list(network.weights), LEARNING_RATE) for network in networks],
+        [DynamicLossScale(2.0**15) for _ in networks],
+        network_inputs=[(i,) for i in range(len(counts))],
+        max_retries=retries,
+        **keywords,
+    ).set_train()
+    control = OwnScalesControl([Law(2.0**15, 2000) for _ in networks], retries, steps)
+    pairs = [[4.0 if i == to_blame else 1.0 for i in range(len(counts))] for to_blame in range(-1, len(counts))]
+    for its_slopes in pairs:
+        for _ in range(steps):
+            expected = control.call(its_slopes)
+            outputs = cell(*(Tensor(np.float32(slope)) for slope in its_slopes))
+            assert (bool(outputs[1].asnumpy()), outputs[2].asnumpy().tolist()) == expected
+    assert (
+        cell.get_loss_scale() == [law.scale for law in control.laws] == [2.0**13 if retries else 2.0**14] * len(counts)
+    )
+    assert cell.counters() == control.counters()
+    for network, weight in zip(networks, control.weights):
+        for each in network.weights:
+            np.testing.assert_array_equal(each.asnumpy(), np.full(3, weight, np.float32))
 
 
 def test_resumed_in_the_middle_of_a_window(mode):
@@ -201,8 +249,10 @@ def test_a_flushed_window(mode):
 def test_a_scale_set_within_a_window_is_that_networks_next(mode):
     _, cell = make(gradient_accumulation_steps=2)
     cell(*inputs((1.0, 1.0)))
-    cell.set_loss_scale([64.0, cell.get_loss_scale()[1]])
-    assert cell(*inputs((1.0, 1.0)))[2].asnumpy().tolist() == [2.0**15, 2.0**13]
+    cell.loss_scale[0].set_loss_scale(64.0)
+    assert cell(*inputs((64.0, 64.0)))[2].asnumpy().tolist() == [2.0**15, 2.0**13]
+    # The second law has a hysteresis of 2, and has seen one overflow.
+    assert cell.loss_scale[1].overflow_steps.asnumpy() == 1
     assert cell(*inputs((1.0, 1.0)))[2].asnumpy().tolist() == [64.0, 2.0**13]
 
 
@@ -246,6 +296,10 @@ def test_an_input_gradient_of_one_of_the_scales(mode):
     _, overflow, scales, _ = cell(*inputs((1.0, 1.0)))
     assert not overflow.asnumpy()
     assert scales.asnumpy().tolist() == [2.0**11, 2.0**15]
+    retries = cell.counters()["retries"]
+    # The loss of the network that holds none can't be mended.
+    assert cell(*inputs((1.0, float("nan"))))[1].asnumpy()
+    assert cell.counters()["retries"] == retries == 4
 
 
 def test_profiled_each_at_its_own():

@@ -162,21 +162,51 @@ class CountedMessages(TwoRanks):
         return ops.logical_or(overflow, self.theirs)
 
 
-@pytest.mark.parametrize("clip_norm", [None, 0.5])
-def test_scales_of_their_own_are_agreed_on_in_one_message(mode, clip_norm):
+def two_networks_with_scales_of_their_own(ranks, clip_norm):
     networks = tuple(Mlp() for _ in range(2))
     for i, network in enumerate(networks):
         network.update_parameters_name(f"{i}.")
     optimizers = tuple(nn.SGD(network.trainable_params(), 0.125) for network in networks)
-    ranks, laws = CountedMessages(), [DynamicLossScale(2.0**10), DynamicLossScale(2.0**12)]
+    laws = [DynamicLossScale(2.0**10), DynamicLossScale(2.0**12)]
     for i, law in enumerate(laws):
         law.update_parameters_name(f"{i}.")
     its_settings = dataclasses.replace(
         settings(), clip_norm=(clip_norm,) * 2, clip_value=(None,) * 2, ema_decay=(None,) * 2
     )
-    step = build_step("test", networks, optimizers, laws, its_settings, ranks).set_train()
+    return build_step("test", networks, optimizers, laws, its_settings, ranks).set_train(), laws
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+def test_scales_of_their_own_are_agreed_on_in_one_message(mode, clip_norm):
+    ranks = CountedMessages()
+    step, laws = two_networks_with_scales_of_their_own(ranks, clip_norm)
     assert step(*batch(0))[2].asnumpy()
     assert [law.get_loss_scale() for law in laws] == [2.0**10, 2.0**11]
     assert step(*overflowing_batch(1))[2].asnumpy()
     assert [law.get_loss_scale() for law in laws] == [2.0**9, 2.0**10]
     assert int(ranks.messages.asnumpy()[0]) == 2
+
+
+class OwnWeightsOverflowElsewhere(TwoRanks):
+    """Every rank has parts of its own of all weights, and the other rank's of the second network are NaN."""
+
+    def __init__(self):
+        super().__init__(own=True)
+        self.nan = Parameter(Tensor(float("nan"), mindspore.float32), name="nan", requires_grad=False)
+        self.asked = Parameter(Tensor(0, mindspore.int32), name="asked", requires_grad=False)
+        self.one, self.first = Tensor(1, mindspore.int32), Tensor(1, mindspore.int32)
+        self.theirs = Tensor([False, True])
+
+    def sum(self, number):
+        asked = ops.assign_add(self.asked, self.one)
+        return ops.select(asked > self.first, self.nan, number + number)
+
+    def agree(self, overflow):
+        return ops.logical_or(overflow, self.theirs)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.5, float("inf")])
+def test_the_norm_over_weights_of_ones_own_blames_nobody_else(mode, clip_norm):
+    step, laws = two_networks_with_scales_of_their_own(OwnWeightsOverflowElsewhere(), clip_norm)
+    assert step(*batch(0))[2].asnumpy()
+    assert [law.get_loss_scale() for law in laws] == [2.0**10, 2.0**11]

@@ -238,7 +238,7 @@ class LossScaleMonitor(Callback):
             np.savez(file, **{f"input_{i}": value.asnumpy() for i, value in enumerate(watched.batch)})
         return (
             f"The batch was saved: locate_overflow(network, tuple(np.load({str(self._save_batch)!r}).values()), "
-            f"loss_scale={max(watched.skipped_at[-1]):g})."
+            f"loss_scale={watched.scale_to_blame():g})."
         )
 
     def _begin_csv(self):
@@ -252,6 +252,15 @@ class LossScaleMonitor(Callback):
                     f"For 'LossScaleMonitor', the argument 'csv' is {str(self._csv)!r}, which has other columns than "
                     f"{', '.join(_Record._fields)}. Give the name of a new file, or of one of an earlier run."
                 )
+
+
+class _Snapshot(NamedTuple):
+    """Tuples of copies of what the next step will change: retries are none if none are counted."""
+
+    counts: tuple
+    overflowed: tuple
+    retries: tuple
+    scales: tuple
 
 
 class _Watched:
@@ -284,7 +293,8 @@ class _Watched:
         self.batch = None
         self._is_in_overflow = False
         self._overflowed = []
-        self._has_warned = False
+        # Which of its loss scales were warned of.
+        self._warned = set()
         # Whether a line tells of the present series of skipped steps, and how many it has had since.
         self._is_told = False
         self._untold = 0
@@ -294,22 +304,23 @@ class _Watched:
         counters = self._step.step_counters
         counts = (counters.applied_steps, counters.skipped_steps, counters.consecutive_skipped_steps)
         retries = (counters.retries,) if counters.counts_retries else ()
-        scales = (loss_scale.scale_value for loss_scale in self._step.loss_scales)
-        return (*gradients.copy((*counts, counters.overflowed, *retries)), gradients.copy(tuple(scales)))
+        scales = tuple(loss_scale.scale_value for loss_scale in self._step.loss_scales)
+        return _Snapshot(*map(gradients.copy, (counts, (counters.overflowed,), retries, scales)))
 
     def has_decided_since(self, snapshot):
         """Whether a step was applied or skipped since the last one that was read."""
-        return int(snapshot[0].asnumpy()) + int(snapshot[1].asnumpy()) != self._applied_steps + self._skipped_steps
+        applied_steps, skipped_steps, _ = _ints(snapshot.counts)
+        return applied_steps + skipped_steps != self._applied_steps + self._skipped_steps
 
     def read(self, step, outputs, snapshot, batch):
         """The record of a step, from what the training cell returned, the snapshot after it, and its inputs."""
         loss, overflow, loss_scale = (as_array(outputs[i]) for i in (3 if self._is_one_of_several else 0, 1, 2))
         if self._is_one_of_several:
             loss, overflow, loss_scale = (value[self._network] for value in (loss, overflow, loss_scale))
-        self._applied_steps, skipped_steps, self.consecutive = (int(count.asnumpy()) for count in snapshot[:3])
+        self._applied_steps, skipped_steps, self.consecutive = _ints(snapshot.counts)
         skipped, self._skipped_steps = skipped_steps - self._skipped_steps, skipped_steps
-        retries_before, self._retries = self._retries, int(snapshot[4].asnumpy()) if len(snapshot) > 5 else 0
-        scales = LossScaleValues(float(scale.asnumpy()) for scale in snapshot[-1])
+        retries_before, self._retries = self._retries, sum(_ints(snapshot.retries))
+        scales = LossScaleValues(float(scale.asnumpy()) for scale in snapshot.scales)
         self._tried_first_at, self._scale_before = self._scale_before, scales
         loss_scale = LossScaleValues(np.atleast_1d(loss_scale).tolist())
         self.has_skipped = skipped > 0
@@ -318,13 +329,13 @@ class _Watched:
         self._is_in_overflow = overflow and not skipped
         if self.consecutive == 0:
             self.skipped_at.clear()
-            self._has_warned = False
+            self._warned.clear()
         if self.consecutive <= skipped:
             # No step of an earlier series is among those in a row.
             self._is_told, self._untold = False, 0
         if skipped:
             self.skipped_at.append(loss_scale)
-            self._overflowed = [name for name, bad in zip(self._names, snapshot[3].asnumpy()) if bad]
+            self._overflowed = [name for name, bad in zip(self._names, snapshot.overflowed[0].asnumpy()) if bad]
         return _Record(
             step,
             self._network,
@@ -374,24 +385,27 @@ class _Watched:
 
     def warn_at_floor(self, record):
         """Warns, once until a step is applied, if no smaller scale can come."""
-        for i, (loss_scale, used) in enumerate(zip(self._step.loss_scales, record.loss_scale)):
+        scales = zip(self._step.loss_scales, record.loss_scale, self._step.to_blame(self._overflowed))
+        for i, (loss_scale, used, is_to_blame) in enumerate(scales):
             is_at_floor = isinstance(loss_scale, DynamicLossScale) and used <= loss_scale.min_loss_scale
-            if is_at_floor and not self._has_warned and self._has_overflowed(i):
-                self._has_warned = True
+            if is_at_floor and is_to_blame and i not in self._warned:
+                self._warned.add(i)
+                of_network = f" of network {i}" if len(self._step.loss_scales) > 1 else self.of_network
                 warnings.warn(
-                    f"The loss scale{self.of_network} is stuck at its floor, min_loss_scale="
+                    f"The loss scale{of_network} is stuck at its floor, min_loss_scale="
                     f"{loss_scale.min_loss_scale:g}: step {record.step} overflowed all the same; {self.blame()}. "
                     f"{_ADVICE}",
                     RuntimeWarning,
                     stacklevel=2,
                 )
 
-    def _has_overflowed(self, i):
-        """Whether the skipped step was, of several loss scales, that of number `i` to blame for."""
-        if len(self._step.loss_scales) == 1 or not self._overflowed:
-            return True
-        its_names = {weight.name for weight in self._step.optimizers.optimizers[i].parameters}
-        return not its_names.isdisjoint(self._overflowed)
+    def scale_to_blame(self):
+        """The loss scale at which the last step that was skipped overflowed; of several the first to blame."""
+        return self.skipped_at[-1][self._step.to_blame(self._overflowed).index(True)]
+
+
+def _ints(tensors):
+    return [int(tensor.asnumpy()) for tensor in tensors]
 
 
 def _is_milestone(number):

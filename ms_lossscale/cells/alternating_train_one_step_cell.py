@@ -160,7 +160,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
                     f"InputGradient that of its own."
                 )
             return [copy.deepcopy(each) for each in loss_scales]
-        check_distinct(owner, loss_scales)
+        check_distinct(owner, loss_scales, "Pass one that is not in a list: it is copied for each network.")
         return loss_scales
 
     def construct(self, *inputs):

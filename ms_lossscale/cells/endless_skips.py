@@ -37,15 +37,16 @@ class EndlessSkips:
         scales = LossScaleValues(loss_scale.get_loss_scale() for loss_scale in step.loss_scales)
         warnings.warn(
             f"For '{self._owner}', the last {skips} steps were all skipped, now at a loss scale of {scales:g}, so that "
-            f"no weight moves any more: {_cause(step, max(scales))}",
+            f"no weight moves any more: {_cause(step, scales)}",
             RuntimeWarning,
             stacklevel=4,
         )
 
 
-def _cause(step, loss_scale):
+def _cause(step, scales):
     overflowed = step.step_counters.overflowed_parameters()
     if overflowed:
+        loss_scale = scales[step.to_blame(overflowed).index(True)]
         return (
             f"the gradients of {_listed(overflowed)} are not finite. Look for NaN in the weights and in the data: "
             f"ms_lossscale.locate_overflow(cell, inputs, loss_scale={loss_scale:g}) names where they begin."

@@ -17,7 +17,7 @@ from ms_lossscale.step.build import build_step
 from ms_lossscale.step.moving_average import averages_in_place
 from ms_lossscale.step.network_inputs import check_network_inputs
 from ms_lossscale.step.optimizers import Optimizers, check_optimizers, prefix_states
-from ms_lossscale.step.parameter_names import add_prefix, check_unique_names
+from ms_lossscale.step.parameter_names import add_prefix, check_unique_names, network_prefix
 from ms_lossscale.step.ranks import Alone, Ranks
 from ms_lossscale.step.use_in_outermost_graph import UseInOutermostGraph
 
@@ -71,27 +71,7 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
         self._owner = owner
         self._several_networks = several_networks
         self._settings = settings
-        if self.each_decides:
-            parts = [(slice(i, i + 1), f"network_{i}.") for i in range(len(networks))]
-        else:
-            parts = [(slice(None), "")]
-        steps = []
-        for (part, prefix), loss_scale, its_settings in zip(parts, loss_scales, settings):
-            if not has_own_scales:
-                add_prefix(prefix, loss_scale.get_parameters())
-            step = build_step(
-                owner,
-                networks[part],
-                optimizers[part],
-                loss_scale,
-                its_settings,
-                self._ranks_of(networks[part], optimizers[part]),
-                # Where each network has its step, `construct` gives it its inputs.
-                network_inputs=None if self.each_decides else self.network_inputs,
-                may_return_tuple=may_return_tuple,
-                prefix=prefix,
-            )
-            steps.append(step)
+        steps = self._build_steps(networks, optimizers, loss_scales, may_return_tuple)
         self.steps = nn.CellList(steps, auto_prefix=False)
         self._loss_scales = [loss_scale for step in steps for loss_scale in step.loss_scales]
         self._is_one_loss_scale = not self.each_decides and not has_own_scales
@@ -107,6 +87,28 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
         watched = parameters if get_context("mode") == PYNATIVE_MODE else []
         buffers = [buffer for step in self.steps for buffer in step.forward_state.shared_buffers]
         self._memory_in_use = MemoryInUse(watched, buffers) if watched or buffers else None
+
+    def _build_steps(self, networks, optimizers, loss_scales, may_return_tuple):
+        parts = [(slice(None), "")]
+        if self.each_decides:
+            parts = [(slice(i, i + 1), network_prefix(i)) for i in range(len(networks))]
+            for (_, prefix), loss_scale in zip(parts, loss_scales):
+                add_prefix(prefix, loss_scale.get_parameters())
+        return [
+            build_step(
+                self._owner,
+                networks[part],
+                optimizers[part],
+                loss_scale,
+                its_settings,
+                self._ranks_of(networks[part], optimizers[part]),
+                # Where each network has its step, `construct` gives it its inputs.
+                network_inputs=None if self.each_decides else self.network_inputs,
+                may_return_tuple=may_return_tuple,
+                prefix=prefix,
+            )
+            for (part, prefix), loss_scale, its_settings in zip(parts, loss_scales, self._settings)
+        ]
 
     def _ranks_of(self, networks, optimizers):
         if self.parallel_mode == "stand_alone":
@@ -393,14 +395,14 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
             "network_inputs": self.network_inputs,
         }
         for i, (step, settings) in enumerate(zip(self.steps, self._settings)):
-            prefix = f"network_{i}." if self.each_decides else ""
+            prefix = network_prefix(i) if self.each_decides else ""
             optimizers = [type(optimizer).__name__ for optimizer in step.optimizers.optimizers]
             its = {"optimizers": optimizers, **settings.described()}
             # The one that is used: none where nothing is checked.
             its["overflow_detector"] = type(step.overflow_detector).__name__
             described.update((f"{prefix}{name}", value) for name, value in its.items())
         for i, loss_scale in enumerate(self._loss_scales):
-            prefix = "" if self._is_one_loss_scale else f"network_{i}."
+            prefix = "" if self._is_one_loss_scale else network_prefix(i)
             described.update((f"{prefix}loss_scale.{name}", value) for name, value in settings_of(loss_scale).items())
         # Only in GRAPH_MODE MindSpore heeds it.
         broadcasts = graph_mode and get_auto_parallel_context("parameter_broadcast")
@@ -418,7 +420,7 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
 
 
 def _own_loss_scales(owner, loss_scales):
-    check_distinct(owner, loss_scales)
+    check_distinct(owner, loss_scales, "Construct one for each.")
     loss_scales = [as_loss_scale(owner, each) for each in loss_scales]
     drops = [each.drop_overflow_update for each in loss_scales]
     if len(set(drops)) > 1:
@@ -428,5 +430,5 @@ def _own_loss_scales(owner, loss_scales):
             f"nothing."
         )
     for i, each in enumerate(loss_scales):
-        add_prefix(f"network_{i}.", each.get_parameters())
+        add_prefix(network_prefix(i), each.get_parameters())
     return loss_scales

@@ -1,5 +1,7 @@
 """Chooses the stages of a step."""
 
+import itertools
+
 from mindspore import PYNATIVE_MODE, ParameterTuple, get_context, nn
 
 from ms_lossscale.input_gradient import holds_input_gradient
@@ -12,6 +14,7 @@ from ms_lossscale.step.gradient_transforms import GradientTransforms
 from ms_lossscale.step.moving_average import MovingAverage
 from ms_lossscale.step.optimizers import Optimizers
 from ms_lossscale.step.packing import make_packing
+from ms_lossscale.step.parameter_names import network_prefix
 from ms_lossscale.step.ranks import Alone
 from ms_lossscale.step.scaling import LeftToTransforms, OwnScaling, Scaling, Unscale, UnscaleEach, WindowScaling
 from ms_lossscale.step.step import AfterBackward, AfterTries, Decision, Step
@@ -80,7 +83,7 @@ def build_step(
 
 
 class _Stages:
-    """What several stages are made of. Args as those of :func:`build_step`."""
+    """The stages of a step that others are made with, and how those are made. Args as of :func:`build_step`."""
 
     def __init__(self, owner, networks, optimizers, loss_scales, settings, ranks, prefix):
         self._networks, self._settings, self._ranks = networks, settings, ranks
@@ -128,7 +131,6 @@ class _Stages:
             # Of each call by itself: what is reduced and measured is the window's sum.
             nothing = GradientTransforms([[] for _ in self.weights], self.packing)
             reduces, verdict = Alone(), DetectorVerdict(nothing, self.detector, ranks, self._blame())
-        scales_losses = any(holds_input_gradient(self._networks, each) for each in self.scaling.loss_scales)
         return Judge(
             self.forward_state,
             self.unscale,
@@ -137,12 +139,19 @@ class _Stages:
             ranks,
             self.scaling,
             self._window_state,
-            scales_losses,
+            self._unscaled_losses(),
         )
+
+    def _unscaled_losses(self):
+        # One network may return all losses, and one scale may be that of all.
+        losses = zip(
+            range(len(self.weights)), itertools.cycle(self._networks), itertools.cycle(self.scaling.loss_scales)
+        )
+        return tuple(i for i, network, loss_scale in losses if not holds_input_gradient((network,), loss_scale))
 
     def _blame(self):
         # A new one for each verdict: of one that stands in two places graph mode forgets how many gradients there are.
-        return BlameEach(self.weights, self.packing) if self._has_own_scales else BlameAll()
+        return BlameEach(self.packing) if self._has_own_scales and self._checks else BlameAll()
 
     def _decision(self):
         ranks, verdict, update_or_undo = self._ranks, self._verdict, AlwaysUpdate(self.update)
@@ -159,7 +168,7 @@ class _Stages:
             if self._window_state is None:
                 scalings.append(Scaling(loss_scale))
             else:
-                its_prefix = f"network_{i}." if self._has_own_scales else prefix
+                its_prefix = network_prefix(i) if self._has_own_scales else prefix
                 steps = self._settings.gradient_accumulation_steps
                 scalings.append(WindowScaling(loss_scale, self._window_state, steps, its_prefix))
         return OwnScaling(scalings) if self._has_own_scales else scalings[0]
@@ -195,7 +204,7 @@ def _check_loss_scales(owner, loss_scales, max_retries):
 def _transforms(settings, weights, packing, ranks, prefix):
     of_each = []
     for i, its_weights in enumerate(weights):
-        its_prefix = prefix if len(weights) == 1 else f"network_{i}."
+        its_prefix = prefix if len(weights) == 1 else network_prefix(i)
         clipping = make_clipping(settings.clip_norm[i], settings.clip_value[i], its_weights, ranks, its_prefix)
         of_each.append([*clipping, *settings.gradient_transforms])
     return GradientTransforms(of_each, packing)

@@ -2,7 +2,7 @@
 
 from mindspore import nn
 
-from ms_lossscale.step.of_network import of_network
+from ms_lossscale.step.of_network import all_of, of_network
 
 
 class GradientTransform(nn.Cell):
@@ -65,12 +65,15 @@ class GradientTransforms(nn.Cell):
         self.unscales = all(bool(its) and its[0].unscales for its in of_each)
 
     def measure(self, grads, divisor):
-        """The verdicts of those that have one, as a tuple."""
+        """For each network whether its gradients are finite, as a tuple; of use only if that `tells`."""
         are_finite = ()
         for i, transforms in enumerate(self.of_each):
             its_grads, its_divisor = self.packing.of_network(i, grads), of_network(i, divisor)
+            told = ()
             for transform in transforms:
-                are_finite += transform.measure(its_grads, its_divisor)
+                told += transform.measure(its_grads, its_divisor)
+            if self.tells:
+                are_finite += (all_of(told),)
         return are_finite
 
     def construct(self, grads):

@@ -29,6 +29,9 @@ class Unpacked(nn.Cell):
     def of_network(self, i, packed):
         return packed[self._parts[i][0] : self._parts[i][1]]
 
+    def sizes(self):
+        return _sizes(self._parts)
+
     def each_finite(self, packed):
         return gradients.each_finite(packed)
 
@@ -67,6 +70,10 @@ class Packing(nn.Cell):
         """Those of network `i`."""
         return packed[self._packed_parts[i][0] : self._packed_parts[i][1]]
 
+    def sizes(self):
+        """For each network how many tensors it has, packed. For use in Python."""
+        return _sizes(self._packed_parts)
+
     def each_finite(self, packed):
         """For each gradient whether every element is finite, bool of shape (N,)."""
         flags = ()
@@ -90,3 +97,7 @@ def _parts(tuples):
     """Where each tuple starts and ends in the flat tuple of all of them."""
     ends = list(itertools.accumulate(map(len, tuples)))
     return tuple(zip([0, *ends], ends))
+
+
+def _sizes(parts):
+    return [end - start for start, end in parts]

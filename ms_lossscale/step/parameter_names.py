@@ -1,6 +1,11 @@
 """Names by which a checkpoint tells parameters apart."""
 
 
+def network_prefix(i):
+    """What the names of what network `i` has of its own begin with, where several may have it."""
+    return f"network_{i}."
+
+
 def add_prefix(prefix, parameters):
     """Puts the prefix before the parameters' names, once."""
     for parameter in parameters:

@@ -1,11 +1,10 @@
 """The loss scale within a step: read once, multiplied in and divided out, moved once by its law."""
 
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale.step.of_network import of_any_network, of_network
-from ms_lossscale.step.only_if import only_if
 
 
 def scaled(loss, scale):
@@ -25,6 +24,7 @@ class Scaling(nn.Cell):
         super().__init__(auto_prefix=False)
         self.loss_scales = nn.CellList([loss_scale], auto_prefix=False)
         self.loss_scale = loss_scale
+        self.parameters = ParameterTuple(loss_scale.get_parameters())
 
     def read(self):
         """The scale of this step."""
@@ -44,13 +44,12 @@ class Scaling(nn.Cell):
 
     def state(self):
         """All Parameters that move with the scale."""
-        return list(self.loss_scale.get_parameters())
+        return list(self.parameters)
 
 
-class WindowScaling(nn.Cell):
+class WindowScaling(Scaling):
     """
-    The scale where the calls of a window are one step: they use the one that the first call found. The methods are
-    those of :class:`Scaling`, and `of_window`.
+    The scale where the calls of a window are one step: they use the one that the first call found.
 
     Args:
         loss_scale (LossScale): The scale and its law.
@@ -60,9 +59,7 @@ class WindowScaling(nn.Cell):
     """
 
     def __init__(self, loss_scale, state, steps, prefix):
-        super().__init__(auto_prefix=False)
-        self.loss_scales = nn.CellList([loss_scale], auto_prefix=False)
-        self.loss_scale = loss_scale
+        super().__init__(loss_scale)
         self.window_state = state
         # Its sign is negative once the loss scale has been set by hand within the window.
         self.window_scale = Parameter(
@@ -72,6 +69,7 @@ class WindowScaling(nn.Cell):
         # Of a larger scale, Unscale would multiply by a subnormal number: all gradients would be zero.
         loss_scale.limit(steps)
         loss_scale.mark_when_set(self.window_scale)
+        self.parameters = ParameterTuple([*loss_scale.get_parameters(), self.window_scale])
 
     def read(self):
         scale = ops.select(self.window_state.is_first(), self.loss_scale.scale_value, self.window_scale)
@@ -96,12 +94,6 @@ class WindowScaling(nn.Cell):
         next_scale = self.loss_scale.advance(scale, overflow)
         ops.assign(present, ops.select(is_next, present, next_scale))
         ops.assign(self.window_scale, ops.select(is_set, -next_scale, next_scale))
-
-    def can_mend(self, scale, overflow):
-        return ops.logical_and(overflow, self.loss_scale.can_back_off(scale))
-
-    def state(self):
-        return [*self.loss_scale.get_parameters(), self.window_scale]
 
     def _is_set(self):
         return self.window_scale < self._no_scale
@@ -135,25 +127,31 @@ class OwnScaling(nn.Cell):
             scales += (scaling.of_window(),)
         return ops.stack(scales)
 
+    # Written and put back, and not in a branch for each: of three branches on methods in a loop MindSpore crashes.
+
     def adjust(self, scale, overflow):
-        moves = ops.logical_or(overflow, ops.logical_not(of_any_network(overflow)))
+        stands_still = ops.logical_and(ops.logical_not(overflow), of_any_network(overflow))
         for i, scaling in enumerate(self.scalings):
-            only_if(of_network(i, moves), scaling.adjust, scale[i], of_network(i, overflow))
+            before = gradients.copy(scaling.parameters)
+            scaling.adjust(of_network(i, scale), of_network(i, overflow))
+            gradients.assign_where(of_network(i, stands_still), scaling.parameters, before)
 
     def back_off(self, scale, overflow):
         for i, scaling in enumerate(self.scalings):
-            only_if(overflow[i], scaling.back_off, scale[i], overflow[i])
+            before = gradients.copy(scaling.parameters)
+            scaling.back_off(of_network(i, scale), of_network(i, overflow))
+            gradients.assign_where(ops.logical_not(of_network(i, overflow)), scaling.parameters, before)
 
     def can_mend(self, scale, overflow):
         # Not while one that can't go lower would overflow again.
         can = ()
         for i, scaling in enumerate(self.scalings):
-            can += (scaling.can_mend(scale[i], overflow[i]),)
+            can += (scaling.can_mend(of_network(i, scale), of_network(i, overflow)),)
         of_each = ops.equal(ops.stack(can), overflow)
         return ops.logical_and(of_any_network(overflow), ops.ReduceAll()(of_each))
 
     def state(self):
-        return [parameter for scaling in self.scalings for parameter in scaling.state()]
+        return [parameter for scaling in self.scalings for parameter in scaling.parameters]
 
 
 class Unscale(nn.Cell):
@@ -197,7 +195,7 @@ class UnscaleEach(nn.Cell):
     def construct(self, grads, scale):
         unscaled = ()
         for i in range(self._networks):
-            unscaled += gradients.multiply(self.packing.of_network(i, grads), self._share / scale[i])
+            unscaled += gradients.multiply(self.packing.of_network(i, grads), self._share / of_network(i, scale))
         return unscaled, self._one
 
 

@@ -27,9 +27,9 @@ class Step(nn.Cell):
         - **\\*inputs** - The inputs of the networks.
 
     Outputs:
-        Tuple of four: the tuples of losses and of aux, whether the step overflowed, and the scale that was used, or
-        those. Whoever does not use all of them takes them by index: of what is unpacked and not used, graph mode warns
-        as of a mistake.
+        Tuple of four: the tuples of losses and of aux, whether the step overflowed, and the scale that was used, of
+        shape :math:`()`, or those of the networks, of shape :math:`(N,)`. Whoever does not use all of them takes them
+        by index: of what is unpacked and not used, graph mode warns as of a mistake.
     """
 
     def __init__(
@@ -66,6 +66,13 @@ class Step(nn.Cell):
         overflow = self.after_backward(*made, saved)
         return losses, auxes, overflow, scale
 
+    def to_blame(self, overflowed):
+        """For each loss scale whether it was to blame for a skipped step. Which weights overflowed is known by name."""
+        if len(self.loss_scales) == 1 or not overflowed:
+            return [True] * len(self.loss_scales)
+        weights = (optimizer.parameters for optimizer in self.optimizers.optimizers)
+        return [any(weight.name in overflowed for weight in its) for its in weights]
+
     def flush(self):
         """Ends a window that has begun."""
         if self.window.has_begun():
@@ -84,7 +91,7 @@ class AfterBackward(nn.Cell):
     def construct(self, grads, scale, saved):
         overflows = self.forward_state.overflowed(saved)  # 3. What the forward wrote may show what no gradient does.
         grads, divisor = self.unscale(grads, scale)  # 4. Unscale in float32.
-        return self.window(grads, divisor, scale, overflows, saved)  # 5. Accumulate; at the window's end, decide.
+        return self.window(grads, divisor, scale, overflows, (), saved)  # 5. Accumulate; at the window's end, decide.
 
 
 class AfterTries(nn.Cell):
@@ -95,7 +102,7 @@ class AfterTries(nn.Cell):
         self.window = window
 
     def construct(self, grads, divisor, scale, overflow, saved):
-        return self.window(grads, divisor, scale, (overflow,), saved)  # 5. Accumulate; at the window's end, decide.
+        return self.window(grads, divisor, scale, (), (overflow,), saved)  # 5. Accumulate; at the window's end, decide.
 
 
 class Decision(nn.Cell):
@@ -108,8 +115,8 @@ class Decision(nn.Cell):
         self.scaling = scaling
         self.update_or_undo = update_or_undo
 
-    def construct(self, grads, divisor, scale, earlier, saved):
+    def construct(self, grads, divisor, scale, overflows, earlier, saved):
         grads = self.ranks.reduce(grads)  # 6. Reduce the gradients across ranks.
-        overflow = self.verdict(grads, divisor, earlier)  # 7. One verdict.
+        overflow = self.verdict(grads, divisor, overflows, earlier)  # 7. One verdict.
         self.scaling.adjust(scale, overflow)  # 8. One update of the scale.
         return self.update_or_undo(overflow, grads, saved)  # 9. One branch.

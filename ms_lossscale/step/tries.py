@@ -5,8 +5,7 @@ from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale.step.nested import tensors_in, with_tensors
-from ms_lossscale.step.of_network import of_any_network
-from ms_lossscale.step.verdict import any_of
+from ms_lossscale.step.of_network import any_of, of_any_network
 
 
 class Try(nn.Cell):
@@ -49,10 +48,10 @@ class Judge(nn.Cell):
         ranks (Union[Alone, Ranks]): Who tries again together.
         scaling (Cell): Knows whether the scale can be lowered.
         window_state (WindowState): None where each call is a step.
-        scales_losses (bool): Whether the scale takes part in the losses, so that a lower one may make them finite.
+        unscaled_losses (tuple[int]): Which losses no scale takes part in, so that a lower one can't make them finite.
     """
 
-    def __init__(self, forward_state, unscale, reduces, verdict, ranks, scaling, window_state, scales_losses):
+    def __init__(self, forward_state, unscale, reduces, verdict, ranks, scaling, window_state, unscaled_losses):
         super().__init__(auto_prefix=False)
         self.forward_state = forward_state
         self.unscale = unscale
@@ -61,16 +60,17 @@ class Judge(nn.Cell):
         self.ranks = ranks
         self.scaling = scaling
         self.window_state = window_state
-        self._scales_losses = scales_losses
+        self._unscaled_losses = unscaled_losses
 
     def construct(self, losses, grads, scale, saved):
         overflows = self.forward_state.overflowed(saved)
         grads, divisor = self.unscale(grads, scale)
         grads = self.reduces.reduce(grads)
-        overflow = self.verdict(grads, divisor, overflows)
+        overflow = self.verdict(grads, divisor, overflows, ())
         can_mend = self.scaling.can_mend(scale, overflow)
-        hopeless = ops.logical_not(can_mend) if self._scales_losses else ops.logical_not(gradients.finite(losses))
-        hopeless = any_of(hopeless, overflows)
+        hopeless = any_of(ops.logical_not(can_mend), overflows)
+        for i in self._unscaled_losses:
+            hopeless = ops.logical_or(hopeless, ops.logical_not(gradients.finite((losses[i],))))
         if self.window_state is not None:
             # A lost window.
             hopeless = ops.logical_or(hopeless, of_any_network(self.window_state.overflow))
@@ -83,7 +83,8 @@ class Tries(nn.Cell):
     Runs the networks until they do not overflow, as long as a lower scale can help.
 
     Between two tries what the forward wrote is taken back, and the law takes its step for an overflow. If no try
-    succeeds, the law is put back to where it stood before the first: it sees one overflow, that of the first.
+    succeeds, the law is put back to where it stood before the first: it sees one overflow, that of the first. So does
+    of several laws each that is to blame.
 
     Args:
         max_retries (int): How many tries beyond the first there may be.
@@ -126,7 +127,7 @@ class Tries(nn.Cell):
             tensors = tensors_in((tried[0], tried[1], grads))
             ends = ops.logical_not(ops.logical_and(again, left > self._none))
             failed = ops.logical_and(of_any_network(overflow), ends)
-            self._put_law_back(failed, law)
+            gradients.assign_where(failed, self.law, law)
             law_scale = ops.select(failed, scale, used)
             overflow = ops.select(failed, first_overflow, overflow)
         losses, auxes, grads = with_tensors(first, tensors)
@@ -136,7 +137,3 @@ class Tries(nn.Cell):
         self.forward_state.take_back(saved)
         self.scaling.back_off(scale, overflow)
         return self.step_counters.count_retry()
-
-    def _put_law_back(self, failed, law):
-        for i, parameter in enumerate(self.law):
-            ops.assign(parameter, ops.select(failed, law[i], parameter))

@@ -1,15 +1,21 @@
-"""Whether a step overflowed: one answer over all gradients of all networks of the step, agreed across ranks."""
+"""
+Whether a step overflowed: one answer over all gradients of all networks of the step, agreed across ranks.
+
+Where each network has a loss scale of its own it is of shape (N,): who is to blame for that one answer.
+"""
 
 import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
+from ms_lossscale import _gradients as gradients
 from ms_lossscale.overflow_detector import FiniteGradients, OverflowDetector
+from ms_lossscale.step.of_network import any_of, of_any_network
 
 
 class Ask(nn.Cell):
     """
-    Asks an overflow detector. A user's own may answer in another shape or dtype.
+    Asks an overflow detector about gradients. A user's own may answer in another shape or dtype.
 
     Args:
         overflow_detector (OverflowDetector): What is asked.
@@ -17,6 +23,7 @@ class Ask(nn.Cell):
 
     Inputs:
         - **grads** (tuple[Tensor]) - The gradients.
+        - **overflows** (tuple[Tensor]) - What else tells of an overflow, bools of shape :math:`()`.
 
     Outputs:
         Tensor, bool, as that of `blame`.
@@ -37,7 +44,7 @@ class Ask(nn.Cell):
             f"returned something else. Reduce a verdict on each element with .any(); make a Tensor of a Python bool."
         )
 
-    def construct(self, grads):
+    def construct(self, grads, overflows):
         overflow = self.overflow_detector(grads)
         if not isinstance(overflow, Tensor):
             raise TypeError(self._not_one_verdict)
@@ -45,7 +52,9 @@ class Ask(nn.Cell):
             if overflow.size != 1:
                 raise ValueError(self._not_one_verdict)
             overflow = overflow.reshape(())
-        return self.blame(overflow if overflow.dtype == mstype.bool_ else overflow.astype(mstype.bool_), grads)
+        if overflow.dtype != mstype.bool_:
+            overflow = overflow.astype(mstype.bool_)
+        return self.blame(any_of(overflow, overflows), grads)
 
 
 class BlameAll(nn.Cell):
@@ -66,6 +75,10 @@ class BlameAll(nn.Cell):
     def construct(self, overflow, grads):
         return overflow
 
+    def of_each(self, not_finite, overflows):
+        """The same where it is known of each network whether its gradients are not finite, as a tuple."""
+        return any_of(not_finite[0], (*not_finite[1:], *overflows))
+
 
 class BlameEach(nn.Cell):
     """
@@ -73,8 +86,7 @@ class BlameEach(nn.Cell):
     finite. If none are, all are: something else told.
 
     Args:
-        weights (list[ParameterTuple]): Those of each network.
-        packing (Packing): Knows their gradients.
+        packing (Packing): Knows the gradients of each.
 
     Inputs as those of :class:`BlameAll`.
 
@@ -82,24 +94,29 @@ class BlameEach(nn.Cell):
         Tensor, bool of shape :math:`(N,)`, of which none is True unless the step overflowed.
     """
 
-    def __init__(self, weights, packing):
+    def __init__(self, packing):
         super().__init__(auto_prefix=False)
-        self.packing = packing
-        self._none = Tensor(np.zeros(len(weights), bool))
-        networks = np.repeat(np.arange(len(weights)), [len(its) for its in weights])
-        self._whose = Tensor(networks == np.arange(len(weights))[:, None])
+        sizes = packing.sizes()
+        networks = np.arange(len(sizes))
+        self._whose = Tensor(np.repeat(networks, sizes) == networks[:, None])
+        # Of finite gradients times this no sum overflows.
+        self._small = Tensor(2.0**-64, mstype.float32)
 
     def construct(self, overflow, grads):
-        to_blame = self._none
-        if overflow:
-            to_blame = self._not_finite(grads)
-        all_are = ops.logical_not(ops.ReduceAny()(to_blame))
-        return ops.logical_and(overflow, ops.logical_or(to_blame, all_are))
+        # Not in a branch for steps that overflowed: in a branch within a branch graph mode forgets how long a tuple of
+        # equal tensors is, or crashes.
+        sums = ops.stack(gradients.sums(gradients.multiply(grads, self._small)))
+        are_not_finite = ops.logical_and(ops.logical_not(ops.isfinite(sums)), self._whose)
+        return self._or_all(ops.ReduceAny()(are_not_finite, 1), overflow)
 
-    def _not_finite(self, grads):
-        # No loop: within a branch, graph mode forgets in one how long a tuple of equal tensors is.
-        are_not = ops.logical_not(self.packing.each_finite(grads))
-        return ops.ReduceAny()(ops.logical_and(are_not, self._whose), 1)
+    def of_each(self, not_finite, overflows):
+        to_blame = ops.stack(not_finite)
+        return self._or_all(to_blame, any_of(of_any_network(to_blame), overflows))
+
+    @staticmethod
+    def _or_all(to_blame, overflow):
+        none_is = ops.logical_not(of_any_network(to_blame))
+        return ops.logical_and(overflow, ops.logical_or(to_blame, none_is))
 
 
 class AskOfCall(nn.Cell):
@@ -111,7 +128,8 @@ class AskOfCall(nn.Cell):
 
     Inputs:
         - **grads** (tuple[Tensor]) - The gradients of the call.
-        - **earlier** (tuple[Tensor]) - What is known already.
+        - **overflows** (tuple[Tensor]) - What else tells of an overflow of the call, bools of shape :math:`()`.
+        - **earlier** (tuple[Tensor]) - Verdicts that there are already.
 
     Outputs:
         Tensor, bool, as that of `ask`.
@@ -121,8 +139,8 @@ class AskOfCall(nn.Cell):
         super().__init__(auto_prefix=False)
         self.ask = ask
 
-    def construct(self, grads, earlier):
-        return any_of(self.ask(grads), earlier)
+    def construct(self, grads, overflows, earlier):
+        return any_of(self.ask(grads, overflows), earlier)
 
 
 class KnownOfCall(nn.Cell):
@@ -131,15 +149,8 @@ class KnownOfCall(nn.Cell):
     def __init__(self):
         super().__init__(auto_prefix=False)
 
-    def construct(self, grads, earlier):
+    def construct(self, grads, overflows, earlier):
         return any_of(earlier[0], earlier[1:])
-
-
-def any_of(overflow, others):
-    """Whether any of them is True."""
-    for each in others:
-        overflow = ops.logical_or(each, overflow)
-    return overflow
 
 
 class DetectorVerdict(nn.Cell):
@@ -155,7 +166,8 @@ class DetectorVerdict(nn.Cell):
     Inputs:
         - **grads** (tuple[Tensor]) - The gradients, times `divisor`.
         - **divisor** (Tensor) - What they are still to be divided by.
-        - **earlier** (tuple[Tensor]) - What is known already.
+        - **overflows** (tuple[Tensor]) - What else tells of an overflow, bools of shape :math:`()`.
+        - **earlier** (tuple[Tensor]) - Verdicts on calls of this step that there are already.
 
     Outputs:
         Tensor, bool, as that of `blame`.
@@ -167,9 +179,9 @@ class DetectorVerdict(nn.Cell):
         self.ask = Ask(overflow_detector, blame)
         self.ranks = ranks
 
-    def construct(self, grads, divisor, earlier):
+    def construct(self, grads, divisor, overflows, earlier):
         self.transforms.measure(grads, divisor)
-        return self.ranks.agree(any_of(self.ask(grads), earlier))
+        return self.ranks.agree(any_of(self.ask(grads, overflows), earlier))
 
 
 class NormVerdict(nn.Cell):
@@ -185,12 +197,11 @@ class NormVerdict(nn.Cell):
         self.ranks = ranks
         self.blame = blame
 
-    def construct(self, grads, divisor, earlier):
-        are_finite = self.transforms.measure(grads, divisor)
-        overflow = ops.logical_not(are_finite[0])
-        for is_finite in are_finite[1:]:
-            overflow = ops.logical_or(overflow, ops.logical_not(is_finite))
-        return self.ranks.agree(any_of(self.blame(overflow, grads), earlier))
+    def construct(self, grads, divisor, overflows, earlier):
+        not_finite = ()
+        for is_finite in self.transforms.measure(grads, divisor):
+            not_finite += (ops.logical_not(is_finite),)
+        return self.ranks.agree(any_of(self.blame.of_each(not_finite, overflows), earlier))
 
 
 class KnownVerdict(nn.Cell):
@@ -199,7 +210,7 @@ class KnownVerdict(nn.Cell):
     def __init__(self):
         super().__init__(auto_prefix=False)
 
-    def construct(self, grads, divisor, earlier):
+    def construct(self, grads, divisor, overflows, earlier):
         return earlier[0]
 
 
@@ -211,7 +222,7 @@ class NoVerdict(nn.Cell):
         self.transforms = transforms
         self.overflow_detector = overflow_detector
 
-    def construct(self, grads, divisor, earlier):
+    def construct(self, grads, divisor, overflows, earlier):
         self.transforms.measure(grads, divisor)
         return self.overflow_detector(grads)
 

@@ -20,9 +20,10 @@ class EveryCall(nn.Cell):
 
     Inputs:
         - **grads** (tuple[Tensor]) - The gradients of a call, times `divisor`.
-        - **divisor** (Tensor) - What they are still to be divided by.
+        - **divisor** (Tensor) - What they are still to be divided by: 1, or the scale.
         - **scale** (Tensor) - The loss scale of the step.
-        - **overflows** (tuple[Tensor]) - What is known of this call already, bools of shape :math:`()`.
+        - **overflows** (tuple[Tensor]) - What tells of an overflow besides the gradients, bools of shape :math:`()`.
+        - **earlier** (tuple[Tensor]) - The verdict on this call, if there is one already.
         - **saved** (tuple[Tensor]) - What the forward wrote, as it was before.
 
     Outputs:
@@ -33,8 +34,8 @@ class EveryCall(nn.Cell):
         super().__init__(auto_prefix=False)
         self.decision = decision
 
-    def construct(self, grads, divisor, scale, overflows, saved):
-        return self.decision(grads, divisor, scale, overflows, saved)
+    def construct(self, grads, divisor, scale, overflows, earlier, saved):
+        return self.decision(grads, divisor, scale, overflows, earlier, saved)
 
     def has_begun(self):
         """Whether there is something to flush."""
@@ -53,10 +54,10 @@ class WindowState(nn.Cell):
         steps (int): Calls in a full window.
         weights (ParameterTuple): The weights.
         prefix (str): For the Parameters' names.
-        verdict_shape (tuple): That of the loss scale: :math:`()`, or :math:`(N,)` if each network has its own.
+        scale_shape (tuple): The shape of the loss scale, and of a verdict: :math:`()`, or :math:`(N,)`.
     """
 
-    def __init__(self, steps, weights, prefix, verdict_shape):
+    def __init__(self, steps, weights, prefix, scale_shape):
         super().__init__(auto_prefix=False)
         self.gradients = ParameterTuple(
             Parameter(
@@ -69,7 +70,7 @@ class WindowState(nn.Cell):
         self._zero, self._one = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
         self._steps = Tensor(steps, mstype.int32)
         self.micro_steps = self._state(Tensor(0, mstype.int32), f"{prefix}accumulation.micro_steps")
-        self.overflow = self._state(Tensor(np.zeros(verdict_shape, bool)), f"{prefix}accumulation.overflow")
+        self.overflow = self._state(Tensor(np.zeros(scale_shape, bool)), f"{prefix}accumulation.overflow")
 
     @staticmethod
     def _state(value, name):
@@ -123,14 +124,14 @@ class Accumulation(nn.Cell):
         self.forward_state = forward_state
         self.packing = packing
 
-    def construct(self, grads, divisor, scale, overflows, saved):
-        overflows += (self.state.overflow,)
+    def construct(self, grads, divisor, scale, overflows, earlier, saved):
+        earlier += (self.state.overflow,)
         if self.state.is_last():
             grads = self.packing.pack(gradients.add(self.state.gradients, self.packing.unpack(grads)))
-            overflow = self.decision(grads, divisor, scale, overflows, saved)
+            overflow = self.decision(grads, divisor, scale, overflows, earlier, saved)
             self.state.reset(overflow)
         else:
-            overflow = self.verdict_of_call(grads, overflows)
+            overflow = self.verdict_of_call(grads, overflows, earlier)
             self.state.add(self.packing.unpack(grads), overflow)
             overflow = only_if(of_any_network(overflow), self.forward_state.restore, saved)
         return overflow
@@ -166,6 +167,6 @@ class Flush(nn.Cell):
         # A register may have been raised by other work since the window's last call.
         grads = self.packing.pack(self.overflow_detector.start(self.use_parameters(self.state.partial_mean())))
         scale = self.scaling.of_window()
-        overflow = self.decision(grads, self._one, scale, (self.state.overflow,), ())
+        overflow = self.decision(grads, self._one, scale, (), (self.state.overflow,), ())
         self.state.reset(overflow)
         return overflow

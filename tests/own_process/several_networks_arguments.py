@@ -218,10 +218,6 @@ class TestSimultaneousOnly:
         with pytest.raises(TypeError, match="one network for 2 optimizers must return a tuple of 2 losses"):
             cell(*batch())
 
-    def test_a_list_of_scales(self):
-        with pytest.raises(TypeError, match="'loss_scale' must be a loss scale"):
-            cell_with(SimultaneousTrainOneStepCell, loss_scale=[1.0, 2.0])
-
     def test_a_list_of_after_updates(self):
         networks = pair()
         clip = ClipWeights(networks[0].trainable_params(), 1.0)

@@ -32,13 +32,3 @@ def running_mean(values, window):
         np.convolve(terms, np.ones(window))[: len(values)] for terms in (np.where(finite, values, 0.0), finite)
     )
     return np.divide(sums, counts, out=np.full(len(values), np.nan), where=counts > 0)
-
-
-def tried_again(scale, overflow):
-    """
-    For each step whether it was done again at a lower loss scale: which nothing else makes lower than that of the step
-    before, if that one was not skipped.
-    """
-    again = np.zeros(len(scale), bool)
-    again[1:] = (scale[1:] < scale[:-1]) & ~overflow[:-1] & ~overflow[1:]
-    return again

@@ -4,15 +4,15 @@ import csv
 from typing import NamedTuple
 
 import numpy as np
-from common.output import replacing, running_mean, tried_again
+from common.output import replacing, running_mean
 from matplotlib import image as png
 from matplotlib.figure import Figure
 
 
 class Step(NamedTuple):
     """
-    One row of the table. With --update simultaneous, both networks have one overflow, and but for --separate-scales one
-    loss scale; in a step that a network sits out, see --n-critic, its loss is its last one.
+    One row of the table. With --update simultaneous, both networks have one overflow, the same retries, and but for
+    --separate-scales one loss scale; in a step that a network sits out, see --n-critic, its loss is its last one.
     """
 
     step: int
@@ -22,6 +22,8 @@ class Step(NamedTuple):
     generator_overflow: bool
     discriminator_loss_scale: float
     generator_loss_scale: float
+    discriminator_retries: int
+    generator_retries: int
 
 
 def write_csv(path, steps):
@@ -35,7 +37,7 @@ def write_csv(path, steps):
 
 def read_csv(path, count):
     """Reads the first `count` steps of a file of `write_csv`; a ValueError says that they aren't there."""
-    types = (int, float, float, _flag, _flag, float, float)
+    types = (int, float, float, _flag, _flag, float, float, int, int)
     with open(path, newline="") as file:
         rows = list(csv.reader(file))[1 : count + 1]
     steps = [Step(*(convert(text) for convert, text in zip(types, row))) for row in rows]
@@ -89,13 +91,13 @@ def _plot_losses(axes, columns, unit):
 
 
 def _plot_scales(axes, columns, separate_scales, separate_steps):
-    discriminator = (columns.discriminator_loss_scale, columns.discriminator_overflow)
-    generator = (columns.generator_loss_scale, columns.generator_overflow)
+    discriminator = (columns.discriminator_loss_scale, columns.discriminator_overflow, columns.discriminator_retries)
+    generator = (columns.generator_loss_scale, columns.generator_overflow, columns.generator_retries)
     if separate_scales:
         curves = [("discriminator", *discriminator, "tab:blue", "x"), ("generator", *generator, "tab:orange", "+")]
     else:
         curves = [("both networks", *discriminator, "tab:green", "x")]
-    for name, scale, overflow, color, mark in curves:
+    for name, scale, overflow, retries, color, mark in curves:
         axes.step(columns.step, scale, where="post", color=color, label=f"{name}: loss scale")
         if overflow.any():
             whose = name if separate_steps else "both networks"
@@ -103,9 +105,12 @@ def _plot_scales(axes, columns, separate_scales, separate_steps):
             if label in axes.get_legend_handles_labels()[1]:
                 label = None
             axes.plot(columns.step[overflow], scale[overflow], mark, color="tab:red", markersize=8, label=label)
-        again = tried_again(scale, overflow)
+        again = (retries > 0) & ~overflow
         if again.any():
-            label = f"{name}: done again at a lower scale ({again.sum()} steps)"
+            whose = name if separate_steps else "both networks"
+            label = f"{whose}: done again at a lower scale ({again.sum()} steps)"
+            if label in axes.get_legend_handles_labels()[1]:
+                label = None
             axes.plot(columns.step[again], scale[again], "o", color="tab:purple", fillstyle="none", label=label)
     scales = np.concatenate([columns.discriminator_loss_scale, columns.generator_loss_scale])
     axes.set_yscale("log", base=2)

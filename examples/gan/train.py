@@ -31,6 +31,7 @@ from common.data import DataError, load_digits, train_dataset
 from common.options import make_loss_scale, step_keywords
 from common.output import print_steps
 from common.ranks import finish_ranks, is_first_process, start_ranks
+from common.retries import Retries
 from mindspore import Tensor, amp, nn
 from options import MODES, make_parser, parse_arguments
 from record import Step, plot
@@ -120,12 +121,12 @@ def make_cell(args):
 class StepRecorder:
     """Appends every step, with the losses of its whole batch, to `steps` and shows it in the progress bar."""
 
-    def __init__(self, steps, bar, ranks):
-        self._steps, self._bar, self._ranks = steps, bar, ranks
+    def __init__(self, steps, bar, ranks, cell):
+        self._steps, self._bar, self._ranks, self._retries = steps, bar, ranks, Retries(cell)
         self._outputs = []
 
     def add(self, outputs):
-        self._outputs.append(outputs)
+        self._outputs.append((*outputs, self._retries.snapshot()))
         # Reading a value makes the host wait for the device, so not in each step.
         if len(self._outputs) == 16:
             self.flush()
@@ -133,14 +134,15 @@ class StepRecorder:
     def flush(self):
         if not self._outputs:
             return
-        means = self._ranks.mean([losses.asnumpy() for _, _, _, losses in self._outputs])
-        for losses, (_, overflow, loss_scale, _) in zip(means.tolist(), self._outputs):
+        means = self._ranks.mean([losses.asnumpy() for _, _, _, losses, _ in self._outputs])
+        for losses, (_, overflow, loss_scale, _, retries) in zip(means.tolist(), self._outputs):
+            values = overflow.asnumpy(), loss_scale.asnumpy(), self._retries.since_the_last(retries)
             # One value of both networks, or one for each.
-            overflow, loss_scale = (np.broadcast_to(value.asnumpy(), 2).tolist() for value in (overflow, loss_scale))
-            self._steps.append(Step(len(self._steps) + 1, *losses, *overflow, *loss_scale))
+            overflow, loss_scale, retries = (np.broadcast_to(value, 2).tolist() for value in values)
+            self._steps.append(Step(len(self._steps) + 1, *losses, *overflow, *loss_scale, *retries))
         recent = self._steps[-len(self._outputs) :]
         losses = [sum(values) / len(recent) for values in zip(*(step[1:3] for step in recent))]
-        scales = sorted({f"{scale:g}" for scale in recent[-1][5:]})
+        scales = sorted({f"{scale:g}" for scale in recent[-1][5:7]})
         self._bar.set_postfix_str(
             f"D {losses[0]:.3f}, G {losses[1]:.3f}, scale {'/'.join(scales)}, skipped {skipped(self._steps)}",
             refresh=False,
@@ -233,7 +235,7 @@ def train(args):
             dynamic_ncols=True,
             disable=not ranks.is_first,
         ) as bar:
-            recorder = StepRecorder(steps, bar, ranks)
+            recorder = StepRecorder(steps, bar, ranks, cell)
             while epoch < args.epochs:
                 train_epoch(cell, digits, args, epoch + 1, recorder, ranks)
                 epoch += 1

@@ -4,7 +4,7 @@ import csv
 from typing import NamedTuple
 
 import numpy as np
-from common.output import replacing, running_mean, tried_again
+from common.output import replacing, running_mean
 from matplotlib.figure import Figure
 
 
@@ -15,6 +15,7 @@ class Step(NamedTuple):
     loss: float
     overflow: bool
     loss_scale: float
+    retries: int
 
 
 def write_csv(path, steps):
@@ -23,14 +24,17 @@ def write_csv(path, steps):
         writer = csv.writer(file)
         writer.writerow(Step._fields)
         # Nine digits tell any two float32 apart.
-        writer.writerows((s.step, f"{s.loss:.9g}", int(s.overflow), f"{s.loss_scale:.9g}") for s in steps)
+        writer.writerows([f"{value:.9g}" for value in step] for step in steps)
 
 
 def read_csv(path, count):
     """Reads the first `count` steps of a file of `write_csv`; a ValueError says that they aren't there."""
     with open(path, newline="") as file:
         rows = list(csv.reader(file))[1 : count + 1]
-    steps = [Step(int(step), float(loss), bool(int(overflow)), float(scale)) for step, loss, overflow, scale in rows]
+    steps = [
+        Step(int(step), float(loss), bool(int(overflow)), float(scale), int(retries))
+        for step, loss, overflow, scale, retries in rows
+    ]
     if [step.step for step in steps] != list(range(1, count + 1)):
         raise ValueError(f"it does not hold the steps 1 to {count}")
     return steps
@@ -38,7 +42,7 @@ def read_csv(path, count):
 
 def plot(path, steps, title, steps_per_epoch):
     """Draws the loss and the loss scale over the steps, with the steps marked that were skipped or done again."""
-    number, loss, overflow, scale = (np.array(column) for column in zip(*steps))
+    number, loss, overflow, scale, retries = (np.array(column) for column in zip(*steps))
     window = max(1, min(50, len(steps) // 20))
     figure = Figure(figsize=(9, 6.5), dpi=120, layout="constrained")
     figure.suptitle(title)
@@ -58,7 +62,7 @@ def plot(path, steps, title, steps_per_epoch):
         if overflow.any():
             label = f"skipped: gradients overflowed ({overflow.sum()} steps)"
             axes.plot(number[overflow], values[overflow], "x", color="tab:red", label=label)
-        again = tried_again(scale, overflow)
+        again = (retries > 0) & ~overflow
         if again.any():
             label = f"done again at a lower scale ({again.sum()} steps)"
             axes.plot(number[again], values[again], "o", color="tab:purple", fillstyle="none", label=label)

@@ -37,6 +37,7 @@ from common.options import (
 )
 from common.output import print_steps, replacing
 from common.ranks import finish_ranks, is_first_process, start_ranks
+from common.retries import Retries
 from history import Step, plot, read_csv, write_csv
 from mindspore import Callback, Model, nn
 from tqdm import tqdm
@@ -215,13 +216,13 @@ class Run:
 class StepRecorder(Callback):
     """Appends every step, with the loss of its whole batch, to `steps` and shows it in the progress bar."""
 
-    def __init__(self, steps, bar, ranks):
+    def __init__(self, steps, bar, ranks, cell):
         super().__init__()
-        self._steps, self._bar, self._ranks = steps, bar, ranks
+        self._steps, self._bar, self._ranks, self._retries = steps, bar, ranks, Retries(cell)
         self._outputs = []
 
     def on_train_step_end(self, run_context):
-        self._outputs.append(run_context.original_args().net_outputs)
+        self._outputs.append((*run_context.original_args().net_outputs, self._retries.snapshot()))
         # Reading a value makes the host wait for the device, so not in each step.
         if len(self._outputs) == 16:
             self._read()
@@ -230,9 +231,10 @@ class StepRecorder(Callback):
         self._read()
 
     def _read(self):
-        losses = self._ranks.mean([float(loss.asnumpy()) for loss, _, _ in self._outputs])
-        for loss, (_, overflow, loss_scale) in zip(losses.tolist(), self._outputs):
+        losses = self._ranks.mean([float(loss.asnumpy()) for loss, _, _, _ in self._outputs])
+        for loss, (_, overflow, loss_scale, retries) in zip(losses.tolist(), self._outputs):
             values = loss, bool(overflow.asnumpy()), float(loss_scale.asnumpy())
+            values += (int(self._retries.since_the_last(retries)[0]),)
             self._steps.append(Step(len(self._steps) + 1, *values))
         recent = [step.loss for step in self._steps[-len(self._outputs) :]]
         skipped = sum(step.overflow for step in self._steps)
@@ -278,7 +280,7 @@ def train(args):
             dynamic_ncols=True,
             disable=not ranks.is_first,
         ) as bar:
-            recorder = StepRecorder(steps, bar, ranks)
+            recorder = StepRecorder(steps, bar, ranks, cell)
             while epoch < args.epochs:
                 dataset = train_dataset(digits, args.batch_size, args.seed, epoch + 1, ranks.share)
                 callbacks = [recorder, FlushAccumulation()]

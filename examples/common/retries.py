@@ -1,0 +1,32 @@
+"""How often the steps of a training cell were tried again."""
+
+import numpy as np
+from mindspore import ops
+
+
+class Retries:
+    """
+    Reads the retries of each step of a cell from its counters.
+
+    Args:
+        cell (Cell): A training cell of ms_lossscale.
+    """
+
+    def __init__(self, cell):
+        counters = cell.step_counters if isinstance(cell.step_counters, list) else [cell.step_counters]
+        self._counts = [its.retries for its in counters if its.counts_retries]
+        self._before = self.read(self.snapshot())
+
+    def snapshot(self):
+        """Copies of the present counts on the device, which the host does not wait for."""
+        return [ops.deepcopy(count) for count in self._counts]
+
+    @staticmethod
+    def read(snapshot):
+        return np.array([int(count.asnumpy()) for count in snapshot] or [0])
+
+    def since_the_last(self, snapshot):
+        """For each step that a call makes, the retries between the snapshot read before and this one; ints."""
+        counts = self.read(snapshot)
+        since, self._before = counts - self._before, counts
+        return since

@@ -414,7 +414,7 @@ class TrainingCell(Float32Cell, nn.TrainOneStepCell):
         """The small Parameters that have the same values on all ranks."""
         parameters = []
         for step in self.steps:
-            parameters += [*step.optimizers.shared_state(), *step.scaling.state()]
+            parameters += [*step.optimizers.shared_state(), *step.scaling.parameters]
             parameters += [*step.step_counters.shared_state(), *step.window.shared_state()]
         return parameters + (self.turns.shared_state() if self.each_decides else [])
 

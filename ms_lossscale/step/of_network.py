@@ -9,7 +9,8 @@ from mindspore import ops
 
 def of_network(i, value):
     """What network `i` has of it."""
-    # Not by an index: graph mode then warns of all that is unpacked anywhere and not used.
+    # Not by an index: graph mode then warns of all that is unpacked anywhere and not used, and its compiler crashes
+    # (segmentation fault) where there are branches, too.
     return ops.unstack(value)[i] if value.ndim else value
 
 

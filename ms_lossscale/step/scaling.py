@@ -5,6 +5,7 @@ from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale.step.of_network import of_any_network, of_network
+from ms_lossscale.step.only_if import only_if
 
 
 def scaled(loss, scale):
@@ -18,13 +19,14 @@ class Scaling(nn.Cell):
 
     Args:
         loss_scale (LossScale): The scale and its law.
+        *further (Parameter): What moves with them.
     """
 
-    def __init__(self, loss_scale):
+    def __init__(self, loss_scale, *further):
         super().__init__(auto_prefix=False)
         self.loss_scales = nn.CellList([loss_scale], auto_prefix=False)
         self.loss_scale = loss_scale
-        self.parameters = ParameterTuple(loss_scale.get_parameters())
+        self.parameters = ParameterTuple([*loss_scale.get_parameters(), *further])
 
     def read(self):
         """The scale of this step."""
@@ -42,10 +44,6 @@ class Scaling(nn.Cell):
         """Whether it overflowed, and its law can lower the scale."""
         return ops.logical_and(overflow, self.loss_scale.can_back_off(scale))
 
-    def state(self):
-        """All Parameters that move with the scale."""
-        return list(self.parameters)
-
 
 class WindowScaling(Scaling):
     """
@@ -59,17 +57,17 @@ class WindowScaling(Scaling):
     """
 
     def __init__(self, loss_scale, state, steps, prefix):
-        super().__init__(loss_scale)
-        self.window_state = state
-        # Its sign is negative once the loss scale has been set by hand within the window.
-        self.window_scale = Parameter(
+        window_scale = Parameter(
             Tensor(1.0, mstype.float32), name=f"{prefix}accumulation.loss_scale", requires_grad=False
         )
+        super().__init__(loss_scale, window_scale)
+        self.window_state = state
+        # Its sign is negative once the loss scale has been set by hand within the window.
+        self.window_scale = window_scale
         self._no_scale = Tensor(0.0, mstype.float32)
         # Of a larger scale, Unscale would multiply by a subnormal number: all gradients would be zero.
         loss_scale.limit(steps)
         loss_scale.mark_when_set(self.window_scale)
-        self.parameters = ParameterTuple([*loss_scale.get_parameters(), self.window_scale])
 
     def read(self):
         scale = ops.select(self.window_state.is_first(), self.loss_scale.scale_value, self.window_scale)
@@ -114,6 +112,7 @@ class OwnScaling(nn.Cell):
         super().__init__(auto_prefix=False)
         self.scalings = nn.CellList(scalings, auto_prefix=False)
         self.loss_scales = nn.CellList([scaling.loss_scale for scaling in scalings], auto_prefix=False)
+        self.parameters = ParameterTuple([parameter for scaling in scalings for parameter in scaling.parameters])
 
     def read(self):
         scales = ()
@@ -127,20 +126,15 @@ class OwnScaling(nn.Cell):
             scales += (scaling.of_window(),)
         return ops.stack(scales)
 
-    # Written and put back, and not in a branch for each: of three branches on methods in a loop MindSpore crashes.
-
     def adjust(self, scale, overflow):
-        stands_still = ops.logical_and(ops.logical_not(overflow), of_any_network(overflow))
+        moves = ops.logical_or(overflow, ops.logical_not(of_any_network(overflow)))
         for i, scaling in enumerate(self.scalings):
-            before = gradients.copy(scaling.parameters)
-            scaling.adjust(of_network(i, scale), of_network(i, overflow))
-            gradients.assign_where(of_network(i, stands_still), scaling.parameters, before)
+            only_if(of_network(i, moves), scaling.adjust, of_network(i, scale), of_network(i, overflow))
 
     def back_off(self, scale, overflow):
         for i, scaling in enumerate(self.scalings):
-            before = gradients.copy(scaling.parameters)
-            scaling.back_off(of_network(i, scale), of_network(i, overflow))
-            gradients.assign_where(ops.logical_not(of_network(i, overflow)), scaling.parameters, before)
+            to_blame = of_network(i, overflow)
+            only_if(to_blame, scaling.back_off, of_network(i, scale), to_blame)
 
     def can_mend(self, scale, overflow):
         # Not while one that can't go lower would overflow again.
@@ -149,9 +143,6 @@ class OwnScaling(nn.Cell):
             can += (scaling.can_mend(of_network(i, scale), of_network(i, overflow)),)
         of_each = ops.equal(ops.stack(can), overflow)
         return ops.logical_and(of_any_network(overflow), ops.ReduceAll()(of_each))
-
-    def state(self):
-        return [parameter for scaling in self.scalings for parameter in scaling.parameters]
 
 
 class Unscale(nn.Cell):

@@ -1,6 +1,6 @@
 """How often the networks run in a call: once, or again at a lower scale as long as that can mend an overflow."""
 
-from mindspore import ParameterTuple, Tensor, nn, ops
+from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
@@ -104,7 +104,7 @@ class Tries(nn.Cell):
         self.scaling = scaling
         self.forward_state = forward_state
         self.step_counters = step_counters
-        self.law = ParameterTuple(scaling.state())
+        self.law = scaling.parameters
         self._retries = Tensor(max_retries, mstype.int32)
         self._none, self._one = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
 

@@ -99,14 +99,13 @@ class BlameEach(nn.Cell):
         sizes = packing.sizes()
         networks = np.arange(len(sizes))
         self._whose = Tensor(np.repeat(networks, sizes) == networks[:, None])
-        # Of finite gradients times this no sum overflows.
-        self._small = Tensor(2.0**-64, mstype.float32)
+        self._all = Tensor(np.ones(sum(sizes), bool))
 
     def construct(self, overflow, grads):
-        # Not in a branch for steps that overflowed: in a branch within a branch graph mode forgets how long a tuple of
-        # equal tensors is, or crashes.
-        sums = ops.stack(gradients.sums(gradients.multiply(grads, self._small)))
-        are_not_finite = ops.logical_and(ops.logical_not(ops.isfinite(sums)), self._whose)
+        are_finite = self._all
+        if overflow:
+            are_finite = gradients.each_finite(grads)
+        are_not_finite = ops.logical_and(ops.logical_not(are_finite), self._whose)
         return self._or_all(ops.ReduceAny()(are_not_finite, 1), overflow)
 
     def of_each(self, not_finite, overflows):

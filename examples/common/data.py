@@ -8,11 +8,13 @@ from typing import NamedTuple
 import numpy as np
 from mindspore.dataset import GeneratorDataset
 
+from common.input_error import InputError
+
 IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 
-class DataError(Exception):
-    """What is wrong with the data, in one line for the user."""
+class DataError(InputError):
+    """What is wrong with the data."""
 
 
 class Digits(NamedTuple):
@@ -22,6 +24,11 @@ class Digits(NamedTuple):
     train_labels: np.ndarray
     test_images: np.ndarray
     test_labels: np.ndarray
+
+    @property
+    def fingerprint(self):
+        """What tells these digits to train with from others."""
+        return f"{len(self.train_images)} images, CRC {zlib.crc32(self.train_images):08x}"
 
 
 def add_data_argument(parser):
@@ -147,6 +154,14 @@ def train_dataset(digits, batch_size, seed, epoch, share=_whole):
     order = np.random.default_rng((seed, epoch)).permutation(len(digits.train_images))
     order = order[: len(order) // batch_size * batch_size]
     return _dataset(digits.train_images, digits.train_labels, order, batch_size, share)
+
+
+def steps_per_epoch(digits, batch_size):
+    """How many whole batches an epoch has; an InputError if there is none."""
+    images = len(digits.train_images)
+    if batch_size > images:
+        raise InputError(f"--batch-size {batch_size} is more than the {images} training images")
+    return images // batch_size
 
 
 def test_dataset(digits, batch_size=1000):

@@ -2,7 +2,13 @@
 
 import argparse
 
+import mindspore
+
+from common.data import add_data_argument
+from common.input_error import InputError
 from ms_lossscale import DynamicLossScale, FixedLossScale, ScheduledLossScale
+
+MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
 
 
 def positive_int(text):
@@ -38,6 +44,42 @@ def decay(text):
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 0 and less than 1, but got {text}")
     return value
+
+
+def add_run_arguments(parser, output, epochs, seed_of):
+    """Adds the options for what is trained with and where it is written, with the defaults of two of them."""
+    add = parser.add_argument
+    add_data_argument(parser)
+    add("--output", metavar="DIR", default=output, help="folder for the results (default: %(default)s)")
+    add("--resume", action="store_true", help="continue from the last whole epoch of the run in the output folder")
+    add(
+        "--epochs",
+        type=positive_int,
+        default=epochs,
+        help="epochs in all, resumed ones included (default: %(default)s)",
+    )
+    add(
+        "--batch-size",
+        type=positive_int,
+        default=32,
+        metavar="N",
+        help="digits in a step, of all ranks together (default: %(default)s)",
+    )
+    add("--seed", type=seed_int, default=0, help=f"of {seed_of} (default: %(default)s)")
+
+
+def add_execution_arguments(parser, amp_level):
+    """Adds the options for how MindSpore computes, with the default of one of them."""
+    add = parser.add_argument
+    add(
+        "--amp-level",
+        choices=("O0", "O1", "O2", "O3", "auto"),
+        default=amp_level,
+        help="MindSpore's level of mixed precision: O0 is float32, O1 and auto compute chosen operators in float16, O2 "
+        "all but BatchNorm, O3 all (default: %(default)s)",
+    )
+    add("--mode", choices=MODES, default="graph", help="MindSpore's mode of execution (default: %(default)s)")
+    add("--device", choices=("CPU", "GPU", "Ascend"), default="CPU", help="where to train (default: %(default)s)")
 
 
 def add_step_arguments(group, ema, max_retries):
@@ -135,14 +177,17 @@ def complete_loss_scale(parser, args, loss_scales):
 
 
 def make_loss_scale(args):
-    """The loss scale that the options stand for."""
-    if args.loss_scale == "none":
-        return None
-    if args.loss_scale == "dynamic":
-        return DynamicLossScale(args.scale, scale_window=args.scale_window)
-    if args.loss_scale == "scheduled":
-        return ScheduledLossScale(args.milestone, args.scales)
-    return FixedLossScale(args.scale, drop_overflow_update=args.loss_scale == "fixed")
+    """The loss scale that the options stand for; an InputError if there is none of such values."""
+    try:
+        if args.loss_scale == "none":
+            return None
+        if args.loss_scale == "dynamic":
+            return DynamicLossScale(args.scale, scale_window=args.scale_window)
+        if args.loss_scale == "scheduled":
+            return ScheduledLossScale(args.milestone, args.scales)
+        return FixedLossScale(args.scale, drop_overflow_update=args.loss_scale == "fixed")
+    except ValueError as error:
+        raise InputError(str(error)) from None
 
 
 # What argparse calls them when the text is no number at all.

@@ -5,6 +5,8 @@ import os
 
 import numpy as np
 
+from common.retries import Retries
+
 
 @contextlib.contextmanager
 def replacing(path):
@@ -19,8 +21,7 @@ def replacing(path):
 
 def print_steps(cell, epoch, steps_per_epoch, skipped):
     """Prints how many steps a training cell has made, and what became of those that overflowed."""
-    counters = cell.counters()
-    retries = sum(its.get("retries", 0) for its in (counters if isinstance(counters, list) else [counters]))
+    retries = Retries(cell).total()
     again = f", after {retries} retries at lower loss scales" if retries else ""
     print(f"Trained {epoch} epochs of {steps_per_epoch} steps; skipped {skipped} steps that overflowed{again}")
 

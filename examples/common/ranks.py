@@ -8,6 +8,9 @@ import numpy as np
 from mindspore import Tensor, ops
 from mindspore.communication import get_group_size, get_rank, init
 
+from common.input_error import InputError
+from common.options import MODES
+
 
 class Ranks(NamedTuple):
     """This process, one of `count` that train together."""
@@ -33,29 +36,34 @@ class Ranks(NamedTuple):
         return ops.AllReduce()(Tensor(values)).asnumpy() / self.count
 
 
-def start_ranks(device, mode, seed, batch_size):
+def start_ranks(args):
     """
     Sets the device, the mode and the seed, and joins the other ranks, if msrun has started this script. The training
     cells that are constructed from now on average their gradients over all ranks.
+
+    Args:
+        args (argparse.Namespace): The script's options.
 
     Returns:
         Ranks.
 
     Raises:
-        ValueError: If there is no such device, or the ranks can't share a batch of this size.
+        InputError: If there is no such device, or the ranks can't share a batch of this size.
     """
     try:
-        mindspore.set_device(device)
+        mindspore.set_device(args.device)
     except RuntimeError as error:
-        raise ValueError(f"--device {device}: {str(error).splitlines()[0]}") from None
-    mindspore.set_context(mode=mode)
-    mindspore.set_seed(seed)
+        raise InputError(f"--device {args.device}: {str(error).splitlines()[0]}") from None
+    mindspore.set_context(mode=MODES[args.mode])
+    mindspore.set_seed(args.seed)
     # msrun tells the processes that it starts what they are. One is its scheduler, which does not return from init.
     if "MS_ROLE" not in os.environ:
         return Ranks()
     count = int(os.environ["MS_WORKER_NUM"])
-    if batch_size % count:
-        raise ValueError(f"--batch-size {batch_size} can't be shared by {count} ranks: choose a multiple of {count}")
+    if args.batch_size % count:
+        raise InputError(
+            f"--batch-size {args.batch_size} can't be shared by {count} ranks: choose a multiple of {count}"
+        )
     init()
     mindspore.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
     return Ranks(get_rank(), get_group_size())

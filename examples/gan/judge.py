@@ -12,30 +12,29 @@ _MAX_EPOCHS = 8
 _ENOUGH_STEPS = 1000
 
 
-def load_or_train(path, digits, fingerprint):
+def load_or_train(path, digits):
     """
     The judge, in float32: from its checkpoint, if there is one for these digits, else trained and saved there.
 
     Args:
         path (Path): The checkpoint.
         digits (Digits): What to train with.
-        fingerprint (str): Tells the digits from others.
 
     Returns:
         Tuple of the network and its accuracy on the test digits.
     """
     network = LeNet5()
-    if not _load(path, network, fingerprint):
+    if not _load(path, network, digits):
         _train(network, digits)
         with replacing(path) as part:
-            mindspore.save_checkpoint(network, str(part), append_dict={"data": fingerprint})
+            mindspore.save_checkpoint(network, str(part), append_dict={"data": digits.fingerprint})
     return network, accuracy(network, test_dataset(digits))
 
 
-def _load(path, network, fingerprint):
+def _load(path, network, digits):
     try:
         parameters = mindspore.load_checkpoint(str(path))
-        if parameters.pop("data", None) != fingerprint:
+        if parameters.pop("data", None) != digits.fingerprint:
             return False
         mindspore.load_param_into_net(network, parameters, strict_load=True)
     except (ValueError, RuntimeError):

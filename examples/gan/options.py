@@ -2,15 +2,14 @@
 
 import argparse
 
-import mindspore
-from common.data import add_data_argument
 from common.options import (
+    add_execution_arguments,
     add_loss_scale_arguments,
+    add_run_arguments,
     add_step_arguments,
     complete_loss_scale,
     positive_float,
     positive_int,
-    seed_int,
 )
 
 # Each loss scale, and the options that it takes with their defaults.
@@ -28,18 +27,14 @@ LOSSES = {
     "wgan-gp": {"update": "alternating", "n_critic": 5},
 }
 
-MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
-
 
 def make_parser():
     parser = argparse.ArgumentParser(
         description="Train a DCGAN to draw handwritten digits in mixed precision, with a training cell of ms_lossscale "
         "for two networks."
     )
+    add_run_arguments(parser, "output/gan", 48, "weights, order of the digits and noise")
     add = parser.add_argument
-    add_data_argument(parser)
-    add("--output", metavar="DIR", default="output/gan", help="folder for the results (default: %(default)s)")
-    add("--resume", action="store_true", help="continue from the last whole epoch of the run in the output folder")
     add(
         "--loss",
         choices=LOSSES,
@@ -49,15 +44,6 @@ def make_parser():
         "BatchNorm, and the gradient within its loss is taken under its own loss scale. In float16 that always "
         "overflows at 65536, so begin below or let a dynamic scale back off (default: %(default)s)",
     )
-    add("--epochs", type=positive_int, default=48, help="epochs in all, resumed ones included (default: %(default)s)")
-    add(
-        "--batch-size",
-        type=positive_int,
-        default=32,
-        metavar="N",
-        help="digits in a step, of all ranks together (default: %(default)s)",
-    )
-    add("--seed", type=seed_int, default=0, help="of weights, order of the digits and noise (default: %(default)s)")
     add(
         "--filters",
         type=positive_int,
@@ -80,15 +66,7 @@ def make_parser():
         help="of both Adam optimizers; the 1e-4 of wgan-gp's paper takes several times as many epochs (default: "
         "%(default)s)",
     )
-    add(
-        "--amp-level",
-        choices=("O0", "O1", "O2", "O3", "auto"),
-        default="O3",
-        help="MindSpore's level of mixed precision: O0 is float32, O1 and auto compute chosen operators in float16, O2 "
-        "all but BatchNorm, O3 all (default: %(default)s)",
-    )
-    add("--mode", choices=MODES, default="graph", help="MindSpore's mode of execution (default: %(default)s)")
-    add("--device", choices=("CPU", "GPU", "Ascend"), default="CPU", help="where to train (default: %(default)s)")
+    add_execution_arguments(parser, "O3")
 
     group = parser.add_argument_group("updates")
     add_step_arguments(group, ema=0.99, max_retries=3)
@@ -122,9 +100,9 @@ def _defaults(name):
     return ", ".join(f"{defaults[name]} with {loss}" for loss, defaults in LOSSES.items())
 
 
-def parse_arguments(parser):
-    """The arguments, with the defaults that depend on other arguments filled in."""
-    args = parser.parse_args()
+def parse_arguments(parser, argv=None):
+    """The arguments, by default those of the command line, with what depends on other arguments filled in."""
+    args = parser.parse_args(argv)
     complete_loss_scale(parser, args, LOSS_SCALES)
     n_critic = args.n_critic
     for name, default in LOSSES[args.loss].items():

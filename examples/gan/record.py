@@ -1,6 +1,5 @@
 """What a run leaves to look at: a table of every step, its curves, and the digits that were drawn."""
 
-import csv
 from typing import NamedTuple
 
 import numpy as np
@@ -24,30 +23,6 @@ class Step(NamedTuple):
     generator_loss_scale: float
     discriminator_retries: int
     generator_retries: int
-
-
-def write_csv(path, steps):
-    """Writes one row for each step."""
-    with replacing(path) as part, open(part, "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(Step._fields)
-        # Nine digits tell any two float32 apart.
-        writer.writerows([f"{value:.9g}" for value in step] for step in steps)
-
-
-def read_csv(path, count):
-    """Reads the first `count` steps of a file of `write_csv`; a ValueError says that they aren't there."""
-    types = (int, float, float, _flag, _flag, float, float, int, int)
-    with open(path, newline="") as file:
-        rows = list(csv.reader(file))[1 : count + 1]
-    steps = [Step(*(convert(text) for convert, text in zip(types, row))) for row in rows]
-    if [step.step for step in steps] != list(range(1, count + 1)):
-        raise ValueError(f"it does not hold the steps 1 to {count}")
-    return steps
-
-
-def _flag(text):
-    return bool(int(text))
 
 
 def plot(path, steps, title, loss_unit, steps_per_epoch, *, separate_scales, separate_steps):

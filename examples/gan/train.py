@@ -13,7 +13,6 @@ ranks, which share each batch, the first one writes, draws and judges.
 import contextlib
 import os
 import sys
-import zlib
 from pathlib import Path
 
 # With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower. It is read when
@@ -27,15 +26,16 @@ import mindspore
 import network
 import numpy as np
 import wgan_gp
-from common.data import DataError, load_digits, train_dataset
+from common.data import load_digits, steps_per_epoch, train_dataset
+from common.input_error import InputError
 from common.options import make_loss_scale, step_keywords
 from common.output import print_steps
 from common.ranks import finish_ranks, is_first_process, start_ranks
 from common.retries import Retries
 from mindspore import Tensor, amp, nn
-from options import MODES, make_parser, parse_arguments
+from options import make_parser, parse_arguments
 from record import Step, plot
-from run_folder import InputError, Run
+from run_folder import GanRunFolder
 from tqdm import tqdm
 
 from ms_lossscale import AlternatingTrainOneStepCell, SimultaneousTrainOneStepCell
@@ -52,22 +52,11 @@ GRID_SIDE = 10
 JUDGED_SAMPLES = 1000
 
 
-def join_ranks(args):
-    """Joins the other ranks, if there are any."""
-    try:
-        return start_ranks(args.device, MODES[args.mode], args.seed, args.batch_size)
-    except ValueError as error:
-        raise InputError(str(error)) from None
-
-
 def make_loss_scales(args):
     """A list with a loss scale for each network, or one for both."""
-    try:
-        if args.update == "alternating" or args.separate_scales:
-            return [make_loss_scale(args), make_loss_scale(args)]
-        return make_loss_scale(args)
-    except ValueError as error:
-        raise InputError(str(error)) from None
+    if args.update == "alternating" or args.separate_scales:
+        return [make_loss_scale(args), make_loss_scale(args)]
+    return make_loss_scale(args)
 
 
 def make_losses(args, generator, discriminator, loss_scale):
@@ -189,11 +178,11 @@ def train_epoch(cell, digits, args, epoch, recorder, ranks):
     recorder.flush()
 
 
-def print_score(generator, weights, run, digits, args, fingerprint):
+def print_score(generator, weights, run, digits, args):
     # Whatever --mode says: this is no part of the training, and compiled it takes seconds.
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
     mindspore.set_seed(args.seed)
-    lenet, accuracy = judge.load_or_train(run.judge, digits, fingerprint)
+    lenet, accuracy = judge.load_or_train(run.judge, digits)
     rng = np.random.default_rng((args.seed, 0, JUDGED_NOISE))
     images = draw(generator, weights, rng.standard_normal((JUDGED_SAMPLES, args.latent), dtype=np.float32))
     probabilities = judge.class_probabilities(lenet, (images + 1) / 2)
@@ -206,26 +195,16 @@ def print_score(generator, weights, run, digits, args, fingerprint):
 
 def train(args):
     digits = load_digits(args.data)
-    steps_per_epoch = len(digits.train_images) // args.batch_size
-    if steps_per_epoch == 0:
-        raise InputError(f"--batch-size {args.batch_size} is more than the {len(digits.train_images)} training images")
-    fingerprint = f"{len(digits.train_images)} images, CRC {zlib.crc32(digits.train_images):08x}"
-    ranks = join_ranks(args)
+    epoch_steps = steps_per_epoch(digits, args.batch_size)
+    ranks = start_ranks(args)
     generator, cell = make_cell(args)
-    run = Run(args, fingerprint)
-    if args.resume:
-        epoch, steps = run.resume(cell, steps_per_epoch)
-        if ranks.is_first:
-            print(f"Resuming after epoch {epoch} of {args.epochs}")
-    else:
-        epoch, steps = 0, []
-        if ranks.is_first:
-            run.begin()
+    run = GanRunFolder(args, digits.fingerprint)
+    epoch, steps = run.start(cell, epoch_steps, ranks)
 
     grid_noise = np.random.default_rng((args.seed, 0, GRID_NOISE)).standard_normal((GRID_SIDE**2, args.latent))
     grid_noise = grid_noise.astype(np.float32)
     weights = cell.ema_weights if args.ema else contextlib.nullcontext
-    total = max(args.epochs, epoch) * steps_per_epoch
+    total = max(args.epochs, epoch) * epoch_steps
     try:
         with tqdm(
             total=total,
@@ -253,13 +232,13 @@ def train(args):
             steps,
             title,
             LOSS_UNITS[args.loss],
-            steps_per_epoch,
+            epoch_steps,
             separate_scales=args.update == "alternating" or args.separate_scales,
             separate_steps=args.update == "alternating",
         )
-        print_steps(cell, epoch, steps_per_epoch, skipped(steps))
+        print_steps(cell, epoch, epoch_steps, skipped(steps))
         print(f"Wrote {run.checkpoint}, {run.table.name}, {run.curves.name} and epoch-*.png")
-        print_score(generator, weights, run, digits, args, fingerprint)
+        print_score(generator, weights, run, digits, args)
     except KeyboardInterrupt:
         if ranks.is_first:
             cure = f"--resume continues after epoch {epoch}" if epoch else "no epoch was finished, so begin again"
@@ -273,7 +252,7 @@ def main():
     args = parse_arguments(parser)
     try:
         return train(args)
-    except (DataError, InputError) as error:
+    except InputError as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n" if is_first_process() else None)
 
 

@@ -28,7 +28,7 @@ from common.options import positive_float, positive_int, seed_int
 from common.output import replacing
 from mindspore import FixedLossScaleManager, amp
 from tqdm import tqdm
-from weighted_training import add_weighted_arguments, load_or_exit, make_folder_or_exit, steps_per_epoch, train
+from weighted_training import add_weighted_arguments, load_or_exit, make_folder_or_exit, train
 
 from ms_lossscale import DynamicLossScale, FixedLossScale, build_train_network
 
@@ -88,13 +88,13 @@ def make_parser():
 def main():
     parser = make_parser()
     args = parser.parse_args()
-    digits = load_or_exit(parser, args)
+    digits, steps_per_epoch = load_or_exit(parser, args)
     folder = make_folder_or_exit(parser, args)
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
     mindspore.set_device("CPU")
 
     results = {}
-    steps = len(RECIPES) * len(args.seeds) * args.epochs * steps_per_epoch(args, digits)
+    steps = len(RECIPES) * len(args.seeds) * args.epochs * steps_per_epoch
     with tqdm(total=steps, unit="step", dynamic_ncols=True) as bar:
         for name, make_cell in RECIPES.items():
             results[name] = []

@@ -24,7 +24,7 @@ from common.lenet5 import accuracy
 from common.options import positive_int, seed_int
 from common.output import replacing
 from tqdm import tqdm
-from weighted_training import add_weighted_arguments, load_or_exit, make_folder_or_exit, steps_per_epoch, train
+from weighted_training import add_weighted_arguments, load_or_exit, make_folder_or_exit, train
 
 from ms_lossscale import (
     FixedLossScale,
@@ -129,8 +129,7 @@ def diagnose(args, digits, folder, bar):
 def main():
     parser = make_parser()
     args = parser.parse_args()
-    digits = load_or_exit(parser, args)
-    steps = steps_per_epoch(args, digits)
+    digits, steps = load_or_exit(parser, args)
     if steps < args.profile_batches:
         parser.error(
             f"argument --profile-batches: {args.profile_batches} are more than the {steps} batches of "

@@ -1,6 +1,5 @@
 """What happened in every step, as a table and as curves."""
 
-import csv
 from typing import NamedTuple
 
 import numpy as np
@@ -16,28 +15,6 @@ class Step(NamedTuple):
     overflow: bool
     loss_scale: float
     retries: int
-
-
-def write_csv(path, steps):
-    """Writes one row for each step."""
-    with replacing(path) as part, open(part, "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(Step._fields)
-        # Nine digits tell any two float32 apart.
-        writer.writerows([f"{value:.9g}" for value in step] for step in steps)
-
-
-def read_csv(path, count):
-    """Reads the first `count` steps of a file of `write_csv`; a ValueError says that they aren't there."""
-    with open(path, newline="") as file:
-        rows = list(csv.reader(file))[1 : count + 1]
-    steps = [
-        Step(int(step), float(loss), bool(int(overflow)), float(scale), int(retries))
-        for step, loss, overflow, scale, retries in rows
-    ]
-    if [step.step for step in steps] != list(range(1, count + 1)):
-        raise ValueError(f"it does not hold the steps 1 to {count}")
-    return steps
 
 
 def plot(path, steps, title, steps_per_epoch):

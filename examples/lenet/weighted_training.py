@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import mindspore
-from common.data import DataError, load_digits, train_dataset
+from common.data import load_digits, steps_per_epoch, train_dataset
+from common.input_error import InputError
 from common.lenet5 import LeNet5
 from common.options import positive_float, positive_int
 from mindspore import Callback, Model, nn
@@ -47,10 +48,11 @@ def add_weighted_arguments(parser):
 
 
 def load_or_exit(parser, args):
-    """The digits, or one line that says what is wrong with them, and status 2."""
+    """The digits and how many batches of them are an epoch, or one line that says what is wrong, and status 2."""
     try:
-        return load_digits(args.data)
-    except DataError as error:
+        digits = load_digits(args.data)
+        return digits, steps_per_epoch(digits, args.batch_size)
+    except InputError as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
 
 
@@ -64,11 +66,6 @@ def make_folder_or_exit(parser, args):
     return folder
 
 
-def steps_per_epoch(args, digits):
-    """How many whole batches an epoch has."""
-    return len(digits.train_images) // args.batch_size
-
-
 def train(make_cell, args, digits, seed, bar, before_epoch=None):
     """
     Trains a LeNet-5 for `args.epochs`, and returns it.
@@ -77,7 +74,7 @@ def train(make_cell, args, digits, seed, bar, before_epoch=None):
     """
     mindspore.set_seed(seed)
     network = LeNet5()
-    schedule = nn.ExponentialDecayLR(1e-3, 0.8, steps_per_epoch(args, digits))
+    schedule = nn.ExponentialDecayLR(1e-3, 0.8, steps_per_epoch(digits, args.batch_size))
     # The usual eps would outweigh gradients as small as these.
     optimizer = nn.AdamWeightDecay(network.trainable_params(), schedule, eps=1e-16)
     cell = make_cell(network, optimizer, WeightedLoss(args.loss_weight))

@@ -1,0 +1,92 @@
+"""The files of a run in the output folder."""
+
+import json
+from pathlib import Path
+
+import mindspore
+
+from common.input_error import InputError
+from common.output import replacing
+from common.steps_table import read_steps, write_steps
+
+# Options of both examples that must be the same for a resumed run to end where the uninterrupted one would have.
+_SETTINGS = (
+    *("batch_size", "seed", "learning_rate", "amp_level", "accumulate", "clip_norm", "max_retries", "ema"),
+    *("loss_scale", "scale", "scale_window", "milestone", "scales"),
+)
+
+
+class RunFolder:
+    """
+    The files of a run in the output folder: a new run removes earlier ones, a resumed one continues them.
+
+    Args:
+        args (argparse.Namespace): The options.
+        checkpoint (str): The name of the checkpoint.
+        step_type (type): What a row of the table is.
+        settings (tuple[str]): The options that must be the same to resume, besides those that both examples have.
+        fingerprint (str): Of the data, which must be the same, too.
+    """
+
+    def __init__(self, args, checkpoint, step_type, settings, fingerprint):
+        self.folder = Path(args.output)
+        self.checkpoint, self.table, self.curves = (
+            self.folder / name for name in (checkpoint, "steps.csv", "curves.png")
+        )
+        self._args, self._step_type = args, step_type
+        self._settings = {name: getattr(args, name) for name in (*_SETTINGS, *settings)}
+        self._settings["data"] = fingerprint
+
+    def files(self):
+        """What an earlier run may have left."""
+        return [self.checkpoint, self.table, self.curves]
+
+    def start(self, cell, steps_per_epoch, ranks):
+        """Begins a new run, or resumes one. Returns the number of the last whole epoch and the steps up to its end."""
+        if self._args.resume:
+            epoch, steps = self._resume(cell, steps_per_epoch)
+            if ranks.is_first:
+                print(f"Resuming after epoch {epoch} of {self._args.epochs}")
+            return epoch, steps
+        if ranks.is_first:
+            self._begin()
+        return 0, []
+
+    def _begin(self):
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for path in self.files():
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise InputError(f"can't write to the output folder: {error}") from None
+
+    def _resume(self, cell, steps_per_epoch):
+        if not self.checkpoint.is_file():
+            raise InputError(f"nothing to resume: {self.checkpoint} does not exist; train without --resume first")
+        try:
+            parameters = mindspore.load_checkpoint(str(self.checkpoint))
+            epoch, settings = int(parameters.pop("epoch")), json.loads(parameters.pop("settings"))
+        except (ValueError, RuntimeError, KeyError) as error:
+            raise InputError(
+                f"{self.checkpoint} is no checkpoint of this program: {str(error).splitlines()[0]}"
+            ) from None
+        for name, value in self._settings.items():
+            if settings.get(name) != value:
+                raise InputError(
+                    f"can't resume: the run in {self.folder} has {name} {settings.get(name)}, not {value}; pass the "
+                    f"same, or another --output"
+                )
+        mindspore.load_param_into_net(cell, parameters, strict_load=True)
+        try:
+            return epoch, read_steps(self.table, self._step_type, epoch * steps_per_epoch)
+        except (OSError, ValueError) as error:
+            raise InputError(f"can't resume: {self.table} does not go with the checkpoint: {error}") from None
+
+    def save(self, cell, epoch, steps):
+        """Writes down what there is after an epoch."""
+        # The checkpoint last: without its steps it could not be resumed, while a table with too many can.
+        write_steps(self.table, self._step_type, steps)
+        with replacing(self.checkpoint) as part:
+            mindspore.save_checkpoint(
+                cell, str(part), append_dict={"epoch": epoch, "settings": json.dumps(self._settings)}
+            )

@@ -5,13 +5,21 @@ import numpy as np
 import pytest
 from mindspore import Model, Parameter, ParameterTuple, Tensor, dataset, nn, ops
 from support.own_scales_control import OwnScalesControl
-from support.retried_networks import LEARNING_RATE, Law, Slope
+from support.retried_networks import (
+    LEARNING_RATE,
+    Law,
+    Penalised,
+    Slope,
+    TwoSlopes,
+    inputs,
+    loss_scale,
+    random_slopes,
+)
 from support.training import changed, state
 
 from ms_lossscale import (
     DynamicLossScale,
     FixedLossScale,
-    InputGradient,
     LossScaleMonitor,
     OverflowDetector,
     ScaledTrainOneStepCell,
@@ -23,33 +31,6 @@ from ms_lossscale import (
 LAWS = [{"scale": 2.0**15, "window": 3}, {"scale": 2.0**13, "window": 4, "hysteresis": 2, "low": 2.0**9}]
 
 
-def loss_scale(scale, window, hysteresis=1, low=1.0):
-    return DynamicLossScale(scale, scale_window=window, hysteresis=hysteresis, min_loss_scale=low)
-
-
-def slopes(seed, count=40):
-    """Powers of two, of which a scale of 2**16 / slope overflows; now and then NaN, or too large for any scale."""
-    rng = np.random.default_rng(seed)
-    values = 2.0 ** rng.integers(-3, 7, (count, 2))
-    values[rng.random((count, 2)) < 0.04] = np.nan
-    values[rng.random((count, 2)) < 0.04] = 2.0**15
-    return values.tolist()
-
-
-def inputs(pair, seed=0):
-    x = np.random.default_rng(seed).normal(size=(4, 3)).astype(np.float32)
-    return Tensor(x), *(Tensor(np.float32(slope)) for slope in pair)
-
-
-class BothSlopes(nn.Cell):
-    def __init__(self, first, second):
-        super().__init__(auto_prefix=False)
-        self.first, self.second = first, second
-
-    def construct(self, x, slope, other):
-        return self.first(x, slope), self.second(x, other)
-
-
 def make(form="list", loss_scales=None, **keywords):
     networks = [Slope("first"), Slope("second")]
     if loss_scales is None:
@@ -57,7 +38,7 @@ def make(form="list", loss_scales=None, **keywords):
     if form == "list":
         keywords["network_inputs"] = [(0, 1), (0, 2)]
     cell = SimultaneousTrainOneStepCell(
-        networks if form == "list" else BothSlopes(*networks),
+        networks if form == "list" else TwoSlopes(*networks),
         [nn.SGD([network.weight], LEARNING_RATE) for network in networks],
         loss_scales,
         **keywords,
@@ -73,9 +54,9 @@ def make(form="list", loss_scales=None, **keywords):
 def test_against_a_simulation(mode, form, retries, keywords):
     networks, cell = make(form, max_retries=retries, **keywords)
     control = OwnScalesControl([Law(**law) for law in LAWS], retries, keywords.get("gradient_accumulation_steps", 1))
-    for seed, pair in enumerate(slopes(retries)):
+    for seed, pair in enumerate(random_slopes(retries, 40, 2, odd=0.04)):
         overflow, scales = control.call(pair)
-        outputs = cell(*inputs(pair, seed))
+        outputs = cell(*inputs(*pair, seed=seed))
         assert (outputs[1].shape, outputs[2].shape) == ((), (2,))
         assert (bool(outputs[1].asnumpy()), outputs[2].asnumpy().tolist()) == (overflow, scales)
         assert cell.get_loss_scale() == [law.scale for law in control.laws]
@@ -90,7 +71,7 @@ def test_against_a_simulation(mode, form, retries, keywords):
 
 def test_a_retry_lowers_the_scale_to_blame_only(mode):
     _, cell = make(loss_scales=[DynamicLossScale(2.0**15), DynamicLossScale(2.0**15)], max_retries=5)
-    _, overflow, scales, _ = cell(*inputs((1.0, 16.0)))
+    _, overflow, scales, _ = cell(*inputs(1.0, 16.0))
     assert not overflow.asnumpy()
     assert scales.asnumpy().tolist() == [2.0**15, 2.0**11]
     assert cell.counters()["retries"] == 4
@@ -103,7 +84,7 @@ def test_reading_and_setting(mode):
     assert cell.get_loss_scale() == [1024.0, 8.0]
     cell.set_loss_scale([16.0, 4.0])
     assert cell.scale_sense.asnumpy().tolist() == [16.0, 4.0]
-    assert cell(*inputs((1.0, 1.0)))[2].asnumpy().tolist() == [16.0, 4.0]
+    assert cell(*inputs(1.0, 1.0))[2].asnumpy().tolist() == [16.0, 4.0]
     cell.set_loss_scale(2.0)
     assert cell.get_loss_scale() == [2.0, 2.0]
     with pytest.raises(ValueError, match="one entry for each of the 2 networks"):
@@ -141,12 +122,12 @@ class Told(OverflowDetector):
 
 def test_where_a_detector_of_ones_own_tells_all_see_it(mode):
     _, cell = make(loss_scales=[DynamicLossScale(2.0**4), DynamicLossScale(2.0**3)], overflow_detector=Told())
-    assert cell(*inputs((64.0, 1.0)))[1].asnumpy()
+    assert cell(*inputs(64.0, 1.0))[1].asnumpy()
     assert cell.get_loss_scale() == [2.0**3, 2.0**2]
-    assert not cell(*inputs((1.0, 1.0)))[1].asnumpy()
+    assert not cell(*inputs(1.0, 1.0))[1].asnumpy()
     # The detector does not see an infinite gradient as such, and it decides.
     cell.set_loss_scale(2.0**15)
-    assert not cell(*inputs((1.0, -64.0)))[1].asnumpy()
+    assert not cell(*inputs(1.0, -64.0))[1].asnumpy()
 
 
 class WritesTooMuch(Slope):
@@ -166,7 +147,7 @@ def test_what_the_forward_writes_is_seen_by_all_unless_gradients_tell_whose_it_w
         network_inputs=[(0, 1), (2, 3)],
         clip_norm=clip_norm,
     ).set_train()
-    x, slope, _ = inputs((1.0, 1.0))
+    x, slope, _ = inputs(1.0, 1.0)
     assert cell(x * float("inf"), Tensor(np.float32(first)), x, slope)[1].asnumpy()
     assert cell.get_loss_scale() == expected
 
@@ -218,42 +199,42 @@ def test_any_number_of_networks_with_any_number_of_weights(mode, counts, keyword
 
 
 def test_resumed_in_the_middle_of_a_window(mode):
-    values = slopes(7, 11)
+    values = random_slopes(7, 11, 2, odd=0.04)
     (_, whole), (_, first), (_, second) = (make(max_retries=2, gradient_accumulation_steps=2) for _ in range(3))
     for seed, pair in enumerate(values):
-        whole(*inputs(pair, seed))
+        whole(*inputs(*pair, seed=seed))
     for seed, pair in enumerate(values[:5]):
-        first(*inputs(pair, seed))
+        first(*inputs(*pair, seed=seed))
     second.load_state_dict(first.parameters_dict())
     for seed, pair in enumerate(values[5:], 5):
-        second(*inputs(pair, seed))
+        second(*inputs(*pair, seed=seed))
     assert changed(state(whole), state(second)) == set()
 
 
 def test_a_flushed_window(mode):
     _, cell = make(gradient_accumulation_steps=4)
-    cell(*inputs((1.0, 64.0)))
-    cell(*inputs((1.0, 1.0)))
+    cell(*inputs(1.0, 64.0))
+    cell(*inputs(1.0, 1.0))
     cell.flush()
     # The second law has a hysteresis of 2.
     assert cell.get_loss_scale() == [2.0**15, 2.0**13]
     assert cell.counters()["skipped_steps"] == 1
-    cell(*inputs((64.0, 1.0)))
+    cell(*inputs(64.0, 1.0))
     cell.flush()
     assert cell.get_loss_scale() == [2.0**14, 2.0**13]
-    cell(*inputs((1.0, 1.0)))
+    cell(*inputs(1.0, 1.0))
     cell.flush()
     assert cell.counters() == {"applied_steps": 1, "skipped_steps": 2, "consecutive_skipped_steps": 0}
 
 
 def test_a_scale_set_within_a_window_is_that_networks_next(mode):
     _, cell = make(gradient_accumulation_steps=2)
-    cell(*inputs((1.0, 1.0)))
+    cell(*inputs(1.0, 1.0))
     cell.loss_scale[0].set_loss_scale(64.0)
-    assert cell(*inputs((64.0, 64.0)))[2].asnumpy().tolist() == [2.0**15, 2.0**13]
+    assert cell(*inputs(64.0, 64.0))[2].asnumpy().tolist() == [2.0**15, 2.0**13]
     # The second law has a hysteresis of 2, and has seen one overflow.
     assert cell.loss_scale[1].overflow_steps.asnumpy() == 1
-    assert cell(*inputs((1.0, 1.0)))[2].asnumpy().tolist() == [64.0, 2.0**13]
+    assert cell(*inputs(1.0, 1.0))[2].asnumpy().tolist() == [64.0, 2.0**13]
 
 
 @pytest.mark.parametrize(
@@ -261,31 +242,14 @@ def test_a_scale_set_within_a_window_is_that_networks_next(mode):
 )
 def test_nothing_is_checked(mode, loss_scales):
     networks, cell = make(loss_scales=loss_scales)
-    assert not cell(*inputs((float("nan"), 1.0)))[1].asnumpy()
+    assert not cell(*inputs(float("nan"), 1.0))[1].asnumpy()
     assert np.isnan(networks[0].weight.asnumpy()).all()
     np.testing.assert_array_equal(networks[1].weight.asnumpy(), np.full(3, 1 - LEARNING_RATE, np.float32))
 
 
-class Penalised(nn.Cell):
-    """Its loss holds a gradient that is computed at the scale, and is infinite in float16 from some scale on."""
-
-    def __init__(self, loss_scale):
-        super().__init__()
-        self.inner = Slope("first")
-        self.gradient = InputGradient(Doubled(), loss_scale)
-
-    def construct(self, x, slope):
-        return self.inner(x, slope) + self.gradient(x).mean() * self.inner.weight.sum()
-
-
-class Doubled(nn.Cell):
-    def construct(self, x):
-        return (x.astype(mindspore.float16) * 16.0).sum()
-
-
 def test_an_input_gradient_of_one_of_the_scales(mode):
     loss_scales = [DynamicLossScale(2.0**15), DynamicLossScale(2.0**15)]
-    networks = [Penalised(loss_scales[0]), Slope("second")]
+    networks = [Penalised(loss_scales[0], "first"), Slope("second")]
     cell = SimultaneousTrainOneStepCell(
         networks,
         [nn.SGD([network.weight], LEARNING_RATE) for network in (networks[0].inner, networks[1])],
@@ -293,18 +257,18 @@ def test_an_input_gradient_of_one_of_the_scales(mode):
         network_inputs=[(0, 1), (0, 2)],
         max_retries=5,
     ).set_train()
-    _, overflow, scales, _ = cell(*inputs((1.0, 1.0)))
+    _, overflow, scales, _ = cell(*inputs(1.0, 1.0))
     assert not overflow.asnumpy()
     assert scales.asnumpy().tolist() == [2.0**11, 2.0**15]
     retries = cell.counters()["retries"]
     # The loss of the network that holds none can't be mended.
-    assert cell(*inputs((1.0, float("nan"))))[1].asnumpy()
+    assert cell(*inputs(1.0, float("nan")))[1].asnumpy()
     assert cell.counters()["retries"] == retries == 4
 
 
 def test_profiled_each_at_its_own():
     _, cell = make(loss_scales=[256.0, 16.0])
-    assert profile_gradients(cell, [inputs((1.0, 1.0))]).loss_scale == [256.0, 16.0]
+    assert profile_gradients(cell, [inputs(1.0, 1.0)]).loss_scale == [256.0, 16.0]
 
 
 def test_the_monitor_writes_all_scales(mode, tmp_path, capsys):

@@ -1,28 +1,19 @@
 """Ranks move the same scales of several, whichever network overflowed on which rank, and agree in one message."""
 
-from pathlib import Path
-
 import pytest
-from support.python_process import check_msrun, skip_with_older_mindspore
+from support.python_process import skip_with_older_mindspore
+from support.rank_programs import printed_by_ranks
 
 pytestmark = pytest.mark.long
 
 PROGRAM = """
-import sys
-
-import mindspore
 import numpy as np
 from mindspore import Tensor, nn
 from ms_lossscale import DynamicLossScale, SimultaneousTrainOneStepCell
 
-mode, retries, tests = sys.argv[1:]
-sys.path.append(tests)
 from support.retried_networks import LEARNING_RATE, Slope
 
-mindspore.set_context(mode=mindspore.GRAPH_MODE if mode == "graph" else mindspore.PYNATIVE_MODE)
-mindspore.communication.init()
-mindspore.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
-rank = mindspore.communication.get_rank()
+retries = int(arguments[0])
 networks = [Slope("first"), Slope("second")]
 # The weights of the second are each rank's own, so that nobody else sees their gradients.
 networks[1].weight.layerwise_parallel = True
@@ -31,7 +22,7 @@ cell = SimultaneousTrainOneStepCell(
     [nn.SGD([network.weight], LEARNING_RATE) for network in networks],
     [DynamicLossScale(2.0**15), DynamicLossScale(2.0**14)],
     network_inputs=[(0, 1), (0, 2)],
-    max_retries=int(retries),
+    max_retries=retries,
 ).set_train()
 x = Tensor(np.ones((4, 3), np.float32))
 # For each rank the slopes of both networks: none overflows, the first on rank 0, the second on rank 1, each on one.
@@ -63,8 +54,5 @@ EXPECTED = {
 @pytest.mark.parametrize("retries", EXPECTED)
 def test_the_same_scales_move_on_all_ranks(tmp_path, mode, retries):
     skip_with_older_mindspore()
-    (tmp_path / "program.py").write_text(PROGRAM)
-    job = check_msrun(2, "program.py", mode, str(retries), str(Path(__file__).parent), cwd=tmp_path)
-    expected = [f"end {overflow} {used} {now}" for overflow, used, now in EXPECTED[retries]]
-    for log in job.logs:
-        assert [line for line in log.splitlines() if line.startswith("end ")] == expected
+    expected = [f"{overflow} {used} {now}" for overflow, used, now in EXPECTED[retries]]
+    assert printed_by_ranks(PROGRAM, mode, retries, folder=tmp_path) == [expected, expected]

@@ -4,14 +4,23 @@ import mindspore
 import numpy as np
 import pytest
 from mindspore import Tensor, nn
-from support.retried_networks import LEARNING_RATE, Law, RetryControl, Slope
+from support.retried_networks import (
+    LEARNING_RATE,
+    Law,
+    Penalised,
+    RetryControl,
+    Slope,
+    TwoSlopes,
+    inputs,
+    loss_scale,
+    random_slopes,
+)
 from support.training import changed, same_bits, state
 
 from ms_lossscale import (
     AlternatingTrainOneStepCell,
     DynamicLossScale,
     FixedLossScale,
-    InputGradient,
     OverflowDetector,
     ScaledTrainOneStepCell,
     ScheduledLossScale,
@@ -23,24 +32,6 @@ LAWS = {
     "hysteresis": {"scale": 2.0**15, "window": 4, "hysteresis": 2},
     "floor": {"scale": 2.0**12, "window": 5, "low": 2.0**9},
 }
-
-
-def loss_scale(scale, window, hysteresis=1, low=1.0):
-    return DynamicLossScale(scale, scale_window=window, hysteresis=hysteresis, min_loss_scale=low)
-
-
-def slopes(seed, count=40):
-    """Powers of two, of which a scale of 2**16 / slope overflows; now and then NaN, or too large for any scale."""
-    rng = np.random.default_rng(seed)
-    values = 2.0 ** rng.integers(-3, 7, count)
-    values[rng.random(count) < 0.05] = np.nan
-    values[rng.random(count) < 0.05] = 2.0**15
-    return [float(value) for value in values]
-
-
-def inputs(slope, seed=0):
-    x = np.random.default_rng(seed).normal(size=(4, 3)).astype(np.float32)
-    return Tensor(x), Tensor(np.float32(slope))
 
 
 def sgd(network):
@@ -61,9 +52,9 @@ def test_scaled(mode, law, retries, keywords):
         network, sgd(network), loss_scale(**LAWS[law]), max_retries=retries, **keywords
     ).set_train()
     control = RetryControl(Law(**LAWS[law]), retries, keywords.get("gradient_accumulation_steps", 1))
-    for seed, slope in enumerate(slopes(retries)):
+    for seed, slope in enumerate(random_slopes(retries, 40)):
         overflow, scale = control.call(slope)
-        outputs = cell(*inputs(slope, seed))
+        outputs = cell(*inputs(slope, seed=seed))
         assert (bool(outputs[1].asnumpy()), float(outputs[2].asnumpy())) == (overflow, scale)
         assert cell.get_loss_scale() == control.law.scale
         check(network, cell, control, cell.counters())
@@ -87,7 +78,7 @@ def test_a_retried_step_is_the_step_at_the_lower_scale(mode, aux):
             ).set_train()
         )
     for seed in range(3):
-        outputs = [cell(*inputs(63.0, seed)) for cell in cells]
+        outputs = [cell(*inputs(63.0, seed=seed)) for cell in cells]
         for one, other in zip(*map(flat, outputs)):
             assert same_bits(one, other)
     retried, plain = map(state, cells)
@@ -108,15 +99,6 @@ def flat(values):
     return [values.asnumpy()]
 
 
-class TwoSlopes(nn.Cell):
-    def __init__(self, first, second):
-        super().__init__(auto_prefix=False)
-        self.first, self.second = first, second
-
-    def construct(self, x, slope, other):
-        return self.first(x, slope), self.second(x, other)
-
-
 @pytest.mark.parametrize("form", ["list", "tuple"])
 def test_simultaneous(mode, form):
     networks = [Slope("first"), Slope("second")]
@@ -131,10 +113,10 @@ def test_simultaneous(mode, form):
     ).set_train()
     control = RetryControl(Law(**LAWS["plain"]), 2)
     weights = np.ones(2)
-    for seed, (one, other) in enumerate(zip(slopes(3), slopes(4))):
+    for seed, (one, other) in enumerate(zip(random_slopes(3, 40), random_slopes(4, 40))):
         larger = np.nan if np.isnan(one + other) else max(one, other)
         overflow, scale = control.call(larger)
-        outputs = cell(inputs(one, seed)[0], Tensor(np.float32(one)), Tensor(np.float32(other)))
+        outputs = cell(*inputs(one, other, seed=seed))
         assert (bool(outputs[1].asnumpy()), float(outputs[2].asnumpy())) == (overflow, scale)
         assert cell.counters() == control.counters()
         if not overflow:
@@ -157,12 +139,12 @@ def test_alternating_each_for_itself(mode, every):
         every=every,
     ).set_train()
     controls = [RetryControl(Law(**LAWS["plain"]), 2) for _ in networks]
-    for call, pair in enumerate(zip(slopes(5), slopes(6)), 1):
+    for call, pair in enumerate(zip(random_slopes(5, 40), random_slopes(6, 40)), 1):
         expected = [
             control.call(slope) if call % k == 0 else (False, control.law.scale)
             for control, slope, k in zip(controls, pair, every)
         ]
-        x, *both = inputs(pair[0], call)[0], *(Tensor(np.float32(slope)) for slope in pair)
+        x, *both = inputs(*pair, seed=call)
         outputs = cell(x, *both)
         assert list(zip(outputs[1].asnumpy(), outputs[2].asnumpy())) == expected
         for network, control, counters in zip(networks, controls, cell.counters()):
@@ -179,15 +161,15 @@ def test_resumed_in_the_middle(mode):
         ).set_train()
 
     whole, first = make(), make()
-    values = slopes(7, 11)
+    values = random_slopes(7, 11)
     for seed, slope in enumerate(values):
-        whole(*inputs(slope, seed))
+        whole(*inputs(slope, seed=seed))
     for seed, slope in enumerate(values[:5]):
-        first(*inputs(slope, seed))
+        first(*inputs(slope, seed=seed))
     second = make()
     second.load_state_dict(first.parameters_dict())
     for seed, slope in enumerate(values[5:], 5):
-        second(*inputs(slope, seed))
+        second(*inputs(slope, seed=seed))
     assert changed(state(whole), state(second)) == set()
 
 
@@ -220,7 +202,7 @@ def test_each_try_is_started_and_asked(mode, steps):
         gradient_accumulation_steps=steps,
     ).set_train()
     for seed in range(steps):
-        cell(*inputs(8.0 if seed == 0 else 1.0, seed))
+        cell(*inputs(8.0 if seed == 0 else 1.0, seed=seed))
     assert cell.counters()["retries"] == 3
     started, asked = cell.overflow_detector.count.asnumpy()
     # Of a window that ends, the sum is asked about as well.
@@ -246,23 +228,6 @@ def test_wrong_numbers(value, error):
 def test_without_retries_there_are_three_counters():
     network = Slope()
     assert "retries" not in ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale()).counters()
-
-
-class Penalised(nn.Cell):
-    """Its loss holds a gradient that is computed at the scale, and is infinite in float16 from some scale on."""
-
-    def __init__(self, loss_scale):
-        super().__init__()
-        self.inner = Slope()
-        self.gradient = InputGradient(Doubled(), loss_scale)
-
-    def construct(self, x, slope):
-        return self.inner(x, slope) + self.gradient(x).mean() * self.inner.weight.sum()
-
-
-class Doubled(nn.Cell):
-    def construct(self, x):
-        return (x.astype(mindspore.float16) * 16.0).sum()
 
 
 @pytest.mark.parametrize("shares", [True, False])

@@ -6,6 +6,8 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
+from ms_lossscale import DynamicLossScale, InputGradient
+
 LEARNING_RATE = 2.0**-10
 FLOAT16_MAX = 65504.0
 
@@ -27,6 +29,54 @@ class Slope(nn.Cell):
         ops.assign(self.calls, self.calls + self.one)
         product = self.weight.astype(mstype.float16) * slope.astype(mstype.float16)
         return product.astype(mstype.float32).sum() + ops.stop_gradient(self.norm(x)).sum()
+
+
+class TwoSlopes(nn.Cell):
+    """One network with the losses of two."""
+
+    def __init__(self, first, second):
+        super().__init__(auto_prefix=False)
+        self.first, self.second = first, second
+
+    def construct(self, x, slope, other):
+        return self.first(x, slope), self.second(x, other)
+
+
+class Penalised(nn.Cell):
+    """Its loss holds a gradient that is computed at the scale, and is infinite in float16 from some scale on."""
+
+    def __init__(self, loss_scale, name="slope"):
+        super().__init__()
+        self.inner = Slope(name)
+        self.gradient = InputGradient(_Steep(), loss_scale)
+
+    def construct(self, x, slope):
+        return self.inner(x, slope) + self.gradient(x).mean() * self.inner.weight.sum()
+
+
+class _Steep(nn.Cell):
+    def construct(self, x):
+        return (x.astype(mstype.float16) * 16.0).sum()
+
+
+def inputs(*slopes, seed=0):
+    """A batch, and the slopes of the networks that it is for."""
+    x = np.random.default_rng(seed).normal(size=(4, 3)).astype(np.float32)
+    return Tensor(x), *(Tensor(np.float32(slope)) for slope in slopes)
+
+
+def random_slopes(seed, *shape, odd=0.05):
+    """Powers of two, of which a scale of 2**16 / slope overflows; now and then NaN, or too large for any scale."""
+    rng = np.random.default_rng(seed)
+    values = 2.0 ** rng.integers(-3, 7, shape)
+    values[rng.random(shape) < odd] = np.nan
+    values[rng.random(shape) < odd] = 2.0**15
+    return values.tolist()
+
+
+def loss_scale(scale, window, hysteresis=1, low=1.0):
+    """Of the same arguments as `Law`."""
+    return DynamicLossScale(scale, scale_window=window, hysteresis=hysteresis, min_loss_scale=low)
 
 
 def overflows(scale, slope):

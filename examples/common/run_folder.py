@@ -34,7 +34,7 @@ class RunFolder:
             self.folder / name for name in (checkpoint, "steps.csv", "curves.png")
         )
         self._args, self._step_type = args, step_type
-        self._settings = {name: getattr(args, name) for name in (*_SETTINGS, *settings)}
+        self._settings = {name: getattr(args, name) for name in (*settings, *_SETTINGS)}
         self._settings["data"] = fingerprint
 
     def files(self):

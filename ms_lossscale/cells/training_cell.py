@@ -8,6 +8,7 @@ from mindspore import dtype as mstype
 from ms_lossscale._accepted_loss_scale import as_loss_scale, check_distinct
 from ms_lossscale._check import check_cell, one_each
 from ms_lossscale._float32 import Float32Cell
+from ms_lossscale.cells.compile_phase import CompilePhase
 from ms_lossscale.cells.endless_skips import EndlessSkips
 from ms_lossscale.cells.explained_errors import explanation
 from ms_lossscale.cells.load_in_place import load_in_place
@@ -22,7 +23,7 @@ from ms_lossscale.step.ranks import Alone, Ranks
 from ms_lossscale.step.use_in_outermost_graph import UseInOutermostGraph
 
 
-class TrainingCell(Float32Cell, nn.TrainOneStepCell):
+class TrainingCell(CompilePhase, Float32Cell, nn.TrainOneStepCell):
     """
     Base class of the training cells: a cell has one step for all its networks, or one for each. A subclass gives
     `construct`.

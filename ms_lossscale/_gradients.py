@@ -8,6 +8,12 @@ from mindspore import dtype as mstype
 # Up to so many elements a tensor is small, and from so many on small tensors of one shape are worked on together.
 _LARGEST_SMALL, _SMALLEST_GROUP = 2**14, 4
 
+# Primitives and not functions or methods, each of which graph mode parses, with all that it calls; for the same reason
+# axes are tuples.
+_to, _times, _logical_and = ops.Cast(), ops.Mul(), ops.LogicalAnd()
+_add_n, _stack, _are_finite = ops.AddN(), ops.Stack(), ops.IsFinite()
+_reduce_sum, _reduce_all = ops.ReduceSum(), ops.ReduceAll()
+
 # HyperMap and not a list comprehension: a comprehension's call depth grows with the tuple, and graph mode limits it.
 _map = ops.HyperMap()
 
@@ -48,24 +54,24 @@ def _pick_item(items, index):
 
 @_multiply.register("Tensor", "Tensor")
 def _multiply_dense(factor, tensor):
-    return tensor.astype(mstype.float32) * factor
+    return _times(_to(tensor, mstype.float32), factor)
 
 
 @_multiply.register("Tensor", "RowTensor")
 def _multiply_sparse(factor, tensor):
-    return RowTensor(tensor.indices, tensor.values.astype(mstype.float32) * factor, tensor.dense_shape)
+    return RowTensor(tensor.indices, _times(_to(tensor.values, mstype.float32), factor), tensor.dense_shape)
 
 
 @_sum.register("Tensor")
 def _sum_dense(tensor):
-    tensor = tensor.astype(mstype.float32)
+    tensor = _to(tensor, mstype.float32)
     if tensor.ndim > 2:
         # The last axis of a convolution's weight is so short that summing it first is slow.
         tensor = tensor.reshape((tensor.shape[0], -1))
     if tensor.ndim > 1:
         # On CPU summing rows first is 4 times faster than all axes at once.
-        tensor = ops.ReduceSum()(tensor, -1)
-    return ops.ReduceSum()(tensor)
+        tensor = _reduce_sum(tensor, (-1,))
+    return _reduce_sum(tensor, ())
 
 
 @_sum.register("RowTensor")
@@ -75,7 +81,7 @@ def _sum_sparse(tensor):
 
 @_is_finite.register("Tensor")
 def _is_finite_dense(tensor):
-    return ops.ReduceAll()(ops.isfinite(tensor.astype(mstype.float32)))
+    return _reduce_all(_are_finite(_to(tensor, mstype.float32)), ())
 
 
 @_is_finite.register("RowTensor")
@@ -237,24 +243,24 @@ def finite(tensors):
     large, small = _by_size(_map(_kind, tensors))
     if not small:
         return _large_are_finite(_items(tensors, large))
-    small_are_finite = ops.ReduceAll()(each_finite(_items(tensors, small)))
+    small_are_finite = _reduce_all(each_finite(_items(tensors, small)), ())
     if not large:
         return small_are_finite
-    return ops.logical_and(_large_are_finite(_items(tensors, large)), small_are_finite)
+    return _logical_and(_large_are_finite(_items(tensors, large)), small_are_finite)
 
 
 def _large_are_finite(tensors):
     # One cheap pass: a sum is non-finite whenever an element is. The reverse does not hold, since large finite values
     # can overflow the sum, so a suspicion is looked into, which happens in skipped steps only.
-    all_finite = ops.isfinite(ops.addn(sums(tensors)))
+    all_finite = _are_finite(_add_n(sums(tensors)))
     if not all_finite:
-        all_finite = ops.ReduceAll()(each_finite(tensors))
+        all_finite = _reduce_all(each_finite(tensors), ())
     return all_finite
 
 
 def each_finite(tensors):
     """For each tensor whether every element is finite, bool of shape (N,)."""
-    return ops.stack(_map(_is_finite, tensors))
+    return _stack(_map(_is_finite, tensors))
 
 
 def became_not_finite(before, after):

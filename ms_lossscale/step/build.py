@@ -10,7 +10,7 @@ from ms_lossscale.step.clipping import make_clipping
 from ms_lossscale.step.compiled import Compiled
 from ms_lossscale.step.forward_backward import ForwardBackward, ForwardsAndBackwards, SharedForwardBackward
 from ms_lossscale.step.forward_state import make_forward_state
-from ms_lossscale.step.gradient_transforms import GradientTransforms
+from ms_lossscale.step.gradient_transforms import NoTransforms, make_transforms
 from ms_lossscale.step.moving_average import MovingAverage
 from ms_lossscale.step.optimizers import Optimizers
 from ms_lossscale.step.packing import make_packing
@@ -129,7 +129,7 @@ class _Stages:
         ranks, reduces, verdict = self._ranks, self._ranks, self._verdict
         if self._window_state is not None:
             # Of each call by itself: what is reduced and measured is the window's sum.
-            nothing = GradientTransforms([[] for _ in self.weights], self.packing)
+            nothing = NoTransforms(len(self.weights))
             reduces, verdict = Alone(), DetectorVerdict(nothing, self.detector, ranks, self._blame())
         return Judge(
             self.forward_state,
@@ -207,7 +207,7 @@ def _transforms(settings, weights, packing, ranks, prefix):
         its_prefix = prefix if len(weights) == 1 else network_prefix(i)
         clipping = make_clipping(settings.clip_norm[i], settings.clip_value[i], its_weights, ranks, its_prefix)
         of_each.append([*clipping, *settings.gradient_transforms])
-    return GradientTransforms(of_each, packing)
+    return make_transforms(of_each, packing)
 
 
 def _forward_backwards(owner, networks, weights, has_aux, may_return_tuple):

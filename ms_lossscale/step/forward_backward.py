@@ -77,7 +77,7 @@ class ForwardBackward(nn.Cell):
 
     def construct(self, scale, *inputs):
         (_, loss, aux), grads = self._value_and_grad(of_network(self._number, scale), *inputs)
-        return (gradients.copy(loss),), _copy(aux), grads
+        return (gradients.copy(loss),), _copy(aux) if self.has_aux else (), grads
 
 
 class SharedForwardBackward(nn.Cell):

@@ -47,6 +47,25 @@ class GradientTransform(nn.Cell):
         raise NotImplementedError
 
 
+class NoTransforms(nn.Cell):
+    """Gradients stay as they are, and are not measured. Inputs, outputs and methods as those of GradientTransforms."""
+
+    tells = unscales = False
+
+    def __init__(self, networks):
+        super().__init__(auto_prefix=False)
+        self._networks = networks
+
+    def measure(self, grads, divisor):
+        return ()
+
+    def construct(self, grads):
+        return grads
+
+    def norms(self):
+        return [None] * self._networks
+
+
 class GradientTransforms(nn.Cell):
     """
     The transforms of all networks of a step, each network's in their order.
@@ -89,3 +108,10 @@ class GradientTransforms(nn.Cell):
         """Reads for each network its global norm at the last verdict; None where nothing measures it."""
         measured = [[transform.norm for transform in its if transform.norm is not None] for its in self.of_each]
         return [norms[0].value() if norms else None for norms in measured]
+
+
+def make_transforms(of_each, packing):
+    """What is done to the gradients, given for each network a list of transforms."""
+    if any(of_each):
+        return GradientTransforms(of_each, packing)
+    return NoTransforms(len(of_each))

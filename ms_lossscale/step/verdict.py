@@ -13,9 +13,50 @@ from ms_lossscale.overflow_detector import FiniteGradients, OverflowDetector
 from ms_lossscale.step.of_network import any_of, of_any_network
 
 
+class OwnDetector(nn.Cell):
+    """
+    A user's own overflow detector, which may answer in another shape or dtype, or not at all.
+
+    Args:
+        overflow_detector (OverflowDetector): What is asked.
+
+    Inputs:
+        - **grads** (tuple[Tensor]) - The gradients.
+
+    Outputs:
+        Tensor, its answer, bool of shape :math:`()`.
+    """
+
+    def __init__(self, overflow_detector):
+        super().__init__(auto_prefix=False)
+        name = type(overflow_detector).__name__
+        if type(overflow_detector).construct is OverflowDetector.construct:
+            raise TypeError(
+                f"For '{name}', an overflow detector must define 'construct(self, grads)', but it does not. It gets a "
+                f"tuple of gradients and returns whether they overflowed, a bool Tensor of shape ()."
+            )
+        self.overflow_detector = overflow_detector
+        self._not_one_verdict = (
+            f"For '{name}', 'construct' must return one verdict over all gradients, a bool Tensor of shape (), but it "
+            f"returned something else. Reduce a verdict on each element with .any(); make a Tensor of a Python bool."
+        )
+
+    def construct(self, grads):
+        overflow = self.overflow_detector(grads)
+        if not isinstance(overflow, Tensor):
+            raise TypeError(self._not_one_verdict)
+        if overflow.shape != ():
+            if overflow.size != 1:
+                raise ValueError(self._not_one_verdict)
+            overflow = overflow.reshape(())
+        if overflow.dtype != mstype.bool_:
+            overflow = overflow.astype(mstype.bool_)
+        return overflow
+
+
 class Ask(nn.Cell):
     """
-    Asks an overflow detector about gradients. A user's own may answer in another shape or dtype.
+    Asks an overflow detector about gradients.
 
     Args:
         overflow_detector (OverflowDetector): What is asked.
@@ -31,30 +72,12 @@ class Ask(nn.Cell):
 
     def __init__(self, overflow_detector, blame):
         super().__init__(auto_prefix=False)
-        name = type(overflow_detector).__name__
-        if type(overflow_detector).construct is OverflowDetector.construct:
-            raise TypeError(
-                f"For '{name}', an overflow detector must define 'construct(self, grads)', but it does not. It gets a "
-                f"tuple of gradients and returns whether they overflowed, a bool Tensor of shape ()."
-            )
-        self.overflow_detector = overflow_detector
+        is_own = type(overflow_detector).__module__ != OverflowDetector.__module__
+        self.detect = OwnDetector(overflow_detector) if is_own else overflow_detector
         self.blame = blame
-        self._not_one_verdict = (
-            f"For '{name}', 'construct' must return one verdict over all gradients, a bool Tensor of shape (), but it "
-            f"returned something else. Reduce a verdict on each element with .any(); make a Tensor of a Python bool."
-        )
 
     def construct(self, grads, overflows):
-        overflow = self.overflow_detector(grads)
-        if not isinstance(overflow, Tensor):
-            raise TypeError(self._not_one_verdict)
-        if overflow.shape != ():
-            if overflow.size != 1:
-                raise ValueError(self._not_one_verdict)
-            overflow = overflow.reshape(())
-        if overflow.dtype != mstype.bool_:
-            overflow = overflow.astype(mstype.bool_)
-        return self.blame(any_of(overflow, overflows), grads)
+        return self.blame(any_of(self.detect(grads), overflows), grads)
 
 
 class BlameAll(nn.Cell):

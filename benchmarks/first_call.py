@@ -1,0 +1,109 @@
+"""
+Shows where the time of a first call in graph mode goes: MindSpore's phases of compilation, and how many Python
+functions it parses, of MindSpore's unscaled cell (or what else a case is compared to) and of ms_lossscale's.
+
+    python benchmarks/first_call.py [CASE ...]
+
+Each side runs in a process of its own, and writes MindSpore's log, which makes it some tenths slower than `bench.py`
+finds it. Prints a table in GitHub's Markdown.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from datetime import datetime
+from pathlib import Path
+
+from tqdm import tqdm
+
+# What MindSpore calls the phases that take long, and what they do.
+PHASES = {
+    "type_inference": "parse and infer",
+    "optimize": "optimize",
+    "task_emit": "build kernels",
+}
+
+_RECORD = re.compile(r":(\d{4}-\d\d-\d\d-\d\d:\d\d:\d\d\.\d{3}\.\d{3}) .*Status record: (start|end) (\w+) action")
+
+
+def child(case, side):
+    """Makes the first call of one side, and prints its seconds and the functions that were parsed as JSON."""
+    import time
+
+    import mindspore
+    from mindspore._extends.parse.parser import Parser
+    from sides import CASES
+
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    mindspore.set_device("CPU")
+    step = CASES[case][side]()
+    modules = []
+    make_parser_of = Parser.__init__
+
+    def counting(self, function, *args, **kwargs):
+        modules.append(getattr(function, "__module__", None) or "")
+        make_parser_of(self, function, *args, **kwargs)
+
+    Parser.__init__ = counting
+    start = time.perf_counter()
+    step().asnumpy()
+    seconds = time.perf_counter() - start
+    print(json.dumps({"seconds": seconds, "parsed": Counter(module.partition(".")[0] for module in modules)}))
+
+
+def measured(case, side):
+    """What `child` printed, and the seconds of each phase."""
+    command = [sys.executable, __file__, "--child", case, side]
+    environment = {**os.environ, "GLOG_v": "1", "ONEDNN_MAX_CPU_ISA": os.environ.get("ONEDNN_MAX_CPU_ISA", "AVX2")}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace")
+    if result.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{result.stderr[-3000:]}")
+    return {**json.loads(result.stdout.splitlines()[-1]), "phases": phases(result.stdout + result.stderr)}
+
+
+def phases(log):
+    """The seconds of each phase, summed over the graphs that were compiled."""
+    started, seconds = {}, Counter()
+    for time, event, phase in _RECORD.findall(log):
+        time = datetime.strptime(time.replace(".", ""), "%Y-%m-%d-%H:%M:%S%f")
+        if event == "start":
+            started[phase] = time
+        else:
+            seconds[phase] += (time - started[phase]).total_seconds()
+    return seconds
+
+
+def row(case, side, result):
+    figures = [result["seconds"], *(result["phases"][phase] for phase in PHASES)]
+    figures.append(result["seconds"] - sum(figures[1:]))
+    parsed = result["parsed"]
+    own = parsed.pop("ms_lossscale", 0)
+    return [case, side, *(f"{seconds:.2f} s" for seconds in figures), str(own), str(sum(parsed.values()))]
+
+
+def main():
+    if sys.argv[1:2] == ["--child"]:
+        return child(*sys.argv[2:])
+    sys.path.append(str(Path(__file__).resolve().parent))
+    from sides import CASES
+
+    parser = argparse.ArgumentParser(description="Show where the time of a first call in graph mode goes.")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)} (default: lenet resnet18)")
+    chosen = parser.parse_args().cases or ["lenet", "resnet18"]
+    if unknown := set(chosen) - set(CASES):
+        parser.error(f"no such case: {', '.join(sorted(unknown))}. There are {', '.join(CASES)}.")
+    header = ["case", "side", "first call", *PHASES.values(), "the rest", "functions of ms_lossscale parsed", "others"]
+    lines = [header, ["---"] * 2 + ["---:"] * (len(header) - 2)]
+    pairs = [(case, side) for case in chosen for side in list(CASES[case])[:2]]
+    for case, side in tqdm(pairs, unit="process", dynamic_ncols=True):
+        lines.append(row(case, side, measured(case, side)))
+    print("".join(f"| {' | '.join(line)} |\n" for line in lines), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

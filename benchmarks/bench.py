@@ -1,8 +1,9 @@
 """
-Measures what a step of ms_lossscale costs, against MindSpore's unscaled cell and against a hand-written recipe; and
-what it costs that it may be tried again, against the same cell without retries.
+Measures what a step of ms_lossscale costs, against MindSpore's unscaled cell, in graph mode; with --all also against a
+hand-written recipe, in PyNative mode, for accumulation and the check by themselves, and what it costs that a step may
+be tried again, against the same cell without retries.
 
-    python benchmarks/bench.py
+    python benchmarks/bench.py [--all]
 
 The sides of a case take turns in one process. There are as many such processes as sides, in each of which another one
 is built first, since that one is at an advantage. Memory is measured in one process for each side. Prints a table in
@@ -29,9 +30,9 @@ sys.path.append(str(FOLDER.parent / "examples"))
 from common.options import positive_int  # noqa: E402
 from common.output import replacing  # noqa: E402
 
-CASES = ("lenet", "mlp", "deep_narrow", "resnet18", "dcgan", "accumulation", "check")
-# These compare a cell with max_retries=3 to the same cell without.
-CASES += ("lenet_retries", "mlp_retries", "resnet18_retries", "dcgan_retries")
+CASES = ("tiny", "unscaled", "lenet", "mlp", "deep_narrow", "resnet18", "dcgan")
+# With --all. The last compare a cell with max_retries=3 to the same cell without.
+MORE_CASES = ("accumulation", "check", "lenet_retries", "mlp_retries", "resnet18_retries", "dcgan_retries")
 MODES = ("graph", "pynative")
 # These keep nothing, so that there is no memory to measure.
 CASE_WITHOUT_MEMORY, SIDE_WITHOUT_MEMORY = "check", "check and unscale"
@@ -44,11 +45,23 @@ def make_parser():
     add = parser.add_argument
     add("--output", metavar="DIR", default="output/bench", help="folder for the results (default: %(default)s)")
     add(
-        "--cases", nargs="+", choices=CASES, default=CASES, metavar="CASE", help=f"of {', '.join(CASES)} (default: all)"
+        "--cases",
+        nargs="+",
+        choices=CASES + MORE_CASES,
+        metavar="CASE",
+        help=f"of {', '.join(CASES)} and, with --all, {', '.join(MORE_CASES)} (default: all of them)",
     )
-    add("--modes", nargs="+", choices=MODES, default=MODES, metavar="MODE", help="of graph, pynative (default: both)")
+    add("--modes", nargs="+", choices=MODES, metavar="MODE", help="of graph, pynative (default: graph; --all: both)")
+    add("--all", action="store_true", help="all cases and modes, and the sides besides MindSpore's and ms_lossscale's")
     add("--rounds", type=positive_int, default=7, metavar="N", help="rounds in each process (default: %(default)s)")
     return parser
+
+
+def parse_arguments():
+    args = make_parser().parse_args()
+    args.cases = args.cases or (CASES + MORE_CASES if args.all else CASES)
+    args.modes = args.modes or (MODES if args.all else MODES[:1])
+    return args
 
 
 def run(*arguments):
@@ -60,11 +73,12 @@ def run(*arguments):
     return json.loads(result.stdout.splitlines()[-1])
 
 
-def measure(case, mode, rounds):
+def measure(case, mode, rounds, all_sides):
     """Everything about a case in one mode."""
-    runs = [run(case, mode, "--rounds", rounds)]
+    options = ["--rounds", rounds, *([] if all_sides else ["--pair"])]
+    runs = [run(case, mode, *options)]
     sides = list(runs[0]["seconds"])
-    runs += [run(case, mode, "--rounds", rounds, "--first", i) for i in range(1, len(sides))]
+    runs += [run(case, mode, *options, "--first", i) for i in range(1, len(sides))]
     measured = {"case": case, "mode": mode, "runs": runs}
     if case != CASE_WITHOUT_MEMORY:
         measured["memory"] = {side: run(case, mode, "--memory", side) for side in sides if side != SIDE_WITHOUT_MEMORY}
@@ -108,13 +122,13 @@ def _ratio(figures, side, reference):
 
 
 def main():
-    args = make_parser().parse_args()
+    args = parse_arguments()
     folder = Path(args.output)
     folder.mkdir(parents=True, exist_ok=True)
     results = []
     pairs = [(case, mode) for case in args.cases for mode in args.modes]
     for case, mode in tqdm(pairs, unit="case", dynamic_ncols=True):
-        results.append(measure(case, mode, args.rounds))
+        results.append(measure(case, mode, args.rounds, args.all))
     table = markdown(results)
     with replacing(folder / "bench.json") as part:
         part.write_text(json.dumps({"machine": machine(), "results": results}, indent=1))

@@ -3,8 +3,8 @@ What data parallelism costs: what a step sends, what it takes here on 1, 2 and 4
 
     python benchmarks/data_parallel.py
 
-Counted in the compiled graphs of a job with two ranks, measured on this machine, and calculated from a link's latency
-and bandwidth. With --calculate, only the last.
+Counted in the compiled graphs of a job with two ranks, measured on this machine in both modes, and calculated from a
+link's latency and bandwidth. With --calculate, only the last.
 """
 
 import argparse
@@ -26,6 +26,9 @@ BATCH = 64
 WIDTH = 512
 LAYERS = 4
 CALLS, ROUNDS = 20, 7
+MODES = ("graph", "pynative")
+# Whose steps are measured.
+SIDES = ("nn.TrainOneStepCell", "Scaled", "Scaled, nothing checked", "written by hand")
 MEASURED_RANKS = (1, 2, 4)
 CALCULATED_RANKS = (8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -73,6 +76,7 @@ def make_cells():
 
     return {
         "nn.TrainOneStepCell": (1, one(nn.TrainOneStepCell)),
+        "written by hand": (1, one(hand_written)),
         "Scaled": (1, one(ScaledTrainOneStepCell, DynamicLossScale())),
         "Scaled, clip_norm and ema_decay": (
             1,
@@ -96,6 +100,35 @@ def make_cells():
     }
 
 
+def hand_written(network, optimizer):
+    """What one writes without this package: unscale, reduce, sum, agree, and update or not. Not to adjust the scale."""
+    import mindspore
+    from mindspore import Tensor, nn, ops
+
+    scale = Tensor(1024.0, mindspore.float32)
+    several = mindspore.get_auto_parallel_context("parallel_mode") == "data_parallel"
+    reduce = nn.DistributedGradReducer(optimizer.parameters) if several else nn.Identity()
+    agree = ops.AllReduce() if several else nn.Identity()
+
+    def forward(*inputs):
+        return network(*inputs) * scale
+
+    value_and_grad = ops.value_and_grad(forward, None, optimizer.parameters)
+    network.set_train()
+
+    def step(*inputs):
+        loss, grads = value_and_grad(*inputs)
+        inverse = 1.0 / scale
+        grads = reduce(ops.HyperMap()(ops.partial(ops.mul, inverse), grads))
+        total = ops.addn(ops.HyperMap()(ops.ReduceSum(), grads))
+        overflows = agree(ops.logical_not(ops.isfinite(total)).astype(mindspore.float32))
+        if overflows == 0:
+            loss = ops.depend(loss, optimizer(grads))
+        return loss * inverse
+
+    return mindspore.jit(step) if mindspore.get_context("mode") == mindspore.GRAPH_MODE else step
+
+
 def inputs_for(networks):
     import numpy as np
     from mindspore import Tensor
@@ -104,11 +137,12 @@ def inputs_for(networks):
     return [Tensor(rng.normal(size=(BATCH, WIDTH)).astype(np.float32)) for _ in range(2 * networks)]
 
 
-def rank_main(task, folder):
+def rank_main(task, mode, folder):
     """What each rank does: count or measure, and write what it saw."""
     import mindspore
     from mindspore.communication import get_rank, init
 
+    mindspore.set_context(mode=mindspore.GRAPH_MODE if mode == "graph" else mindspore.PYNATIVE_MODE)
     rank = 0
     if "MS_ROLE" in os.environ:
         init()
@@ -122,7 +156,8 @@ def rank_main(task, folder):
 def count(graphs):
     """The number of all-reduces in the compiled step of each cell, and their bytes."""
     counts = {}
-    for i, (name, (networks, make_cell)) in enumerate(make_cells().items()):
+    cells = {name: cell for name, cell in make_cells().items() if name != "written by hand"}
+    for i, (name, (networks, make_cell)) in enumerate(cells.items()):
         # Read when a graph is compiled. The graphs that are going to run are named graph_build.
         os.environ["MS_DEV_SAVE_GRAPHS"] = "2"
         os.environ["MS_DEV_SAVE_GRAPHS_PATH"] = str(graphs / str(i))
@@ -136,11 +171,14 @@ def count(graphs):
 
 
 def measure(_):
-    """Seconds of a step of the stock cell and of one with a loss scale: the median of the rounds, which take turns."""
+    """Seconds of a step of each of the sides: the median of the rounds, in which they take turns."""
     import mindspore
 
     cells = make_cells()
-    cells = {name: cells[name][1]().set_train() for name in ("nn.TrainOneStepCell", "Scaled")}
+    cells = {name: cells[name][1]() for name in SIDES}
+    for cell in cells.values():
+        if isinstance(cell, mindspore.nn.Cell):
+            cell.set_train()
     inputs = inputs_for(1)
     seconds = {name: [] for name in cells}
     for i in range(ROUNDS + 1):
@@ -155,13 +193,13 @@ def measure(_):
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def run_ranks(task, ranks):
+def run_ranks(task, ranks, mode="graph"):
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable]
         if ranks > 1:
             command += ["-m", "mindspore.parallel.cluster.run", f"--worker_num={ranks}", f"--local_worker_num={ranks}"]
             command += ["--log_dir=msrun", "--join=True"]
-        command += [str(Path(__file__).resolve()), "--rank-work", task, folder]
+        command += [str(Path(__file__).resolve()), "--rank-work", task, mode, folder]
         # What msrun starts is called `python`.
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
         result = subprocess.run(command, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True)
@@ -215,20 +253,16 @@ def print_counts():
 
 def print_measurements():
     print(f"A step on {os.cpu_count()} cores, batch {BATCH} on each rank; the medians of {ROUNDS} rounds:\n")
-    seconds = {ranks: run_ranks("measure", ranks) for ranks in MEASURED_RANKS}
+    stock, *others = SIDES
     rows = []
-    for ranks, measured in seconds.items():
-        stock, ours = measured["nn.TrainOneStepCell"], measured["Scaled"]
-        first = seconds[1]
-        rows.append(
-            (
-                ranks,
-                f"{stock / first['nn.TrainOneStepCell']:.2f}",
-                f"{ours / first['Scaled']:.2f}",
-                f"{ours / stock:.2f}",
-            )
-        )
-    print_table(("ranks", "nn.TrainOneStepCell, to 1 rank", "Scaled, to 1 rank", "Scaled to nn.TrainOneStepCell"), rows)
+    for mode in MODES:
+        seconds = {ranks: run_ranks("measure", ranks, mode) for ranks in MEASURED_RANKS}
+        for ranks, measured in seconds.items():
+            growth = (f"{measured[side] / seconds[1][side]:.2f}" for side in (stock, "Scaled"))
+            ratios = (f"{measured[side] / measured[stock]:.2f}" for side in others)
+            rows.append((mode, ranks, f"{1000 * measured[stock]:.0f} ms", *growth, *ratios))
+    header = ["mode", "ranks", stock, f"{stock}, to 1 rank", "Scaled, to 1 rank"]
+    print_table([*header, *(f"{side}, to {stock}" for side in others)], rows)
 
 
 def print_calculation(args):
@@ -266,7 +300,7 @@ def print_calculation(args):
 
 def main():
     if sys.argv[1:2] == ["--rank-work"]:
-        rank_main(sys.argv[2], Path(sys.argv[3]))
+        rank_main(*sys.argv[2:4], Path(sys.argv[4]))
         return
     args = make_parser().parse_args()
     if not args.calculate:

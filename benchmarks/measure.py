@@ -1,7 +1,7 @@
 """
 Measures one case in this process and prints what it measured as JSON; `bench.py` starts it.
 
-    python benchmarks/measure.py CASE MODE [--rounds N] [--first N] [--memory SIDE]
+    python benchmarks/measure.py CASE MODE [--rounds N] [--first N] [--pair] [--memory SIDE]
 """
 
 import argparse
@@ -65,6 +65,7 @@ def main():
     parser.add_argument("mode", choices=MODES)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--first", type=int, default=0, metavar="N", help="build this side first, by its number")
+    parser.add_argument("--pair", action="store_true", help="only the first two sides, one of which is ms_lossscale")
     parser.add_argument("--memory", metavar="SIDE", help="measure this side's peak memory instead of times")
     args = parser.parse_args()
     mindspore.set_context(mode=MODES[args.mode])
@@ -72,6 +73,8 @@ def main():
     sides = {
         name: side for name, side in CASES[args.case].items() if args.mode == "graph" or name != ONLY_IN_GRAPH_MODE
     }
+    if args.pair:
+        sides = dict(list(sides.items())[:2])
     print(json.dumps(measure_memory(sides[args.memory]) if args.memory else measure(sides, args.rounds, args.first)))
 
 

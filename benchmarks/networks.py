@@ -26,6 +26,14 @@ def small_convolutions():
     return _classified(LeNet5(), (1, 28, 28))
 
 
+def tiny():
+    """Layers of 4 and 1: 4 parameter tensors, 25 values. Its step is MindSpore's fixed cost, and what comes on top."""
+    rng = np.random.default_rng(0)
+    layers = nn.SequentialCell(nn.Dense(4, 4), nn.ReLU(), nn.Dense(4, 1))
+    inputs = [Tensor(rng.standard_normal((8, size)).astype(np.float32)) for size in (4, 1)]
+    return nn.WithLossCell(layers, nn.MSELoss()), inputs
+
+
 def mlp():
     """7 layers of 1024: 14 parameter tensors, 6.3 million values."""
     layers = []
@@ -104,4 +112,4 @@ def dcgan():
     return generator, discriminator, (images, noise)
 
 
-CLASSIFIERS = {"lenet": small_convolutions, "mlp": mlp, "deep_narrow": deep_narrow, "resnet18": resnet18}
+ONE_NETWORK = {"tiny": tiny, "lenet": small_convolutions, "mlp": mlp, "deep_narrow": deep_narrow, "resnet18": resnet18}

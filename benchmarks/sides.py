@@ -3,7 +3,7 @@
 import numpy as np
 from mindspore import GRAPH_MODE, Parameter, ParameterTuple, Tensor, amp, get_context, jit, nn, ops
 from mindspore import dtype as mstype
-from networks import CLASSIFIERS, dcgan, gan
+from networks import ONE_NETWORK, dcgan, gan
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell, all_finite
 from ms_lossscale import _gradients as gradients
@@ -26,6 +26,12 @@ def stock(network, inputs):
 def scaled(network, inputs, **keywords):
     """This package's cell with everything on: dynamic scale, check, transaction."""
     cell = ScaledTrainOneStepCell(network, _optimizer(network), DynamicLossScale(), **keywords).set_train()
+    return lambda: cell(*inputs)[0]
+
+
+def unscaled(network, inputs):
+    """This package's cell with everything off."""
+    cell = ScaledTrainOneStepCell(network, _optimizer(network), None).set_train()
     return lambda: cell(*inputs)[0]
 
 
@@ -152,7 +158,7 @@ def _on_six_tensors(function):
 
 
 def _of(side, name, **keywords):
-    return lambda: side(*CLASSIFIERS[name](), **keywords)
+    return lambda: side(*ONE_NETWORK[name](), **keywords)
 
 
 # In PyNative mode this would run operator by operator, which the cell does not.
@@ -166,8 +172,9 @@ CASES = {
         "recipe": _of(recipe, name),
         ONLY_IN_GRAPH_MODE: _of(check_and_unscale, name),
     }
-    for name in CLASSIFIERS
+    for name in ONE_NETWORK
 }
+CASES["unscaled"] = {"stock": _of(stock, "tiny"), "ms_lossscale": _of(unscaled, "tiny")}
 CASES["dcgan"] = {"stock": two_stock_cells, "ms_lossscale": simultaneous, "recipe": two_recipes}
 CASES["accumulation"] = {
     "forward and backward": _of(forward_and_backward, "mlp"),

@@ -1,5 +1,6 @@
 """The networks of the benchmarks, each with a batch of its inputs."""
 
+import functools
 import sys
 from pathlib import Path
 
@@ -42,10 +43,10 @@ def mlp():
     return _classified(nn.SequentialCell(*layers, nn.Dense(1024, 10)), (1024,))
 
 
-class _DeepNarrow(nn.Cell):
-    def __init__(self):
+class _Narrow(nn.Cell):
+    def __init__(self, layers):
         super().__init__()
-        self.layers = nn.CellList([nn.Dense(8, 8) for _ in range(249)])
+        self.layers = nn.CellList([nn.Dense(8, 8) for _ in range(layers - 1)])
         self.classify = nn.Dense(8, 10)
 
     def construct(self, x):
@@ -54,9 +55,21 @@ class _DeepNarrow(nn.Cell):
         return self.classify(x)
 
 
+def narrow(tensors):
+    """So many small parameter tensors: those of half as many layers of 8."""
+    return _classified(_Narrow(tensors // 2), (8,))
+
+
 def deep_narrow():
     """250 layers of 8: 500 small parameter tensors."""
-    return _classified(_DeepNarrow(), (8,))
+    return narrow(500)
+
+
+def wide(values):
+    """About so many values in 4 square matrices."""
+    width = round((values / 4) ** 0.5)
+    layers = [nn.Dense(width, width, has_bias=False, activation="tanh") for _ in range(3)]
+    return _classified(nn.SequentialCell(*layers, nn.Dense(width, width, has_bias=False)), (width,))
 
 
 class _Block(nn.Cell):
@@ -111,5 +124,11 @@ def dcgan():
     noise = Tensor(rng.standard_normal((32, 64)).astype(np.float32))
     return generator, discriminator, (images, noise)
 
+
+# How costs grow: with the number of tensors, and with that of values.
+GROWTH = {f"{count} tensors": functools.partial(narrow, count) for count in (10, 100, 1000)}
+GROWTH.update(
+    (f"{values:.0e} values".replace("e+0", "e"), functools.partial(wide, values)) for values in (1e5, 1e6, 1e7, 1e8)
+)
 
 ONE_NETWORK = {"tiny": tiny, "lenet": small_convolutions, "mlp": mlp, "deep_narrow": deep_narrow, "resnet18": resnet18}

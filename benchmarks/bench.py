@@ -98,10 +98,13 @@ def machine():
 
 
 def markdown(results):
-    """The table: for each case the step of the side that the others are compared to, and their ratios to it."""
+    """
+    The table: for each case the step of the side that the others are compared to, and their ratios to it. A column of
+    which nothing was measured is left out.
+    """
     header = ["case", "mode", "compared to", "its step", "ms_lossscale", "recipe", "check and unscale alone"]
     header += ["its first call", "ms_lossscale's", "its peak memory", "ms_lossscale's"]
-    lines = [header, ["---"] * 3 + ["---:"] * 8]
+    rows = []
     for result in results:
         step, first_call = {}, {}
         for side in result["runs"][0]["seconds"]:
@@ -113,7 +116,9 @@ def markdown(results):
         line += [_ratio(step, side, reference) for side in ("ms_lossscale", "recipe", SIDE_WITHOUT_MEMORY)]
         line += [f"{first_call[reference]:.2f} s", _ratio(first_call, "ms_lossscale", reference)]
         line += [f"{memory[reference] / 2**20:.0f} MiB" if memory else "-", _ratio(memory, "ms_lossscale", reference)]
-        lines.append(line)
+        rows.append(line)
+    kept = [i for i in range(len(header)) if any(row[i] != "-" for row in rows)]
+    lines = [[line[i] for i in kept] for line in (header, ["---"] * 3 + ["---:"] * 8, *rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

@@ -25,7 +25,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 BATCH = 64
 WIDTH = 512
 LAYERS = 4
-CALLS, ROUNDS = 20, 7
+CALLS, ROUNDS = 5, 7
 MODES = ("graph", "pynative")
 # Whose steps are measured.
 SIDES = ("nn.TrainOneStepCell", "Scaled", "Scaled, nothing checked", "written by hand")

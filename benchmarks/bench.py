@@ -22,13 +22,12 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import examples_path  # noqa: F401
+from common.options import positive_int
+from common.output import markdown_table, replacing
 from tqdm import tqdm
 
 FOLDER = Path(__file__).resolve().parent
-sys.path.append(str(FOLDER.parent / "examples"))
-
-from common.options import positive_int  # noqa: E402
-from common.output import replacing  # noqa: E402
 
 CASES = ("tiny", "unscaled", "lenet", "mlp", "deep_narrow", "resnet18", "dcgan")
 # With --all. The last compare a cell with max_retries=3 to the same cell without.
@@ -97,6 +96,15 @@ def machine():
     }
 
 
+def figures(result):
+    """For each side the seconds of a step and of its first call, medians, and the bytes of memory at their most."""
+    runs, step, first_call = result["runs"], {}, {}
+    for side in runs[0]["seconds"]:
+        step[side] = statistics.median(itertools.chain(*(run["seconds"][side] for run in runs)))
+        first_call[side] = statistics.median(run["first_call"][side] for run in runs)
+    return step, first_call, {side: measured["peak"] for side, measured in result.get("memory", {}).items()}
+
+
 def markdown(results):
     """
     The table: for each case the step of the side that the others are compared to, and their ratios to it. A column of
@@ -106,11 +114,7 @@ def markdown(results):
     header += ["its first call", "ms_lossscale's", "its peak memory", "ms_lossscale's"]
     rows = []
     for result in results:
-        step, first_call = {}, {}
-        for side in result["runs"][0]["seconds"]:
-            step[side] = statistics.median(itertools.chain(*(run["seconds"][side] for run in result["runs"])))
-            first_call[side] = statistics.median(run["first_call"][side] for run in result["runs"])
-        memory = {side: measured["peak"] for side, measured in result.get("memory", {}).items()}
+        step, first_call, memory = figures(result)
         reference = next(iter(step))
         line = [result["case"], result["mode"], reference, f"{1000 * step[reference]:.1f} ms"]
         line += [_ratio(step, side, reference) for side in ("ms_lossscale", "recipe", SIDE_WITHOUT_MEMORY)]
@@ -118,28 +122,31 @@ def markdown(results):
         line += [f"{memory[reference] / 2**20:.0f} MiB" if memory else "-", _ratio(memory, "ms_lossscale", reference)]
         rows.append(line)
     kept = [i for i in range(len(header)) if any(row[i] != "-" for row in rows)]
-    lines = [[line[i] for i in kept] for line in (header, ["---"] * 3 + ["---:"] * 8, *rows)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    header, *rows = ([line[i] for i in kept] for line in (header, *rows))
+    return markdown_table(header, rows, left=3)
 
 
 def _ratio(figures, side, reference):
     return f"{figures[side] / figures[reference]:.2f}" if side in figures else "-"
 
 
-def main():
-    args = parse_arguments()
-    folder = Path(args.output)
+def measure_all(folder, name, cases, table_of):
+    """Measures cases, as arguments of `measure`; writes what was measured and its table, and prints the table."""
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    results = []
-    pairs = [(case, mode) for case in args.cases for mode in args.modes]
-    for case, mode in tqdm(pairs, unit="case", dynamic_ncols=True):
-        results.append(measure(case, mode, args.rounds, args.all))
-    table = markdown(results)
-    with replacing(folder / "bench.json") as part:
+    results = [measure(*case) for case in tqdm(cases, unit="case", dynamic_ncols=True)]
+    table = table_of(results)
+    with replacing(folder / f"{name}.json") as part:
         part.write_text(json.dumps({"machine": machine(), "results": results}, indent=1))
-    with replacing(folder / "bench.md") as part:
+    with replacing(folder / f"{name}.md") as part:
         part.write_text(table)
     print(table, end="")
+
+
+def main():
+    args = parse_arguments()
+    cases = [(case, mode, args.rounds, args.all) for case in args.cases for mode in args.modes]
+    measure_all(args.output, "bench", cases, markdown)
     return 0
 
 

@@ -19,6 +19,9 @@ import tempfile
 import time
 from pathlib import Path
 
+import examples_path  # noqa: F401
+from common.output import markdown_table
+
 # Read when MindSpore is imported: with AVX-512 its convolutions on CPU choose a slow kernel.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
@@ -217,14 +220,6 @@ def ring(ranks, size, latency, bandwidth):
     return 2 * (ranks - 1) * (latency + size / ranks / bandwidth)
 
 
-def print_table(header, rows):
-    print(f"| {' | '.join(header)} |")
-    print("|---|" + "---:|" * (len(header) - 1))
-    for row in rows:
-        print(f"| {' | '.join(map(str, row))} |")
-    print()
-
-
 def tree(ranks, latency):
     """Seconds of an all-reduce of next to nothing: to the root of a binary tree and back."""
     return 2 * math.ceil(math.log2(ranks)) * latency
@@ -235,20 +230,11 @@ def print_counts():
     counts = run_ranks("count", 2)
     stock, stock_bytes = counts["nn.TrainOneStepCell"]
     networks = {name: networks for name, (networks, _) in make_cells().items()}
-    print_table(
-        ("cell", "all-reduces", "of gradients", "of verdicts", "bytes", "of verdicts"),
-        (
-            (
-                name,
-                number,
-                networks[name] * stock,
-                number - networks[name] * stock,
-                f"{size:,}",
-                size - networks[name] * stock_bytes,
-            )
-            for name, (number, size) in counts.items()
-        ),
-    )
+    rows = []
+    for name, (number, size) in counts.items():
+        of_gradients, their_size = networks[name] * stock, networks[name] * stock_bytes
+        rows.append((name, number, of_gradients, number - of_gradients, f"{size:,}", size - their_size))
+    print(markdown_table(("cell", "all-reduces", "of gradients", "of verdicts", "bytes", "of verdicts"), rows))
 
 
 def print_measurements():
@@ -262,7 +248,7 @@ def print_measurements():
             ratios = (f"{measured[side] / measured[stock]:.2f}" for side in others)
             rows.append((mode, ranks, f"{1000 * measured[stock]:.0f} ms", *growth, *ratios))
     header = ["mode", "ranks", stock, f"{stock}, to 1 rank", "Scaled, to 1 rank"]
-    print_table([*header, *(f"{side}, to {stock}" for side in others)], rows)
+    print(markdown_table([*header, *(f"{side}, to {stock}" for side in others)], rows))
 
 
 def print_calculation(args):
@@ -275,27 +261,11 @@ def print_calculation(args):
     rows = []
     for ranks in CALCULATED_RANKS:
         gradients, verdict = (ring(ranks, n, args.latency, args.bandwidth) for n in (size, 4))
-        rows.append(
-            (
-                ranks,
-                f"{gradients * 1e3:.1f}",
-                f"{verdict * 1e3:.2f}",
-                f"{tree(ranks, args.latency) * 1e3:.2f}",
-                f"{args.step / (args.step + gradients):.0%}",
-                f"{args.step / (args.step + gradients + verdict):.0%}",
-            )
-        )
-    print_table(
-        (
-            "ranks",
-            "gradients, ring, ms",
-            "verdict, ring, ms",
-            "verdict, tree, ms",
-            "efficiency without verdict",
-            "with, ring",
-        ),
-        rows,
-    )
+        milliseconds = f"{gradients * 1e3:.1f}", f"{verdict * 1e3:.2f}", f"{tree(ranks, args.latency) * 1e3:.2f}"
+        efficiencies = (f"{args.step / (args.step + sent):.0%}" for sent in (gradients, gradients + verdict))
+        rows.append((ranks, *milliseconds, *efficiencies))
+    header = ["ranks", "gradients, ring, ms", "verdict, ring, ms", "verdict, tree, ms"]
+    print(markdown_table([*header, "efficiency without verdict", "with, ring"], rows))
 
 
 def main():

@@ -16,8 +16,9 @@ import subprocess
 import sys
 from collections import Counter
 from datetime import datetime
-from pathlib import Path
 
+import examples_path  # noqa: F401
+from common.output import markdown_table
 from tqdm import tqdm
 
 # What MindSpore calls the phases that take long, and what they do.
@@ -88,7 +89,6 @@ def row(case, side, result):
 def main():
     if sys.argv[1:2] == ["--child"]:
         return child(*sys.argv[2:])
-    sys.path.append(str(Path(__file__).resolve().parent))
     from sides import CASES
 
     parser = argparse.ArgumentParser(description="Show where the time of a first call in graph mode goes.")
@@ -97,11 +97,9 @@ def main():
     if unknown := set(chosen) - set(CASES):
         parser.error(f"no such case: {', '.join(sorted(unknown))}. There are {', '.join(CASES)}.")
     header = ["case", "side", "first call", *PHASES.values(), "the rest", "functions of ms_lossscale parsed", "others"]
-    lines = [header, ["---"] * 2 + ["---:"] * (len(header) - 2)]
     pairs = [(case, side) for case in chosen for side in list(CASES[case])[:2]]
-    for case, side in tqdm(pairs, unit="process", dynamic_ncols=True):
-        lines.append(row(case, side, measured(case, side)))
-    print("".join(f"| {' | '.join(line)} |\n" for line in lines), end="")
+    rows = [row(case, side, measured(case, side)) for case, side in tqdm(pairs, unit="process", dynamic_ncols=True)]
+    print(markdown_table(header, rows, left=2), end="")
     return 0
 
 

@@ -22,15 +22,14 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import examples_path  # noqa: F401
+from bench import machine
+from common.options import positive_int, seed_int
+from common.output import markdown_table, replacing
 from tqdm import tqdm
 
 FOLDER = Path(__file__).resolve().parent
 TRAIN = FOLDER.parent / "examples" / "gan" / "train.py"
-sys.path.append(str(FOLDER.parent / "examples"))
-
-from bench import machine  # noqa: E402
-from common.options import positive_int, seed_int  # noqa: E402
-from common.output import replacing  # noqa: E402
 
 SKIP, RETRIES, OWN_SCALES = ["--max-retries", "0"], ["--max-retries", "3"], ["--separate-scales"]
 SIMULTANEOUS, ALTERNATING = ["--update", "simultaneous"], ["--update", "alternating"]
@@ -285,7 +284,7 @@ def measure_time(args, path):
 def markdown(results, measured):
     """The table: `results` has, for each policy, those of its seeds."""
     header = ["policy", *(title for title, _ in COLUMNS.values()), "time of a step"]
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1)]
+    rows = []
     seconds = {
         policy: statistics.median(itertools.chain(*(run["seconds"][policy] for run in measured["runs"])))
         for policy in results
@@ -293,8 +292,8 @@ def markdown(results, measured):
     first = seconds[next(iter(seconds))]
     for policy, its in results.items():
         cells = [spread([result[name] for result in its], form) for name, (_, form) in COLUMNS.items()]
-        lines.append([POLICIES[policy][0], *cells, f"{seconds[policy] / first:.2f}"])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        rows.append([POLICIES[policy][0], *cells, f"{seconds[policy] / first:.2f}"])
+    return markdown_table(header, rows)
 
 
 def spread(values, form):

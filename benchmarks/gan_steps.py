@@ -14,7 +14,6 @@ from pathlib import Path
 
 import measure
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "examples" / "gan"))
 
 import train

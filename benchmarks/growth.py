@@ -8,19 +8,12 @@ Prints a table in GitHub's Markdown, and writes it and all that was measured to 
 """
 
 import argparse
-import itertools
-import json
-import statistics
 import sys
-from pathlib import Path
 
-from bench import machine, measure
-from tqdm import tqdm
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
-
+import examples_path  # noqa: F401
+from bench import figures, measure_all
 from common.options import positive_int
-from common.output import replacing
+from common.output import markdown_table
 
 CASES = ("10 tensors", "100 tensors", "1000 tensors", "1e5 values", "1e6 values", "1e7 values", "1e8 values")
 
@@ -40,33 +33,21 @@ def make_parser():
     return parser
 
 
-def row(result):
-    """Step, first call and peak memory of both sides."""
-    cells = [result["case"]]
-    stock, ours = result["runs"][0]["seconds"]
-    for side in (stock, ours):
-        step = statistics.median(itertools.chain(*(run["seconds"][side] for run in result["runs"])))
-        cells.append(f"{1000 * step:.2f} ms")
-    for side in (stock, ours):
-        cells.append(f"{statistics.median(run['first_call'][side] for run in result['runs']):.2f} s")
-    for side in (stock, ours):
-        cells.append(f"{result['memory'][side]['peak'] / 2**20:.0f} MiB")
-    return cells
+def markdown(results):
+    """The table: step, first call and peak memory, of both sides each."""
+    header = ["", "step, stock", "ms_lossscale", "first call, stock", "ms_lossscale", "memory, stock", "ms_lossscale"]
+    rows = []
+    for result in results:
+        step, first_call, memory = figures(result)
+        row = [result["case"], *(f"{1000 * seconds:.2f} ms" for seconds in step.values())]
+        row += [f"{seconds:.2f} s" for seconds in first_call.values()]
+        rows.append(row + [f"{size / 2**20:.0f} MiB" for size in memory.values()])
+    return markdown_table(header, rows)
 
 
 def main():
     args = make_parser().parse_args()
-    folder = Path(args.output)
-    folder.mkdir(parents=True, exist_ok=True)
-    results = [measure(case, "graph", args.rounds, all_sides=False) for case in tqdm(args.cases, unit="case")]
-    header = ["", "step, stock", "ms_lossscale", "first call, stock", "ms_lossscale", "memory, stock", "ms_lossscale"]
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *map(row, results)]
-    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    with replacing(folder / "growth.json") as part:
-        part.write_text(json.dumps({"machine": machine(), "results": results}, indent=1))
-    with replacing(folder / "growth.md") as part:
-        part.write_text(table)
-    print(table, end="")
+    measure_all(args.output, "growth", [(case, "graph", args.rounds, False) for case in args.cases], markdown)
     return 0
 
 

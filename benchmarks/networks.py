@@ -1,17 +1,12 @@
 """The networks of the benchmarks, each with a batch of its inputs."""
 
 import functools
-import sys
-from pathlib import Path
 
-import numpy as np
-from mindspore import Tensor, nn, ops
-
-# Two of the networks are those of the examples.
-sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
-
+import examples_path  # noqa: F401
 import gan.network
+import numpy as np
 from common.lenet5 import LeNet5
+from mindspore import Tensor, nn, ops
 
 
 def _classified(network, shape, batch_size=32):

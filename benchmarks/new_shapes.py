@@ -4,15 +4,19 @@ What a batch of a new shape costs in graph mode, for a small MLP: time and memor
     python benchmarks/new_shapes.py
 """
 
+import argparse
 import gc
 import resource
 import sys
 import time
 
+import examples_path  # noqa: F401
 import mindspore
 import numpy as np
+from common.output import markdown_table
 from mindspore import Tensor, nn
 from mindspore import dtype as mstype
+from tqdm import tqdm
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 
@@ -64,13 +68,17 @@ def cost(make, told):
 
 
 def main():
+    argparse.ArgumentParser(description="Measure what a batch of a new shape costs in graph mode.").parse_args()
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
     mindspore.set_device("CPU")
-    print("| cell | each new shape | memory | each with set_inputs | memory |\n|---|---:|---:|---:|---:|")
-    for name, make in SIDES.items():
-        costs = [cost(make, told) for told in (False, True)]
-        columns = [f"{seconds:.3f} s | {memory:.1f} MiB" for seconds, memory in costs]
-        print(f"| {name} | {' | '.join(columns)} |", flush=True)
+    rows = []
+    for name, make in tqdm(SIDES.items(), unit="cell", dynamic_ncols=True):
+        row = [name]
+        for told in (False, True):
+            seconds, memory = cost(make, told)
+            row += [f"{seconds:.3f} s", f"{memory:.1f} MiB"]
+        rows.append(row)
+    print(markdown_table(["cell", "each new shape", "memory", "each with `set_inputs`", "memory"], rows), end="")
     return 0
 
 

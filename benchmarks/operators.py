@@ -12,6 +12,10 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+import examples_path  # noqa: F401
+from common.output import markdown_table
+from tqdm import tqdm
+
 # Nodes that only lead values from one operator, or one branch, to the next.
 _WIRING = {"Depend", "Load", "MakeTuple", "Partial", "Switch", "TupleGetItem", "UpdateState"}
 _DEFINITION = re.compile(r"^ *%\d+\(.*?\) = (?:PrimFunc_)?(\w+)\(", re.M)
@@ -44,15 +48,16 @@ def main():
         parser.error(f"no such case: {', '.join(sorted(unknown))}. There are {', '.join(cases)}.")
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
     mindspore.set_device("CPU")
-    print("| case | stock | ms_lossscale adds |\n|---|---:|---|")
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for case in chosen:
+        for case in tqdm(chosen, unit="case", dynamic_ncols=True):
             stock, scaled = (
                 counted(Path(folder, case, side), CASES[case][side]()) for side in ("stock", "ms_lossscale")
             )
             more = {name: scaled[name] - stock[name] for name in sorted({*stock, *scaled})}
             listed = ", ".join(f"{count:+} {name}" for name, count in more.items() if count)
-            print(f"| {case} | {sum(stock.values())} | {sum(more.values()):+}: {listed} |")
+            rows.append((case, sum(stock.values()), sum(more.values()), listed))
+    print(markdown_table(("case", "stock", "ms_lossscale adds", "which"), rows), end="")
     return 0
 
 

@@ -1,11 +1,10 @@
-"""What the examples write: whole files or none, and smoothed curves."""
+"""What examples and benchmarks write: whole files or none, tables, and smoothed curves."""
 
 import contextlib
 import os
 
 import numpy as np
-
-from common.retries import Retries
+from tabulate import tabulate
 
 
 @contextlib.contextmanager
@@ -19,11 +18,10 @@ def replacing(path):
         part.unlink(missing_ok=True)
 
 
-def print_steps(cell, epoch, steps_per_epoch, skipped):
-    """Prints how many steps a training cell has made, and what became of those that overflowed."""
-    retries = Retries(cell).total()
-    again = f", after {retries} retries at lower loss scales" if retries else ""
-    print(f"Trained {epoch} epochs of {steps_per_epoch} steps; skipped {skipped} steps that overflowed{again}")
+def markdown_table(header, rows, left=1):
+    """A table in GitHub's Markdown, its first `left` columns to the left and the others to the right."""
+    align = ["left"] * left + ["right"] * (len(header) - left)
+    return tabulate(rows, header, tablefmt="pipe", colalign=align, disable_numparse=True) + "\n"
 
 
 def running_mean(values, window):

@@ -34,3 +34,10 @@ class Retries:
         counts = self._read(snapshot)
         since, self._before = counts - self._before, counts
         return since
+
+
+def print_steps(cell, epoch, steps_per_epoch, skipped):
+    """Prints how many steps a training cell has made, and what became of those that overflowed."""
+    retries = Retries(cell).total()
+    again = f", after {retries} retries at lower loss scales" if retries else ""
+    print(f"Trained {epoch} epochs of {steps_per_epoch} steps; skipped {skipped} steps that overflowed{again}")

@@ -29,9 +29,8 @@ import wgan_gp
 from common.data import load_digits, steps_per_epoch, train_dataset
 from common.input_error import InputError
 from common.options import make_loss_scale, step_keywords
-from common.output import print_steps
 from common.ranks import finish_ranks, is_first_process, start_ranks
-from common.retries import Retries
+from common.retries import Retries, print_steps
 from mindspore import Tensor, amp, nn
 from options import make_parser, parse_arguments
 from record import Step, plot

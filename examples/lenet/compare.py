@@ -25,7 +25,7 @@ import mindspore
 from common.data import add_data_argument, test_dataset
 from common.lenet5 import accuracy
 from common.options import positive_float, positive_int, seed_int
-from common.output import replacing
+from common.output import markdown_table, replacing
 from mindspore import FixedLossScaleManager, amp
 from tqdm import tqdm
 from weighted_training import add_weighted_arguments, load_or_exit, make_folder_or_exit, train
@@ -118,13 +118,13 @@ def main():
 def markdown(results, seeds):
     """The table, in GitHub's Markdown."""
     header = ["Test accuracy in %", "mean", "against (a)", *(f"seed {seed}" for seed in seeds)]
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1)]
+    rows = []
     reference = statistics.mean(next(iter(results.values())))
     for name, values in results.items():
         mean = statistics.mean(values)
         difference = 100 * (mean - reference)
-        lines.append([name, f"{100 * mean:.1f}", f"{difference:+.1f}", *(f"{100 * value:.1f}" for value in values)])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        rows.append([name, f"{100 * mean:.1f}", f"{difference:+.1f}", *(f"{100 * value:.1f}" for value in values)])
+    return markdown_table(header, rows)
 
 
 if __name__ == "__main__":

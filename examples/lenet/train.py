@@ -33,9 +33,8 @@ from common.options import (
     positive_float,
     step_keywords,
 )
-from common.output import print_steps
 from common.ranks import finish_ranks, is_first_process, start_ranks
-from common.retries import Retries
+from common.retries import Retries, print_steps
 from common.run_folder import RunFolder
 from history import Step, plot
 from mindspore import Callback, Model, nn

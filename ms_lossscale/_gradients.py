@@ -11,7 +11,7 @@ _LARGEST_SMALL, _SMALLEST_GROUP = 2**14, 4
 # Primitives and not functions or methods, each of which graph mode parses, with all that it calls; for the same reason
 # axes are tuples.
 _to, _times, _logical_and = ops.Cast(), ops.Mul(), ops.LogicalAnd()
-_add_n, _stack, _are_finite = ops.AddN(), ops.Stack(), ops.IsFinite()
+_stack, _are_finite = ops.Stack(), ops.IsFinite()
 _reduce_sum, _reduce_all = ops.ReduceSum(), ops.ReduceAll()
 
 # HyperMap and not a list comprehension: a comprehension's call depth grows with the tuple, and graph mode limits it.
@@ -175,7 +175,7 @@ def _packing(kinds):
         by_kind.setdefault(kind, []).append(i)
     alone, groups = [], []
     for (_, shape), positions in by_kind.items():
-        if len(positions) >= _SMALLEST_GROUP and _is_small(shape):
+        if len(positions) >= _SMALLEST_GROUP and is_small(shape):
             groups.append(tuple(positions))
         else:
             alone += positions
@@ -191,11 +191,12 @@ def _by_size(kinds):
     """The positions of the large tensors, and of the small ones."""
     large, small = [], []
     for i, (_, shape) in enumerate(kinds):
-        (small if _is_small(shape) else large).append(i)
+        (small if is_small(shape) else large).append(i)
     return tuple(large), tuple(small)
 
 
-def _is_small(shape):
+def is_small(shape):
+    """Whether a tensor of this shape is summed and looked through at no cost."""
     return 0 <= math.prod(shape) <= _LARGEST_SMALL
 
 
@@ -242,20 +243,21 @@ def finite(tensors):
     tensors = pack(tensors, _constant_packing(_map(_kind, tensors)))
     large, small = _by_size(_map(_kind, tensors))
     if not small:
-        return _large_are_finite(_items(tensors, large))
+        return _reduce_all(check_large(_items(tensors, large)), ())
     small_are_finite = _reduce_all(each_finite(_items(tensors, small)), ())
     if not large:
         return small_are_finite
-    return _logical_and(_large_are_finite(_items(tensors, large)), small_are_finite)
+    return _logical_and(_reduce_all(check_large(_items(tensors, large)), ()), small_are_finite)
 
 
-def _large_are_finite(tensors):
-    # One cheap pass: a sum is non-finite whenever an element is. The reverse does not hold, since large finite values
-    # can overflow the sum, so a suspicion is looked into, which happens in skipped steps only.
-    all_finite = _are_finite(_add_n(sums(tensors)))
-    if not all_finite:
-        all_finite = _reduce_all(each_finite(tensors), ())
-    return all_finite
+def check_large(tensors):
+    """For each tensor whether every element is finite, bool of shape (N,): one cheap pass if all are."""
+    # A sum is not finite whenever an element is not. The reverse does not hold, since large finite values can overflow
+    # the sum, so a suspicion is looked into, which happens in skipped steps only.
+    are_finite = _are_finite(_stack(sums(tensors)))
+    if not _reduce_all(are_finite, ()):
+        are_finite = each_finite(tensors)
+    return are_finite
 
 
 def each_finite(tensors):

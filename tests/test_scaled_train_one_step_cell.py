@@ -201,21 +201,6 @@ class TestWhatItTrains:
         assert_equal_weights(network, expected)
 
 
-class Lookup(nn.Cell):
-    """An embedding whose gradient is a RowTensor."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.EmbeddingLookup(6, 2, param_init=weight(6, 2, name="table"), sparse=True)
-
-    def construct(self, indices, factor):
-        return ops.square(self.embedding(indices) * factor).sum()
-
-
-def lazy_adam(network):
-    return nn.LazyAdam(network.trainable_params(), learning_rate=0.1)
-
-
 class TestScaleOptions:
     def test_none_is_the_unscaled_stock_cell(self, mode):
         network, expected = Mlp(), Mlp()

@@ -2,7 +2,7 @@
 
 import itertools
 
-from mindspore import PYNATIVE_MODE, ParameterTuple, get_context, nn
+from mindspore import PYNATIVE_MODE, ParameterTuple, get_context, nn, ops
 
 from ms_lossscale.input_gradient import holds_input_gradient
 from ms_lossscale.overflow_detector import NoCheck
@@ -22,7 +22,6 @@ from ms_lossscale.step.step_counters import StepCounters
 from ms_lossscale.step.tries import Judge, Tries, Try
 from ms_lossscale.step.update import AlwaysUpdate, Nothing, Undo, Update, UpdateOrUndo
 from ms_lossscale.step.verdict import (
-    Ask,
     AskOfCall,
     BlameAll,
     BlameEach,
@@ -30,6 +29,7 @@ from ms_lossscale.step.verdict import (
     KnownOfCall,
     KnownVerdict,
     asks_gradients_only,
+    make_ask,
     make_verdict,
 )
 from ms_lossscale.step.window import Accumulation, EveryCall, Flush, WindowState
@@ -93,6 +93,7 @@ class _Stages:
         self._checks = _check_loss_scales(owner, loss_scales, settings.max_retries)
         self.detector = settings.overflow_detector if self._checks else NoCheck()
         self.weights = [optimizer.parameters for optimizer in optimizers]
+        _refuse_sparse(owner, networks)
         all_weights = ParameterTuple([weight for its in self.weights for weight in its])
         steps = settings.gradient_accumulation_steps
         self._window_state = WindowState(steps, all_weights, prefix, self.scale_shape) if steps > 1 else None
@@ -111,7 +112,7 @@ class _Stages:
             [MovingAverage(decay, its) for decay, its in zip(settings.ema_decay, self.weights) if decay is not None],
             StepCounters(all_weights, prefix, settings.max_retries > 0),
         )
-        self._verdict = make_verdict(self._checks, self.detector, self._transforms, ranks, self._blame())
+        self._verdict = make_verdict(self._checks, self.detector, self._transforms, ranks, self.packing, self._blame())
         self.compiled = _compiler(optimizers, loss_scales, self.detector, settings, ranks)
 
     def window_and_flush(self):
@@ -119,7 +120,7 @@ class _Stages:
         if self._window_state is None:
             return EveryCall(self._decision()), Nothing()
         decision = self._decision()
-        of_call = KnownOfCall() if self._settings.max_retries else AskOfCall(Ask(self.detector, self._blame()))
+        of_call = KnownOfCall() if self._settings.max_retries else AskOfCall(self._ask())
         window = Accumulation(self._window_state, decision, of_call, self.forward_state, self.packing)
         flush = Flush(self._window_state, decision, self.scaling, self.detector, self.packing)
         return window, self.compiled(flush)
@@ -130,7 +131,7 @@ class _Stages:
         if self._window_state is not None:
             # Of each call by itself: what is reduced and measured is the window's sum.
             nothing = NoTransforms(len(self.weights))
-            reduces, verdict = Alone(), DetectorVerdict(nothing, self.detector, ranks, self._blame())
+            reduces, verdict = Alone(), DetectorVerdict(nothing, self._ask(), ranks)
         return Judge(
             self.forward_state,
             self.unscale,
@@ -148,6 +149,9 @@ class _Stages:
             range(len(self.weights)), itertools.cycle(self._networks), itertools.cycle(self.scaling.loss_scales)
         )
         return tuple(i for i, network, loss_scale in losses if not holds_input_gradient((network,), loss_scale))
+
+    def _ask(self):
+        return make_ask(self.detector, self.packing, self._blame())
 
     def _blame(self):
         # A new one for each verdict: of one that stands in two places graph mode forgets how many gradients there are.
@@ -199,6 +203,16 @@ def _check_loss_scales(owner, loss_scales, max_retries):
             )
         loss_scale.fix("drop_overflow_update")
     return loss_scales[0].drop_overflow_update
+
+
+def _refuse_sparse(owner, networks):
+    """Where this operator is, graph mode does not know what any gradient is until it has compiled the whole step."""
+    for _, cell in itertools.chain(*(network.cells_and_names() for network in networks)):
+        if any(isinstance(each, ops.SparseGatherV2) for each in vars(cell).values()):
+            raise ValueError(
+                f"For '{owner}', all gradients must be dense, but a network has a '{type(cell).__name__}', whose "
+                f"operator SparseGatherV2 makes sparse ones (RowTensor). Use nn.Embedding instead."
+            )
 
 
 def _transforms(settings, weights, packing, ranks, prefix):

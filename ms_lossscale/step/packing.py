@@ -1,7 +1,9 @@
 """The flat tuple of a step's gradients, in which small ones of one shape are stacked: one operator works on many."""
 
+import bisect
 import itertools
 
+import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
@@ -10,11 +12,13 @@ from ms_lossscale import _gradients as gradients
 
 class Unpacked(nn.Cell):
     """
-    Leaves the gradients one by one. The methods are those of :class:`Packing`.
+    Leaves the gradients one by one. The methods are those of :class:`Packing`, but for `check`.
 
     Args:
         weights (list[ParameterTuple]): The weights of each network.
     """
+
+    checks = False
 
     def __init__(self, weights):
         super().__init__(auto_prefix=False)
@@ -29,28 +33,42 @@ class Unpacked(nn.Cell):
     def of_network(self, i, packed):
         return packed[self._parts[i][0] : self._parts[i][1]]
 
-    def sizes(self):
-        return _sizes(self._parts)
-
     def each_finite(self, packed):
         return gradients.each_finite(packed)
+
+    def by_weight(self, flags):
+        return flags
+
+    def networks_of_flags(self):
+        return [i for i, (first, end) in enumerate(self._parts) for _ in range(first, end)]
 
 
 class Packing(nn.Cell):
     """
     Stacks small gradients of one shape and dtype, those of each network by themselves.
 
+    A flag of each gradient, bool of shape (N,), has those of single gradients first and those of stacks behind.
+
     Args:
         weights (list[ParameterTuple]): The weights of each network.
     """
+
+    # Whether there is `check`.
+    checks = True
 
     def __init__(self, weights):
         super().__init__(auto_prefix=False)
         self._packings = tuple(map(gradients.packing_of, weights))
         self._parts = _parts(weights)
         self._packed_parts = _parts([(*alone, *groups) for alone, groups, _ in self._packings])
-        orders = [[first + i for i in where] for (first, _), (_, _, where) in zip(self._parts, self._packings)]
-        self._order = Tensor(list(itertools.chain(*orders)), mstype.int32)
+        alone, stacked = [], []
+        for (first, _), (its_alone, groups, _) in zip(self._parts, self._packings):
+            alone += [first + i for i in its_alone]
+            stacked += [first + i for group in groups for i in group]
+        self._flagged = alone + stacked
+        self._order = Tensor(np.argsort(self._flagged), mstype.int32)
+        all_weights = list(itertools.chain(*weights))
+        self._has_large = any(not gradients.is_small(all_weights[i].shape) for i in alone)
 
     def pack(self, grads):
         """The flat tuple of the gradients of all networks, as the stages up to the optimizers want it."""
@@ -70,34 +88,42 @@ class Packing(nn.Cell):
         """Those of network `i`."""
         return packed[self._packed_parts[i][0] : self._packed_parts[i][1]]
 
-    def sizes(self):
-        """For each network how many tensors it has, packed. For use in Python."""
-        return _sizes(self._packed_parts)
+    def check(self, packed):
+        """For each gradient whether every element is finite, at little cost if all are."""
+        check = gradients.check_large if self._has_large else gradients.each_finite
+        return self._flags(check, packed)
 
     def each_finite(self, packed):
-        """For each gradient whether every element is finite, bool of shape (N,)."""
-        flags = ()
-        for i, (alone, groups, _) in enumerate(self._packings):
+        """For each gradient whether every element is finite."""
+        return self._flags(gradients.each_finite, packed)
+
+    def _flags(self, of_alone, packed):
+        alone, flags = (), ()
+        for i, (its_alone, groups, _) in enumerate(self._packings):
             its = self.of_network(i, packed)
-            if alone:
-                flags += (gradients.each_finite(its[: len(alone)]),)
+            alone += its[: len(its_alone)]
             for j in range(len(groups)):
-                flags += (gradients.each_row_finite(its[len(alone) + j]),)
-        return ops.gather(ops.concat(flags), self._order, 0)
+                flags += (gradients.each_row_finite(its[len(its_alone) + j]),)
+        if alone:
+            flags = (of_alone(alone), *flags)
+        return ops.concat(flags) if len(flags) > 1 else flags[0]
+
+    def by_weight(self, flags):
+        """The flags in the order of the weights."""
+        return ops.gather(flags, self._order, 0)
+
+    def networks_of_flags(self):
+        """For each flag its network. For use in Python."""
+        ends = [end for _, end in self._parts]
+        return [bisect.bisect_right(ends, place) for place in self._flagged]
 
 
 def make_packing(weights, packs):
-    """A Packing, if it may pack and there is something to pack."""
-    if packs and any(groups for _, groups, _ in map(gradients.packing_of, weights)):
-        return Packing(weights)
-    return Unpacked(weights)
+    """What packs the gradients, if it may."""
+    return Packing(weights) if packs else Unpacked(weights)
 
 
 def _parts(tuples):
     """Where each tuple starts and ends in the flat tuple of all of them."""
     ends = list(itertools.accumulate(map(len, tuples)))
     return tuple(zip([0, *ends], ends))
-
-
-def _sizes(parts):
-    return [end - start for start, end in parts]

@@ -117,6 +117,6 @@ class Decision(nn.Cell):
 
     def construct(self, grads, divisor, scale, overflows, earlier, saved):
         grads = self.ranks.reduce(grads)  # 6. Reduce the gradients across ranks.
-        overflow = self.verdict(grads, divisor, overflows, earlier)  # 7. One verdict.
+        overflow, flags = self.verdict(grads, divisor, overflows, earlier)  # 7. One verdict.
         self.scaling.adjust(scale, overflow)  # 8. One update of the scale.
-        return self.update_or_undo(overflow, grads, saved)  # 9. One branch.
+        return self.update_or_undo(overflow, grads, flags, saved)  # 9. One branch.

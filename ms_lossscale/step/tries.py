@@ -66,7 +66,7 @@ class Judge(nn.Cell):
         overflows = self.forward_state.overflowed(saved)
         grads, divisor = self.unscale(grads, scale)
         grads = self.reduces.reduce(grads)
-        overflow = self.verdict(grads, divisor, overflows, ())
+        overflow = self.verdict(grads, divisor, overflows, ())[0]
         can_mend = self.scaling.can_mend(scale, overflow)
         hopeless = any_of(ops.logical_not(can_mend), overflows)
         for i in self._unscaled_losses:

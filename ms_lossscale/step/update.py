@@ -55,6 +55,7 @@ class Undo(nn.Cell):
 
     Inputs:
         - **grads** (tuple[Tensor]) - The gradients.
+        - **flags** (tuple[Tensor]) - Which of them are finite, if the verdict told, else empty.
         - **saved** (tuple[Tensor]) - What the forward wrote, as it was before.
 
     Outputs:
@@ -67,9 +68,10 @@ class Undo(nn.Cell):
         self.packing = packing
         self.step_counters = step_counters
 
-    def construct(self, grads, saved):
+    def construct(self, grads, flags, saved):
         self.forward_state.restore(saved)
-        return self.step_counters.count_skipped(self.packing.each_finite(grads))
+        are_finite = flags[0] if flags else self.packing.each_finite(grads)
+        return self.step_counters.count_skipped(self.packing.by_weight(are_finite))
 
 
 class UpdateOrUndo(nn.Cell):
@@ -79,6 +81,7 @@ class UpdateOrUndo(nn.Cell):
     Inputs:
         - **overflow** (Tensor) - The verdict.
         - **grads** (tuple[Tensor]) - The gradients.
+        - **flags** (tuple[Tensor]) - As for :class:`Undo`.
         - **saved** (tuple[Tensor]) - What the forward wrote, as it was before.
 
     Outputs:
@@ -90,9 +93,9 @@ class UpdateOrUndo(nn.Cell):
         self.update = update
         self.undo = undo
 
-    def construct(self, overflow, grads, saved):
+    def construct(self, overflow, grads, flags, saved):
         overflow = of_any_network(overflow)
-        done = self.undo(grads, saved) if overflow else self.update(grads)
+        done = self.undo(grads, flags, saved) if overflow else self.update(grads)
         return ops.depend(overflow, done)
 
 
@@ -103,7 +106,7 @@ class AlwaysUpdate(nn.Cell):
         super().__init__(auto_prefix=False)
         self.update = update
 
-    def construct(self, overflow, grads, saved):
+    def construct(self, overflow, grads, flags, saved):
         return ops.depend(overflow, self.update(grads))
 
 

@@ -5,10 +5,9 @@ Where each network has a loss scale of its own it is of shape (N,): who is to bl
 """
 
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, get_context, nn, ops
 from mindspore import dtype as mstype
 
-from ms_lossscale import _gradients as gradients
 from ms_lossscale.overflow_detector import FiniteGradients, OverflowDetector
 from ms_lossscale.step.of_network import any_of, of_any_network
 
@@ -67,7 +66,8 @@ class Ask(nn.Cell):
         - **overflows** (tuple[Tensor]) - What else tells of an overflow, bools of shape :math:`()`.
 
     Outputs:
-        Tensor, bool, as that of `blame`.
+        Tuple of two: the answer, bool, as that of `blame`, and a tuple of the flags of :class:`Packing` if they became
+        known with it, else empty.
     """
 
     def __init__(self, overflow_detector, blame):
@@ -77,7 +77,36 @@ class Ask(nn.Cell):
         self.blame = blame
 
     def construct(self, grads, overflows):
-        return self.blame(any_of(self.detect(grads), overflows), grads)
+        return self.blame(any_of(self.detect(grads), overflows), grads, ()), ()
+
+
+class AskEach(nn.Cell):
+    """
+    The same in the place of :class:`FiniteGradients` on CPU, which looks at each gradient.
+
+    Args:
+        packing (Packing): Checks them.
+        blame (Cell): Whose overflow it was.
+
+    Inputs and outputs as those of :class:`Ask`.
+    """
+
+    def __init__(self, packing, blame):
+        super().__init__(auto_prefix=False)
+        self.packing = packing
+        self.blame = blame
+
+    def construct(self, grads, overflows):
+        are_finite = self.packing.check(grads)
+        overflow = any_of(ops.logical_not(ops.ReduceAll()(are_finite)), overflows)
+        return self.blame(overflow, grads, (are_finite,)), (are_finite,)
+
+
+def make_ask(overflow_detector, packing, blame):
+    """What asks the detector."""
+    if packing.checks and asks_gradients_only(overflow_detector) and get_context("device_target") == "CPU":
+        return AskEach(packing, blame)
+    return Ask(overflow_detector, blame)
 
 
 class BlameAll(nn.Cell):
@@ -87,6 +116,7 @@ class BlameAll(nn.Cell):
     Inputs:
         - **overflow** (Tensor) - The verdict, bool of shape :math:`()`.
         - **grads** (tuple[Tensor]) - The gradients.
+        - **flags** (tuple[Tensor]) - Which of them are finite, as told by :class:`Ask`.
 
     Outputs:
         Tensor, the verdict.
@@ -95,7 +125,7 @@ class BlameAll(nn.Cell):
     def __init__(self):
         super().__init__(auto_prefix=False)
 
-    def construct(self, overflow, grads):
+    def construct(self, overflow, grads, flags):
         return overflow
 
     def of_each(self, not_finite, overflows):
@@ -109,7 +139,7 @@ class BlameEach(nn.Cell):
     finite. If none are, all are: something else told.
 
     Args:
-        packing (Packing): Knows the gradients of each.
+        packing (Packing): Tells of each gradient whether it is finite.
 
     Inputs as those of :class:`BlameAll`.
 
@@ -119,15 +149,18 @@ class BlameEach(nn.Cell):
 
     def __init__(self, packing):
         super().__init__(auto_prefix=False)
-        sizes = packing.sizes()
-        networks = np.arange(len(sizes))
-        self._whose = Tensor(np.repeat(networks, sizes) == networks[:, None])
-        self._all = Tensor(np.ones(sum(sizes), bool))
+        self.packing = packing
+        networks = np.array(packing.networks_of_flags())
+        self._whose = Tensor(networks == np.unique(networks)[:, None])
+        self._all = Tensor(np.ones(len(networks), bool))
 
-    def construct(self, overflow, grads):
-        are_finite = self._all
-        if overflow:
-            are_finite = gradients.each_finite(grads)
+    def construct(self, overflow, grads, flags):
+        if flags:
+            are_finite = flags[0]
+        else:
+            are_finite = self._all
+            if overflow:
+                are_finite = self.packing.each_finite(grads)
         are_not_finite = ops.logical_and(ops.logical_not(are_finite), self._whose)
         return self._or_all(ops.ReduceAny()(are_not_finite, 1), overflow)
 
@@ -146,7 +179,7 @@ class AskOfCall(nn.Cell):
     The verdict on one call of a window.
 
     Args:
-        ask (Ask): The detector.
+        ask (Union[Ask, AskEach]): The detector.
 
     Inputs:
         - **grads** (tuple[Tensor]) - The gradients of the call.
@@ -162,7 +195,7 @@ class AskOfCall(nn.Cell):
         self.ask = ask
 
     def construct(self, grads, overflows, earlier):
-        return any_of(self.ask(grads, overflows), earlier)
+        return any_of(self.ask(grads, overflows)[0], earlier)
 
 
 class KnownOfCall(nn.Cell):
@@ -181,9 +214,8 @@ class DetectorVerdict(nn.Cell):
 
     Args:
         transforms (GradientTransforms): Measure the gradients before the verdict.
-        overflow_detector (OverflowDetector): What is asked.
+        ask (Union[Ask, AskEach]): What asks it.
         ranks (Union[Alone, Ranks]): Who must agree.
-        blame (Cell): Whose overflow it was.
 
     Inputs:
         - **grads** (tuple[Tensor]) - The gradients, times `divisor`.
@@ -191,26 +223,31 @@ class DetectorVerdict(nn.Cell):
         - **overflows** (tuple[Tensor]) - What else tells of an overflow, bools of shape :math:`()`.
         - **earlier** (tuple[Tensor]) - Verdicts on calls of this step that there are already.
 
-    Outputs:
-        Tensor, bool, as that of `blame`.
+    Outputs as those of `ask`.
     """
 
-    def __init__(self, transforms, overflow_detector, ranks, blame):
+    def __init__(self, transforms, ask, ranks):
         super().__init__(auto_prefix=False)
         self.transforms = transforms
-        self.ask = Ask(overflow_detector, blame)
+        self.ask = ask
         self.ranks = ranks
 
     def construct(self, grads, divisor, overflows, earlier):
         self.transforms.measure(grads, divisor)
-        return self.ranks.agree(any_of(self.ask(grads, overflows), earlier))
+        overflow, flags = self.ask(grads, overflows)
+        return self.ranks.agree(any_of(overflow, earlier)), flags
 
 
 class NormVerdict(nn.Cell):
     """
     The norms decide, which are measured anyhow, and are finite whenever the gradients are.
 
-    Args, inputs and outputs as those of :class:`DetectorVerdict`.
+    Args:
+        transforms (GradientTransforms): Measure the gradients.
+        ranks (Union[Alone, Ranks]): Who must agree.
+        blame (Cell): Whose overflow it was.
+
+    Inputs and outputs as those of :class:`DetectorVerdict`.
     """
 
     def __init__(self, transforms, ranks, blame):
@@ -223,7 +260,7 @@ class NormVerdict(nn.Cell):
         not_finite = ()
         for is_finite in self.transforms.measure(grads, divisor):
             not_finite += (ops.logical_not(is_finite),)
-        return self.ranks.agree(any_of(self.blame.of_each(not_finite, overflows), earlier))
+        return self.ranks.agree(any_of(self.blame.of_each(not_finite, overflows), earlier)), ()
 
 
 class KnownVerdict(nn.Cell):
@@ -233,7 +270,7 @@ class KnownVerdict(nn.Cell):
         super().__init__(auto_prefix=False)
 
     def construct(self, grads, divisor, overflows, earlier):
-        return earlier[0]
+        return earlier[0], ()
 
 
 class NoVerdict(nn.Cell):
@@ -246,16 +283,16 @@ class NoVerdict(nn.Cell):
 
     def construct(self, grads, divisor, overflows, earlier):
         self.transforms.measure(grads, divisor)
-        return self.overflow_detector(grads)
+        return self.overflow_detector(grads), ()
 
 
-def make_verdict(checks, overflow_detector, transforms, ranks, blame):
+def make_verdict(checks, overflow_detector, transforms, ranks, packing, blame):
     """The verdict that a step needs."""
     if not checks:
         return NoVerdict(transforms, overflow_detector)
     if transforms.tells and asks_gradients_only(overflow_detector):
         return NormVerdict(transforms, ranks, blame)
-    return DetectorVerdict(transforms, overflow_detector, ranks, blame)
+    return DetectorVerdict(transforms, make_ask(overflow_detector, packing, blame), ranks)
 
 
 def asks_gradients_only(overflow_detector):

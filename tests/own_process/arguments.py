@@ -343,3 +343,25 @@ class TestWhatTheNetworkReturns:
         network = ReturnsNumber()
         cell = ScaledTrainOneStepCell(network, sgd(network), 1024)
         check_refused(lambda: cell(*batch()), TypeError, "ScaledTrainOneStepCell", "one Tensor")
+
+
+class Lookup(nn.Cell):
+    """The gradient of its table is a RowTensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.EmbeddingLookup(6, 2, sparse=True)
+
+    def construct(self, indices):
+        return self.embedding(indices).sum()
+
+
+def test_sparse_gradients_are_refused():
+    network = Lookup()
+    check_refused(
+        lambda: ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale()),
+        ValueError,
+        "'ScaledTrainOneStepCell'",
+        "has a 'EmbeddingLookup'",
+        "nn.Embedding ",
+    )

@@ -13,6 +13,6 @@ def masks(calls=200):
 
 def test_mindspore_does_not_repeat_what_dropout_draws(mode):
     # If it does, docs/step.md need not say that a resumed run draws anew.
-    runs = [masks() for _ in range(4)]
-    assert len({run[0] for run in runs}) == 1  # The seed is heeded,
-    assert any(run != runs[0] for run in runs[1:])  # but not for long.
+    first = masks()
+    assert masks()[0] == first[0]  # The seed is heeded,
+    assert any(masks() != first for _ in range(50))  # but not for long, in one run or another.

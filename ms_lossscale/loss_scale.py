@@ -386,14 +386,18 @@ class DynamicLossScale(LossScale):
     def next_scale(self, loss_scale, overflow):
         # Compared with >= and not ==, so that a checkpoint of a longer window or hysteresis does not block the law.
         clean = ops.select(overflow, self._no_steps, self.clean_steps + self._one_step)
-        bad = ops.select(overflow, self.overflow_steps + self._one_step, self._no_steps)
         grows = clean >= self._window
-        backs_off = bad >= self._hysteresis
+        if self.hysteresis == 1:
+            backs_off, bad = overflow, self._no_steps
+        else:
+            bad = ops.select(overflow, self.overflow_steps + self._one_step, self._no_steps)
+            backs_off = bad >= self._hysteresis
+            bad = ops.select(backs_off, self._no_steps, bad)
         larger = ops.minimum(loss_scale * self._factor, self._ceiling)
         smaller = ops.maximum(loss_scale * self._backoff, self._floor)
         next_scale = ops.select(backs_off, smaller, ops.select(grows, larger, loss_scale))
         next_scale = ops.depend(next_scale, ops.assign(self.clean_steps, ops.select(grows, self._no_steps, clean)))
-        return ops.depend(next_scale, ops.assign(self.overflow_steps, ops.select(backs_off, self._no_steps, bad)))
+        return ops.depend(next_scale, ops.assign(self.overflow_steps, bad))
 
 
 class ScheduledLossScale(LossScale):

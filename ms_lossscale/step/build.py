@@ -113,7 +113,7 @@ class _Stages:
             StepCounters(all_weights, prefix, settings.max_retries > 0),
         )
         self._verdict = make_verdict(self._checks, self.detector, self._transforms, ranks, self.packing, self._blame())
-        self.compiled = _compiler(optimizers, loss_scales, self.detector, settings, ranks)
+        self.compiled = _compiler(optimizers, loss_scales, self.detector, settings)
 
     def window_and_flush(self):
         """Which calls make a step, and what ends a window before its last call."""
@@ -233,17 +233,16 @@ def _forward_backwards(owner, networks, weights, has_aux, may_return_tuple):
     return [SharedForwardBackward(networks[0], weights, has_aux, owner)]
 
 
-def _compiler(optimizers, loss_scales, detector, settings, ranks):
+def _compiler(optimizers, loss_scales, detector, settings):
     """
     What makes one compiled graph of a cell in PyNative mode, where what follows the gradients is compiled, too, as
     MindSpore's nn optimizers are.
 
     But a user's own cell runs in Python there, as it is written, and so does an optimizer that reads its settings in
-    each step. What ranks exchange is MindSpore's to order.
+    each step.
     """
     in_python = (
-        ranks.exchanges
-        or settings.after_update is not None
+        settings.after_update is not None
         or not all(isinstance(optimizer, nn.Optimizer) for optimizer in optimizers)
         or not all(map(_is_library_cell, (*optimizers, *loss_scales, detector, *settings.gradient_transforms)))
     )

@@ -40,8 +40,7 @@ class StepCounters(nn.Cell):
 
     def count_applied(self):
         ops.assign(self.consecutive_skipped_steps, self._zero)
-        ops.assign(self.applied_steps, self.applied_steps + self._one)
-        return self.applied_steps
+        return ops.assign_add(self.applied_steps, self._one)
 
     def count_retry(self):
         return ops.assign(self.retries, self.retries + self._one)

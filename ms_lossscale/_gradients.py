@@ -196,7 +196,7 @@ def _by_size(kinds):
 
 
 def is_small(shape):
-    """Whether a tensor of this shape is summed and looked through at no cost."""
+    """Whether a tensor of this shape is small: looking at each element costs no more than starting an operator."""
     return 0 <= math.prod(shape) <= _LARGEST_SMALL
 
 

@@ -12,17 +12,18 @@ from ms_lossscale import _gradients as gradients
 
 class Unpacked(nn.Cell):
     """
-    Leaves the gradients one by one. The methods are those of :class:`Packing`, but for `check`.
+    Leaves the gradients one by one. The methods are those of :class:`Packing`.
 
     Args:
         weights (list[ParameterTuple]): The weights of each network.
+        checks (bool): Whether `check` is the best that one can do.
     """
 
-    checks = False
-
-    def __init__(self, weights):
+    def __init__(self, weights, checks):
         super().__init__(auto_prefix=False)
+        self.checks = checks
         self._parts = _parts(weights)
+        self._check = _check_of(itertools.chain(*weights))
 
     def pack(self, grads):
         return grads
@@ -32,6 +33,9 @@ class Unpacked(nn.Cell):
 
     def of_network(self, i, packed):
         return packed[self._parts[i][0] : self._parts[i][1]]
+
+    def check(self, packed):
+        return self._check(packed)
 
     def each_finite(self, packed):
         return gradients.each_finite(packed)
@@ -53,7 +57,6 @@ class Packing(nn.Cell):
         weights (list[ParameterTuple]): The weights of each network.
     """
 
-    # Whether there is `check`.
     checks = True
 
     def __init__(self, weights):
@@ -68,7 +71,7 @@ class Packing(nn.Cell):
         self._flagged = alone + stacked
         self._order = Tensor(np.argsort(self._flagged), mstype.int32)
         all_weights = list(itertools.chain(*weights))
-        self._has_large = any(not gradients.is_small(all_weights[i].shape) for i in alone)
+        self._check_alone = _check_of(all_weights[i] for i in alone)
 
     def pack(self, grads):
         """The flat tuple of the gradients of all networks, as the stages up to the optimizers want it."""
@@ -90,8 +93,7 @@ class Packing(nn.Cell):
 
     def check(self, packed):
         """For each gradient whether every element is finite, at little cost if all are."""
-        check = gradients.check_large if self._has_large else gradients.each_finite
-        return self._flags(check, packed)
+        return self._flags(self._check_alone, packed)
 
     def each_finite(self, packed):
         """For each gradient whether every element is finite."""
@@ -119,8 +121,15 @@ class Packing(nn.Cell):
 
 
 def make_packing(weights, packs):
-    """What packs the gradients, if it may."""
-    return Packing(weights) if packs else Unpacked(weights)
+    """A Packing, if it may pack and there is something to pack."""
+    can_pack = any(groups for _, groups, _ in map(gradients.packing_of, weights))
+    return Packing(weights) if packs and can_pack else Unpacked(weights, checks=not can_pack)
+
+
+def _check_of(weights):
+    """How to check single gradients. A small one is looked through at the cost of a sum."""
+    small = all(gradients.is_small(weight.shape) for weight in weights)
+    return gradients.each_finite if small else gradients.check_large
 
 
 def _parts(tuples):

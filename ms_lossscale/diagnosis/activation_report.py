@@ -5,7 +5,7 @@ import math
 from typing import NamedTuple, Optional
 
 from ms_lossscale._files import write_text
-from ms_lossscale.diagnosis._tables import csv_text, in_batches, percent, size, text_table
+from ms_lossscale._tables import csv_text, in_batches, percent, size, text_table
 from ms_lossscale.diagnosis.cell_watch import Place
 from ms_lossscale.diagnosis.distribution import Distribution
 

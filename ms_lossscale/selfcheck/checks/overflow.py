@@ -1,0 +1,93 @@
+"""Whether an overflow is seen, wherever it happens, and nothing else is taken for one."""
+
+import itertools
+
+import mindspore
+import numpy as np
+from mindspore import Tensor, mutable, nn
+
+from ms_lossscale import DynamicLossScale, FiniteGradients, FixedLossScale, ScaledTrainOneStepCell
+from ms_lossscale.selfcheck.claim import check, expect, expect_equal
+from ms_lossscale.selfcheck.networks import BACKWARD_OVERFLOWS, FORWARD_OVERFLOWS, LOSS_SCALE, SIZE, Products, inputs
+
+PLACES = {"first": 0, "middle": 1, "last": 2}
+
+
+def _cell(device):
+    network = Products(device)
+    # It moves the weights so little that they stay about 2.
+    optimizer = nn.AdamWeightDecay(network.trainable_params(), learning_rate=1e-5)
+    return ScaledTrainOneStepCell(network, optimizer, FixedLossScale(LOSS_SCALE)).set_train()
+
+
+def _at(place, value):
+    """Inputs of which one has this value."""
+    values = [1.0, 1.0, 1.0]
+    values[place] = value
+    return inputs(*values)
+
+
+@check()
+def the_detector_sees_what_this_device_makes_of_an_overflow(device):
+    """The detector chosen for this device and mode sees what becomes of 70000 in float16 here."""
+    arithmetic, cell = device.arithmetic("70000"), _cell(device)
+    out = arithmetic(Tensor(70000.0, mindspore.float32).reshape((1,)).astype(mindspore.float16))
+    becomes_inf = bool(np.isinf(out.asnumpy()).all())
+    is_finite_gradients = type(cell.overflow_detector) is FiniteGradients
+    expect_equal(
+        is_finite_gradients,
+        becomes_inf,
+        f"70000 in float16 becomes {out.asnumpy()[0]}, and the detector is {type(cell.overflow_detector).__name__}. "
+        f"Whether gradients tell",
+    )
+
+
+@check()
+def an_overflow_in_the_forward_is_seen(device):
+    """An overflow in the forward is seen, at each of three weights, of +, of - and of NaN."""
+    cell = _cell(device)
+    for (name, place), value in itertools.product(
+        PLACES.items(), (FORWARD_OVERFLOWS, -FORWARD_OVERFLOWS, float("nan"))
+    ):
+        overflow = bool(cell(*_at(place, value))[1])
+        expect(overflow, f"the product of the {name} weight with {value} in float16 did not count as an overflow")
+
+
+@check()
+def an_overflow_in_the_backward_is_seen(device):
+    """An overflow in the backward alone, where the loss is finite, is seen at each of three weights, of + and of -."""
+    cell = _cell(device)
+    for (name, place), value in itertools.product(PLACES.items(), (BACKWARD_OVERFLOWS, -BACKWARD_OVERFLOWS)):
+        loss, overflow, _ = cell(*_at(place, value))
+        expect(np.isfinite(loss.asnumpy()).all(), f"the loss is not finite but {loss}: the forward overflowed, too")
+        expect(bool(overflow), f"a gradient of {value} times {LOSS_SCALE} at the {name} weight was not seen")
+        if not device.has_register:
+            expect_equal(cell.overflowed_parameters(), [f"weight_{place}"], "the weights that are named")
+
+
+@check()
+def finite_steps_are_not_flagged(device):
+    """100 steps with random finite gradients are not taken for overflows, the first of them after one."""
+    rng, cell = np.random.default_rng(0), _cell(device)
+    expect(bool(cell(*_at(0, FORWARD_OVERFLOWS))[1]), "the overflow before was not seen")
+    for step in range(100):
+        overflow = bool(cell(*(Tensor(rng.uniform(-8, 8, SIZE).astype(np.float32)) for _ in PLACES))[1])
+        expect(not overflow, f"step {step} of 100 was flagged, though all of its values are finite")
+
+
+@check()
+def large_finite_gradients_are_not_flagged(device):
+    """Gradients whose sum is infinite in float32, but which are finite each, are no overflow."""
+    gradients = (Tensor(np.full(2**15, 1e38, np.float32)), Tensor(np.full(SIZE, -1e38, np.float32)))
+    if not device.has_register:
+        expect(not bool(FiniteGradients()(mutable(gradients))), "finite gradients of 1e38 were taken for an overflow")
+
+
+@check()
+def a_skipped_step_lowers_the_scale_at_once(device):
+    """After an overflow the next step uses the lower loss scale."""
+    network = Products(device)
+    optimizer = nn.AdamWeightDecay(network.trainable_params(), learning_rate=1e-5)
+    cell = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(LOSS_SCALE)).set_train()
+    scales = [float(cell(*_at(0, BACKWARD_OVERFLOWS))[2]) for _ in range(4)]
+    expect_equal(scales, [LOSS_SCALE, LOSS_SCALE / 2, LOSS_SCALE / 4, LOSS_SCALE / 8], "the scales of four steps")

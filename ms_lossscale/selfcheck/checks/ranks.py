@@ -1,0 +1,36 @@
+"""Whether ranks decide together: only under `msrun`."""
+
+import mindspore
+import numpy as np
+from mindspore import Tensor, nn
+from mindspore.communication import get_group_size, get_rank
+
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
+from ms_lossscale.selfcheck.claim import check, expect, expect_equal
+from ms_lossscale.selfcheck.networks import BACKWARD_OVERFLOWS, LOSS_SCALE, Products, inputs
+
+
+def _cell(device):
+    network = Products(device)
+    optimizer = nn.AdamWeightDecay(network.trainable_params(), learning_rate=1e-5)
+    mindspore.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
+    try:
+        return ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(LOSS_SCALE)).set_train()
+    finally:
+        mindspore.reset_auto_parallel_context()
+
+
+@check("has_ranks")
+def an_overflow_on_one_rank_skips_the_step_on_all(device):
+    """Whichever rank overflows, all ranks skip the step, and afterwards hold the same weights and loss scale."""
+    cell = _cell(device)
+    for overflowing in range(get_group_size()):
+        value = BACKWARD_OVERFLOWS if get_rank() == overflowing else 1.0
+        expect(
+            bool(cell(*inputs(1.0, value, 1.0))[1]), f"rank {get_rank()} went on where rank {overflowing} overflowed"
+        )
+        expect(not bool(cell(*inputs(1.0, 0.001, 1.0))[1]), "a step after it was skipped, too")
+    state = np.concatenate([parameter.asnumpy().ravel() for parameter in cell.trainable_params()])
+    of_all = mindspore.ops.AllReduce()(Tensor(state)).asnumpy() / get_group_size()
+    expect(np.array_equal(of_all, state), "the ranks hold different weights")
+    expect_equal(cell.counters()["skipped_steps"], get_group_size(), "the steps that were skipped")

@@ -1,0 +1,79 @@
+"""Whether one step's verdict is its own: not that of other work on the device, nor of another network's phase."""
+
+import itertools
+
+from mindspore import nn
+
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    FixedLossScale,
+    FloatStatusRegister,
+    ScaledTrainOneStepCell,
+    SimultaneousTrainOneStepCell,
+)
+from ms_lossscale.selfcheck.claim import check, expect, expect_equal
+from ms_lossscale.selfcheck.networks import BACKWARD_OVERFLOWS, FORWARD_OVERFLOWS, LOSS_SCALE, Products, inputs
+
+
+def _optimizer(network):
+    return nn.AdamWeightDecay(network.trainable_params(), learning_rate=1e-5)
+
+
+def _two_networks(device, cell_class):
+    networks = [Products(device, 1, f"network_{i}.") for i in range(2)]
+    loss_scales = [FixedLossScale(LOSS_SCALE) for _ in networks]
+    return cell_class(
+        networks,
+        [_optimizer(network) for network in networks],
+        loss_scales if cell_class is AlternatingTrainOneStepCell else loss_scales[0],
+        network_inputs=[(0,), (1,)],
+    ).set_train()
+
+
+@check()
+def an_overflow_before_a_step_is_not_the_steps(device):
+    """What overflowed before a step, an evaluation or an initialisation, is not taken for the step's overflow."""
+    network = Products(device)
+    cell = ScaledTrainOneStepCell(network, _optimizer(network), FixedLossScale(LOSS_SCALE)).set_train()
+    for step in range(3):
+        # Read, so that it has happened.
+        Products(device, prefix="other.")(*inputs(FORWARD_OVERFLOWS, 1.0, 1.0)).asnumpy()
+        overflow = bool(cell(*inputs(1.0, 1.0, 1.0))[1])
+        expect(not overflow, f"step {step} was skipped for the overflow of an evaluation before it")
+
+
+@check()
+def phases_are_told_apart(device):
+    """In the alternating cell each network is told its own overflow and not the other's, in all orders."""
+    cell = _two_networks(device, AlternatingTrainOneStepCell)
+    patterns = list(itertools.product((False, True), repeat=2))
+    for value, first, second in itertools.product((FORWARD_OVERFLOWS, BACKWARD_OVERFLOWS), patterns, patterns):
+        for pattern in (first, second):
+            overflow = cell(*inputs(*(value if overflows else 1.0 for overflows in pattern)))[1]
+            expect_equal(
+                tuple(overflow.asnumpy().tolist()),
+                pattern,
+                f"which of two networks overflowed, at inputs of {value} after a step with {first}",
+            )
+
+
+@check()
+def networks_share_one_verdict(device):
+    """In the simultaneous cell an overflow of either network skips both."""
+    cell = _two_networks(device, SimultaneousTrainOneStepCell)
+    weights = [network.weights[0] for network in cell.network]
+    for pattern in itertools.product((False, True), repeat=2):
+        before = [weight.asnumpy().copy() for weight in weights]
+        overflow = bool(cell(*inputs(*(BACKWARD_OVERFLOWS if overflows else 1.0 for overflows in pattern)))[1])
+        expect_equal(overflow, any(pattern), f"the verdict where the networks' overflows are {pattern}")
+        moved = [bool((weight.asnumpy() != its).any()) for weight, its in zip(weights, before)]
+        expect_equal(moved, [not overflow] * 2, f"which weights moved where the networks' overflows are {pattern}")
+
+
+@check("has_register")
+def reading_the_register_consumes_it(device):
+    """A detector sees a raised register once: what it has read is gone for the next one."""
+    detector = FloatStatusRegister()
+    Products(device)(*inputs(FORWARD_OVERFLOWS, 1.0, 1.0)).asnumpy()
+    seen = [bool(detector(())) for _ in range(2)]
+    expect_equal(seen, [True, False], "what is read after an overflow, twice")

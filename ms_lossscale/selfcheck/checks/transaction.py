@@ -1,0 +1,59 @@
+"""Whether a step is a transaction: all of it happens, or nothing but the loss scale and the counters moves."""
+
+import numpy as np
+from mindspore import Tensor, nn
+from mindspore import dtype as mstype
+
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
+from ms_lossscale.selfcheck.claim import check, expect, expect_equal
+from ms_lossscale.selfcheck.networks import FORWARD_OVERFLOWS, SIZE, Normalised
+
+# The last is the norm of the last verdict's gradients, for `grad_norm()`.
+MAY_MOVE = ("loss_scale.", "step_counters.", "clipping.")
+
+
+def _cell(device):
+    network = Normalised(device)
+    rate = nn.ExponentialDecayLR(0.01, 0.9, 4)
+    optimizer = nn.AdamWeightDecay(network.trainable_params(), learning_rate=rate)
+    return ScaledTrainOneStepCell(
+        network, optimizer, DynamicLossScale(2.0**4), clip_norm=1.0, ema_decay=0.9
+    ).set_train()
+
+
+def _batch(seed, factor):
+    x = np.random.default_rng(seed).normal(size=(8, SIZE)).astype(np.float32)
+    return Tensor(x), Tensor([factor], mstype.float32)
+
+
+def _values(cell):
+    return {name: parameter.asnumpy().tobytes() for name, parameter in cell.parameters_dict().items()}
+
+
+def _moved(cell, *inputs):
+    """The names of the Parameters that a step changes."""
+    before = _values(cell)
+    cell(*inputs)
+    return [name for name, value in _values(cell).items() if value != before[name]]
+
+
+@check()
+def a_skipped_step_leaves_every_parameter(device):
+    """A skipped step changes no Parameter in one bit: weights, optimizer, learning rate, BatchNorm, averages."""
+    cell = _cell(device)
+    for seed in range(3):
+        cell(*_batch(seed, 1.0))
+    for seed in range(3):
+        moved = [name for name in _moved(cell, *_batch(seed, FORWARD_OVERFLOWS)) if not name.startswith(MAY_MOVE)]
+        expect_equal(cell.counters()["skipped_steps"], seed + 1, "the steps that were skipped")
+        expect_equal(moved, [], "what a skipped step changed")
+
+
+@check()
+def an_applied_step_moves_them(device):
+    """A step without overflow moves the weights, the optimizer, BatchNorm's statistics and the averages."""
+    cell = _cell(device)
+    cell(*_batch(0, 1.0))
+    moved = _moved(cell, *_batch(1, 1.0))
+    for part in ("dense.weight", "norm.moving_mean", "adam_m.", "ema.", "calls", "step_counters.applied_steps"):
+        expect(any(part in name for name in moved), f"a step without overflow left '{part}' as it was")

@@ -1,0 +1,50 @@
+"""Where the checks run: the device, the mode, and whether it is the emulated NPU."""
+
+import contextlib
+import os
+
+import mindspore
+from mindspore import nn
+
+from ms_lossscale import FloatStatusRegister, emulation
+from ms_lossscale.overflow_detector import default_overflow_detector
+
+MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
+
+
+class Device:
+    """
+    What a check needs to know of the device.
+
+    Args:
+        target (str): ``"CPU"``, ``"GPU"`` or ``"Ascend"``.
+        mode (str): ``"graph"`` or ``"pynative"``.
+        emulated (bool): Whether the networks compute on the emulated NPU.
+    """
+
+    def __init__(self, target, mode, emulated):
+        self.target, self.mode, self.emulated = target, mode, emulated
+
+    @contextlib.contextmanager
+    def in_use(self):
+        """A context in which a check runs."""
+        mindspore.set_context(mode=MODES[self.mode])
+        with emulation.saturation_mode() if self.emulated else contextlib.nullcontext():
+            yield
+
+    def arithmetic(self, name):
+        """What float16 values go through: the emulated NPU's arithmetic, or the device's own."""
+        return emulation.Saturate(name) if self.emulated else nn.Identity()
+
+    @property
+    def has_register(self):
+        """Whether a status register is what tells of an overflow here."""
+        return isinstance(default_overflow_detector(), FloatStatusRegister)
+
+    @property
+    def has_ranks(self):
+        """Whether there are other ranks."""
+        return int(os.environ.get("MS_WORKER_NUM", 1)) > 1
+
+    def __str__(self):
+        return f"{self.target}, emulating a saturation-mode NPU" if self.emulated else self.target

@@ -70,6 +70,8 @@ def main():
     args = parser.parse_args()
     mindspore.set_context(mode=MODES[args.mode])
     mindspore.set_device("CPU")
+    # A loop over 500 layers is deeper than MindSpore lets calls be.
+    mindspore.set_recursion_limit(10_000)
     sides = {
         name: side for name, side in CASES[args.case].items() if args.mode == "graph" or name != ONLY_IN_GRAPH_MODE
     }

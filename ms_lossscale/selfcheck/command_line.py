@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import sys
 import time
 import traceback
@@ -12,7 +11,7 @@ import mindspore
 from ms_lossscale._files import write_text
 from ms_lossscale.selfcheck.checks import CHECKS
 from ms_lossscale.selfcheck.claim import DoesNotHold
-from ms_lossscale.selfcheck.device import MODES, Device
+from ms_lossscale.selfcheck.device import MODES, Device, has_ranks
 from ms_lossscale.selfcheck.report import environment, surroundings, table, versions
 
 ALL_HOLD, DOES_NOT_HOLD, COULD_NOT_RUN = 0, 1, 2
@@ -33,7 +32,7 @@ def make_parser():
     add("--device", metavar="DEVICE", help="CPU, GPU or Ascend (default: what MindSpore chooses)")
     add("--mode", choices=(*MODES, "both"), default="both", help="MindSpore's mode (default: %(default)s)")
     add("--emulate", action="store_true", help="emulate an NPU in saturation mode, on CPU")
-    add("--json", metavar="FILE", help="write the results to this file, too")
+    add("--json", metavar="FILE", help="write the results to this file, too; of several ranks the first does")
     add("--list", action="store_true", help="only list the checks and their claims")
     return parser
 
@@ -56,7 +55,7 @@ def main(arguments=None):
     print(table(results))
     print(surroundings(devices[0], left_out))
     held = all(result["held"] for result in results)
-    if args.json is not None:
+    if args.json is not None and (not has_ranks() or mindspore.communication.get_rank() == 0):
         described = {"held": held, "checks": results, "device": str(devices[0])}
         described |= {"versions": versions(), "environment": environment()}
         write_text(args.json, json.dumps(described, indent=1))
@@ -82,7 +81,7 @@ def start(args):
         target = mindspore.get_context("device_target")
         # Only now it is known whether this MindSpore can compute there.
         (mindspore.Tensor([1.0]) + 1.0).asnumpy()
-        if int(os.environ.get("MS_WORKER_NUM", 1)) > 1:
+        if has_ranks():
             mindspore.communication.init()
     except (RuntimeError, ValueError, TypeError) as error:
         raise CouldNotRun(f"MindSpore can't use the device {target}: {str(error).splitlines()[0]}") from None

@@ -12,6 +12,11 @@ from ms_lossscale.overflow_detector import default_overflow_detector
 MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
 
 
+def has_ranks():
+    """Whether `msrun` started this process as one of several."""
+    return int(os.environ.get("MS_WORKER_NUM", 1)) > 1
+
+
 class Device:
     """
     What a check needs to know of the device.
@@ -44,7 +49,7 @@ class Device:
     @property
     def has_ranks(self):
         """Whether there are other ranks."""
-        return int(os.environ.get("MS_WORKER_NUM", 1)) > 1
+        return has_ranks()
 
     def __str__(self):
         return f"{self.target}, emulating a saturation-mode NPU" if self.emulated else self.target

@@ -92,9 +92,9 @@ def accumulated_gradients_are_averaged(device):
 @check()
 def averages_follow_the_weights(device):
     """The moving average begins at the first weights and moves by the decay after each update."""
-    cell, network = _cell(ema_decay=0.5)
+    cell, network = _cell(ema_decay=0.75)
     average = _weight()
     for seed in range(3):
         _step(cell, seed)
-        average = 0.5 * average + 0.5 * network.weight.asnumpy()
+        average = 0.75 * average + 0.25 * network.weight.asnumpy()
     _expect_close(cell.ema_parameters()["weight"], average, "the average")

@@ -30,7 +30,8 @@ def an_overflow_on_one_rank_skips_the_step_on_all(device):
             bool(cell(*inputs(1.0, value, 1.0))[1]), f"rank {get_rank()} went on where rank {overflowing} overflowed"
         )
         expect(not bool(cell(*inputs(1.0, 0.001, 1.0))[1]), "a step after it was skipped, too")
-    state = np.concatenate([parameter.asnumpy().ravel() for parameter in cell.trainable_params()])
+    state = np.concatenate([*(weight.asnumpy() for weight in cell.network.weights), [cell.get_loss_scale()]])
+    state = state.astype(np.float32)
     of_all = mindspore.ops.AllReduce()(Tensor(state)).asnumpy() / get_group_size()
-    expect(np.array_equal(of_all, state), "the ranks hold different weights")
+    expect(np.array_equal(of_all, state), "the ranks hold different weights or loss scales")
     expect_equal(cell.counters()["skipped_steps"], get_group_size(), "the steps that were skipped")

@@ -5,6 +5,7 @@ import json
 import sys
 import time
 import traceback
+from pathlib import Path
 
 import mindspore
 
@@ -45,6 +46,8 @@ def main(arguments=None):
         if args.list:
             print("\n".join(f"{check.name}: {check.claim}" for check in checks))
             return ALL_HOLD
+        if args.json is not None and not Path(args.json).resolve().parent.is_dir():
+            raise CouldNotRun(f"there is no folder for --json {args.json}")
         devices = start(args)
         results, left_out = run(checks, devices)
         if not results:

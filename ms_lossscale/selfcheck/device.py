@@ -33,9 +33,13 @@ class Device:
     @contextlib.contextmanager
     def in_use(self):
         """A context in which a check runs."""
+        before = mindspore.get_context("mode")
         mindspore.set_context(mode=MODES[self.mode])
-        with emulation.saturation_mode() if self.emulated else contextlib.nullcontext():
-            yield
+        try:
+            with emulation.saturation_mode() if self.emulated else contextlib.nullcontext():
+                yield
+        finally:
+            mindspore.set_context(mode=before)
 
     def arithmetic(self, name):
         """What float16 values go through: the emulated NPU's arithmetic, or the device's own."""
@@ -45,6 +49,11 @@ class Device:
     def has_register(self):
         """Whether a status register is what tells of an overflow here."""
         return isinstance(default_overflow_detector(), FloatStatusRegister)
+
+    @property
+    def gradients_tell(self):
+        """Whether an overflow becomes inf or NaN here."""
+        return not self.has_register
 
     @property
     def has_ranks(self):

@@ -16,7 +16,7 @@ class Unpacked(nn.Cell):
 
     Args:
         weights (list[ParameterTuple]): The weights of each network.
-        checks (bool): Whether `check` is the best that one can do.
+        checks (bool): Whether `check` is of use: not where small gradients could be stacked for it.
     """
 
     def __init__(self, weights, checks):

@@ -5,7 +5,7 @@ import re
 
 import pytest
 from conftest import MODES
-from support.mutations import MUTATIONS, halved
+from support.mutations import MUTATIONS, MUTATIONS_OF_RANKS, halved
 from support.python_process import ROOT, check_msrun, check_python, run_python
 
 import ms_lossscale
@@ -45,6 +45,18 @@ def test_ranks_are_checked_under_msrun(tmp_path):
     check_msrun(2, "python", "-m", "ms_lossscale.selfcheck", "an-overflow-on", "--json", "result.json", cwd=tmp_path)
     written = json.loads((tmp_path / "result.json").read_text())
     assert [check["held"] for check in written["checks"]] == [True, True]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mutation", MUTATIONS_OF_RANKS)
+def test_the_check_of_ranks_can_fail(mutation, tmp_path):
+    job = check_msrun(2, ROOT / "tests" / "support" / "mutations.py", mutation, cwd=tmp_path)
+    for log in job.logs:
+        (line,) = (line for line in log.splitlines() if line.startswith('[{"name"'))
+        (result,) = json.loads(line)
+        assert {result["name"]} == MUTATIONS_OF_RANKS[mutation][2]
+        assert not result["held"]
+        assert "the ranks hold different weights" in result["message"]
 
 
 def test_the_list_names_each_claim(capsys):

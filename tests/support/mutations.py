@@ -14,8 +14,9 @@ import time
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
+import mindspore
+from mindspore import Tensor, ops
 from mindspore import dtype as mstype
-from mindspore import ops
 
 import ms_lossscale
 from ms_lossscale import _gradients as gradients
@@ -24,10 +25,11 @@ from ms_lossscale.loss_scale import DynamicLossScale, ScheduledLossScale
 from ms_lossscale.overflow_detector import FiniteGradients, FloatStatusRegister
 from ms_lossscale.selfcheck.checks import CHECKS
 from ms_lossscale.selfcheck.command_line import result_of
-from ms_lossscale.selfcheck.device import Device
+from ms_lossscale.selfcheck.device import Device, has_ranks
 from ms_lossscale.step.forward_state import ForwardState
 from ms_lossscale.step.moving_average import MovingAverage
 from ms_lossscale.step.packing import Unpacked
+from ms_lossscale.step.ranks import Ranks
 from ms_lossscale.step.scaling import Scaling, Unscale
 from ms_lossscale.step.update import UpdateOrUndo
 from ms_lossscale.step.verdict import AskEach
@@ -153,6 +155,18 @@ def slow(self, *args, **kwargs):
     return CALL(self, *args, **kwargs)
 
 
+def host_counts(self, *args, **kwargs):
+    output = CALL(self, *args, **kwargs)
+    for parameter in self.get_parameters():
+        if parameter.name.endswith("clean_steps"):
+            parameter.set_data(Tensor(0, mstype.int32))
+    return output
+
+
+def not_exchanged(self, grads):
+    return grads
+
+
 CALL = TrainingCell.__call__
 # Red where no overflow is seen, but for one that clips by the norm, which tells by itself.
 BLIND = {
@@ -255,23 +269,39 @@ MUTATIONS = {
         {"a-new-cell-continues-bit-for-bit", "a-running-cell-continues-bit-for-bit"},
     ),
     "no step is tried again": ([(Scaling, "can_mend", hopeless)], False, {"a-retry-saves-the-batch"}),
+    "the host does a part of each step": (
+        [(TrainingCell, "__call__", host_counts)],
+        False,
+        {"a-compiled-for-loop-makes-the-same-steps", "a-compiled-while-loop-makes-the-same-steps"},
+    ),
     "each step takes long": (
         [(TrainingCell, "__call__", slow)],
         False,
         {"a-step-costs-little-more-than-an-unscaled-one"},
     ),
 }
+# Under msrun, of which only the check of the ranks is run.
+MUTATIONS_OF_RANKS = {
+    "gradients are not exchanged": (
+        [(Ranks, "reduce", not_exchanged)],
+        False,
+        {"an-overflow-on-one-rank-skips-the-step-on-all"},
+    ),
+}
 
 
 def main():
-    patches, emulated, expected = MUTATIONS[sys.argv[1]]
+    patches, emulated, expected = {**MUTATIONS, **MUTATIONS_OF_RANKS}[sys.argv[1]]
+    if has_ranks():
+        mindspore.communication.init()
     for owner, name, value in patches:
         setattr(owner, name, value)
     device, results = Device("CPU", "graph", emulated), []
     for check in CHECKS:
         with device.in_use():
             is_slow = check.run.__module__.rpartition(".")[2] in SLOW
-            if all(getattr(device, need) for need in check.needs) and (not is_slow or check.name in expected):
+            is_chosen = check.name in expected or (not is_slow and not has_ranks())
+            if is_chosen and all(getattr(device, need) for need in check.needs):
                 results.append(result_of(check, device))
     print(json.dumps(results))
 

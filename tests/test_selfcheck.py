@@ -59,6 +59,11 @@ def test_the_check_of_ranks_can_fail(mutation, tmp_path):
         assert "the ranks hold different weights" in result["message"]
 
 
+def test_no_check_is_left_out():
+    mutations = [*MUTATIONS.values(), *MUTATIONS_OF_RANKS.values()]
+    assert set().union(*(expected for *_, expected in mutations)) == set(NAMES)
+
+
 def test_the_list_names_each_claim(capsys):
     assert main(["--list"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -167,7 +167,15 @@ def not_exchanged(self, grads):
     return grads
 
 
-CALL = TrainingCell.__call__
+def changed_by_model(self, mode=True):
+    # Model calls it again.
+    if getattr(self, "is_set", False):
+        self.set_loss_scale(2 * self.get_loss_scale())
+    self.is_set = True
+    return SET_TRAIN(self, mode)
+
+
+CALL, SET_TRAIN = TrainingCell.__call__, TrainingCell.set_train
 # Red where no overflow is seen, but for one that clips by the norm, which tells by itself.
 BLIND = {
     "an-overflow-in-the-forward-is-seen",
@@ -273,6 +281,11 @@ MUTATIONS = {
         [(TrainingCell, "__call__", host_counts)],
         False,
         {"a-compiled-for-loop-makes-the-same-steps", "a-compiled-while-loop-makes-the-same-steps"},
+    ),
+    "Model changes the cell": (
+        [(TrainingCell, "set_train", changed_by_model)],
+        False,
+        {"sink-mode-makes-the-same-steps"},
     ),
     "each step takes long": (
         [(TrainingCell, "__call__", slow)],

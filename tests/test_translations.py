@@ -1,0 +1,146 @@
+"""Each page in English is there in Chinese, and the other way round, and both say the same."""
+
+import pytest
+from support.python_process import ROOT
+from support.translations import broken_links, differences, pairs, read_page
+
+PAIRS = pairs(ROOT)
+EXISTING = [(english, chinese) for english, chinese in PAIRS if english.exists() and chinese.exists()]
+
+
+@pytest.mark.parametrize("english, chinese", PAIRS, ids=[english.stem for english, _ in PAIRS])
+def test_page_is_there_in_both_languages(english, chinese):
+    assert english.exists(), f"{english} is missing, of which {chinese} is a translation"
+    assert chinese.exists(), f"{chinese} is missing, the translation of {english}"
+
+
+@pytest.mark.parametrize("english, chinese", EXISTING, ids=[english.stem for english, _ in EXISTING])
+def test_both_languages_say_the_same(english, chinese):
+    assert not (found := differences(read_page(english), read_page(chinese))), "\n".join(found)
+
+
+@pytest.mark.parametrize("page", [page for pair in EXISTING for page in pair], ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    assert not (found := broken_links(read_page(page))), "\n".join(found)
+
+
+ENGLISH = """# A scale
+
+[中文](zh/scale.md)
+
+## Why 2 of them?
+
+Of 1,000 steps `Model` makes 3 at 0.5, see [the law](#the-law) and [the README](../README.md).
+
+| step | scale |
+|---|---:|
+| 1 | `2.0` |
+
+## The law
+
+- It doubles.
+
+```py
+scale = 2 * scale  # twice
+```
+
+    2.0
+"""
+
+CHINESE = """# 损失缩放系数
+
+[English](../scale.md)
+
+## 为什么有2个？
+
+1,000步中，有3步由 `Model` 以0.5运行，参见[README](../../README_CN.md)和[调整规则](#调整规则)。
+
+| 步 | 损失缩放系数 |
+|---|---:|
+| 1 | `2.0` |
+
+## 调整规则
+
+- 加倍
+
+```py
+scale = 2 * scale  # twice
+```
+
+    2.0
+"""  # noqa: RUF001
+
+
+@pytest.fixture
+def pages(tmp_path):
+    """Writes a page in both languages, and empty READMEs beside it, and reads it; give it what to change."""
+
+    def written(old="", new="", of="chinese"):
+        (tmp_path / "docs" / "zh").mkdir(parents=True)
+        for name in ("README.md", "README_CN.md"):
+            (tmp_path / name).touch()
+        result = []
+        for language, folder, text in (("english", "docs", ENGLISH), ("chinese", "docs/zh", CHINESE)):
+            path = tmp_path / folder / "scale.md"
+            assert old in text or language != of
+            path.write_text(text.replace(old, new, 1) if language == of else text, encoding="utf-8")
+            result.append(read_page(path))
+        return result
+
+    return written
+
+
+def test_a_translation_has_no_differences(pages, tmp_path):
+    english, chinese = pages()
+    assert differences(english, chinese) == []
+    assert broken_links(english) == broken_links(chinese) == []
+    assert pairs(tmp_path)[1] == (english.path, chinese.path)
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("[English]", "[英文]", "scale.md:3: the third line must be [English](../scale.md)"),
+        ("## 调整规则", "### 调整规则", "scale.md:13 is h3, where "),
+        ("- 加倍\n", "", "scale.md:16 is code, where "),
+        ("\n    2.0\n", "", "scale.md ends, where "),
+        ("| 1 | `2.0` |\n", "| 1 | `2.0` |\n| 2 | `4.0` |\n", "scale.md:12 is tr, where "),
+        ("|---:|", "|---|", "scale.md:9 is th, where "),
+        ("# twice", "# 两倍", "this code differs"),
+        ("```py", "```python", "this code differs"),
+        ("    2.0", "    2.1", "this code differs"),
+        ("有3步", "有三步", "figures: missing ['3'], added []"),
+        ("1,000", "1000", "figures: missing ['1,000'], added ['1000']"),
+        ("有2个", "有几个", "figures: missing ['2'], added []"),
+        ("| 1 |", "| 2 |", "figures: missing ['1'], added ['2']"),
+        ("`Model`", "Model", "inline code: missing ['Model'], added []"),
+        ("`2.0`", "`2.0` `1`", "inline code: missing [], added ['1']"),
+        ("../../README_CN.md", "../../README.md", "README.md']"),
+        ("#调整规则", "#为什么有2个", "scale.md heading 2']"),
+        ("[调整规则](#调整规则)", "调整规则", "links: missing "),
+    ],
+)
+def test_a_difference_is_told(pages, old, new, message):
+    (found,) = differences(*pages(old, new))
+    assert message in found
+
+
+@pytest.mark.parametrize("language, link", [("english", "../README.md"), ("chinese", "../../README_CN.md")])
+def test_a_link_to_no_file_is_told(pages, language, link):
+    english, chinese = pages(link, "nowhere.md", of=language)
+    (found,) = broken_links(english if language == "english" else chinese)
+    assert ":7: nowhere.md leads to no file" in found
+
+
+@pytest.mark.parametrize("language, heading", [("english", "## The law"), ("chinese", "## 调整规则")])
+def test_a_link_to_no_heading_is_told(pages, language, heading):
+    english, chinese = pages(heading, "## Another", of=language)
+    (found,) = broken_links(english if language == "english" else chinese)
+    assert ":7: #" in found and "leads to no heading" in found
+
+
+def test_a_missing_page_has_a_pair(pages, tmp_path):
+    english, chinese = pages()
+    english.path.unlink()
+    (tmp_path / "docs" / "api.md").touch()
+    assert pairs(tmp_path) == [(tmp_path / "README.md", tmp_path / "README_CN.md"), (english.path, chinese.path)]

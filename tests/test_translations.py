@@ -38,7 +38,7 @@ Of 1,000 steps `Model` makes 3 at 0.5, see [the law](#the-law) and [the README](
 
 ## The law
 
-- It doubles.
+- It **doubles**.
 
 ```py
 scale = 2 * scale  # twice
@@ -61,7 +61,7 @@ CHINESE = """# 损失缩放系数
 
 ## 调整规则
 
-- 加倍
+- **加倍**
 
 ```py
 scale = 2 * scale  # twice
@@ -102,7 +102,7 @@ def test_a_translation_has_no_differences(pages, tmp_path):
     [
         ("[English]", "[英文]", "scale.md:3: the third line must be [English](../scale.md)"),
         ("## 调整规则", "### 调整规则", "scale.md:13 is h3, where "),
-        ("- 加倍\n", "", "scale.md:16 is code, where "),
+        ("- **加倍**\n", "", "scale.md:16 is code, where "),
         ("\n    2.0\n", "", "scale.md ends, where "),
         ("| 1 | `2.0` |\n", "| 1 | `2.0` |\n| 2 | `4.0` |\n", "scale.md:12 is tr, where "),
         ("|---:|", "|---|", "scale.md:9 is th, where "),
@@ -115,6 +115,7 @@ def test_a_translation_has_no_differences(pages, tmp_path):
         ("| 1 |", "| 2 |", "figures: missing ['1'], added ['2']"),
         ("`Model`", "Model", "inline code: missing ['Model'], added []"),
         ("`2.0`", "`2.0` `1`", "inline code: missing [], added ['1']"),
+        ("**加倍**", "**加倍", "emphasis: missing ['strong'], added []"),
         ("../../README_CN.md", "../../README.md", "README.md']"),
         ("#调整规则", "#为什么有2个", "scale.md heading 2']"),
         ("[调整规则](#调整规则)", "调整规则", "links: missing "),

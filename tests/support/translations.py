@@ -31,6 +31,9 @@ class Block(NamedTuple):
     def code(self):
         return Counter(part.content for part in self.parts if part.type == "code_inline")
 
+    def emphasis(self):
+        return Counter(part.tag for part in self.parts if part.type in ("em_open", "strong_open"))
+
     def links(self):
         links = (part.attrs.get("href", part.attrs.get("src")) for part in self.parts)
         return [unquote(link) for link in links if link]
@@ -88,6 +91,7 @@ def differences(english, chinese):
             found.append(f"{where}: this code differs:\n{translated.source}")
         found += _counts(where, "figures", original.figures(), translated.figures())
         found += _counts(where, "inline code", original.code(), translated.code())
+        found += _counts(where, "emphasis", original.emphasis(), translated.emphasis())
         expected = Counter(_translated_place(*english.target(link)) for link in original.links())
         actual = Counter(_place(*chinese.target(link)) for link in translated.links())
         found += _counts(where, "links", expected, actual)

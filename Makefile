@@ -6,7 +6,7 @@ MINDSPORE ?= mindspore
 # With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower.
 export ONEDNN_MAX_CPU_ISA ?= AVX2
 
-.PHONY: lenet lenet-2 gan gan-2 gan-policies compare bench scaling test test-all lint
+.PHONY: lenet lenet-2 gan gan-2 gan-policies compare bench scaling toolkits test test-all lint
 
 lenet: $(VENV)/installed
 	$(VENV)/bin/python examples/lenet/train.py
@@ -32,6 +32,12 @@ bench: $(VENV)/installed
 scaling: $(VENV)/installed
 	$(VENV)/bin/python benchmarks/data_parallel.py
 
+# Trains with MindSpore's toolkits, unmodified, in an environment of their own.
+toolkits: .venv-toolkits/installed
+	.venv-toolkits/bin/python examples/toolkits/mindcv_classifier.py
+	.venv-toolkits/bin/python examples/toolkits/mindyolo_detector.py
+	.venv-toolkits/bin/python examples/toolkits/mindone_autoencoder.py
+
 test: $(VENV)/installed
 	$(VENV)/bin/python -m pytest -m "not long"
 
@@ -44,6 +50,11 @@ test-all: test
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+
+.venv-toolkits/installed: setup.cfg pyproject.toml
+	$(PYTHON) -m venv .venv-toolkits
+	.venv-toolkits/bin/python -m pip install --quiet "$(MINDSPORE)" --editable ".[examples,toolkits]"
+	touch $@
 
 $(VENV)/installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(VENV)

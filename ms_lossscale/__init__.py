@@ -20,6 +20,7 @@ from ms_lossscale.diagnosis import (
 from ms_lossscale.input_gradient import InputGradient
 from ms_lossscale.loss_scale import DynamicLossScale, FixedLossScale, LossScale, ScheduledLossScale
 from ms_lossscale.overflow_detector import FiniteGradients, FloatStatusRegister, OverflowDetector
+from ms_lossscale.plot_scale import plot_scale
 
 __version__ = "0.1.0"
 
@@ -44,6 +45,7 @@ __all__ = [
     "build_train_network",
     "emulation",
     "locate_overflow",
+    "plot_scale",
     "profile_activations",
     "profile_gradients",
     "suggest_schedule",

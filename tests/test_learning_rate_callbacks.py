@@ -8,7 +8,7 @@ from mindspore.dataset import NumpySlicesDataset
 from mindspore.experimental import optim
 from mindspore.train import Callback, LearningRateScheduler, ReduceLROnPlateau
 
-from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
 
 CALLS = 4
 
@@ -106,3 +106,20 @@ def test_model_shows_callbacks_no_optimizer_of_a_cell():
         Model(cell).train(
             1, dataset(), callbacks=[LearningRateScheduler(lambda rate, step: rate)], dataset_sink_mode=False
         )
+
+
+def test_callbacks_that_ask_the_cell_for_its_optimizer(mode):
+    """As those of toolkits do, which know one optimizer only."""
+    nets = [nn.Dense(4, 1), nn.Dense(4, 1)]
+    nets[1].update_parameters_name("other.")
+    rates = [[0.5, 0.25, 0.125], [0.1, 0.1, 0.1]]
+    optimizers = [nn.Momentum(net.trainable_params(), rate, 0.9) for net, rate in zip(nets, rates)]
+    losses = [nn.WithLossCell(net, nn.MSELoss()) for net in nets]
+    cell = SimultaneousTrainOneStepCell(losses, optimizers, DynamicLossScale())
+    inputs = Tensor(np.ones((2, 4), np.float32)), Tensor(np.ones((2, 1), np.float32))
+    for step in range(2):
+        assert cell.optimizer.global_step.asnumpy().item() == step
+        cell(*inputs)
+    optimizer = cell.optimizer
+    assert optimizer.dynamic_lr and not optimizer.is_group_lr
+    assert optimizer.learning_rate(optimizer.global_step).asnumpy().item() == 0.125

@@ -28,6 +28,7 @@ CLASSES_AND_FUNCTIONS = {
     "all_finite",
     "build_train_network",
     "locate_overflow",
+    "plot_scale",
     "profile_activations",
     "profile_gradients",
     "suggest_schedule",
@@ -55,4 +56,4 @@ def test_importing_it_imports_nothing_of_the_examples(tmp_path):
     )
     imported = ast.literal_eval(check_python("-c", program, cwd=tmp_path).splitlines()[-1])
     assert "ms_lossscale" in imported
-    assert not {"matplotlib", "mlxtend", "tqdm", "hypothesis", "pytest"} & set(imported)
+    assert not {"matplotlib", "mlxtend", "tqdm", "tensorboardX", "hypothesis", "pytest"} & set(imported)

@@ -1,9 +1,8 @@
-"""What examples and benchmarks write: whole files or none, tables, and smoothed curves."""
+"""What examples and benchmarks write: whole files or none, and tables."""
 
 import contextlib
 import os
 
-import numpy as np
 from tabulate import tabulate
 
 
@@ -22,12 +21,3 @@ def markdown_table(header, rows, left=1):
     """A table in GitHub's Markdown, its first `left` columns to the left and the others to the right."""
     align = ["left"] * left + ["right"] * (len(header) - left)
     return tabulate(rows, header, tablefmt="pipe", colalign=align, disable_numparse=True) + "\n"
-
-
-def running_mean(values, window):
-    """The mean of the last `window` values at each place, of those that are finite."""
-    finite = np.isfinite(values)
-    sums, counts = (
-        np.convolve(terms, np.ones(window))[: len(values)] for terms in (np.where(finite, values, 0.0), finite)
-    )
-    return np.divide(sums, counts, out=np.full(len(values), np.nan), where=counts > 0)

@@ -3,9 +3,11 @@
 from typing import NamedTuple
 
 import numpy as np
-from common.output import replacing, running_mean
+from common.output import replacing
 from matplotlib import image as png
 from matplotlib.figure import Figure
+
+from ms_lossscale.plot_scale import running_mean
 
 
 class Step(NamedTuple):

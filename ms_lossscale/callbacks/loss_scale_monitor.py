@@ -1,43 +1,17 @@
 """A callback that tells what the loss scale does, and stops a training that only skips."""
 
 import os
-import warnings
 from csv import writer
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from mindspore.train import Callback
 
-from ms_lossscale import _gradients as gradients
 from ms_lossscale._check import check_positive_int, describe
 from ms_lossscale._files import replacing
-from ms_lossscale._loss_scale_values import LossScaleValues
+from ms_lossscale.callbacks.summary import Summary
+from ms_lossscale.callbacks.watched_step import ADVICE, Record, WatchedStep
 from ms_lossscale.cells.training_cell import TrainingCell
-from ms_lossscale.diagnosis.cell_watch import as_array
-from ms_lossscale.loss_scale import DynamicLossScale
-
-_MOST_NAMES = 5
-_ADVICE = (
-    "What to try: locate_overflow on this batch names the first cell whose values leave float16's range; compute that "
-    "cell in float32; look for NaN in the data; lower the learning rate or clip the gradients."
-)
-
-
-class _Record(NamedTuple):
-    """One step, or the part of it that one network of several made: a row of the CSV file."""
-
-    step: int
-    network: int
-    loss: float
-    loss_scale: LossScaleValues
-    skipped: int
-    applied_steps: int
-    skipped_steps: int
-    consecutive_skipped_steps: int
-    next_loss_scale: LossScaleValues
-    overflowed_parameters: str
-    retries: int
 
 
 class LossScaleMonitor(Callback):
@@ -65,6 +39,10 @@ class LossScaleMonitor(Callback):
         save_batch (str, optional): Where to save the inputs of the step that stopped the training, an ``.npz`` file
             for `locate_overflow`; when accumulating, those of the window's first call that overflowed.
             Default: ``None`` .
+        summary_dir (str, optional): A folder to write the loss, the loss scale, the skipped steps, the retries and
+            the gradients' norm (where the cell has a `clip_norm`) of each step to, for MindInsight by
+            :class:`mindspore.SummaryRecord` and, if tensorboardX or PyTorch is installed, for TensorBoard. It is made
+            if it does not exist. Default: ``None`` .
 
     Raises:
         TypeError: If an argument has a wrong type, or, when the training begins, if the cell is none of this package.
@@ -92,7 +70,7 @@ class LossScaleMonitor(Callback):
         step 4: loss 0.81, loss scale 512, 3 applied, 1 skipped
     """
 
-    def __init__(self, every_n_steps=100, csv=None, max_consecutive_skips=None, save_batch=None):
+    def __init__(self, every_n_steps=100, csv=None, max_consecutive_skips=None, save_batch=None, summary_dir=None):
         super().__init__()
         owner = type(self).__name__
         self._every_n_steps = check_positive_int(owner, "every_n_steps", every_n_steps)
@@ -106,6 +84,12 @@ class LossScaleMonitor(Callback):
                 f"For '{owner}', the argument 'save_batch' is {str(save_batch)!r}, but needs 'max_consecutive_skips': "
                 f"only the batch that stops the training is saved."
             )
+        self._summary_dir = _check_path(owner, "summary_dir", summary_dir)
+        if self._summary_dir is not None and self._summary_dir.is_file():
+            raise ValueError(
+                f"For '{owner}', the argument 'summary_dir' must be a folder, but {str(summary_dir)!r} is a file."
+            )
+        self._event_files = None
         self._unread = []
         self._last = None
         self._printed_step = 0
@@ -113,7 +97,7 @@ class LossScaleMonitor(Callback):
 
     def on_train_begin(self, run_context):
         """
-        Checks the training cell and the CSV file.
+        Checks the training cell and the CSV file, and opens the summary.
 
         Args:
             run_context (RunContext): What `Model` knows of the training.
@@ -124,12 +108,16 @@ class LossScaleMonitor(Callback):
                 f"For 'LossScaleMonitor', the training cell must be one of ms_lossscale, but got a "
                 f"'{type(cell).__name__}'. Pass Model a ScaledTrainOneStepCell, say, without loss_fn and optimizer."
             )
-        self._watched = [_Watched(step, i, cell.each_decides) for i, step in enumerate(cell.steps)]
+        self._watched = [
+            WatchedStep(step, i, cell.each_decides, self._summary_dir is not None) for i, step in enumerate(cell.steps)
+        ]
         self._unread = []
         self._last = None
         self._printed_step = 0
         if self._csv is not None:
             self._begin_csv()
+        if self._summary_dir is not None:
+            self._event_files = Summary(self._summary_dir)
 
     def on_train_step_end(self, run_context):
         """
@@ -169,15 +157,25 @@ class LossScaleMonitor(Callback):
 
     def on_train_end(self, run_context):
         """
-        Reads the window that a callback after this one has flushed at the end of the last epoch.
+        Reads the window that a callback after this one has flushed at the end of the last epoch, and closes the
+        summary.
 
         Args:
             run_context (RunContext): What `Model` knows of the training.
         """
         self._read_flush()
+        self._close_event_files()
 
     def __exit__(self, *error):
-        self._read()
+        try:
+            self._read()
+        finally:
+            self._close_event_files()
+
+    def _close_event_files(self):
+        event_files, self._event_files = self._event_files, None
+        if event_files is not None:
+            event_files.close()
 
     def _read_flush(self):
         """Reads the verdict on a window that has ended since the last step, as a further one of that step."""
@@ -205,7 +203,12 @@ class LossScaleMonitor(Callback):
             if step // self._every_n_steps > self._printed_step // self._every_n_steps:
                 self._printed_step = step
                 print(f"step {step}: {'; '.join(map(self._summary, records))}", flush=True)
+            if self._event_files is not None:
+                for each, record, snapshot in zip(self._watched, records, snapshots):
+                    self._event_files.add(step, each.scalars(record, snapshot))
             rows += records
+        if self._event_files is not None:
+            self._event_files.flush()
         if self._csv is not None and rows:
             with open(self._csv, "a", newline="") as file:
                 writer(file).writerows(rows)
@@ -224,7 +227,7 @@ class LossScaleMonitor(Callback):
                 raise RuntimeError(
                     f"For 'LossScaleMonitor', training was stopped at step {step}: the last "
                     f"{each.consecutive} steps{each.of_network} were skipped (max_consecutive_skips="
-                    f"{self._max_skips}), at the loss scales {scales}; {each.blame()}. {_ADVICE} "
+                    f"{self._max_skips}), at the loss scales {scales}; {each.blame()}. {ADVICE} "
                     f"{self._save(each)}"
                 )
 
@@ -244,173 +247,14 @@ class LossScaleMonitor(Callback):
     def _begin_csv(self):
         if not self._csv.exists() or self._csv.stat().st_size == 0:
             with open(self._csv, "w", newline="") as file:
-                writer(file).writerow(_Record._fields)
+                writer(file).writerow(Record._fields)
             return
         with open(self._csv, newline="") as file:
-            if file.readline().strip() != ",".join(_Record._fields):
+            if file.readline().strip() != ",".join(Record._fields):
                 raise ValueError(
                     f"For 'LossScaleMonitor', the argument 'csv' is {str(self._csv)!r}, which has other columns than "
-                    f"{', '.join(_Record._fields)}. Give the name of a new file, or of one of an earlier run."
+                    f"{', '.join(Record._fields)}. Give the name of a new file, or of one of an earlier run."
                 )
-
-
-class _Snapshot(NamedTuple):
-    """Tuples of copies of what the next step will change: retries are none if none are counted."""
-
-    counts: tuple
-    overflowed: tuple
-    retries: tuple
-    scales: tuple
-
-
-class _Watched:
-    """
-    What a monitor knows of one verdict.
-
-    Args:
-        step (Step): The step that reaches it.
-        network (int): Which of several networks that decide alone it is about.
-        is_one_of_several (bool): Whether there are several.
-    """
-
-    def __init__(self, step, network, is_one_of_several):
-        self._step = step
-        self._network = network
-        self._is_one_of_several = is_one_of_several
-        self.of_network = f" of network {network}" if is_one_of_several else ""
-        self._names = [weight.name for weight in step.optimizers.parameters]
-        counters = step.step_counters.as_dict()
-        self._applied_steps = counters["applied_steps"]
-        self._skipped_steps = counters["skipped_steps"]
-        self.consecutive = counters["consecutive_skipped_steps"]
-        self._retries = counters.get("retries", 0)
-        self._scale_before = LossScaleValues(loss_scale.get_loss_scale() for loss_scale in step.loss_scales)
-        # The loss scales of the steps that were skipped since the last one that was not.
-        self.skipped_at = []
-        # Whether the step that was read last was skipped.
-        self.has_skipped = False
-        # The inputs of the last call that overflowed; in a window of accumulation, of the first one.
-        self.batch = None
-        self._is_in_overflow = False
-        self._overflowed = []
-        # Which of its loss scales were warned of.
-        self._warned = set()
-        # Whether a line tells of the present series of skipped steps, and how many it has had since.
-        self._is_told = False
-        self._untold = 0
-
-    def snapshot(self):
-        """Copies of what the next step will change."""
-        counters = self._step.step_counters
-        counts = (counters.applied_steps, counters.skipped_steps, counters.consecutive_skipped_steps)
-        retries = (counters.retries,) if counters.counts_retries else ()
-        scales = tuple(loss_scale.scale_value for loss_scale in self._step.loss_scales)
-        return _Snapshot(*map(gradients.copy, (counts, (counters.overflowed,), retries, scales)))
-
-    def has_decided_since(self, snapshot):
-        """Whether a step was applied or skipped since the last one that was read."""
-        applied_steps, skipped_steps, _ = _ints(snapshot.counts)
-        return applied_steps + skipped_steps != self._applied_steps + self._skipped_steps
-
-    def read(self, step, outputs, snapshot, batch):
-        """The record of a step, from what the training cell returned, the snapshot after it, and its inputs."""
-        loss, overflow, loss_scale = (as_array(outputs[i]) for i in (3 if self._is_one_of_several else 0, 1, 2))
-        if self._is_one_of_several:
-            loss, overflow, loss_scale = (value[self._network] for value in (loss, overflow, loss_scale))
-        self._applied_steps, skipped_steps, self.consecutive = _ints(snapshot.counts)
-        skipped, self._skipped_steps = skipped_steps - self._skipped_steps, skipped_steps
-        retries_before, self._retries = self._retries, sum(_ints(snapshot.retries))
-        scales = LossScaleValues(float(scale.asnumpy()) for scale in snapshot.scales)
-        self._tried_first_at, self._scale_before = self._scale_before, scales
-        loss_scale = LossScaleValues(np.atleast_1d(loss_scale).tolist())
-        self.has_skipped = skipped > 0
-        if overflow and not self._is_in_overflow:
-            self.batch = batch
-        self._is_in_overflow = overflow and not skipped
-        if self.consecutive == 0:
-            self.skipped_at.clear()
-            self._warned.clear()
-        if self.consecutive <= skipped:
-            # No step of an earlier series is among those in a row.
-            self._is_told, self._untold = False, 0
-        if skipped:
-            self.skipped_at.append(loss_scale)
-            self._overflowed = [name for name, bad in zip(self._names, snapshot.overflowed[0].asnumpy()) if bad]
-        return _Record(
-            step,
-            self._network,
-            float(np.sum(loss)),
-            loss_scale,
-            skipped,
-            self._applied_steps,
-            skipped_steps,
-            self.consecutive,
-            self._scale_before,
-            " ".join(self._overflowed) if skipped else "",
-            self._retries - retries_before,
-        )
-
-    def tell_of_retry(self, record):
-        """Prints a line of a step that was saved."""
-        print(
-            f"step {record.step}: overflow{self.of_network} at {self._tried_first_at:g}, done again at "
-            f"{record.loss_scale:g}",
-            flush=True,
-        )
-
-    def tell_of_skip(self, record):
-        """Prints a line, but ever more seldom of an endless series."""
-        self._untold += record.skipped
-        new = range(self.consecutive - record.skipped + 1, self.consecutive + 1)
-        if self._is_told and not any(map(_is_milestone, new)):
-            return
-        more = f", {self._untold} since the last line" if self._untold > 1 else ""
-        print(
-            f"step {record.step}: overflow{self.of_network} at loss scale {record.loss_scale:g}, skipped "
-            f"({self.consecutive} in a row{more}), now {record.next_loss_scale:g}; {self.blame()}",
-            flush=True,
-        )
-        self._is_told, self._untold = True, 0
-
-    def blame(self):
-        """The parameters whose gradients were not finite in the last step that was skipped."""
-        names = self._overflowed
-        if not names:
-            return (
-                "all gradients are finite, so it was the status register, an overflow detector of your own, or what "
-                "the forward wrote (see forward_state_names()) that told"
-            )
-        shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
-        return f"not finite: {shown} ({len(names)} of {len(self._names)} gradients)"
-
-    def warn_at_floor(self, record):
-        """Warns, once until a step is applied, if no smaller scale can come."""
-        scales = zip(self._step.loss_scales, record.loss_scale, self._step.to_blame(self._overflowed))
-        for i, (loss_scale, used, is_to_blame) in enumerate(scales):
-            is_at_floor = isinstance(loss_scale, DynamicLossScale) and used <= loss_scale.min_loss_scale
-            if is_at_floor and is_to_blame and i not in self._warned:
-                self._warned.add(i)
-                of_network = f" of network {i}" if len(self._step.loss_scales) > 1 else self.of_network
-                warnings.warn(
-                    f"The loss scale{of_network} is stuck at its floor, min_loss_scale="
-                    f"{loss_scale.min_loss_scale:g}: step {record.step} overflowed all the same; {self.blame()}. "
-                    f"{_ADVICE}",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-
-    def scale_to_blame(self):
-        """The loss scale at which the last step that was skipped overflowed; of several the first to blame."""
-        return self.skipped_at[-1][self._step.to_blame(self._overflowed).index(True)]
-
-
-def _ints(tensors):
-    return [int(tensor.asnumpy()) for tensor in tensors]
-
-
-def _is_milestone(number):
-    """Whether it is 1, 2, 3, 5, 10, 20, 50, 100 or so on."""
-    return number == 3 or str(number).rstrip("0") in ("1", "2", "5")
 
 
 def _check_path(owner, name, value):

@@ -3,6 +3,7 @@
 import numpy as np
 
 from ms_lossscale._files import replacing
+from ms_lossscale._matplotlib import matplotlib_figure
 from ms_lossscale._tables import percent
 from ms_lossscale.diagnosis.float_format import FLOAT16
 
@@ -22,13 +23,7 @@ def plot_report(path, title, columns, rows_are, rows, total):
         rows (list[tuple[str, Distribution]]): Their names and values.
         total (Distribution): All values.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "Plotting a report needs matplotlib, which is not installed: pip install matplotlib"
-        ) from error
-
+    make_figure = matplotlib_figure("Plotting a report")
     scales = list(columns.values())
     left_out = len(rows) - _MOST_ROWS
     rows = [(_shortened(name), distribution) for name, distribution in rows[:_MOST_ROWS]]
@@ -36,7 +31,7 @@ def plot_report(path, title, columns, rows_are, rows, total):
     height_of_bars, height_of_strips = 2.6, max(1.2, 0.21 * len(rows))
     # Inches: the names, the colorbar, and for each scale what its title takes.
     width = 0.065 * max(len(name) for name, _ in rows) + 1.5 + 4.3 * len(scales)
-    figure = Figure(figsize=(width, height_of_bars + height_of_strips + 2.0), dpi=110, layout="constrained")
+    figure = make_figure(figsize=(width, height_of_bars + height_of_strips + 2.0), dpi=110, layout="constrained")
     figure.suptitle(title, fontsize=12)
     axes = figure.subplots(
         2, len(scales), sharex=True, sharey="row", squeeze=False, height_ratios=[height_of_bars, height_of_strips]

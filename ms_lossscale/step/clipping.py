@@ -89,9 +89,14 @@ class GlobalNorm(nn.Cell):
         of_ranks = self.ranks.sum(gradients.sum_of_squares_where(self._zero, self._own, grads))
         return of_ranks + gradients.sum_of_squares_where(self._zero, self._shared, grads)
 
-    def value(self):
-        """Reads the norm at the last verdict, a float."""
-        return float(self.root.asnumpy()) / float(self.power.asnumpy()) / float(self.scale.asnumpy())
+    def parts(self):
+        """The Parameters that tell the norm at the last verdict."""
+        return self.root, self.power, self.scale
+
+    @staticmethod
+    def value_of(root, power, scale):
+        """Reads the norm from these, or from copies of them, a float."""
+        return float(root.asnumpy()) / float(power.asnumpy()) / float(scale.asnumpy())
 
 
 class MeasureGlobalNorm(GradientTransform):

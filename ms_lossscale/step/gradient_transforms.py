@@ -62,8 +62,11 @@ class NoTransforms(nn.Cell):
     def construct(self, grads):
         return grads
 
-    def norms(self):
+    def measures(self):
         return [None] * self._networks
+
+    def norms(self):
+        return self.measures()
 
 
 class GradientTransforms(nn.Cell):
@@ -104,10 +107,13 @@ class GradientTransforms(nn.Cell):
             transformed += its_grads
         return transformed
 
+    def measures(self):
+        """For each network what measures its global norm, or None."""
+        return [next((transform.norm for transform in its if transform.norm is not None), None) for its in self.of_each]
+
     def norms(self):
         """Reads for each network its global norm at the last verdict; None where nothing measures it."""
-        measured = [[transform.norm for transform in its if transform.norm is not None] for its in self.of_each]
-        return [norms[0].value() if norms else None for norms in measured]
+        return [measure and measure.value_of(*measure.parts()) for measure in self.measures()]
 
 
 def make_transforms(of_each, packing):

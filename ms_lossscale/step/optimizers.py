@@ -154,6 +154,23 @@ class Optimizers(nn.Cell):
             done += (optimizer(grads[self._slices[i][0] : self._slices[i][1]]),)
         return done
 
+    # Callbacks ask the `optimizer` of a training cell for these, and know one only: the first tells them.
+    @property
+    def global_step(self):
+        return self.optimizers[0].global_step
+
+    @property
+    def learning_rate(self):
+        return self.optimizers[0].learning_rate
+
+    @property
+    def dynamic_lr(self):
+        return self.optimizers[0].dynamic_lr
+
+    @property
+    def is_group_lr(self):
+        return self.optimizers[0].is_group_lr
+
     def shared_state(self):
         """The small Parameters that have the same values on all ranks: those of one element beside the weights."""
         weights = {id(weight) for weight in self.parameters}

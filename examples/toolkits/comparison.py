@@ -1,0 +1,55 @@
+"""What the scripts of this folder show: the first steps side by side, and what changes in a user's code."""
+
+import difflib
+import inspect
+import textwrap
+
+import numpy as np
+from mindspore import Callback
+from tabulate import tabulate
+
+
+class Losses(Callback):
+    """Keeps the loss of each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def on_train_step_end(self, run_context):
+        outputs = run_context.original_args().net_outputs
+        loss = outputs[0] if isinstance(outputs, tuple) else outputs
+        self.losses.append(float(loss.asnumpy()))
+
+
+def compare_first_steps(columns, tolerance):
+    """
+    Prints the losses of the first steps.
+
+    Args:
+        columns (dict[str, list[float]]): From whose step it was to its losses; the first one is compared to.
+        tolerance (float): The relative difference from which on it is an error.
+
+    Raises:
+        SystemExit: If a loss differs by more.
+    """
+    reference, *others = (np.array(losses) for losses in columns.values())
+    largest = max(float(np.max(np.abs(other - reference) / np.abs(reference))) for other in others)
+    rows = [(i + 1, *losses) for i, losses in enumerate(zip(*columns.values()))]
+    print("\n" + tabulate(rows, ["step", *columns], floatfmt=".6f"))
+    print(f"largest relative difference: {largest:.1e} (at most {tolerance:.0e})\n")
+    if not largest <= tolerance:
+        raise SystemExit(f"The first steps differ by {largest:.1e}, which is more than {tolerance:.0e}.")
+
+
+def print_changes(before, after):
+    """Prints what is to change in the body of one function to make it that of another one."""
+    lines = difflib.unified_diff(_body(before), _body(after), lineterm="", n=1)
+    print("\nWhat changes in your code:\n")
+    # Without the names of files that there are none of.
+    print("\n".join(line for line in list(lines)[2:] if not line.startswith("@@")))
+
+
+def _body(function):
+    source = inspect.getsource(function)
+    return textwrap.dedent(source.split(":\n", 1)[1]).splitlines()

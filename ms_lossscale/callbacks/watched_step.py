@@ -1,0 +1,214 @@
+"""What a monitor knows of a training cell's steps: read from copies, some time after they were made."""
+
+import warnings
+from typing import NamedTuple
+
+import numpy as np
+
+from ms_lossscale import _gradients as gradients
+from ms_lossscale._loss_scale_values import LossScaleValues
+from ms_lossscale.diagnosis.cell_watch import as_array
+from ms_lossscale.loss_scale import DynamicLossScale
+
+_MOST_NAMES = 5
+ADVICE = (
+    "What to try: locate_overflow on this batch names the first cell whose values leave float16's range; compute that "
+    "cell in float32; look for NaN in the data; lower the learning rate or clip the gradients."
+)
+
+
+class Record(NamedTuple):
+    """One step, or the part of it that one network of several made: a row of the CSV file."""
+
+    step: int
+    network: int
+    loss: float
+    loss_scale: LossScaleValues
+    skipped: int
+    applied_steps: int
+    skipped_steps: int
+    consecutive_skipped_steps: int
+    next_loss_scale: LossScaleValues
+    overflowed_parameters: str
+    retries: int
+
+
+class Snapshot(NamedTuple):
+    """Tuples of copies of what the next step will change: retries are none if none are counted."""
+
+    counts: tuple
+    overflowed: tuple
+    retries: tuple
+    scales: tuple
+    norms: tuple
+
+
+class WatchedStep:
+    """
+    What a monitor knows of one verdict.
+
+    Args:
+        step (Step): The step that reaches it.
+        network (int): Which of several networks that decide alone it is about.
+        is_one_of_several (bool): Whether there are several.
+        reads_norms (bool): Whether the norms of the gradients are read, where they are measured.
+    """
+
+    def __init__(self, step, network, is_one_of_several, reads_norms):
+        self._step = step
+        self._measures = step.transforms.measures() if reads_norms else []
+        self._network = network
+        self._is_one_of_several = is_one_of_several
+        self.of_network = f" of network {network}" if is_one_of_several else ""
+        self._names = [weight.name for weight in step.optimizers.parameters]
+        counters = step.step_counters.as_dict()
+        self._applied_steps = counters["applied_steps"]
+        self._skipped_steps = counters["skipped_steps"]
+        self.consecutive = counters["consecutive_skipped_steps"]
+        self._retries = counters.get("retries", 0)
+        self._scale_before = LossScaleValues(loss_scale.get_loss_scale() for loss_scale in step.loss_scales)
+        # The loss scales of the steps that were skipped since the last one that was not.
+        self.skipped_at = []
+        # Whether the step that was read last was skipped.
+        self.has_skipped = False
+        # The inputs of the last call that overflowed; in a window of accumulation, of the first one.
+        self.batch = None
+        self._is_in_overflow = False
+        self._overflowed = []
+        # Which of its loss scales were warned of.
+        self._warned = set()
+        # Whether a line tells of the present series of skipped steps, and how many it has had since.
+        self._is_told = False
+        self._untold = 0
+
+    def snapshot(self):
+        """Copies of what the next step will change."""
+        counters = self._step.step_counters
+        counts = (counters.applied_steps, counters.skipped_steps, counters.consecutive_skipped_steps)
+        retries = (counters.retries,) if counters.counts_retries else ()
+        scales = tuple(loss_scale.scale_value for loss_scale in self._step.loss_scales)
+        norms = tuple(part for measure in self._measures if measure is not None for part in measure.parts())
+        return Snapshot(*map(gradients.copy, (counts, (counters.overflowed,), retries, scales, norms)))
+
+    def has_decided_since(self, snapshot):
+        """Whether a step was applied or skipped since the last one that was read."""
+        applied_steps, skipped_steps, _ = _ints(snapshot.counts)
+        return applied_steps + skipped_steps != self._applied_steps + self._skipped_steps
+
+    def read(self, step, outputs, snapshot, batch):
+        """The record of a step, from what the training cell returned, the snapshot after it, and its inputs."""
+        loss, overflow, loss_scale = (as_array(outputs[i]) for i in (3 if self._is_one_of_several else 0, 1, 2))
+        if self._is_one_of_several:
+            loss, overflow, loss_scale = (value[self._network] for value in (loss, overflow, loss_scale))
+        self._applied_steps, skipped_steps, self.consecutive = _ints(snapshot.counts)
+        skipped, self._skipped_steps = skipped_steps - self._skipped_steps, skipped_steps
+        retries_before, self._retries = self._retries, sum(_ints(snapshot.retries))
+        scales = LossScaleValues(float(scale.asnumpy()) for scale in snapshot.scales)
+        self._tried_first_at, self._scale_before = self._scale_before, scales
+        loss_scale = LossScaleValues(np.atleast_1d(loss_scale).tolist())
+        self.has_skipped = skipped > 0
+        if overflow and not self._is_in_overflow:
+            self.batch = batch
+        self._is_in_overflow = overflow and not skipped
+        if self.consecutive == 0:
+            self.skipped_at.clear()
+            self._warned.clear()
+        if self.consecutive <= skipped:
+            # No step of an earlier series is among those in a row.
+            self._is_told, self._untold = False, 0
+        if skipped:
+            self.skipped_at.append(loss_scale)
+            self._overflowed = [name for name, bad in zip(self._names, snapshot.overflowed[0].asnumpy()) if bad]
+        return Record(
+            step,
+            self._network,
+            float(np.sum(loss)),
+            loss_scale,
+            skipped,
+            self._applied_steps,
+            skipped_steps,
+            self.consecutive,
+            self._scale_before,
+            " ".join(self._overflowed) if skipped else "",
+            self._retries - retries_before,
+        )
+
+    def scalars(self, record, snapshot):
+        """What a summary shows of a step: from tags to numbers."""
+        scalars = self._tagged("loss", [record.loss])
+        scalars.update(self._tagged("loss_scale", record.loss_scale))
+        scalars.update(self._tagged("skipped_steps", [record.skipped_steps]))
+        if snapshot.retries:
+            scalars.update(self._tagged("retries", [record.retries]))
+        parts = iter(snapshot.norms)
+        norms = [measure and measure.value_of(next(parts), next(parts), next(parts)) for measure in self._measures]
+        scalars.update(self._tagged("grad_norm", norms))
+        return {tag: value for tag, value in scalars.items() if value is not None}
+
+    def _tagged(self, name, values):
+        if len(values) > 1:
+            return {f"network_{i}/{name}": value for i, value in enumerate(values)}
+        prefix = f"network_{self._network}/" if self._is_one_of_several else ""
+        return {f"{prefix}{name}": value for value in values}
+
+    def tell_of_retry(self, record):
+        """Prints a line of a step that was saved."""
+        print(
+            f"step {record.step}: overflow{self.of_network} at {self._tried_first_at:g}, done again at "
+            f"{record.loss_scale:g}",
+            flush=True,
+        )
+
+    def tell_of_skip(self, record):
+        """Prints a line, but ever more seldom of an endless series."""
+        self._untold += record.skipped
+        new = range(self.consecutive - record.skipped + 1, self.consecutive + 1)
+        if self._is_told and not any(map(_is_milestone, new)):
+            return
+        more = f", {self._untold} since the last line" if self._untold > 1 else ""
+        print(
+            f"step {record.step}: overflow{self.of_network} at loss scale {record.loss_scale:g}, skipped "
+            f"({self.consecutive} in a row{more}), now {record.next_loss_scale:g}; {self.blame()}",
+            flush=True,
+        )
+        self._is_told, self._untold = True, 0
+
+    def blame(self):
+        """The parameters whose gradients were not finite in the last step that was skipped."""
+        names = self._overflowed
+        if not names:
+            return (
+                "all gradients are finite, so it was the status register, an overflow detector of your own, or what "
+                "the forward wrote (see forward_state_names()) that told"
+            )
+        shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
+        return f"not finite: {shown} ({len(names)} of {len(self._names)} gradients)"
+
+    def warn_at_floor(self, record):
+        """Warns, once until a step is applied, if no smaller scale can come."""
+        scales = zip(self._step.loss_scales, record.loss_scale, self._step.to_blame(self._overflowed))
+        for i, (loss_scale, used, is_to_blame) in enumerate(scales):
+            is_at_floor = isinstance(loss_scale, DynamicLossScale) and used <= loss_scale.min_loss_scale
+            if is_at_floor and is_to_blame and i not in self._warned:
+                self._warned.add(i)
+                of_network = f" of network {i}" if len(self._step.loss_scales) > 1 else self.of_network
+                warnings.warn(
+                    f"The loss scale{of_network} is stuck at its floor, min_loss_scale="
+                    f"{loss_scale.min_loss_scale:g}: step {record.step} overflowed all the same; {self.blame()}. "
+                    f"{ADVICE}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+    def scale_to_blame(self):
+        """The loss scale at which the last step that was skipped overflowed; of several the first to blame."""
+        return self.skipped_at[-1][self._step.to_blame(self._overflowed).index(True)]
+
+
+def _ints(tensors):
+    return [int(tensor.asnumpy()) for tensor in tensors]
+
+
+def _is_milestone(number):
+    """Whether it is 1, 2, 3, 5, 10, 20, 50, 100 or so on."""
+    return number == 3 or str(number).rstrip("0") in ("1", "2", "5")

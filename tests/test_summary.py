@@ -1,0 +1,156 @@
+"""LossScaleMonitor(summary_dir=): event files for MindInsight and TensorBoard."""
+
+import csv
+from pathlib import Path
+
+import mindspore
+import numpy as np
+import pytest
+from mindspore.train import Callback
+from support.event_files import scalars_for_mindinsight, scalars_for_tensorboard
+from support.linear_pair import CELLS, Trained, arrays
+from support.python_process import check_python
+from test_loss_scale_monitor import train
+
+from ms_lossscale import DynamicLossScale, LossScaleMonitor, SimultaneousTrainOneStepCell
+
+BATCHES = [arrays(seed, (seed in (1, 2), seed == 2)) for seed in range(5)]
+
+
+@pytest.fixture(autouse=True)
+def in_tmp_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def batches_for(kind):
+    return [(x0, y) for x0, _, y in BATCHES] if kind == "scaled" else BATCHES
+
+
+class Norms(Callback):
+    """Reads the norms after each step."""
+
+    def __init__(self, cell):
+        super().__init__()
+        self.cell, self.after = cell, []
+
+    def on_train_step_end(self, run_context):
+        norms = self.cell.grad_norm()
+        self.after.append(norms if isinstance(norms, list) else [norms])
+
+
+def in_float32(scalars):
+    return {step: {tag: float(np.float32(value)) for tag, value in tags.items()} for step, tags in scalars.items()}
+
+
+def tag(network, name, several):
+    return f"network_{network}/{name}" if several else name
+
+
+@pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.parametrize("retries", [0, 2])
+def test_the_files_say_what_the_csv_file_and_the_cell_say(mode, kind, retries):
+    trained = Trained(kind, clip_norm=float("inf"), max_retries=retries)
+    norms = Norms(trained.cell)
+    monitor = LossScaleMonitor(2, csv="scale.csv", summary_dir="summary")
+    train(trained.cell, batches_for(kind), monitor, others=[norms])
+    expected = {}
+    with open("scale.csv", newline="") as file:
+        for row in csv.DictReader(file):
+            several = kind == "alternating"
+            scalars = expected.setdefault(int(row["step"]), {})
+            names = ["loss", "loss_scale", "skipped_steps"] + (["retries"] if retries else [])
+            scalars.update({tag(row["network"], name, several): float(row[name]) for name in names})
+    for step, its_norms in enumerate(norms.after, 1):
+        several = len(its_norms) > 1
+        expected[step].update({tag(i, "grad_norm", several): norm for i, norm in enumerate(its_norms)})
+    assert len(expected) == 5
+    np.testing.assert_equal(scalars_for_mindinsight(Path("summary")), in_float32(expected))
+    np.testing.assert_equal(scalars_for_tensorboard(Path("summary")), in_float32(expected))
+
+
+def test_a_loss_scale_for_each_network(mode):
+    trained = Trained("simultaneous")
+    scales = [DynamicLossScale(2.0**10), DynamicLossScale(2.0**12)]
+    inputs = [(0, 2), (1, 2)]
+    cell = SimultaneousTrainOneStepCell(trained.networks, trained.optimizers, scales, network_inputs=inputs).set_train()
+    train(cell, BATCHES[:2], LossScaleMonitor(summary_dir="summary"))
+    written = scalars_for_mindinsight(Path("summary"))
+    assert set(written[1]) == {"loss", "skipped_steps", "network_0/loss_scale", "network_1/loss_scale"}
+    assert (written[1]["network_0/loss_scale"], written[1]["network_1/loss_scale"]) == (2.0**10, 2.0**12)
+    assert [written[step]["skipped_steps"] for step in (1, 2)] == [0.0, 1.0]
+
+
+def test_a_second_training_goes_on_beside_the_files_of_the_first():
+    trained = Trained("scaled")
+    for _ in range(2):
+        train(trained.cell, batches_for("scaled")[:1], LossScaleMonitor(summary_dir="summary"))
+    assert not mindspore.SummaryRecord.count
+
+
+class Breaks(Callback):
+    def on_train_step_end(self, run_context):
+        if run_context.original_args().cur_step_num == 3:
+            raise KeyboardInterrupt
+
+
+def test_nothing_is_lost_when_the_training_breaks_off():
+    trained = Trained("scaled")
+    with pytest.raises(KeyboardInterrupt):
+        train(trained.cell, batches_for("scaled"), LossScaleMonitor(summary_dir="summary"), others=[Breaks()])
+    assert not mindspore.SummaryRecord.count
+    assert set(scalars_for_mindinsight(Path("summary"))) == set(scalars_for_tensorboard(Path("summary"))) == {1, 2, 3}
+
+
+def test_beside_another_summary_record():
+    trained = Trained("scaled")
+    with mindspore.SummaryRecord("other"):
+        with pytest.warns(RuntimeWarning, match="only files for TensorBoard"):
+            train(trained.cell, batches_for("scaled"), LossScaleMonitor(summary_dir="summary"))
+        assert mindspore.SummaryRecord.count == 1
+    assert len(scalars_for_tensorboard(Path("summary"))) == 5
+    assert not scalars_for_mindinsight(Path("summary"))
+
+
+WITHOUT_TENSORBOARD = """
+import sys
+sys.modules["tensorboardX"] = sys.modules["torch"] = None
+import mindspore, numpy as np
+from mindspore import dataset, nn
+from mindspore.train import Model
+from ms_lossscale import LossScaleMonitor, ScaledTrainOneStepCell
+
+net = nn.Dense(4, 1)
+optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+cell = ScaledTrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optimizer, 128)
+data = np.ones((4, 4), np.float32), np.ones((4, 1), np.float32)
+def train(folder):
+    batches = dataset.NumpySlicesDataset(data).batch(2)
+    Model(cell).train(1, batches, callbacks=[LossScaleMonitor(summary_dir=folder)], dataset_sink_mode=False)
+train("summary")
+with mindspore.SummaryRecord("other"):
+    try:
+        train("none")
+    except RuntimeError as error:
+        print(error)
+"""
+
+
+def test_without_tensorboard(tmp_path):
+    printed = check_python("-c", WITHOUT_TENSORBOARD, cwd=tmp_path)
+    assert "another callback has opened one. Install tensorboardX" in printed
+    assert len(scalars_for_mindinsight(Path("summary"))) == 2
+    assert not scalars_for_tensorboard(Path("summary"))
+
+
+@pytest.mark.parametrize(
+    ("summary_dir", "error", "message"),
+    [
+        (3, TypeError, "'summary_dir' must be a path or None, but got"),
+        ("no/folder", ValueError, "'summary_dir' must be in a folder that exists"),
+        ("file", ValueError, "'summary_dir' must be a folder, but 'file' is a file"),
+    ],
+)
+def test_no_folder(summary_dir, error, message):
+    Path("file").touch()
+    with pytest.raises(error, match=message):
+        LossScaleMonitor(summary_dir=summary_dir)

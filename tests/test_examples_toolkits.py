@@ -1,5 +1,6 @@
 """What the scripts of examples/toolkits share; `make toolkits` runs the scripts, which need the toolkits."""
 
+import re
 import sys
 
 import pytest
@@ -37,3 +38,11 @@ def test_changes(comparison, capsys):
 
     comparison.print_changes(before, after)
     assert capsys.readouterr().out.endswith("-step = network\n+step = network + 1\n return step\n")
+
+
+def test_the_changes_that_the_page_shows_are_those_of_the_scripts():
+    page = (ROOT / "docs" / "toolkits.md").read_text()
+    scripts = "".join(path.read_text() for path in (ROOT / "examples" / "toolkits").glob("*.py"))
+    lines = [line for block in re.findall(r"```diff\n(.*?)```", page, re.S) for line in block.splitlines()]
+    assert len(lines) > 50
+    assert [line for line in lines if line[1:] and f"    {line[1:]}\n" not in scripts] == []

@@ -6,7 +6,7 @@ MINDSPORE ?= mindspore
 # With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower.
 export ONEDNN_MAX_CPU_ISA ?= AVX2
 
-.PHONY: lenet lenet-2 gan gan-2 gan-policies compare bench scaling toolkits test test-all lint
+.PHONY: lenet lenet-2 gan gan-2 gan-policies compare bench scaling toolkits test test-all lint dist
 
 lenet: $(VENV)/installed
 	$(VENV)/bin/python examples/lenet/train.py
@@ -50,6 +50,18 @@ test-all: test
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+
+# Checks what would be published: the wheel, installed into an empty environment, passes its self-check.
+dist:
+	rm -rf dist build .venv-wheel
+	$(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/python -m pip install --quiet build twine
+	.venv-wheel/bin/python -m build --outdir dist .
+	.venv-wheel/bin/python -m twine check --strict dist/*
+	rm -rf .venv-wheel
+	$(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/python -m pip install --quiet "$(MINDSPORE)" dist/*.whl
+	cd dist && ../.venv-wheel/bin/python -m ms_lossscale.selfcheck
 
 .venv-toolkits/installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv .venv-toolkits

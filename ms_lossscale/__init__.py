@@ -22,7 +22,7 @@ from ms_lossscale.loss_scale import DynamicLossScale, FixedLossScale, LossScale,
 from ms_lossscale.overflow_detector import FiniteGradients, FloatStatusRegister, OverflowDetector
 from ms_lossscale.plot_scale import plot_scale
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ActivationReport",

@@ -6,7 +6,7 @@ MINDSPORE ?= mindspore
 # With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower.
 export ONEDNN_MAX_CPU_ISA ?= AVX2
 
-.PHONY: lenet lenet-2 gan gan-2 gan-policies compare bench scaling toolkits test test-all lint dist
+.PHONY: lenet lenet-2 gan gan-2 gan-policies compare bench scaling toolkits test test-all lint docs dist
 
 lenet: $(VENV)/installed
 	$(VENV)/bin/python examples/lenet/train.py
@@ -66,6 +66,19 @@ dist:
 .venv-toolkits/installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv .venv-toolkits
 	.venv-toolkits/bin/python -m pip install --quiet "$(MINDSPORE)" --editable ".[examples,toolkits]"
+	touch $@
+
+# Any warning fails it. To look at the pages, open site/index.html; with search:
+# `.venv-docs/bin/python -m http.server --directory site`.
+docs: .venv-docs/installed
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build
+
+# The extra only, without the package: MindSpore is not needed to read docstrings.
+.venv-docs/installed: setup.cfg
+	$(PYTHON) -m venv .venv-docs
+	$(PYTHON) -c "from configparser import *; settings = RawConfigParser(); settings.read('setup.cfg'); \
+		print(settings['options.extras_require']['docs'])" > .venv-docs/requirements.txt
+	.venv-docs/bin/python -m pip install --quiet --requirement .venv-docs/requirements.txt
 	touch $@
 
 $(VENV)/installed: setup.cfg pyproject.toml

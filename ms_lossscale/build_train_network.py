@@ -29,8 +29,8 @@ def build_train_network(network, optimizer, loss_fn=None, level="O0", boost_leve
             dynamic loss scale and the others none, unless `loss_scale_manager` is given. Default: ``"O0"`` .
         boost_level (str): Only ``"O0"`` : the other levels of `mindspore.boost` replace the training cell.
             Default: ``"O0"`` .
-        **kwargs: `cast_model_type`, `keep_batchnorm_fp32` and `loss_scale_manager` as in MindSpore (the last one in any
-            form that :class:`ScaledTrainOneStepCell` takes for `loss_scale`), and the keywords of
+        **kwargs (Any): `cast_model_type`, `keep_batchnorm_fp32` and `loss_scale_manager` as in MindSpore (the last one
+            in any form that :class:`ScaledTrainOneStepCell` takes for `loss_scale`), and the keywords of
             :class:`ScaledTrainOneStepCell`.
 
     Returns:

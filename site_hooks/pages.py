@@ -1,0 +1,138 @@
+"""MkDocs hooks: pages from beside docs/, links as GitHub reads them, two languages, all public names in the API."""
+
+import logging
+import posixpath
+import re
+from collections import Counter
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import griffe
+from markdown.extensions import Extension
+from markdown.treeprocessors import Treeprocessor
+from mkdocs.structure.files import File
+from mkdocs.structure.nav import Navigation
+
+ROOT = Path(__file__).parent.parent
+API_PAGE = "api/index.md"
+# Where files of the repository that are not in docs/ stand in the site.
+FROM_BESIDE_DOCS = {
+    "README.md": "index.md",
+    "README_CN.md": "zh/index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "LICENSE": "LICENSE.txt",
+    "site_hooks/extra.css": "extra.css",
+}
+BESIDE_DOCS = {page: path for path, page in FROM_BESIDE_DOCS.items()}
+LANGUAGES = {"en": "English", "zh": "中文"}
+TITLES_OF_HOME = {"index.md": "Home", "zh/index.md": "首页"}
+
+log = logging.getLogger(f"mkdocs.hooks.{__name__}")
+
+
+def _path_in_repository(page):
+    return BESIDE_DOCS.get(page, f"docs/{page}")
+
+
+def _link_in_site(link, page):
+    """What a link on a page is in the site; None if it leads to a file of the repository that the site doesn't have."""
+    path, hash_sign, anchor = link.partition("#")
+    if not path or urlsplit(link).scheme or path.startswith("/"):
+        return link
+    folder = posixpath.dirname(_path_in_repository(page))
+    target = posixpath.normpath(posixpath.join(folder, unquote(path)))
+    if target in FROM_BESIDE_DOCS:
+        target = FROM_BESIDE_DOCS[target]
+    elif target.startswith("docs/"):
+        target = target[len("docs/") :]
+    else:
+        return None if (ROOT / target).exists() else link
+    return posixpath.relpath(target, posixpath.dirname(page)) + hash_sign + anchor
+
+
+class _Links(Extension, Treeprocessor):
+    """Has links that are right in the repository lead to the same place in the site, before MkDocs checks them."""
+
+    page = None
+
+    def extendMarkdown(self, md):
+        md.treeprocessors.register(self, "links_of_repository", 7)
+
+    def run(self, root):
+        for element in root.iter():
+            for attribute in {"href", "src"} & set(element.keys()):
+                link = _link_in_site(element.get(attribute), self.page)
+                if link is None:
+                    element.tag = "span"
+                    del element.attrib[attribute]
+                else:
+                    element.set(attribute, link)
+
+
+_links = _Links()
+_menus = {}
+
+
+def on_config(config):
+    config.markdown_extensions.append(_links)
+    chinese = [f"zh/{page}" for page in config.nav]
+    config.nav += [page for page in chinese if (ROOT / _path_in_repository(page)).exists()]
+
+
+def on_files(files, config):
+    for path, page in FROM_BESIDE_DOCS.items():
+        if (ROOT / path).exists():
+            files.append(File.generated(config, page, abs_src_path=str(ROOT / path)))
+
+
+def on_page_markdown(markdown, page, config, files):
+    _links.page = page.file.src_uri
+    if page.file.src_uri == API_PAGE:
+        _check_public_names(markdown)
+
+
+def _check_public_names(markdown):
+    listed = Counter(re.findall(r"^::: ms_lossscale\.(?:\w+\.)*(\w+)$", markdown, re.MULTILINE))
+    for name in griffe.load("ms_lossscale", search_paths=[ROOT], submodules=False).exports:
+        if listed[name] != 1:
+            log.warning(f"'{API_PAGE}' must list the public name '{name}' once, but has it {listed[name]} times.")
+
+
+def on_nav(nav, config, files):
+    for page in nav.pages:
+        if page.file.src_uri in TITLES_OF_HOME:
+            page.title = TITLES_OF_HOME[page.file.src_uri]
+    chinese = {_other_language(page): page for page in nav.pages if _language(page) == "zh"}
+    english = [page for page in nav.pages if _language(page) == "en"]
+    # What is only in English stands in the Chinese menu as well.
+    for language, pages in {"en": english, "zh": [chinese.get(page.file.src_uri, page) for page in english]}.items():
+        _menus[language] = Navigation(pages, pages)
+        of_language = [page for page in pages if _language(page) == language]
+        for page, before, after in zip(of_language, [None, *of_language], [*of_language[1:], None]):
+            page.previous_page, page.next_page = before, after
+
+
+def on_page_context(context, page, config, nav):
+    language = _language(page)
+    config.theme["language"] = language
+    context["nav"] = _menus[language]
+    config.extra["alternate"] = [
+        {"name": name, "lang": other, "link": (page if other == language else _translation(page, other)).url}
+        for other, name in LANGUAGES.items()
+    ]
+
+
+def _language(page):
+    return "zh" if page.file.src_uri.startswith("zh/") else "en"
+
+
+def _other_language(page):
+    uri = page.file.src_uri
+    return uri[len("zh/") :] if _language(page) == "zh" else f"zh/{uri}"
+
+
+def _translation(page, language):
+    """The page in the other language, or what the other language begins with."""
+    pages = {each.file.src_uri: each for each in _menus[language].pages}
+    return pages.get(_other_language(page), _menus[language].pages[0])

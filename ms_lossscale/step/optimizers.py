@@ -66,6 +66,11 @@ def _check_optimizer(owner, optimizer, networks):
             f"For '{owner}', the argument 'optimizer' must have parameters to train, but the {name} has none. Pass it "
             f"network.trainable_params(), and check that not all of them are frozen."
         )
+    if type(optimizer).construct is nn.Cell.construct:
+        raise ValueError(
+            f"For '{owner}', the argument 'optimizer' must be one that can be called, but the {name} has no "
+            f"'construct': it holds others, as that of mindspore.boost that freezes layers does. Pass one of them."
+        )
     scale = _own_loss_scale(optimizer)
     if scale != 1.0:
         raise ValueError(

@@ -179,6 +179,15 @@ class ReciprocalScale(nn.Optimizer):
             ops.assign_add(parameter, -0.01 * self.reciprocal_scale * gradient)
 
 
+class HoldsOthers(nn.Cell):
+    """As the FreezeOpt of mindspore.boost."""
+
+    def __init__(self, optimizer):
+        super().__init__()
+        self.opts = nn.CellList([optimizer])
+        self.parameters = optimizer.parameters
+
+
 class NoParameters(nn.Cell):
     def construct(self, gradients):
         return gradients
@@ -195,6 +204,12 @@ class TestOptimizers:
         check_refused(
             lambda: ScaledTrainOneStepCell(Linear(), NoParameters()), ValueError, "'optimizer'", "NoParameters"
         )
+
+    def test_one_that_holds_others_and_cannot_be_called(self):
+        network = Linear()
+        optimizer = HoldsOthers(sgd(network))
+        words = ("'optimizer'", "HoldsOthers has no 'construct'", "Pass one of them")
+        check_refused(lambda: ScaledTrainOneStepCell(network, optimizer), ValueError, *words)
 
     @pytest.mark.parametrize("make", [nn.SGD, nn.Adam, nn.RMSProp], ids=lambda make: make.__name__)
     def test_one_with_a_loss_scale_of_its_own(self, make):

@@ -50,6 +50,7 @@ test-all: test
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
 
 # Checks what would be published: the wheel, installed into an empty environment, passes its self-check.
 dist:

@@ -1,14 +1,25 @@
 """The forms in which a loss scale may be given."""
 
 import numbers
+from typing import Any, Union
 
 from mindspore import amp, nn
 
 from ms_lossscale._check import describe
 from ms_lossscale.loss_scale import DynamicLossScale, FixedLossScale, LossScale
 
+AcceptedLossScale = Union[
+    float,
+    LossScale,
+    amp.FixedLossScaleManager,
+    amp.DynamicLossScaleManager,
+    nn.FixedLossScaleUpdateCell,
+    nn.DynamicLossScaleUpdateCell,
+    None,
+]
 
-def as_loss_scale(owner, loss_scale):
+
+def as_loss_scale(owner: str, loss_scale: Any) -> LossScale:
     """
     The loss scale cell that `loss_scale` stands for.
 
@@ -31,7 +42,7 @@ def as_loss_scale(owner, loss_scale):
         _check_law(owner, loss_scale)
         return loss_scale
     if isinstance(loss_scale, numbers.Real) and not isinstance(loss_scale, bool):
-        return FixedLossScale(loss_scale)
+        return FixedLossScale(float(loss_scale))
     if isinstance(loss_scale, amp.FixedLossScaleManager):
         return FixedLossScale(loss_scale.get_loss_scale(), loss_scale.get_drop_overflow_update())
     if isinstance(loss_scale, nn.FixedLossScaleUpdateCell):

@@ -1,6 +1,7 @@
 """Argument checks whose messages say what was passed, what is wrong and what to do."""
 
 import numbers
+from typing import Any
 
 import numpy as np
 from mindspore import nn
@@ -63,28 +64,29 @@ def check_bool(owner, name, value):
         raise TypeError(f"For '{owner}', the argument '{name}' must be True or False, but got {describe(value)}.")
 
 
-def check_number(owner, name, value):
+def check_number(owner: str, name: str, value: Any) -> float:
     """Raises a TypeError unless `value` is a real number; a bool is none. Returns it as a float."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         raise TypeError(f"For '{owner}', the argument '{name}' must be a number, but got {describe(value)}.")
     return float(value)
 
 
-def check_positive_int(owner, name, value):
+def check_positive_int(owner: str, name: str, value: Any) -> int:
     """Raises unless `value` is an integer >= 1 that fits an int32 counter. Returns it as an int."""
     return check_int_from(owner, name, value, 1)
 
 
-def check_int_from(owner, name, value, low):
+def check_int_from(owner: str, name: str, value: Any, low: int) -> int:
     """Raises unless `value` is an integer >= `low` that fits an int32 counter. Returns it as an int."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
         raise TypeError(f"For '{owner}', the argument '{name}' must be an integer >= {low}, but got {describe(value)}.")
+    value = int(value)
     if not low <= value < 2**31:
         raise ValueError(f"For '{owner}', the argument '{name}' must be >= {low} and < 2**31, but got {value}.")
-    return int(value)
+    return value
 
 
-def check_between(owner, name, value, low, high):
+def check_between(owner: str, name: str, value: Any, low: float, high: float) -> float:
     """Raises unless `value` is a number strictly between `low` and `high`. Returns it as a float."""
     value = check_number(owner, name, value)
     if not low < value < high:
@@ -92,7 +94,7 @@ def check_between(owner, name, value, low, high):
     return value
 
 
-def check_scale(owner, name, value):
+def check_scale(owner: str, name: str, value: Any) -> float:
     """
     Raises unless `value` can be a loss scale: finite, > 0, and its reciprocal, with which gradients are multiplied, no
     subnormal float32, which graph mode flushes to zero. Returns it as a float.

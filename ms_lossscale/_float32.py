@@ -1,5 +1,7 @@
 """Cells whose arithmetic must stay in float32."""
 
+from typing import Any
+
 from mindspore import nn
 
 
@@ -11,7 +13,7 @@ class Float32Cell(nn.Cell):
     whole training cell, reach every cell inside through `add_flags`.
     """
 
-    def add_flags(self, **flags):
+    def add_flags(self, **flags: Any) -> nn.Cell:
         if flags.get("fp16") or flags.get("bf16"):
             raise ValueError(
                 f"For '{type(self).__name__}', the arithmetic of the loss scale must stay in float32, but got a cast "

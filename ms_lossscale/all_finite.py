@@ -1,5 +1,8 @@
 """Whether all gradients are finite."""
 
+from collections.abc import Sequence
+from typing import Union
+
 from mindspore import RowTensor, Tensor, mutable, nn, ops
 from mindspore import dtype as mstype
 
@@ -25,7 +28,7 @@ class _AllFinite(nn.Cell):
 _all_finite = _AllFinite()
 
 
-def all_finite(grads):
+def all_finite(grads: Sequence[Union[Tensor, RowTensor]]) -> Tensor:
     """
     Whether every element of all gradients is finite, for hand-written training loops.
 

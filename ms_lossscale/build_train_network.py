@@ -1,6 +1,7 @@
 """A drop-in for mindspore.amp.build_train_network."""
 
 import inspect
+from typing import Any, Optional
 
 from mindspore import Parameter, Tensor, amp, nn
 
@@ -13,7 +14,14 @@ _CELL_KEYWORDS = tuple(
 )
 
 
-def build_train_network(network, optimizer, loss_fn=None, level="O0", boost_level="O0", **kwargs):
+def build_train_network(
+    network: nn.Cell,
+    optimizer: nn.Cell,
+    loss_fn: Optional[nn.Cell] = None,
+    level: str = "O0",
+    boost_level: str = "O0",
+    **kwargs: Any,
+) -> ScaledTrainOneStepCell:
     """
     Builds a mixed-precision training cell, as :func:`mindspore.amp.build_train_network` does, on every device and for
     every optimizer.

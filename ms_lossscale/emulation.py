@@ -13,6 +13,8 @@ float-status register shows it, and reading consumes what it says. Here the same
 """
 
 import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Optional, TypeVar
 
 import numpy as np
 from mindspore import nn, ops
@@ -21,6 +23,8 @@ from ms_lossscale._check import describe
 from ms_lossscale.overflow_detector import FloatStatusRegister
 
 FLOAT16_MAX = 65504.0
+
+Network = TypeVar("Network", bound=nn.Cell)
 
 
 class Register:
@@ -32,24 +36,24 @@ class Register:
             ``"forward NAME"`` and ``"backward NAME"`` (a saturating cell computed).
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._status = np.zeros(8, np.int32)
-        self.events = []
+        self.events: list[str] = []
 
     @property
-    def raised(self):
+    def raised(self) -> bool:
         """Whether an overflow was seen since the register was last cleared or read, bool."""
         return bool(self._status.any())
 
-    def raise_status(self):
+    def raise_status(self) -> None:
         """Raises the register, as unrelated work on the same device does."""
         self._status[0] = 1
 
-    def clear(self):
+    def clear(self) -> None:
         """Clears the register."""
         self._status[:] = 0
 
-    def read(self):
+    def read(self) -> np.ndarray:
         """Reads the register, which consumes what it says. Returns a NumPy array, int32 of shape (8,)."""
         status = self._status.copy()
         self.clear()
@@ -87,7 +91,7 @@ def _clear_operator():
 
 
 @contextlib.contextmanager
-def saturation_mode():
+def saturation_mode() -> Iterator[Register]:
     """
     A context in which the detectors that are made read the emulated register.
 
@@ -145,7 +149,7 @@ class Saturate(nn.Cell):
         True
     """
 
-    def __init__(self, name="saturate"):
+    def __init__(self, name: str = "saturate") -> None:
         super().__init__()
         self._backward = ops.Custom(self._saturate(f"backward {name}"), _same, _same, func_type="pyfunc")
         self._forward = ops.Custom(
@@ -189,7 +193,7 @@ class _Saturated(nn.Cell):
         return self.saturate(output)
 
 
-def saturate(network, cells=None):
+def saturate(network: Network, cells: Optional[Sequence[str]] = None) -> Network:
     """
     Makes a network compute on the emulated NPU: what the named cells put out, and the gradients that flow into it,
     saturate and raise the register.
@@ -234,7 +238,7 @@ def saturate(network, cells=None):
                 f"For 'saturate', the argument 'cells' must name cells inside the network, but got {name!r}. It has "
                 f"{', '.join(inside)}."
             )
-    saturated = {}
+    saturated: dict[int, _Saturated] = {}
     for name in cells:
         cell = inside[name]
         saturated.setdefault(id(cell), _Saturated(cell, name))

@@ -1,6 +1,7 @@
 """The gradient of a network by its input, for losses that hold one."""
 
 import numbers
+from typing import Any, Union
 
 from mindspore import GRAPH_MODE, Tensor, get_context, jit, nn, ops
 from mindspore import dtype as mstype
@@ -75,7 +76,7 @@ class InputGradient(nn.Cell):
         False 1024.0
     """
 
-    def __init__(self, network, loss_scale=None):
+    def __init__(self, network: nn.Cell, loss_scale: Union[float, LossScale, None] = None) -> None:
         super().__init__(auto_prefix=False)
         owner = type(self).__name__
         check_cell(owner, "network", network, "Pass the cell to differentiate, a critic say.")
@@ -86,10 +87,10 @@ class InputGradient(nn.Cell):
         self._graph = self._new_graph()
         self._compiled_for = None
 
-    def add_flags(self, **flags):
+    def add_flags(self, **flags: Any) -> nn.Cell:
         return super().add_flags(**_without_casts(flags))
 
-    def __call__(self, *inputs):
+    def __call__(self, *inputs: Any) -> Tensor:
         if get_context("mode") == GRAPH_MODE:
             return super().__call__(*inputs)
         if self._compiled_for is not None and self._compiled_for != self._fixed_when_compiled():

@@ -1,6 +1,8 @@
 """Loss scales: cells that own the scale, and the law by which it moves, as Parameters."""
 
 import math
+from collections.abc import Sequence
+from typing import Any, Optional, TypeVar
 
 from mindspore import Parameter, Tensor, ops
 from mindspore import dtype as mstype
@@ -14,6 +16,8 @@ from ms_lossscale._check import (
     describe,
 )
 from ms_lossscale._float32 import Float32Cell
+
+Tensors = TypeVar("Tensors", Tensor, tuple[Tensor, ...])
 
 
 class LossScale(Float32Cell):
@@ -44,11 +48,11 @@ class LossScale(Float32Cell):
         ``Ascend`` ``GPU`` ``CPU``
     """
 
-    def __init__(self, loss_scale, drop_overflow_update=True):
+    def __init__(self, loss_scale: float, drop_overflow_update: bool = True) -> None:
         super().__init__()
         loss_scale = check_scale(type(self).__name__, self._scale_argument, loss_scale)
         check_bool(type(self).__name__, "drop_overflow_update", drop_overflow_update)
-        self._fixed = frozenset()
+        self._fixed: frozenset[str] = frozenset()
         self.drop_overflow_update = drop_overflow_update
         self.scale_value = Parameter(
             Tensor(loss_scale, mstype.float32), name="loss_scale.scale_value", requires_grad=False
@@ -58,7 +62,7 @@ class LossScale(Float32Cell):
         self._no_steps, self._one_step = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
         self._smallest, self._largest = Tensor(2.0**-126, mstype.float32), Tensor(2.0**126, mstype.float32)
         # Of the accumulation windows that use this loss scale, the Parameters that hold a window's scale.
-        self._window_scales = []
+        self._window_scales: list[Parameter] = []
         # The laws of this package can't leave that range.
         self._law_is_checked = type(self).next_scale.__module__.partition(".")[0] != "ms_lossscale"
         self._not_a_scale = (
@@ -70,7 +74,7 @@ class LossScale(Float32Cell):
     # Whether the law ever lowers the scale after an overflow.
     backs_off = True
 
-    def __setattr__(self, name, value):
+    def __setattr__(self, name: str, value: Any) -> None:
         if name in vars(self).get("_fixed", ()):
             raise AttributeError(
                 f"For '{type(self).__name__}', '{name}' is fixed, since what is compiled would not hear of a change. "
@@ -78,14 +82,14 @@ class LossScale(Float32Cell):
             )
         super().__setattr__(name, value)
 
-    def fix(self, *names):
+    def fix(self, *names: str) -> None:
         """Makes attributes read-only."""
         self._fixed = self._fixed.union(names)
 
     def _counter(self, name):
         return Parameter(Tensor(0, mstype.int32), name=f"loss_scale.{name}", requires_grad=False)
 
-    def get_loss_scale(self):
+    def get_loss_scale(self) -> float:
         """
         Reads the scale.
 
@@ -94,7 +98,7 @@ class LossScale(Float32Cell):
         """
         return float(self.scale_value.asnumpy().reshape(()))
 
-    def set_loss_scale(self, value):
+    def set_loss_scale(self, value: float) -> None:
         """
         Sets the scale by hand; the law goes on from there.
 
@@ -111,11 +115,11 @@ class LossScale(Float32Cell):
         for window_scale in self._window_scales:
             ops.assign(window_scale, -ops.abs(window_scale))
 
-    def mark_when_set(self, window_scale):
+    def mark_when_set(self, window_scale: Parameter) -> None:
         """Has the sign of `window_scale`, a Parameter, made negative when the scale is set by hand."""
         self._window_scales.append(window_scale)
 
-    def check_scale(self, owner, name, value):
+    def check_scale(self, owner: str, name: str, value: float) -> float:
         """Raises unless `value` can be this loss scale. Returns it as a float."""
         value = check_scale(owner, name, value)
         largest = float(self._largest.asnumpy())
@@ -127,7 +131,7 @@ class LossScale(Float32Cell):
             )
         return value
 
-    def limit(self, steps):
+    def limit(self, steps: int) -> None:
         """
         Narrows the range to what gradients allow that are multiplied by `1 / steps / scale`.
 
@@ -146,7 +150,7 @@ class LossScale(Float32Cell):
         """The scale, and the largest one that the law can arrive at, by the arguments that tell."""
         return {self._scale_argument: self.get_loss_scale()}
 
-    def scale(self, inputs):
+    def scale(self, inputs: Tensors) -> Tensors:
         """
         Multiplies a loss, or each tensor of a tuple, by the scale, in float32.
 
@@ -158,7 +162,7 @@ class LossScale(Float32Cell):
         """
         return gradients.multiply(inputs, self.scale_value)
 
-    def unscale(self, inputs):
+    def unscale(self, inputs: Tensors) -> Tensors:
         """
         Divides a tensor, or each tensor of a tuple, by the scale, in float32: `input * (1 / scale)`.
 
@@ -170,7 +174,7 @@ class LossScale(Float32Cell):
         """
         return gradients.multiply(inputs, self._one / self.scale_value)
 
-    def adjust(self, grads_finite):
+    def adjust(self, grads_finite: Tensor) -> bool:
         """
         Moves the scale by its law, after one step.
 
@@ -188,7 +192,7 @@ class LossScale(Float32Cell):
         overflow = ops.depend(overflow, ops.assign(loss_scale, next_scale))
         return ops.depend(overflow, ops.assign(self.scale_value, next_scale.reshape(())))
 
-    def advance(self, loss_scale, overflow):
+    def advance(self, loss_scale: Tensor, overflow: Tensor) -> Tensor:
         """
         Takes one step of the law. Args and returns as those of :meth:`next_scale`; what is returned can be a loss
         scale, whatever a user's own law says.
@@ -202,7 +206,7 @@ class LossScale(Float32Cell):
             next_scale = self._or_else(next_scale, loss_scale)
         return next_scale
 
-    def can_back_off(self, loss_scale):
+    def can_back_off(self, loss_scale: Tensor) -> Tensor:
         """
         Whether the law, by this overflow or by some more, would lower the scale.
 
@@ -227,7 +231,7 @@ class LossScale(Float32Cell):
         is_scale = ops.logical_and(next_scale >= self._smallest, next_scale <= self._largest)
         return ops.select(is_scale, next_scale, loss_scale)
 
-    def next_scale(self, loss_scale, overflow):
+    def next_scale(self, loss_scale: Tensor, overflow: Tensor) -> Tensor:
         """
         The law. Advances the counters it needs, and does not touch `loss_scale`.
 
@@ -275,10 +279,10 @@ class FixedLossScale(LossScale):
 
     backs_off = False
 
-    def __init__(self, loss_scale=128.0, drop_overflow_update=True):
+    def __init__(self, loss_scale: float = 128.0, drop_overflow_update: bool = True) -> None:
         super().__init__(loss_scale, drop_overflow_update)
 
-    def next_scale(self, loss_scale, overflow):
+    def next_scale(self, loss_scale: Tensor, overflow: Tensor) -> Tensor:
         return loss_scale
 
 
@@ -336,15 +340,15 @@ class DynamicLossScale(LossScale):
 
     def __init__(
         self,
-        init_loss_scale=2.0**16,
-        scale_factor=2.0,
-        scale_window=2000,
+        init_loss_scale: float = 2.0**16,
+        scale_factor: float = 2.0,
+        scale_window: int = 2000,
         *,
-        backoff_factor=None,
-        hysteresis=1,
-        min_loss_scale=1.0,
-        max_loss_scale=2.0**24,
-    ):
+        backoff_factor: Optional[float] = None,
+        hysteresis: int = 1,
+        min_loss_scale: float = 1.0,
+        max_loss_scale: float = 2.0**24,
+    ) -> None:
         super().__init__(init_loss_scale)
         owner = type(self).__name__
         self.scale_factor = check_between(owner, "scale_factor", scale_factor, 1.0, 2.0**126)
@@ -380,10 +384,10 @@ class DynamicLossScale(LossScale):
     def _largest_scales(self):
         return {**super()._largest_scales(), "max_loss_scale": self.max_loss_scale}
 
-    def can_back_off(self, loss_scale):
+    def can_back_off(self, loss_scale: Tensor) -> Tensor:
         return ops.maximum(loss_scale * self._backoff, self._floor) < loss_scale
 
-    def next_scale(self, loss_scale, overflow):
+    def next_scale(self, loss_scale: Tensor, overflow: Tensor) -> Tensor:
         # Compared with >= and not ==, so that a checkpoint of a longer window or hysteresis does not block the law.
         clean = ops.select(overflow, self._no_steps, self.clean_steps + self._one_step)
         grows = clean >= self._window
@@ -450,7 +454,9 @@ class ScheduledLossScale(LossScale):
 
     backs_off = False
 
-    def __init__(self, milestone, loss_scales, drop_overflow_update=True):
+    def __init__(
+        self, milestone: Sequence[int], loss_scales: Sequence[float], drop_overflow_update: bool = True
+    ) -> None:
         owner = type(self).__name__
         for name, value in (("milestone", milestone), ("loss_scales", loss_scales)):
             if not isinstance(value, (list, tuple)):
@@ -484,7 +490,7 @@ class ScheduledLossScale(LossScale):
     def _largest_scales(self):
         return {"loss_scales": max(*self.loss_scales, self.get_loss_scale())}
 
-    def next_scale(self, loss_scale, overflow):
+    def next_scale(self, loss_scale: Tensor, overflow: Tensor) -> Tensor:
         step = self.steps + self._one_step
         starts = ops.equal(self._starts, step).astype(mstype.float32)
         scheduled = ops.ReduceSum()(starts * self._values)

@@ -29,10 +29,10 @@ class OverflowDetector(Float32Cell):
         ``Ascend`` ``GPU`` ``CPU``
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(auto_prefix=False)
 
-    def start(self, inputs):
+    def start(self, inputs: tuple) -> tuple:
         """
         Ties to the inputs whatever must happen before the forward.
 
@@ -73,7 +73,7 @@ class FiniteGradients(OverflowDetector):
         Tensor(shape=[], dtype=Bool, value= True)
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self._on_cpu = get_context("device_target") == "CPU"
         if not self._on_cpu:
@@ -107,7 +107,7 @@ class FloatStatusRegister(OverflowDetector):
     # What makes the operators that read and clear the register; `ms_lossscale.emulation` puts its own here.
     operators = (NPUGetFloatStatusV2, NPUClearFloatStatusV2)
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         make_get_status, make_clear_status = self.operators
         self._get_status = make_get_status()
@@ -118,7 +118,7 @@ class FloatStatusRegister(OverflowDetector):
     # Neither operator is marked as having a side effect, so nothing but ops.depend keeps them in their places, and a
     # clear whose result nothing used would be dropped as dead code.
 
-    def start(self, inputs):
+    def start(self, inputs: tuple) -> tuple:
         cleared = self._clear_status(ops.depend(self._no_status, inputs))
         return ops.depend(inputs, cleared)
 
@@ -132,7 +132,7 @@ class FloatStatusRegister(OverflowDetector):
 class NoCheck(OverflowDetector):
     """Never sees an overflow: for loss scales with `drop_overflow_update=False`."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self._zero = Tensor(0, mstype.int32)
 

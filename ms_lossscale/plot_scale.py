@@ -3,13 +3,14 @@
 import csv
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import numpy as np
 
 from ms_lossscale._check import describe
 from ms_lossscale._files import replacing
 from ms_lossscale._matplotlib import matplotlib_figure
+from ms_lossscale._types import StrPath
 
 _COLUMNS = ("step", "network", "loss", "loss_scale", "skipped", "retries")
 
@@ -35,7 +36,7 @@ class History(NamedTuple):
     retries: list
 
 
-def plot_scale(path, picture=None, title=None):
+def plot_scale(path: StrPath, picture: Optional[StrPath] = None, title: Optional[str] = None) -> Path:
     """
     Draws the loss and the loss scale over the steps of a training, with those marked that were skipped or done again
     at a lower scale.

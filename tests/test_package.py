@@ -1,8 +1,11 @@
 """The package: its public names, and what importing it costs."""
 
 import ast
+import inspect
+import typing
 from types import ModuleType
 
+import pytest
 from support.python_process import check_python
 
 import ms_lossscale
@@ -43,9 +46,38 @@ def test_its_public_names():
         assert public[name].__module__.startswith("ms_lossscale.")
 
 
+EMULATION = ("Register", "Saturate", "saturate", "saturation_mode")
+
+
 def test_its_public_module():
-    for name in ("Register", "Saturate", "saturate", "saturation_mode"):
+    for name in EMULATION:
         assert getattr(ms_lossscale.emulation, name).__doc__, name
+
+
+def functions_of(value):
+    """A function itself; of a class what its users call, be it inherited: constructor, methods and properties."""
+    if inspect.isfunction(value):
+        return [value]
+    names = [name for name in dir(value) if name == "__init__" or not name.startswith("_")]
+    # What MindSpore's graph mode calls, users do not.
+    members = [inspect.getattr_static(value, name) for name in names if name != "construct"]
+    functions = [member.fget if isinstance(member, property) else member for member in members]
+    return [each for each in functions if inspect.isfunction(each) and each.__module__.startswith("ms_lossscale.")]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(getattr(ms_lossscale, name) for name in sorted(CLASSES_AND_FUNCTIONS)),
+        *(getattr(ms_lossscale.emulation, name) for name in EMULATION),
+        *(getattr(ms_lossscale.diagnosis, name) for name in ("Activation", "Distribution", "Recommendation")),
+    ],
+    ids=lambda value: value.__name__,
+)
+def test_its_type_hints_are_complete(value):
+    for function in functions_of(value):
+        expected = {name for name in inspect.signature(function).parameters if name != "self"} | {"return"}
+        assert typing.get_type_hints(function).keys() == expected, function.__qualname__
 
 
 def test_importing_it_imports_nothing_of_the_examples(tmp_path):

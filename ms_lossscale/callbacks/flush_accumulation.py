@@ -1,6 +1,6 @@
 """A callback that ends the last accumulation window of an epoch."""
 
-from mindspore.train import Callback
+from mindspore.train import Callback, RunContext
 
 
 class FlushAccumulation(Callback):
@@ -27,7 +27,7 @@ class FlushAccumulation(Callback):
         2
     """
 
-    def on_train_epoch_end(self, run_context):
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
         """
         Ends the partial window.
 

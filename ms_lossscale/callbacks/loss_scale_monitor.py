@@ -3,12 +3,14 @@
 import os
 from csv import writer
 from pathlib import Path
+from typing import Any, Optional
 
 import numpy as np
-from mindspore.train import Callback
+from mindspore.train import Callback, RunContext
 
 from ms_lossscale._check import check_positive_int, describe
 from ms_lossscale._files import replacing
+from ms_lossscale._types import StrPath
 from ms_lossscale.callbacks.summary import Summary
 from ms_lossscale.callbacks.watched_step import ADVICE, Record, WatchedStep
 from ms_lossscale.cells.training_cell import TrainingCell
@@ -70,7 +72,14 @@ class LossScaleMonitor(Callback):
         step 4: loss 0.81, loss scale 512, 3 applied, 1 skipped
     """
 
-    def __init__(self, every_n_steps=100, csv=None, max_consecutive_skips=None, save_batch=None, summary_dir=None):
+    def __init__(
+        self,
+        every_n_steps: int = 100,
+        csv: Optional[StrPath] = None,
+        max_consecutive_skips: Optional[int] = None,
+        save_batch: Optional[StrPath] = None,
+        summary_dir: Optional[StrPath] = None,
+    ) -> None:
         super().__init__()
         owner = type(self).__name__
         self._every_n_steps = check_positive_int(owner, "every_n_steps", every_n_steps)
@@ -89,13 +98,13 @@ class LossScaleMonitor(Callback):
             raise ValueError(
                 f"For '{owner}', the argument 'summary_dir' must be a folder, but {str(summary_dir)!r} is a file."
             )
-        self._event_files = None
-        self._unread = []
-        self._last = None
+        self._event_files: Optional[Summary] = None
+        self._unread: list[tuple] = []
+        self._last: Optional[tuple] = None
         self._printed_step = 0
-        self._watched = []
+        self._watched: list[WatchedStep] = []
 
-    def on_train_begin(self, run_context):
+    def on_train_begin(self, run_context: RunContext) -> None:
         """
         Checks the training cell and the CSV file, and opens the summary.
 
@@ -119,7 +128,7 @@ class LossScaleMonitor(Callback):
         if self._summary_dir is not None:
             self._event_files = Summary(self._summary_dir)
 
-    def on_train_step_end(self, run_context):
+    def on_train_step_end(self, run_context: RunContext) -> None:
         """
         Remembers the step, and from time to time reads and prints what was remembered.
 
@@ -136,7 +145,7 @@ class LossScaleMonitor(Callback):
             self._read()
             self._stop_if_it_only_skips(params.cur_step_num)
 
-    def on_train_epoch_end(self, run_context):
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
         """
         Reads what was remembered, so that nothing is missing at the end of an epoch.
 
@@ -146,7 +155,7 @@ class LossScaleMonitor(Callback):
         self._read()
         self._read_flush()
 
-    def on_train_epoch_begin(self, run_context):
+    def on_train_epoch_begin(self, run_context: RunContext) -> None:
         """
         Reads the window that a callback after this one has flushed at the end of the epoch before.
 
@@ -155,7 +164,7 @@ class LossScaleMonitor(Callback):
         """
         self._read_flush()
 
-    def on_train_end(self, run_context):
+    def on_train_end(self, run_context: RunContext) -> None:
         """
         Reads the window that a callback after this one has flushed at the end of the last epoch, and closes the
         summary.
@@ -166,7 +175,7 @@ class LossScaleMonitor(Callback):
         self._read_flush()
         self._close_event_files()
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: Any) -> None:
         try:
             self._read()
         finally:

@@ -1,19 +1,24 @@
 """The training cell for several networks that step one after the other."""
 
 import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Optional, Union
 
-from mindspore import Tensor, ops
+from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._accepted_loss_scale import check_distinct
+from ms_lossscale._accepted_loss_scale import AcceptedLossScale, check_distinct
 from ms_lossscale._check import check_cells, check_one_each, check_positive_int, describe, one_each
+from ms_lossscale._types import OneOrEach
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.cells.turns import Turns
 from ms_lossscale.input_gradient import holds_input_gradient
 from ms_lossscale.loss_scale import LossScale
+from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.network_inputs import inputs_of
 from ms_lossscale.step.settings import check_settings
+from ms_lossscale.step.step_counters import StepCounters
 
 
 class AlternatingTrainOneStepCell(TrainingCell):
@@ -95,22 +100,22 @@ class AlternatingTrainOneStepCell(TrainingCell):
 
     def __init__(
         self,
-        networks,
-        optimizers,
-        loss_scale=None,
+        networks: Union[Sequence[nn.Cell], nn.CellList],
+        optimizers: Union[Sequence[nn.Cell], nn.CellList],
+        loss_scale: OneOrEach[AcceptedLossScale] = None,
         *,
-        every=None,
-        network_inputs=None,
-        gradient_accumulation_steps=1,
-        clip_norm=None,
-        clip_value=None,
-        ema_decay=None,
-        has_aux=False,
-        forward_state=(),
-        after_update=None,
-        overflow_detector=None,
-        max_retries=0,
-    ):
+        every: Optional[Sequence[int]] = None,
+        network_inputs: Optional[Sequence[Sequence[int]]] = None,
+        gradient_accumulation_steps: int = 1,
+        clip_norm: OneOrEach[Optional[float]] = None,
+        clip_value: OneOrEach[Optional[float]] = None,
+        ema_decay: OneOrEach[Optional[float]] = None,
+        has_aux: bool = False,
+        forward_state: Sequence[Parameter] = (),
+        after_update: OneOrEach[Optional[nn.Cell]] = None,
+        overflow_detector: Optional[OverflowDetector] = None,
+        max_retries: int = 0,
+    ) -> None:
         owner = type(self).__name__
         networks = check_cells(owner, "networks", networks)
         optimizers = check_cells(owner, "optimizers", optimizers)
@@ -148,6 +153,24 @@ class AlternatingTrainOneStepCell(TrainingCell):
         self._has_aux = has_aux
         if every is not None:
             self.set_every(every)
+
+    if TYPE_CHECKING:
+        # Each network has its own.
+
+        @property
+        def loss_scale(self) -> list[LossScale]: ...
+
+        @property
+        def overflow_detector(self) -> list[OverflowDetector]: ...
+
+        @property
+        def step_counters(self) -> list[StepCounters]: ...
+
+        def get_loss_scale(self) -> list[float]: ...
+
+        def counters(self) -> list[dict[str, int]]: ...
+
+        def grad_norm(self) -> list[Optional[float]]: ...
 
     def _loss_scales(self, loss_scale, networks):
         owner = type(self).__name__
@@ -198,7 +221,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
             overflow = gradients.never(loss_scale)
         return loss, overflow, loss_scale
 
-    def set_every(self, every):
+    def set_every(self, every: Sequence[int]) -> None:
         """
         Sets in which calls each network takes part, from the next call (when accumulating: the next window) on.
 

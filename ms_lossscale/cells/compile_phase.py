@@ -13,10 +13,10 @@ class CompilePhase(nn.Cell):
     if hasattr(nn.Cell, "compile_phase"):
 
         @property
-        def compile_phase(self):
+        def compile_phase(self) -> str:
             return nn.Cell.compile_phase.fget(self)
 
         @compile_phase.setter
-        def compile_phase(self, value):
+        def compile_phase(self, value: str) -> None:
             if value != self.compile_phase or value not in self.compile_cache:
                 nn.Cell.compile_phase.fset(self, value)

@@ -1,7 +1,16 @@
 """The training cell for one network."""
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Optional
+
+from mindspore import Parameter, nn
+
+from ms_lossscale._accepted_loss_scale import AcceptedLossScale
 from ms_lossscale.cells.training_cell import TrainingCell
+from ms_lossscale.loss_scale import LossScale
+from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.settings import check_settings
+from ms_lossscale.step.step_counters import StepCounters
 
 
 class ScaledTrainOneStepCell(TrainingCell):
@@ -80,20 +89,20 @@ class ScaledTrainOneStepCell(TrainingCell):
 
     def __init__(
         self,
-        network,
-        optimizer,
-        loss_scale=None,
+        network: nn.Cell,
+        optimizer: nn.Cell,
+        loss_scale: AcceptedLossScale = None,
         *,
-        gradient_accumulation_steps=1,
-        clip_norm=None,
-        clip_value=None,
-        ema_decay=None,
-        has_aux=False,
-        forward_state=(),
-        after_update=None,
-        overflow_detector=None,
-        max_retries=0,
-    ):
+        gradient_accumulation_steps: int = 1,
+        clip_norm: Optional[float] = None,
+        clip_value: Optional[float] = None,
+        ema_decay: Optional[float] = None,
+        has_aux: bool = False,
+        forward_state: Sequence[Parameter] = (),
+        after_update: Optional[nn.Cell] = None,
+        overflow_detector: Optional[OverflowDetector] = None,
+        max_retries: int = 0,
+    ) -> None:
         settings = check_settings(
             type(self).__name__,
             1,
@@ -109,6 +118,24 @@ class ScaledTrainOneStepCell(TrainingCell):
         )
         super().__init__((network,), (optimizer,), [loss_scale], [settings], several_networks=False)
         self._has_aux = has_aux
+
+    if TYPE_CHECKING:
+        # Of one network no method returns a list.
+
+        @property
+        def loss_scale(self) -> LossScale: ...
+
+        @property
+        def overflow_detector(self) -> OverflowDetector: ...
+
+        @property
+        def step_counters(self) -> StepCounters: ...
+
+        def get_loss_scale(self) -> float: ...
+
+        def counters(self) -> dict[str, int]: ...
+
+        def grad_norm(self) -> float: ...
 
     def construct(self, *inputs):
         step = self.steps[0](*self.use_parameters(inputs))

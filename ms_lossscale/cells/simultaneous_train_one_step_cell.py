@@ -1,11 +1,18 @@
 """The training cell for several networks that share one verdict and one update."""
 
-from mindspore import nn, ops
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Optional, Union
+
+from mindspore import Parameter, nn, ops
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale._accepted_loss_scale import AcceptedLossScale
 from ms_lossscale._check import check_cells, check_one_each, one_each
+from ms_lossscale._types import OneOrEach
 from ms_lossscale.cells.training_cell import TrainingCell
+from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.settings import check_settings
+from ms_lossscale.step.step_counters import StepCounters
 
 
 class SimultaneousTrainOneStepCell(TrainingCell):
@@ -103,21 +110,21 @@ class SimultaneousTrainOneStepCell(TrainingCell):
 
     def __init__(
         self,
-        networks,
-        optimizers,
-        loss_scale=None,
+        networks: Union[Sequence[nn.Cell], nn.Cell],
+        optimizers: Union[Sequence[nn.Cell], nn.CellList],
+        loss_scale: OneOrEach[AcceptedLossScale] = None,
         *,
-        network_inputs=None,
-        gradient_accumulation_steps=1,
-        clip_norm=None,
-        clip_value=None,
-        ema_decay=None,
-        has_aux=False,
-        forward_state=(),
-        after_update=None,
-        overflow_detector=None,
-        max_retries=0,
-    ):
+        network_inputs: Optional[Sequence[Sequence[int]]] = None,
+        gradient_accumulation_steps: int = 1,
+        clip_norm: OneOrEach[Optional[float]] = None,
+        clip_value: OneOrEach[Optional[float]] = None,
+        ema_decay: OneOrEach[Optional[float]] = None,
+        has_aux: bool = False,
+        forward_state: Sequence[Parameter] = (),
+        after_update: Optional[nn.Cell] = None,
+        overflow_detector: Optional[OverflowDetector] = None,
+        max_retries: int = 0,
+    ) -> None:
         owner = type(self).__name__
         optimizers = check_cells(owner, "optimizers", optimizers)
         one_cell = isinstance(networks, nn.Cell) and not isinstance(networks, nn.CellList)
@@ -152,6 +159,19 @@ class SimultaneousTrainOneStepCell(TrainingCell):
             has_own_scales=has_own_scales,
         )
         self._has_aux = has_aux
+
+    if TYPE_CHECKING:
+        # There is one verdict, and the gradients of several networks.
+
+        @property
+        def overflow_detector(self) -> OverflowDetector: ...
+
+        @property
+        def step_counters(self) -> StepCounters: ...
+
+        def counters(self) -> dict[str, int]: ...
+
+        def grad_norm(self) -> list[Optional[float]]: ...
 
     def construct(self, *inputs):
         step = self.steps[0](*self.use_parameters(inputs))

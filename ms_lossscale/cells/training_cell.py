@@ -1,25 +1,31 @@
 """What all training cells let their user read and set."""
 
 import contextlib
+from collections.abc import Mapping
+from typing import Any, Optional, Union
 
-from mindspore import GRAPH_MODE, PYNATIVE_MODE, Tensor, get_auto_parallel_context, get_context, nn
+from mindspore import GRAPH_MODE, PYNATIVE_MODE, Parameter, Tensor, get_auto_parallel_context, get_context, nn
 from mindspore import dtype as mstype
 
 from ms_lossscale._accepted_loss_scale import as_loss_scale, check_distinct
 from ms_lossscale._check import check_cell, one_each
 from ms_lossscale._float32 import Float32Cell
+from ms_lossscale._types import OneOrEach
 from ms_lossscale.cells.compile_phase import CompilePhase
 from ms_lossscale.cells.endless_skips import EndlessSkips
 from ms_lossscale.cells.explained_errors import explanation
 from ms_lossscale.cells.load_in_place import load_in_place
 from ms_lossscale.cells.memory_in_use import MemoryInUse
 from ms_lossscale.cells.rank_comparison import check_parallel, compare, described_weights, settings_of
+from ms_lossscale.loss_scale import LossScale
+from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.build import build_step
 from ms_lossscale.step.moving_average import averages_in_place
 from ms_lossscale.step.network_inputs import check_network_inputs
 from ms_lossscale.step.optimizers import Optimizers, check_optimizers, prefix_states
 from ms_lossscale.step.parameter_names import add_prefix, check_unique_names, network_prefix
 from ms_lossscale.step.ranks import Alone, Ranks
+from ms_lossscale.step.step_counters import StepCounters
 from ms_lossscale.step.use_in_outermost_graph import UseInOutermostGraph
 
 
@@ -119,7 +125,7 @@ class TrainingCell(CompilePhase, Float32Cell, nn.TrainOneStepCell):
         # MindSpore's, for the weights of one network.
         return Ranks(nn.TrainOneStepCell(networks[0], optimizers[0]).grad_reducer)
 
-    def set_grad(self, requires_grad=True):
+    def set_grad(self, requires_grad: bool = True) -> nn.Cell:
         if requires_grad:
             raise ValueError(
                 f"For '{self._owner}', which trains by itself, there is no gradient to take, but it was passed to "
@@ -128,12 +134,12 @@ class TrainingCell(CompilePhase, Float32Cell, nn.TrainOneStepCell):
             )
         return super().set_grad(requires_grad)
 
-    def set_inputs(self, *inputs, **kwargs):
+    def set_inputs(self, *inputs: Any, **kwargs: Any) -> None:
         super().set_inputs(*inputs, **kwargs)
         for step in self.steps:
             step.forwards_and_backwards.set_inputs_of_compiled(inputs)
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         self._check_trains("a step")
         if not self._compared:
             self.compare_ranks()
@@ -170,21 +176,21 @@ class TrainingCell(CompilePhase, Float32Cell, nn.TrainOneStepCell):
         return values[0] if self._is_one_loss_scale else values
 
     @property
-    def loss_scale(self):
+    def loss_scale(self) -> Union[LossScale, list[LossScale]]:
         """The loss scale; where each network has its own, the list of them."""
         return self._of_loss_scales(list(self._loss_scales))
 
     @property
-    def overflow_detector(self):
+    def overflow_detector(self) -> Union[OverflowDetector, list[OverflowDetector]]:
         """What decides whether a step overflowed; where each network decides alone, the list of them."""
         return self._of_steps([step.overflow_detector for step in self.steps])
 
     @property
-    def step_counters(self):
+    def step_counters(self) -> Union[StepCounters, list[StepCounters]]:
         """What counts the steps; where each network decides alone, the list of them."""
         return self._of_steps([step.step_counters for step in self.steps])
 
-    def get_loss_scale(self):
+    def get_loss_scale(self) -> Union[float, list[float]]:
         """
         Reads the loss scale.
 
@@ -193,7 +199,7 @@ class TrainingCell(CompilePhase, Float32Cell, nn.TrainOneStepCell):
         """
         return self._of_loss_scales([loss_scale.get_loss_scale() for loss_scale in self._loss_scales])
 
-    def set_loss_scale(self, value):
+    def set_loss_scale(self, value: OneOrEach[float]) -> None:
         """
         Sets the loss scale by hand, between two steps; its law goes on from there.
 
@@ -213,11 +219,11 @@ class TrainingCell(CompilePhase, Float32Cell, nn.TrainOneStepCell):
             loss_scale.set_loss_scale(its_value)
 
     @property
-    def scale_sense(self):
+    def scale_sense(self) -> Tensor:
         """The present loss scale, float32 of shape (), for callbacks; of shape (N,) where each network has its own."""
         return Tensor(self.get_loss_scale(), mstype.float32)
 
-    def load_state_dict(self, parameters, strict=True):
+    def load_state_dict(self, parameters: Mapping[str, Tensor], strict: bool = True) -> tuple[list[str], list[str]]:
         """
         Loads a checkpoint of this kind of cell, at any time, in place.
 
@@ -238,7 +244,7 @@ class TrainingCell(CompilePhase, Float32Cell, nn.TrainOneStepCell):
         self._check_trains("'load_state_dict()'")
         return load_in_place(type(self).__name__, self.parameters_dict(), parameters, strict)
 
-    def forward_state_names(self):
+    def forward_state_names(self) -> list[str]:
         """
         Names what a skipped step takes back because the forward may write it: found by reading the source of the
         networks' cells, or passed as `forward_state`.
@@ -249,7 +255,7 @@ class TrainingCell(CompilePhase, Float32Cell, nn.TrainOneStepCell):
         """
         return list(dict.fromkeys(p.name for step in self.steps for p in step.forward_state.written))
 
-    def counters(self):
+    def counters(self) -> Union[dict[str, int], list[dict[str, int]]]:
         """
         Reads how many steps were applied and skipped.
 
@@ -259,7 +265,7 @@ class TrainingCell(CompilePhase, Float32Cell, nn.TrainOneStepCell):
         """
         return self._of_steps([step.step_counters.as_dict() for step in self.steps])
 
-    def steps_made(self):
+    def steps_made(self) -> int:
         """
         Reads how many steps were made, skipped ones included.
 
@@ -269,7 +275,7 @@ class TrainingCell(CompilePhase, Float32Cell, nn.TrainOneStepCell):
         counts_steps = self.turns if self.each_decides else self.steps[0].step_counters
         return counts_steps.steps_made()
 
-    def overflowed_parameters(self):
+    def overflowed_parameters(self) -> list[str]:
         """
         Reads which gradients were not finite in the last step that was skipped; where each network decides alone, in
         the last one of each. Training itself never waits for it.
@@ -281,7 +287,7 @@ class TrainingCell(CompilePhase, Float32Cell, nn.TrainOneStepCell):
         """
         return [name for step in self.steps for name in step.step_counters.overflowed_parameters()]
 
-    def flush(self):
+    def flush(self) -> None:
         """
         Ends a partial accumulation window: averages over the calls that it really had, and updates or skips; where each
         network decides alone, one after the other.
@@ -298,7 +304,7 @@ class TrainingCell(CompilePhase, Float32Cell, nn.TrainOneStepCell):
         if self.each_decides:
             self.turns.flush()
 
-    def grad_norm(self):
+    def grad_norm(self) -> Union[float, list[Optional[float]]]:
         """
         Reads the global norm of the gradients, before clipping, at the last verdict.
 
@@ -317,7 +323,7 @@ class TrainingCell(CompilePhase, Float32Cell, nn.TrainOneStepCell):
             )
         return norms if self._several_networks else norms[0]
 
-    def ema_parameters(self):
+    def ema_parameters(self) -> dict[str, Parameter]:
         """
         The exponential moving average of the weights; before the first applied step, the weights as they are.
 
@@ -332,7 +338,7 @@ class TrainingCell(CompilePhase, Float32Cell, nn.TrainOneStepCell):
             averages.update(moving_average.as_dict())
         return averages
 
-    def ema_weights(self):
+    def ema_weights(self) -> contextlib.AbstractContextManager[None]:
         """
         A context in which the weights hold their exponential moving average, for evaluation. It puts the trained
         weights back, exactly, also if the evaluation raises. A training step, :meth:`flush` and :meth:`load_state_dict`
@@ -369,7 +375,7 @@ class TrainingCell(CompilePhase, Float32Cell, nn.TrainOneStepCell):
             )
         return moving_averages
 
-    def compare_ranks(self):
+    def compare_ranks(self) -> None:
         """
         Compares this cell with those of the other ranks: settings, weights, loss scale and counters. Ranks that differ
         would wait for each other for ever, or train apart in silence.

@@ -2,10 +2,12 @@
 
 import json
 import math
+from collections.abc import Iterable
 from typing import NamedTuple, Optional
 
 from ms_lossscale._files import write_text
 from ms_lossscale._tables import csv_text, in_batches, percent, size, text_table
+from ms_lossscale._types import StrPath
 from ms_lossscale.diagnosis.cell_watch import Place
 from ms_lossscale.diagnosis.distribution import Distribution
 
@@ -42,20 +44,20 @@ class Activation(NamedTuple):
     keeps_float32: bool = False
 
     @property
-    def outside(self):
+    def outside(self) -> float:
         """The share of values that are not finite, or that float16 can't hold as normal numbers; zeros it can."""
         count = self.distribution.count
         non_finite = self.distribution.non_finite / count if count else 0.0
         return non_finite + sum(self.distribution.shares())
 
     @property
-    def is_notable(self):
+    def is_notable(self) -> bool:
         """Whether values leave float16's range here, all of them are zero, or the error jumps."""
         d = self.distribution
         share = d.non_finite / d.count if self.keeps_float32 and d.count else self.outside
         return self.error_jumps or share >= NOTABLE_SHARE or d.is_all_zero
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.place} {self.kind}"
 
 
@@ -76,23 +78,29 @@ class ActivationReport:
             back; None for a training cell that never skips a step.
     """
 
-    def __init__(self, activations, batches, loss_scale, forward_state=()):
+    def __init__(
+        self,
+        activations: list[Activation],
+        batches: int,
+        loss_scale: float,
+        forward_state: Optional[Iterable[str]] = (),
+    ) -> None:
         self.activations = activations
         self.batches = batches
         self.loss_scale = loss_scale
         self.forward_state = None if forward_state is None else list(forward_state)
 
     @property
-    def first(self):
+    def first(self) -> Optional[Activation]:
         """The first :class:`Activation` that is notable, see `Activation.is_notable`; None without one."""
         return next((activation for activation in self.activations if activation.is_notable), None)
 
     @property
-    def first_jump(self):
+    def first_jump(self) -> Optional[Activation]:
         """The first :class:`Activation` whose error against float32 jumps; None if there is none."""
         return next((activation for activation in self.activations if activation.error_jumps), None)
 
-    def notable_first(self):
+    def notable_first(self) -> list[Activation]:
         """
         The activations as they are printed: the notable ones, then the others, each in the order of execution.
 
@@ -101,7 +109,7 @@ class ActivationReport:
         """
         return sorted(self.activations, key=lambda activation: not activation.is_notable)
 
-    def __str__(self):
+    def __str__(self) -> str:
         compared = any(activation.relative_error is not None for activation in self.activations)
         header = ["cell", "dtype", "values", "zero %", "non-finite", "min", "max"]
         header += ["flushed %", "subnormal %", "overflowed %"]
@@ -140,7 +148,7 @@ class ActivationReport:
             return "What the forward may write is never taken back, since this training cell skips no step."
         return f"The forward may write, and a skipped step takes back: {', '.join(self.forward_state) or 'nothing'}."
 
-    def to_csv(self, path=None):
+    def to_csv(self, path: Optional[StrPath] = None) -> str:
         """
         A row for each place, in the order of :meth:`notable_first`.
 
@@ -161,7 +169,7 @@ class ActivationReport:
             )
         return write_text(path, csv_text(header, rows))
 
-    def to_json(self, path=None):
+    def to_json(self, path: Optional[StrPath] = None) -> str:
         """
         All that the report knows, in the order of execution.
 
@@ -193,7 +201,7 @@ class ActivationReport:
         }
         return write_text(path, json.dumps(content, indent=1))
 
-    def plot(self, path):
+    def plot(self, path: StrPath) -> None:
         """
         Draws the histograms, all together and by place, in the order of :meth:`notable_first`, with what float16 can't
         hold shaded.

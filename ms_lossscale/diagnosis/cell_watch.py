@@ -23,7 +23,7 @@ class Place(NamedTuple):
     call: int
     item: int
 
-    def __str__(self):
+    def __str__(self) -> str:
         call = f" (call {self.call + 1})" if self.call else ""
         return f"{self.cell}{call}" + (f" [{self.item}]" if self.item else "")
 

@@ -1,7 +1,7 @@
 """How the values of tensors are spread over float32's range."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 from mindspore import dtype as mstype
@@ -45,12 +45,13 @@ class Distribution:
         max (Union[float, None]): The largest.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.count = self.zeros = self.non_finite = 0
-        self.min = self.max = None
+        self.min: Optional[float] = None
+        self.max: Optional[float] = None
         self._bins = np.zeros((_HIGHEST - _LOWEST + 1) * _PARTS_OF_A_BINADE, np.int64)
 
-    def add(self, values):
+    def add(self, values: np.ndarray) -> None:
         """
         Counts the values of an array.
 
@@ -79,7 +80,7 @@ class Distribution:
         self.min = low if self.min is None else min(self.min, low)
         self.max = high if self.max is None else max(self.max, high)
 
-    def merge(self, other):
+    def merge(self, other: "Distribution") -> None:
         """Counts all that another distribution has counted."""
         self.count += other.count
         self.zeros += other.zeros
@@ -89,11 +90,11 @@ class Distribution:
             self._extend(other.min, other.max)
 
     @property
-    def is_all_zero(self):
+    def is_all_zero(self) -> bool:
         """Whether there are values, and all of them are zero."""
         return 0 < self.count == self.zeros
 
-    def histogram(self):
+    def histogram(self) -> dict[int, int]:
         """
         The values that are finite and not zero, by binade.
 
@@ -103,12 +104,12 @@ class Distribution:
         counts = self._bins.reshape(-1, _PARTS_OF_A_BINADE).sum(axis=1)
         return {int(i) + _LOWEST: int(counts[i]) for i in np.flatnonzero(counts)}
 
-    def as_dict(self):
+    def as_dict(self) -> dict[str, Any]:
         """The counts and the histogram, as what JSON can hold."""
         names = ("count", "zeros", "non_finite", "min", "max")
         return {**{name: getattr(self, name) for name in names}, "histogram": self.histogram()}
 
-    def shares(self, loss_scale=1.0, dtype=mstype.float16):
+    def shares(self, loss_scale: float = 1.0, dtype: mstype.Type = mstype.float16) -> Shares:
         """
         What casting the values times a loss scale does to them, rounding to nearest, ties to even.
 

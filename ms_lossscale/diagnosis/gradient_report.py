@@ -2,14 +2,16 @@
 
 import json
 import math
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple, Optional, Union
 
 from mindspore import dtype as mstype
 
 from ms_lossscale._check import check_number
 from ms_lossscale._files import write_text
 from ms_lossscale._tables import counted, csv_text, in_batches, percent, power, size, text_table
-from ms_lossscale.diagnosis.distribution import Distribution
+from ms_lossscale._types import StrPath
+from ms_lossscale.diagnosis.distribution import Distribution, Shares
 from ms_lossscale.diagnosis.float_format import FLOAT16, float_format
 
 # What the package takes as a loss scale.
@@ -78,8 +80,17 @@ class GradientReport:
     """
 
     def __init__(
-        self, parameters, batches, loss_scale, clip, largest, non_finite_losses, step, quantised=(), ceiling=None
-    ):
+        self,
+        parameters: dict[str, Distribution],
+        batches: int,
+        loss_scale: Union[float, list[float]],
+        clip: Optional[float],
+        largest: Optional[float],
+        non_finite_losses: int,
+        step: Optional[int],
+        quantised: Iterable[str] = (),
+        ceiling: Optional[float] = None,
+    ) -> None:
         self.parameters = parameters
         self.batches = batches
         self.loss_scale = loss_scale
@@ -91,14 +102,14 @@ class GradientReport:
         self.ceiling = ceiling
 
     @property
-    def total(self):
+    def total(self) -> Distribution:
         """The :class:`Distribution` of all parameters together."""
         total = Distribution()
         for distribution in self.parameters.values():
             total.merge(distribution)
         return total
 
-    def shares(self, dtype=mstype.float16):
+    def shares(self, dtype: mstype.Type = mstype.float16) -> dict[float, Shares]:
         """
         What casting does to the gradients of all parameters together, at each loss scale.
 
@@ -113,7 +124,7 @@ class GradientReport:
         return {loss_scale: total.shares(loss_scale, dtype) for loss_scale in LOSS_SCALES}
 
     @property
-    def recommended_loss_scale(self):
+    def recommended_loss_scale(self) -> float:
         """
         The loss scale to use with float16: `recommend().loss_scale`.
 
@@ -122,7 +133,7 @@ class GradientReport:
         """
         return self.recommend().loss_scale
 
-    def recommend(self, headroom=2, dtype=mstype.float16):
+    def recommend(self, headroom: int = 2, dtype: mstype.Type = mstype.float16) -> Recommendation:
         """
         Finds the largest power of two that leaves headroom for gradients larger than those that were profiled, and is
         not above the `ceiling`.
@@ -152,7 +163,9 @@ class GradientReport:
         total = self.total
         lost = total.shares(loss_scale, dtype).flushed
         unscaled = total.shares(1.0, dtype)
-        return Recommendation(loss_scale, headroom, self.largest, lost, unscaled.flushed + unscaled.overflowed - lost)
+        saved = unscaled.flushed + unscaled.overflowed - lost
+        # There is a largest one where there is no problem.
+        return Recommendation(loss_scale, headroom, self.largest, lost, saved)  # type: ignore[arg-type]
 
     def _title(self):
         parameters = counted(len(self.parameters), "parameter", "parameters")
@@ -176,7 +189,7 @@ class GradientReport:
             return f"all gradients are zero. {cure}; or nothing depends on these parameters."
         return ""
 
-    def worst_first(self, dtype=mstype.float16):
+    def worst_first(self, dtype: mstype.Type = mstype.float16) -> list[str]:
         """
         The names of the parameters, the ones that lose the largest share of their values at loss scale 1 first. One
         whose values are all zero has lost all of them.
@@ -197,7 +210,7 @@ class GradientReport:
 
         return sorted(self.parameters, key=loss, reverse=True)
 
-    def __str__(self):
+    def __str__(self) -> str:
         problem = self._why_not()
         scales = [1.0] if problem else [1.0, self.recommended_loss_scale]
         clipped = "" if self.clip is None else f", clipped to the global norm {self.clip:g}"
@@ -266,7 +279,7 @@ class GradientReport:
         shares = self.total.shares(1.0, mstype.bfloat16)
         return f"bfloat16 without a loss scale would flush {percent(shares.flushed)} % of all values to zero."
 
-    def to_csv(self, path=None):
+    def to_csv(self, path: Optional[StrPath] = None) -> str:
         """
         A row for each parameter, worst first: counts, and shares at loss scale 1 and, if there is one, at the
         recommended one.
@@ -287,7 +300,7 @@ class GradientReport:
             rows.append([name, d.count, d.zeros, d.non_finite, d.min, d.max, *shares])
         return write_text(path, csv_text(header, rows))
 
-    def to_json(self, path=None):
+    def to_json(self, path: Optional[StrPath] = None) -> str:
         """
         All that the report knows: for each parameter its counts and histogram, the shares at every loss scale for
         float16 and bfloat16, and the recommendation.
@@ -318,7 +331,7 @@ class GradientReport:
         }
         return write_text(path, json.dumps(content, indent=1))
 
-    def plot(self, path):
+    def plot(self, path: StrPath) -> None:
         """
         Draws the histograms, all together and by parameter, the worst first, before and after the recommended scale,
         with what float16 can't hold shaded.

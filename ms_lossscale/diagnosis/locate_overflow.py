@@ -4,8 +4,10 @@ from typing import NamedTuple
 
 import numpy as np
 from mindspore import dtype as mstype
+from mindspore import nn
 
 from ms_lossscale._check import check_scale
+from ms_lossscale._types import Batch
 from ms_lossscale.diagnosis.batches import as_inputs
 from ms_lossscale.diagnosis.cell_watch import CellWatch, as_array, can_be_hooked, cell_names, is_float
 from ms_lossscale.diagnosis.float_format import FLOAT16
@@ -15,7 +17,7 @@ from ms_lossscale.diagnosis.replay import replay, running
 from ms_lossscale.diagnosis.trained_part import trained_parts
 
 
-def locate_overflow(network, inputs, *, loss_scale):
+def locate_overflow(network: nn.Cell, inputs: Batch, *, loss_scale: float) -> OverflowTrace:
     """
     Replays one batch and finds the first cell that overflows, in the forward or else in the backward.
 
@@ -88,7 +90,8 @@ class _Overflow(NamedTuple):
     call: int
     what: str
     kind: str
-    index: tuple
+    # Hides a method of tuples.
+    index: tuple  # type: ignore[assignment]
     value: float
     tensor: Range
     held_by_dtype: bool

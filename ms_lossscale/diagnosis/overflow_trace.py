@@ -15,16 +15,16 @@ class Range(NamedTuple):
     """
 
     dtype: str
-    shape: tuple
+    shape: tuple[int, ...]
     min: Optional[float]
     max: Optional[float]
     non_finite: int
 
-    def fits(self, largest):
+    def fits(self, largest: float) -> bool:
         """Whether the finite values are below a bound, in absolute value."""
-        return self.min is None or max(-self.min, self.max) < largest
+        return self.min is None or self.max is None or max(-self.min, self.max) < largest
 
-    def __str__(self):
+    def __str__(self) -> str:
         finite = "no finite value" if self.min is None else f"{self.min:.4g} to {self.max:.4g}"
         return f"{self.dtype} {self.shape}: {finite}" + (f", {self.non_finite} non-finite" if self.non_finite else "")
 
@@ -53,13 +53,14 @@ class OverflowTrace(NamedTuple):
     direction: str = ""
     what: str = ""
     kind: str = ""
-    index: tuple = ()
+    # Hides a method of tuples.
+    index: tuple[int, ...] = ()  # type: ignore[assignment]
     value: float = 0.0
     tensor: Optional[Range] = None
-    inputs: tuple = ()
+    inputs: tuple[Range, ...] = ()
     note: str = ""
 
-    def __str__(self):
+    def __str__(self) -> str:
         if not self.found:
             return f"No overflow: all values are finite and below 65504 in float16 at loss scale {self.loss_scale:g}."
         what = {

@@ -3,8 +3,10 @@
 import contextlib
 
 import numpy as np
+from mindspore import nn
 
 from ms_lossscale._check import check_bool, check_scale
+from ms_lossscale._types import Batches
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.diagnosis.activation_report import JUMP, ROUNDING, Activation, ActivationReport
 from ms_lossscale.diagnosis.batches import each_batch
@@ -17,7 +19,9 @@ from ms_lossscale.overflow_detector import NoCheck
 from ms_lossscale.step.found_forward_state import find_forward_state
 
 
-def profile_activations(network, batches, *, loss_scale=1.0, compare_float32=False):
+def profile_activations(
+    network: nn.Cell, batches: Batches, *, loss_scale: float = 1.0, compare_float32: bool = False
+) -> ActivationReport:
     """
     Counts how what each cell puts out, and the gradients that flow back into that, are spread over float16's range.
 

@@ -1,10 +1,15 @@
 """Profiling gradients."""
 
+from collections.abc import Sequence
+from typing import Optional, Union
+
 import mindspore
 import numpy as np
+from mindspore import Parameter, nn
 from mindspore import dtype as mstype
 
 from ms_lossscale._check import check_number, check_scale
+from ms_lossscale._types import Batches
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.diagnosis.batches import each_batch, for_several_passes
 from ms_lossscale.diagnosis.distribution import Distribution
@@ -19,7 +24,14 @@ from ms_lossscale.diagnosis.trained_part import trained_parts
 _DOWN, _UP, _HIGHEST = 2.0**4, 2.0**16, 2.0**64
 
 
-def profile_gradients(network, parameters=None, batches=None, *, loss_scale=None, clip=None):
+def profile_gradients(
+    network: nn.Cell,
+    parameters: Union[Sequence[Parameter], Batches, None] = None,
+    batches: Optional[Batches] = None,
+    *,
+    loss_scale: Optional[float] = None,
+    clip: Optional[float] = None,
+) -> GradientReport:
     """
     Counts how the gradients of each parameter are spread over float16's range, over some batches.
 

@@ -1,11 +1,16 @@
 """From profiles at several stages of training to a schedule of loss scales."""
 
+from collections.abc import Sequence
+from typing import Union
+
 from ms_lossscale._check import check_positive_int, describe
 from ms_lossscale.diagnosis.gradient_report import GradientReport, check_headroom
 from ms_lossscale.loss_scale import ScheduledLossScale
 
 
-def suggest_schedule(reports, headroom=2):
+def suggest_schedule(
+    reports: Union[Sequence[GradientReport], dict[int, GradientReport]], headroom: int = 2
+) -> ScheduledLossScale:
     """
     A loss scale for each stage of training, from the step of each report to that of the next one: the smaller of the
     scales that the two recommend, since gradients move from one to the other in between.

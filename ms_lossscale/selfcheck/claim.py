@@ -19,7 +19,7 @@ class Check(NamedTuple):
 
 
 # In the order in which they are defined.
-CHECKS = []
+CHECKS: list[Check] = []
 
 
 def check(*needs):

@@ -1,5 +1,7 @@
 """Calls of a compiled cell without MindSpore's walk over all cells below it."""
 
+from typing import Optional
+
 from mindspore import nn
 
 
@@ -13,10 +15,10 @@ class CompilePhase(nn.Cell):
     if hasattr(nn.Cell, "compile_phase"):
 
         @property
-        def compile_phase(self) -> str:
+        def compile_phase(self) -> Optional[str]:
             return nn.Cell.compile_phase.fget(self)
 
         @compile_phase.setter
-        def compile_phase(self, value: str) -> None:
+        def compile_phase(self, value: Optional[str]) -> None:
             if value != self.compile_phase or value not in self.compile_cache:
                 nn.Cell.compile_phase.fset(self, value)

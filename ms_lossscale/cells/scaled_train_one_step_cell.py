@@ -34,7 +34,7 @@ class ScaledTrainOneStepCell(TrainingCell):
             of such a window use one scale and get one verdict, at the window's end; a step of the loss scale and of
             the counters is a window. Default: ``1`` .
         clip_norm (float, optional): The largest global norm of the unscaled gradients; ``float("inf")`` only measures
-            it, for :meth:`grad_norm`. Default: ``None`` .
+            it, for :meth:`TrainingCell.grad_norm`. Default: ``None`` .
         clip_value (float, optional): The largest absolute value of an unscaled gradient; not together with
             `clip_norm`. Default: ``None`` .
         ema_decay (float, optional): In (0, 1): keeps the moving average `ema = decay * ema + (1 - decay) * weight`,

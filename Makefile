@@ -6,7 +6,7 @@ MINDSPORE ?= mindspore
 # With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower.
 export ONEDNN_MAX_CPU_ISA ?= AVX2
 
-.PHONY: lenet lenet-2 gan gan-2 gan-policies compare bench scaling toolkits test test-all lint docs dist
+.PHONY: lenet lenet-2 gan gan-2 gan-policies compare bench scaling pictures toolkits test test-all lint docs dist
 
 lenet: $(VENV)/installed
 	$(VENV)/bin/python examples/lenet/train.py
@@ -31,6 +31,10 @@ bench: $(VENV)/installed
 
 scaling: $(VENV)/installed
 	$(VENV)/bin/python benchmarks/data_parallel.py
+
+# Runs the examples and makes docs/pictures of what they show.
+pictures: $(VENV)/installed
+	$(VENV)/bin/python examples/pictures.py
 
 # Trains with MindSpore's toolkits, unmodified, in an environment of their own.
 toolkits: .venv-toolkits/installed

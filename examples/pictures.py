@@ -1,0 +1,77 @@
+"""
+Makes the pictures of README and docs from runs of the examples.
+
+    python examples/pictures.py
+
+The runs go to output/pictures; those that are whole there already are not made again.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from matplotlib import image as png
+from matplotlib.figure import Figure
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parents[1]
+RUNS, PICTURES = ROOT / "output" / "pictures", ROOT / "docs" / "pictures"
+
+# For each run the script, its arguments, and the file that is written last.
+SCRIPTS = {
+    "lenet": ("lenet/train.py", ["--amp-level", "O3", "--scale-window", "40", "--max-retries", "1"], "curves.png"),
+    "diagnose": ("lenet/diagnose.py", [], "accuracy.txt"),
+    "gan": ("gan/train.py", [], "curves.png"),
+}
+EPOCHS = (1, 3, 10, 48)
+# Of the grid that the GAN's example draws, so many rows and columns, and the pixels of a digit in it.
+SHOWN, DIGIT = 6, 56
+COLORS = 64
+
+
+def run(name):
+    script, arguments, last = SCRIPTS[name]
+    folder = RUNS / name
+    if not (folder / last).exists():
+        subprocess.run(
+            [sys.executable, str(ROOT / "examples" / script), "--output", str(folder), *arguments], check=True
+        )
+    return folder
+
+
+def digits(folder):
+    """Writes what the GAN draws from the same noise after some of the epochs. Returns the picture's path."""
+    figure = Figure(figsize=(9, 2.6), dpi=110, layout="constrained")
+    for epoch, axes in zip(EPOCHS, figure.subplots(1, len(EPOCHS))):
+        (path,) = folder.glob(f"epoch-*{epoch:03d}.png")
+        axes.imshow(png.imread(path)[: SHOWN * DIGIT, : SHOWN * DIGIT])
+        axes.set_title(f"epoch {epoch}")
+        axes.set_axis_off()
+    figure.savefig(folder / "digits.png")
+    return folder / "digits.png"
+
+
+def publish(path, name, width):
+    """Saves a picture so small that it loads at once, on a light ground, since a page may be dark."""
+    PICTURES.mkdir(exist_ok=True)
+    picture = Image.open(path).convert("RGBA")
+    ground = Image.new("RGBA", picture.size, "white")
+    picture = Image.alpha_composite(ground, picture).convert("RGB")
+    if picture.width > width:
+        picture = picture.resize((width, round(picture.height * width / picture.width)), Image.LANCZOS)
+    part = PICTURES / f"{name}.part.png"
+    picture.quantize(COLORS).save(part, optimize=True)
+    part.replace(PICTURES / f"{name}.png")
+    print(f"{PICTURES / name}.png: {(PICTURES / f'{name}.png').stat().st_size / 1024:.0f} KB")
+
+
+def main():
+    publish(run("lenet") / "curves.png", "lenet", 900)
+    diagnosis = run("diagnose")
+    publish(diagnosis / "gradients.png", "gradients", 900)
+    publish(diagnosis / "activations.png", "activations", 700)
+    publish(digits(run("gan")), "gan-digits", 900)
+
+
+if __name__ == "__main__":
+    main()

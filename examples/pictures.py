@@ -26,7 +26,7 @@ SCRIPTS = {
 EPOCHS = (1, 3, 10, 48)
 # Of the grid that the GAN's example draws, so many rows and columns, and the pixels of a digit in it.
 SHOWN, DIGIT = 6, 56
-COLORS = 64
+COLORS = 256
 
 
 def run(name):

@@ -216,7 +216,7 @@ IN_PYTHON = {
     "_texts_of",
 }
 # Run by the user in PyNative mode, or in Python.
-NOT_COMPILED = ("diagnosis", "callbacks", "selfcheck")
+NOT_COMPILED = ("diagnosis", "callbacks", "selfcheck", "plot_scale.py")
 
 
 # What makes a constant of its arguments.

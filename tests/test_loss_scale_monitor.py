@@ -3,6 +3,7 @@
 import csv
 import re
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from ms_lossscale import (
     emulation,
     locate_overflow,
 )
+from ms_lossscale.callbacks.watched_step import WatchedStep
 
 pytestmark = pytest.mark.long
 
@@ -284,6 +286,51 @@ def test_an_interrupted_training_loses_no_row(step):
     assert [row["step"] for row in rows()] == [str(i + 1) for i in range(step)]
 
 
+def test_a_reading_that_is_interrupted_loses_no_row(monkeypatch):
+    """The host waits for the device there, so that it is where the keyboard interrupts."""
+    monitor = LossScaleMonitor(100, csv="steps.csv")
+    read, calls = WatchedStep.read, []
+
+    def interrupted(*arguments):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return read(*arguments)
+
+    monkeypatch.setattr(WatchedStep, "read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(scaled_cell(), linear_batches([False, True, True, False]), monitor)
+    assert [(row["step"], row["skipped"]) for row in rows()] == [("1", "0"), ("2", "1"), ("3", "1"), ("4", "0")]
+
+
+def test_a_warning_that_is_an_error_loses_no_row():
+    cell = scaled_cell(loss_scale=DynamicLossScale(2.0, min_loss_scale=1.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        with pytest.raises(RuntimeWarning, match="stuck at its floor"):
+            train(cell, linear_batches([False, True, True, False]), LossScaleMonitor(100, csv="steps.csv"))
+    assert [row["step"] for row in rows()] == ["1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize("cut", [1, 5, -2])
+def test_what_a_killed_run_left_of_a_line_is_dropped(cut):
+    cell, batches = scaled_cell(), linear_batches([False, False])
+    train(cell, batches, LossScaleMonitor(csv="steps.csv"))
+    whole = Path("steps.csv").read_bytes()
+    header, first, second = whole.splitlines(keepends=True)
+    Path("steps.csv").write_bytes(header + first + second[:cut])
+    train(cell, batches, LossScaleMonitor(csv="steps.csv"))
+    written = Path("steps.csv").read_bytes()
+    assert written.startswith(header + first)
+    assert [row["step"] for row in rows()] == ["1", "1", "2"]
+
+
+def test_a_header_without_the_end_of_its_line_is_written_anew():
+    Path("steps.csv").write_text(",".join(COLUMNS))
+    train(scaled_cell(), linear_batches([False]), LossScaleMonitor(csv="steps.csv"))
+    assert len(rows()) == 1
+
+
 # Stopping.
 
 
@@ -456,8 +503,11 @@ def test_another_cell(mode):
             ValueError,
             "'csv' must be in a folder that exists, but got 'nowhere/st",
         ),
+        ({"csv": ""}, ValueError, "'csv' must be a file, but '' is a folder"),
+        ({"csv": "."}, ValueError, "'csv' must be a file, but '.' is a folder"),
         ({"save_batch": True}, TypeError, "'save_batch' must be a path or None, but got True"),
         ({"save_batch": "nowhere/batch.npz"}, ValueError, "'save_batch' must be in a folder that exists"),
+        ({"save_batch": ".", "max_consecutive_skips": 3}, ValueError, "'save_batch' must be a file, but '.' is"),
         ({"save_batch": "batch.npz"}, ValueError, "'save_batch' .* needs 'max_consecutive_skips'"),
     ],
 )

@@ -6,13 +6,16 @@ from pathlib import Path
 import mindspore
 import numpy as np
 import pytest
-from mindspore.train import Callback
+from mindspore import nn
+from mindspore.train import Callback, Model
 from support.event_files import scalars_for_mindinsight, scalars_for_tensorboard
 from support.linear_pair import CELLS, Trained, arrays
+from support.networks import FEATURES
 from support.python_process import check_python
-from test_loss_scale_monitor import train
+from test_loss_scale_monitor import dataset_of, train
 
 from ms_lossscale import DynamicLossScale, LossScaleMonitor, SimultaneousTrainOneStepCell
+from ms_lossscale.callbacks.summary import Summary
 
 BATCHES = [arrays(seed, (seed in (1, 2), seed == 2)) for seed in range(5)]
 
@@ -22,8 +25,16 @@ def in_tmp_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def batches_for(kind):
-    return [(x0, y) for x0, _, y in BATCHES] if kind == "scaled" else BATCHES
+def batches_for(kind, batches=BATCHES):
+    return [(x0, y) for x0, _, y in batches] if kind == "scaled" else batches
+
+
+def batches_with_a_steep_one():
+    """The loss of the third is about 2**120, and its gradients, 2**111, are too much for float32 at large scales."""
+    finite, overflowing = [BATCHES[i] for i in (0, 3, 4)], BATCHES[1:3]
+    factors = (2.0**50, 2.0**50, 2.0**60)
+    finite[2] = tuple(np.full_like(array, factor) for array, factor in zip(finite[2], factors))
+    return finite + overflowing
 
 
 class Norms(Callback):
@@ -47,23 +58,35 @@ def tag(network, name, several):
 
 
 @pytest.mark.parametrize("kind", CELLS)
-@pytest.mark.parametrize("retries", [0, 2])
-def test_the_files_say_what_the_csv_file_and_the_cell_say(mode, kind, retries):
-    trained = Trained(kind, clip_norm=float("inf"), max_retries=retries)
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+@pytest.mark.parametrize("retries", [0, 8])
+def test_the_files_say_what_the_csv_file_and_the_cell_say(mode, kind, accumulation_steps, retries):
+    trained = Trained(kind, scale=2.0**24, steps=accumulation_steps, clip_norm=float("inf"), max_retries=retries)
     norms = Norms(trained.cell)
     monitor = LossScaleMonitor(2, csv="scale.csv", summary_dir="summary")
-    train(trained.cell, batches_for(kind), monitor, others=[norms])
-    expected = {}
+    train(trained.cell, batches_for(kind, batches_with_a_steep_one()), monitor, others=[norms])
+    expected, decisions, tries = {}, {}, {}
+    several = kind == "alternating"
     with open("scale.csv", newline="") as file:
         for row in csv.DictReader(file):
-            several = kind == "alternating"
-            scalars = expected.setdefault(int(row["step"]), {})
-            names = ["loss", "loss_scale", "skipped_steps"] + (["retries"] if retries else [])
-            scalars.update({tag(row["network"], name, several): float(row[name]) for name in names})
-    for step, its_norms in enumerate(norms.after, 1):
-        several = len(its_norms) > 1
-        expected[step].update({tag(i, "grad_norm", several): norm for i, norm in enumerate(its_norms)})
+            step, network = int(row["step"]), row["network"]
+            scalars = expected.setdefault(step, {})
+            names = ["loss", "loss_scale", "skipped_steps"]
+            scalars.update({tag(network, name, several): float(row[name]) for name in names})
+            tries[network] = tries.get(network, 0) + int(row["retries"])
+            if retries:
+                scalars[tag(network, "retries", several)] = float(tries[network])
+            decided = int(row["applied_steps"]) + int(row["skipped_steps"])
+            if decided != decisions.get(network, 0):
+                its_norms = dict(enumerate(norms.after[step - 1]))
+                of_network = {int(network): its_norms[int(network)]} if several else its_norms
+                scalars.update({tag(i, "grad_norm", len(its_norms) > 1): norm for i, norm in of_network.items()})
+            decisions[network] = decided
     assert len(expected) == 5
+    assert [step for step, scalars in expected.items() if any("grad_norm" in tag for tag in scalars)] == list(
+        range(accumulation_steps, 6, accumulation_steps)
+    )
+    assert bool(sum(tries.values())) == bool(retries)
     np.testing.assert_equal(scalars_for_mindinsight(Path("summary")), in_float32(expected))
     np.testing.assert_equal(scalars_for_tensorboard(Path("summary")), in_float32(expected))
 
@@ -80,11 +103,25 @@ def test_a_loss_scale_for_each_network(mode):
     assert [written[step]["skipped_steps"] for step in (1, 2)] == [0.0, 1.0]
 
 
-def test_a_second_training_goes_on_beside_the_files_of_the_first():
-    trained = Trained("scaled")
-    for _ in range(2):
-        train(trained.cell, batches_for("scaled")[:1], LossScaleMonitor(summary_dir="summary"))
+def test_trainings_of_the_same_second_have_files_of_their_own():
+    for step in range(3):
+        summary = Summary(Path("summary"))
+        summary.add(step, {"loss": 1.0})
+        summary.close()
     assert not mindspore.SummaryRecord.count
+    assert set(scalars_for_mindinsight(Path("summary"))) == {0, 1, 2}
+    assert set(scalars_for_tensorboard(Path("summary"))) == {0, 1, 2}
+
+
+def test_evaluations_between_the_epochs():
+    trained = Trained("scaled")
+    batches = dataset_of(batches_for("scaled"))
+    evaluation = nn.WithEvalCell(nn.Dense(FEATURES, 1), nn.MSELoss())
+    model = Model(trained.cell, eval_network=evaluation, metrics={"loss"}, eval_indexes=[0, 1, 2])
+    model.fit(3, batches, batches, callbacks=[LossScaleMonitor(summary_dir="summary")], dataset_sink_mode=False)
+    assert not mindspore.SummaryRecord.count
+    assert list(scalars_for_mindinsight(Path("summary"))) == list(range(1, 16))
+    assert list(scalars_for_tensorboard(Path("summary"))) == list(range(1, 16))
 
 
 class Breaks(Callback):

@@ -1,6 +1,7 @@
 """A callback that tells what the loss scale does, and stops a training that only skips."""
 
 import os
+from collections import deque
 from csv import writer
 from pathlib import Path
 from typing import Any, Optional
@@ -41,15 +42,15 @@ class LossScaleMonitor(Callback):
         save_batch (str, optional): Where to save the inputs of the step that stopped the training, an ``.npz`` file
             for `locate_overflow`; when accumulating, those of the window's first call that overflowed.
             Default: ``None`` .
-        summary_dir (str, optional): A folder to write the loss, the loss scale, the skipped steps, the retries and
-            the gradients' norm (where the cell has a `clip_norm`) of each step to, for MindInsight by
-            :class:`mindspore.SummaryRecord` and, if tensorboardX or PyTorch is installed, for TensorBoard. It is made
-            if it does not exist. Default: ``None`` .
+        summary_dir (str, optional): A folder to write each step's loss, loss scale and, where the cell has a
+            `clip_norm` and the step a verdict, gradients' norm to, and how many steps were skipped and how many retries
+            there were so far: for MindInsight by :class:`mindspore.SummaryRecord` and, if tensorboardX or PyTorch is
+            installed, for TensorBoard. It is made if it does not exist. Default: ``None`` .
 
     Raises:
         TypeError: If an argument has a wrong type, or, when the training begins, if the cell is none of this package.
-        ValueError: If a number is below 1, a path is in no folder, `csv` is a file of another kind, or `save_batch` is
-            given without `max_consecutive_skips`.
+        ValueError: If a number is below 1, a path is in no folder, `csv` or `save_batch` is a folder, `summary_dir` is
+            none, `csv` is a file of another kind, or `save_batch` is given without `max_consecutive_skips`.
         RuntimeError: In the training, if `max_consecutive_skips` steps in a row were skipped.
 
     Supported Platforms:
@@ -93,13 +94,9 @@ class LossScaleMonitor(Callback):
                 f"For '{owner}', the argument 'save_batch' is {str(save_batch)!r}, but needs 'max_consecutive_skips': "
                 f"only the batch that stops the training is saved."
             )
-        self._summary_dir = _check_path(owner, "summary_dir", summary_dir)
-        if self._summary_dir is not None and self._summary_dir.is_file():
-            raise ValueError(
-                f"For '{owner}', the argument 'summary_dir' must be a folder, but {str(summary_dir)!r} is a file."
-            )
+        self._summary_dir = _check_path(owner, "summary_dir", summary_dir, is_folder=True)
         self._event_files: Optional[Summary] = None
-        self._unread: list[tuple] = []
+        self._unread: deque[tuple] = deque()
         self._last: Optional[tuple] = None
         self._printed_step = 0
         self._watched: list[WatchedStep] = []
@@ -120,7 +117,7 @@ class LossScaleMonitor(Callback):
         self._watched = [
             WatchedStep(step, i, cell.each_decides, self._summary_dir is not None) for i, step in enumerate(cell.steps)
         ]
-        self._unread = []
+        self._unread.clear()
         self._last = None
         self._printed_step = 0
         if self._csv is not None:
@@ -179,7 +176,9 @@ class LossScaleMonitor(Callback):
         try:
             self._read()
         finally:
-            self._close_event_files()
+            # Model.fit leaves after each evaluation, too: of a training that ends well, on_train_end closes them.
+            if error[0] is not None:
+                self._close_event_files()
 
     def _close_event_files(self):
         event_files, self._event_files = self._event_files, None
@@ -198,24 +197,35 @@ class LossScaleMonitor(Callback):
             self._stop_if_it_only_skips(step)
 
     def _read(self):
-        unread, self._unread = self._unread, []
         rows = []
-        for step, outputs, snapshots, batch in unread:
-            records = [each.read(step, outputs, snapshot, batch) for each, snapshot in zip(self._watched, snapshots)]
-            for each, record in zip(self._watched, records):
-                if record.retries and not record.skipped:
-                    each.tell_of_retry(record)
-                if record.skipped:
-                    each.tell_of_skip(record)
-                    if self._max_skips is None:
-                        each.warn_at_floor(record)
-            if step // self._every_n_steps > self._printed_step // self._every_n_steps:
-                self._printed_step = step
-                print(f"step {step}: {'; '.join(map(self._summary, records))}", flush=True)
-            if self._event_files is not None:
-                for each, record, snapshot in zip(self._watched, records, snapshots):
-                    self._event_files.add(step, each.scalars(record, snapshot))
-            rows += records
+        try:
+            while self._unread:
+                step, outputs, snapshots, batch = self._unread[0]
+                watched = list(zip(self._watched, snapshots))
+                records = [each.read(step, outputs, snapshot, batch) for each, snapshot in watched]
+                self._unread.popleft()
+                rows += records
+                if self._event_files is not None:
+                    for (each, snapshot), record in zip(watched, records):
+                        self._event_files.add(step, each.scalars(record, snapshot))
+                self._tell(step, records)
+        finally:
+            # Also if the host was interrupted while it waited for the device, or a warning is an error.
+            self._write(rows)
+
+    def _tell(self, step, records):
+        for each, record in zip(self._watched, records):
+            if record.retries and not record.skipped:
+                each.tell_of_retry(record)
+            if record.skipped:
+                each.tell_of_skip(record)
+                if self._max_skips is None:
+                    each.warn_at_floor(record)
+        if step // self._every_n_steps > self._printed_step // self._every_n_steps:
+            self._printed_step = step
+            print(f"step {step}: {'; '.join(map(self._summary, records))}", flush=True)
+
+    def _write(self, rows):
         if self._event_files is not None:
             self._event_files.flush()
         if self._csv is not None and rows:
@@ -254,20 +264,23 @@ class LossScaleMonitor(Callback):
         )
 
     def _begin_csv(self):
-        if not self._csv.exists() or self._csv.stat().st_size == 0:
-            with open(self._csv, "w", newline="") as file:
-                writer(file).writerow(Record._fields)
-            return
-        with open(self._csv, newline="") as file:
-            if file.readline().strip() != ",".join(Record._fields):
+        header = ",".join(Record._fields).encode()
+        with open(self._csv, "ab+") as file:
+            file.seek(0)
+            before = file.read()
+            if before and before.splitlines()[0] != header:
                 raise ValueError(
                     f"For 'LossScaleMonitor', the argument 'csv' is {str(self._csv)!r}, which has other columns than "
                     f"{', '.join(Record._fields)}. Give the name of a new file, or of one of an earlier run."
                 )
+            # A run that was killed may have left a part of a line.
+            file.truncate(before.rfind(b"\n") + 1)
+            if b"\n" not in before:
+                file.write(header + b"\r\n")
 
 
-def _check_path(owner, name, value):
-    """Raises unless `value` is None or a path in a folder that exists. Returns it as a Path or None."""
+def _check_path(owner, name, value, is_folder=False):
+    """Raises unless `value` is None or a path, of that kind if it exists, in a folder. Returns it as a Path or None."""
     if value is None:
         return None
     if not isinstance(value, (str, os.PathLike)):
@@ -278,4 +291,7 @@ def _check_path(owner, name, value):
             f"For '{owner}', the argument '{name}' must be in a folder that exists, but got {str(path)!r}. Make the "
             f"folder first."
         )
+    if path.exists() and path.is_dir() != is_folder:
+        wanted, got = ("folder", "file") if is_folder else ("file", "folder")
+        raise ValueError(f"For '{owner}', the argument '{name}' must be a {wanted}, but {str(value)!r} is a {got}.")
     return path

@@ -1,6 +1,7 @@
 """Event files with scalars, for MindInsight and for TensorBoard."""
 
 import importlib
+import uuid
 import warnings
 
 from mindspore import SummaryRecord, Tensor
@@ -19,10 +20,12 @@ class Summary:
 
     def __init__(self, folder):
         folder.mkdir(exist_ok=True)
-        self._tensorboard = _tensorboard_writer(str(folder))
+        # Both name a file by the second that it is opened in, and open it anew if it is there.
+        unique = f"_{uuid.uuid4().hex[:8]}"
+        self._tensorboard = _tensorboard_writer(str(folder), unique)
         self._record = None
         if not SummaryRecord.count:
-            self._record = SummaryRecord(str(folder), num_process=1)
+            self._record = SummaryRecord(str(folder), file_suffix=f"{unique}_MS", num_process=1)
         elif self._tensorboard is None:
             raise RuntimeError(
                 "For 'LossScaleMonitor', the argument 'summary_dir' needs a SummaryRecord, of which MindSpore allows "
@@ -58,11 +61,11 @@ class Summary:
                 writer.close()
 
 
-def _tensorboard_writer(folder):
+def _tensorboard_writer(folder, suffix):
     """A SummaryWriter, or None if no package that has one is installed."""
     for name in _TENSORBOARD_WRITERS:
         try:
-            return importlib.import_module(name).SummaryWriter(folder)
+            return importlib.import_module(name).SummaryWriter(folder, filename_suffix=suffix)
         except ImportError:
             continue
     return None

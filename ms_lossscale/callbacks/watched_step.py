@@ -100,6 +100,7 @@ class WatchedStep:
         loss, overflow, loss_scale = (as_array(outputs[i]) for i in (3 if self._is_one_of_several else 0, 1, 2))
         if self._is_one_of_several:
             loss, overflow, loss_scale = (value[self._network] for value in (loss, overflow, loss_scale))
+        self._has_decided = self.has_decided_since(snapshot)
         self._applied_steps, skipped_steps, self.consecutive = _ints(snapshot.counts)
         skipped, self._skipped_steps = skipped_steps - self._skipped_steps, skipped_steps
         retries_before, self._retries = self._retries, sum(_ints(snapshot.retries))
@@ -139,10 +140,11 @@ class WatchedStep:
         scalars.update(self._tagged("loss_scale", record.loss_scale))
         scalars.update(self._tagged("skipped_steps", [record.skipped_steps]))
         if snapshot.retries:
-            scalars.update(self._tagged("retries", [record.retries]))
-        parts = iter(snapshot.norms)
-        norms = [measure and measure.value_of(next(parts), next(parts), next(parts)) for measure in self._measures]
-        scalars.update(self._tagged("grad_norm", norms))
+            scalars.update(self._tagged("retries", [self._retries]))
+        if self._has_decided:
+            parts = iter(snapshot.norms)
+            norms = [measure and measure.value_of(next(parts), next(parts), next(parts)) for measure in self._measures]
+            scalars.update(self._tagged("grad_norm", norms))
         return {tag: value for tag, value in scalars.items() if value is not None}
 
     def _tagged(self, name, values):

@@ -1,7 +1,9 @@
 """Drawing the loss and the loss scale of a training."""
 
 import csv
+import itertools
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -13,6 +15,18 @@ from ms_lossscale._matplotlib import matplotlib_figure
 from ms_lossscale._types import StrPath
 
 _COLUMNS = ("step", "network", "loss", "loss_scale", "skipped", "retries")
+_WHAT = "Plotting a training"
+
+
+class _Row(NamedTuple):
+    """A row of a CSV file: of which network it is, and what a History has of each step."""
+
+    network: int
+    step: int
+    loss: float
+    loss_scales: tuple
+    skipped: bool
+    retries: int
 
 
 class History(NamedTuple):
@@ -21,25 +35,25 @@ class History(NamedTuple):
 
     Args:
         name (str): What tells it from others in the same picture; empty if there are none.
-        step (list[int]): The number of each step.
-        loss (list[float]): Its loss.
-        loss_scales (list[tuple[float]]): Its loss scale; several if networks have their own.
-        skipped (list[bool]): Whether it was skipped.
-        retries (list[int]): How many further tries it took.
+        step (Sequence[int]): The number of each step; never falling.
+        loss (Sequence[float]): Its loss.
+        loss_scales (Sequence[tuple[float]]): Its loss scale; several if networks have their own.
+        skipped (Sequence[bool]): Whether it was skipped.
+        retries (Sequence[int]): How many further tries it took.
     """
 
     name: str
-    step: list
-    loss: list
-    loss_scales: list
-    skipped: list
-    retries: list
+    step: Sequence
+    loss: Sequence
+    loss_scales: Sequence
+    skipped: Sequence
+    retries: Sequence
 
 
 def plot_scale(path: StrPath, picture: Optional[StrPath] = None, title: Optional[str] = None) -> Path:
     """
     Draws the loss and the loss scale over the steps of a training, with those marked that were skipped or done again
-    at a lower scale.
+    at a lower scale. Trainings that continued the file are drawn one after the other.
 
     Args:
         path (str): The CSV file of a :class:`LossScaleMonitor`.
@@ -52,7 +66,8 @@ def plot_scale(path: StrPath, picture: Optional[StrPath] = None, title: Optional
 
     Raises:
         TypeError: If `path` or `picture` is not a path.
-        ValueError: If the file is none of a :class:`LossScaleMonitor`, or has no steps yet.
+        ValueError: If the file is none of a :class:`LossScaleMonitor`, has no steps yet, or is of trainings with
+            different numbers of loss scales; or if matplotlib cannot write pictures of that format.
         OSError: If the file cannot be read, or the picture cannot be written.
         ImportError: If matplotlib is not installed.
 
@@ -81,44 +96,80 @@ def plot_scale(path: StrPath, picture: Optional[StrPath] = None, title: Optional
         if not isinstance(value, (str, os.PathLike)):
             raise TypeError(f"For 'plot_scale', the argument '{name}' must be a path, but got {describe(value)}.")
     path = Path(path)
+    rows, trainings = _one_after_the_other(_read(path))
     picture = path.with_suffix(".png") if picture is None else Path(picture)
-    draw(picture, path.name if title is None else title, _read(path))
+    formats = matplotlib_figure(_WHAT)().canvas.get_supported_filetypes()
+    if picture.suffix[1:].lower() not in formats:
+        raise ValueError(
+            f"For 'plot_scale', the argument 'picture' must end in one of .{', .'.join(formats)}, but got "
+            f"{str(picture)!r}."
+        )
+    networks = sorted({row.network for row in rows})
+    histories = []
+    for network in networks:
+        _, *columns = zip(*(row for row in rows if row.network == network))
+        histories.append(History(f"network {network}" if len(networks) > 1 else "", *columns))
+    step_unit = "step" if trainings == 1 else f"step ({trainings} trainings, one after the other)"
+    draw(picture, path.name if title is None else title, histories, step_unit=step_unit)
     return picture
 
 
 def _read(path):
-    """The histories in the CSV file of a LossScaleMonitor."""
-    with open(path, newline="") as file:
-        reader = csv.DictReader(file)
-        missing = [column for column in _COLUMNS if column not in (reader.fieldnames or ())]
-        if missing:
+    """The rows in the CSV file of a LossScaleMonitor."""
+    text = path.read_text(errors="replace")
+    # The last line may not be whole if the training still runs.
+    lines = text[: text.rfind("\n") + 1].splitlines()
+    reader = csv.DictReader(lines)
+    missing = [column for column in _COLUMNS if column not in (reader.fieldnames or ())]
+    if missing:
+        raise ValueError(
+            f"For 'plot_scale', the argument 'path' must be a CSV file of LossScaleMonitor, but {str(path)!r} has "
+            f"no columns {', '.join(missing)}."
+        )
+    rows = []
+    for row in reader:
+        try:
+            rows.append(_row(row))
+        except (AttributeError, TypeError, ValueError) as error:
             raise ValueError(
-                f"For 'plot_scale', the argument 'path' must be a CSV file of LossScaleMonitor, but {str(path)!r} has "
-                f"no columns {', '.join(missing)}."
-            )
-        # The last line may not be whole if the training still runs.
-        rows = [row for row in reader if None not in (row[column] for column in _COLUMNS)]
+                f"For 'plot_scale', line {reader.line_num} of {str(path)!r} is none that LossScaleMonitor writes: "
+                f"{lines[reader.line_num - 1]!r}. Mend or delete it."
+            ) from error
     if not rows:
         raise ValueError(
             f"For 'plot_scale', the file {str(path)!r} has no steps. LossScaleMonitor writes them every "
             f"'every_n_steps' steps and at the end of each epoch."
         )
-    networks = sorted({int(row["network"]) for row in rows})
-    return [
-        _history(f"network {network}" if len(networks) > 1 else "", [r for r in rows if int(r["network"]) == network])
-        for network in networks
-    ]
+    if len({len(row.loss_scales) for row in rows}) > 1:
+        raise ValueError(
+            f"For 'plot_scale', the file {str(path)!r} has steps with different numbers of loss scales: it is of "
+            f"different trainings. Give each a file of its own."
+        )
+    return rows
 
 
-def _history(name, rows):
-    return History(
-        name,
-        [int(row["step"]) for row in rows],
-        [float(row["loss"]) for row in rows],
-        [tuple(map(float, row["loss_scale"].split("/"))) for row in rows],
-        [int(row["skipped"]) > 0 for row in rows],
-        [int(row["retries"]) for row in rows],
+def _row(row):
+    if None in row:
+        raise ValueError("more values than columns")
+    return _Row(
+        int(row["network"]),
+        int(row["step"]),
+        float(row["loss"]),
+        tuple(map(float, row["loss_scale"].split("/"))),
+        int(row["skipped"]) > 0,
+        int(row["retries"]),
     )
+
+
+def _one_after_the_other(rows):
+    """The rows, each training's steps counted on from those of the one before, and how many trainings there are."""
+    before, last, trainings, counted_on = 0, 0, 1, []
+    for row in rows:
+        if row.step < last:
+            before, trainings = before + last, trainings + 1
+        last = row.step
+        counted_on.append(row._replace(step=before + row.step))
+    return counted_on, trainings
 
 
 def draw(path, title, histories, loss_unit="", step_unit="step"):
@@ -132,10 +183,10 @@ def draw(path, title, histories, loss_unit="", step_unit="step"):
         loss_unit (str): What the losses are measured in. Default: ``""`` .
         step_unit (str): What the steps are. Default: ``"step"`` .
     """
-    figure = matplotlib_figure("Plotting a training")(figsize=(9, 6.5), dpi=120, layout="constrained")
+    figure = matplotlib_figure(_WHAT)(figsize=(9, 6.5), dpi=120, layout="constrained")
     figure.suptitle(title)
     loss_axes, scale_axes = figure.subplots(2, sharex=True)
-    colors = (f"C{i}" for i in range(10))
+    colors = itertools.cycle(f"C{i}" for i in range(10))
     for history in histories:
         number, loss, scales, skipped, retries = map(np.array, history[1:])
         of_network = f"{history.name}: " if history.name else ""

@@ -76,12 +76,26 @@ def test_a_loss_scale_for_each_network(drawn):
 HEADER = "step,network,loss,loss_scale,skipped,applied_steps,skipped_steps,consecutive_skipped_steps,retries\n"
 
 
+def test_more_loss_scales_than_colors(drawn):
+    scales = "/".join(str(2.0**i) for i in range(12))
+    Path("scale.csv").write_text(f"{HEADER}1,0,0.5,{scales},0,1,0,0,0\n")
+    plot_scale("scale.csv")
+    assert [drawn[f"loss scale of network {i}"] for i in range(12)] == [[([1], [2.0**i])] for i in range(12)]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("a,b\n1,2\n", "has no columns step, network, loss, loss_scale, skipped, retries"),
         ("", "has no columns"),
         (HEADER, "has no steps"),
+        (
+            HEADER + "1,0,0.5,1024.0,0,1,0,0,0\n2,0,0.2,1,0,0.5,1024.0,0,1,0,0,0\n",
+            r"line 3 of 'scale\.csv' is none that",
+        ),
+        (HEADER + "1,0,0.5,1024.0\n2,0,0.5,1024.0,0,1,0,0,0\n", r"line 2 of .* writes: '1,0,0\.5,1024\.0'\. Mend"),
+        (HEADER + "1,0,0.5,1.0/2.0,0,1,0,0,0\n2,0,0.5,1.0,0,1,0,0,0\n", "different numbers of loss scales"),
+        ("\x89PNG\n", "has no columns"),
     ],
 )
 def test_a_file_that_it_cannot_draw(text, message):
@@ -91,10 +105,30 @@ def test_a_file_that_it_cannot_draw(text, message):
     assert not Path("scale.png").exists()
 
 
-def test_a_line_that_is_being_written(drawn):
-    Path("scale.csv").write_text(HEADER + "1,0,0.5,1024.0,0,1,0,0,0\n2,0,0.2")
+@pytest.mark.parametrize("part", ["2,0,0.2", "2,0,0.5,1024.0,0,1,0,0,", "2,0,0.5,1024.0,0,1,0,0,1"])
+def test_a_line_that_is_being_written(drawn, part):
+    Path("scale.csv").write_text(HEADER + "1,0,0.5,1024.0,0,1,0,0,0\n" + part)
     plot_scale("scale.csv")
     assert drawn["loss scale"][0] == ([1], [1024.0])
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_trainings_in_one_file_are_drawn_one_after_the_other(kind, drawn):
+    trained = Trained(kind, window=2)
+    for _ in range(2):
+        train(trained.cell, batches_for(kind), LossScaleMonitor(csv="scale.csv"))
+    plot_scale("scale.csv")
+    of_first = "network 0: " if kind == "alternating" else ""
+    assert drawn[f"{of_first}loss scale"][0][0] == list(range(1, 11))
+    assert drawn[f"{of_first}skipped: gradients overflowed (4 steps)"][0][0] == [2, 3, 7, 8]
+
+
+@pytest.mark.parametrize("picture", ["picture", "picture.xyz", ""])
+def test_a_picture_of_no_known_format(picture):
+    Path("scale.csv").write_text(HEADER + "1,0,0.5,1024.0,0,1,0,0,0\n")
+    with pytest.raises(ValueError, match=r"'picture' must end in one of .*\.png, .*, but got "):
+        plot_scale("scale.csv", picture)
+    assert [path.name for path in Path().iterdir()] == ["scale.csv"]
 
 
 def test_no_file():

@@ -28,6 +28,14 @@ def make(make_optimizer=momentum):
     return net, optimizer, ScaledTrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optimizer, DynamicLossScale())
 
 
+def make_two(*learning_rates):
+    nets = [nn.Dense(4, 1), nn.Dense(4, 1)]
+    nets[1].update_parameters_name("other.")
+    optimizers = [nn.Momentum(net.trainable_params(), rate, 0.9) for net, rate in zip(nets, learning_rates)]
+    losses = [nn.WithLossCell(net, nn.MSELoss()) for net in nets]
+    return optimizers, SimultaneousTrainOneStepCell(losses, optimizers, DynamicLossScale())
+
+
 class OptimizerOfTheCell(Callback):
     """As in docs/step.md."""
 
@@ -97,6 +105,33 @@ def test_a_callback_of_ones_own_sets_it(mode, make_optimizer, learning_rate_of):
     assert_only_the_first_step_moved(weights)
 
 
+def test_callbacks_that_ask_the_cell_for_its_optimizer(mode):
+    """As those of toolkits do, which know one optimizer only."""
+    _, cell = make_two([0.5, 0.25, 0.125], [0.1, 0.1, 0.1])
+    inputs = Tensor(np.ones((2, 4), np.float32)), Tensor(np.ones((2, 1), np.float32))
+    for step in range(2):
+        assert cell.optimizer.global_step.asnumpy().item() == step
+        cell(*inputs)
+    optimizer = cell.optimizer
+    assert optimizer.dynamic_lr and not optimizer.is_group_lr
+    assert optimizer.learning_rate(optimizer.global_step).asnumpy().item() == 0.125
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        LearningRateScheduler(lambda learning_rate, step: learning_rate / 2),
+        ReduceLROnPlateau("loss", patience=1, min_delta=1e6),
+    ],
+    ids=["scheduler", "plateau"],
+)
+def test_they_do_not_move_that_of_one_network_alone(callback):
+    optimizers, cell = make_two(0.5, 0.5)
+    with pytest.raises(RuntimeError, match=r"2 optimizers.*Set each in a callback of your own"):
+        Model(cell).train(3, dataset(), callbacks=[OptimizerOfTheCell(), callback], dataset_sink_mode=False)
+    assert [optimizer.learning_rate.asnumpy().item() for optimizer in optimizers] == [0.5, 0.5]
+
+
 # MindSpore's fault.
 
 
@@ -106,20 +141,3 @@ def test_model_shows_callbacks_no_optimizer_of_a_cell():
         Model(cell).train(
             1, dataset(), callbacks=[LearningRateScheduler(lambda rate, step: rate)], dataset_sink_mode=False
         )
-
-
-def test_callbacks_that_ask_the_cell_for_its_optimizer(mode):
-    """As those of toolkits do, which know one optimizer only."""
-    nets = [nn.Dense(4, 1), nn.Dense(4, 1)]
-    nets[1].update_parameters_name("other.")
-    rates = [[0.5, 0.25, 0.125], [0.1, 0.1, 0.1]]
-    optimizers = [nn.Momentum(net.trainable_params(), rate, 0.9) for net, rate in zip(nets, rates)]
-    losses = [nn.WithLossCell(net, nn.MSELoss()) for net in nets]
-    cell = SimultaneousTrainOneStepCell(losses, optimizers, DynamicLossScale())
-    inputs = Tensor(np.ones((2, 4), np.float32)), Tensor(np.ones((2, 1), np.float32))
-    for step in range(2):
-        assert cell.optimizer.global_step.asnumpy().item() == step
-        cell(*inputs)
-    optimizer = cell.optimizer
-    assert optimizer.dynamic_lr and not optimizer.is_group_lr
-    assert optimizer.learning_rate(optimizer.global_step).asnumpy().item() == 0.125

@@ -166,7 +166,15 @@ class Optimizers(nn.Cell):
 
     @property
     def learning_rate(self):
-        return self.optimizers[0].learning_rate
+        learning_rate = self.optimizers[0].learning_rate
+        if len(self.optimizers) > 1 and isinstance(learning_rate, Parameter):
+            raise RuntimeError(
+                f"A callback asked a training cell with {len(self.optimizers)} optimizers for its learning rate, and "
+                f"would move that of the first optimizer alone. Set each in a callback of your own, with "
+                f"ops.assign(optimizer.learning_rate, ...). For a callback that only shows the learning rate, give the "
+                f"first optimizer a schedule in the place of a constant."
+            )
+        return learning_rate
 
     @property
     def dynamic_lr(self):

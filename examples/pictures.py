@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from common.output import replacing
 from matplotlib import image as png
 from matplotlib.figure import Figure
 from PIL import Image
@@ -59,10 +60,10 @@ def publish(path, name, width):
     picture = Image.alpha_composite(ground, picture).convert("RGB")
     if picture.width > width:
         picture = picture.resize((width, round(picture.height * width / picture.width)), Image.LANCZOS)
-    part = PICTURES / f"{name}.part.png"
-    picture.quantize(COLORS).save(part, optimize=True)
-    part.replace(PICTURES / f"{name}.png")
-    print(f"{PICTURES / name}.png: {(PICTURES / f'{name}.png').stat().st_size / 1024:.0f} KB")
+    published = PICTURES / f"{name}.png"
+    with replacing(published) as part:
+        picture.quantize(COLORS).save(part, optimize=True)
+    print(f"{published}: {published.stat().st_size / 1024:.0f} KB")
 
 
 def main():

@@ -22,9 +22,10 @@ def test_equal_first_steps(comparison, capsys):
 
 
 @pytest.mark.parametrize("loss", [1.1, float("nan")])
-def test_first_steps_that_differ(comparison, loss):
+@pytest.mark.parametrize("between", [{}, {"its own, our scaler": [2.0, 1.0]}], ids=["two", "three"])
+def test_first_steps_that_differ(comparison, loss, between):
     with pytest.raises(SystemExit, match="The first steps differ by"):
-        comparison.compare_first_steps({"its own": [2.0, 1.0], "ours": [2.0, loss]}, tolerance=1e-2)
+        comparison.compare_first_steps({"its own": [2.0, 1.0], **between, "ours": [2.0, loss]}, tolerance=1e-2)
 
 
 def test_changes(comparison, capsys):

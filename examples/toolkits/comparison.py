@@ -34,7 +34,8 @@ def compare_first_steps(columns, tolerance):
         SystemExit: If a loss differs by more.
     """
     reference, *others = (np.array(losses) for losses in columns.values())
-    largest = max(float(np.max(np.abs(other - reference) / np.abs(reference))) for other in others)
+    # NumPy's maximum keeps NaN, Python's does not.
+    largest = float(np.max(np.abs(np.array(others) - reference) / np.abs(reference)))
     rows = [(i + 1, *losses) for i, losses in enumerate(zip(*columns.values()))]
     print("\n" + tabulate(rows, ["step", *columns], floatfmt=".6f"))
     print(f"largest relative difference: {largest:.1e} (at most {tolerance:.0e})\n")

@@ -1,4 +1,4 @@
-"""What every test runs in: both execution modes of MindSpore, and a folder of its own."""
+"""What every test runs in: both execution modes of MindSpore, the same random weights, and a folder of its own."""
 
 import os
 
@@ -18,6 +18,12 @@ def mode(request):
     mindspore.set_context(mode=MODES[request.param])
     yield request.param
     mindspore.set_context(mode=before)
+
+
+@pytest.fixture(autouse=True)
+def _same_random_weights():
+    """In whichever order and process the tests run."""
+    mindspore.set_seed(0)
 
 
 @pytest.fixture(autouse=True)

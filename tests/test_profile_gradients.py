@@ -45,7 +45,7 @@ class Float16Layers(nn.Cell):
 
     def __init__(self):
         super().__init__()
-        self.layers = nn.SequentialCell(nn.Dense(FEATURES, 5, weight_init="ones"), nn.Tanh(), nn.Dense(5, 1))
+        self.layers = nn.SequentialCell(nn.Dense(FEATURES, 5, weight_init="ones"), nn.Tanh(), nn.Dense(5, 1, "ones"))
         self.layers.to_float(mstype.float16)
 
     def construct(self, x, y):
@@ -315,10 +315,12 @@ def test_the_random_state_is_put_back(mode):
 def test_dropout_in_graph_mode_goes_on_as_without():
     mode = mindspore.get_context("mode")
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
-    losses = []
+    # Kept, since MindSpore may compile a network anew in its second call if it lies where another was freed.
+    networks, losses = [], []
     for profiles in (True, False):
         mindspore.set_seed(1)
         network = WithDropout().set_train()
+        networks.append(network)
         losses.append([float(network(*BATCHES[0]))])
         if profiles:
             profile_gradients(network, batches=BATCHES)

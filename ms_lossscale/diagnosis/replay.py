@@ -6,6 +6,7 @@ import os
 import mindspore
 from mindspore import ops
 
+from ms_lossscale._failed_calls import forget_failed_calls
 from ms_lossscale._write_in_place import write_in_place
 
 
@@ -37,7 +38,9 @@ def replay(networks):
                 if not network.training:
                     for _, cell in network.cells_and_names():
                         cell.add_flags(training=True)
-            yield restore
+            # Before what is put back could be cast.
+            with forget_failed_calls:
+                yield restore
         finally:
             restore()
             for cell, training in in_training:

@@ -1,23 +1,28 @@
-"""What MindSpore's PyNative mode keeps of calls that an exception ended."""
+"""
+What MindSpore's PyNative mode keeps of calls that an exception ended.
 
+It goes on casting to the dtype of the cell that the exception came through (`to_float`, or a level of amp) whatever is
+computed next, what is assigned to a Parameter too; and it goes on recording for the gradient, after which graph mode
+may not differentiate any more ("The node adjoint is null").
+"""
+
+# There is no public function that ends either.
 from mindspore.common.api import _pynative_executor
 
 
-class _ForgetFailedCalls:
-    """
-    A context that ends what PyNative mode began in calls that an exception leaves.
+def forget_failed_calls():
+    """Ends both. Not on the hot path: it waits for the operators that still run."""
+    _pynative_executor.clear_res()
 
-    MindSpore leaves both open: it goes on recording for the gradient, after which graph mode may not differentiate any
-    more ("The node adjoint is null"), and it goes on casting to the dtype of the cell that the exception came through
-    (`to_float`, or a level of amp), whatever is computed next. It has no public function for that.
-    """
 
+class _ForgettingIfItFails:
     def __enter__(self):
         pass
 
     def __exit__(self, kind, error, traceback):
         if kind is not None:
-            _pynative_executor.clear_res()
+            forget_failed_calls()
 
 
-forget_failed_calls = _ForgetFailedCalls()
+# A context that ends both if an exception leaves it.
+forgetting_if_it_fails = _ForgettingIfItFails()

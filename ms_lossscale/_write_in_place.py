@@ -2,9 +2,13 @@
 
 from mindspore import ops
 
+from ms_lossscale._failed_calls import forget_failed_calls
+
 
 def write_in_place(parameter, value):
-    """Writes a tensor of the Parameter's shape and dtype, in PyNative mode or between steps."""
+    """Writes a tensor of the Parameter's shape, cast to its dtype, in PyNative mode or between steps."""
+    forget_failed_calls()
+    value = ops.cast(value, parameter.dtype)
     try:
         ops.assign(parameter, value)
     except RuntimeError:

@@ -11,6 +11,7 @@ from mindspore import ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.common.api import _pynative_executor
 from support.networks import FEATURES, Linear, batch
+from support.training import changed, state, weights
 from support.untouched import untouched
 from test_overflow_detector import Answers, cell_of
 
@@ -100,6 +101,69 @@ def test_a_training_cell_leaves_nothing(in_pynative_mode, kind, error):
     networks[-1].layers.error = None
     assert np.isfinite(cell(*batch())[0].asnumpy()).all()
     assert not casts() and not records()
+
+
+def leave_casts():
+    """As a call of the user's own does, an evaluation say."""
+    network = Raises(TypeError("on purpose"))
+    with pytest.raises(TypeError, match="on purpose"):
+        network(*batch())
+    assert casts()
+
+
+def trained_cell(steps=3):
+    mindspore.set_seed(1)
+    network = Raises(None)
+    optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
+    cell = ScaledTrainOneStepCell(network, optimizer, 2.0**10, ema_decay=0.9).set_train()
+    for seed in range(steps):
+        cell(*batch(seed))
+    return cell
+
+
+def test_ema_weights_puts_the_trained_weights_back_exactly(in_pynative_mode):
+    cell = trained_cell()
+    trained = weights(cell.network)
+    with pytest.raises(TypeError, match="on purpose"), cell.ema_weights():
+        cell.network.layers.error = TypeError("on purpose")
+        cell.network(*batch())
+    np.testing.assert_equal(weights(cell.network), trained)
+
+
+def test_ema_weights_is_not_cast(in_pynative_mode):
+    cell = trained_cell()
+    trained = weights(cell.network)
+    with cell.ema_weights():
+        averages = weights(cell.network)
+    leave_casts()
+    with cell.ema_weights():
+        np.testing.assert_equal(weights(cell.network), averages)
+    np.testing.assert_equal(weights(cell.network), trained)
+
+
+def test_what_is_loaded_is_not_cast(in_pynative_mode):
+    cell = trained_cell()
+    before = state(cell)
+    cell(*batch(3))
+    loaded = {name: Tensor(value) for name, value in before.items()}
+    leave_casts()
+    cell.load_state_dict(loaded)
+    assert not changed(before, state(cell))
+
+
+def test_a_scale_that_is_set_is_not_cast(in_pynative_mode):
+    cell = trained_cell()
+    leave_casts()
+    cell.set_loss_scale(2.0**20)
+    assert cell.get_loss_scale() == 2.0**20
+
+
+def test_the_first_step_of_a_cell_is_not_cast(in_pynative_mode):
+    expected = state(trained_cell(steps=1))
+    cell = trained_cell(steps=0)
+    leave_casts()
+    cell(*batch())
+    assert not changed(expected, state(cell))
 
 
 @pytest.mark.parametrize(

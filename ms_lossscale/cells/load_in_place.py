@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from mindspore import Tensor, ops
+from mindspore import Tensor
 
 from ms_lossscale._check import describe, listed
 from ms_lossscale._write_in_place import write_in_place
@@ -23,7 +23,7 @@ def load_in_place(owner, own, parameters, strict):
         )
     for name, parameter in own.items():
         if name in parameters:
-            write_in_place(parameter, ops.cast(parameters[name], parameter.dtype))
+            write_in_place(parameter, parameters[name])
     return missing, unexpected
 
 

@@ -6,7 +6,7 @@ import os
 import mindspore
 from mindspore import ops
 
-from ms_lossscale._failed_calls import forget_failed_calls
+from ms_lossscale._failed_calls import forget_failed_calls, forgetting_if_it_fails
 from ms_lossscale._write_in_place import write_in_place
 
 
@@ -27,6 +27,7 @@ def replay(networks):
     in_training = [(cell, cell.training) for cell in cells]
     state = {id(s): s for network in networks for s in (*network.get_parameters(), *network.buffers())}.values()
     with _in_mode(mindspore.PYNATIVE_MODE, "0"):
+        forget_failed_calls()
         values = [(each, ops.deepcopy(each)) for each in state if each is not None]
 
         def restore():
@@ -38,8 +39,7 @@ def replay(networks):
                 if not network.training:
                     for _, cell in network.cells_and_names():
                         cell.add_flags(training=True)
-            # Before what is put back could be cast.
-            with forget_failed_calls:
+            with forgetting_if_it_fails:
                 yield restore
         finally:
             restore()

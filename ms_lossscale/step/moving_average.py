@@ -6,6 +6,8 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale._failed_calls import forget_failed_calls
+from ms_lossscale._write_in_place import write_in_place
 
 
 class MovingAverage(nn.Cell):
@@ -44,12 +46,13 @@ class MovingAverage(nn.Cell):
 @contextlib.contextmanager
 def averages_in_place(moving_averages):
     """A context in which the weights hold their averages. Puts the trained weights back, exactly, whatever happens."""
+    forget_failed_calls()
     pairs = [pair for average in moving_averages for pair in zip(average.weights, average.averages)]
     trained = [ops.deepcopy(weight) for weight, _ in pairs]
     try:
         for weight, average in pairs:
-            ops.assign(weight, average.astype(weight.dtype))
+            write_in_place(weight, average)
         yield
     finally:
         for (weight, _), value in zip(pairs, trained):
-            ops.assign(weight, value)
+            write_in_place(weight, value)

@@ -7,7 +7,7 @@ may not differentiate any more ("The node adjoint is null").
 """
 
 # There is no public function that ends either.
-from mindspore.common.api import _pynative_executor
+from mindspore.ops.composite.base import _pynative_executor
 
 
 def forget_failed_calls():

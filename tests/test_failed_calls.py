@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mindspore import ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
-from mindspore.common.api import _pynative_executor
+from mindspore.ops.composite.base import _pynative_executor
 from support.networks import FEATURES, Linear, batch
 from support.training import changed, state, weights
 from support.untouched import untouched

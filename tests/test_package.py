@@ -6,7 +6,7 @@ import typing
 from types import ModuleType
 
 import pytest
-from support.python_process import check_python
+from support.python_process import check_python, run_python
 
 import ms_lossscale
 
@@ -78,6 +78,13 @@ def test_its_type_hints_are_complete(value):
     for function in functions_of(value):
         expected = {name for name in inspect.signature(function).parameters if name != "self"} | {"return"}
         assert typing.get_type_hints(function).keys() == expected, function.__qualname__
+
+
+def test_importing_it_prints_nothing(tmp_path):
+    # MindSpore logs a warning where one of its modules is deprecated.
+    program = "import sys, mindspore; print('imported', file=sys.stderr, flush=True); import ms_lossscale"
+    result = run_python("-c", program, cwd=tmp_path)
+    assert (result.returncode, result.stdout, result.stderr.partition("imported\n")[2]) == (0, "", "")
 
 
 def test_importing_it_imports_nothing_of_the_examples(tmp_path):

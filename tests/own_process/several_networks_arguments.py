@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn
-from mindspore.common.api import _pynative_executor
 from support.gan_networks import (
     ClipWeights,
     GanLosses,
@@ -16,17 +15,6 @@ from support.gan_networks import (
 from support.networks import Linear, batch
 
 from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale, SimultaneousTrainOneStepCell
-
-
-@pytest.fixture(autouse=True)
-def _forget_the_failed_call():
-    """
-    After a second error inside a differentiated forward, MindSpore 2.10 in PyNative mode refuses integers as an index
-    of any tensor, in this process, until this is called.
-    """
-    yield
-    _pynative_executor.clear_res()
-
 
 BOTH = pytest.mark.parametrize("make", [SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell])
 

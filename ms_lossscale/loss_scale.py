@@ -112,7 +112,7 @@ class LossScale(Float32Cell):
         """
         value = self.check_scale(f"{type(self).__name__}.set_loss_scale", "value", value)
         # Not set_data: in PyNative mode a compiled function would go on writing to the memory that it replaces.
-        write_in_place(self.scale_value, Tensor(value, mstype.float32))
+        write_in_place([(self.scale_value, Tensor(value, mstype.float32))])
         for window_scale in self._window_scales:
             ops.assign(window_scale, -ops.abs(window_scale))
 

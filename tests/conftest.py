@@ -7,6 +7,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
 import mindspore
 import pytest
+from support.in_mode import in_mode
 
 MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
 
@@ -14,10 +15,8 @@ MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
 @pytest.fixture(params=list(MODES))
 def mode(request):
     """Runs the test in GRAPH_MODE and in PYNATIVE_MODE. The value is the mode's name."""
-    before = mindspore.get_context("mode")
-    mindspore.set_context(mode=MODES[request.param])
-    yield request.param
-    mindspore.set_context(mode=before)
+    with in_mode(MODES[request.param]):
+        yield request.param
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ import pytest
 from mindspore import ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.ops.composite.base import _pynative_executor
+from support.in_mode import in_mode
 from support.networks import FEATURES, Linear, batch
 from support.training import changed, state, weights
 from support.untouched import untouched
@@ -63,11 +64,9 @@ def records():
 
 @pytest.fixture
 def in_pynative_mode():
-    mode = mindspore.get_context("mode")
-    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
-    yield
-    _pynative_executor.clear_res()
-    mindspore.set_context(mode=mode)
+    with in_mode(mindspore.PYNATIVE_MODE):
+        yield
+        _pynative_executor.clear_res()
 
 
 def test_mindspore_leaves_both(in_pynative_mode):
@@ -192,9 +191,6 @@ def test_graph_mode_differentiates_after_a_failed_profile():
     with pytest.raises(RuntimeError, match="must return a Tensor, the loss"):
         profile_gradients(ReturnsNoLoss(), batches=[batch()])
     assert not records()
-    mode = mindspore.get_context("mode")
-    mindspore.set_context(mode=mindspore.GRAPH_MODE)
-    cell = cell_of(Linear(), Answers([1]), steps=2)
-    overflows = [bool(cell(*batch())[1]) for _ in range(2)]
-    mindspore.set_context(mode=mode)
-    assert overflows == [True, True]
+    with in_mode(mindspore.GRAPH_MODE):
+        cell = cell_of(Linear(), Answers([1]), steps=2)
+        assert [bool(cell(*batch())[1]) for _ in range(2)] == [True, True]

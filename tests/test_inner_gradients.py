@@ -1,12 +1,12 @@
 """Networks that take a gradient in their forward: PyNative mode loses its gradients, and the diagnoses know."""
 
-import contextlib
 import warnings
 
 import mindspore
 import numpy as np
 import pytest
 from mindspore import ParameterTuple, nn, ops
+from support.in_mode import in_mode
 from support.networks import FEATURES, Linear, batch, weight
 from support.untouched import untouched
 
@@ -111,14 +111,6 @@ def in_graph_mode():
 def in_pynative_mode():
     with in_mode(mindspore.PYNATIVE_MODE):
         yield
-
-
-@contextlib.contextmanager
-def in_mode(mode):
-    before = mindspore.get_context("mode")
-    mindspore.set_context(mode=mode)
-    yield
-    mindspore.set_context(mode=before)
 
 
 def assert_right(distributions, network):

@@ -3,6 +3,7 @@
 import mindspore
 import pytest
 from mindspore import nn, ops
+from support.in_mode import in_mode
 from support.networks import Linear, batch
 
 from ms_lossscale import DynamicLossScale, FiniteGradients, ScaledTrainOneStepCell
@@ -10,10 +11,8 @@ from ms_lossscale import DynamicLossScale, FiniteGradients, ScaledTrainOneStepCe
 
 @pytest.fixture(autouse=True)
 def pynative_mode():
-    before = mindspore.get_context("mode")
-    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
-    yield
-    mindspore.set_context(mode=before)
+    with in_mode(mindspore.PYNATIVE_MODE):
+        yield
 
 
 class OwnOptimizer(nn.Optimizer):

@@ -33,11 +33,11 @@ class MemoryInUse:
         addresses = list(map(Tensor.data_ptr, tensors))
         if addresses == self._addresses:
             return
-        for i, address in enumerate(addresses):
-            if address != self._addresses[i]:
-                value = Tensor(tensors[i].asnumpy())
-                tensors[i].assign_value(self._aliases[i])
-                write_in_place(tensors[i], value)
+        moved = [i for i, address in enumerate(addresses) if address != self._addresses[i]]
+        values = [(tensors[i], Tensor(tensors[i].asnumpy())) for i in moved]
+        for i in moved:
+            tensors[i].assign_value(self._aliases[i])
+        write_in_place(values)
 
     def has_run(self):
         """After each step. In PyNative mode the backward of MindSpore 2.7 itself gives some other memory, for good."""
@@ -49,9 +49,8 @@ class MemoryInUse:
         return [*self._parameters, *(buffer.registered() for buffer in self._buffers)]
 
     def _remember(self):
-        for tensor in self._tensors():
-            # MindSpore 2.7 gives a tensor its memory when it is first used.
-            write_in_place(tensor, tensor)
+        # MindSpore 2.7 gives a tensor its memory when it is first used.
+        write_in_place((tensor, tensor) for tensor in self._tensors())
         for buffer in self._buffers:
             buffer.share()
         # Other tensors of the same memory, which keep it; `parameter.value()` has a copy.

@@ -9,7 +9,7 @@ from mindspore import dtype as mstype
 
 from ms_lossscale._accepted_loss_scale import as_loss_scale, check_distinct
 from ms_lossscale._check import check_cell, one_each
-from ms_lossscale._failed_calls import forgetting_if_it_fails
+from ms_lossscale._failed_calls import forget_failed_calls
 from ms_lossscale._float32 import Float32Cell
 from ms_lossscale._types import OneOrEach
 from ms_lossscale.cells.compile_phase import CompilePhase
@@ -147,10 +147,10 @@ class TrainingCell(CompilePhase, Float32Cell, nn.TrainOneStepCell):
         self._put_memory_back()
         self._endless_skips.count_call()
         try:
-            with forgetting_if_it_fails:
-                output = super().__call__(*args, **kwargs)
-        except (RuntimeError, TypeError) as error:
-            message = explanation(self, error)
+            output = super().__call__(*args, **kwargs)
+        except BaseException as error:
+            forget_failed_calls()
+            message = explanation(self, error) if isinstance(error, (RuntimeError, TypeError)) else None
             if message is None:
                 raise
             raise RuntimeError(message) from error

@@ -6,7 +6,7 @@ import os
 import mindspore
 from mindspore import ops
 
-from ms_lossscale._failed_calls import forget_failed_calls, forgetting_if_it_fails
+from ms_lossscale._failed_calls import forget_failed_calls
 from ms_lossscale._write_in_place import write_in_place
 
 
@@ -31,16 +31,14 @@ def replay(networks):
         values = [(each, ops.deepcopy(each)) for each in state if each is not None]
 
         def restore():
-            for each, value in values:
-                write_in_place(each, value)
+            write_in_place(values)
 
         try:
             for network in networks:
                 if not network.training:
                     for _, cell in network.cells_and_names():
                         cell.add_flags(training=True)
-            with forgetting_if_it_fails:
-                yield restore
+            yield restore
         finally:
             restore()
             for cell, training in in_training:

@@ -48,11 +48,9 @@ def averages_in_place(moving_averages):
     """A context in which the weights hold their averages. Puts the trained weights back, exactly, whatever happens."""
     forget_failed_calls()
     pairs = [pair for average in moving_averages for pair in zip(average.weights, average.averages)]
-    trained = [ops.deepcopy(weight) for weight, _ in pairs]
+    trained = [(weight, ops.deepcopy(weight)) for weight, _ in pairs]
     try:
-        for weight, average in pairs:
-            write_in_place(weight, average)
+        write_in_place(pairs)
         yield
     finally:
-        for (weight, _), value in zip(pairs, trained):
-            write_in_place(weight, value)
+        write_in_place(trained)

@@ -1,10 +1,12 @@
 """
-Cells with everything on, and the program that wrote tests/golden/checkpoints_0_1/ with version 0.1.0 of the package:
+Cells with everything on, and the program that wrote tests/golden/checkpoints_0_1/ with version 0.1.0 of the package,
+and tests/golden/checkpoints_0_2/ with version 0.2.0:
 
-    python checkpoints_of_0_1.py MODE FOLDER
+    python checkpoints_of_releases.py MODE FOLDER CASE [CASE ...]
 
 For each case it trains up to the middle of a window, writes FOLDER/CASE.ckpt, goes on, and writes what the calls
-returned and all Parameters to FOLDER/CASE.npz. The files are what users of 0.1.0 have: they are not to be rewritten.
+returned and all Parameters to FOLDER/CASE.npz. The files are what users of these versions have: they are not to be
+rewritten.
 
 All numbers are the same on every CPU, in both modes, and with MindSpore 2.7 to 2.10. Inputs, learning rates, momenta
 and the scale are dyadic and a call's gradients are its inputs, three times a dyadic number, so that the mean over three
@@ -14,6 +16,7 @@ that is multiplied before an addition is multiplied by a power of two. Sums of r
 
 import os
 import sys
+import types
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,6 +42,8 @@ STOP = 3 * STEPS + 1
 NETWORK_INPUTS = [(0, 2), (1, 2)]
 # So large that its product with any scale of these runs overflows, and with a weight does not.
 HUGE = 2.0**126
+# So large that its product with the first scale overflows, and with half of it does not: a retry can mend that.
+LARGE = 2.0**117
 LEARNING_RATES = [0.5, 0.25, 0.125, 0.25, 0.5, 0.125]
 
 
@@ -53,6 +58,19 @@ class Linear(nn.Cell):
 
     def construct(self, x, samples):
         return ops.depend((self.weight * x).sum(), self.norm(samples))
+
+
+class Remembering(Linear):
+    """It writes a Parameter of its own, too, and has a frozen one that it only reads."""
+
+    def __init__(self, name, weight):
+        super().__init__(name, weight)
+        self.seen = Parameter(Tensor([0.0, 0.0], mindspore.float32), name=f"{name}.seen", requires_grad=False)
+        self.gain = Parameter(Tensor([1.0, 1.0], mindspore.float32), name=f"{name}.gain", requires_grad=False)
+
+    def construct(self, x, samples):
+        ops.assign(self.seen, 0.5 * self.seen + samples[0])
+        return ops.depend((self.weight * self.gain * x).sum(), self.norm(samples))
 
 
 class SeesFirst(Linear):
@@ -144,17 +162,38 @@ def alternating(start):
     )
 
 
+def retried(start):
+    network = Remembering("first", start * np.array([1.0, 2.0]))
+    return ScaledTrainOneStepCell(network, momentum(network), law(), clip_value=1.0, max_retries=1, **EVERYTHING)
+
+
+def own_scales(start):
+    first = Remembering("first", start * np.array([1.0, 2.0]))
+    second = SeesFirst("second", start * np.array([0.5, -0.25]), first)
+    return SimultaneousTrainOneStepCell(
+        [first, second],
+        [momentum(first), adam(second)],
+        [law(), law(hysteresis=2)],
+        network_inputs=NETWORK_INPUTS,
+        max_retries=1,
+        **CLIPPING_OF_BOTH,
+        **EVERYTHING,
+    )
+
+
 class Case(NamedTuple):
     """
-    How a cell is made, given a factor for its first weights, and in which calls which networks' gradients overflow. In
-    each case a window before the stop and one after it are skipped, and others are applied.
+    How a cell is made, given a factor for its first weights, in which calls which networks' gradients overflow, and in
+    which they do so at the first scale only. In each case a window before the stop and one after it are skipped, and
+    others are applied.
     """
 
     make: callable
     overflows: dict
+    mended: dict = types.MappingProxyType({})
 
 
-CASES = {
+CASES_OF_0_1 = {
     "scaled_momentum": Case(scaled_momentum, {4: (0,), 13: (0,)}),
     # Stopped with one overflow of two counted, and in a window that has overflowed already.
     "scaled_adam": Case(scaled_adam, {8: (0,), STOP - 1: (0,), 14: (0,)}),
@@ -162,6 +201,12 @@ CASES = {
     "simultaneous_tuple": Case(simultaneous_tuple, {3: (0,), STOP - 1: (1,), 14: (0,)}),
     "alternating": Case(alternating, {5: (0, 1), STOP - 1: (1,), 13: (0,)}),
 }
+CASES_OF_0_2 = {
+    "retried": Case(retried, {3: (0,), 14: (0,)}, {1: (0,), STOP: (0,)}),
+    # The window in which training stops is skipped after the stop.
+    "own_scales": Case(own_scales, {4: (1,), STOP + 1: (0,)}, {STOP - 1: (0,)}),
+}
+CASES = {**CASES_OF_0_1, **CASES_OF_0_2}
 
 
 def build(name, start=1.0):
@@ -175,9 +220,11 @@ def inputs(name, call):
     xs = [size * np.array([9.0, 12.0]), size * np.array([3.0, -6.0])]
     for i in CASES[name].overflows.get(call, ()):
         xs[i][0] = HUGE
+    for i in CASES[name].mended.get(call, ()):
+        xs[i][0] = LARGE
     s = call % 4
     arrays = [*xs, np.array([[s, 1.0], [-1.0, s]])]
-    if name.startswith("scaled"):
+    if name.startswith(("scaled", "retried")):
         arrays = [arrays[position] for position in NETWORK_INPUTS[0]]
     return [Tensor(array, mindspore.float32) for array in arrays]
 
@@ -194,9 +241,9 @@ def finish(cell, name):
     return {**returned, **{key: parameter.asnumpy() for key, parameter in cell.parameters_dict().items()}}
 
 
-def main(mode, folder):
+def main(mode, folder, *names):
     mindspore.set_context(mode={"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}[mode])
-    for name in CASES:
+    for name in names:
         cell = build(name)
         train(cell, name, 0, STOP)
         mindspore.save_checkpoint(cell, str(Path(folder, f"{name}.ckpt")))

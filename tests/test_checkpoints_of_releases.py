@@ -1,20 +1,21 @@
-"""Checkpoints that version 0.1.0 wrote in the middle of a window, with everything on, resume bit for bit."""
+"""Checkpoints that earlier versions wrote in the middle of a window, with everything on, resume bit for bit."""
 
 from pathlib import Path
 
 import mindspore
 import numpy as np
 import pytest
-from support.checkpoints_of_0_1 import CASES, STOP, build, finish, train
+from support.checkpoints_of_releases import CASES, CASES_OF_0_1, STOP, build, finish, train
 from support.training import same_bits
 
 pytestmark = pytest.mark.long
 
-FOLDER = Path(__file__).parent / "golden" / "checkpoints_0_1"
+GOLDEN = Path(__file__).parent / "golden"
 
 
 def load(name):
-    return mindspore.load_checkpoint(str(FOLDER / f"{name}.ckpt")), dict(np.load(FOLDER / f"{name}.npz"))
+    folder = GOLDEN / ("checkpoints_0_1" if name in CASES_OF_0_1 else "checkpoints_0_2")
+    return mindspore.load_checkpoint(str(folder / f"{name}.ckpt")), dict(np.load(folder / f"{name}.npz"))
 
 
 @pytest.mark.parametrize("name", CASES)

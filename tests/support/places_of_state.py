@@ -1,0 +1,190 @@
+"""Where a network may keep a cell that writes, or what it writes; run as `ways_to_write`, with any cell inside."""
+
+from mindspore import Tensor, nn, ops
+
+from support.ways_to_write import PYNATIVE, moved, state
+
+# What the networks of one test keep in a module. Graph mode compiles with what is there then.
+GLOBAL_CELLS, GLOBAL_PARAMETERS = [], []
+
+
+def forget_globals():
+    """Before the networks of the next test are made."""
+    GLOBAL_CELLS.clear()
+    GLOBAL_PARAMETERS.clear()
+
+
+class Place(nn.Cell):
+    modes = ("graph", "pynative")
+
+    def __init__(self, part):
+        super().__init__()
+        part.update_parameters_name(f"{type(self).__name__}.")
+        # Of what a list keeps, MindSpore knows nothing, not whether it trains either.
+        self.keep(part.set_train())
+
+
+class InACell(Place):
+    def keep(self, part):
+        self.part = part
+
+    def construct(self, x):
+        return self.part(x)
+
+
+class InCellsOfCells(Place):
+    def keep(self, part):
+        self.parts = nn.SequentialCell(nn.CellList([nn.SequentialCell(part)])[0])
+
+    def construct(self, x):
+        return self.parts(x)
+
+
+class InAList(Place):
+    def keep(self, part):
+        self.parts = [part]
+
+    def construct(self, x):
+        return self.parts[0](x)
+
+
+class InALoopOverAList(InAList):
+    def construct(self, x):
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+class InATuple(Place):
+    def keep(self, part):
+        self.parts = (part, 0)
+
+    def construct(self, x):
+        return self.parts[0](x)
+
+
+class InADict(Place):
+    def keep(self, part):
+        self.parts = {"a": part}
+
+    def construct(self, x):
+        return self.parts["a"](x)
+
+
+class InADictOfLists(Place):
+    def keep(self, part):
+        self.parts = {"a": [(part,)]}
+
+    def construct(self, x):
+        return self.parts["a"][0][0](x)
+
+
+class InACellDict(Place):
+    def keep(self, part):
+        self.parts = nn.CellDict({"a": part})
+
+    def construct(self, x):
+        return self.parts["a"](x)
+
+
+class InValuesOfACellDict(InACellDict):
+    def construct(self, x):
+        for part in self.parts.values():
+            x = part(x)
+        return x
+
+
+class InItemsOfACellDict(InACellDict):
+    def construct(self, x):
+        for _, part in self.parts.items():
+            x = part(x)
+        return x
+
+
+class InAModule(Place):
+    def keep(self, part):
+        self.position = len(GLOBAL_CELLS)
+        GLOBAL_CELLS.append(part)
+
+    def construct(self, x):
+        return GLOBAL_CELLS[self.position](x)
+
+
+class Kept(nn.Cell):
+    """Keeps a Parameter nowhere but where its subclass says."""
+
+    modes = ("graph", "pynative")
+
+    def __init__(self):
+        super().__init__()
+        self.keep(state(f"{type(self).__name__}.u"))
+
+
+class ParameterInAList(Kept):
+    def keep(self, parameter):
+        self.all = [parameter]
+
+    def construct(self, x):
+        ops.assign(self.all[0], moved(self.all[0], x))
+        return x * 2
+
+
+class ParameterInATuple(ParameterInAList):
+    def keep(self, parameter):
+        self.all = (parameter, parameter)
+
+
+class ParameterInADict(Kept):
+    def keep(self, parameter):
+        self.all = {"a": parameter}
+
+    def construct(self, x):
+        ops.assign(self.all["a"], moved(self.all["a"], x))
+        return x * 2
+
+
+class ParameterInALoopOverADict(ParameterInADict):
+    def construct(self, x):
+        for memory in self.all.values():
+            ops.assign(memory, moved(memory, x))
+        return x * 2
+
+
+class ParameterInAModule(Kept):
+    def keep(self, parameter):
+        GLOBAL_PARAMETERS.append(parameter)
+
+    def construct(self, x):
+        ops.assign(GLOBAL_PARAMETERS[0], moved(GLOBAL_PARAMETERS[0], x))
+        return x * 2
+
+
+class Object:
+    """No cell."""
+
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+
+class ParameterInAnObject(Kept):
+    modes = PYNATIVE
+
+    def keep(self, parameter):
+        self.object = Object(u=parameter)
+
+    def construct(self, x):
+        ops.assign(self.object.u, moved(self.object.u, x))
+        return x * 2
+
+
+class BufferOfACellInAList(Kept):
+    """The cell that has the buffer is never called."""
+
+    def keep(self, parameter):
+        cell = nn.Cell()
+        cell.register_buffer("seen", Tensor([0.5, 1.0, 1.5]))
+        self.cells_of = [cell]
+
+    def construct(self, x):
+        self.cells_of[0].seen.copy_(moved(self.cells_of[0].seen, x))
+        return x * 2

@@ -1,45 +1,22 @@
 """
 Every optimizer that MindSpore has trains with a loss scale exactly as it does without one.
 
-The list of optimizers is MindSpore's own, read from its modules, so that a new one is tested as soon as it appears. The
-oracle is MindSpore's unscaled training cell. An optimizer that does not run there (no kernel on this device, say) is
-skipped, and the reason is what MindSpore said.
+The oracle is MindSpore's unscaled training cell. An optimizer that does not run there (no kernel on this device, say)
+is skipped, and the reason is what MindSpore said.
 """
 
 import functools
-import inspect
 
-import mindspore
 import numpy as np
 import pytest
 from mindspore import nn
-from mindspore.experimental.optim import lr_scheduler
 from support.networks import LinearWithBias, batch, batch_for
+from support.optimizers import OPTIMIZERS, RUN_EVERYWHERE, make_optimizer
 from support.training import restore, state, weights
 
 from ms_lossscale import DynamicLossScale, FixedLossScale, ScaledTrainOneStepCell
 
 pytestmark = pytest.mark.long
-
-MODULES = {
-    "nn": mindspore.nn.optim,
-    "experimental": mindspore.experimental.optim,
-    "mint": mindspore.mint.optim,
-}
-OPTIMIZERS = [
-    f"{module}.{name}"
-    for module, contents in MODULES.items()
-    for name in sorted(contents.__all__)
-    if callable(getattr(contents, name)) and name != "Optimizer"  # The base class.
-]
-
-# Those that run on CPU in every MindSpore that this package supports. They may not hide behind a skip.
-RUN_EVERYWHERE = {
-    "nn": "ASGD AdaFactor AdaMax Adadelta Adagrad Adam AdamOffload AdamWeightDecay FTRL LazyAdam Momentum "
-    "ProximalAdagrad RMSProp Rprop SGD",
-    "experimental": "ASGD Adadelta Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop SGD",
-}
-RUN_EVERYWHERE = {f"{module}.{name}" for module, names in RUN_EVERYWHERE.items() for name in names.split()}
 
 NOT_COMPARABLE = {
     "nn.thor": "takes a network of layers of its own only (nn.DenseThor and so on), with kernels for GPU and Ascend",
@@ -47,53 +24,6 @@ NOT_COMPARABLE = {
 
 # Two clean steps, after which the scale doubles; one that is skipped; two more, after which it doubles again.
 OVERFLOWS = (False, False, True, False, False)
-
-
-def parameters_of(make):
-    """The names of a constructor's parameters, and whether each has a default."""
-    function = make.__init__ if inspect.isclass(make) else make
-    # Most of MindSpore's constructors hide behind decorators that take (*args, **kwargs), some behind two.
-    while True:
-        around = inspect.getclosurevars(function).nonlocals
-        inside = around.get("func", around.get("fn"))
-        if inside is None:
-            break
-        function = inside
-    parameters = [p for p in inspect.signature(function).parameters.values() if p.name != "self"]
-    return {p.name: p.default is not p.empty for p in parameters if p.kind is not p.VAR_KEYWORD}
-
-
-def required_argument(name, network):
-    """A value for an argument without a default. A KeyError here means that a new optimizer wants something new."""
-    return {
-        "params": lambda: [{"params": [network.weight]}, {"params": [network.bias]}],
-        "optimizer": lambda: nn.Momentum(network.trainable_params(), learning_rate=0.05, momentum=0.9),
-        "opt": lambda: nn.Momentum(network.trainable_params(), learning_rate=0.05, momentum=0.9),
-        "learning_rate": lambda: 0.05,
-        "lr": lambda: 0.05,
-        "momentum": lambda: 0.9,
-    }[name]()
-
-
-def make_optimizer(name, network):
-    """
-    The optimizer with two groups of parameters, weight decay in one of them, and a falling learning rate, as far as it
-    takes them. Returns it, and the schedule that a user's loop steps, which the experimental optimizers have.
-    """
-    module, class_name = name.split(".")
-    make = getattr(MODULES[module], class_name)
-    has_default = parameters_of(make)
-    arguments = {
-        argument: required_argument(argument, network) for argument in has_default if not has_default[argument]
-    }
-    if "params" in arguments and "weight_decay" in has_default:
-        arguments["params"][0]["weight_decay"] = 0.1
-    if "learning_rate" in has_default and name not in ("nn.FTRL", "nn.AdaFactor"):
-        # FTRL refuses a learning rate that changes, AdaFactor makes its own.
-        arguments["learning_rate"] = nn.ExponentialDecayLR(0.05, decay_rate=0.5, decay_steps=1)
-    optimizer = make(**arguments)
-    has_schedule_outside = isinstance(optimizer, mindspore.experimental.optim.Optimizer)
-    return optimizer, lr_scheduler.ExponentialLR(optimizer, gamma=0.5) if has_schedule_outside else None
 
 
 def said(error):

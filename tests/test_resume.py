@@ -6,10 +6,10 @@ import pytest
 from mindspore import Parameter
 from support import resume_training
 from support.networks import LinearWithBias
+from support.optimizers import RUN_EVERYWHERE, make_optimizer
 from support.python_process import check_python
 from support.resume_training import FIRST, OPTIMIZERS, OVERFLOWS, THEN, lower_learning_rate, make_cell, train
 from support.training import same_bits, state
-from test_every_optimizer import RUN_EVERYWHERE, make_optimizer
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 

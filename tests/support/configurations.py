@@ -1,0 +1,242 @@
+"""
+Configurations of the training cells, drawn at random from all that may be combined: what a cell is made with, and the
+calls that it then gets.
+
+Numbers are powers of two wherever the contract leaves a choice, so that the scale rounds nothing.
+"""
+
+import dataclasses
+import itertools
+import random
+from typing import Optional
+
+import numpy as np
+
+from ms_lossscale import DynamicLossScale, FixedLossScale, ScheduledLossScale
+from support.optimizers import RUN_EVERYWHERE
+from support.reference import DynamicLaw, FixedLaw, ScheduledLaw
+
+CELLS = ("scaled", "simultaneous", "tuple", "alternating")
+CALLS = 12
+NAN, INF = float("nan"), float("inf")
+
+# For each loss scale the argument that a cell takes, and its law.
+LAWS = {
+    "plain": (lambda: DynamicLossScale(2.0**13, scale_window=3), lambda: DynamicLaw(2.0**13, 3)),
+    "hysteresis": (
+        lambda: DynamicLossScale(2.0**15, scale_window=2, hysteresis=2, min_loss_scale=2.0**10),
+        lambda: DynamicLaw(2.0**15, 2, hysteresis=2, low=2.0**10),
+    ),
+    "steep": (
+        lambda: DynamicLossScale(2.0**12, 4.0, 2, backoff_factor=2.0**-3, hysteresis=1, max_loss_scale=2.0**15),
+        lambda: DynamicLaw(2.0**12, 2, factor=4.0, backoff=2.0**-3, high=2.0**15),
+    ),
+    "fixed": (lambda: 2.0**11, lambda: FixedLaw(2.0**11)),
+    "scheduled": (
+        lambda: ScheduledLossScale([1, 3, 4], [2.0**8, 2.0**13, 2.0**10]),
+        lambda: ScheduledLaw([1, 3, 4], [2.0**8, 2.0**13, 2.0**10]),
+    ),
+    "none": (lambda: None, lambda: FixedLaw(1.0)),
+    "unchecked": (
+        lambda: ScheduledLossScale([1, 3], [2.0**8, 2.0**4], drop_overflow_update=False),
+        lambda: ScheduledLaw([1, 3], [2.0**8, 2.0**4]),
+    ),
+}
+DYNAMIC, STATIC, UNCHECKED = ("plain", "hysteresis", "steep"), ("fixed", "scheduled"), ("none", "unchecked")
+
+CLIPS = {
+    "no_clip": {},
+    "norm": {"clip_norm": 0.5},
+    "value": {"clip_value": 0.5},
+    "measured": {"clip_norm": INF},
+    "mixed": {"clip_norm": (INF, None, 0.5), "clip_value": (None, 0.5, None)},
+}
+DECAYS = {"no_ema": None, "ema": 0.75, "some_ema": (None, 0.5, 0.875)}
+FEW_OPTIMIZERS = ("nn.Momentum", "nn.AdamWeightDecay", "experimental.AdamW", "nn.SGD")
+ALL_OPTIMIZERS = tuple(sorted(RUN_EVERYWHERE))
+RESUMES = ("load_param_into_net", "load_state_dict", "copies")
+
+# A gradient of 2**16 / scale overflows in float16. 2**15 does so at almost any scale, 2**-20 at none.
+ORDINARY = (0.5, -1.0, 2.0)
+SLOPES = (*ORDINARY, *ORDINARY, 4.0, 16.0, -64.0, 2.0**10, 2.0**15, INF, NAN)
+
+
+@dataclasses.dataclass
+class Call:
+    """
+    One call of a cell, and what happens before it.
+
+    Attributes:
+        slopes (list[float]): For each network what its gradients are about.
+        forward_overflows_in (int): The network whose forward writes something that is not finite, or None.
+        action (tuple): The name of a method and its argument, if it has one; empty for none.
+    """
+
+    slopes: list
+    forward_overflows_in: Optional[int]
+    action: tuple
+
+
+@dataclasses.dataclass
+class Configuration:
+    """What a cell is made with, as far as `keywords` do not say it, and its calls."""
+
+    cell: str
+    count: int
+    laws: list
+    optimizers: list
+    keywords: dict
+    calls: list
+    resume: Optional[str]
+    resume_at: int
+    features: dict
+
+    @property
+    def steps(self):
+        return self.keywords["gradient_accumulation_steps"]
+
+    @property
+    def has_own_scales(self):
+        return len(self.laws) > 1
+
+    @property
+    def checks(self):
+        return self.laws[0] not in UNCHECKED
+
+    @property
+    def is_exact(self):
+        """Whether float32 rounds nothing that the reference does not round alike: no norm, no division by 3."""
+        norms = self.keywords.get("clip_norm")
+        norms = norms if isinstance(norms, list) else [norms]
+        return self.steps < 3 and not any(norm is not None and norm < INF for norm in norms)
+
+    def of_network(self, name, i):
+        """The setting of network i."""
+        value = self.keywords.get(name)
+        return value[i] if isinstance(value, list) else value
+
+
+def draw(choose, optimizers=FEW_OPTIMIZERS):
+    """
+    One configuration.
+
+    Args:
+        choose (callable): Chooses one of a sequence: at random, or as hypothesis does.
+        optimizers (tuple[str]): The names to choose from.
+    """
+    cell = choose(CELLS)
+    count = 1 if cell == "scaled" else choose((2, 3))
+    clip, ema, retries = choose(tuple(CLIPS)), choose(tuple(DECAYS)), choose((0, 1, 2))
+    laws = _draw_laws(choose, cell, count, retries)
+    steps = choose((1, 2, 3))
+    keywords = {"gradient_accumulation_steps": steps, "max_retries": retries}
+    keywords.update({name: _for(count, value) for name, value in CLIPS[clip].items()})
+    keywords["ema_decay"] = _for(count, DECAYS[ema])
+    every = cell == "alternating" and choose((False, True))
+    if every:
+        keywords["every"] = [choose((1, 2, 3)) for _ in range(count)]
+    resume = choose((None, *RESUMES))
+    configuration = Configuration(
+        cell,
+        count,
+        laws,
+        [choose(optimizers) for _ in range(count)],
+        keywords,
+        [],
+        resume,
+        choose(range(2, CALLS - 2)) if resume else CALLS,
+        {},
+    )
+    configuration.calls = [_draw_call(choose, configuration, i == CALLS - 1) for i in range(CALLS)]
+    configuration.features = {
+        "cell": cell,
+        "count": count,
+        "law": laws[0],
+        "own": len(laws) > 1,
+        "steps": steps,
+        "retries": retries,
+        "clip": clip,
+        "ema": ema,
+        "every": every,
+        "optimizer": configuration.optimizers[0],
+        "resume": resume,
+        "forward": any(call.forward_overflows_in is not None for call in configuration.calls),
+        **{
+            action: any(call.action[:1] == (action,) for call in configuration.calls)
+            for action in ("flush", "set_loss_scale")
+        },
+    }
+    return configuration
+
+
+def _for(count, value):
+    """A tuple has an entry for each network; of one network, the first."""
+    if not isinstance(value, tuple):
+        return value
+    return value[0] if count == 1 else list(value[:count])
+
+
+def _draw_laws(choose, cell, count, retries):
+    """One name, or one for each network, all of which must check alike, and back off if there are retries."""
+    group = DYNAMIC if retries else choose((DYNAMIC, DYNAMIC, DYNAMIC + STATIC, UNCHECKED))
+    own = cell != "scaled" and choose((False, True))
+    return [choose(group) for _ in range(count)] if own else [choose(group)]
+
+
+def _draw_call(choose, configuration, is_last):
+    count = configuration.count
+    actions = [()] * 6 + [("set_loss_scale",)]
+    if configuration.steps > 1:
+        actions += [("flush",)] * 2
+    if "every" in configuration.keywords:
+        actions.append(("set_every",))
+    action = choose(actions)
+    if action == ("set_loss_scale",):
+        scales = tuple(2.0**exponent for exponent in (4, 9, 12, 14))
+        values = [choose(scales) for _ in range(count)]
+        one = not configuration.has_own_scales and configuration.cell != "alternating"
+        action += (values[0] if one else values,)
+    elif action == ("set_every",):
+        action += ([choose((1, 2, 3)) for _ in range(count)],)
+    if not configuration.checks and not is_last:
+        # An overflow would be the end of all weights.
+        return Call([choose(ORDINARY) for _ in range(count)], None, action)
+    # Mostly one network overflows, or none.
+    slopes = [choose(ORDINARY) for _ in range(count)]
+    for _ in range(choose((1, 1, count))):
+        slopes[choose(range(count))] = choose(SLOPES)
+    # With scales of their own, whose overflow a window's was that began so is told by each call for itself.
+    may_overflow = not (configuration.has_own_scales and configuration.steps > 1)
+    overflows_in = choose(range(count)) if may_overflow and choose((False,) * 9 + (True,)) else None
+    return Call(slopes, overflows_in, action)
+
+
+def inputs(configuration, index):
+    """The arrays of a call: for each network a batch and a slope. They are exact in float16."""
+    call = configuration.calls[index]
+    rng = np.random.default_rng(index)
+    values = []
+    for i, slope in enumerate(call.slopes):
+        x = (rng.integers(-16, 17, (2, 2)) / 8).astype(np.float32)
+        if i == call.forward_overflows_in:
+            x[1, 0] = np.inf
+        values += [x, np.float32(slope)]
+    return values
+
+
+def covering(pool=600):
+    """
+    Few configurations, in which each two values of different features meet that meet in any of a large pool. Mode, the
+    configuration, one by one.
+    """
+    candidates = []
+    for seed in range(pool):
+        choose = random.Random(seed).choice
+        mode, configuration = choose(("graph", "pynative")), draw(choose)
+        pairs = set(itertools.combinations({**configuration.features, "mode": mode}.items(), 2))
+        candidates.append((pairs, mode, configuration))
+    missing = set().union(*(pairs for pairs, _, _ in candidates))
+    while missing:
+        pairs, mode, configuration = max(candidates, key=lambda candidate: len(candidate[0] & missing))
+        missing -= pairs
+        yield mode, configuration

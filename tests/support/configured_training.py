@@ -1,0 +1,312 @@
+"""A training cell of a drawn configuration, beside its reference: what both do in a call is compared, all of it."""
+
+import mindspore
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ms_lossscale import AlternatingTrainOneStepCell, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
+from support.configurations import LAWS, inputs
+from support.in_mode import in_mode
+from support.optimizers import make_optimizer
+from support.reference import AlternatingReference, NetworkReference, Run, StepReference
+from support.training import changed, same_bits, state
+
+# Of float32's 2**-24 = 6e-8, in some 12 steps of some 20 roundings each, of numbers of the order of 1. A forgotten or
+# doubled call, division, clip or average is off by 1e-2 or more.
+ROUNDING = {"rtol": 1e-5, "atol": 1e-5}
+FLOAT16_MAX = 65504.0
+
+
+class Sloped(nn.Cell):
+    """
+    Its weight's gradient has `slope` in it, which goes back through float16 and overflows there at a high scale, and
+    depends on the weights, also on those of the networks before it. Its forward writes a mean and counts itself.
+    """
+
+    def __init__(self, i, earlier, seed):
+        super().__init__(auto_prefix=False)
+        values = np.random.default_rng([seed, i]).integers(-16, 17, (2, 2)).astype(np.float32) / 8
+        self.weight = Parameter(Tensor(values[0]), name=f"n{i}.weight")
+        self.bias = Parameter(Tensor(values[1]), name=f"n{i}.bias")
+        self.mean = Parameter(Tensor(np.zeros(2, np.float32)), name=f"n{i}.mean", requires_grad=False)
+        self.count = Parameter(Tensor(0, mstype.int32), name=f"n{i}.count", requires_grad=False)
+        self.one = Tensor(1, mstype.int32)
+        self.earlier = earlier
+
+    def construct(self, x, slope):
+        ops.assign(self.count, self.count + self.one)
+        ops.assign(self.mean, 0.5 * self.mean + 0.5 * x[1])
+        weight = self.weight + self.bias
+        if self.earlier is not None:
+            weight = weight + self.earlier.weight
+        errors = weight - x[0]
+        # Zero, for the gradient: what the loss is stays exact.
+        zeros = self.weight - ops.stop_gradient(self.weight)
+        sloped = (zeros.astype(mstype.float16) * slope.astype(mstype.float16)).astype(mstype.float32)
+        return 0.25 * ops.square(errors).sum() + sloped.sum()
+
+
+class TupleOf(nn.Cell):
+    """One network with the losses of all."""
+
+    def __init__(self, networks):
+        super().__init__(auto_prefix=False)
+        self.networks = nn.CellList(networks, auto_prefix=False)
+
+    def construct(self, *values):
+        losses = ()
+        for i, network in enumerate(self.networks):
+            losses += (network(values[2 * i], values[2 * i + 1]),)
+        return losses
+
+
+class SlopedReference(NetworkReference):
+    """The same in NumPy, in float32."""
+
+    def __init__(self, network, earlier, optimizer, **keywords):
+        weights = [network.weight.asnumpy().copy(), network.bias.asnumpy().copy()]
+        super().__init__(weights, optimizer, (np.zeros(2, np.float32), 0), **keywords)
+        self.earlier = earlier
+
+    def run(self, values, scale):
+        x, slope = values
+        weight = self.weights[0] + self.weights[1]
+        if self.earlier is not None:
+            weight = weight + self.earlier.weights[0]
+        errors = weight - x[0]
+        holds = scale <= FLOAT16_MAX and abs(scale * slope) <= FLOAT16_MAX
+        mean, count = self.state
+        mean = np.float32(0.5) * mean + np.float32(0.5) * x[1]
+        return Run(
+            loss=np.float32(0.25) * np.sum(errors**2) if np.isfinite(slope) else np.nan,
+            gradients=[slope + np.float32(0.5) * errors if holds else np.full(2, np.inf), np.float32(0.5) * errors],
+            state=(mean, count + 1),
+            forward_overflowed=bool(np.isfinite(self.state[0]).all() and not np.isfinite(mean).all()),
+        )
+
+
+class Weights(nn.Cell):
+    """The weights of a reference, for MindSpore's own optimizer."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.weight, self.bias = (
+            Parameter(own.asnumpy().copy(), name=own.name) for own in (network.weight, network.bias)
+        )
+
+
+class ByHand:
+    """MindSpore's own optimizer, called by hand."""
+
+    def __init__(self, name, network):
+        with in_mode(mindspore.PYNATIVE_MODE):
+            self.own = Weights(network)
+            self.optimizer, _ = make_optimizer(name, self.own)
+
+    def __call__(self, weights, gradients):
+        with in_mode(mindspore.PYNATIVE_MODE):
+            self.optimizer(tuple(Tensor(gradient.astype(np.float32)) for gradient in gradients))
+        return [self.own.weight.asnumpy().copy(), self.own.bias.asnumpy().copy()]
+
+
+class ConfiguredTraining:
+    """A cell of this configuration. Other seeds make other weights, for a checkpoint to be loaded into."""
+
+    def __init__(self, configuration, seed=0):
+        self.configuration = configuration
+        self.networks = []
+        for i in range(configuration.count):
+            self.networks.append(Sloped(i, self.networks[-1] if i else None, seed))
+        self.optimizers = [make_optimizer(*pair)[0] for pair in zip(configuration.optimizers, self.networks)]
+        loss_scales = [LAWS[name][0]() for name in configuration.laws]
+        loss_scale = loss_scales if configuration.has_own_scales else loss_scales[0]
+        keywords = configuration.keywords
+        if configuration.cell == "scaled":
+            cell = ScaledTrainOneStepCell(self.networks[0], self.optimizers[0], loss_scale, **keywords)
+        elif configuration.cell == "tuple":
+            cell = SimultaneousTrainOneStepCell(TupleOf(self.networks), self.optimizers, loss_scale, **keywords)
+        else:
+            make = {"simultaneous": SimultaneousTrainOneStepCell, "alternating": AlternatingTrainOneStepCell}
+            positions = [(2 * i, 2 * i + 1) for i in range(configuration.count)]
+            cell = make[configuration.cell](
+                self.networks, self.optimizers, loss_scale, network_inputs=positions, **keywords
+            )
+        self.cell = cell.set_train()
+
+    def act(self, action):
+        if action:
+            getattr(self.cell, action[0])(*action[1:])
+
+    def call(self, index):
+        """What the call returns, as arrays."""
+        values = map(Tensor, inputs(self.configuration, index))
+        return [np.asarray(value.asnumpy()) for value in self.cell(*values)]
+
+
+class Reference:
+    """The reference of a training."""
+
+    def __init__(self, training):
+        configuration = training.configuration
+        self.configuration = configuration
+        self.networks = []
+        for i, network in enumerate(training.networks):
+            self.networks.append(
+                SlopedReference(
+                    network,
+                    self.networks[-1] if i else None,
+                    ByHand(configuration.optimizers[i], network),
+                    **{name: configuration.of_network(name, i) for name in ("clip_norm", "clip_value", "ema_decay")},
+                )
+            )
+        settings = (configuration.steps, configuration.keywords["max_retries"], configuration.checks)
+        self.alternates = configuration.cell == "alternating"
+        if self.alternates:
+            names = configuration.laws if configuration.has_own_scales else configuration.laws * configuration.count
+            self.phases = [
+                StepReference([network], [LAWS[name][1]()], *settings) for network, name in zip(self.networks, names)
+            ]
+            self.whole = AlternatingReference(self.phases, configuration.keywords.get("every"))
+        else:
+            laws = [LAWS[name][1]() for name in configuration.laws]
+            self.whole = StepReference(self.networks, laws, *settings)
+            self.phases = [self.whole]
+
+    def act(self, action):
+        name = action[0] if action else None
+        if name == "flush":
+            self.whole.flush()
+        elif name == "set_every":
+            self.whole.every = action[1]
+        elif name == "set_loss_scale":
+            laws = [(phase, i) for phase in self.phases for i in range(len(phase.laws))]
+            values = action[1] if isinstance(action[1], list) else [action[1]]
+            for (phase, i), value in zip(laws, values):
+                phase.set_loss_scale(i, value)
+
+    def call(self, index):
+        values = inputs(self.configuration, index)
+        return self.whole.call([values[2 * i : 2 * i + 2] for i in range(self.configuration.count)])
+
+    def scales(self):
+        scales = [law.scale for phase in self.phases for law in phase.laws]
+        return scales if self.alternates or self.configuration.has_own_scales else scales[0]
+
+    def counters(self):
+        counters = [phase.counters for phase in self.phases]
+        return counters if self.alternates else counters[0]
+
+
+class Comparison:
+    """Compares a training with its reference."""
+
+    def __init__(self, training):
+        self.training, self.reference = training, Reference(training)
+        self.configuration = training.configuration
+        self.assert_close = np.testing.assert_array_equal if self.configuration.is_exact else _assert_close
+
+    def act(self, action):
+        self.training.act(action)
+        self.reference.act(action)
+        self._compare_state()
+
+    def call(self, index):
+        """One call of both. Returns what the cell returned."""
+        losses, overflow, scales = self.reference.call(index)
+        outputs = self.training.call(index)
+        np.testing.assert_array_equal(outputs[1], overflow)
+        np.testing.assert_array_equal(outputs[2], np.float32(scales).reshape(outputs[2].shape))
+        if self.configuration.cell == "scaled":
+            self._compare_losses(outputs[0], losses[0])
+        else:
+            self._compare_losses(outputs[0], outputs[3].sum(dtype=np.float64))
+            for own, loss in zip(outputs[3], losses):
+                self._compare_losses(own, loss)
+        self._compare_state()
+        return outputs
+
+    @staticmethod
+    def _compare_losses(own, loss):
+        # Sums, of which each takes another order.
+        _assert_close(own, loss if np.isfinite(loss) else np.nan)
+
+    def _compare_state(self):
+        cell, reference = self.training.cell, self.reference
+        assert cell.get_loss_scale() == reference.scales()
+        assert cell.counters() == reference.counters()
+        for i, (network, wanted) in enumerate(zip(self.training.networks, reference.networks)):
+            self.assert_close(network.weight.asnumpy(), wanted.weights[0])
+            self.assert_close(network.bias.asnumpy(), wanted.weights[1])
+            np.testing.assert_array_equal(network.mean.asnumpy(), wanted.state[0])
+            assert int(network.count.asnumpy()) == wanted.state[1]
+            self._compare_optimizers(self.training.optimizers[i], wanted.optimizer.optimizer)
+        self._compare_averages(cell, reference)
+        self._compare_norms(cell, reference)
+
+    def _compare_optimizers(self, own, wanted):
+        """The moments, the number of steps, and whatever else an optimizer remembers."""
+        for parameter, its in zip(own.get_parameters(), wanted.get_parameters()):
+            assert parameter.name.endswith(its.name)
+            self.assert_close(parameter.asnumpy(), its.asnumpy())
+
+    def _compare_averages(self, cell, reference):
+        decays = [wanted.ema_decay is not None for wanted in reference.networks]
+        if any(decays):
+            averages = cell.ema_parameters()
+            assert len(averages) == 2 * sum(decays)
+            for network, wanted, has_decay in zip(self.training.networks, reference.networks, decays):
+                if has_decay:
+                    self.assert_close(averages[network.weight.name].asnumpy(), wanted.averages[0])
+                    self.assert_close(averages[network.bias.name].asnumpy(), wanted.averages[1])
+
+    @staticmethod
+    def _compare_norms(cell, reference):
+        if all(wanted.clip_norm is None for wanted in reference.networks):
+            return
+        norms = cell.grad_norm()
+        for norm, wanted in zip(norms if isinstance(norms, list) else [norms], reference.networks):
+            if wanted.clip_norm is None:
+                assert norm is None
+            elif np.isfinite(wanted.grad_norm):
+                np.testing.assert_allclose(norm, wanted.grad_norm, **ROUNDING)
+            else:
+                assert not np.isfinite(norm)
+
+
+def _assert_close(own, wanted):
+    np.testing.assert_allclose(own, wanted, **ROUNDING)
+
+
+def resumed(configuration, cell, way):
+    """A new training that goes on from where the cell is."""
+    fresh = ConfiguredTraining(configuration, seed=1)
+    if way == "copies":
+        copies = {name: Tensor(value) for name, value in state(cell).items()}
+        assert fresh.cell.load_state_dict(copies) == ([], [])
+    else:
+        mindspore.save_checkpoint(cell, "cell.ckpt")
+        loaded = mindspore.load_checkpoint("cell.ckpt")
+        if way == "load_state_dict":
+            assert fresh.cell.load_state_dict(loaded) == ([], [])
+        else:
+            assert mindspore.load_param_into_net(fresh.cell, loaded) == ([], [])
+    return fresh
+
+
+def check(configuration):
+    """
+    Makes all calls, and compares after each. From `resume_at` on a second cell goes on from a checkpoint, and must do
+    and hold the same, bit for bit.
+    """
+    training = ConfiguredTraining(configuration)
+    comparison, second = Comparison(training), None
+    for index, call in enumerate(configuration.calls):
+        if index == configuration.resume_at:
+            second = resumed(configuration, training.cell, configuration.resume)
+        comparison.act(call.action)
+        outputs = comparison.call(index)
+        if second is not None:
+            second.act(call.action)
+            assert all(same_bits(*pair) for pair in zip(second.call(index), outputs))
+            assert changed(state(second.cell), state(training.cell)) == set()

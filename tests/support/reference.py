@@ -1,0 +1,278 @@
+"""
+What the training cells do, by the public contract, in plain NumPy: laws of the loss scale, tries, windows, verdicts,
+updates, moving averages and counters. What a network computes, and its optimizer, are given.
+
+It is written to be obvious: whatever moves is an attribute, and a step that does not happen is put back from a copy.
+"""
+
+import copy
+import dataclasses
+
+import numpy as np
+
+
+class FixedLaw:
+    """The law of FixedLossScale, and of no loss scale."""
+
+    def __init__(self, scale):
+        self.scale = float(scale)
+
+    def next(self, scale, overflow):
+        """The scale after a step that used `scale`."""
+        return scale
+
+    def can_back_off(self, scale):
+        return False
+
+
+class ScheduledLaw(FixedLaw):
+    """The law of ScheduledLossScale."""
+
+    def __init__(self, milestone, scales):
+        super().__init__(scales[0])
+        self.starts = dict(zip(milestone, scales[1:]))
+        self.steps = 0
+
+    def next(self, scale, overflow):
+        self.steps += 1
+        return self.starts.get(self.steps, scale)
+
+
+class DynamicLaw:
+    """The law of DynamicLossScale, in the contract's words."""
+
+    def __init__(self, scale, window, *, factor=2.0, backoff=0.5, hysteresis=1, low=1.0, high=2.0**24):
+        self.scale, self.window, self.factor, self.backoff = float(scale), window, factor, backoff
+        self.hysteresis, self.low, self.high = hysteresis, low, high
+        self.clean = self.bad = 0
+
+    def next(self, scale, overflow):
+        if overflow:
+            self.clean = 0
+            self.bad += 1
+            if self.bad == self.hysteresis:
+                scale, self.bad = max(scale * self.backoff, self.low), 0
+        else:
+            self.bad = 0
+            self.clean += 1
+            if self.clean == self.window:
+                scale, self.clean = min(scale * self.factor, self.high), 0
+        return scale
+
+    def step(self, overflow):
+        self.scale = self.next(self.scale, overflow)
+
+    def can_back_off(self, scale):
+        return max(scale * self.backoff, self.low) < scale
+
+
+@dataclasses.dataclass
+class Run:
+    """What a network makes of its inputs: the gradients are those that reach the cell, unscaled."""
+
+    loss: float
+    gradients: list
+    state: object = None
+    forward_overflowed: bool = False
+
+
+class NetworkReference:
+    """
+    A network, its optimizer, and what else an update moves. A subclass gives `run(inputs, scale)`, which returns a Run
+    and moves nothing.
+
+    Args:
+        weights (list[array]): One array for each weight.
+        optimizer (callable): From the weights and their gradients to the new weights.
+        state: What its forward writes.
+        clip_norm, clip_value, ema_decay (float): As in the contract.
+    """
+
+    def __init__(self, weights, optimizer, state=None, clip_norm=None, clip_value=None, ema_decay=None):
+        self.weights, self.optimizer, self.state = weights, optimizer, state
+        self.clip_norm, self.clip_value, self.ema_decay = clip_norm, clip_value, ema_decay
+        self.averages = [weight.copy() for weight in weights]
+        self.grad_norm = 0.0
+
+    def measure(self, gradients):
+        flat = np.concatenate([gradient.ravel() for gradient in gradients]).astype(np.float64)
+        self.grad_norm = float(np.sqrt(np.sum(flat**2)))
+
+    def update(self, gradients):
+        if self.clip_norm is not None and self.grad_norm > self.clip_norm:
+            ratio = np.float32(self.clip_norm / self.grad_norm)
+            gradients = [gradient * ratio for gradient in gradients]
+        if self.clip_value is not None:
+            gradients = [np.clip(gradient, -self.clip_value, self.clip_value) for gradient in gradients]
+        self.weights = self.optimizer(self.weights, gradients)
+        if self.ema_decay is not None:
+            decay, rest = np.float32(self.ema_decay), np.float32(1 - self.ema_decay)
+            self.averages = [decay * average + rest * weight for average, weight in zip(self.averages, self.weights)]
+
+
+class StepReference:
+    """
+    Networks that share one window, one verdict and one update.
+
+    Args:
+        networks (list[NetworkReference]): The networks.
+        laws (list): The law of the loss scale that they share, alone in the list, or that of each.
+        steps (int): Calls in a window.
+        max_retries (int): How many tries beyond the first a call has.
+        checks (bool): Whether an overflow is looked for.
+    """
+
+    def __init__(self, networks, laws, steps=1, max_retries=0, checks=True):
+        self.networks, self.laws, self.steps = networks, laws, steps
+        self.max_retries, self.checks = max_retries, checks
+        self.counters = {"applied_steps": 0, "skipped_steps": 0, "consecutive_skipped_steps": 0}
+        if max_retries:
+            self.counters["retries"] = 0
+        self._begin_window()
+
+    def _begin_window(self):
+        self.calls = []  # For each call the gradients of each network.
+        self.to_blame = [False] * len(self.laws)
+        self.is_set = [False] * len(self.laws)
+
+    @property
+    def lost(self):
+        """Whether an overflow is known of in this window."""
+        return any(self.to_blame)
+
+    def set_loss_scale(self, i, value):
+        """What is set within a window is for the next one."""
+        self.laws[i].scale = float(value)
+        self.is_set[i] = bool(self.calls)
+
+    def call(self, inputs):
+        """`inputs` holds each network's. Returns the losses, the overflow and the scales that were used."""
+        if not self.calls:
+            self.scales = [law.scale for law in self.laws]
+            self.states = [network.state for network in self.networks]
+        before, left, first_flags = copy.deepcopy((self.laws, self.scales)), self.max_retries, None
+        while True:
+            runs, flags = self._try(inputs)
+            first_flags = first_flags or flags
+            if not (left and self._can_be_mended(runs, flags)):
+                break
+            self._back_off(flags)
+            left -= 1
+        used = list(self.scales)
+        if any(flags):
+            # The law sees one overflow, that of the first try.
+            (self.laws, self.scales), flags = before, first_flags
+        self.to_blame = [earlier or flag for earlier, flag in zip(self.to_blame, flags)]
+        overflow = self.lost
+        for network, run, state in zip(self.networks, runs, self.states):
+            network.state = state if overflow else run.state
+        self.calls.append([run.gradients for run in runs])
+        if len(self.calls) == self.steps:
+            self._end_window()
+        return [run.loss for run in runs], overflow, used
+
+    def _try(self, inputs):
+        """The networks' runs, and for each law whether it is to blame for an overflow."""
+        of_one = len(self.laws) == 1
+        scales = self.scales * len(self.networks) if of_one else self.scales
+        runs = [network.run(its, scale) for network, its, scale in zip(self.networks, inputs, scales)]
+        not_finite = [not all(np.isfinite(gradient).all() for gradient in run.gradients) for run in runs]
+        in_a_forward = any(run.forward_overflowed for run in runs)
+        if not self.checks:
+            flags = [False] * len(self.laws)
+        elif of_one:
+            flags = [any(not_finite) or in_a_forward]
+        else:
+            # Where no gradient tells whose it was, all are to blame.
+            flags = not_finite if any(not_finite) else [in_a_forward] * len(self.laws)
+        return runs, flags
+
+    def _can_be_mended(self, runs, flags):
+        """Whether a lower scale may help: not what overflowed in a forward, and not a window that is lost already."""
+        hopeless = any(run.forward_overflowed or not np.isfinite(run.loss) for run in runs) or self.lost
+        to_blame = [(law, scale) for law, scale, flag in zip(self.laws, self.scales, flags) if flag]
+        return bool(to_blame) and not hopeless and all(law.can_back_off(scale) for law, scale in to_blame)
+
+    def _back_off(self, flags):
+        """The laws to blame take their step for an overflow, and the window goes on at the lower scale."""
+        self.counters["retries"] += 1
+        for i, flag in enumerate(flags):
+            if flag:
+                self.scales[i] = self._step_law(i, overflow=True)
+
+    def _step_law(self, i, overflow):
+        next_scale = self.laws[i].next(self.scales[i], overflow)
+        if not self.is_set[i]:
+            self.laws[i].scale = next_scale
+        return next_scale
+
+    def _end_window(self):
+        for i, to_blame in enumerate(self.to_blame):
+            # In a step that overflowed, the others' laws stand still.
+            if to_blame or not self.lost:
+                self._step_law(i, to_blame)
+        count = len(self.calls)
+        for network, of_calls in zip(self.networks, zip(*self.calls)):
+            means = [sum(of_weight) / of_weight[0].dtype.type(count) for of_weight in zip(*of_calls)]
+            network.measure(means)
+            if not self.lost:
+                network.update(means)
+        if self.lost:
+            self.counters["skipped_steps"] += 1
+            self.counters["consecutive_skipped_steps"] += 1
+        else:
+            self.counters["applied_steps"] += 1
+            self.counters["consecutive_skipped_steps"] = 0
+        self._begin_window()
+
+    def flush(self):
+        if self.calls:
+            self._end_window()
+
+
+class AlternatingReference:
+    """
+    Networks that step one after the other, each with a scale, windows and a verdict of its own.
+
+    Args:
+        phases (list[StepReference]): One for each network.
+        every (tuple[int]): Network i takes part in the windows k, 2k, 3k, ... with k = every[i].
+    """
+
+    def __init__(self, phases, every=None):
+        self.phases, self.steps = phases, phases[0].steps
+        self.every = every or (1,) * len(phases)
+        self.windows = self.calls = 0
+        self.last_losses = [0.0] * len(phases)
+
+    def takes_part(self, i):
+        return (self.windows + 1) % self.every_in_window[i] == 0
+
+    def call(self, inputs):
+        """`inputs` holds each network's. Returns the lists of losses, overflows and scales."""
+        if self.calls == 0:
+            self.every_in_window = self.every
+        self.losses, overflows, scales = list(self.last_losses), [], []
+        for i, (phase, its) in enumerate(zip(self.phases, inputs)):
+            overflow, scale = False, phase.laws[0].scale
+            if self.takes_part(i):
+                (self.losses[i],), overflow, (scale,) = phase.call([its])
+            overflows.append(overflow)
+            scales.append(scale)
+        self.calls += 1
+        if self.calls == self.steps:
+            self._end_window()
+        return self.losses, overflows, scales
+
+    def _end_window(self):
+        for i, phase in enumerate(self.phases):
+            # The loss of a turn that was skipped does not count.
+            if self.takes_part(i) and not phase.counters["consecutive_skipped_steps"]:
+                self.last_losses[i] = self.losses[i]
+        self.windows, self.calls = self.windows + 1, 0
+
+    def flush(self):
+        if self.calls:
+            for phase in self.phases:
+                phase.flush()
+            self._end_window()

@@ -242,11 +242,14 @@ class AlternatingReference:
     def __init__(self, phases, every=None):
         self.phases, self.steps = phases, phases[0].steps
         self.every = every or (1,) * len(phases)
+        self.every_in_window = self.every
         self.windows = self.calls = 0
         self.last_losses = [0.0] * len(phases)
 
     def takes_part(self, i):
-        return (self.windows + 1) % self.every_in_window[i] == 0
+        """Whether network i takes part in the next call."""
+        every = self.every_in_window if self.calls else self.every
+        return (self.windows + 1) % every[i] == 0
 
     def call(self, inputs):
         """`inputs` holds each network's. Returns the lists of losses, overflows and scales."""

@@ -52,7 +52,8 @@ CLIPS = {
     "mixed": {"clip_norm": (INF, None, 0.5), "clip_value": (None, 0.5, None)},
 }
 DECAYS = {"no_ema": None, "ema": 0.75, "some_ema": (None, 0.5, 0.875)}
-FEW_OPTIMIZERS = ("nn.Momentum", "nn.AdamWeightDecay", "experimental.AdamW", "nn.SGD")
+# Those that compile fast.
+FEW_OPTIMIZERS = ("nn.Momentum", "nn.AdamWeightDecay", "nn.SGD")
 ALL_OPTIMIZERS = tuple(sorted(RUN_EVERYWHERE))
 RESUMES = ("load_param_into_net", "load_state_dict", "copies")
 
@@ -89,7 +90,6 @@ class Configuration:
     calls: list
     resume: Optional[str]
     resume_at: int
-    features: dict
 
     @property
     def steps(self):
@@ -110,22 +110,42 @@ class Configuration:
         norms = norms if isinstance(norms, list) else [norms]
         return self.steps < 3 and not any(norm is not None and norm < INF for norm in norms)
 
+    def settings(self):
+        """What distinguishes it from others, by name."""
+        actions = {call.action[0] for call in self.calls if call.action}
+        return {
+            "cell": self.cell,
+            "law": next(i for i, group in enumerate((DYNAMIC, STATIC, UNCHECKED)) if self.laws[0] in group),
+            "has_own_scales": self.has_own_scales,
+            "accumulates": self.steps > 1,
+            "retries": self.keywords["max_retries"] > 0,
+            "clip": str([self.of_network(name, 0) for name in ("clip_norm", "clip_value")]),
+            "clips_alike": not isinstance(self.keywords.get("clip_norm"), list),
+            "ema": str(self.keywords["ema_decay"]),
+            "every": "every" in self.keywords,
+            "optimizer": self.optimizers[0],
+            "is_resumed": self.resume is not None,
+            "forward_overflows": any(call.forward_overflows_in is not None for call in self.calls),
+            **{action: action in actions for action in ("flush", "set_loss_scale", "set_every")},
+        }
+
     def of_network(self, name, i):
         """The setting of network i."""
         value = self.keywords.get(name)
         return value[i] if isinstance(value, list) else value
 
 
-def draw(choose, optimizers=FEW_OPTIMIZERS):
+def draw(choose, optimizers=ALL_OPTIMIZERS, counts=(2, 3)):
     """
     One configuration.
 
     Args:
         choose (callable): Chooses one of a sequence: at random, or as hypothesis does.
         optimizers (tuple[str]): The names to choose from.
+        counts (tuple[int]): How many networks there may be, where there are several.
     """
     cell = choose(CELLS)
-    count = 1 if cell == "scaled" else choose((2, 3))
+    count = 1 if cell == "scaled" else choose(counts)
     clip, ema, retries = choose(tuple(CLIPS)), choose(tuple(DECAYS)), choose((0, 1, 2))
     laws = _draw_laws(choose, cell, count, retries)
     steps = choose((1, 2, 3))
@@ -145,27 +165,8 @@ def draw(choose, optimizers=FEW_OPTIMIZERS):
         [],
         resume,
         choose(range(2, CALLS - 2)) if resume else CALLS,
-        {},
     )
     configuration.calls = [_draw_call(choose, configuration, i == CALLS - 1) for i in range(CALLS)]
-    configuration.features = {
-        "cell": cell,
-        "count": count,
-        "law": laws[0],
-        "own": len(laws) > 1,
-        "steps": steps,
-        "retries": retries,
-        "clip": clip,
-        "ema": ema,
-        "every": every,
-        "optimizer": configuration.optimizers[0],
-        "resume": resume,
-        "forward": any(call.forward_overflows_in is not None for call in configuration.calls),
-        **{
-            action: any(call.action[:1] == (action,) for call in configuration.calls)
-            for action in ("flush", "set_loss_scale")
-        },
-    }
     return configuration
 
 
@@ -224,19 +225,20 @@ def inputs(configuration, index):
     return values
 
 
-def covering(pool=600):
+def covering(pool=500):
     """
-    Few configurations, in which each two values of different features meet that meet in any of a large pool. Mode, the
-    configuration, one by one.
+    Few configurations and modes, in which each two values of different settings meet that meet in any of a large pool,
+    and which have each loss scale, number of calls and tries, and way to resume.
     """
     candidates = []
     for seed in range(pool):
         choose = random.Random(seed).choice
-        mode, configuration = choose(("graph", "pynative")), draw(choose)
-        pairs = set(itertools.combinations({**configuration.features, "mode": mode}.items(), 2))
-        candidates.append((pairs, mode, configuration))
-    missing = set().union(*(pairs for pairs, _, _ in candidates))
+        mode, drawn = choose(("graph", "pynative")), draw(choose, FEW_OPTIMIZERS, (2,))
+        covers = set(itertools.combinations({"mode": mode, **drawn.settings()}.items(), 2))
+        covers.update(drawn.laws, [("steps", drawn.steps), ("retries", drawn.keywords["max_retries"]), drawn.resume])
+        candidates.append((covers, mode, drawn))
+    missing = set().union(*(covers for covers, _, _ in candidates))
     while missing:
-        pairs, mode, configuration = max(candidates, key=lambda candidate: len(candidate[0] & missing))
-        missing -= pairs
-        yield mode, configuration
+        covers, mode, drawn = max(candidates, key=lambda candidate: len(candidate[0] & missing))
+        missing -= covers
+        yield mode, drawn

@@ -31,7 +31,6 @@ from ms_lossscale import (
     AlternatingTrainOneStepCell,
     DynamicLossScale,
     FixedLossScale,
-    ScaledTrainOneStepCell,
 )
 
 # For each call the networks that overflow.
@@ -187,67 +186,6 @@ def pair_batch(call, overflow_in=()):
     return [
         tensor for i in range(2) for tensor in (overflowing_batch if i in overflow_in else batch)(seed=2 * call + i)
     ]
-
-
-class TestEvery:
-    """The oracle is the schedule in plain Python, with a ScaledTrainOneStepCell for each network."""
-
-    def test_follows_the_schedule(self, mode):
-        networks, expected = linear_pair(), linear_pair()
-        loss_scale = DynamicLossScale(2.0**10, scale_window=2)
-        cell = AlternatingTrainOneStepCell(
-            networks, sgd(networks), loss_scale, every=(1, 3), network_inputs=PAIRS
-        ).set_train()
-        alone = [
-            ScaledTrainOneStepCell(*pair, DynamicLossScale(2.0**10, scale_window=2)).set_train()
-            for pair in zip(expected, sgd(expected))
-        ]
-        every, last = (1, 3), [np.float32(0.0), np.float32(0.0)]
-        # Network 1 takes part in calls 3 (overflow), 6, 9; then it is stopped until calls 10, 12 (overflow) and 14.
-        overflow_in = {2: (0,), 3: (1,), 4: (1,), 12: (0, 1)}
-        turns = []
-        for call in range(1, 15):
-            if call == 10:
-                every = (7, 2)
-                cell.set_every(every)
-            overflows = overflow_in.get(call, ())
-            inputs = pair_batch(call, overflows)
-            _, overflow, scales, losses = as_numpy(cell(*inputs))
-            for i in range(2):
-                if call % every[i] == 0:
-                    turns.append((call, i))
-                    wanted = as_numpy(alone[i](*take(PAIRS[i], inputs)))
-                    last[i] = wanted[0]
-                    assert overflow[i] == wanted[1] == (i in overflows)
-                else:
-                    # Its last loss, no overflow, and its present scale.
-                    wanted = [last[i], np.array(False), np.float32(alone[i].get_loss_scale())]
-                    assert not overflow[i]
-                np.testing.assert_array_equal(losses[i], wanted[0])
-                assert scales[i] == wanted[2]
-                np.testing.assert_array_equal(networks[i].weight.asnumpy(), expected[i].weight.asnumpy())
-            assert cell.counters() == [one.counters() for one in alone]
-            assert cell.get_loss_scale() == [one.get_loss_scale() for one in alone]
-        assert [call for call, i in turns if i == 0] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 14]
-        assert [call for call, i in turns if i == 1] == [3, 6, 9, 10, 12, 14]
-
-    def test_a_network_that_does_not_take_part_is_not_run(self, mode):
-        """Its forward would move BatchNorm's statistics."""
-        generator, discriminator = generator_and_discriminator()
-        cell = AlternatingTrainOneStepCell(
-            two_losses(generator, discriminator),
-            two_optimizers(generator, discriminator),
-            2.0**10,
-            every=(2, 2),
-            network_inputs=NETWORK_INPUTS,
-        ).set_train()
-        before = state(cell)
-        outputs = as_numpy(cell(*gan_batch()))
-        assert all(name.startswith("alternation.") for name in changed(before, state(cell)))
-        for output, expected in zip(outputs, (0.0, [False, False], [1024.0, 1024.0], [0.0, 0.0])):
-            np.testing.assert_array_equal(output, expected)
-        cell(*gan_batch())
-        assert len(changed(before, state(cell))) > 10
 
 
 class TestOneForEach:

@@ -14,10 +14,8 @@ from support.networks import BATCH, HalfPrecision, batch
 from support.training import changed, same_bits, state
 
 from ms_lossscale import (
-    AlternatingTrainOneStepCell,
     DynamicLossScale,
     ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
 )
 
 pytestmark = pytest.mark.long
@@ -193,38 +191,6 @@ def test_unscaled_gradients_are_clipped(mode, clip):
             assert_close(actual, np.clip(np.asarray(gradient, np.float32), -0.5, 0.5))
 
 
-def test_the_norm_is_of_each_optimizers_gradients(mode):
-    networks = [GivenGradients("first."), GivenGradients("second.")]
-    cell = SimultaneousTrainOneStepCell(
-        networks,
-        [nn.SGD(network.trainable_params(), 1.0) for network in networks],
-        2.0**10,
-        network_inputs=[(0, 1), (2, 3)],
-        clip_norm=[1.0, 2.0],
-    ).set_train()
-    gradients = [np.array(ORDINARY, np.float32), 100 * np.array(ORDINARY, np.float32)]
-    parts = [part for gradient in gradients for part in (Tensor(gradient[:3]), Tensor(gradient[3:].reshape(2, 2)))]
-    cell(*parts)
-    for network, gradient, bound in zip(networks, gradients, (1.0, 2.0)):
-        updated = np.concatenate([own.asnumpy().ravel() for own in network.trainable_params()])
-        assert_close(-updated, clipped_by_norm(gradient, bound))
-    np.testing.assert_allclose(cell.grad_norm(), [norm(gradient) for gradient in gradients], rtol=RELATIVE)
-
-
-@pytest.mark.parametrize("make_cell", [SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell])
-def test_networks_that_are_not_measured_have_no_norm(mode, make_cell):
-    networks = [GivenGradients("first."), GivenGradients("second.")]
-    cell = make_cell(
-        networks, [nn.SGD(network.trainable_params(), 1.0) for network in networks], 1.0, clip_norm=[None, INF]
-    ).set_train()
-    gradient = np.array(ORDINARY, np.float32)
-    cell(Tensor(gradient[:3]), Tensor(gradient[3:].reshape(2, 2)))
-    first, second = cell.grad_norm()
-    assert first is None
-    assert type(second) is float
-    np.testing.assert_allclose(second, norm(gradient), rtol=RELATIVE)
-
-
 @pytest.mark.parametrize("kind", CELLS)
 @pytest.mark.parametrize("clip", [{}, {"clip_value": 1.0}], ids=["no_clip", "clip_value"])
 def test_grad_norm_needs_clip_norm(kind, clip):
@@ -246,19 +212,6 @@ def test_an_infinite_bound_only_measures(mode, kind, steps):
             assert same_bits(own.asnumpy(), wanted.asnumpy())
     common = state(plain.cell)
     assert changed({name: state(measured.cell)[name] for name in common}, common) == set()
-
-
-def test_grad_norm_stands_between_verdicts(mode):
-    trained = Trained("scaled", steps=3, clip_norm=0.5)
-    for seed in range(3):
-        trained.call(seed)
-    at_the_verdict = trained.cell.grad_norm()
-    assert type(at_the_verdict) is float
-    trained.call(3)
-    trained.call(4, (True, False))
-    assert trained.cell.grad_norm() == at_the_verdict
-    trained.call(5)
-    assert not math.isfinite(trained.cell.grad_norm())
 
 
 @pytest.mark.parametrize("steps", [1, 2], ids=["every_call", "accumulation"])

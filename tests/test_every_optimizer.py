@@ -14,7 +14,7 @@ from support.networks import LinearWithBias, batch, batch_for
 from support.optimizers import OPTIMIZERS, RUN_EVERYWHERE, make_optimizer
 from support.training import restore, state, weights
 
-from ms_lossscale import DynamicLossScale, FixedLossScale, ScaledTrainOneStepCell
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 
 pytestmark = pytest.mark.long
 
@@ -107,20 +107,6 @@ def test_is_right_to_rounding_for_any_scale(mode, name):
         # and weights of the order of 1: less than 1e-5. A missing division is off by 0.1 and more, except where an
         # optimizer normalises its gradients: test_tiny_gradients.py is about that.
         np.testing.assert_allclose(weight, wanted, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["nn.Momentum", "nn.AdamWeightDecay", "experimental.Adam"])
-def test_a_fixed_scale_is_exact_too(mode, name):
-    expected = unscaled_or_skip(name, mode)
-    network = LinearWithBias()
-    optimizer, schedule = make_optimizer(name, network)
-    cell = ScaledTrainOneStepCell(network, optimizer, FixedLossScale(2.0**16)).set_train()
-    for step, overflow in enumerate(OVERFLOWS):
-        cell(*batch_for(overflow, seed=step))
-        if schedule and not overflow:
-            schedule.step()
-    for weight, wanted in zip(weights(network), expected):
-        np.testing.assert_array_equal(weight, wanted)
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name not in NOT_COMPARABLE])

@@ -7,8 +7,8 @@ import sys
 
 import numpy as np
 import pytest
-from support.numpy_control import DynamicLaw
 from support.python_process import ROOT, check_python
+from support.reference import DynamicLaw
 
 PAGE = (ROOT / "docs" / "migration.md").read_text()
 BLOCK = re.compile(r"```python\n# (Set-up|Before: not on CPU|Before|After)\n(.*?)```", re.S)

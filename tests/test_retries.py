@@ -1,4 +1,4 @@
-"""Retries against a simulation: which tries there are, what the law and the counters see, and that nothing is left."""
+"""Retries: that nothing of a try is left, how often a detector is asked, and what is refused."""
 
 import mindspore
 import numpy as np
@@ -6,14 +6,9 @@ import pytest
 from mindspore import Tensor, nn
 from support.retried_networks import (
     LEARNING_RATE,
-    Law,
     Penalised,
-    RetryControl,
     Slope,
-    TwoSlopes,
     inputs,
-    loss_scale,
-    random_slopes,
 )
 from support.training import changed, same_bits, state
 
@@ -24,44 +19,11 @@ from ms_lossscale import (
     OverflowDetector,
     ScaledTrainOneStepCell,
     ScheduledLossScale,
-    SimultaneousTrainOneStepCell,
 )
-
-LAWS = {
-    "plain": {"scale": 2.0**15, "window": 3},
-    "hysteresis": {"scale": 2.0**15, "window": 4, "hysteresis": 2},
-    "floor": {"scale": 2.0**12, "window": 5, "low": 2.0**9},
-}
 
 
 def sgd(network):
     return nn.SGD([network.weight], LEARNING_RATE)
-
-
-def check(network, cell, control, counters):
-    assert counters == control.counters()
-    np.testing.assert_array_equal(network.weight.asnumpy(), np.full(3, control.weight, np.float32))
-
-
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("retries", [1, 3])
-@pytest.mark.parametrize("keywords", [{}, {"clip_norm": float("inf")}, {"gradient_accumulation_steps": 4}], ids=str)
-def test_scaled(mode, law, retries, keywords):
-    network = Slope()
-    cell = ScaledTrainOneStepCell(
-        network, sgd(network), loss_scale(**LAWS[law]), max_retries=retries, **keywords
-    ).set_train()
-    control = RetryControl(Law(**LAWS[law]), retries, keywords.get("gradient_accumulation_steps", 1))
-    for seed, slope in enumerate(random_slopes(retries, 40)):
-        overflow, scale = control.call(slope)
-        outputs = cell(*inputs(slope, seed=seed))
-        assert (bool(outputs[1].asnumpy()), float(outputs[2].asnumpy())) == (overflow, scale)
-        assert cell.get_loss_scale() == control.law.scale
-        check(network, cell, control, cell.counters())
-        if not control.window:
-            # A call that was tried again, or taken back, has run forward once, or never.
-            assert int(network.calls.asnumpy()) == control.forwards
-    assert min(control.retries, control.skipped_steps, control.applied_steps) > 0
 
 
 @pytest.mark.parametrize("aux", [False, True])
@@ -97,80 +59,6 @@ def flat(values):
     if isinstance(values, (tuple, list)):
         return [each for value in values for each in flat(value)]
     return [values.asnumpy()]
-
-
-@pytest.mark.parametrize("form", ["list", "tuple"])
-def test_simultaneous(mode, form):
-    networks = [Slope("first"), Slope("second")]
-    optimizers = list(map(sgd, networks))
-    keywords = {"network_inputs": [(0, 1), (0, 2)]} if form == "list" else {}
-    cell = SimultaneousTrainOneStepCell(
-        networks if form == "list" else TwoSlopes(*networks),
-        optimizers,
-        loss_scale(**LAWS["plain"]),
-        max_retries=2,
-        **keywords,
-    ).set_train()
-    control = RetryControl(Law(**LAWS["plain"]), 2)
-    weights = np.ones(2)
-    for seed, (one, other) in enumerate(zip(random_slopes(3, 40), random_slopes(4, 40))):
-        larger = np.nan if np.isnan(one + other) else max(one, other)
-        overflow, scale = control.call(larger)
-        outputs = cell(*inputs(one, other, seed=seed))
-        assert (bool(outputs[1].asnumpy()), float(outputs[2].asnumpy())) == (overflow, scale)
-        assert cell.counters() == control.counters()
-        if not overflow:
-            weights -= LEARNING_RATE * np.array([one, other])
-        for network, weight in zip(networks, weights):
-            np.testing.assert_array_equal(network.weight.asnumpy(), np.full(3, weight, np.float32))
-            assert int(network.calls.asnumpy()) == control.applied_steps
-    assert min(control.retries, control.skipped_steps, control.applied_steps) > 0
-
-
-@pytest.mark.parametrize("every", [(1, 1), (1, 3)])
-def test_alternating_each_for_itself(mode, every):
-    networks = [Slope("first"), Slope("second")]
-    cell = AlternatingTrainOneStepCell(
-        networks,
-        list(map(sgd, networks)),
-        loss_scale(**LAWS["plain"]),
-        max_retries=2,
-        network_inputs=[(0, 1), (0, 2)],
-        every=every,
-    ).set_train()
-    controls = [RetryControl(Law(**LAWS["plain"]), 2) for _ in networks]
-    for call, pair in enumerate(zip(random_slopes(5, 40), random_slopes(6, 40)), 1):
-        expected = [
-            control.call(slope) if call % k == 0 else (False, control.law.scale)
-            for control, slope, k in zip(controls, pair, every)
-        ]
-        x, *both = inputs(*pair, seed=call)
-        outputs = cell(x, *both)
-        assert list(zip(outputs[1].asnumpy(), outputs[2].asnumpy())) == expected
-        for network, control, counters in zip(networks, controls, cell.counters()):
-            check(network, cell, control, counters)
-            assert int(network.calls.asnumpy()) == control.forwards
-    assert min(control.retries for control in controls) > 0
-
-
-def test_resumed_in_the_middle(mode):
-    def make():
-        network = Slope()
-        return ScaledTrainOneStepCell(
-            network, sgd(network), loss_scale(**LAWS["hysteresis"]), max_retries=2, gradient_accumulation_steps=2
-        ).set_train()
-
-    whole, first = make(), make()
-    values = random_slopes(7, 11)
-    for seed, slope in enumerate(values):
-        whole(*inputs(slope, seed=seed))
-    for seed, slope in enumerate(values[:5]):
-        first(*inputs(slope, seed=seed))
-    second = make()
-    second.load_state_dict(first.parameters_dict())
-    for seed, slope in enumerate(values[5:], 5):
-        second(*inputs(slope, seed=seed))
-    assert changed(state(whole), state(second)) == set()
 
 
 class Recorded(OverflowDetector):

@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 from mindspore import Tensor, dataset
 from mindspore.train import Callback, Model
-from support.linear_pair import CELLS, NETWORK_INPUTS, First, Second, Trained, arrays, momentum
+from support.linear_pair import CELLS, NETWORK_INPUTS, First, Second, arrays, momentum
 
 from ms_lossscale import (
     AlternatingTrainOneStepCell,
     DynamicLossScale,
     FlushAccumulation,
     ScaledTrainOneStepCell,
-    ScheduledLossScale,
     SimultaneousTrainOneStepCell,
 )
 
@@ -32,42 +31,6 @@ def call(cell, kind, seed, overflows):
     x0, x1, y = (Tensor(array) for array in arrays(seed, overflows))
     output = cell(x0, y) if kind == "scaled" else cell(x0, x1, y)
     return output[2].asnumpy().tolist()
-
-
-@pytest.mark.parametrize("kind, steps", [("scaled", 1), ("scaled", 2), ("simultaneous", 1), ("alternating", 2)])
-def test_a_schedule_counts_windows_skipped_ones_included(mode, kind, steps):
-    cell = cell_of(kind, ScheduledLossScale([2, 5, 6], [2.0**8, 2.0**10, 2.0**4]), gradient_accumulation_steps=steps)
-    # One value for each step of the cell; the last one holds on.
-    schedule = [2.0**8] * 2 + [2.0**10] * 3 + [2.0**4] * 3
-    for window, scale in enumerate(schedule):
-        for micro_step in range(steps):
-            # The steps 1 and 4 are skipped, the last ones before a milestone.
-            overflows = (window in (1, 4) and micro_step == 0,) * 2
-            used = call(cell, kind, window * steps + micro_step, overflows)
-            assert used == ([scale] * 2 if kind == "alternating" else scale)
-    counters = cell.counters()
-    for each in counters if kind == "alternating" else [counters]:
-        assert each == {"applied_steps": 6, "skipped_steps": 2, "consecutive_skipped_steps": 0}
-
-
-def test_flushed_windows_count_too(mode):
-    cell = cell_of("scaled", ScheduledLossScale([1, 2], [2.0**8, 2.0**10]), gradient_accumulation_steps=3)
-    assert call(cell, "scaled", 0, (False, False)) == 2.0**8
-    cell.flush()
-    assert cell.get_loss_scale() == 2.0**10
-    assert call(cell, "scaled", 1, (False, False)) == 2.0**10
-
-
-def test_each_alternating_network_counts_its_own_turns(mode):
-    cell = cell_of(
-        "alternating",
-        [ScheduledLossScale([2, 3], [2.0**8, 2.0**10]), ScheduledLossScale([1, 2], [2.0**4, 2.0**6])],
-        every=(1, 3),
-    )
-    used = [call(cell, "alternating", seed, (False, False)) for seed in range(6)]
-    assert [scales[0] for scales in used] == [2.0**8] * 2 + [2.0**10] * 4
-    # Its turns are the calls 3 and 6; on the others it shows its present scale.
-    assert [scales[1] for scales in used] == [2.0**4] * 3 + [2.0**6] * 3
 
 
 class Stage(Callback):
@@ -110,14 +73,3 @@ def test_a_stage_that_begins_within_a_window_counts_from_the_next(mode):
     Model(cell).train(2, rows_of("scaled", 3), callbacks=[stage], dataset_sink_mode=False)
     # Not flushed: the fourth call, the first of the second stage, ends a window that began at the third.
     assert stage.used == [2.0**4] * 4 + [2.0**12] * 2
-
-
-def test_a_scale_set_by_hand_does_not_change_the_training(mode):
-    trained = Trained("scaled", scale=2.0**10, window=None, steps=2, clip_norm=0.5)
-    for seed in range(4):
-        trained.call(seed)
-    trained.cell.set_loss_scale(2.0**3)
-    for verdict in trained.verdicts:
-        verdict.law.scale = 2.0**3
-    for seed in range(4, 8):
-        trained.call(seed)

@@ -1,9 +1,7 @@
 """A scale that is set by hand within an accumulation window is the next window's, whatever its value is."""
 
-import pytest
 from mindspore import nn
 from support.networks import Linear, batch_for
-from support.training import restore, state
 
 from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale, ScaledTrainOneStepCell
 
@@ -30,28 +28,6 @@ def rest_of_the_window(cell, calls):
     return [call(cell) for _ in range(calls)]
 
 
-@pytest.mark.parametrize("of_the_law", [False, True])
-@pytest.mark.parametrize("value", [START, 2.0**5])
-@pytest.mark.parametrize("overflow", [False, True])
-def test_is_the_next_windows(mode, overflow, value, of_the_law):
-    cell = cell_of(law())
-    assert call(cell, overflow) == START
-    (cell.loss_scale if of_the_law else cell).set_loss_scale(value)
-    assert cell.get_loss_scale() == value
-    assert rest_of_the_window(cell, 2) == [START] * 2
-    assert rest_of_the_window(cell, 3) == [value] * 3
-    # The law goes on from there.
-    assert rest_of_the_window(cell, 3) == [2 * value] * 3
-
-
-def test_one_that_is_set_between_windows_is_moved_by_the_law(mode):
-    cell = cell_of(law())
-    for _ in range(2):
-        cell.set_loss_scale(START)
-        assert rest_of_the_window(cell, 3) == [START] * 3
-        assert cell.get_loss_scale() == 2 * START
-
-
 def test_one_that_is_set_twice(mode):
     cell = cell_of(law())
     call(cell)
@@ -59,26 +35,6 @@ def test_one_that_is_set_twice(mode):
     call(cell)
     cell.set_loss_scale(START)
     assert rest_of_the_window(cell, 2) == [START] * 2
-
-
-def test_a_window_that_is_flushed(mode):
-    cell = cell_of(law())
-    call(cell)
-    cell.set_loss_scale(START)
-    cell.flush()
-    assert cell.get_loss_scale() == START
-    call(cell)
-    cell.flush()
-    assert cell.get_loss_scale() == 2 * START
-
-
-def test_a_resumed_window_remembers_it(mode):
-    cell, resumed = cell_of(law()), cell_of(law())
-    call(cell)
-    cell.set_loss_scale(START)
-    restore(resumed, state(cell))
-    for each in (cell, resumed):
-        assert rest_of_the_window(each, 3) == [START] * 3
 
 
 def test_only_the_network_whose_scale_was_set_keeps_it(mode):

@@ -342,21 +342,3 @@ class TestAux:
         np.testing.assert_array_equal(weight.asnumpy(), controls[0][2])
         for network, (_, gradient, start) in zip(networks, controls):
             assert_one_step_of_sgd(network, start, gradient)
-
-
-class TestScale:
-    def test_can_be_set_between_steps(self, mode):
-        networks = [renamed(f"{i}.", Linear()) for i in range(2)]
-        cell = SimultaneousTrainOneStepCell(networks, sgd(networks), loss_scale()).set_train()
-        assert float(cell(*batch())[2]) == 2.0**10
-        cell.set_loss_scale(2.0**4)
-        assert cell.get_loss_scale() == 2.0**4
-        assert float(cell(*batch())[2]) == 2.0**4
-
-    def test_without_one_every_step_updates(self, mode):
-        networks = [renamed(f"{i}.", Linear()) for i in range(2)]
-        cell = SimultaneousTrainOneStepCell(networks, sgd(networks)).set_train()
-        _, overflow, scale, _ = cell(*batch_for(True))
-        assert not bool(overflow)
-        assert float(scale) == 1.0
-        assert not any(np.isfinite(network.weight.asnumpy()).all() for network in networks)

@@ -1,15 +1,11 @@
 """A step is a transaction: either all of it happens, or nothing but the loss scale and the step counters changes."""
 
-import functools
-
 import mindspore
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from mindspore import Parameter, Tensor, mint, nn, ops
-from support.networks import FEATURES, Linear, Mlp, batch, batch_for, overflowing_batch, weight
-from support.training import OneForward, bookkeeping, changed, restore, state
+from support.networks import FEATURES, Mlp, batch, batch_for, overflowing_batch, weight
+from support.training import OneForward, bookkeeping, changed, state
 
 from ms_lossscale import DynamicLossScale, FixedLossScale, ScaledTrainOneStepCell
 
@@ -172,82 +168,3 @@ class TestTheCost:
 
 
 # The same two optimizers in NumPy. float64, so that it is the oracle and not one more rounding.
-
-
-class NumPySgd:
-    """nn.Momentum: v = 0.9 v + g; w = w - 0.05 v."""
-
-    def __init__(self):
-        self.v = 0.0
-
-    def __call__(self, w, g):
-        self.v = 0.9 * self.v + g
-        return w - 0.05 * self.v
-
-
-class NumPyAdamWeightDecay:
-    """nn.AdamWeightDecay, which corrects no bias: w = w - 0.05 (m / (sqrt(v) + eps) + 0.1 w)."""
-
-    def __init__(self):
-        self.m = self.v = 0.0
-
-    def __call__(self, w, g):
-        self.m = 0.9 * self.m + 0.1 * g
-        self.v = 0.999 * self.v + 0.001 * g * g
-        return w - 0.05 * (self.m / (np.sqrt(self.v) + 1e-6) + 0.1 * w)
-
-
-OPTIMIZERS = {
-    "momentum": (lambda params: nn.Momentum(params, learning_rate=0.05, momentum=0.9), NumPySgd),
-    "adam_weight_decay": (
-        lambda params: nn.AdamWeightDecay(params, learning_rate=0.05, weight_decay=0.1),
-        NumPyAdamWeightDecay,
-    ),
-}
-
-
-@functools.cache
-def compiled_cell(mode, optimizer):
-    """A cell for all examples, and all that it holds at the start."""
-    network = Linear()
-    make, _ = OPTIMIZERS[optimizer]
-    loss_scale = DynamicLossScale(2.0**10, scale_window=3, hysteresis=2)
-    cell = ScaledTrainOneStepCell(network, make(network.trainable_params()), loss_scale)
-    return cell, state(cell)
-
-
-def numpy_control(optimizer, overflows):
-    """The weight and the scale after each step: a plain loop that skips the steps that overflow."""
-    w = Linear().weight.asnumpy().astype(np.float64)
-    _, make = OPTIMIZERS[optimizer]
-    update = make()
-    scale, clean, bad = 2.0**10, 0, 0
-    for step, overflow in enumerate(overflows):
-        if overflow:
-            clean, bad = 0, bad + 1
-            if bad == 2:
-                scale, bad = max(scale / 2, 1.0), 0
-        else:
-            clean, bad = clean + 1, 0
-            if clean == 3:
-                scale, clean = min(scale * 2, 2.0**24), 0
-            x, y = (tensor.asnumpy().astype(np.float64) for tensor in batch(seed=step))
-            w = update(w, 2 / len(x) * x.T @ (x @ w - y))
-        yield w, scale
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@settings(max_examples=12, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(overflows=st.lists(st.booleans(), min_size=1, max_size=15))
-def test_random_overflows_against_a_loop_in_numpy(mode, optimizer, overflows):
-    cell, start = compiled_cell(mode, optimizer)
-    restore(cell, start)
-    for step, (wanted, scale) in enumerate(numpy_control(optimizer, overflows)):
-        overflow = overflows[step]
-        _, overflowed, _ = cell(*batch_for(overflow, seed=step))
-        assert bool(overflowed) == overflow
-        assert cell.get_loss_scale() == scale
-        # 15 steps of some ten roundings to 2**-24 each, on values of the order of 1.
-        np.testing.assert_allclose(cell.network.weight.asnumpy(), wanted, rtol=2e-5, atol=2e-5)
-    assert cell.counters()["applied_steps"] == overflows.count(False)
-    assert cell.counters()["skipped_steps"] == overflows.count(True)

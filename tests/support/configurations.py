@@ -12,7 +12,7 @@ from typing import Optional
 
 import numpy as np
 
-from ms_lossscale import DynamicLossScale, FixedLossScale, ScheduledLossScale
+from ms_lossscale import DynamicLossScale, ScheduledLossScale
 from support.optimizers import RUN_EVERYWHERE
 from support.reference import DynamicLaw, FixedLaw, ScheduledLaw
 
@@ -186,14 +186,13 @@ def _draw_laws(choose, cell, count, retries):
 
 def _draw_call(choose, configuration, is_last):
     count = configuration.count
-    actions = [()] * 6 + [("set_loss_scale",)]
-    if configuration.steps > 1:
-        actions += [("flush",)] * 2
+    actions = [()] * 6 + [("set_loss_scale",), ("flush",)]
     if "every" in configuration.keywords:
         actions.append(("set_every",))
     action = choose(actions)
     if action == ("set_loss_scale",):
-        scales = tuple(2.0**exponent for exponent in (4, 9, 12, 14))
+        # The law's first one, too: what is set within a window stays, also if it was so before.
+        scales = (*(2.0**exponent for exponent in (4, 9, 14)), *(LAWS[name][1]().scale for name in configuration.laws))
         values = [choose(scales) for _ in range(count)]
         one = not configuration.has_own_scales and configuration.cell != "alternating"
         action += (values[0] if one else values,)

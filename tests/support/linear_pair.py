@@ -1,4 +1,4 @@
-"""Linear models for one and two networks, their data, and the NumPy control of all three training cells on them."""
+"""Linear models for one and two networks, their data, and all three training cells on them beside the reference."""
 
 import numpy as np
 from mindspore import Tensor, nn, ops
@@ -10,16 +10,15 @@ from ms_lossscale import (
     SimultaneousTrainOneStepCell,
 )
 from support.networks import BATCH, FEATURES, weight
-from support.numpy_control import (
-    LEARNING_RATE,
-    MOMENTUM,
-    ROUNDING,
-    AlternatingControl,
-    DynamicLaw,
-    FixedLaw,
-    LinearControl,
-    VerdictControl,
-)
+from support.reference import AlternatingReference, DynamicLaw, FixedLaw, NetworkReference, Run, StepReference
+
+LEARNING_RATE = 0.1
+MOMENTUM = 0.9
+
+# The reference computes in float64, the cells in float32. Each of their operations rounds to 2**-24 = 6e-8 of values of
+# the order of 1; some 20 windows of some 20 roundings each, that add up like a random walk, stay well below 1e-5. A
+# forgotten or doubled micro-step, division, clip or average is off by 1e-2 or more.
+ROUNDING = {"rtol": 1e-5, "atol": 1e-5}
 
 CELLS = ["scaled", "simultaneous", "alternating"]
 
@@ -64,9 +63,36 @@ def momentum(parameters, learning_rate=LEARNING_RATE):
     return nn.Momentum(parameters, learning_rate=learning_rate, momentum=MOMENTUM)
 
 
+class NumPyMomentum:
+    """nn.Momentum. Of the learning rates there is one for each applied step; the last holds on."""
+
+    def __init__(self, learning_rates):
+        self.learning_rates = list(learning_rates)
+        self.velocities = 0.0
+
+    def __call__(self, weights, gradients):
+        rate = self.learning_rates.pop(0) if len(self.learning_rates) > 1 else self.learning_rates[0]
+        self.velocities = MOMENTUM * self.velocities + np.stack(gradients)
+        return list(np.stack(weights) - rate * self.velocities)
+
+
+class LinearReference(NetworkReference):
+    """The linear models, in float64. Of `others` it adds the weights, as they are, to its own."""
+
+    def __init__(self, start, others, learning_rates, **keywords):
+        super().__init__([start.astype(np.float64)], NumPyMomentum(learning_rates), **keywords)
+        self.others = others
+
+    def run(self, inputs, scale):
+        x, y = (np.asarray(array, np.float64) for array in inputs)
+        with np.errstate(all="ignore"):
+            errors = x @ (self.weights[0] + sum(other.weights[0] for other in self.others)) - y
+            return Run(np.mean(errors**2), [2 / len(x) * x.T @ errors])
+
+
 class Trained:
     """
-    A training cell on the linear models, and its control.
+    A training cell on the linear models, and its reference.
 
     Args:
         kind (str): One of CELLS.
@@ -114,16 +140,16 @@ class Trained:
         def entry(value, i):
             return value[i] if isinstance(value, list) else value
 
-        self.controls = []
+        self.references = []
         for i, own in enumerate(self.weights):
-            self.controls.append(
-                LinearControl(
+            self.references.append(
+                LinearReference(
                     own.asnumpy(),
-                    tuple(self.controls[:i]),
-                    entry(clip_norm, i),
-                    entry(clip_value, i),
-                    entry(ema_decay, i),
+                    tuple(self.references),
                     learning_rates or (LEARNING_RATE,),
+                    clip_norm=entry(clip_norm, i),
+                    clip_value=entry(clip_value, i),
+                    ema_decay=entry(ema_decay, i),
                 )
             )
 
@@ -131,13 +157,14 @@ class Trained:
             return FixedLaw(scale) if window is None else DynamicLaw(scale, window)
 
         if kind == "alternating":
-            self.control = AlternatingControl([VerdictControl([own], law(), steps) for own in self.controls], every)
+            phases = [StepReference([own], [law()], steps) for own in self.references]
+            self.control = AlternatingReference(phases, every)
         else:
-            self.control = VerdictControl(self.controls, law(), steps)
+            self.control = StepReference(self.references, [law()], steps)
 
     @property
     def verdicts(self):
-        """The controls that hold a law and counters."""
+        """The references that hold a law and counters."""
         return self.control.phases if self.kind == "alternating" else [self.control]
 
     def call_cell(self, seed=0, overflows=(False, False)):
@@ -146,12 +173,12 @@ class Trained:
         return self.cell(x0, y) if self.kind == "scaled" else self.cell(x0, x1, y)
 
     def call(self, seed=0, overflows=(False, False)):
-        """One call of the cell and of the control, on the same batch. Compares all that there is to see."""
+        """One call of the cell and of the reference, on the same batch. Compares all that there is to see."""
         x0, x1, y = arrays(seed, overflows)
         losses, overflow, scale = self.control.call([(x0, y), (x1, y)][: len(self.networks)])
         output = self.call_cell(seed, overflows)
         np.testing.assert_array_equal(output[1].asnumpy(), overflow)
-        np.testing.assert_array_equal(output[2].asnumpy(), np.float32(scale))
+        np.testing.assert_array_equal(output[2].asnumpy(), np.float32(scale).reshape(output[2].shape))
         # An overflowing batch makes the loss infinite or NaN; which of them does not matter.
         np.testing.assert_allclose(finite_or_nan(output[0]), finite_or_nan(sum(losses)), **ROUNDING)
         if self.kind != "scaled":
@@ -165,27 +192,27 @@ class Trained:
         self.compare()
 
     def compare(self):
-        """Compares the cell's state with the control's."""
-        for own, control in zip(self.weights, self.controls):
-            np.testing.assert_allclose(own.asnumpy(), control.weight, **ROUNDING)
-        if any(control.ema_decay is not None for control in self.controls):
+        """Compares the cell's state with the reference's."""
+        for own, control in zip(self.weights, self.references):
+            np.testing.assert_allclose(own.asnumpy(), control.weights[0], **ROUNDING)
+        if any(control.ema_decay is not None for control in self.references):
             averages = self.cell.ema_parameters()
             expected = {
-                own.name: control.ema
-                for own, control in zip(self.weights, self.controls)
+                own.name: control.averages[0]
+                for own, control in zip(self.weights, self.references)
                 if control.ema_decay is not None
             }
             assert averages.keys() == expected.keys()
             for name, average in averages.items():
                 np.testing.assert_allclose(average.asnumpy(), expected[name], **ROUNDING)
-        if any(control.clip_norm is not None for control in self.controls):
+        if any(control.clip_norm is not None for control in self.references):
             norms = self.cell.grad_norm()
-            for norm, control in zip([norms] if self.kind == "scaled" else norms, self.controls):
+            for norm, control in zip([norms] if self.kind == "scaled" else norms, self.references):
                 if control.clip_norm is None:
                     assert norm is None
                 else:
                     np.testing.assert_allclose(finite_or_nan(norm), finite_or_nan(control.grad_norm), **ROUNDING)
-        scales = [verdict.law.scale for verdict in self.verdicts]
+        scales = [verdict.laws[0].scale for verdict in self.verdicts]
         counters = [verdict.counters for verdict in self.verdicts]
         if self.kind == "alternating":
             assert self.cell.get_loss_scale() == scales

@@ -276,6 +276,7 @@ class Comparison:
             if wanted.clip_norm is None:
                 assert norm is None
             elif np.isfinite(wanted.grad_norm):
+                assert type(norm) is float
                 np.testing.assert_allclose(norm, wanted.grad_norm, **ROUNDING)
             else:
                 assert not np.isfinite(norm)

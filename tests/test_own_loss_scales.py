@@ -17,7 +17,6 @@ from ms_lossscale import (
     LossScaleMonitor,
     OverflowDetector,
     ScaledTrainOneStepCell,
-    ScheduledLossScale,
     SimultaneousTrainOneStepCell,
     profile_gradients,
 )
@@ -171,16 +170,6 @@ def test_a_scale_set_within_a_window_is_that_networks_next(mode):
     # The second law has a hysteresis of 2, and has seen one overflow.
     assert cell.loss_scale[1].overflow_steps.asnumpy() == 1
     assert cell(*inputs(1.0, 1.0))[2].asnumpy().tolist() == [64.0, 2.0**13]
-
-
-@pytest.mark.parametrize(
-    "loss_scales", [[None, None], [FixedLossScale(8.0, False), ScheduledLossScale([1], [4], False)]]
-)
-def test_nothing_is_checked(mode, loss_scales):
-    networks, cell = make(loss_scales=loss_scales)
-    assert not cell(*inputs(float("nan"), 1.0))[1].asnumpy()
-    assert np.isnan(networks[0].weight.asnumpy()).all()
-    np.testing.assert_array_equal(networks[1].weight.asnumpy(), np.full(3, 1 - LEARNING_RATE, np.float32))
 
 
 def test_an_input_gradient_of_one_of_the_scales(mode):

@@ -112,7 +112,7 @@ class Configuration:
 
     def settings(self):
         """What distinguishes it from others, by name."""
-        actions = {call.action[0] for call in self.calls if call.action}
+        actions = self._actions()
         return {
             "cell": self.cell,
             "law": next(i for i, group in enumerate((DYNAMIC, STATIC, UNCHECKED)) if self.laws[0] in group),
@@ -126,8 +126,21 @@ class Configuration:
             "optimizer": self.optimizers[0],
             "is_resumed": self.resume is not None,
             "forward_overflows": any(call.forward_overflows_in is not None for call in self.calls),
-            **{action: action in actions for action in ("flush", "set_loss_scale", "set_every")},
+            "flush in a window": "flush in a window" in actions,
+            "set_loss_scale": "set_loss_scale" in actions,
+            "set_loss_scale in a window": "set_loss_scale in a window" in actions,
+            "set_every in a window": "set_every in a window" in actions,
         }
+
+    def _actions(self):
+        """Which there are, and which of them while a window has begun."""
+        actions, calls = set(), 0
+        for call in self.calls:
+            name = call.action[0] if call.action else None
+            actions.add(f"{name} in a window" if calls else name)
+            calls = 0 if name == "flush" else calls
+            calls = (calls + 1) % self.steps
+        return actions
 
     def of_network(self, name, i):
         """The setting of network i."""
@@ -188,7 +201,7 @@ def _draw_call(choose, configuration, is_last):
     count = configuration.count
     actions = [()] * 6 + [("set_loss_scale",), ("flush",)]
     if "every" in configuration.keywords:
-        actions.append(("set_every",))
+        actions += [("set_every",)] * 3
     action = choose(actions)
     if action == ("set_loss_scale",):
         # The law's first one, too: what is set within a window stays, also if it was so before.

@@ -224,6 +224,18 @@ def test_values_are_those_of_the_call_and_the_scale_is_the_windows(mode):
     assert scales == [2.0**10] * 6 + [2.0**5] * 6 + [2.0**7] * 3
 
 
+def test_networks_take_part_in_whole_windows(mode):
+    trained = Trained("alternating", steps=2, every=(1, 2))
+    for window, every in enumerate([(1, 1), (1, 3), (3, 1), (1, 2), (1, 1)]):
+        trained.call(2 * window)
+        # Set within a window, it counts from the next one.
+        trained.cell.set_every(every)
+        trained.call(2 * window + 1)
+        trained.control.every = every
+    # All windows but the fourth, which 3 does not divide; all but the first and the fifth, which 2 does not.
+    assert [counters["applied_steps"] for counters in trained.cell.counters()] == [4, 3]
+
+
 def test_resumes_in_a_new_process_with_the_same_bits(tmp_path):
     before = mindspore.get_context("mode")
     mindspore.set_context(mode=mindspore.GRAPH_MODE)

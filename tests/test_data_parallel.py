@@ -2,11 +2,9 @@
 Training on several ranks: processes that msrun starts, as a user does.
 
 All ranks are compared with each other, and with what one process does that sees the whole batches, which knows nothing
-of ranks. MindSpore takes seconds to start, so one job runs all scenarios of `data_parallel_training.py` in both modes,
-and the tests read what its ranks wrote.
+of ranks. MindSpore takes seconds to start, so a job runs many scenarios of `data_parallel_training.py` and
+`rank_checks.py` in both modes, and the tests read what its ranks wrote.
 """
-
-from pathlib import Path
 
 import mindspore
 import numpy as np
@@ -17,69 +15,44 @@ from support.data_parallel_training import CLIP_NORM, PLAN, STEPS, WINDOW_CALLS,
 from support.networks import Linear, LinearWithBias
 from support.npu_networks import LOSS_SCALE
 from support.python_process import check_msrun, skip_with_older_mindspore
+from support.rank_checks import DIFFERENCES
+from support.ranks_program import JOBS, SCRIPT, written
+from support.retried_networks import LEARNING_RATE
 from support.training import bookkeeping, changed, same_bits
 
 from ms_lossscale import AlternatingTrainOneStepCell, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
 
-pytestmark = pytest.mark.long
-
-SCRIPT = Path(scenarios.__file__)
-# Compared with one process that sees the whole batches, by the number of ranks.
-COMPARED = {
-    2: ("one_network", "summed", "window", "simultaneous", "alternating", "unchecked"),
-    4: ("one_network",),
-}
-EACH_COMPARED = [(ranks, name) for ranks, names in COMPARED.items() for name in names]
-OTHERS = {
-    2: (
-        "saturating",
-        "saturating_window",
-        "own_weights",
-        "partly_own_weights",
-        "alone",
-        "large_gradients",
-        "through_model",
-        "different",
-    ),
-    4: ("saturating",),
-}
+long = pytest.mark.long
+RANKS = pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=long)])
+# Those that are compared with one process that sees the whole batches.
+COMPARED = pytest.mark.parametrize(
+    ("name", "ranks"),
+    [
+        ("one_network", 2),
+        pytest.param("one_network", 4, marks=long),
+        *(
+            pytest.param(name, 2, marks=long)
+            for name in ("summed", "window", "simultaneous", "alternating", "unchecked")
+        ),
+    ],
+)
 WINDOWS = ("window", "alternating")
-
-
-class Results:
-    """What the ranks of a job wrote."""
-
-    def __init__(self, folder, ranks):
-        self.ranks = ranks
-        self._files = [np.load(folder / f"rank_{rank}.npz") for rank in range(ranks)]
-        self._keys = [name.split("/", 3) for name in self._files[0].files]
-
-    def of(self, name, mode):
-        """For each rank the list of its records, a dict each."""
-        by_rank = []
-        for file in self._files:
-            records = {}
-            for scenario, its_mode, i, key in self._keys:
-                if (scenario, its_mode) == (name, mode):
-                    records.setdefault(int(i), {})[key] = file[f"{name}/{mode}/{i}/{key}"]
-            assert records, f"no results of {name} in {mode} mode"
-            by_rank.append([records[i] for i in sorted(records)])
-        return by_rank
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    """A function that gives the results of the job with so many ranks, which runs once."""
+    """A function that gives for each rank the records of a scenario. The job that has it runs once."""
     results = {}
 
-    def of(ranks):
+    def of(name, mode, ranks=2):
         if ranks > 2:
             skip_with_older_mindspore()
-        if ranks not in results:
-            folder = tmp_path_factory.mktemp(f"ranks_{ranks}")
-            check_msrun(ranks, SCRIPT, folder, *COMPARED[ranks], *OTHERS[ranks], cwd=folder)
-            results[ranks] = Results(folder, ranks)
-        return results[ranks]
+        its = next(job for job in JOBS if job.ranks == ranks and name in job.scenarios)
+        if its not in results:
+            folder = tmp_path_factory.mktemp("ranks")
+            check_msrun(ranks, SCRIPT, folder, *its.scenarios, cwd=folder)
+            results[its] = [written(folder / f"rank_{rank}.npz") for rank in range(ranks)]
+        return [scenarios[name, mode] for scenarios in results[its]]
 
     return of
 
@@ -115,20 +88,20 @@ def of_step(name, calls):
     return range(0, calls + 1, 2 if name in WINDOWS else 1)
 
 
-@pytest.mark.parametrize(("ranks", "name"), EACH_COMPARED)
-def test_ranks_hold_the_same_after_every_step(job, mode, ranks, name):
+@COMPARED
+def test_ranks_hold_the_same_after_every_step(job, mode, name, ranks):
     """Weights, momentum, scale, counters, EMA and gradient norm, bit for bit."""
-    by_rank = job(ranks).of(name, mode)
+    by_rank = job(name, mode, ranks)
     for i in of_step(name, len(by_rank[0]) - 1):
         first = by_rank[0][i]
         for other in by_rank[1:]:
             assert changed(first, other[i]) <= own(first)
 
 
-@pytest.mark.parametrize(("ranks", "name"), EACH_COMPARED)
-def test_ranks_with_parts_of_a_batch_train_as_one_with_the_whole(job, control, mode, ranks, name):
+@COMPARED
+def test_ranks_with_parts_of_a_batch_train_as_one_with_the_whole(job, control, mode, name, ranks):
     """Scale, counters and verdicts are equal; weights, momentum, EMA and norms up to the rounding of float32."""
-    records, expected = job(ranks).of(name, mode)[-1], control(name, mode, ranks)
+    records, expected = job(name, mode, ranks)[-1], control(name, mode, ranks)
     assert len(records) == len(expected)
     for i in of_step(name, len(records) - 1):
         for key in expected[i].keys() - own(expected[i]) - {"comparisons"}:
@@ -141,10 +114,10 @@ def test_ranks_with_parts_of_a_batch_train_as_one_with_the_whole(job, control, m
                 np.testing.assert_allclose(records[i][key], expected[i][key], rtol=2e-5, atol=1e-7, err_msg=key)
 
 
-@pytest.mark.parametrize("ranks", COMPARED)
+@RANKS
 def test_all_ranks_skip_what_overflowed_on_any(job, mode, ranks):
     """A rank whose own batch is fine skips with the others, and nothing but the scale and the counters moves."""
-    for records in job(ranks).of("one_network", mode):
+    for records in job("one_network", mode, ranks):
         assert [bool(record["overflow"]) for record in records[1:]] == [call in PLAN for call in range(STEPS)]
         for call in range(STEPS):
             names = moved(records, call)
@@ -154,10 +127,10 @@ def test_all_ranks_skip_what_overflowed_on_any(job, mode, ranks):
                 assert {"hidden.weight", "ema.hidden.weight", "mean"} <= names
 
 
-@pytest.mark.parametrize("ranks", COMPARED)
+@RANKS
 def test_the_norm_of_the_reduced_gradients_clips(job, control, mode, ranks):
     """Each rank's own norm is another one. The bound is below it in every step."""
-    norms = [[float(record["grad_norm"]) for record in records[1:]] for records in job(ranks).of("one_network", mode)]
+    norms = [[float(record["grad_norm"]) for record in records[1:]] for records in job("one_network", mode, ranks)]
     np.testing.assert_array_equal(norms, [norms[0]] * ranks)
     expected = [float(record["grad_norm"]) for record in control("one_network", mode, ranks)[1:]]
     np.testing.assert_allclose(norms[0], expected, rtol=1e-5)
@@ -166,9 +139,10 @@ def test_the_norm_of_the_reduced_gradients_clips(job, control, mode, ranks):
         assert norm > CLIP_NORM or call in PLAN
 
 
+@long
 def test_a_window_is_skipped_on_all_ranks_for_one_call_on_one_rank(job, mode):
     """And the statistics of its other calls, which each rank's forwards have moved, are taken back."""
-    for records in job(2).of("window", mode):
+    for records in job("window", mode):
         for end in range(2, WINDOW_CALLS, 2):
             before, after = records[end - 2], records[end]
             skipped = not WINDOW_PLAN.keys().isdisjoint((end - 2, end - 1))
@@ -178,32 +152,36 @@ def test_a_window_is_skipped_on_all_ranks_for_one_call_on_one_rank(job, mode):
                 assert same_bits(before[name], after[name]) == skipped, name
 
 
+@long
 def test_inside_a_window_a_rank_knows_of_its_own_overflow_only(job, mode):
-    first, last = job(2).of("window", mode)
+    first, last = job("window", mode)
     assert not first[3]["overflow"]
     assert last[3]["overflow"]
     assert first[4]["overflow"]
 
 
+@long
 def test_a_partial_window_is_flushed_on_all_ranks(job, control, mode):
     """The last call was the only one of its window."""
-    for records in job(2).of("window", mode):
+    for records in job("window", mode):
         assert not same_bits(records[-2]["hidden.weight"], records[-1]["hidden.weight"])
         expected = control("window", mode, 2)[-1]["hidden.weight"]
         np.testing.assert_allclose(records[-1]["hidden.weight"], expected, rtol=2e-5)
 
 
+@long
 def test_the_simultaneous_cell_skips_both_networks_on_all_ranks(job, mode):
-    for records in job(2).of("simultaneous", mode):
+    for records in job("simultaneous", mode):
         for call in range(STEPS):
             names = moved(records, call)
             for name in ("0.hidden", "1.hidden"):
                 assert (name in names) == (call not in PLAN)
 
 
+@long
 def test_the_alternating_cell_skips_the_network_that_overflowed_on_all_ranks(job, mode):
     """The second network takes part in the second and the fourth window of two calls, and overflows in the second."""
-    for records in job(2).of("alternating", mode):
+    for records in job("alternating", mode):
         for call in range(WINDOW_CALLS):
             names = moved(records, call)
             assert ("0.hidden" in names) == (call % 2 == 1)
@@ -211,10 +189,10 @@ def test_the_alternating_cell_skips_the_network_that_overflowed_on_all_ranks(job
         assert records[-1]["network_1.step_counters.skipped_steps"] == 1
 
 
-@pytest.mark.parametrize("ranks", COMPARED)
+@RANKS
 def test_a_register_on_one_rank_skips_the_step_on_all(job, mode, ranks):
     """In saturation mode: the gradients are finite, and all zero where the forward overflowed."""
-    by_rank = job(ranks).of("saturating", mode)
+    by_rank = job("saturating", mode, ranks)
     # Whose register was raised in the second and in the third step.
     assert [bool(records[2]["raised"]) for records in by_rank] == [rank == ranks - 1 for rank in range(ranks)]
     assert [bool(records[3]["raised"]) for records in by_rank] == [rank == 0 for rank in range(ranks)]
@@ -225,15 +203,16 @@ def test_a_register_on_one_rank_skips_the_step_on_all(job, mode, ranks):
         assert [float(record["loss_scale"]) for record in records[1:]] == scales
 
 
+@long
 def test_a_register_on_one_rank_in_one_call_skips_the_window_on_all(job, mode):
-    for records in job(2).of("saturating_window", mode):
+    for records in job("saturating_window", mode):
         weights = [float(record["network.weight"][0]) for record in records]
         assert weights == [1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.0]
 
 
 def test_ranks_agree_where_gradients_are_not_reduced(job, mode):
     """Each rank trains weights of its own, on its own rows, but skips with the others."""
-    by_rank = job(2).of("own_weights", mode)
+    by_rank = job("own_weights", mode)
     for rank, records in enumerate(by_rank):
         assert [bool(record["overflow"]) for record in records[1:]] == [call in PLAN for call in range(STEPS)]
         expected = run(scenarios.own_weights_alone, mode, Place(rank, 2))[-1]["hidden.weight"]
@@ -257,15 +236,16 @@ def test_a_norm_with_a_ranks_own_weights_is_that_of_all_ranks(job, mode):
     of_weight = np.mean(of_weights, axis=0)
     norm = np.sqrt(np.square(of_weight).sum() + np.square(of_biases).sum())
     assert norm > CLIP_NORM
-    for rank, (_, record) in enumerate(job(2).of("partly_own_weights", mode)):
+    for rank, (_, record) in enumerate(job("partly_own_weights", mode)):
         np.testing.assert_allclose(record["grad_norm"], norm, rtol=1e-5)
         np.testing.assert_allclose(record["weight"], w - 0.1 * of_weight * CLIP_NORM / norm, rtol=1e-5)
         np.testing.assert_allclose(record["bias"], b - 0.1 * of_biases[rank] * CLIP_NORM / norm, rtol=1e-5)
 
 
+@long
 def test_ranks_that_train_alone_decide_alone(job, mode):
     """With communication initialised, and the parallel mode stand_alone."""
-    by_rank = job(2).of("alone", mode)
+    by_rank = job("alone", mode)
     for rank, records in enumerate(by_rank):
         expected = run(scenarios.alone, mode, Place(rank, 2))
         overflows = [bool(record["overflow"]) for record in records[1:]]
@@ -275,24 +255,25 @@ def test_ranks_that_train_alone_decide_alone(job, mode):
 
 
 def test_gradients_that_overflow_in_the_sum_skip_the_step_on_all_ranks(job, mode):
-    for records in job(2).of("large_gradients", mode):
+    for records in job("large_gradients", mode):
         assert records[1]["overflow"]
         assert records[1]["weight"] == 1.0
     alone = run(scenarios.large_gradients, mode, Place(0, 1))
     assert not alone[1]["overflow"]
 
 
+@long
 def test_a_model_trains_the_cell_on_all_ranks(job, control, mode):
     expected = control("one_network", mode, 2)[-1]
-    for records in job(2).of("through_model", mode):
+    for records in job("through_model", mode):
         assert records[-1]["step_counters.skipped_steps"] == len(PLAN)
         for name in ("hidden.weight", "output.bias", "loss_scale.scale_value"):
             np.testing.assert_allclose(records[-1][name], expected[name], rtol=2e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("name", scenarios.DIFFERENCES)
+@pytest.mark.parametrize("name", DIFFERENCES)
 def test_ranks_with_different_cells_are_told_so_at_the_first_step(job, mode, name):
-    for records in job(2).of("different", mode):
+    for records in job("different", mode):
         message = str(records[0][name])
         assert "all ranks must train the same cell, but rank 1 differs from rank 0" in message
         difference = next(part for part in message.split(". ", 1)[1].split("; ") if name in part)
@@ -301,16 +282,75 @@ def test_ranks_with_different_cells_are_told_so_at_the_first_step(job, mode, nam
 
 
 def test_ranks_with_equal_cells_train_after_an_error(job, mode):
-    for records in job(2).of("different", mode):
+    for records in job("different", mode):
         assert not records[2]["overflow"]
 
 
 def test_ranks_compare_their_cells_once(job, mode):
-    for records in job(2).of("one_network", mode):
+    for records in job("one_network", mode):
         assert [int(record["comparisons"]) for record in records] == [0] + [1] * STEPS
 
 
-@pytest.mark.parametrize("parallel_mode", ["data_parallel", "hybrid_parallel"])
+@pytest.mark.parametrize(("name", "steps"), [pytest.param("retried", 1, marks=long), ("retried_window", 2)])
+def test_all_try_again_together(job, mode, name, steps):
+    """Whichever of them overflowed; what a try wrote is not there."""
+    # Overflow, scale, counters, weight and forwards.
+    expected = [
+        (False, 2.0**12, [1, 0, 0, 3], 1 - 4.5 * LEARNING_RATE, steps),
+        (False, 2.0**11, [2, 0, 0, 4], 1 - 13 * LEARNING_RATE, 2 * steps),
+        (True, 2.0**11, [2, 1, 1, 4], 1 - 13 * LEARNING_RATE, 2 * steps),
+        (False, 2.0**10, [3, 1, 0, 4], 1 - 14 * LEARNING_RATE, 3 * steps),
+    ]
+    for records in job(name, mode):
+        assert [
+            (
+                bool(record["overflow"]),
+                float(record["loss_scale"]),
+                record["counters"].tolist(),
+                float(record["slope.weight"][0]),
+                int(record["slope.calls"]),
+            )
+            for record in records
+        ] == expected
+
+
+# For each call the verdict, the scales that it used, and those of the next one.
+OWN_SCALES = {
+    "own_scales": [
+        (False, [2.0**15, 2.0**14], [2.0**15, 2.0**14]),
+        (True, [2.0**15, 2.0**14], [2.0**14, 2.0**14]),
+        (True, [2.0**14, 2.0**14], [2.0**14, 2.0**13]),
+        (True, [2.0**14, 2.0**13], [2.0**13, 2.0**12]),
+        (True, [2.0**13, 2.0**12], [2.0**13, 2.0**11]),
+    ],
+    "own_scales_retried": [
+        (False, [2.0**15, 2.0**14], [2.0**15, 2.0**14]),
+        (False, [2.0**13, 2.0**14], [2.0**13, 2.0**14]),
+        (False, [2.0**13, 2.0**12], [2.0**13, 2.0**12]),
+        (False, [2.0**12, 2.0**11], [2.0**12, 2.0**11]),
+        (True, [2.0**12, 2.0**11], [2.0**12, 2.0**10]),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param("own_scales", marks=long), "own_scales_retried"])
+def test_the_same_scales_move_on_all_ranks(job, mode, name):
+    """Whichever network overflowed on which rank."""
+    for records in job(name, mode):
+        names = ("overflow", "loss_scale", "scales")
+        assert [tuple(record[key].tolist() for key in names) for record in records] == OWN_SCALES[name]
+
+
+@pytest.mark.parametrize("parallel_mode", ["semi_auto_parallel", "auto_parallel"])
+def test_with_sharded_weights_ranks_agree_on_the_verdict_and_the_rest_is_refused(job, parallel_mode):
+    for cells, refused in job(parallel_mode, "graph"):
+        assert cells["agrees"].tolist() == [True] * 3
+        for name in ("gradient_accumulation_steps", "ema_decay"):
+            assert f"'{name}' is not supported with parallel_mode='{parallel_mode}'" in str(refused[name])
+        assert "pipeline stages are not supported, but pipeline_stages is 2" in str(refused["pipeline_stages"])
+
+
+@pytest.mark.parametrize("parallel_mode", ["data_parallel", "hybrid_parallel", "semi_auto_parallel"])
 @pytest.mark.parametrize(
     "cell_class", [ScaledTrainOneStepCell, SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell]
 )

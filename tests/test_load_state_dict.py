@@ -4,7 +4,7 @@ import mindspore
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor
-from support.checkpoints_of_0_1 import CASES, STOP, build, finish, train
+from support.checkpoints_of_releases import CASES, STOP, build, finish, train
 from support.training import same_bits, state
 
 pytestmark = pytest.mark.long

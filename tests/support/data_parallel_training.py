@@ -1,24 +1,10 @@
-"""
-What the ranks of a job do for `test_data_parallel.py`, and one process alone as its control. Under msrun:
+"""What the ranks of a job train for `test_data_parallel.py`, and one process alone as its control."""
 
-    data_parallel_training.py FOLDER [SCENARIO ...]
-
-Each rank runs the scenarios in both modes and writes what it saw to FOLDER/rank_N.npz.
-"""
-
-import os
-import signal
-import sys
-from pathlib import Path
 from typing import NamedTuple
-
-# For the package `support`, as a program.
-sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import mindspore
 import numpy as np
 from mindspore import Model, Parameter, Tensor, nn, ops
-from mindspore.communication import get_group_size, get_rank, init
 from mindspore.dataset import GeneratorDataset
 
 from ms_lossscale import (
@@ -26,7 +12,6 @@ from ms_lossscale import (
     DynamicLossScale,
     FixedLossScale,
     ScaledTrainOneStepCell,
-    ScheduledLossScale,
     SimultaneousTrainOneStepCell,
     emulation,
 )
@@ -274,73 +259,6 @@ def through_model(place, ranks=None):
     yield state(cell)
 
 
-def renamed(network, prefix):
-    network.update_parameters_name(prefix)
-    return network
-
-
-def restarted(cell):
-    ops.assign(cell.step_counters.applied_steps, Tensor(5, mindspore.int32))
-    return cell
-
-
-# What each rank makes of its rank, and what the error must name.
-DIFFERENCES = {
-    "clip_norm": lambda last: scaled(Mlp(), clip_norm=2.0 if last else 1.0),
-    "ema_decay": lambda last: scaled(Mlp(), ema_decay=0.9 if last else None),
-    "gradient_accumulation_steps": lambda last: scaled(Mlp(), gradient_accumulation_steps=2 if last else 1),
-    "loss_scale.class": lambda last: scaled(Mlp(), ScheduledLossScale([1, 2], [1, 2]) if last else dynamic()),
-    "loss_scale.scale_window": lambda last: scaled(Mlp(), DynamicLossScale(scale_window=2000 if last else 1000)),
-    "loss_scale.milestone": lambda last: scaled(Mlp(), ScheduledLossScale([3 if last else 2, 4], [1, 2])),
-    "loss_scale.scale_value": lambda last: scaled(Mlp(), 8.0 if last else 4.0),
-    "the values of hidden.weight": lambda last: scaled(Mlp(seed=int(last))),
-    "weight 0": lambda last: scaled(renamed(Mlp(), "last." if last else "")),
-    "optimizers": lambda last: ScaledTrainOneStepCell(
-        network := Mlp(), (nn.SGD if last else nn.Adam)(network.trainable_params())
-    ),
-    "learning_rate": lambda last: ScaledTrainOneStepCell(
-        network := Mlp(), nn.SGD(network.trainable_params(), 0.2 if last else 0.1)
-    ),
-    "step_counters.applied_steps": lambda last: restarted(scaled(Mlp())) if last else scaled(Mlp()),
-    "cell": lambda last: pair(SimultaneousTrainOneStepCell if last else AlternatingTrainOneStepCell),
-    "network_1.loss_scale.scale_value": lambda last: alternating_with_scale(8.0 if last else 4.0),
-    "alternation.every": lambda last: pair(AlternatingTrainOneStepCell, every=(1, 2 if last else 3)),
-}
-
-
-def alternating_with_scale(value):
-    cell = pair(AlternatingTrainOneStepCell)
-    cell.set_loss_scale([2.0, value])
-    return cell
-
-
-def different(place):
-    """Tries to train cells that differ on the last rank, and then one that differs in the form of a number only."""
-    parallel(place)
-    errors = {}
-    for name, make_cell in DIFFERENCES.items():
-        cell = make_cell(place.rank == place.ranks - 1)
-        inputs = batch(place, 0, {}) * (1 if isinstance(cell, ScaledTrainOneStepCell) else 2)
-        try:
-            cell(*inputs)
-        except ValueError as error:
-            errors[name] = np.array(str(error))
-    yield errors
-    equal = scaled(Mlp(), clip_norm=np.float32(1.0) if place.rank else 1)
-    yield from records(equal, [batch(place, 0, {})])
-
-
-def killed(place):
-    """The last rank is killed after its first step."""
-    parallel(place)
-    cell = scaled(Mlp())
-    for call in range(3):
-        cell(*batch(place, call, {}))
-        if place.rank == place.ranks - 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-    yield {}
-
-
 def run(scenario, mode, *arguments):
     """The records of a scenario, a dict for each, in the mode, which is left as it was."""
     before = mindspore.get_context("mode")
@@ -350,18 +268,3 @@ def run(scenario, mode, *arguments):
     finally:
         mindspore.reset_auto_parallel_context()
         mindspore.set_context(mode=before)
-
-
-def main(folder, *names):
-    init()
-    place = Place(get_rank(), get_group_size())
-    arrays = {}
-    for name in names:
-        for mode in MODES:
-            for i, values in enumerate(run(globals()[name], mode, place)):
-                arrays.update((f"{name}/{mode}/{i}/{key}", value) for key, value in values.items())
-    np.savez(Path(folder) / f"rank_{place.rank}.npz", **arrays)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

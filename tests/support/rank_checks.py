@@ -1,0 +1,172 @@
+"""What the ranks of a job do beside plain training: compare cells, try again, move several scales, shard weights."""
+
+import os
+import signal
+
+import mindspore
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    DynamicLossScale,
+    ScaledTrainOneStepCell,
+    ScheduledLossScale,
+    SimultaneousTrainOneStepCell,
+)
+from ms_lossscale.step.ranks import Ranks
+from support.data_parallel_training import batch, dynamic, pair, parallel, record, records, scaled
+from support.networks import Linear, Mlp
+from support.retried_networks import LEARNING_RATE, Slope
+
+
+def renamed(network, prefix):
+    network.update_parameters_name(prefix)
+    return network
+
+
+def restarted(cell):
+    ops.assign(cell.step_counters.applied_steps, Tensor(5, mindspore.int32))
+    return cell
+
+
+# What each rank makes of its rank, and what the error must name.
+DIFFERENCES = {
+    "clip_norm": lambda last: scaled(Mlp(), clip_norm=2.0 if last else 1.0),
+    "ema_decay": lambda last: scaled(Mlp(), ema_decay=0.9 if last else None),
+    "gradient_accumulation_steps": lambda last: scaled(Mlp(), gradient_accumulation_steps=2 if last else 1),
+    "loss_scale.class": lambda last: scaled(Mlp(), ScheduledLossScale([1, 2], [1, 2]) if last else dynamic()),
+    "loss_scale.scale_window": lambda last: scaled(Mlp(), DynamicLossScale(scale_window=2000 if last else 1000)),
+    "loss_scale.milestone": lambda last: scaled(Mlp(), ScheduledLossScale([3 if last else 2, 4], [1, 2])),
+    "loss_scale.scale_value": lambda last: scaled(Mlp(), 8.0 if last else 4.0),
+    "the values of hidden.weight": lambda last: scaled(Mlp(seed=int(last))),
+    "weight 0": lambda last: scaled(renamed(Mlp(), "last." if last else "")),
+    "optimizers": lambda last: ScaledTrainOneStepCell(
+        network := Mlp(), (nn.SGD if last else nn.Adam)(network.trainable_params())
+    ),
+    "learning_rate": lambda last: ScaledTrainOneStepCell(
+        network := Mlp(), nn.SGD(network.trainable_params(), 0.2 if last else 0.1)
+    ),
+    "step_counters.applied_steps": lambda last: restarted(scaled(Mlp())) if last else scaled(Mlp()),
+    "cell": lambda last: pair(SimultaneousTrainOneStepCell if last else AlternatingTrainOneStepCell),
+    "network_1.loss_scale.scale_value": lambda last: alternating_with_scale(8.0 if last else 4.0),
+    "alternation.every": lambda last: pair(AlternatingTrainOneStepCell, every=(1, 2 if last else 3)),
+}
+
+
+def alternating_with_scale(value):
+    cell = pair(AlternatingTrainOneStepCell)
+    cell.set_loss_scale([2.0, value])
+    return cell
+
+
+def different(place):
+    """Tries to train cells that differ on the last rank, and then one that differs in the form of a number only."""
+    parallel(place)
+    errors = {}
+    for name, make_cell in DIFFERENCES.items():
+        cell = make_cell(place.rank == place.ranks - 1)
+        inputs = batch(place, 0, {}) * (1 if isinstance(cell, ScaledTrainOneStepCell) else 2)
+        try:
+            cell(*inputs)
+        except ValueError as error:
+            errors[name] = np.array(str(error))
+    yield errors
+    equal = scaled(Mlp(), clip_norm=np.float32(1.0) if place.rank else 1)
+    yield from records(equal, [batch(place, 0, {})])
+
+
+def killed(place):
+    """The last rank is killed after its first step."""
+    parallel(place)
+    cell = scaled(Mlp())
+    for call in range(3):
+        cell(*batch(place, call, {}))
+        if place.rank == place.ranks - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    yield {}
+
+
+# For each call the slopes of both ranks. The first overflows above 2**15 on rank 0 and above 2**12 on rank 1, then the
+# other way round; then one is not a number.
+RETRIED_SLOPES = ((1.0, 8.0), (16.0, 1.0), (1.0, float("nan")), (1.0, 1.0))
+# For each call the slopes of both networks on both ranks: none overflows, the first on rank 0, the second on rank 1,
+# each on one, and one is not a number.
+OWN_SLOPES = (((1, 1), (1, 1)), ((4, 1), (1, 1)), ((1, 1), (1, 8)), ((8, 1), (1, 16)), ((1, 1), (1, float("nan"))))
+ONES = np.ones((4, 3), np.float32)
+
+
+def retried(place, steps=1):
+    parallel(place)
+    network = Slope()
+    cell = ScaledTrainOneStepCell(
+        network,
+        nn.SGD([network.weight], LEARNING_RATE),
+        DynamicLossScale(2.0**15),
+        max_retries=4,
+        gradient_accumulation_steps=steps,
+    ).set_train()
+    for slopes in RETRIED_SLOPES:
+        for _ in range(steps):
+            outputs = cell(Tensor(ONES), Tensor(np.float32(slopes[place.rank])))
+        yield {**record(cell, outputs), "counters": np.array(list(cell.counters().values()))}
+
+
+def retried_window(place):
+    yield from retried(place, steps=2)
+
+
+def own_scales(place, retries=0):
+    parallel(place)
+    networks = [Slope("first"), Slope("second")]
+    # The weights of the second are each rank's own, so that nobody else sees their gradients.
+    networks[1].weight.layerwise_parallel = True
+    cell = SimultaneousTrainOneStepCell(
+        networks,
+        [nn.SGD([network.weight], LEARNING_RATE) for network in networks],
+        [DynamicLossScale(2.0**15), DynamicLossScale(2.0**14)],
+        network_inputs=[(0, 1), (0, 2)],
+        max_retries=retries,
+    ).set_train()
+    for slopes in OWN_SLOPES:
+        outputs = cell(Tensor(ONES), *(Tensor(np.float32(slope)) for slope in slopes[place.rank]))
+        yield {**record(cell, outputs), "scales": np.array(cell.get_loss_scale())}
+
+
+def own_scales_retried(place):
+    yield from own_scales(place, retries=4)
+
+
+def sharding_cells(**keywords):
+    """A cell for one network and one for two, of which MindSpore would shard the weights."""
+    networks = [renamed(Linear(), f"{i}.") for i in range(2)]
+    optimizers = [nn.Momentum(network.trainable_params(), 0.1, 0.9) for network in networks]
+    yield ScaledTrainOneStepCell(networks[0], optimizers[0], dynamic(), **keywords)
+    yield AlternatingTrainOneStepCell(networks, optimizers, dynamic(), **keywords)
+
+
+def sharded(place, mode):
+    """MindSpore runs the parallel modes that shard weights on GPU and Ascend only: cells are constructed, not run."""
+    mindspore.set_auto_parallel_context(parallel_mode=mode)
+    decisions = [step.window.decision for cell in sharding_cells() for step in cell.steps]
+    agrees = [isinstance(each.ranks, Ranks) and each.verdict.ranks is each.ranks for each in decisions]
+    yield {"agrees": np.array(agrees)}
+    refused = {}
+    for name, value in (("gradient_accumulation_steps", 2), ("ema_decay", 0.9), ("pipeline_stages", 2)):
+        keywords = {name: value}
+        if name == "pipeline_stages":
+            mindspore.set_auto_parallel_context(**keywords)
+            keywords = {}
+        try:
+            next(sharding_cells(**keywords))
+        except ValueError as error:
+            refused[name] = np.array(str(error))
+    yield refused
+
+
+def semi_auto_parallel(place):
+    yield from sharded(place, "semi_auto_parallel")
+
+
+def auto_parallel(place):
+    yield from sharded(place, "auto_parallel")

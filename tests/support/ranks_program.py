@@ -1,0 +1,91 @@
+"""
+The jobs of `test_data_parallel.py`, and what msrun starts on each rank:
+
+    ranks_program.py FOLDER [SCENARIO ...]
+
+It runs the scenarios of `data_parallel_training.py` and `rank_checks.py` in both modes and writes what it saw to
+FOLDER/rank_N.npz.
+"""
+
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+# For the package `support`, as a program.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+from mindspore.communication import get_group_size, get_rank, init
+
+from support import data_parallel_training, rank_checks
+from support.data_parallel_training import MODES, Place, run
+
+SCRIPT = Path(__file__)
+SCENARIOS = {**vars(data_parallel_training), **vars(rank_checks)}
+
+
+class Job(NamedTuple):
+    """How many ranks, and the scenarios that they go through."""
+
+    ranks: int
+    scenarios: tuple
+
+
+JOBS = (
+    # The first is in `make test`: one scenario for all that ranks do with each other in a step.
+    Job(
+        2,
+        (
+            "one_network",
+            "saturating",
+            "own_weights",
+            "partly_own_weights",
+            "large_gradients",
+            "different",
+            "retried_window",
+            "own_scales_retried",
+            "semi_auto_parallel",
+            "auto_parallel",
+        ),
+    ),
+    Job(
+        2,
+        (
+            "summed",
+            "window",
+            "simultaneous",
+            "alternating",
+            "unchecked",
+            "saturating_window",
+            "alone",
+            "through_model",
+            "retried",
+            "own_scales",
+        ),
+    ),
+    Job(4, ("one_network", "saturating")),
+)
+
+
+def written(file):
+    """What a rank wrote: for each scenario and mode the list of its records, a dict each."""
+    arrays, scenarios = np.load(file), {}
+    for path in arrays.files:
+        name, mode, i, key = path.split("/", 3)
+        scenarios.setdefault((name, mode), {}).setdefault(int(i), {})[key] = arrays[path]
+    return {scenario: [records[i] for i in sorted(records)] for scenario, records in scenarios.items()}
+
+
+def main(folder, *names):
+    init()
+    place = Place(get_rank(), get_group_size())
+    arrays = {}
+    for name in names:
+        for mode in MODES:
+            for i, values in enumerate(run(SCENARIOS[name], mode, place)):
+                arrays.update((f"{name}/{mode}/{i}/{key}", value) for key, value in values.items())
+    np.savez(Path(folder) / f"rank_{place.rank}.npz", **arrays)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

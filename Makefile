@@ -6,7 +6,7 @@ MINDSPORE ?= mindspore
 # With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower.
 export ONEDNN_MAX_CPU_ISA ?= AVX2
 
-.PHONY: lenet lenet-2 gan gan-2 gan-policies compare bench scaling pictures toolkits test test-all lint docs dist
+.PHONY: lenet lenet-2 gan gan-2 gan-policies compare bench scaling pictures toolkits test test-long test-all lint docs dist
 
 lenet: $(VENV)/installed
 	$(VENV)/bin/python examples/lenet/train.py
@@ -42,14 +42,21 @@ toolkits: .venv-toolkits/installed
 	.venv-toolkits/bin/python examples/toolkits/mindyolo_detector.py
 	.venv-toolkits/bin/python examples/toolkits/mindone_autoencoder.py
 
-test: $(VENV)/installed
-	$(VENV)/bin/python -m pytest -m "not long"
+QUICK = not long and not release
 
-# Everything, with the newest MindSpore and with the oldest.
-test-all: test
+test: $(VENV)/installed
+	$(VENV)/bin/python -m pytest -m "$(QUICK)"
+
+# What .ci/run runs after `make test`. Of the oldest MindSpore only the quick tests show something of their own.
+test-long: $(VENV)/installed
 	$(VENV)/bin/python -m pytest -m long
 	$(MAKE) --no-print-directory .venv-oldest/installed VENV=.venv-oldest MINDSPORE=mindspore==2.7.0
-	.venv-oldest/bin/python -m pytest
+	.venv-oldest/bin/python -m pytest -m "$(QUICK)"
+
+# Everything, with the newest MindSpore and with the oldest.
+test-all: test test-long
+	$(VENV)/bin/python -m pytest -m release
+	.venv-oldest/bin/python -m pytest -m "long or release"
 
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check .

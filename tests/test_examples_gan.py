@@ -109,9 +109,13 @@ SKIP = ("--max-retries", 0)
 
 
 # With --n-critic 3 the generator sits out the first two steps, and the second epoch begins in the middle of a turn.
-@pytest.mark.long
 @pytest.mark.parametrize(
-    "options", [("--update", "simultaneous"), ("--update", "alternating", "--n-critic", 3)], ids=lambda o: o[1]
+    "options",
+    [
+        pytest.param(("--update", "simultaneous"), marks=pytest.mark.long),
+        pytest.param(("--update", "alternating", "--n-critic", 3), marks=pytest.mark.release),
+    ],
+    ids=lambda o: o[1],
 )
 def test_a_run_that_is_resumed_leaves_what_an_uninterrupted_one_does(data, tmp_path, options):
     # A first scale at which float16 overflows, so that there are skipped steps to show.
@@ -126,7 +130,7 @@ def test_a_run_that_is_resumed_leaves_what_an_uninterrupted_one_does(data, tmp_p
         assert [row["generator_overflow"] for row in rows[:2]] == ["0", "0"]
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_wasserstein_gan(data, tmp_path):
     # At 65536 the gradient within the critic's loss overflows, and the critic's scale alone backs off.
     rows = train_whole_and_in_parts(data, tmp_path, "--loss", "wgan-gp", "--n-critic", 3, "--scale", 2**16, *SKIP)
@@ -144,7 +148,7 @@ def test_a_wasserstein_gan(data, tmp_path):
     assert_refused(other, "can't resume", "loss wgan-gp, not non-saturating")
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_scales_of_their_own_under_one_verdict(data, tmp_path):
     options = ("--loss", "wgan-gp", "--update", "simultaneous", "--separate-scales", "--scale", 2**16)
     rows = train_whole_and_in_parts(data, tmp_path, *options, "--max-retries", 8)

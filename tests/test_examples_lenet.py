@@ -108,7 +108,7 @@ def test_train_writes_a_row_for_each_step_curves_and_a_checkpoint(whole):
     assert f"skipped {skipped} steps" in result.stdout
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_resumed_run_ends_bit_identical_to_an_uninterrupted_one(whole, tmp_path):
     whole, _, data = whole
     begun = run("train.py", "--data", data, *OPTIONS, "--epochs", 2, "--output", "parts", cwd=tmp_path)
@@ -194,7 +194,7 @@ def test_nothing_to_resume_is_one_line_and_status_2(data, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_compare_prints_a_table_of_all_recipes(data, tmp_path):
     options = ("--data", data, "--seeds", 3, "--epochs", 1, "--output", "out")
     result = run("compare.py", *options, cwd=tmp_path)
@@ -207,7 +207,7 @@ def test_compare_prints_a_table_of_all_recipes(data, tmp_path):
         assert [row["seed"] for row in csv.DictReader(file)] == ["3"] * 5
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_diagnose_shows_where_it_underflows_and_writes_the_reports(data, tmp_path):
     # Gradients far below what float16 holds, so that two steps without a scale leave the network as it was.
     options = ("--data", data, "--epochs", 1, "--batch-size", 32, "--profile-batches", 2, "--output", "out")

@@ -9,8 +9,6 @@ import pytest
 from support.python_process import ROOT, run_msrun, run_python, skip_with_older_mindspore
 from test_examples_gan import BATCH_SIZE, STEPS_PER_EPOCH, data  # noqa: F401
 
-pytestmark = pytest.mark.long
-
 SMALL = {"lenet": ("--optimizer", "momentum"), "gan": ("--filters", "2")}
 
 
@@ -49,6 +47,7 @@ def run_on_1_2_1_ranks(example, data, folder):  # noqa: F811
     return rows
 
 
+@pytest.mark.release
 def test_lenet_goes_on_with_another_number_of_ranks_as_without(data, tmp_path):  # noqa: F811
     skip_with_older_mindspore()
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -67,12 +66,14 @@ def test_lenet_goes_on_with_another_number_of_ranks_as_without(data, tmp_path): 
         np.testing.assert_allclose(parameters[name].asnumpy(), wanted[name].asnumpy(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.release
 def test_the_gan_goes_on_with_another_number_of_ranks(data, tmp_path):  # noqa: F811
     # With other values than without: on two ranks its BatchNorm has the statistics of half a batch.
     skip_with_older_mindspore()
     run_on_1_2_1_ranks("gan", data, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("example", SMALL)
 def test_ranks_that_can_not_share_a_batch_are_told_so(data, tmp_path, example):  # noqa: F811
     """What msrun tells its processes is enough: they need not wait for each other to find out."""

@@ -78,7 +78,7 @@ def assert_spread(cell, values, digits):
     assert found == pytest.approx(expected, abs=0.5000001 * 10**-digits)
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_the_table_says_what_the_runs_left_and_nothing_is_run_again(tmp_path):
     write_digits(tmp_path / "data")
     options = ("--policies", *POLICIES, "--seeds", *SEEDS)

@@ -35,7 +35,8 @@ def test_resumes_bit_for_bit(name, mode):
     # The same cell in the middle of another window, and at its end.
     train(cell, name, 2, 12)
     for _ in range(2):
-        assert cell.load_state_dict(checkpoint) == ([], [])
+        # Read again, since the cell may have taken over what it was given.
+        assert cell.load_state_dict(load(name)[0]) == ([], [])
         assert_finishes(cell, name, expected)
 
 

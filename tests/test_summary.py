@@ -6,10 +6,12 @@ from pathlib import Path
 import mindspore
 import numpy as np
 import pytest
+from conftest import MODES
 from mindspore import nn
 from mindspore.train import Callback, Model
 from support.event_files import scalars_for_mindinsight, scalars_for_tensorboard
-from support.linear_pair import CELLS, Trained, arrays
+from support.in_mode import in_mode
+from support.linear_pair import Trained, arrays
 from support.networks import FEATURES
 from support.python_process import check_python
 from test_loss_scale_monitor import dataset_of, train
@@ -57,10 +59,24 @@ def tag(network, name, several):
     return f"network_{network}/{name}" if several else name
 
 
-@pytest.mark.parametrize("kind", CELLS)
-@pytest.mark.parametrize("accumulation_steps", [1, 2])
-@pytest.mark.parametrize("retries", [0, 8])
-def test_the_files_say_what_the_csv_file_and_the_cell_say(mode, kind, accumulation_steps, retries):
+# Each pair of two values is among them.
+@pytest.mark.parametrize(
+    ("name", "kind", "accumulation_steps", "retries"),
+    [
+        ("graph", "scaled", 1, 0),
+        ("pynative", "scaled", 2, 8),
+        ("pynative", "simultaneous", 1, 8),
+        ("graph", "simultaneous", 2, 0),
+        ("graph", "alternating", 1, 8),
+        ("pynative", "alternating", 2, 0),
+    ],
+)
+def test_the_files_say_what_the_csv_file_and_the_cell_say(name, kind, accumulation_steps, retries):
+    with in_mode(MODES[name]):
+        check_files(kind, accumulation_steps, retries)
+
+
+def check_files(kind, accumulation_steps, retries):
     trained = Trained(kind, scale=2.0**24, steps=accumulation_steps, clip_norm=float("inf"), max_retries=retries)
     norms = Norms(trained.cell)
     monitor = LossScaleMonitor(2, csv="scale.csv", summary_dir="summary")
@@ -91,7 +107,7 @@ def test_the_files_say_what_the_csv_file_and_the_cell_say(mode, kind, accumulati
     np.testing.assert_equal(scalars_for_tensorboard(Path("summary")), in_float32(expected))
 
 
-def test_a_loss_scale_for_each_network(mode):
+def test_a_loss_scale_for_each_network():
     trained = Trained("simultaneous")
     scales = [DynamicLossScale(2.0**10), DynamicLossScale(2.0**12)]
     inputs = [(0, 2), (1, 2)]

@@ -1,4 +1,7 @@
-"""The forms in which a training cell takes its loss scale."""
+"""
+The forms in which a training cell takes its loss scale: read at construction, whatever the mode, in which a cell is
+given one of this package. What they do in graph mode is seen of those.
+"""
 
 import numpy as np
 import pytest
@@ -24,7 +27,7 @@ NUMBERS = [512, 512.0, np.float32(512), np.float64(512), np.int64(512)]
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda number: type(number).__name__)
-def test_a_number_is_a_fixed_scale_that_drops_overflows(mode, number):
+def test_a_number_is_a_fixed_scale_that_drops_overflows(number):
     cell = cell_with(number)
     assert isinstance(cell.loss_scale, FixedLossScale)
     assert run(cell, (0, 1, 0)) == ([False, True, False], [512.0, 512.0, 512.0])
@@ -43,17 +46,17 @@ def test_a_loss_scale_of_this_package_is_used_as_it_is():
         assert cell_with(loss_scale).loss_scale is loss_scale
 
 
-def test_a_fixed_manager_that_drops(mode):
+def test_a_fixed_manager_that_drops():
     cell = cell_with(amp.FixedLossScaleManager(512, drop_overflow_update=True))
     assert run(cell, (0, 1, 0)) == ([False, True, False], [512.0, 512.0, 512.0])
 
 
-def test_a_fixed_manager_that_does_not_drop(mode):
+def test_a_fixed_manager_that_does_not_drop():
     cell = cell_with(amp.FixedLossScaleManager(512, drop_overflow_update=False))
     assert run(cell, (0, 1, 0)) == ([False, False, False], [512.0, 512.0, 512.0])
 
 
-def test_a_fixed_update_cell(mode):
+def test_a_fixed_update_cell():
     cell = cell_with(nn.FixedLossScaleUpdateCell(512))
     assert run(cell, (0, 1, 0)) == ([False, True, False], [512.0, 512.0, 512.0])
 
@@ -66,7 +69,7 @@ def test_a_fixed_update_cell(mode):
     ],
     ids=["manager", "update_cell"],
 )
-def test_a_dynamic_one_of_mindspore_gives_its_scale_factor_and_window(mode, stock):
+def test_a_dynamic_one_of_mindspore_gives_its_scale_factor_and_window(stock):
     cell = cell_with(stock())
     assert isinstance(cell.loss_scale, DynamicLossScale)
     overflows, scales = run(cell, (0, 0, 1, 1, 0, 0, 0))
@@ -74,7 +77,7 @@ def test_a_dynamic_one_of_mindspore_gives_its_scale_factor_and_window(mode, stoc
     assert scales == [512.0, 512.0, 2048.0, 512.0, 128.0, 128.0, 512.0]
 
 
-def test_a_dynamic_one_of_mindspore_may_begin_above_our_ceiling(mode):
+def test_a_dynamic_one_of_mindspore_may_begin_above_our_ceiling():
     cell = cell_with(amp.DynamicLossScaleManager(init_loss_scale=2**30, scale_factor=2, scale_window=1))
     assert run(cell, (1, 0, 0)) == ([True, False, False], [2.0**30, 2.0**29, 2.0**30])
 

@@ -68,25 +68,18 @@ def test_trains_with_the_stock_callbacks(mode, sink, tmp_path, capsys):
     if not sink:  # When data is sunk, a callback sees the epoch's last step only.
         assert [bool(overflow) for _, overflow, _ in record.outputs] == [True] + [False] * (2 * STEPS - 1)
         assert [float(loss) for loss, _, _ in record.outputs[1:]] == losses
-    printed = re.findall(r"loss is (\S+)", capsys.readouterr().out)
-    assert np.float32(printed[-1]) == np.float32(losses[-1])
+    # Unscaled; LossMonitor prints all digits of a float32.
+    printed = np.float32(re.findall(r"loss is (\S+)", capsys.readouterr().out))
+    if sink:
+        assert printed[-1] == np.float32(losses[-1])
+    else:
+        np.testing.assert_array_equal(printed[1:], np.float32(losses))
 
     # What ModelCheckpoint wrote last is all that the cell holds.
     newest = max(tmp_path.glob("cell*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
     saved = mindspore.load_checkpoint(str(newest))
     for name, value in state(cell).items():
         assert same_bits(saved[name].asnumpy(), value), name
-
-
-def test_loss_monitor_reads_our_triple(mode, capsys):
-    network = Linear()
-    Model(scaled_cell(network, 1024)).train(1, dataset(), callbacks=[LossMonitor()], dataset_sink_mode=False)
-    printed = [float(line.rsplit(" ", 1)[1]) for line in capsys.readouterr().out.splitlines() if "loss is" in line]
-    assert len(printed) == STEPS
-    first = next(dataset().create_tuple_iterator())
-    # Unscaled: the loss of the untrained network on the first batch. LossMonitor prints all digits of a float32.
-    np.testing.assert_allclose(printed[0], float(Linear()(*first)), rtol=1e-6)
-    assert printed[-1] < printed[0]
 
 
 class Prediction(nn.Cell):
@@ -108,10 +101,10 @@ def test_evaluates_with_an_eval_network(mode):
         eval_indexes=[0, 1, 2],
     )
     before = model.eval(dataset(), dataset_sink_mode=False)
-    model.train(20, dataset(), dataset_sink_mode=False)
+    model.train(5, dataset(), dataset_sink_mode=False)
     after = model.eval(dataset(), dataset_sink_mode=False)
     assert set(after) == {"loss", "mae"}
-    assert after["loss"] < 1e-3 * before["loss"]
+    assert after["loss"] < 0.1 * before["loss"]
 
     predictions = [(Prediction(network)(x).asnumpy(), y.asnumpy()) for x, y in dataset().create_tuple_iterator()]
     np.testing.assert_allclose(after["mae"], np.mean([np.abs(p - y) for p, y in predictions]), rtol=1e-4)

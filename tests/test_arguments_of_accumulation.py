@@ -92,19 +92,28 @@ def test_both_clips(kind):
     [(1.0, [None, 0.5]), ([1.0, None], 0.5), ([1.0, None], [0.5, None]), ([None, 1.0], [None, 0.5])],
 )
 def test_both_clips_for_one_of_the_networks(kind, clip_norm, clip_value):
-    raises(ValueError, "'clip_norm'", "'clip_value'", kind=kind, clip_norm=clip_norm, clip_value=clip_value)
+    words = "'clip_norm' or by 'clip_value', but got both"
+    raises(ValueError, words, kind=kind, clip_norm=clip_norm, clip_value=clip_value)
+
+
+@pytest.mark.parametrize("kind", ["simultaneous", "alternating"])
+def test_one_clip_for_each_network_is_fine(kind):
+    Trained(kind, clip_norm=[None, 1.0], clip_value=[1.0, None])
 
 
 @pytest.mark.parametrize("kind", ["simultaneous", "alternating"])
 @pytest.mark.parametrize("name", ["clip_norm", "clip_value", "ema_decay"])
 @pytest.mark.parametrize("values", [[], [0.5], [0.5, 0.5, 0.5], (0.5,)], ids=str)
 def test_lists_of_a_wrong_length(kind, name, values):
-    raises(ValueError, f"'{name}'", str(len(values)), kind=kind, **{name: values})
+    words = f"'{name}'", f"one entry for each of the 2 networks, but got {len(values)}"
+    raises(ValueError, *words, kind=kind, **{name: values})
 
 
 @pytest.mark.parametrize("kind", ["simultaneous", "alternating"])
 @pytest.mark.parametrize("name", ["clip_norm", "clip_value", "ema_decay"])
-@pytest.mark.parametrize("bad, error", [(0, ValueError), (-1.0, ValueError), (NAN, ValueError), ("1", TypeError)])
+@pytest.mark.parametrize(
+    "bad, error", [(0, ValueError), (-1.0, ValueError), (NAN, ValueError), (True, TypeError), ("1", TypeError)]
+)
 def test_bad_entries_of_lists(kind, name, bad, error):
     for values in ([bad, 0.5], [None, bad]):
         raises(error, f"'{name}'", kind=kind, **{name: values})
@@ -126,8 +135,7 @@ def test_what_is_right_is_taken(kind):
         Trained(kind, **keywords)
 
 
-@pytest.mark.parametrize("kind", CELLS)
-def test_numpys_numbers_train_as_pythons(mode, kind):
-    trained = Trained(kind, steps=np.int64(2), clip_norm=np.float32(0.5), ema_decay=np.float64(0.75))
+def test_numpys_numbers_train_as_pythons(mode):
+    trained = Trained("scaled", steps=np.int64(2), clip_norm=np.float32(0.5), ema_decay=np.float64(0.75))
     for seed in range(4):
         trained.call(seed)

@@ -1,13 +1,12 @@
 """The pairs of docs/migration.md: what one had and what one writes give the same losses, weights, names and scale."""
 
-import importlib.util
-import itertools
 import re
-import sys
 
 import numpy as np
 import pytest
-from support.python_process import ROOT, check_python
+from conftest import MODES
+from support.in_mode import in_mode
+from support.python_process import ROOT, check_python, import_code
 from support.reference import DynamicLaw
 
 PAGE = (ROOT / "docs" / "migration.md").read_text()
@@ -28,7 +27,12 @@ class StockCellOnCpu(nn.TrainOneStepWithLossScaleCell):
 """
 DEFINE_STOCK_CELL_ON_CPU = ("losses = []\n", f"losses = []\n{STOCK_CELL_ON_CPU}")
 
-numbers = itertools.count()
+
+# MindSpore's default mode is the one in which a page is copied.
+@pytest.fixture(params=["pynative", pytest.param("graph", marks=pytest.mark.long)])
+def mode(request):
+    with in_mode(MODES[request.param]):
+        yield request.param
 
 
 def read_sections():
@@ -63,18 +67,6 @@ def run(folder, heading, kind, set_up_of=None, replace=(), overflow=None):
         assert old in code
         code = code.replace(old, new)
     return import_code(folder, code)
-
-
-def import_code(folder, code):
-    """Runs the code as a module of its own, which it returns."""
-    name = f"migration_{next(numbers)}"
-    path = folder / f"{name}.py"
-    path.write_text(code)
-    spec = importlib.util.spec_from_file_location(name, path)
-    # MindSpore looks a function's module up by its name, also later, when it compiles.
-    sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
 
 
 def run_on_cpu(folder, heading, replace=(), **keywords):
@@ -188,7 +180,7 @@ def test_a_hand_written_loop(mode, tmp_path, heading):
     assert loss_scale.get_loss_scale() == float(before.scaler.scale_value) == 2.0**17
 
 
-@pytest.mark.parametrize("name", ["GRAPH_MODE", "PYNATIVE_MODE"])
+@pytest.mark.parametrize("name", ["PYNATIVE_MODE", pytest.param("GRAPH_MODE", marks=pytest.mark.long)])
 def test_boost(tmp_path, name):
     """In processes of their own, since `AutoBoost` is one object for the whole process."""
     printed = []

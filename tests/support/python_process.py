@@ -1,7 +1,10 @@
 """
-Python in new processes, as a user starts it: with the package, and nothing of this process' `sys.path`.
+Python in new processes, as a user starts it: with the package, and nothing of this process' `sys.path`. And, where this
+process will do, as a module of it.
 """
 
+import importlib.util
+import itertools
 import os
 import signal
 import socket
@@ -14,6 +17,7 @@ import mindspore
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+_numbers = itertools.count()
 
 
 def _environment():
@@ -37,6 +41,18 @@ def check_python(*arguments, cwd):
     result = run_python(*arguments, cwd=cwd)
     assert result.returncode == 0, result.stderr[-3000:]
     return result.stdout
+
+
+def import_code(folder, code):
+    """Runs the code as a module of its own, which it returns."""
+    name = f"imported_code_{next(_numbers)}"
+    path = folder / f"{name}.py"
+    path.write_text(code)
+    spec = importlib.util.spec_from_file_location(name, path)
+    # MindSpore looks a function's module up by its name, also later, when it compiles.
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
 
 
 class Job(NamedTuple):

@@ -9,16 +9,8 @@ from support.python_process import skip_with_older_mindspore
 from ms_lossscale import ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
 
 
-def tensors(weight, loss):
-    return weight, loss
-
-
-def tuples(weight, loss):
-    return ((weight, (loss, weight)),)
-
-
-def lists(weight, loss):
-    return ([weight, [loss, None]],)
+def tensors_tuples_and_lists(weight, loss):
+    return weight, loss, (weight, (loss, weight)), [weight, [loss, None]]
 
 
 def a_dict(weight, loss):
@@ -57,7 +49,7 @@ def tensors_in(value):
     return [tensor for each in values for tensor in tensors_in(each)]
 
 
-@pytest.mark.parametrize("aux_of", [tensors, tuples, lists, a_dict, none])
+@pytest.mark.parametrize("aux_of", [tensors_tuples_and_lists, a_dict, none])
 @pytest.mark.parametrize("losses", [1, 2])
 def test_aux_of_any_form_is_a_copy(mode, aux_of, losses):
     if losses == 2 and aux_of in (a_dict, none):

@@ -69,7 +69,7 @@ def test_set_train_reaches_frozen_cells_and_can_be_taken_back(mode):
     assert not moves(backbone, lambda: cell(*batch))
 
 
-def test_statistics_that_are_not_of_the_batch_stay_in_model_fit(mode):
+def test_statistics_that_are_not_of_the_batch_stay_in_model_fit():
     def fit(backbone):
         cell = make(backbone)
         evaluation = nn.WithEvalCell(nn.SequentialCell(backbone, cell.network.head), nn.MSELoss())

@@ -4,6 +4,7 @@ import contextlib
 
 import mindspore
 import numpy as np
+import pytest
 from mindspore import Parameter, Tensor, nn, ops
 from support.networks import batch
 from support.untouched import untouched
@@ -73,6 +74,7 @@ def test_the_counts_are_those_of_the_same_network_without_views():
     assert reports[0] == reports[1]
 
 
+@pytest.mark.parametrize("mode", ["pynative", pytest.param("graph", marks=pytest.mark.long)], indirect=True)
 def test_a_training_goes_on_as_without(mode):
     losses = []
     for profiles in (True, False):

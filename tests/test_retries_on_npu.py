@@ -3,7 +3,9 @@
 import mindspore
 import numpy as np
 import pytest
+from conftest import MODES
 from mindspore import Tensor, nn
+from support.in_mode import in_mode
 from support.npu_networks import OnNpu
 
 from ms_lossscale import (
@@ -16,6 +18,13 @@ from ms_lossscale import (
 from ms_lossscale.emulation import register
 
 LEARNING_RATE = 2.0**-10
+
+
+# What PyNative mode runs one after the other, a graph must be told to.
+@pytest.fixture(params=["graph", pytest.param("pynative", marks=pytest.mark.long)])
+def mode(request):
+    with in_mode(MODES[request.param]):
+        yield request.param
 
 
 @pytest.fixture(autouse=True)

@@ -57,10 +57,10 @@ class TwoLosses(nn.Cell):
 
 def nets():
     mindspore.set_seed(0)
-    made = [nn.SequentialCell(nn.Dense(4, 8), nn.ReLU(), nn.Dense(8, 1)) for _ in range(2)]
+    made = [nn.Dense(4, 1) for _ in range(2)]
     for i, net in enumerate(made):
         net.update_parameters_name(f"net_{i}.")
-    return made, [nn.Adam(net.trainable_params(), 0.01) for net in made]
+    return made, [nn.Momentum(net.trainable_params(), 0.01, 0.9) for net in made]
 
 
 def scaled(**keywords):

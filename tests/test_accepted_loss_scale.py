@@ -1,6 +1,6 @@
 """
-The forms in which a training cell takes its loss scale: read at construction, whatever the mode, in which a cell is
-given one of this package. What they do in graph mode is seen of those.
+The forms in which a training cell takes its loss scale. At construction each becomes a loss scale of this package, the
+same in both modes; how those work in graph mode is tested with them.
 """
 
 import numpy as np

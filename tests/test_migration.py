@@ -28,7 +28,7 @@ class StockCellOnCpu(nn.TrainOneStepWithLossScaleCell):
 DEFINE_STOCK_CELL_ON_CPU = ("losses = []\n", f"losses = []\n{STOCK_CELL_ON_CPU}")
 
 
-# MindSpore's default mode is the one in which a page is copied.
+# The page sets no mode, and MindSpore's default is PyNative mode.
 @pytest.fixture(params=["pynative", pytest.param("graph", marks=pytest.mark.long)])
 def mode(request):
     with in_mode(MODES[request.param]):

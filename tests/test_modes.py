@@ -40,7 +40,7 @@ def train(constructed, called, optimizer, **kwargs):
 
 @pytest.mark.parametrize(("constructed", "called"), [("graph", "pynative"), ("pynative", "graph")])
 def test_the_same_steps_in_the_other_mode(constructed, called):
-    # Such an optimizer is compiled once, for one mode.
+    # MindSpore compiles such an optimizer once, for one mode: it can not be called in both in turn.
     assert changed(train(called, [called], AdamW), train(constructed, [called], AdamW)) == set()
 
 

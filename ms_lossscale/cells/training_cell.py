@@ -18,6 +18,7 @@ from ms_lossscale.cells.explained_errors import explanation
 from ms_lossscale.cells.load_in_place import load_in_place
 from ms_lossscale.cells.memory_in_use import MemoryInUse
 from ms_lossscale.cells.rank_comparison import check_parallel, compare, described_weights, settings_of
+from ms_lossscale.cells.trains_only import TrainsOnly
 from ms_lossscale.loss_scale import LossScale
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.build import build_step
@@ -30,7 +31,7 @@ from ms_lossscale.step.step_counters import StepCounters
 from ms_lossscale.step.use_in_outermost_graph import UseInOutermostGraph
 
 
-class TrainingCell(CompilePhase, Float32Cell, nn.TrainOneStepCell):
+class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
     """
     Base class of the training cells: a cell has one step for all its networks, or one for each. A subclass gives
     `construct`.
@@ -125,15 +126,6 @@ class TrainingCell(CompilePhase, Float32Cell, nn.TrainOneStepCell):
             return Ranks(self.grad_reducer)
         # MindSpore's, for the weights of one network.
         return Ranks(nn.TrainOneStepCell(networks[0], optimizers[0]).grad_reducer)
-
-    def set_grad(self, requires_grad: bool = True) -> nn.Cell:
-        if requires_grad:
-            raise ValueError(
-                f"For '{self._owner}', which trains by itself, there is no gradient to take, but it was passed to "
-                f"another training cell, or to Model together with an optimizer. Each step would be made twice. Pass "
-                f"Model(cell) without an optimizer."
-            )
-        return super().set_grad(requires_grad)
 
     def set_inputs(self, *inputs: Any, **kwargs: Any) -> None:
         super().set_inputs(*inputs, **kwargs)

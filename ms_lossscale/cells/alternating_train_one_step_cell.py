@@ -58,7 +58,8 @@ class AlternatingTrainOneStepCell(TrainingCell):
 
     Outputs:
         Tuple of four, or with `has_aux` five, the values of this call. The entries of a network that does not take part
-        are its last loss (0 before the first), False, and its present scale.
+        are its last loss (0 before the first; that of a turn that was skipped does not count), False, and its present
+        scale.
 
         - **loss** (Tensor) - The sum of the losses, unscaled, float32 of shape :math:`()`.
         - **overflow** (Tensor) - For each network whether its step was skipped, bool of shape :math:`(N,)`.
@@ -201,9 +202,9 @@ class AlternatingTrainOneStepCell(TrainingCell):
             losses, overflows, loss_scales = losses + (loss,), overflows + (overflow,), loss_scales + (loss_scale,)
             # The next network's forward comes after all that this one's update did.
             inputs = ops.depend(inputs, overflow)
-        losses = ops.stack(losses)
-        self.turns.end_call(losses)
-        output = (ops.ReduceSum()(losses), ops.stack(overflows), ops.stack(loss_scales), losses)
+        losses, overflows = ops.stack(losses), ops.stack(overflows)
+        self.turns.end_call(losses, overflows)
+        output = (ops.ReduceSum()(losses), overflows, ops.stack(loss_scales), losses)
         if self._has_aux:
             return (*output, auxes)
         return output

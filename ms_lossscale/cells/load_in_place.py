@@ -10,22 +10,8 @@ from ms_lossscale._write_in_place import write_in_place
 _SHOWN = 5
 
 
-def load_in_place(owner, own, parameters, strict):
-    """Writes `parameters` into those of `own` that have the same names; see `TrainingCell.load_state_dict`."""
-    _check(owner, own, parameters)
-    missing = [name for name in own if name not in parameters]
-    unexpected = [name for name in parameters if name not in own]
-    if strict and (missing or unexpected):
-        raise RuntimeError(
-            f"For '{owner}.load_state_dict', 'parameters' must hold what the cell has, but {_listed(missing)} missing "
-            f"and {_listed(unexpected)} unexpected. Construct the cell with the same arguments as the one that was "
-            f"saved, or pass strict=False to load what fits. Nothing was loaded."
-        )
-    write_in_place((parameter, parameters[name]) for name, parameter in own.items() if name in parameters)
-    return missing, unexpected
-
-
-def _check(owner, own, parameters):
+def check_parameters(owner, own, parameters):
+    """What `load_in_place` takes: Parameters or Tensors, of the shapes of `own`."""
     what = (
         f"For '{owner}.load_state_dict', the argument 'parameters' must be a dict from names to Parameters or Tensors"
     )
@@ -39,6 +25,23 @@ def _check(owner, own, parameters):
                 f"For '{owner}.load_state_dict', {name!r} must have the shape {tuple(own[name].shape)}, but got "
                 f"{tuple(value.shape)}. Nothing was loaded."
             )
+
+
+def load_in_place(owner, own, parameters, strict):
+    """
+    Writes `parameters`, which were checked, into those of `own` that have the same names; see
+    `TrainingCell.load_state_dict`.
+    """
+    missing = [name for name in own if name not in parameters]
+    unexpected = [name for name in parameters if name not in own]
+    if strict and (missing or unexpected):
+        raise RuntimeError(
+            f"For '{owner}.load_state_dict', 'parameters' must hold what the cell has, but {_listed(missing)} missing "
+            f"and {_listed(unexpected)} unexpected. Construct the cell with the same arguments as the one that was "
+            f"saved, or pass strict=False to load what fits. Nothing was loaded."
+        )
+    write_in_place((parameter, parameters[name]) for name, parameter in own.items() if name in parameters)
+    return missing, unexpected
 
 
 def _listed(names):

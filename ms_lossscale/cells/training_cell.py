@@ -12,10 +12,11 @@ from ms_lossscale._check import check_cell, one_each
 from ms_lossscale._failed_calls import forget_failed_calls
 from ms_lossscale._float32 import Float32Cell
 from ms_lossscale._types import OneOrEach
+from ms_lossscale.cells.begun_windows import BegunWindows
 from ms_lossscale.cells.compile_phase import CompilePhase
 from ms_lossscale.cells.endless_skips import EndlessSkips
 from ms_lossscale.cells.explained_errors import explanation
-from ms_lossscale.cells.load_in_place import load_in_place
+from ms_lossscale.cells.load_in_place import check_parameters, load_in_place
 from ms_lossscale.cells.memory_in_use import MemoryInUse
 from ms_lossscale.cells.rank_comparison import check_parallel, compare, described_weights, settings_of
 from ms_lossscale.cells.trains_only import TrainsOnly
@@ -96,6 +97,7 @@ class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
         watched = parameters if get_context("mode") == PYNATIVE_MODE else []
         buffers = [buffer for step in self.steps for buffer in step.forward_state.shared_buffers]
         self._memory_in_use = MemoryInUse(watched, buffers) if watched or buffers else None
+        self._begun_windows = BegunWindows(owner, settings[0].gradient_accumulation_steps, self._window_counts())
 
     def _build_steps(self, networks, optimizers, loss_scales, may_return_tuple):
         parts = [(slice(None), "")]
@@ -136,7 +138,7 @@ class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
         self._check_trains("a step")
         if not self._compared:
             self.compare_ranks()
-        self._put_memory_back()
+        self._check_loaded()
         self._endless_skips.count_call()
         try:
             output = super().__call__(*args, **kwargs)
@@ -156,6 +158,12 @@ class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
                 f"For '{self._owner}', {what} within 'ema_weights()' would change the averages that the weights hold "
                 f"there, and be lost when the trained weights come back. Leave the context first."
             )
+
+    def _check_loaded(self):
+        """Before each step, what may have been loaded into Parameters since the last one."""
+        if self._begun_windows.may_have_been_loaded() and self.each_decides:
+            self.turns.forget_losses()
+        self._put_memory_back()
 
     def _put_memory_back(self):
         if self._memory_in_use is not None:
@@ -231,12 +239,19 @@ class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
 
         Raises:
             TypeError: If `parameters` is no dict of Parameters or Tensors.
-            ValueError: If a value has another shape than its Parameter.
+            ValueError: If a value has another shape than its Parameter, or if `parameters` come from within an
+                accumulation window that was begun with another `gradient_accumulation_steps`.
             RuntimeError: If `strict` and names are missing or unexpected, or within :meth:`ema_weights`. Nothing was
                 written then.
         """
         self._check_trains("'load_state_dict()'")
-        return load_in_place(type(self).__name__, self.parameters_dict(), parameters, strict)
+        owner, own = type(self).__name__, self.parameters_dict()
+        check_parameters(owner, own, parameters)
+        self._begun_windows.check(own, parameters)
+        names = load_in_place(owner, own, parameters, strict)
+        if self.each_decides:
+            self.turns.forget_losses()
+        return names
 
     def forward_state_names(self) -> list[str]:
         """
@@ -292,11 +307,10 @@ class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
             RuntimeError: Within :meth:`ema_weights`.
         """
         self._check_trains("'flush()'")
-        self._put_memory_back()
-        for step in self.steps:
-            step.flush()
+        self._check_loaded()
+        overflows = [step.flush() for step in self.steps]
         if self.each_decides:
-            self.turns.flush()
+            self.turns.flush(overflows)
 
     def grad_norm(self) -> Union[float, list[Optional[float]]]:
         """
@@ -411,12 +425,17 @@ class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
         described.update((parameter.name, parameter.asnumpy().tolist()) for parameter in self._shared_state())
         return described
 
+    def _window_counts(self):
+        counts = [count for step in self.steps for count in step.window.counts()]
+        return counts + ([self.turns.calls] if self.each_decides else [])
+
     def _shared_state(self):
         """The small Parameters that have the same values on all ranks."""
         parameters = []
         for step in self.steps:
             parameters += [*step.optimizers.shared_state(), *step.scaling.parameters]
-            parameters += [*step.step_counters.shared_state(), *step.window.shared_state()]
+            parameters += step.step_counters.shared_state()
+        parameters += [count.value for count in self._window_counts()]
         return parameters + (self.turns.shared_state() if self.each_decides else [])
 
 

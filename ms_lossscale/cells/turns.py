@@ -4,6 +4,8 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
+from ms_lossscale.step.window_count import WindowCount
+
 
 class Turns(nn.Cell):
     """
@@ -17,14 +19,17 @@ class Turns(nn.Cell):
     def __init__(self, networks, steps):
         super().__init__(auto_prefix=False)
         self._zero, self._one = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
-        self._steps = Tensor(steps, mstype.int32)
+        self._accumulates = steps > 1
         # Windows that have ended, and calls of the present one.
         self.windows = self._state(np.int32(0), "windows")
-        self.calls = self._state(np.int32(0), "calls")
+        self.calls = WindowCount(steps, "alternation.calls")
         self.every = self._state(np.ones(networks, np.int32), "every")
         # A network takes part in whole windows, also if `every` is set within one.
         self.window_every = self._state(np.ones(networks, np.int32), "window_every")
+        # Of each network the loss of its last turn that was not skipped.
         self.last_losses = self._state(np.zeros(networks, np.float32), "last_losses")
+        # Unregistered: what a window's last call returned is in no checkpoint, as in none of earlier versions.
+        object.__setattr__(self, "losses", self._state(np.zeros(networks, np.float32), "losses"))
 
     @staticmethod
     def _state(value, name):
@@ -32,23 +37,41 @@ class Turns(nn.Cell):
 
     def begin_call(self):
         """For each network whether it takes part, a tuple of bool tensors."""
-        is_first = ops.equal(self.calls, self._zero)
-        ops.assign(self.window_every, ops.select(is_first, self.every, self.window_every))
-        return ops.unstack(ops.equal((self.windows + self._one) % self.window_every, self._zero))
+        every = ops.select(self.calls.is_first(), self.every, self.window_every) if self._accumulates else self.every
+        ops.assign(self.window_every, every)
+        return ops.unstack(ops.equal((self.windows + self._one) % every, self._zero))
 
-    def end_call(self, losses):
-        """Counts the call, and remembers its losses for the calls in which a network does not take part."""
-        ops.assign(self.last_losses, losses)
-        calls = self.calls + self._one
-        is_last = calls >= self._steps
-        ops.assign(self.windows, ops.select(is_last, self.windows + self._one, self.windows))
-        ops.assign(self.calls, ops.select(is_last, self._zero, calls))
+    def end_call(self, losses, overflows):
+        """
+        Counts the call, and remembers its losses for the calls in which a network does not take part: at the end of a
+        window, of those whose turn was not skipped. Of those that take no part, they are what is remembered.
+        """
+        windows = self.windows + self._one
+        if self._accumulates:
+            is_last = self.calls.is_last()
+            overflows = ops.logical_or(overflows, ops.logical_not(is_last))
+            windows = ops.select(is_last, windows, self.windows)
+            ops.assign(self.losses, losses)
+            self.calls.count_or_reset(is_last)
+        ops.assign(self.last_losses, ops.select(overflows, self.last_losses, losses))
+        ops.assign(self.windows, windows)
 
-    def flush(self):
-        """Ends a window that has begun."""
-        if self.calls.asnumpy() > 0:
+    def flush(self, overflows):
+        """
+        Ends a window that has begun.
+
+        Args:
+            overflows (list[Tensor]): Of each network whether its turn was skipped; None if it takes no part.
+        """
+        if self.calls.has_begun():
+            skipped = Tensor([overflow is not None and bool(overflow) for overflow in overflows])
+            ops.assign(self.last_losses, ops.select(skipped, self.last_losses, self.losses))
             ops.assign(self.windows, self.windows + self._one)
-            ops.assign(self.calls, self._zero)
+            ops.assign(self.calls.value, self._zero)
+
+    def forget_losses(self):
+        """After other values were loaded: the losses of the last call are not theirs."""
+        ops.assign(self.losses, self.last_losses)
 
     def steps_made(self):
         """The windows that have ended."""
@@ -56,4 +79,4 @@ class Turns(nn.Cell):
 
     def shared_state(self):
         """The small Parameters that have the same values on all ranks."""
-        return [self.windows, self.calls, self.every, self.window_every]
+        return [self.windows, self.every, self.window_every]

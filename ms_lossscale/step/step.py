@@ -74,9 +74,8 @@ class Step(nn.Cell):
         return [any(weight.name in overflowed for weight in its) for its in weights]
 
     def flush(self):
-        """Ends a window that has begun."""
-        if self.window.has_begun():
-            self.flush_window()
+        """Ends a window that has begun. Returns whether it overflowed, a bool Tensor; None if none has begun."""
+        return self.flush_window() if self.window.has_begun() else None
 
 
 class AfterBackward(nn.Cell):

@@ -9,6 +9,7 @@ from ms_lossscale import _gradients as gradients
 from ms_lossscale.step.of_network import of_any_network
 from ms_lossscale.step.only_if import only_if
 from ms_lossscale.step.use_in_outermost_graph import UseInOutermostGraph
+from ms_lossscale.step.window_count import WindowCount
 
 
 class EveryCall(nn.Cell):
@@ -41,8 +42,8 @@ class EveryCall(nn.Cell):
         """Whether there is something to flush."""
         return False
 
-    def shared_state(self):
-        """The small Parameters that have the same values on all ranks."""
+    def counts(self):
+        """What counts the calls of a window: none, or one."""
         return []
 
 
@@ -67,38 +68,32 @@ class WindowState(nn.Cell):
             )
             for weight in weights
         )
-        self._zero, self._one = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
-        self._steps = Tensor(steps, mstype.int32)
-        self.micro_steps = self._state(Tensor(0, mstype.int32), f"{prefix}accumulation.micro_steps")
-        self.overflow = self._state(Tensor(np.zeros(scale_shape, bool)), f"{prefix}accumulation.overflow")
-
-    @staticmethod
-    def _state(value, name):
-        return Parameter(value, name=name, requires_grad=False)
+        self._steps = Tensor(steps, mstype.float32)
+        self._zero = Tensor(0.0, mstype.float32)
+        self.count = WindowCount(steps, f"{prefix}accumulation.micro_steps")
+        self.overflow = Parameter(
+            Tensor(np.zeros(scale_shape, bool)), name=f"{prefix}accumulation.overflow", requires_grad=False
+        )
 
     def is_first(self):
         """Whether this call is the first of its window."""
-        return ops.equal(self.micro_steps, self._zero)
-
-    def is_last(self):
-        """Whether this call is the last of its window."""
-        return self.micro_steps + self._one >= self._steps
+        return self.count.is_first()
 
     def add(self, grads, overflow):
         """Adds the gradients of a call that is not its window's last."""
         gradients.assign_add(self.gradients, grads)
         ops.assign(self.overflow, overflow)
-        ops.assign(self.micro_steps, self.micro_steps + self._one)
+        self.count.count()
 
     def partial_mean(self):
         """The mean over the calls that the window has really had. What was added had been divided by all of them."""
-        rest = self._steps.astype(mstype.float32) / self.micro_steps.astype(mstype.float32)
+        rest = self._steps / self.count.calls().astype(mstype.float32)
         return gradients.multiply(self.gradients, rest)
 
     def reset(self, after):
         """Empties the window, once `after` has been computed. Not by a multiplication with 0, which keeps a NaN."""
         gradients.assign_zeros(self.gradients, after)
-        ops.assign(self.micro_steps, ops.depend(self._zero, after))
+        self.count.reset(after)
         ops.assign(self.overflow, ops.logical_and(self.overflow, gradients.never(ops.depend(self._zero, after))))
 
 
@@ -126,7 +121,7 @@ class Accumulation(nn.Cell):
 
     def construct(self, grads, divisor, scale, overflows, earlier, saved):
         earlier += (self.state.overflow,)
-        if self.state.is_last():
+        if self.state.count.is_last():
             grads = self.packing.pack(gradients.add(self.state.gradients, self.packing.unpack(grads)))
             overflow = self.decision(grads, divisor, scale, overflows, earlier, saved)
             self.state.reset(overflow)
@@ -137,10 +132,10 @@ class Accumulation(nn.Cell):
         return overflow
 
     def has_begun(self):
-        return bool(self.state.micro_steps.asnumpy() > 0)
+        return self.state.count.has_begun()
 
-    def shared_state(self):
-        return [self.state.micro_steps]
+    def counts(self):
+        return [self.state.count]
 
 
 class Flush(nn.Cell):

@@ -132,7 +132,7 @@ def standing(self):
 def not_counted(self, grads, overflow):
     gradients.assign_add(self.gradients, grads)
     ops.assign(self.overflow, overflow)
-    ops.assign(self.micro_steps, self.micro_steps + self._steps)
+    ops.assign(self.count.value, self.count._full)
 
 
 def hopeless(self, scale, overflow):

@@ -55,6 +55,10 @@ class WindowCount(nn.Cell):
         """Whether a window has begun, for the host."""
         return bool(self.value.asnumpy() != 0)
 
+    def is_plain(self):
+        """Whether a window has begun of which only the count was loaded, for the host."""
+        return 0 < int(self.value.asnumpy()) < 1 << _SHIFT
+
     def _next(self):
         return ops.bitwise_or(self.value, self._begun) + self._one
 

@@ -148,6 +148,11 @@ def test_model_with_a_loss_scale_manager(mode, tmp_path, capsys):
     np.testing.assert_array_equal(printed_losses(capsys), np.float32(before.losses))
     assert_same_weights(before, after)
     assert_one_skip_and_the_same_scale(before, after)
+    inputs = after.Tensor(after.batches[0][0])
+    np.testing.assert_array_equal(after.predicted.asnumpy(), after.net(inputs).asnumpy())
+    with pytest.raises(RuntimeError, match=r"Model\(network\)\.predict\(x\)"):
+        after.model.predict(inputs)
+    assert np.isfinite(after.metrics["loss"])
 
 
 def test_build_train_network(mode, tmp_path):

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor
 from support.checkpoints_of_releases import CASES, build
-from support.training import same_bits, state
+from support.linear_pair import CELLS, Trained
+from support.training import changed, same_bits, state
 
 
 def small(name):
@@ -43,6 +44,42 @@ def test_what_is_no_checkpoint():
     with pytest.raises(ValueError, match=r"'first.weight' must have the shape \(2,\), but got \(3,\)"):
         cell.load_state_dict({**parameters, "loss_scale.scale_value": Tensor(3.0), "first.weight": Tensor([1.0] * 3)})
     assert all(same_bits(value, state(cell)[key]) for key, value in before.items())
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_a_window_that_was_begun_with_another_number_of_calls(kind):
+    begun = Trained(kind, steps=3)
+    begun.call(0)
+    within = {name: Tensor(value) for name, value in state(begun.cell).items()}
+    begun.flush()
+    between = {name: Tensor(value) for name, value in state(begun.cell).items()}
+    for steps in (1, 2):
+        cell = Trained(kind, steps=steps).cell
+        cell.set_loss_scale(1.0)
+        before = state(cell)
+        for strict in (True, False):
+            match = f"'gradient_accumulation_steps' must be 3, but got {steps}: .*Nothing was loaded"
+            with pytest.raises(ValueError, match=match):
+                cell.load_state_dict(within, strict)
+        assert changed(before, state(cell)) == set()
+        assert cell.load_state_dict(between, strict=False)[0] == []
+        assert cell.steps_made() == 1
+    assert Trained(kind, steps=3).cell.load_state_dict(within) == ([], [])
+
+
+def test_windows_that_are_longer_than_can_be_told():
+    few, many = (Trained("scaled", steps=steps).cell for steps in (3, 2**15))
+    within = {name: Tensor(value) for name, value in state(many).items()}
+    # After five calls.
+    within["accumulation.micro_steps"] = Tensor(-(2**31) + 5, mindspore.int32)
+    with pytest.raises(ValueError, match="must be more than 32767, but got 3"):
+        few.load_state_dict(within)
+    assert many.load_state_dict(within) == ([], [])
+    # What is not told, as in checkpoints of 0.1: five calls of some number.
+    within["accumulation.micro_steps"] = Tensor(5, mindspore.int32)
+    assert few.load_state_dict(within) == many.load_state_dict(within) == ([], [])
+    with pytest.raises(ValueError, match="must be more than 1, but got 1"):
+        Trained("scaled").cell.load_state_dict(within)
 
 
 def test_a_value_of_another_dtype_is_cast():

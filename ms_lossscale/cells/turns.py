@@ -28,8 +28,9 @@ class Turns(nn.Cell):
         self.window_every = self._state(np.ones(networks, np.int32), "window_every")
         # Of each network the loss of its last turn that was not skipped.
         self.last_losses = self._state(np.zeros(networks, np.float32), "last_losses")
-        # Unregistered: what a window's last call returned is in no checkpoint, as in none of earlier versions.
-        object.__setattr__(self, "losses", self._state(np.zeros(networks, np.float32), "losses"))
+        if self._accumulates:
+            # Unregistered: what a window's last call returned is in no checkpoint, as in none of earlier versions.
+            object.__setattr__(self, "losses", self._state(np.zeros(networks, np.float32), "losses"))
 
     @staticmethod
     def _state(value, name):
@@ -76,7 +77,8 @@ class Turns(nn.Cell):
             takes_part = ops.equal((self.windows + self._one) % self.window_every, self._zero)
             kept = ops.select(takes_part, ops.zeros_like(self.last_losses), self.last_losses)
             ops.assign(self.last_losses, kept)
-        ops.assign(self.losses, self.last_losses)
+        if self._accumulates:
+            ops.assign(self.losses, self.last_losses)
 
     def steps_made(self):
         """The windows that have ended."""

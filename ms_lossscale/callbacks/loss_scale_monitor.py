@@ -2,7 +2,6 @@
 
 import os
 from collections import deque
-from csv import writer
 from pathlib import Path
 from typing import Any, Optional
 
@@ -12,6 +11,7 @@ from mindspore.train import Callback, RunContext
 from ms_lossscale._check import check_positive_int, describe
 from ms_lossscale._files import replacing
 from ms_lossscale._types import StrPath
+from ms_lossscale.callbacks.csv_file import CsvFile
 from ms_lossscale.callbacks.summary import Summary
 from ms_lossscale.callbacks.watched_step import ADVICE, Record, WatchedStep
 from ms_lossscale.cells.training_cell import TrainingCell
@@ -30,6 +30,10 @@ class LossScaleMonitor(Callback):
 
     A partial window that :class:`FlushAccumulation` ends belongs to the epoch's last step, wherever it stands among
     the callbacks: that step then has a second row in the CSV file.
+
+    A CSV or event file that can't be written while the training runs, since the disk is full say, does not end it: a
+    `RuntimeWarning` names the file, or `summary_dir`, and the error, once, and no more is written there before the next
+    training begins. The CSV file then holds whole rows. Errors of its own event files MindSpore only logs.
 
     Args:
         every_n_steps (int): After how many steps a line is printed, beside those of skipped steps. Default: ``100`` .
@@ -87,7 +91,8 @@ class LossScaleMonitor(Callback):
         self._max_skips = max_consecutive_skips
         if max_consecutive_skips is not None:
             self._max_skips = check_positive_int(owner, "max_consecutive_skips", max_consecutive_skips)
-        self._csv = _check_path(owner, "csv", csv)
+        path = _check_path(owner, "csv", csv)
+        self._csv = None if path is None else CsvFile(path, Record._fields)
         self._save_batch = _check_path(owner, "save_batch", save_batch)
         if save_batch is not None and max_consecutive_skips is None:
             raise ValueError(
@@ -121,7 +126,7 @@ class LossScaleMonitor(Callback):
         self._last = None
         self._printed_step = 0
         if self._csv is not None:
-            self._begin_csv()
+            self._csv.begin()
         if self._summary_dir is not None:
             self._event_files = Summary(self._summary_dir)
 
@@ -226,11 +231,10 @@ class LossScaleMonitor(Callback):
             print(f"step {step}: {'; '.join(map(self._summary, records))}", flush=True)
 
     def _write(self, rows):
+        if self._csv is not None:
+            self._csv.append(rows)
         if self._event_files is not None:
             self._event_files.flush()
-        if self._csv is not None and rows:
-            with open(self._csv, "a", newline="") as file:
-                writer(file).writerows(rows)
 
     def _summary(self, record):
         network = f"network {record.network}: " if len(self._watched) > 1 else ""
@@ -256,27 +260,19 @@ class LossScaleMonitor(Callback):
             return "With save_batch='batch.npz', LossScaleMonitor saves the batch that stops the training."
         if watched.batch is None:
             return "The batch could not be saved: with a data sink, MindSpore does not give it to callbacks."
-        with replacing(self._save_batch) as part, open(part, "wb") as file:
-            np.savez(file, **{f"input_{i}": value.asnumpy() for i, value in enumerate(watched.batch)})
+        try:
+            with replacing(self._save_batch) as part, open(part, "wb") as file:
+                np.savez(file, **{f"input_{i}": value.asnumpy() for i, value in enumerate(watched.batch)})
+        except OSError as error:
+            # Why the training was stopped is what matters.
+            return (
+                f"The batch could not be saved: {str(self._save_batch)!r} can't be written: {error.strerror} (errno "
+                f"{error.errno})."
+            )
         return (
             f"The batch was saved: locate_overflow(network, tuple(np.load({str(self._save_batch)!r}).values()), "
             f"loss_scale={watched.scale_to_blame():g})."
         )
-
-    def _begin_csv(self):
-        header = ",".join(Record._fields).encode()
-        with open(self._csv, "ab+") as file:
-            file.seek(0)
-            before = file.read()
-            if before and before.splitlines()[0] != header:
-                raise ValueError(
-                    f"For 'LossScaleMonitor', the argument 'csv' is {str(self._csv)!r}, which has other columns than "
-                    f"{', '.join(Record._fields)}. Give the name of a new file, or of one of an earlier run."
-                )
-            # A run that was killed may have left a part of a line.
-            file.truncate(before.rfind(b"\n") + 1)
-            if b"\n" not in before:
-                file.write(header + b"\r\n")
 
 
 def _check_path(owner, name, value, is_folder=False):

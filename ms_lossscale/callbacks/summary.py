@@ -1,18 +1,22 @@
 """Event files with scalars, for MindInsight and for TensorBoard."""
 
 import importlib
+import os
+import time
 import uuid
 import warnings
 
 from mindspore import SummaryRecord, Tensor
 from mindspore import dtype as mstype
 
-_TENSORBOARD_WRITERS = ("tensorboardX", "torch.utils.tensorboard")
+from ms_lossscale.callbacks.csv_file import warn_of_failed_file
 
 
 class Summary:
     """
     Scalars of steps, in MindSpore's event files and, where a package that writes them is installed, in TensorBoard's.
+
+    If TensorBoard's can't be written any more, that is warned of once; MindSpore logs an error by itself.
 
     Args:
         folder (Path): Where to.
@@ -20,6 +24,7 @@ class Summary:
 
     def __init__(self, folder):
         folder.mkdir(exist_ok=True)
+        self._folder = folder
         # Both name a file by the second that it is opened in, and open it anew if it is there.
         unique = f"_{uuid.uuid4().hex[:8]}"
         self._tensorboard = _tensorboard_writer(str(folder), unique)
@@ -46,26 +51,54 @@ class Summary:
             for tag, value in scalars.items():
                 self._record.add_value("scalar", tag, Tensor(value, mstype.float32))
             self._record.record(step)
-        if self._tensorboard is not None:
-            for tag, value in scalars.items():
-                self._tensorboard.add_scalar(tag, value, step)
+        self._with_tensorboard(lambda writer: [writer.add_scalar(*scalar, step) for scalar in scalars.items()])
 
     def flush(self):
-        for writer in (self._record, self._tensorboard):
-            if writer is not None:
-                writer.flush()
+        if self._record is not None:
+            self._record.flush()
+        self._with_tensorboard(lambda writer: writer.flush())
 
     def close(self):
-        for writer in (self._record, self._tensorboard):
-            if writer is not None:
-                writer.close()
+        if self._record is not None:
+            self._record.close()
+        self._with_tensorboard(lambda writer: writer.close())
+
+    def _with_tensorboard(self, write):
+        """Calls a function with TensorBoard's writer, if there is one, and lets that go if its file fails."""
+        if self._tensorboard is None:
+            return
+        try:
+            write(self._tensorboard)
+        except OSError as error:
+            self._tensorboard = None
+            warn_of_failed_file("summary_dir", self._folder, error)
+
+
+class _TensorboardXWriter:
+    """
+    What tensorboardX's `SummaryWriter` writes, without its thread: that ends at an error of the file, and who goes on
+    adding scalars then waits for it without end.
+    """
+
+    def __init__(self, folder, filename_suffix):
+        self._new_event = importlib.import_module("tensorboardX.proto.event_pb2").Event
+        files = importlib.import_module("tensorboardX.event_file_writer")
+        self._file = files.EventsWriter(os.path.join(folder, "events"), filename_suffix)
+        self.flush, self.close = self._file.flush, self._file.close
+
+    def add_scalar(self, tag, value, step):
+        event = self._new_event(wall_time=time.time(), step=step)
+        event.summary.value.add(tag=tag, simple_value=value)
+        self._file.write_event(event)
 
 
 def _tensorboard_writer(folder, suffix):
-    """A SummaryWriter, or None if no package that has one is installed."""
-    for name in _TENSORBOARD_WRITERS:
-        try:
-            return importlib.import_module(name).SummaryWriter(folder, filename_suffix=suffix)
-        except ImportError:
-            continue
-    return None
+    """A writer for TensorBoard, or None if no package that has one is installed."""
+    try:
+        return _TensorboardXWriter(folder, suffix)
+    except ImportError:
+        pass
+    try:
+        return importlib.import_module("torch.utils.tensorboard").SummaryWriter(folder, filename_suffix=suffix)
+    except ImportError:
+        return None

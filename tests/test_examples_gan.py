@@ -166,6 +166,10 @@ def test_bad_options_are_refused(tmp_path):
         ("--n-critic", "0", "--update", "alternating"): "--n-critic",
         ("--loss", "wgan-gp", "--update", "simultaneous", "--n-critic", "2"): "--n-critic: not used by --update simul",
         ("--loss", "wgan-gp", "--separate-scales"): "--separate-scales: not used by --update alternating",
+        ("--separate-scales", "--loss-scale", "fixed"): "--separate-scales: not used by --loss-scale fixed, which is",
+        ("--loss-scale", "scheduled", "--max-retries", "2"): "--max-retries: not used by --loss-scale scheduled: leave",
+        # The default of --max-retries is no option that is refused.
+        ("--loss-scale", "fixed", "--data", "nowhere"): "nowhere does not exist",
         ("--loss", "wasserstein"): "invalid choice: 'wasserstein'",
         ("--loss-scale", "none", "--scale", "8"): "--scale",
         ("--resume",): "nothing to resume",

@@ -1,5 +1,6 @@
 """The LeNet example, run as a user runs it: as scripts, on a small folder of IDX files."""
 
+import argparse
 import csv
 import gzip
 import json
@@ -186,6 +187,74 @@ def test_a_wrong_option_has_status_2(tmp_path):
     assert result.returncode == 2
     assert "--epochs" in result.stderr.splitlines()[-1]
     assert not (tmp_path / "out").exists()
+
+
+KINDS = {
+    "none": {},
+    "fixed": {"scale": 8.0},
+    "dynamic": {"scale": 64.0, "scale_window": 5, "max_retries": 3},
+    "scheduled": {"milestone": [1], "scales": [2.0]},
+}
+VALUES = {"scale": ["4"], "scale_window": ["7"], "max_retries": ["2"], "milestone": ["2", "3"], "scales": ["4", "8"]}
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    """Parses the options that both examples have for the loss scale and the step."""
+    monkeypatch.syspath_prepend(str(EXAMPLE.parent))
+    from common.options import add_loss_scale_arguments, add_step_arguments, complete_loss_scale, step_keywords
+
+    def parse(*options):
+        parser = argparse.ArgumentParser(prog="train.py")
+        add_step_arguments(parser, ema=0.0)
+        add_loss_scale_arguments(parser, KINDS)
+        args = parser.parse_args(options)
+        complete_loss_scale(parser, args, KINDS)
+        return args, step_keywords(args)
+
+    return parse
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_options_that_a_loss_scale_does_not_use_are_refused(parsed, capsys, kind):
+    args, keywords = parsed("--loss-scale", kind)
+    # A default refuses nothing.
+    assert {name: getattr(args, name) for name in KINDS[kind]} == KINDS[kind]
+    assert keywords["max_retries"] == KINDS[kind].get("max_retries", 0)
+    assert parsed("--loss-scale", kind, "--max-retries", "0")[1]["max_retries"] == 0
+    for name, values in VALUES.items():
+        option = f"--{name.replace('_', '-')}"
+        if name in KINDS[kind]:
+            assert np.atleast_1d(getattr(parsed("--loss-scale", kind, option, *values)[0], name)).size == len(values)
+            continue
+        with pytest.raises(SystemExit) as ended:
+            parsed("--loss-scale", kind, option, *values)
+        assert ended.value.code == 2
+        takers = " or ".join(each for each in KINDS if name in KINDS[each])
+        assert capsys.readouterr().err.splitlines()[-1] == (
+            f"train.py: error: argument {option}: not used by --loss-scale {kind}: leave out {option} "
+            f"{' '.join(values)}, or pass --loss-scale {takers}"
+        )
+
+
+def test_retries_that_can_not_be_are_refused(tmp_path):
+    result = run("train.py", "--loss-scale", "fixed", "--max-retries", 2, "--output", "out", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "--max-retries: not used by --loss-scale fixed: leave out --max-retries 2" in result.stderr.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
+
+
+def test_windows_longer_than_an_epoch_are_refused(data, tmp_path):
+    result = run("train.py", "--data", data, "--accumulate", 3, "--output", "out", cwd=tmp_path)
+    assert_refused(result, "--accumulate 3 is more than the 2 batches of an epoch", "pass 2 or less")
+    assert not (tmp_path / "out").exists()
+
+
+def test_fewer_epochs_than_there_were_are_refused(whole, tmp_path):
+    out, _, data = whole
+    options = ("--resume", "--epochs", EPOCHS - 1, "--output", out)
+    result = run("train.py", "--data", data, *OPTIONS, *options, cwd=tmp_path)
+    assert_refused(result, "has made 4 epochs, more than --epochs 3; pass 4 or more")
 
 
 def test_nothing_to_resume_is_one_line_and_status_2(data, tmp_path):

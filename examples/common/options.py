@@ -3,6 +3,7 @@
 import argparse
 
 import mindspore
+import numpy as np
 
 from common.data import add_data_argument
 from common.input_error import InputError
@@ -82,8 +83,14 @@ def add_execution_arguments(parser, amp_level):
     add("--device", choices=("CPU", "GPU", "Ascend"), default="CPU", help="where to train (default: %(default)s)")
 
 
-def add_step_arguments(group, ema, max_retries):
-    """Adds the options for what a step does besides scaling the loss, with the defaults of two of them."""
+def refuse_unused(parser, option, by, cure, value=None):
+    """Ends the program, since an option has no effect beside another one: what was given, why, and what to do."""
+    given = option if value is None else f"{option} {value}"
+    parser.error(f"argument {option}: not used by {by}: leave out {given}, or pass {cure}")
+
+
+def add_step_arguments(group, ema):
+    """Adds the options for what a step does besides scaling the loss, with the default of one of them."""
     group.add_argument(
         "--accumulate",
         type=positive_int,
@@ -96,14 +103,6 @@ def add_step_arguments(group, ema, max_retries):
         type=positive_float,
         metavar="NORM",
         help="largest global norm of the gradients (default: no limit)",
-    )
-    group.add_argument(
-        "--max-retries",
-        type=not_negative_int,
-        default=max_retries,
-        metavar="N",
-        help="how often a batch whose gradients overflowed is tried again, at lower scales, before its step is "
-        "skipped; with --loss-scale dynamic only (default: %(default)s)",
     )
     group.add_argument(
         "--ema",
@@ -121,7 +120,7 @@ def step_keywords(args):
         "gradient_accumulation_steps": args.accumulate,
         "clip_norm": args.clip_norm,
         "ema_decay": args.ema or None,
-        "max_retries": args.max_retries if args.loss_scale == "dynamic" else 0,
+        "max_retries": args.max_retries,
     }
 
 
@@ -149,6 +148,13 @@ def add_loss_scale_arguments(group, loss_scales):
         f"{loss_scales['dynamic']['scale_window']}, so that it moves in a run as short as this one; 2000 is usual)",
     )
     add(
+        "--max-retries",
+        type=not_negative_int,
+        metavar="N",
+        help="dynamic: how often a batch whose gradients overflowed is tried again, at lower scales, before its step "
+        f"is skipped (default: {loss_scales['dynamic']['max_retries']})",
+    )
+    add(
         "--milestone",
         type=positive_int,
         nargs="+",
@@ -169,11 +175,17 @@ def add_loss_scale_arguments(group, loss_scales):
 def complete_loss_scale(parser, args, loss_scales):
     """Fills in the defaults of the kind that was chosen, and refuses options that it does not take."""
     defaults = loss_scales[args.loss_scale]
-    for name in ("scale", "scale_window", "milestone", "scales"):
-        if getattr(args, name) is None:
+    for name in ("scale", "scale_window", "max_retries", "milestone", "scales"):
+        value = getattr(args, name)
+        if value is None:
             setattr(args, name, defaults.get(name))
-        elif name not in defaults:
-            parser.error(f"argument --{name.replace('_', '-')}: not used by --loss-scale {args.loss_scale}")
+        # No retries are what the others make.
+        elif name not in defaults and value != 0:
+            kinds = " or ".join(kind for kind, taken in loss_scales.items() if name in taken)
+            given = " ".join(f"{each:g}" for each in np.atleast_1d(value))
+            option = f"--{name.replace('_', '-')}"
+            refuse_unused(parser, option, f"--loss-scale {args.loss_scale}", f"--loss-scale {kinds}", given)
+    args.max_retries = args.max_retries or 0
 
 
 def make_loss_scale(args):
@@ -191,5 +203,5 @@ def make_loss_scale(args):
 
 
 # What argparse calls them when the text is no number at all.
-positive_int.__name__ = seed_int.__name__ = "integer"
+positive_int.__name__ = not_negative_int.__name__ = seed_int.__name__ = "integer"
 positive_float.__name__ = decay.__name__ = "number"

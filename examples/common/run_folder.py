@@ -43,6 +43,11 @@ class RunFolder:
 
     def start(self, cell, steps_per_epoch, ranks):
         """Begins a new run, or resumes one. Returns the number of the last whole epoch and the steps up to its end."""
+        if self._args.accumulate > steps_per_epoch:
+            raise InputError(
+                f"--accumulate {self._args.accumulate} is more than the {steps_per_epoch} batches of an epoch, and no "
+                f"window goes on in the next one: pass {steps_per_epoch} or less"
+            )
         if self._args.resume:
             epoch, steps = self._resume(cell, steps_per_epoch)
             if ranks.is_first:
@@ -76,6 +81,11 @@ class RunFolder:
                     f"can't resume: the run in {self.folder} has {name} {settings.get(name)}, not {value}; pass the "
                     f"same, or another --output"
                 )
+        if epoch > self._args.epochs:
+            raise InputError(
+                f"can't resume: the run in {self.folder} has made {epoch} epochs, more than --epochs "
+                f"{self._args.epochs}; pass {epoch} or more, or another --output"
+            )
         mindspore.load_param_into_net(cell, parameters, strict_load=True)
         try:
             return epoch, read_steps(self.table, self._step_type, epoch * steps_per_epoch)

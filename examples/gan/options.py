@@ -1,6 +1,7 @@
 """The command line of the GAN example."""
 
 import argparse
+import functools
 
 from common.options import (
     add_execution_arguments,
@@ -10,6 +11,7 @@ from common.options import (
     complete_loss_scale,
     positive_float,
     positive_int,
+    refuse_unused,
 )
 
 # Each loss scale, and the options that it takes with their defaults.
@@ -17,7 +19,7 @@ LOSS_SCALES = {
     "none": {},
     "fixed": {"scale": 1024.0},
     "fixed-no-drop": {"scale": 1024.0},
-    "dynamic": {"scale": 65536.0, "scale_window": 200},
+    "dynamic": {"scale": 65536.0, "scale_window": 200, "max_retries": 3},
     "scheduled": {"milestone": [250, 500, 1000], "scales": [256.0, 1024.0, 4096.0]},
 }
 
@@ -69,7 +71,7 @@ def make_parser():
     add_execution_arguments(parser, "O3")
 
     group = parser.add_argument_group("updates")
-    add_step_arguments(group, ema=0.99, max_retries=3)
+    add_step_arguments(group, ema=0.99)
     add = group.add_argument
     add(
         "--update",
@@ -110,11 +112,18 @@ def parse_arguments(parser, argv=None):
             setattr(args, name, default)
     if args.update == "simultaneous":
         if n_critic is not None:
-            parser.error("argument --n-critic: not used by --update simultaneous, which updates both networks or none")
+            by = "--update simultaneous, which updates both networks or none"
+            refuse_unused(parser, "--n-critic", by, "--update alternating", n_critic)
         args.n_critic = 1
-    elif args.separate_scales:
-        parser.error(
-            "argument --separate-scales: not used by --update alternating, where each network has a loss scale of its "
-            "own anyway"
-        )
+    if args.separate_scales:
+        refuse_separate_scales(parser, args)
     return args
+
+
+def refuse_separate_scales(parser, args):
+    """Refuses `--separate-scales` where it makes no difference."""
+    refused = functools.partial(refuse_unused, parser, "--separate-scales")
+    if args.update == "alternating":
+        refused("--update alternating, where each network has a loss scale of its own anyway", "--update simultaneous")
+    if args.loss_scale not in ("dynamic", "scheduled"):
+        refused(f"--loss-scale {args.loss_scale}, which is the same for both networks anyway", "--loss-scale dynamic")

@@ -203,7 +203,7 @@ def train(args):
     grid_noise = np.random.default_rng((args.seed, 0, GRID_NOISE)).standard_normal((GRID_SIDE**2, args.latent))
     grid_noise = grid_noise.astype(np.float32)
     weights = cell.ema_weights if args.ema else contextlib.nullcontext
-    total = max(args.epochs, epoch) * epoch_steps
+    total = args.epochs * epoch_steps
     try:
         with tqdm(
             total=total,

@@ -61,7 +61,7 @@ LOSS_SCALES = {
     "none": {},
     "fixed": {"scale": 1024.0},
     "fixed-no-drop": {"scale": 1024.0},
-    "dynamic": {"scale": 65536.0, "scale_window": 100},
+    "dynamic": {"scale": 65536.0, "scale_window": 100, "max_retries": 0},
     "scheduled": {"milestone": [250, 500, 1000], "scales": [256.0, 4096.0, 65536.0]},
 }
 
@@ -89,7 +89,7 @@ def make_parser():
     add_execution_arguments(parser, "O2")
 
     group = parser.add_argument_group("step")
-    add_step_arguments(group, ema=0.0, max_retries=0)
+    add_step_arguments(group, ema=0.0)
 
     add_loss_scale_arguments(parser.add_argument_group("loss scale"), LOSS_SCALES)
     return parser
@@ -170,7 +170,7 @@ def train(args):
     # A Ctrl-C while a graph runs reaches Python as SIGTERM: MindSpore passes it on so.
     signal.signal(signal.SIGTERM, interrupt)
     model = Model(cell)
-    total = max(args.epochs, epoch) * epoch_steps
+    total = args.epochs * epoch_steps
     try:
         with tqdm(
             total=total,

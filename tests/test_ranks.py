@@ -171,7 +171,7 @@ def two_networks_with_scales_of_their_own(ranks, clip_norm):
     for i, law in enumerate(laws):
         law.update_parameters_name(f"{i}.")
     its_settings = dataclasses.replace(
-        settings(), clip_norm=(clip_norm,) * 2, clip_value=(None,) * 2, ema_decay=(None,) * 2
+        settings(), clip_norm=(clip_norm,) * 2, clip_value=(None,) * 2, ema_decay=(None,) * 2, has_aux=(False,) * 2
     )
     return build_step("test", networks, optimizers, laws, its_settings, ranks).set_train(), laws
 

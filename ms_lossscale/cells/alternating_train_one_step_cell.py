@@ -11,7 +11,7 @@ from ms_lossscale import _gradients as gradients
 from ms_lossscale._accepted_loss_scale import AcceptedLossScale, check_distinct
 from ms_lossscale._check import check_cells, check_one_each, check_positive_int, describe, one_each
 from ms_lossscale._types import OneOrEach
-from ms_lossscale.cells.training_cell import TrainingCell
+from ms_lossscale.cells.training_cell import TrainingCell, or_none
 from ms_lossscale.cells.turns import Turns
 from ms_lossscale.input_gradient import holds_input_gradient
 from ms_lossscale.loss_scale import LossScale
@@ -45,7 +45,8 @@ class AlternatingTrainOneStepCell(TrainingCell):
             optimizer, or a list with one (or None) for each network. Default: ``None`` .
         clip_value (Union[float, list], optional): Likewise. Default: ``None`` .
         ema_decay (Union[float, list], optional): Likewise. Default: ``None`` .
-        has_aux (bool): Whether each network returns `(loss, *aux)`; not together with `every`. Default: ``False`` .
+        has_aux (Union[bool, list[bool]]): Whether each network returns `(loss, *aux)`, or a list with one entry for
+            each; not together with `every`. Default: ``False`` .
         forward_state (Union[list[Parameter], tuple[Parameter]]): As for :class:`ScaledTrainOneStepCell`.
             Default: ``()`` .
         after_update (Union[Cell, list[Cell]], optional): A Cell without inputs that runs after each applied update of
@@ -65,11 +66,13 @@ class AlternatingTrainOneStepCell(TrainingCell):
         - **overflow** (Tensor) - For each network whether its step was skipped, bool of shape :math:`(N,)`.
         - **loss_scale** (Tensor) - For each network the scale that it used, float32 of shape :math:`(N,)`.
         - **losses** (Tensor) - The losses, float32 of shape :math:`(N,)`; a non-scalar loss enters as its sum.
-        - **auxes** (tuple) - With `has_aux`, for each network the tuple of what it returned besides the loss.
+        - **auxes** (tuple) - With `has_aux`, for each network the tuple of what it returned besides the loss; `()`
+          if it has no aux.
 
     Raises:
         TypeError: If an argument has a wrong type, or, in the first step, if a network returns something else.
-        ValueError: If there are not as many networks as optimizers, two optimizers own one parameter, an optimizer
+        ValueError: If a network returns several values, and what comes first looks like an image and not like a loss.
+            If there are not as many networks as optimizers, two optimizers own one parameter, an optimizer
             owns a parameter of none of the networks or has a loss scale of its own, two parameters share a name, or
             `network_inputs`, `every` or a list does not fit. If `parallel_mode` is ``"semi_auto_parallel"`` or
             ``"auto_parallel"`` , also for pipeline stages, accumulation or `ema_decay`.
@@ -111,7 +114,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
         clip_norm: OneOrEach[Optional[float]] = None,
         clip_value: OneOrEach[Optional[float]] = None,
         ema_decay: OneOrEach[Optional[float]] = None,
-        has_aux: bool = False,
+        has_aux: OneOrEach[bool] = False,
         forward_state: Sequence[Parameter] = (),
         after_update: OneOrEach[Optional[nn.Cell]] = None,
         overflow_detector: Optional[OverflowDetector] = None,
@@ -130,16 +133,17 @@ class AlternatingTrainOneStepCell(TrainingCell):
                 clip_norm=[its_norm],
                 clip_value=[its_value],
                 ema_decay=[its_decay],
-                has_aux=has_aux,
+                has_aux=[its_has_aux],
                 forward_state=forward_state,
                 after_update=its_update,
                 overflow_detector=overflow_detector,
                 max_retries=max_retries,
             )
-            for its_norm, its_value, its_decay, its_update in zip(
+            for its_norm, its_value, its_decay, its_has_aux, its_update in zip(
                 one_each(owner, "clip_norm", clip_norm, count),
                 one_each(owner, "clip_value", clip_value, count),
                 one_each(owner, "ema_decay", ema_decay, count),
+                one_each(owner, "has_aux", has_aux, count),
                 one_each(owner, "after_update", after_update, count),
             )
         ]
@@ -151,7 +155,6 @@ class AlternatingTrainOneStepCell(TrainingCell):
             network_inputs=network_inputs,
             turns=Turns(count, settings[0].gradient_accumulation_steps),
         )
-        self._has_aux = has_aux
         if every is not None:
             self.set_every(every)
 
@@ -196,7 +199,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
             if self._has_aux:
                 output = step(*its_inputs)
                 loss, overflow, loss_scale = self._values(output)
-                auxes += (output[1][0],)
+                auxes += (or_none(output[1][0]),)
             else:
                 loss, overflow, loss_scale = self._step_in_turn(take_part[i], last_losses[i], step, its_inputs)
             losses, overflows, loss_scales = losses + (loss,), overflows + (overflow,), loss_scales + (loss_scale,)

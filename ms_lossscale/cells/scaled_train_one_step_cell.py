@@ -63,7 +63,8 @@ class ScaledTrainOneStepCell(TrainingCell):
 
     Raises:
         TypeError: If an argument has a wrong type, or, in the first step, if the network returns no Tensor as its loss.
-        ValueError: If a number is out of its range, both clips are given, the optimizer has no parameters, has a loss
+        ValueError: If the network returns several values, and what comes first looks like an image and not like a loss.
+            If a number is out of its range, both clips are given, the optimizer has no parameters, has a loss
             scale of its own or owns parameters that the network does not have, or two parameters share a name. If
             `parallel_mode` is ``"semi_auto_parallel"`` or ``"auto_parallel"`` , also for pipeline stages, accumulation
             or `ema_decay`.
@@ -110,14 +111,13 @@ class ScaledTrainOneStepCell(TrainingCell):
             clip_norm=[clip_norm],
             clip_value=[clip_value],
             ema_decay=[ema_decay],
-            has_aux=has_aux,
+            has_aux=[has_aux],
             forward_state=forward_state,
             after_update=after_update,
             overflow_detector=overflow_detector,
             max_retries=max_retries,
         )
         super().__init__((network,), (optimizer,), [loss_scale], [settings], several_networks=False)
-        self._has_aux = has_aux
 
     if TYPE_CHECKING:
         # Of one network no method returns a list.

@@ -7,9 +7,9 @@ from mindspore import Parameter, nn, ops
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._accepted_loss_scale import AcceptedLossScale
-from ms_lossscale._check import check_cells, check_one_each, one_each
+from ms_lossscale._check import check_cells, check_one_each, describe, one_each
 from ms_lossscale._types import OneOrEach
-from ms_lossscale.cells.training_cell import TrainingCell
+from ms_lossscale.cells.training_cell import TrainingCell, or_none
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.settings import check_settings
 from ms_lossscale.step.step_counters import StepCounters
@@ -43,7 +43,8 @@ class SimultaneousTrainOneStepCell(TrainingCell):
             optimizer, or a list with one (or None) for each network. Default: ``None`` .
         clip_value (Union[float, list], optional): Likewise. Default: ``None`` .
         ema_decay (Union[float, list], optional): Likewise. Default: ``None`` .
-        has_aux (bool): Whether each network returns `(loss, *aux)`, or one cell `(*losses, *aux)`. Default: ``False`` .
+        has_aux (Union[bool, list[bool]]): Whether each network returns `(loss, *aux)`, or a list with one entry for
+            each; or whether one cell returns `(*losses, *aux)`. Default: ``False`` .
         forward_state (Union[list[Parameter], tuple[Parameter]]): As for :class:`ScaledTrainOneStepCell`.
             Default: ``()`` .
         after_update (Cell, optional): A Cell without inputs that runs after each applied update. Default: ``None`` .
@@ -61,11 +62,13 @@ class SimultaneousTrainOneStepCell(TrainingCell):
         - **loss_scale** (Tensor) - The scale that this step used, float32 of shape :math:`()`; with a list of loss
           scales those of the networks, of shape :math:`(N,)`.
         - **losses** (Tensor) - The losses, float32 of shape :math:`(N,)`; a non-scalar loss enters as its sum.
-        - **auxes** (tuple) - With `has_aux`, for each network the tuple of what it returned besides the loss.
+        - **auxes** (tuple) - With `has_aux`, for each network the tuple of what it returned besides the loss; `()`
+          if it has no aux.
 
     Raises:
         TypeError: If an argument has a wrong type, or, in the first step, if a network returns something else.
-        ValueError: If there are not as many networks as optimizers, two optimizers own one parameter, an optimizer
+        ValueError: If a network returns several values, and what comes first looks like an image and not like a loss.
+            If there are not as many networks as optimizers, two optimizers own one parameter, an optimizer
             owns a parameter of none of the networks or has a loss scale of its own, two parameters share a name, or
             `network_inputs` or a list does not fit. If `parallel_mode` is ``"semi_auto_parallel"`` or
             ``"auto_parallel"`` , also for pipeline stages, accumulation or `ema_decay`.
@@ -119,7 +122,7 @@ class SimultaneousTrainOneStepCell(TrainingCell):
         clip_norm: OneOrEach[Optional[float]] = None,
         clip_value: OneOrEach[Optional[float]] = None,
         ema_decay: OneOrEach[Optional[float]] = None,
-        has_aux: bool = False,
+        has_aux: OneOrEach[bool] = False,
         forward_state: Sequence[Parameter] = (),
         after_update: Optional[nn.Cell] = None,
         overflow_detector: Optional[OverflowDetector] = None,
@@ -133,6 +136,11 @@ class SimultaneousTrainOneStepCell(TrainingCell):
         else:
             networks = check_cells(owner, "networks", networks)
             check_one_each(owner, networks, optimizers)
+        if one_cell and isinstance(has_aux, (list, tuple)):
+            raise TypeError(
+                f"For '{owner}', the argument 'has_aux' must be True or False with one network that returns all "
+                f"losses, but got {describe(has_aux)}. Pass True if it returns (*losses, *aux)."
+            )
         settings = check_settings(
             owner,
             len(optimizers),
@@ -158,7 +166,6 @@ class SimultaneousTrainOneStepCell(TrainingCell):
             may_return_tuple=one_cell,
             has_own_scales=has_own_scales,
         )
-        self._has_aux = has_aux
 
     if TYPE_CHECKING:
         # There is one verdict, and the gradients of several networks.
@@ -178,5 +185,8 @@ class SimultaneousTrainOneStepCell(TrainingCell):
         losses = ops.stack(gradients.sums(step[0]))
         output = (ops.ReduceSum()(losses), step[2], step[3], losses)
         if self._has_aux:
-            return (*output, step[1])
+            auxes = ()
+            for aux in step[1]:
+                auxes += (or_none(aux),)
+            return (*output, auxes)
         return output

@@ -81,6 +81,7 @@ class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
         self._owner = owner
         self._several_networks = several_networks
         self._settings = settings
+        self._has_aux = any(any(its.has_aux) for its in settings)
         steps = self._build_steps(networks, optimizers, loss_scales, may_return_tuple)
         self.steps = nn.CellList(steps, auto_prefix=False)
         self._loss_scales = [loss_scale for step in steps for loss_scale in step.loss_scales]
@@ -117,8 +118,9 @@ class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
                 network_inputs=None if self.each_decides else self.network_inputs,
                 may_return_tuple=may_return_tuple,
                 prefix=prefix,
+                number=i,
             )
-            for (part, prefix), loss_scale, its_settings in zip(parts, loss_scales, self._settings)
+            for i, ((part, prefix), loss_scale, its_settings) in enumerate(zip(parts, loss_scales, self._settings))
         ]
 
     def _ranks_of(self, networks, optimizers):
@@ -150,6 +152,9 @@ class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
             raise RuntimeError(message) from error
         if self._memory_in_use is not None:
             self._memory_in_use.has_run()
+        if self._several_networks and self._has_aux:
+            auxes = tuple(() if aux is None else aux for aux in output[-1])
+            output = (*output[:-1], auxes)
         return output
 
     def _check_trains(self, what):
@@ -181,6 +186,14 @@ class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
     def loss_scale(self) -> Union[LossScale, list[LossScale]]:
         """The loss scale; where each network has its own, the list of them."""
         return self._of_loss_scales(list(self._loss_scales))
+
+    @property
+    def loss_scaling_manager(self) -> Union[LossScale, "TrainingCell"]:
+        """
+        What has `get_loss_scale()`, for callbacks: the loss scale; where each network has its own, this cell, which
+        returns the list of them.
+        """
+        return self._loss_scales[0] if self._is_one_loss_scale else self
 
     @property
     def overflow_detector(self) -> Union[OverflowDetector, list[OverflowDetector]]:
@@ -437,6 +450,11 @@ class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
             parameters += step.step_counters.shared_state()
         parameters += [count.value for count in self._window_counts()]
         return parameters + (self.turns.shared_state() if self.each_decides else [])
+
+
+def or_none(aux):
+    """None in the place of an empty tuple, which graph mode can't return from within another one."""
+    return aux if len(aux) else None
 
 
 def _own_loss_scales(owner, loss_scales):

@@ -36,7 +36,17 @@ from ms_lossscale.step.window import Accumulation, EveryCall, Flush, WindowState
 
 
 def build_step(
-    owner, networks, optimizers, loss_scales, settings, ranks, *, network_inputs=None, may_return_tuple=False, prefix=""
+    owner,
+    networks,
+    optimizers,
+    loss_scales,
+    settings,
+    ranks,
+    *,
+    network_inputs=None,
+    may_return_tuple=False,
+    prefix="",
+    number=0,
 ):
     """
     The step of N networks and N optimizers that share one verdict and one conditional update.
@@ -51,6 +61,7 @@ def build_step(
         network_inputs (Union[tuple, None]): Positions of the inputs that each network takes; None means all.
         may_return_tuple (bool): Whether a network may return its one loss as a tuple of one.
         prefix (str): For the names of the Parameters that each of several steps has.
+        number (int): The first network's number in the cell, for error messages.
 
     Returns:
         Step.
@@ -58,7 +69,7 @@ def build_step(
     stages = _Stages(owner, networks, optimizers, loss_scales, settings, ranks, prefix)
     update = stages.update
     window, flush = stages.window_and_flush()
-    forward_backwards = _forward_backwards(owner, networks, stages.weights, settings.has_aux, may_return_tuple)
+    forward_backwards = _forward_backwards(owner, networks, stages.weights, settings.has_aux, may_return_tuple, number)
     forwards_and_backwards = ForwardsAndBackwards(
         owner, forward_backwards, network_inputs, stages.packing, stages.scale_shape
     )
@@ -224,13 +235,13 @@ def _transforms(settings, weights, packing, ranks, prefix):
     return make_transforms(of_each, packing)
 
 
-def _forward_backwards(owner, networks, weights, has_aux, may_return_tuple):
+def _forward_backwards(owner, networks, weights, has_aux, may_return_tuple, number):
     if len(networks) == len(weights):
         return [
-            ForwardBackward(network, its_weights, has_aux, owner, i, may_return_tuple)
-            for i, (network, its_weights) in enumerate(zip(networks, weights))
+            ForwardBackward(network, its_weights, its_has_aux, owner, i, may_return_tuple)
+            for i, (network, its_weights, its_has_aux) in enumerate(zip(networks, weights, has_aux), number)
         ]
-    return [SharedForwardBackward(networks[0], weights, has_aux, owner)]
+    return [SharedForwardBackward(networks[0], weights, has_aux[0], owner)]
 
 
 def _compiler(optimizers, loss_scales, detector, settings):

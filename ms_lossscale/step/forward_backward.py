@@ -5,15 +5,16 @@ from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale.step.backward_of_shared_forward import backward_of_shared_forward
-from ms_lossscale.step.nested import of_each_tensor
+from ms_lossscale.step.nested import form_of, in_form, leaves_in, of_each_tensor, tensors_in
 from ms_lossscale.step.network_inputs import inputs_of
 from ms_lossscale.step.of_network import of_network
+from ms_lossscale.step.returned import check_losses, loss_and_aux_of, loss_of
 from ms_lossscale.step.scaling import scaled
 
 
 def _copy(aux):
     """A network may return a Parameter or a view of one: what the user gets must not move with it."""
-    return of_each_tensor(gradients.copy, aux)
+    return in_form(form_of(aux), of_each_tensor(gradients.copy, leaves_in(aux)))
 
 
 class ForwardBackward(nn.Cell):
@@ -44,14 +45,7 @@ class ForwardBackward(nn.Cell):
         self.has_aux = has_aux
         self._number = number
         self._may_return_tuple = may_return_tuple
-        self._not_one_loss = (
-            f"For '{owner}', the network must return one Tensor, the loss, but it returned something else. A network "
-            f"that returns (loss, *aux) needs has_aux=True."
-        )
-        self._no_aux = (
-            f"For '{owner}' with has_aux=True, the network must return a tuple (loss, *aux) with the loss, a Tensor, "
-            f"first, but it returned something else."
-        )
+        self._owner = owner
         # has_aux here: one forward gives the scaled loss to differentiate and, beside it, what the user gets back.
         self._value_and_grad = ops.value_and_grad(self._scaled_loss, None, weights, has_aux=True)
 
@@ -62,17 +56,9 @@ class ForwardBackward(nn.Cell):
     def _scaled_loss(self, scale, *inputs):
         output = self.network(*inputs)
         if self.has_aux:
-            if not isinstance(output, tuple):
-                raise TypeError(self._no_aux)
-            loss, aux = output[0], output[1:]
-            if not isinstance(loss, Tensor):
-                raise TypeError(self._no_aux)
+            loss, aux = loss_and_aux_of(self._owner, self._number, output)
         else:
-            loss, aux = output, ()
-            if self._may_return_tuple and isinstance(output, tuple) and len(output) == 1:
-                loss = output[0]
-            if not isinstance(loss, Tensor):
-                raise TypeError(self._not_one_loss)
+            loss, aux = loss_of(self._owner, self._number, output, self._may_return_tuple), ()
         return scaled(loss, scale), loss, aux
 
     def construct(self, scale, *inputs):
@@ -104,11 +90,7 @@ class SharedForwardBackward(nn.Cell):
         self.network = network
         self.has_aux = has_aux
         self._losses = len(weights)
-        self._not_the_losses = (
-            f"For '{owner}', one network for {self._losses} optimizers must return a tuple of {self._losses} losses, "
-            f"each a Tensor{', and then aux' if has_aux else ''}, but it returned something else. Return one loss for "
-            f"each optimizer, or pass a list of networks{'' if has_aux else '; further values need has_aux=True'}."
-        )
+        self._owner = owner
         self.weights_of_each = weights
 
     def losses(self):
@@ -116,33 +98,30 @@ class SharedForwardBackward(nn.Cell):
         return [(self.network, tuple(weights), i) for i, weights in enumerate(self.weights_of_each)]
 
     def _losses_and_aux(self, *inputs):
+        """The sums of the losses, the leaves of aux, and its form: MindSpore differentiates neither dicts nor None."""
         output = self.network(*inputs)
-        if not isinstance(output, tuple):
-            output = (output,)
-        if len(output) < self._losses or (len(output) > self._losses and not self.has_aux):
-            raise TypeError(self._not_the_losses)
-        results = ()
-        for i, value in enumerate(output):
-            if i < self._losses:
-                if not isinstance(value, Tensor):
-                    raise TypeError(self._not_the_losses)
-                results += (gradients.sums(value),)
-            else:
-                results += (of_each_tensor(ops.stop_gradient, value),)
+        check_losses(self._owner, self._losses, self.has_aux, output)
+        # At once: one by one, graph mode fails with two dicts of other names in aux.
+        results = gradients.sums(output[: self._losses])
+        if self.has_aux:
+            aux = output[self._losses :]
+            results += (*of_each_tensor(ops.stop_gradient, leaves_in(aux)), form_of(aux))
         return results
 
     # Compiled in PyNative mode too: there MindSpore would run the forward again for each backward.
     @jit
     def construct(self, scale, *inputs):
         results = self._losses_and_aux(*inputs)
-        losses = results[: self._losses]
         grads = ()
         for i, weights in enumerate(self.weights_of_each):
             cotangents = ()
             for j, result in enumerate(results):
-                cotangents += (of_network(i, scale) if i == j else of_each_tensor(ops.zeros_like, result),)
+                cotangents += (of_network(i, scale),) if i == j else of_each_tensor(ops.zeros_like, (result,))
             grads += backward_of_shared_forward(self._losses_and_aux, weights)(*inputs, cotangents)
-        return losses, _copy(results[self._losses :]), grads
+        aux = ()
+        if self.has_aux:
+            aux = in_form(results[-1], of_each_tensor(gradients.copy, results[self._losses : -1]))
+        return results[: self._losses], aux, grads
 
 
 class ForwardsAndBackwards(nn.Cell):
@@ -182,7 +161,7 @@ class ForwardsAndBackwards(nn.Cell):
             its_losses, its_aux, its_grads = forward_backward(scale, *its_inputs)
             losses, auxes, grads = losses + its_losses, auxes + (its_aux,), grads + its_grads
         # Losses and aux are copies: none may be taken after an optimizer has moved what it shows.
-        return losses, auxes, ops.depend(self.packing.pack(grads), (losses, auxes))
+        return losses, auxes, ops.depend(self.packing.pack(grads), (losses, tensors_in(auxes)))
 
     def set_inputs_of_compiled(self, inputs):
         """Tells a part that PyNative mode compiles by itself which dimensions of its inputs vary."""

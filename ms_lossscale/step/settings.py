@@ -23,15 +23,16 @@ class Settings:
     """
     The settings of one step.
 
-    Each field is compared across ranks. Clips and decays have one entry for each network of the step; further gradient
-    transforms come after clipping, the same for each network.
+    Each field is compared across ranks. Clips, decays and `has_aux` have one entry for each network of the step (of
+    one network that returns all losses they are the same); further gradient transforms come after clipping, the same
+    for each network.
     """
 
     gradient_accumulation_steps: int
     clip_norm: tuple
     clip_value: tuple
     ema_decay: tuple
-    has_aux: bool
+    has_aux: tuple
     forward_state: tuple
     after_update: Optional[nn.Cell]
     overflow_detector: OverflowDetector
@@ -67,7 +68,9 @@ def check_settings(
     Returns:
         Settings, of a step that all networks share.
     """
-    check_bool(owner, "has_aux", has_aux)
+    has_aux = one_each(owner, "has_aux", has_aux, networks)
+    for its in has_aux:
+        check_bool(owner, "has_aux", its)
     if after_update is not None:
         check_cell(owner, "after_update", after_update, "Pass a Cell without inputs.")
     clip_norm, clip_value, ema_decay = (
@@ -89,7 +92,7 @@ def check_settings(
         ema_decay=tuple(
             decay if decay is None else check_between(owner, "ema_decay", decay, 0.0, 1.0) for decay in ema_decay
         ),
-        has_aux=has_aux,
+        has_aux=tuple(has_aux),
         forward_state=_check_forward_state(owner, forward_state),
         after_update=after_update,
         overflow_detector=_check_overflow_detector(owner, overflow_detector),

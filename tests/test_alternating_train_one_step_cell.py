@@ -31,6 +31,7 @@ from ms_lossscale import (
     AlternatingTrainOneStepCell,
     DynamicLossScale,
     FixedLossScale,
+    SimultaneousTrainOneStepCell,
 )
 
 # For each call the networks that overflow.
@@ -236,6 +237,24 @@ class TestOneForEach:
             if i in which:
                 expected = np.clip(expected, -bound, bound)
             assert same_bits(networks[i].weight.asnumpy(), expected)
+
+
+@pytest.mark.parametrize("make", [SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell])
+@pytest.mark.parametrize("max_retries", [0, 1])
+def test_aux_of_one_of_the_networks(mode, make, max_retries):
+    networks = linear_pair()
+    cell = make(
+        [networks[0], WithAux(networks[1])],
+        sgd(networks),
+        DynamicLossScale(2.0**10),
+        has_aux=[False, True],
+        network_inputs=PAIRS,
+        max_retries=max_retries,
+    )
+    inputs = pair_batch(0)
+    auxes = cell(*inputs)[-1]
+    assert auxes[0] == ()
+    np.testing.assert_array_equal(auxes[1][0].asnumpy(), 2 * take(PAIRS[1], inputs)[0].asnumpy())
 
 
 def test_aux_of_each_network(mode):

@@ -6,6 +6,7 @@ from mindspore import Parameter, Tensor, nn
 from support.gan_networks import (
     ClipWeights,
     GanLosses,
+    TupleOf,
     WithAux,
     generator_and_discriminator,
     renamed,
@@ -125,6 +126,8 @@ class TestFurtherArguments:
         [
             ("has_aux", 1, TypeError),
             ("has_aux", None, TypeError),
+            ("has_aux", [True], ValueError),
+            ("has_aux", [True, 1], TypeError),
             ("forward_state", None, TypeError),
             ("forward_state", [Tensor(1.0)], TypeError),
             ("forward_state", Parameter(Tensor(1.0)), TypeError),
@@ -150,6 +153,11 @@ class TestSimultaneousOnly:
         clip = ClipWeights(networks[0].trainable_params(), 1.0)
         with pytest.raises(TypeError, match="'after_update' must be a Cell"):
             SimultaneousTrainOneStepCell(networks, sgd(networks), after_update=[clip, None])
+
+    def test_a_list_of_has_aux_for_one_network(self):
+        networks = pair()
+        with pytest.raises(TypeError, match="True or False with one network that returns all losses"):
+            SimultaneousTrainOneStepCell(TupleOf(*networks), sgd(networks), has_aux=[True, False])
 
 
 class TestAlternatingOnly:
@@ -199,7 +207,7 @@ class TestAlternatingOnly:
         losses = [WithAux(network) for network in networks]
         with pytest.raises(ValueError, match="'every' must be None or all 1 with has_aux=True"):
             AlternatingTrainOneStepCell(losses, sgd(networks), every=(1, 2), has_aux=True)
-        cell = AlternatingTrainOneStepCell(losses, sgd(networks), every=(1, 1), has_aux=True)
+        cell = AlternatingTrainOneStepCell([losses[0], networks[1]], sgd(networks), every=(1, 1), has_aux=[True, False])
         with pytest.raises(ValueError, match="'every' must be None or all 1 with has_aux=True"):
             cell.set_every((2, 1))
 

@@ -4,7 +4,6 @@ import mindspore
 import numpy as np
 import pytest
 from mindspore import Tensor, nn
-from support.python_process import skip_with_older_mindspore
 
 from ms_lossscale import ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
 
@@ -19,6 +18,10 @@ def a_dict(weight, loss):
 
 def none(weight, loss):
     return None, weight
+
+
+def several_dicts_and_none(weight, loss):
+    return {"weight": weight}, {"loss": {"of": loss, "none": None}}, None, weight, [{"number": 3, "none": None}, loss]
 
 
 class TwoLosses(nn.Cell):
@@ -49,11 +52,9 @@ def tensors_in(value):
     return [tensor for each in values for tensor in tensors_in(each)]
 
 
-@pytest.mark.parametrize("aux_of", [tensors_tuples_and_lists, a_dict, none])
+@pytest.mark.parametrize("aux_of", [tensors_tuples_and_lists, a_dict, none, several_dicts_and_none])
 @pytest.mark.parametrize("losses", [1, 2])
 def test_aux_of_any_form_is_a_copy(mode, aux_of, losses):
-    if losses == 2 and aux_of in (a_dict, none):
-        skip_with_older_mindspore("MindSpore 2.7 compiles neither a dict nor None beside several losses")
     network = TwoLosses(aux_of, losses)
     optimizers = [nn.SGD(part.trainable_params(), 0.1) for part in (network.first, network.second)]
     if losses == 1:

@@ -100,3 +100,6 @@ def test_scale_sense_shows_the_present_scale():
     alternating = build("alternating")
     alternating.set_loss_scale([2.0, 4.0])
     assert alternating.scale_sense.asnumpy().tolist() == [2.0, 4.0]
+    # What mindocr's callback reads.
+    assert cell.loss_scaling_manager.get_loss_scale() == 8.0
+    assert alternating.loss_scaling_manager.get_loss_scale() == [2.0, 4.0]

@@ -221,6 +221,13 @@ def test_mindformers(mode, tmp_path):
     assert 0 < after.global_norm < np.inf
 
 
+def test_a_network_that_returns_several_losses(mode, tmp_path):
+    heading = "A network that returns several losses"
+    before = run(tmp_path, heading, "Before")
+    after = run(tmp_path, heading, "After")
+    assert_same(before, after)
+
+
 def test_a_gan_with_one_cell_for_each_network(mode, tmp_path):
     heading = "A GAN: one cell for each network"
     before = run(tmp_path, heading, "Before", set_up_of="A GAN")
@@ -316,4 +323,4 @@ def test_the_table_leads_to_every_section():
 
 def test_every_pair_is_compared():
     """A pair that is added to the page needs a test of its own above."""
-    assert sum("After" in snippets for snippets in SECTIONS.values()) == 15
+    assert sum("After" in snippets for snippets in SECTIONS.values()) == 16

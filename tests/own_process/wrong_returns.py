@@ -23,15 +23,61 @@ class ReturnsNumber(Linear):
         return 1.0
 
 
+class Returns(Linear):
+    """Returns what a function makes of the input and the loss."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def construct(self, x, y):
+        return self.function(x, super().construct(x, y))
+
+
+def image_and_loss(x, loss):
+    return x, loss
+
+
+def image_and_losses(x, loss):
+    return x, None, loss.reshape(1, 1), loss
+
+
+def two_losses(x, loss):
+    return loss, 2 * loss
+
+
+def dict_of_loss(x, loss):
+    return {"loss": loss, "image": x}
+
+
 class TestOneNetwork:
+    @pytest.mark.parametrize("has_aux", [False, True])
+    @pytest.mark.parametrize("returned", [image_and_loss, image_and_losses])
+    def test_an_image_before_its_loss(self, mode, has_aux, returned):
+        network = Returns(returned)
+        cell = ScaledTrainOneStepCell(network, *sgd([network]), 1024, has_aux=has_aux)
+        shown = {
+            image_and_loss: r"\(Tensor of shape \(4, 3\), Tensor of shape \(\)\)",
+            image_and_losses: r"\(Tensor of shape \(4, 3\), None, Tensor of shape \(1, 1\), Tensor of shape \(\)\)",
+        }
+        message = f"network 0 must return its loss first.*but it returned {shown[returned]}.*Wrap it in a Cell"
+        with pytest.raises(ValueError, match=message):
+            cell(*batch())
+
     @pytest.mark.parametrize(
         "network, has_aux, message",
         [
             (lambda: WithAux(Linear()), False, "has_aux=True"),
             (Linear, True, r"\(loss, \*aux\)"),
-            (ReturnsNumber, False, "one Tensor"),
+            (ReturnsNumber, False, r"network 0 must return one Tensor, the loss, but it returned 1\.0\."),
+            (lambda: Returns(dict_of_loss), False, r"returned {'loss': Tensor of shape \(\), 'image': Tensor of"),
+            (
+                lambda: Returns(two_losses),
+                False,
+                r"\(Tensor of shape \(\), Tensor of shape \(\)\)\. .*wrap .*their sum",
+            ),
         ],
-        ids=["a tuple", "one loss", "no tensor"],
+        ids=["a tuple", "one loss", "no tensor", "a dict", "two losses"],
     )
     def test_what_it_returns(self, mode, network, has_aux, message):
         network = network()
@@ -45,14 +91,21 @@ class TestSeveralNetworks:
     def test_more_than_the_loss_without_has_aux(self, mode, make):
         networks = pair()
         cell = make([networks[0], WithAux(networks[1])], sgd(networks))
-        with pytest.raises(TypeError, match=r"must return one Tensor, the loss.*needs has_aux=True"):
+        with pytest.raises(TypeError, match=r"network 1 must return one Tensor, the loss.*needs has_aux=True"):
             cell(*batch())
 
     @BOTH
     def test_only_the_loss_with_has_aux(self, mode, make):
         networks = pair()
-        cell = make([networks[0], WithAux(networks[1])], sgd(networks), has_aux=True)
-        with pytest.raises(TypeError, match=r"must return a tuple \(loss, \*aux\)"):
+        cell = make([WithAux(networks[0]), networks[1]], sgd(networks), has_aux=True)
+        with pytest.raises(TypeError, match=r"network 1 must return a tuple \(loss, \*aux\)"):
+            cell(*batch())
+
+    @BOTH
+    def test_an_image_before_its_loss(self, mode, make):
+        networks = [renamed(f"{i}.", network) for i, network in enumerate((Linear(), Returns(image_and_loss)))]
+        cell = make(networks, sgd(networks), has_aux=[False, True])
+        with pytest.raises(ValueError, match=r"network 1 must return its loss first.*Tensor of shape \(4, 3\)"):
             cell(*batch())
 
     @BOTH
@@ -70,7 +123,7 @@ class TestSeveralNetworks:
         if losses == 1:
             network.in_no_loss = networks[1]
         cell = SimultaneousTrainOneStepCell(network, sgd(networks))
-        with pytest.raises(TypeError, match="one network for 2 optimizers must return a tuple of 2 losses"):
+        with pytest.raises(TypeError, match=f"must return a tuple of 2 losses.*returned .{'.*shape' * losses}"):
             cell(*batch())
 
     def test_a_tuple_of_losses_in_a_list(self, mode):

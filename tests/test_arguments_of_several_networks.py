@@ -114,6 +114,10 @@ class TestNetworkInputs:
         with pytest.raises(TypeError, match="integers >= 0"):
             cell_with(make, network_inputs=[(0, 1), (0, position)])
 
+    def test_has_aux_has_one_entry_for_each_network(self, make):
+        with pytest.raises(ValueError, match="'has_aux', if it is a list, must have one entry for each of the 2"):
+            cell_with(make, has_aux=[True])
+
     def test_negative_positions(self, make):
         with pytest.raises(ValueError, match="counted from the first input, but got -1"):
             cell_with(make, network_inputs=[(0, 1), (0, -1)])
@@ -126,7 +130,6 @@ class TestFurtherArguments:
         [
             ("has_aux", 1, TypeError),
             ("has_aux", None, TypeError),
-            ("has_aux", [True], ValueError),
             ("has_aux", [True, 1], TypeError),
             ("forward_state", None, TypeError),
             ("forward_state", [Tensor(1.0)], TypeError),

@@ -74,7 +74,7 @@ class TestOneNetwork:
             (
                 lambda: Returns(two_losses),
                 False,
-                r"\(Tensor of shape \(\), Tensor of shape \(\)\)\. .*wrap .*their sum",
+                r"\(Tensor of shape \(\), Tensor of shape \(\)\)\. .*wrap .* sum",
             ),
         ],
         ids=["a tuple", "one loss", "no tensor", "a dict", "two losses"],

@@ -18,12 +18,15 @@ _reduce_sum, _reduce_all = ops.ReduceSum(), ops.ReduceAll()
 _map = ops.HyperMap()
 
 _kind = ops.MultitypeFuncGraph("kind")
+_form = ops.MultitypeFuncGraph("form")
 _pick = ops.MultitypeFuncGraph("pick")
 _multiply = ops.MultitypeFuncGraph("multiply")
 _sum = ops.MultitypeFuncGraph("sum")
 _is_finite = ops.MultitypeFuncGraph("is_finite")
 _became_not_finite = ops.MultitypeFuncGraph("became_not_finite")
 _cast_like = ops.MultitypeFuncGraph("cast_like")
+_to_float32 = ops.MultitypeFuncGraph("to_float32")
+_infinite_as_float16 = ops.MultitypeFuncGraph("infinite_as_float16")
 _copy = ops.MultitypeFuncGraph("copy")
 _assign = ops.MultitypeFuncGraph("assign")
 _assign_where = ops.MultitypeFuncGraph("assign_where")
@@ -45,6 +48,21 @@ def _kind_dense(tensor):
 def _kind_sparse(_):
     # Never small.
     return (None, (-1,))
+
+
+@_form.register("Tensor")
+def _form_tensor(tensor):
+    return tensor.shape
+
+
+@_form.register("Number")
+def _form_number(_):
+    return "a number"
+
+
+@_form.register("None")
+def _form_none(_):
+    return "None"
 
 
 @_pick.register("Tuple", "Number")
@@ -103,6 +121,20 @@ def _cast_like_dense(like, tensor):
 @_cast_like.register("Tensor", "RowTensor")
 def _cast_like_sparse(like, tensor):
     return RowTensor(tensor.indices, tensor.values.astype(like.dtype), tensor.dense_shape)
+
+
+@_to_float32.register("Tensor")
+def _to_float32_tensor(tensor):
+    return _to(tensor, mstype.float32)
+
+
+@_infinite_as_float16.register("Bool", "Tensor")
+def _infinite_as_float16_tensor(becomes_float16, tensor):
+    if not becomes_float16:
+        return tensor
+    rounded = _to(_to(tensor, mstype.float16), mstype.float32)
+    # Where it is finite the gradient stays as it is, for its norm and for what is clipped.
+    return ops.select(_are_finite(rounded), tensor, rounded)
 
 
 @_copy.register("Tensor")
@@ -278,6 +310,21 @@ def each_row_finite(stack):
 def cast_like(tensors, parameters):
     """Each tensor in the dtype of its parameter."""
     return _map(_cast_like, parameters, tensors)
+
+
+def to_float32(tensors):
+    """Each tensor in float32."""
+    return _map(_to_float32, tensors)
+
+
+def infinite_as_float16(become_float16, tensors):
+    """The tensors; those for which a tuple of bools says so are infinite where a cast to float16 makes them so."""
+    return _map(_infinite_as_float16, become_float16, tensors)
+
+
+def forms(tensors):
+    """For each item of a tuple its shape, or the word for what is no tensor; the tuple may hold tuples."""
+    return _map(_form, tensors)
 
 
 def never(tensor):

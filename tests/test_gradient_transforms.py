@@ -1,123 +1,262 @@
-"""What is done to the gradients between the backward and the optimizer is a list that can grow: here by noise."""
-
-import dataclasses
+"""What a user's own cells make of the gradients before they are measured and judged: centralized ones, noisy ones."""
 
 import mindspore
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
-from support.networks import Linear, Mlp, batch, overflowing_batch
-from support.training import state
+from mindspore import dtype as mstype
+from support.training import changed, state
 
-from ms_lossscale import DynamicLossScale
-from ms_lossscale.cells.training_cell import TrainingCell
-from ms_lossscale.step.gradient_transforms import GradientTransform
-from ms_lossscale.step.settings import check_settings
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    DynamicLossScale,
+    ScaledTrainOneStepCell,
+    SimultaneousTrainOneStepCell,
+    build_train_network,
+)
 
-RATE = 0.5
-NOISE = 0.25
+SLOPE = np.float32([1, 2, 6])
+CENTRALIZED = np.float32([-2, -1, 3])
+# At this scale and below 6 times it is finite in float16, at the next two powers of two it is not.
+LARGEST_SCALE = 2.0**13
 
 
-class GradientNoise(GradientTransform):
-    """Adds the same number to each gradient."""
+class Sloped(nn.Cell):
+    """The gradient of its matrix's rows, and of its biases, is `slope`, in float16. So many biases were stacked."""
 
-    def __init__(self, noise):
+    def __init__(self, name="net"):
         super().__init__()
-        self.noise = Tensor(noise, mindspore.float32)
+        shapes = {"matrix": (2, 3), **{f"bias_{i}": (3,) for i in range(4)}}
+        for attribute, shape in shapes.items():
+            setattr(self, attribute, Parameter(Tensor(np.zeros(shape, np.float32)), name=f"{name}.{attribute}"))
+
+    def construct(self, slope):
+        slope = slope.astype(mstype.float16)
+        biases = self.bias_0 + self.bias_1 + self.bias_2 + self.bias_3
+        return sum_of_product(self.matrix, slope) + sum_of_product(biases, slope)
+
+
+def sum_of_product(weight, slope):
+    return (weight.astype(mstype.float16) * slope).astype(mstype.float32).sum()
+
+
+class Centralize(nn.Cell):
+    """Gradient centralization: subtracts the mean of each row of a matrix."""
 
     def construct(self, grads):
-        noisy = ()
+        centralized = ()
         for grad in grads:
-            noisy += (grad + self.noise,)
-        return noisy
+            if grad.ndim > 1:
+                grad = grad - grad.mean(-1, keep_dims=True)
+            centralized += (grad,)
+        return centralized
 
 
-class CountsLargest(GradientTransform):
-    """Measures the largest gradient before the verdict, and counts how often it is applied."""
+class Counted(nn.Cell):
+    """Adds to each gradient, in the place of noise, how often it was called. The count is an ordinary Parameter."""
 
     def __init__(self):
         super().__init__()
-        self.largest = Parameter(Tensor(0.0, mindspore.float32), name="largest", requires_grad=False)
-        self.applied = Parameter(Tensor(0, mindspore.int32), name="applied", requires_grad=False)
-        self.one = Tensor(1, mindspore.int32)
-
-    def measure(self, grads, divisor):
-        largest = ops.ReduceMax()(ops.abs(grads[0]))
-        for grad in grads[1:]:
-            largest = ops.maximum(largest, ops.ReduceMax()(ops.abs(grad)))
-        ops.assign(self.largest, largest / divisor)
-        return ()
+        self.calls = Parameter(Tensor(0.0, mstype.float32), name="calls")
+        self.one = Tensor(1.0, mstype.float32)
 
     def construct(self, grads):
-        ops.assign(self.applied, self.applied + self.one)
-        return grads
+        ops.assign(self.calls, self.calls + self.one)
+        noisy = ()
+        for grad in grads:
+            noisy += (grad + self.calls,)
+        return noisy
 
 
-class NoisyTrainOneStepCell(TrainingCell):
-    """One network, whose gradients are noisy."""
-
-    def __init__(self, network, transforms, **keywords):
-        defaults = {"gradient_accumulation_steps": 1, "clip_norm": None, "clip_value": None, "ema_decay": None}
-        defaults.update(has_aux=False, forward_state=(), after_update=None, overflow_detector=None, max_retries=0)
-        settings = check_settings("NoisyTrainOneStepCell", 1, **{**defaults, **keywords})
-        settings = dataclasses.replace(settings, gradient_transforms=tuple(transforms))
-        optimizer = nn.SGD(network.trainable_params(), RATE)
-        super().__init__((network,), (optimizer,), [DynamicLossScale()], [settings], several_networks=False)
-
-    def construct(self, *inputs):
-        step = self.steps[0](*inputs)
-        return step[0][0], step[2], step[3]
+def make(kind, transforms, scale=2.0**10, loss_scale=None, **keywords):
+    """A cell of one network, or of two, that descends by the gradient."""
+    networks = [Sloped()] if kind == "scaled" else [Sloped("first"), Sloped("second")]
+    optimizers = [nn.SGD(network.trainable_params(), 1.0) for network in networks]
+    keywords["gradient_transforms"] = transforms
+    loss_scale = loss_scale or DynamicLossScale(scale)
+    if kind == "scaled":
+        return ScaledTrainOneStepCell(networks[0], optimizers[0], loss_scale, **keywords).set_train()
+    cell = SimultaneousTrainOneStepCell if kind == "simultaneous" else AlternatingTrainOneStepCell
+    return cell(networks, optimizers, loss_scale, **keywords).set_train()
 
 
-def moved(transforms, network=Linear, calls=1, **keywords):
-    """By how much `calls` calls on one batch have moved the weights, and the cell."""
-    network = network()
-    before = [weight.asnumpy().copy() for weight in network.trainable_params()]
-    cell = NoisyTrainOneStepCell(network, transforms, **keywords).set_train()
-    for _ in range(calls):
-        cell(*batch())
-    return [weight.asnumpy() - first for weight, first in zip(network.trainable_params(), before)], cell
+def slopes(factor=1.0):
+    return Tensor(np.float32(factor) * SLOPE)
+
+
+def assert_moved(cell, name, matrix, bias):
+    """Asserts by which gradients, in all, the rows of the matrix and the biases of a network have moved."""
+    values = state(cell)
+    np.testing.assert_array_equal(values[f"{name}.matrix"], np.broadcast_to(-np.float32(matrix), (2, 3)))
+    for i in range(4):
+        np.testing.assert_array_equal(values[f"{name}.bias_{i}"], -np.float32(bias))
+
+
+@pytest.mark.parametrize("kind", ["scaled", "simultaneous", "alternating"])
+def test_each_weight_has_its_own_gradient_and_the_norm_is_that_of_the_transformed_ones(mode, kind):
+    cell = make(kind, [Centralize()], clip_norm=float("inf"))
+    cell(slopes())
+    norm = np.sqrt(2 * np.sum(CENTRALIZED**2) + 4 * np.sum(SLOPE**2))
+    np.testing.assert_allclose(cell.grad_norm(), norm if kind == "scaled" else [norm, norm], rtol=1e-6)
+    for name in ["net"] if kind == "scaled" else ["first", "second"]:
+        assert_moved(cell, name, CENTRALIZED, SLOPE)
+
+
+@pytest.mark.parametrize("kind", ["simultaneous", "alternating"])
+def test_each_network_may_have_its_own_in_their_order(mode, kind):
+    cell = make(kind, [[Counted(), Centralize()], [Centralize(), Counted()]])
+    names = cell.parameters_dict()
+    assert "network_0.calls" in names and "network_1.calls" in names
+    cell(slopes())
+    assert_moved(cell, "first", CENTRALIZED, SLOPE + 1)
+    assert_moved(cell, "second", CENTRALIZED + 1, SLOPE + 1)
+
+
+def test_a_skipped_step_takes_back_what_they_write(mode):
+    cell = make("scaled", [Counted()])
+    cell(slopes())
+    before = state(cell)
+    assert bool(cell(slopes(np.inf))[1])
+    assert {name.split(".")[0] for name in changed(before, state(cell))} == {"loss_scale", "step_counters"}
+    cell(slopes())
+    assert_moved(cell, "net", 2 * SLOPE + 3, 2 * SLOPE + 3)
+    assert "calls" in cell.forward_state_names()
+
+
+def test_a_window_is_transformed_once_as_its_mean(mode):
+    cell = make("scaled", [Counted()], gradient_accumulation_steps=2)
+    cell(slopes(1))
+    cell(slopes(3))
+    assert_moved(cell, "net", 2 * SLOPE + 1, 2 * SLOPE + 1)
+    cell(slopes(np.inf))
+    cell(slopes())
+    cell(slopes(4))
+    cell.flush()
+    assert_moved(cell, "net", 6 * SLOPE + 3, 6 * SLOPE + 3)
+    assert cell.counters()["skipped_steps"] == 1
+
+
+@pytest.mark.parametrize("kind", ["scaled", "simultaneous", "alternating"])
+def test_each_try_is_transformed_before_its_verdict_and_one_is_applied(mode, kind):
+    transforms = [Counted()] if kind == "scaled" else [[Counted()], [Counted()]]
+    cell = make(kind, transforms, 4 * LARGEST_SCALE, max_retries=2)
+    cell(slopes())
+    for name in ["net"] if kind == "scaled" else ["first", "second"]:
+        assert_moved(cell, name, SLOPE + 1, SLOPE + 1)
+    before = state(cell)
+    assert np.all(cell(slopes(np.inf))[1].asnumpy())
+    assert not any(name.endswith("calls") for name in changed(before, state(cell)))
+
+
+def test_retries_within_a_window(mode):
+    cell = make("scaled", [Counted()], 4 * LARGEST_SCALE, max_retries=2, gradient_accumulation_steps=2)
+    cell(slopes(1))
+    cell(slopes(1))
+    assert cell.counters()["retries"] == 2
+    assert_moved(cell, "net", SLOPE + 1, SLOPE + 1)
+
+
+def test_clips_what_they_return(mode):
+    cell = make("scaled", [Counted(), Centralize()], clip_norm=1.0)
+    cell(slopes())
+    norm = np.sqrt(2 * np.sum(CENTRALIZED**2) + 4 * np.sum((SLOPE + 1) ** 2))
+    np.testing.assert_allclose(cell.grad_norm(), norm, rtol=1e-6)
+    np.testing.assert_allclose(cell.network.matrix.asnumpy()[0], -CENTRALIZED / norm, rtol=1e-5)
+
+
+class Huge(nn.Cell):
+    """Makes the first gradient too large."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = Tensor(1e38, mstype.float32)
+
+    def construct(self, grads):
+        return (grads[0] * self.factor, *grads[1:])
+
+
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+def test_the_verdict_is_on_what_they_return(mode, clip_norm):
+    network = Sloped()
+    # Through the drop-in, which takes the keyword, too.
+    cell = build_train_network(
+        network,
+        nn.SGD(network.trainable_params(), 1.0),
+        loss_scale_manager=DynamicLossScale(1024),
+        gradient_transforms=(Huge(),),
+        clip_norm=clip_norm,
+    )
+    assert bool(cell(slopes())[1])
+    assert cell.overflowed_parameters() == ["net.matrix"]
+    assert_moved(cell, "net", 0 * SLOPE, 0 * SLOPE)
+
+
+def test_of_several_scales_the_one_is_to_blame_whose_gradients_they_make_infinite(mode):
+    scales = [DynamicLossScale(8.0), DynamicLossScale(8.0)]
+    cell = make("simultaneous", [[], [Huge()]], loss_scale=scales)
+    cell(slopes())
+    assert cell.get_loss_scale() == [8.0, 4.0]
+
+
+class Returns(nn.Cell):
+    """Returns something else than it should."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.what = what
+
+    def construct(self, grads):
+        if self.what == "fewer":
+            return grads[1:]
+        if self.what == "number":
+            return (1.0, *grads[1:])
+        if self.what == "scalar":
+            return (grads[0].sum(), *grads[1:])
+        return grads[0] if self.what == "tensor" else None
 
 
 @pytest.mark.parametrize(
-    "keywords",
-    [{}, {"clip_norm": 0.5, "gradient_accumulation_steps": 2}, {"clip_norm": float("inf")}, {"clip_value": 0.125}],
-    ids=str,
+    "what, error, returned",
+    [
+        ("fewer", ValueError, r"Returns returned 4 of \(3,\), \(3,\), \(3,\), \(3,\) for 5 of \(2, 3\), \(3,\)"),
+        ("number", ValueError, r"Returns returned 5 of a number, \(3,\)"),
+        ("scalar", ValueError, r"Returns returned 5 of \(\), \(3,\)"),
+        ("tensor", TypeError, "Returns returned one Tensor"),
+        ("nothing", TypeError, "Returns returned something else than a tuple"),
+    ],
 )
-def test_comes_after_clipping_and_before_the_optimizer(mode, keywords):
-    calls = keywords.get("gradient_accumulation_steps", 1)
-    quiet, _ = moved([], Mlp, calls, **keywords)
-    noisy, cell = moved([GradientNoise(NOISE)], Mlp, calls, **keywords)
-    for its, other in zip(noisy, quiet):
-        np.testing.assert_allclose(its, other - RATE * NOISE, rtol=1e-5, atol=1e-6)
-    assert cell.counters()["applied_steps"] == 1
+def test_what_they_return_is_checked(mode, what, error, returned):
+    with pytest.raises(error, match=returned):
+        make("scaled", [Returns(what)])(slopes())
 
 
-def test_two_of_them_come_in_their_order(mode):
-    class Doubled(GradientTransform):
-        def construct(self, grads):
-            doubled = ()
-            for grad in grads:
-                doubled += (grad + grad,)
-            return doubled
-
-    quiet, _ = moved([])
-    noisy, _ = moved([GradientNoise(NOISE), Doubled()])
-    np.testing.assert_allclose(noisy[0], 2 * (quiet[0] - RATE * NOISE), rtol=1e-5, atol=1e-6)
-
-
-def test_measures_before_the_verdict_and_is_applied_in_the_clean_branch(mode):
-    changes, cell = moved([CountsLargest()])
-    first = state(cell)
-    np.testing.assert_allclose(first["largest"], np.abs(changes[0] / RATE).max(), rtol=1e-5)
-    assert first["applied"] == 1
-    assert bool(cell(*overflowing_batch())[1])
-    second = state(cell)
-    assert second["largest"] != first["largest"]
-    assert second["applied"] == 1
-    assert second["weight"].tobytes() == first["weight"].tobytes()
+@pytest.mark.parametrize(
+    "kind, transforms, error, message",
+    [
+        ("scaled", Centralize(), TypeError, r"must be a list or tuple of Cells.*Pass a single Cell as \[cell\]"),
+        ("scaled", [Centralize], TypeError, r"'gradient_transforms\[0\]' must be a Cell"),
+        ("scaled", [[Centralize()]], TypeError, r"'gradient_transforms\[0\]' must be a Cell"),
+        ("simultaneous", Centralize(), TypeError, "must be a list or tuple of Cells"),
+        ("simultaneous", [[Centralize()]], ValueError, "one entry for each of the 2 networks"),
+        ("alternating", [[Centralize()], Centralize()], TypeError, "must be a list or tuple of Cells"),
+    ],
+)
+def test_wrong_arguments(kind, transforms, error, message):
+    with pytest.raises(error, match=message):
+        make(kind, transforms)
 
 
-def test_is_part_of_what_ranks_compare():
-    _, cell = moved([GradientNoise(NOISE)])
-    assert cell._settings[0].described()["gradient_transforms"] == ["GradientNoise"]
+def test_a_window_goes_on_from_a_checkpoint(mode):
+    training, resumed = (make("scaled", [Counted()], gradient_accumulation_steps=2) for _ in range(2))
+    for factor in (1, 2, 3):
+        training(slopes(factor))
+    mindspore.save_checkpoint(training, "training.ckpt")
+    assert resumed.load_state_dict(mindspore.load_checkpoint("training.ckpt")) == ([], [])
+    for cell in (training, resumed):
+        cell(slopes(4))
+    assert changed(state(training), state(resumed)) == set()
+
+
+def test_ranks_compare_them():
+    described = make("simultaneous", [[Centralize()], []])._settings[0].described()
+    assert described["gradient_transforms"] == [["Centralize"], []]

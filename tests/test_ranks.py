@@ -6,12 +6,11 @@ import mindspore
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
-from support.networks import Mlp, batch, overflowing_batch
+from support.networks import HalfPrecision, Mlp, batch, overflowing_batch
 from support.training import state
 
 from ms_lossscale import DynamicLossScale, FloatStatusRegister
 from ms_lossscale.step.build import build_step
-from ms_lossscale.step.gradient_transforms import GradientTransform
 from ms_lossscale.step.ranks import Alone
 from ms_lossscale.step.settings import Settings, check_settings
 
@@ -52,6 +51,7 @@ class TwoRanks(nn.Cell):
 def settings(**keywords):
     defaults = {"gradient_accumulation_steps": 1, "clip_norm": None, "clip_value": None, "ema_decay": None}
     defaults.update(has_aux=False, forward_state=(), after_update=None, overflow_detector=None, max_retries=0)
+    defaults["gradient_transforms"] = [()]
     return check_settings("test", 1, **{**defaults, **keywords})
 
 
@@ -68,14 +68,14 @@ KEYWORDS = [{}, {"clip_norm": 0.5}, {"gradient_accumulation_steps": 2}]
 def norm_alone():
     step = make_step(Alone(), clip_norm=float("inf"))
     step(*batch(0))
-    return step.transforms.norms()[0]
+    return step.clipping.norms()[0]
 
 
 @pytest.mark.parametrize("own, factor", [(False, 2.0), (True, 2.0**0.5)], ids=["shared weights", "own weights"])
 def test_the_norm_is_that_of_all_ranks_together(mode, own, factor):
     step = make_step(TwoRanks(own), clip_norm=float("inf"))
     step(*batch(0))
-    np.testing.assert_allclose(step.transforms.norms()[0], factor * norm_alone(), rtol=1e-5)
+    np.testing.assert_allclose(step.clipping.norms()[0], factor * norm_alone(), rtol=1e-5)
 
 
 def test_clips_what_only_all_ranks_together_exceed(mode):
@@ -141,7 +141,7 @@ def test_no_setting_can_be_forgotten_when_ranks_compare():
         "after_update": nn.Identity(),
         "overflow_detector": FloatStatusRegister(),
         "max_retries": 1,
-        "gradient_transforms": (GradientTransform(),),
+        "gradient_transforms": ((nn.Identity(),),),
     }
     assert set(changes) == {field.name for field in dataclasses.fields(Settings)}
     for name, value in changes.items():
@@ -210,3 +210,17 @@ def test_the_norm_over_weights_of_ones_own_blames_nobody_else(mode, clip_norm):
     step, laws = two_networks_with_scales_of_their_own(OwnWeightsOverflowElsewhere(), clip_norm)
     assert step(*batch(0))[2].asnumpy()
     assert [law.get_loss_scale() for law in laws] == [2.0**10, 2.0**11]
+
+
+@pytest.mark.parametrize("ranks, skips", [(TwoRanks, True), (Alone, False)], ids=["two ranks", "alone"])
+def test_a_sum_that_float16_can_not_hold_has_overflowed(mode, ranks, skips):
+    network = HalfPrecision()
+    optimizer = nn.SGD(network.trainable_params(), 2.0**-10)
+    step = build_step("test", (network,), (optimizer,), DynamicLossScale(1.0), settings(), ranks())
+    before = state(network)["weight"]
+    # The gradient, 2 x (x weight - y), is some 40000.
+    x = np.float32([[200, 0, 0]])
+    assert bool(step(Tensor(x), Tensor(x @ before - 100))[2]) == skips
+    after = state(network)["weight"]
+    assert np.isfinite(after).all()
+    assert (after.tobytes() == before.tobytes()) == skips

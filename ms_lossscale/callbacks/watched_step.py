@@ -56,7 +56,7 @@ class WatchedStep:
 
     def __init__(self, step, network, is_one_of_several, reads_norms):
         self._step = step
-        self._measures = step.transforms.measures() if reads_norms else []
+        self._measures = step.clipping.measures() if reads_norms else []
         self._network = network
         self._is_one_of_several = is_one_of_several
         self.of_network = f" of network {network}" if is_one_of_several else ""

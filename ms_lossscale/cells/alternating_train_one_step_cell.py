@@ -17,7 +17,7 @@ from ms_lossscale.input_gradient import holds_input_gradient
 from ms_lossscale.loss_scale import LossScale
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.network_inputs import inputs_of
-from ms_lossscale.step.settings import check_settings
+from ms_lossscale.step.settings import check_settings, transforms_of_each
 from ms_lossscale.step.step_counters import StepCounters
 
 
@@ -49,6 +49,8 @@ class AlternatingTrainOneStepCell(TrainingCell):
             each; not together with `every`. Default: ``False`` .
         forward_state (Union[list[Parameter], tuple[Parameter]]): As for :class:`ScaledTrainOneStepCell`.
             Default: ``()`` .
+        gradient_transforms (Union[list, tuple]): As for :class:`ScaledTrainOneStepCell`, Cells that are applied to the
+            gradients of each network by itself, or a list with a list of Cells for each network. Default: ``()`` .
         after_update (Union[Cell, list[Cell]], optional): A Cell without inputs that runs after each applied update of
             each network, or a list with one (or None) for each. Default: ``None`` .
         overflow_detector (OverflowDetector, optional): As for :class:`ScaledTrainOneStepCell`. Default: ``None`` .
@@ -116,6 +118,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
         ema_decay: OneOrEach[Optional[float]] = None,
         has_aux: OneOrEach[bool] = False,
         forward_state: Sequence[Parameter] = (),
+        gradient_transforms: Union[Sequence[nn.Cell], Sequence[Sequence[nn.Cell]]] = (),
         after_update: OneOrEach[Optional[nn.Cell]] = None,
         overflow_detector: Optional[OverflowDetector] = None,
         max_retries: int = 0,
@@ -135,15 +138,17 @@ class AlternatingTrainOneStepCell(TrainingCell):
                 ema_decay=[its_decay],
                 has_aux=[its_has_aux],
                 forward_state=forward_state,
+                gradient_transforms=[its_transforms],
                 after_update=its_update,
                 overflow_detector=overflow_detector,
                 max_retries=max_retries,
             )
-            for its_norm, its_value, its_decay, its_has_aux, its_update in zip(
+            for its_norm, its_value, its_decay, its_has_aux, its_transforms, its_update in zip(
                 one_each(owner, "clip_norm", clip_norm, count),
                 one_each(owner, "clip_value", clip_value, count),
                 one_each(owner, "ema_decay", ema_decay, count),
                 one_each(owner, "has_aux", has_aux, count),
+                transforms_of_each(owner, gradient_transforms, count),
                 one_each(owner, "after_update", after_update, count),
             )
         ]

@@ -43,6 +43,11 @@ class ScaledTrainOneStepCell(TrainingCell):
         forward_state (Union[list[Parameter], tuple[Parameter]]): Further Parameters that the forward writes and a
             skipped step must undo. What MindSpore's cells and a user's own write is found by the cell, see
             :meth:`forward_state_names`. Default: ``()`` .
+        gradient_transforms (Union[list[Cell], tuple[Cell]]): Cells that are applied in their order to the unscaled
+            float32 gradients, once a step, before their norm is measured and the overflow is judged. Each is called
+            with a tuple of one gradient for each weight, in the order of `optimizer.parameters`, and returns a tuple
+            of as many, of the same shapes. A skipped step takes back what they write of their own Parameters.
+            Default: ``()`` .
         after_update (Cell, optional): A Cell without inputs that runs after each applied update. Default: ``None`` .
         overflow_detector (OverflowDetector, optional): Default: ``None`` , which picks the right one for the device:
             :class:`FloatStatusRegister` on an NPU in saturation mode, else :class:`FiniteGradients`.
@@ -62,7 +67,8 @@ class ScaledTrainOneStepCell(TrainingCell):
         - **aux** (tuple) - With `has_aux`, what the network returned besides the loss.
 
     Raises:
-        TypeError: If an argument has a wrong type, or, in the first step, if the network returns no Tensor as its loss.
+        TypeError: If an argument has a wrong type, or, in the first step, if the network returns no Tensor as its loss,
+            or a gradient transform no tuple.
         ValueError: If the network returns several values, and what comes first looks like an image and not like a loss.
             If a number is out of its range, both clips are given, the optimizer has no parameters, has a loss
             scale of its own or owns parameters that the network does not have, or two parameters share a name. If
@@ -100,6 +106,7 @@ class ScaledTrainOneStepCell(TrainingCell):
         ema_decay: Optional[float] = None,
         has_aux: bool = False,
         forward_state: Sequence[Parameter] = (),
+        gradient_transforms: Sequence[nn.Cell] = (),
         after_update: Optional[nn.Cell] = None,
         overflow_detector: Optional[OverflowDetector] = None,
         max_retries: int = 0,
@@ -113,6 +120,7 @@ class ScaledTrainOneStepCell(TrainingCell):
             ema_decay=[ema_decay],
             has_aux=[has_aux],
             forward_state=forward_state,
+            gradient_transforms=[gradient_transforms],
             after_update=after_update,
             overflow_detector=overflow_detector,
             max_retries=max_retries,

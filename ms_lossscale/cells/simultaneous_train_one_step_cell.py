@@ -11,7 +11,7 @@ from ms_lossscale._check import check_cells, check_one_each, describe, one_each
 from ms_lossscale._types import OneOrEach
 from ms_lossscale.cells.training_cell import TrainingCell, or_none
 from ms_lossscale.overflow_detector import OverflowDetector
-from ms_lossscale.step.settings import check_settings
+from ms_lossscale.step.settings import check_settings, transforms_of_each
 from ms_lossscale.step.step_counters import StepCounters
 
 
@@ -47,6 +47,8 @@ class SimultaneousTrainOneStepCell(TrainingCell):
             each; or whether one cell returns `(*losses, *aux)`. Default: ``False`` .
         forward_state (Union[list[Parameter], tuple[Parameter]]): As for :class:`ScaledTrainOneStepCell`.
             Default: ``()`` .
+        gradient_transforms (Union[list, tuple]): As for :class:`ScaledTrainOneStepCell`, Cells that are applied to the
+            gradients of each network by itself, or a list with a list of Cells for each network. Default: ``()`` .
         after_update (Cell, optional): A Cell without inputs that runs after each applied update. Default: ``None`` .
         overflow_detector (OverflowDetector, optional): As for :class:`ScaledTrainOneStepCell`. Default: ``None`` .
         max_retries (int): As for :class:`ScaledTrainOneStepCell`. Default: ``0`` .
@@ -124,6 +126,7 @@ class SimultaneousTrainOneStepCell(TrainingCell):
         ema_decay: OneOrEach[Optional[float]] = None,
         has_aux: OneOrEach[bool] = False,
         forward_state: Sequence[Parameter] = (),
+        gradient_transforms: Union[Sequence[nn.Cell], Sequence[Sequence[nn.Cell]]] = (),
         after_update: Optional[nn.Cell] = None,
         overflow_detector: Optional[OverflowDetector] = None,
         max_retries: int = 0,
@@ -150,6 +153,7 @@ class SimultaneousTrainOneStepCell(TrainingCell):
             ema_decay=ema_decay,
             has_aux=has_aux,
             forward_state=forward_state,
+            gradient_transforms=transforms_of_each(owner, gradient_transforms, len(optimizers)),
             after_update=after_update,
             overflow_detector=overflow_detector,
             max_retries=max_retries,

@@ -23,6 +23,7 @@ from ms_lossscale.cells.trains_only import TrainsOnly
 from ms_lossscale.loss_scale import LossScale
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.build import build_step
+from ms_lossscale.step.gradient_transforms import prefix_own_states
 from ms_lossscale.step.moving_average import averages_in_place
 from ms_lossscale.step.network_inputs import check_network_inputs
 from ms_lossscale.step.optimizers import Optimizers, check_optimizers, prefix_states
@@ -71,6 +72,7 @@ class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
         loss_scales = [accepted(owner, loss_scale) for loss_scale in loss_scales]
         check_parallel(owner, settings)
         prefix_states(optimizers)
+        prefix_own_states([its for each in settings for its in each.gradient_transforms], networks)
         super().__init__(
             networks[0] if len(networks) == 1 else nn.CellList(list(networks), auto_prefix=False),
             optimizers[0] if len(optimizers) == 1 else Optimizers(optimizers),
@@ -336,7 +338,7 @@ class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
         Raises:
             RuntimeError: If no `clip_norm` is set.
         """
-        norms = [norm for step in self.steps for norm in step.transforms.norms()]
+        norms = [norm for step in self.steps for norm in step.clipping.norms()]
         if norms == [None] * len(norms):
             raise RuntimeError(
                 f"For '{type(self).__name__}', 'grad_norm()' needs 'clip_norm': nothing measures the norm without it. "

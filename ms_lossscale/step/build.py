@@ -1,22 +1,23 @@
 """Chooses the stages of a step."""
 
+import dataclasses
 import itertools
 
 from mindspore import PYNATIVE_MODE, ParameterTuple, get_context, nn, ops
 
 from ms_lossscale.input_gradient import holds_input_gradient
 from ms_lossscale.overflow_detector import NoCheck
-from ms_lossscale.step.clipping import make_clipping
+from ms_lossscale.step.clipping import NoClipping, make_clip, make_clipping
 from ms_lossscale.step.compiled import Compiled
 from ms_lossscale.step.forward_backward import ForwardBackward, ForwardsAndBackwards, SharedForwardBackward
 from ms_lossscale.step.forward_state import make_forward_state
-from ms_lossscale.step.gradient_transforms import NoTransforms, make_transforms
+from ms_lossscale.step.gradient_transforms import Complete, make_before_verdict, state_of
 from ms_lossscale.step.moving_average import MovingAverage
 from ms_lossscale.step.optimizers import Optimizers
 from ms_lossscale.step.packing import make_packing
 from ms_lossscale.step.parameter_names import network_prefix
 from ms_lossscale.step.ranks import Alone
-from ms_lossscale.step.scaling import LeftToTransforms, OwnScaling, Scaling, Unscale, UnscaleEach, WindowScaling
+from ms_lossscale.step.scaling import LeftToClipping, OwnScaling, Scaling, Unscale, UnscaleEach, WindowScaling
 from ms_lossscale.step.step import AfterBackward, AfterTries, Decision, Step
 from ms_lossscale.step.step_counters import StepCounters
 from ms_lossscale.step.tries import Judge, Tries, Try
@@ -108,22 +109,24 @@ class _Stages:
         all_weights = ParameterTuple([weight for its in self.weights for weight in its])
         steps = settings.gradient_accumulation_steps
         self._window_state = WindowState(steps, all_weights, prefix, self.scale_shape) if steps > 1 else None
-        self.forward_state = make_forward_state(owner, networks, settings, self._checks, self._window_state, prefix)
-        # A user's own detector gets the gradients as they are, and so do the operators that exchange them.
-        packs = not ranks.exchanges and _is_library_cell(self.detector)
+        self.forward_state = self._make_forward_state(owner, prefix)
+        # A user's own cells get the gradients as they are, and so do the operators that exchange them.
+        transforms = settings.gradient_transforms
+        packs = not ranks.exchanges and _is_library_cell(self.detector) and not any(transforms)
         self.packing = make_packing(self.weights, packs)
-        self._transforms = _transforms(settings, self.weights, self.packing, ranks, prefix)
+        self._before_verdict = make_before_verdict(owner, transforms, self.packing, self._checks)
+        self._clipping = _clipping(settings, self.weights, self.packing, ranks, prefix)
         self.scaling = self._make_scaling(loss_scales, prefix)
         self.unscale = self._make_unscale()
         self.update = Update(
-            self._transforms,
+            self._clipping,
             self.packing,
             Optimizers(optimizers),
             settings.after_update or Nothing(),
             [MovingAverage(decay, its) for decay, its in zip(settings.ema_decay, self.weights) if decay is not None],
             StepCounters(all_weights, prefix, settings.max_retries > 0),
         )
-        self._verdict = make_verdict(self._checks, self.detector, self._transforms, ranks, self.packing, self._blame())
+        self._verdict = make_verdict(self._checks, self.detector, self._clipping, ranks, self.packing, self._blame())
         self.compiled = _compiler(optimizers, loss_scales, self.detector, settings)
 
     def window_and_flush(self):
@@ -137,16 +140,16 @@ class _Stages:
         return window, self.compiled(flush)
 
     def judge(self):
-        """The judge of tries, who reduces and judges in the place of the decision where each call is a step."""
-        ranks, reduces, verdict = self._ranks, self._ranks, self._verdict
+        """The judge of tries, who completes and judges in the place of the decision where each call is a step."""
+        ranks, complete, verdict = self._ranks, self._complete(), self._verdict
         if self._window_state is not None:
-            # Of each call by itself: what is reduced and measured is the window's sum.
-            nothing = NoTransforms(len(self.weights))
-            reduces, verdict = Alone(), DetectorVerdict(nothing, self._ask(), ranks)
+            # Of each call by itself: what is reduced, transformed and measured is the window's sum.
+            nothing = NoClipping(len(self.weights))
+            complete, verdict = Complete(Alone(), []), DetectorVerdict(nothing, self._ask(), ranks)
         return Judge(
             self.forward_state,
             self.unscale,
-            reduces,
+            complete,
             verdict,
             ranks,
             self.scaling,
@@ -168,14 +171,30 @@ class _Stages:
         # A new one for each verdict: of one that stands in two places graph mode forgets how many gradients there are.
         return BlameEach(self.packing) if self._has_own_scales and self._checks else BlameAll()
 
+    def _complete(self):
+        return Complete(self._ranks, self._before_verdict)
+
     def _decision(self):
-        ranks, verdict, update_or_undo = self._ranks, self._verdict, AlwaysUpdate(self.update)
+        complete, verdict, update_or_undo = self._complete(), self._verdict, AlwaysUpdate(self.update)
         if self._settings.max_retries and self._window_state is None:
-            ranks, verdict = Alone(), KnownVerdict()
+            complete, verdict = Complete(Alone(), []), KnownVerdict()
         if self._checks:
             undo = Undo(self.forward_state, self.packing, self.update.step_counters)
             update_or_undo = UpdateOrUndo(self.update, undo)
-        return Decision(ranks, verdict, self.scaling, update_or_undo)
+        return Decision(complete, verdict, self.scaling, update_or_undo)
+
+    def _make_forward_state(self, owner, prefix):
+        # A transform runs before the verdict, as the forward does: what it writes is taken back alike.
+        transforms = tuple(dict.fromkeys(itertools.chain(*self._settings.gradient_transforms)))
+        declared = (*self._settings.forward_state, *state_of(transforms, self._networks))
+        return make_forward_state(
+            owner,
+            (*self._networks, *transforms),
+            dataclasses.replace(self._settings, forward_state=declared),
+            self._checks,
+            self._window_state,
+            prefix,
+        )
 
     def _make_scaling(self, loss_scales, prefix):
         scalings = []
@@ -189,15 +208,16 @@ class _Stages:
         return OwnScaling(scalings) if self._has_own_scales else scalings[0]
 
     def _make_unscale(self):
-        # A window's sum, a detector and the other ranks get gradients that are divided.
+        # A window's sum, a detector, the other ranks and what comes before the verdict get gradients that are divided.
         steps = self._settings.gradient_accumulation_steps
         if (
-            self._transforms.unscales
+            self._clipping.unscales
             and asks_gradients_only(self.detector)
             and not self._ranks.exchanges
+            and not self._before_verdict
             and steps == 1
         ):
-            return LeftToTransforms()
+            return LeftToClipping()
         if self._has_own_scales:
             return UnscaleEach(1.0 / steps, len(self.weights), self.packing)
         return Unscale(1.0 / steps)
@@ -226,13 +246,12 @@ def _refuse_sparse(owner, networks):
             )
 
 
-def _transforms(settings, weights, packing, ranks, prefix):
-    of_each = []
+def _clipping(settings, weights, packing, ranks, prefix):
+    clips = []
     for i, its_weights in enumerate(weights):
         its_prefix = prefix if len(weights) == 1 else network_prefix(i)
-        clipping = make_clipping(settings.clip_norm[i], settings.clip_value[i], its_weights, ranks, its_prefix)
-        of_each.append([*clipping, *settings.gradient_transforms])
-    return make_transforms(of_each, packing)
+        clips.append(make_clip(settings.clip_norm[i], settings.clip_value[i], its_weights, ranks, its_prefix))
+    return make_clipping(clips, packing)
 
 
 def _forward_backwards(owner, networks, weights, has_aux, may_return_tuple, number):
@@ -252,10 +271,11 @@ def _compiler(optimizers, loss_scales, detector, settings):
     But a user's own cell runs in Python there, as it is written, and so does an optimizer that reads its settings in
     each step.
     """
+    cells = (*optimizers, *loss_scales, detector, *itertools.chain(*settings.gradient_transforms))
     in_python = (
         settings.after_update is not None
         or not all(isinstance(optimizer, nn.Optimizer) for optimizer in optimizers)
-        or not all(map(_is_library_cell, (*optimizers, *loss_scales, detector, *settings.gradient_transforms)))
+        or not all(map(_is_library_cell, cells))
     )
     if get_context("mode") == PYNATIVE_MODE and not in_python:
         return Compiled

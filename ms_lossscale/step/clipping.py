@@ -6,7 +6,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale.step.gradient_transforms import GradientTransform
+from ms_lossscale.step.of_network import of_network
 
 # Where the sum of squares lies outside these, squares have overflowed or been flushed to zero. Then it is taken of the
 # gradients times a power of two, which brings their squares back into float32's range and rounds nothing.
@@ -19,7 +19,39 @@ def _tensor(value):
     return Tensor(value, mstype.float32)
 
 
-class ClipByValue(GradientTransform):
+class Clip(nn.Cell):
+    """
+    Base class of how the gradients of one network are clipped: not at all.
+
+    Gradients come as a flat tuple, in which small ones of one shape may be stacked as one tensor.
+
+    Args:
+        norm (GlobalNorm, optional): What measures them before the verdict, when they may be not finite.
+            Default: ``None`` .
+
+    Inputs:
+        - **grads** (tuple[Tensor]) - Unscaled float32 gradients of a step that did not overflow.
+
+    Outputs:
+        tuple[Tensor], of the same shapes.
+    """
+
+    # Whether `construct` takes gradients that are not divided yet, by what the norm was given.
+    unscales = False
+
+    def __init__(self, norm=None):
+        super().__init__(auto_prefix=False)
+        self.norm = norm
+
+    def measure(self, grads, divisor):
+        """Measures the gradients times `divisor`. A tuple: whether they are finite, if there is a norm, else empty."""
+        return () if self.norm is None else (self.norm(grads, divisor),)
+
+    def construct(self, grads):
+        return grads
+
+
+class ClipByValue(Clip):
     """
     Clips each element.
 
@@ -99,24 +131,7 @@ class GlobalNorm(nn.Cell):
         return float(root.asnumpy()) / float(power.asnumpy()) / float(scale.asnumpy())
 
 
-class MeasureGlobalNorm(GradientTransform):
-    """
-    Measures the global norm, and changes nothing.
-
-    Args:
-        norm (GlobalNorm): What measures it.
-    """
-
-    tells = True
-
-    def measure(self, grads, divisor):
-        return (self.norm(grads, divisor),)
-
-    def construct(self, grads):
-        return grads
-
-
-class ClipByGlobalNorm(GradientTransform):
+class ClipByGlobalNorm(Clip):
     """
     Clips by the global norm, as :func:`mindspore.ops.clip_by_global_norm` does, and divides by the scale in the same
     multiplication.
@@ -126,15 +141,11 @@ class ClipByGlobalNorm(GradientTransform):
         norm (GlobalNorm): What measures it.
     """
 
-    tells = True
     unscales = True
 
     def __init__(self, clip_norm, norm):
         super().__init__(norm)
         self._bound, self._one, self._smallest_normal = _tensor(clip_norm), _tensor(1.0), _tensor(_SMALLEST_NORMAL)
-
-    def measure(self, grads, divisor):
-        return (self.norm(grads, divisor),)
 
     def construct(self, grads):
         # grads / scale * min(1, clip_norm / norm).
@@ -148,11 +159,81 @@ class ClipByGlobalNorm(GradientTransform):
         return grads
 
 
-def make_clipping(clip_norm, clip_value, weights, ranks, prefix):
-    """The transforms that the settings of one network ask for."""
+class NoClipping(nn.Cell):
+    """Nothing is clipped or measured. Inputs, outputs and methods as those of :class:`Clipping`."""
+
+    tells = unscales = False
+
+    def __init__(self, networks):
+        super().__init__(auto_prefix=False)
+        self._networks = networks
+
+    def measure(self, grads, divisor):
+        return ()
+
+    def construct(self, grads):
+        return grads
+
+    def measures(self):
+        return [None] * self._networks
+
+    def norms(self):
+        return self.measures()
+
+
+class Clipping(nn.Cell):
+    """
+    How the gradients of all networks of a step are clipped.
+
+    Args:
+        clips (list[Clip]): For each network.
+        packing (Packing): Tells which gradients are whose.
+
+    Inputs and outputs as those of :class:`Clip`, of all networks.
+    """
+
+    def __init__(self, clips, packing):
+        super().__init__(auto_prefix=False)
+        self.clips = nn.CellList(clips, auto_prefix=False)
+        self.packing = packing
+        # Whether `measure` tells of each network if its gradients are finite.
+        self.tells = all(clip.norm is not None for clip in clips)
+        self.unscales = all(clip.unscales for clip in clips)
+
+    def measure(self, grads, divisor):
+        """For each network that has a norm whether its gradients are finite, as a tuple."""
+        are_finite = ()
+        for i, clip in enumerate(self.clips):
+            are_finite += clip.measure(self.packing.of_network(i, grads), of_network(i, divisor))
+        return are_finite
+
+    def construct(self, grads):
+        clipped = ()
+        for i, clip in enumerate(self.clips):
+            clipped += clip(self.packing.of_network(i, grads))
+        return clipped
+
+    def measures(self):
+        """For each network what measures its global norm, or None."""
+        return [clip.norm for clip in self.clips]
+
+    def norms(self):
+        """Reads for each network its global norm at the last verdict; None where nothing measures it."""
+        return [measure and measure.value_of(*measure.parts()) for measure in self.measures()]
+
+
+def make_clip(clip_norm, clip_value, weights, ranks, prefix):
+    """What the settings of one network ask for."""
     if clip_value is not None:
-        return [ClipByValue(clip_value)]
+        return ClipByValue(clip_value)
     if clip_norm is None:
-        return []
+        return Clip()
     norm = GlobalNorm(ranks, ranks.own(weights), prefix)
-    return [MeasureGlobalNorm(norm) if math.isinf(clip_norm) else ClipByGlobalNorm(clip_norm, norm)]
+    return Clip(norm) if math.isinf(clip_norm) else ClipByGlobalNorm(clip_norm, norm)
+
+
+def make_clipping(clips, packing):
+    """The clipping of a step, given that of each network."""
+    if all(type(clip) is Clip and clip.norm is None for clip in clips):
+        return NoClipping(len(clips))
+    return Clipping(clips, packing)

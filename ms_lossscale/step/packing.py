@@ -12,7 +12,7 @@ from ms_lossscale import _gradients as gradients
 
 class Unpacked(nn.Cell):
     """
-    Leaves the gradients one by one. The methods are those of :class:`Packing`.
+    Leaves the gradients one by one. Attributes and methods are those of :class:`Packing`.
 
     Args:
         weights (list[ParameterTuple]): The weights of each network.
@@ -22,6 +22,7 @@ class Unpacked(nn.Cell):
     def __init__(self, weights, checks):
         super().__init__(auto_prefix=False)
         self.checks = checks
+        self.dtypes = [weight.dtype for weight in itertools.chain(*weights)]
         self._parts = _parts(weights)
         self._check = _check_of(itertools.chain(*weights))
 
@@ -71,6 +72,10 @@ class Packing(nn.Cell):
         self._flagged = alone + stacked
         self._order = Tensor(np.argsort(self._flagged), mstype.int32)
         all_weights = list(itertools.chain(*weights))
+        # For each of the flat tuple that of its weights.
+        self.dtypes = []
+        for its, (its_alone, groups, _) in zip(weights, self._packings):
+            self.dtypes += [its[i].dtype for i in (*its_alone, *(group[0] for group in groups))]
         self._check_alone = _check_of(all_weights[i] for i in alone)
 
     def pack(self, grads):

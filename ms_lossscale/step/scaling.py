@@ -190,7 +190,7 @@ class UnscaleEach(nn.Cell):
         return unscaled, self._one
 
 
-class LeftToTransforms(nn.Cell):
+class LeftToClipping(nn.Cell):
     """Divides nothing. Inputs and outputs as those of :class:`Unscale`."""
 
     def __init__(self):

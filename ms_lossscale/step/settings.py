@@ -23,9 +23,8 @@ class Settings:
     """
     The settings of one step.
 
-    Each field is compared across ranks. Clips, decays and `has_aux` have one entry for each network of the step (of
-    one network that returns all losses they are the same); further gradient transforms come after clipping, the same
-    for each network.
+    Each field is compared across ranks. Clips, decays, gradient transforms and `has_aux` have one entry for each
+    network of the step; the entries of `has_aux` are the same for one network that returns all losses.
     """
 
     gradient_accumulation_steps: int
@@ -34,10 +33,10 @@ class Settings:
     ema_decay: tuple
     has_aux: tuple
     forward_state: tuple
+    gradient_transforms: tuple
     after_update: Optional[nn.Cell]
     overflow_detector: OverflowDetector
-    max_retries: int = 0
-    gradient_transforms: tuple = ()
+    max_retries: int
 
     def described(self):
         """The settings by name, as values that JSON knows."""
@@ -54,6 +53,7 @@ def check_settings(
     ema_decay,
     has_aux,
     forward_state,
+    gradient_transforms,
     after_update,
     overflow_detector,
     max_retries,
@@ -63,7 +63,7 @@ def check_settings(
 
     Args:
         owner (str): The training cell's name, for error messages.
-        networks (int): How many networks it has; what may be a list has an entry for each.
+        networks (int): How many networks it has; what may be a list has an entry for each, `gradient_transforms` has.
 
     Returns:
         Settings, of a step that all networks share.
@@ -94,6 +94,7 @@ def check_settings(
         ),
         has_aux=tuple(has_aux),
         forward_state=_check_forward_state(owner, forward_state),
+        gradient_transforms=tuple(_check_gradient_transforms(owner, its) for its in gradient_transforms),
         after_update=after_update,
         overflow_detector=_check_overflow_detector(owner, overflow_detector),
         max_retries=check_int_from(owner, "max_retries", max_retries, 0),
@@ -121,6 +122,27 @@ def _check_forward_state(owner, parameters):
                 f"For '{owner}', the argument 'forward_state' must hold Parameters only, but got {describe(parameter)}."
             )
     return tuple(parameters)
+
+
+def transforms_of_each(owner, gradient_transforms, networks):
+    """For each network its transforms, given a list of them for each, or one that they share."""
+    if not isinstance(gradient_transforms, (list, tuple)) or not any(
+        isinstance(each, (list, tuple)) for each in gradient_transforms
+    ):
+        return [gradient_transforms] * networks
+    return one_each(owner, "gradient_transforms", gradient_transforms, networks)
+
+
+def _check_gradient_transforms(owner, transforms):
+    if not isinstance(transforms, (list, tuple)):
+        raise TypeError(
+            f"For '{owner}', the argument 'gradient_transforms' must be a list or tuple of Cells, of several networks "
+            f"also with a list for each, but got {describe(transforms)}. Pass a single Cell as [cell]."
+        )
+    cure = "Pass Cells that are called with a tuple of gradients and return one."
+    for i, transform in enumerate(transforms):
+        check_cell(owner, f"gradient_transforms[{i}]", transform, cure)
+    return tuple(transforms)
 
 
 def _check_overflow_detector(owner, overflow_detector):

@@ -10,8 +10,8 @@ class Step(nn.Cell):
     With retries, `tries.py` repeats 1 to 4 and, where each call is a step, 6 and 7.
 
     1. Read the scale once. 2. Copy what the forward will write. 3. Clear an NPU's register; forward and backward.
-    4. Unscale. 5. Accumulate; all calls but a window's last end here. 6. Reduce across ranks. 7. One verdict. 8. One
-    update of the scale. 9. One branch: update, or undo.
+    4. Unscale. 5. Accumulate; all calls but a window's last end here. 6. Reduce across ranks, and transform. 7. One
+    verdict. 8. One update of the scale. 9. One branch: update, or undo.
 
     What a training cell does without is a stage that does nothing, and one network is the case N = 1 of several:
     `build.py` chooses the stages.
@@ -55,7 +55,7 @@ class Step(nn.Cell):
         self.flush_window = flush_window
         self.loss_scales = scaling.loss_scales
         self.optimizers = update.optimizers
-        self.transforms = update.transforms
+        self.clipping = update.clipping
         self.moving_averages = update.moving_averages
         self.step_counters = update.step_counters
 
@@ -107,15 +107,15 @@ class AfterTries(nn.Cell):
 class Decision(nn.Cell):
     """What ends a step: of a call, of a window, or of one that is flushed."""
 
-    def __init__(self, ranks, verdict, scaling, update_or_undo):
+    def __init__(self, complete, verdict, scaling, update_or_undo):
         super().__init__(auto_prefix=False)
-        self.ranks = ranks
+        self.complete = complete
         self.verdict = verdict
         self.scaling = scaling
         self.update_or_undo = update_or_undo
 
     def construct(self, grads, divisor, scale, overflows, earlier, saved):
-        grads = self.ranks.reduce(grads)  # 6. Reduce the gradients across ranks.
+        grads = self.complete(grads)  # 6. Reduce the gradients across ranks, and transform them.
         overflow, flags = self.verdict(grads, divisor, overflows, earlier)  # 7. One verdict.
         self.scaling.adjust(scale, overflow)  # 8. One update of the scale.
         return self.update_or_undo(overflow, grads, flags, saved)  # 9. One branch.

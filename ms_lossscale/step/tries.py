@@ -43,7 +43,7 @@ class Judge(nn.Cell):
     Args:
         forward_state (Cell): Knows what the forward wrote.
         unscale (Cell): Divides the gradients.
-        reduces (Union[Alone, Ranks]): Reduces the gradients, where each call is a step.
+        complete (Cell): Reduces and transforms the gradients, where each call is a step.
         verdict (Cell): Whether these gradients overflowed.
         ranks (Union[Alone, Ranks]): Who tries again together.
         scaling (Cell): Knows whether the scale can be lowered.
@@ -51,11 +51,11 @@ class Judge(nn.Cell):
         unscaled_losses (tuple[int]): Which losses no scale takes part in, so that a lower one can't make them finite.
     """
 
-    def __init__(self, forward_state, unscale, reduces, verdict, ranks, scaling, window_state, unscaled_losses):
+    def __init__(self, forward_state, unscale, complete, verdict, ranks, scaling, window_state, unscaled_losses):
         super().__init__(auto_prefix=False)
         self.forward_state = forward_state
         self.unscale = unscale
-        self.reduces = reduces
+        self.complete = complete
         self.verdict = verdict
         self.ranks = ranks
         self.scaling = scaling
@@ -65,7 +65,7 @@ class Judge(nn.Cell):
     def construct(self, losses, grads, scale, saved):
         overflows = self.forward_state.overflowed(saved)
         grads, divisor = self.unscale(grads, scale)
-        grads = self.reduces.reduce(grads)
+        grads = self.complete(grads)
         overflow = self.verdict(grads, divisor, overflows, ())[0]
         can_mend = self.scaling.can_mend(scale, overflow)
         hopeless = any_of(ops.logical_not(can_mend), overflows)

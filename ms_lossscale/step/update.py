@@ -11,7 +11,7 @@ class Update(nn.Cell):
     All that happens in a step that did not overflow.
 
     Args:
-        transforms (GradientTransforms): Clipping, say.
+        clipping (Clipping): Clips the gradients.
         packing (Packing): Unpacks the gradients for the optimizers.
         optimizers (Optimizers): Step together.
         after_update (Cell): Takes no inputs.
@@ -25,9 +25,9 @@ class Update(nn.Cell):
         Tensor, to wait for.
     """
 
-    def __init__(self, transforms, packing, optimizers, after_update, moving_averages, step_counters):
+    def __init__(self, clipping, packing, optimizers, after_update, moving_averages, step_counters):
         super().__init__(auto_prefix=False)
-        self.transforms = transforms
+        self.clipping = clipping
         self.packing = packing
         self.optimizers = optimizers
         self.after_update = after_update
@@ -37,7 +37,7 @@ class Update(nn.Cell):
     def construct(self, grads):
         for moving_average in self.moving_averages:
             only_if(self.step_counters.none_applied(), moving_average.begin)
-        self.optimizers(self.packing.unpack(self.transforms(grads)))
+        self.optimizers(self.packing.unpack(self.clipping(grads)))
         self.after_update()
         for moving_average in self.moving_averages:
             moving_average()

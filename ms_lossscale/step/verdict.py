@@ -213,7 +213,7 @@ class DetectorVerdict(nn.Cell):
     The overflow detector decides.
 
     Args:
-        transforms (GradientTransforms): Measure the gradients before the verdict.
+        clipping (Clipping): Measures the gradients before the verdict.
         ask (Union[Ask, AskEach]): What asks it.
         ranks (Union[Alone, Ranks]): Who must agree.
 
@@ -226,14 +226,14 @@ class DetectorVerdict(nn.Cell):
     Outputs as those of `ask`.
     """
 
-    def __init__(self, transforms, ask, ranks):
+    def __init__(self, clipping, ask, ranks):
         super().__init__(auto_prefix=False)
-        self.transforms = transforms
+        self.clipping = clipping
         self.ask = ask
         self.ranks = ranks
 
     def construct(self, grads, divisor, overflows, earlier):
-        self.transforms.measure(grads, divisor)
+        self.clipping.measure(grads, divisor)
         overflow, flags = self.ask(grads, overflows)
         return self.ranks.agree(any_of(overflow, earlier)), flags
 
@@ -243,22 +243,22 @@ class NormVerdict(nn.Cell):
     The norms decide, which are measured anyhow, and are finite whenever the gradients are.
 
     Args:
-        transforms (GradientTransforms): Measure the gradients.
+        clipping (Clipping): Measures the gradients.
         ranks (Union[Alone, Ranks]): Who must agree.
         blame (Cell): Whose overflow it was.
 
     Inputs and outputs as those of :class:`DetectorVerdict`.
     """
 
-    def __init__(self, transforms, ranks, blame):
+    def __init__(self, clipping, ranks, blame):
         super().__init__(auto_prefix=False)
-        self.transforms = transforms
+        self.clipping = clipping
         self.ranks = ranks
         self.blame = blame
 
     def construct(self, grads, divisor, overflows, earlier):
         not_finite = ()
-        for is_finite in self.transforms.measure(grads, divisor):
+        for is_finite in self.clipping.measure(grads, divisor):
             not_finite += (ops.logical_not(is_finite),)
         return self.ranks.agree(any_of(self.blame.of_each(not_finite, overflows), earlier)), ()
 
@@ -276,23 +276,23 @@ class KnownVerdict(nn.Cell):
 class NoVerdict(nn.Cell):
     """No step overflows. Args, inputs and outputs as those of :class:`DetectorVerdict`."""
 
-    def __init__(self, transforms, overflow_detector):
+    def __init__(self, clipping, overflow_detector):
         super().__init__(auto_prefix=False)
-        self.transforms = transforms
+        self.clipping = clipping
         self.overflow_detector = overflow_detector
 
     def construct(self, grads, divisor, overflows, earlier):
-        self.transforms.measure(grads, divisor)
+        self.clipping.measure(grads, divisor)
         return self.overflow_detector(grads), ()
 
 
-def make_verdict(checks, overflow_detector, transforms, ranks, packing, blame):
+def make_verdict(checks, overflow_detector, clipping, ranks, packing, blame):
     """The verdict that a step needs."""
     if not checks:
-        return NoVerdict(transforms, overflow_detector)
-    if transforms.tells and asks_gradients_only(overflow_detector):
-        return NormVerdict(transforms, ranks, blame)
-    return DetectorVerdict(transforms, make_ask(overflow_detector, packing, blame), ranks)
+        return NoVerdict(clipping, overflow_detector)
+    if clipping.tells and asks_gradients_only(overflow_detector):
+        return NormVerdict(clipping, ranks, blame)
+    return DetectorVerdict(clipping, make_ask(overflow_detector, packing, blame), ranks)
 
 
 def asks_gradients_only(overflow_detector):

@@ -1,0 +1,93 @@
+"""An optimizer gets the gradient of a float16 weight in float16: what becomes infinite there has overflowed."""
+
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn
+from mindspore import dtype as mstype
+from support.training import bookkeeping, changed, state
+
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
+
+# Finite in float16 times a scale of 1/4, but not by itself.
+TOO_LARGE = 2.0**17
+SCALE = 0.25
+
+
+class Mixed(nn.Cell):
+    """
+    The gradients of its float32 weight and of its float16 weights are the slopes. Of the latter there are so many that
+    they are worked on as one tensor.
+    """
+
+    def __init__(self, name="net"):
+        super().__init__()
+        self.single = Parameter(Tensor(np.ones(3, np.float32)), name=f"{name}.single")
+        for i in range(4):
+            setattr(self, f"half_{i}", Parameter(Tensor(np.ones(3, np.float16)), name=f"{name}.half_{i}"))
+        self.halves = [f"{name}.half_{i}" for i in range(4)]
+
+    def construct(self, wide, narrow):
+        halves = self.half_0.astype(mstype.float32)
+        for half in (self.half_1, self.half_2, self.half_3):
+            halves = halves + half.astype(mstype.float32)
+        return (self.single * wide).sum() + (halves * narrow).sum()
+
+
+def slope(value):
+    """One element of three is large."""
+    return Tensor(np.float32([1, value, 1]))
+
+
+def descent(network):
+    return nn.SGD(network.trainable_params(), 2.0**-10)
+
+
+def assert_skips(cell, names):
+    before = state(cell)
+    assert bool(cell(slope(1), slope(TOO_LARGE))[1].asnumpy().any())
+    names_changed = changed(before, state(cell))
+    assert names_changed == bookkeeping(names_changed) | {n for n in names_changed if n.startswith("clipping.")}
+    assert cell.overflowed_parameters() == names
+    # Of other weights it is as good as any.
+    assert not bool(cell(slope(TOO_LARGE), slope(1))[1].asnumpy().any())
+
+
+@pytest.mark.parametrize("keywords", [{}, {"clip_norm": 1.0}, {"max_retries": 1}], ids=str)
+def test_a_gradient_that_the_cast_makes_infinite_skips_the_step(mode, keywords):
+    network = Mixed()
+    law = DynamicLossScale(SCALE, min_loss_scale=2.0**-6)
+    cell = ScaledTrainOneStepCell(network, descent(network), law, **keywords).set_train()
+    assert_skips(cell, network.halves)
+    assert cell.get_loss_scale() == SCALE / 2
+    if "clip_norm" in keywords:
+        # What float16 can hold is measured as it is.
+        cell(slope(1), slope(2.0**-30))
+        np.testing.assert_allclose(cell.grad_norm(), np.sqrt(3 + 4 * (2 + 2.0**-60)), rtol=1e-6)
+        cell(slope(1), slope(TOO_LARGE))
+        assert not np.isfinite(cell.grad_norm())
+
+
+def test_of_a_window_the_mean_is_what_is_cast(mode):
+    network = Mixed()
+    cell = ScaledTrainOneStepCell(network, descent(network), SCALE, gradient_accumulation_steps=2).set_train()
+    before = state(network)
+    cell(slope(1), slope(TOO_LARGE))
+    assert bool(cell(slope(1), slope(TOO_LARGE))[1])
+    cell(slope(1), slope(TOO_LARGE))
+    cell.flush()
+    assert changed(before, state(network)) == set()
+    assert cell.counters()["skipped_steps"] == 2
+    # Its calls may be larger than their mean.
+    cell(slope(1), slope(0.75 * TOO_LARGE))
+    assert not bool(cell(slope(1), slope(0))[1])
+
+
+def test_of_several_scales_that_of_its_network_moves(mode):
+    networks = [Mixed("first"), Mixed("second")]
+    laws = [DynamicLossScale(SCALE, min_loss_scale=2.0**-6) for _ in networks]
+    cell = SimultaneousTrainOneStepCell(
+        networks, [descent(network) for network in networks], laws, network_inputs=[(0, 0), (0, 1)]
+    ).set_train()
+    assert bool(cell(slope(1), slope(TOO_LARGE))[1])
+    assert cell.overflowed_parameters() == networks[1].halves
+    assert cell.get_loss_scale() == [SCALE, SCALE / 2]

@@ -35,7 +35,7 @@ def alternating(slopes, **keywords):
     """A configuration of two networks, with the slopes of both in each call."""
     keywords = {"gradient_accumulation_steps": 1, "max_retries": 0, **keywords}
     calls = [Call(pair, None, ()) for pair in slopes]
-    return Configuration("alternating", 2, ["plain"], ["nn.SGD"] * 2, keywords, calls, None, len(calls))
+    return Configuration("alternating", 2, ["plain"], ["nn.SGD"] * 2, keywords, False, calls, None, len(calls))
 
 
 def test_the_loss_of_a_turn_that_was_skipped_does_not_count():

@@ -80,13 +80,14 @@ class Call:
 
 @dataclasses.dataclass
 class Configuration:
-    """What a cell is made with, as far as `keywords` do not say it, and its calls."""
+    """What a cell is made with, as far as `keywords` do not say it, gradient transforms among it, and its calls."""
 
     cell: str
     count: int
     laws: list
     optimizers: list
     keywords: dict
+    transforms: bool
     calls: list
     resume: Optional[str]
     resume_at: int
@@ -122,6 +123,7 @@ class Configuration:
             "clip": str([self.of_network(name, 0) for name in ("clip_norm", "clip_value")]),
             "clips_alike": not isinstance(self.keywords.get("clip_norm"), list),
             "ema": str(self.keywords["ema_decay"]),
+            "transforms": self.transforms,
             "every": "every" in self.keywords,
             "optimizer": self.optimizers[0],
             "is_resumed": self.resume is not None,
@@ -175,6 +177,7 @@ def draw(choose, optimizers=ALL_OPTIMIZERS, counts=(2, 3)):
         laws,
         [choose(optimizers) for _ in range(count)],
         keywords,
+        choose((False, True)),
         [],
         resume,
         choose(range(2, CALLS - 2)) if resume else CALLS,

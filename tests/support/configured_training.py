@@ -48,6 +48,20 @@ class Sloped(nn.Cell):
         return 0.25 * ops.square(errors).sum() + sloped.sum()
 
 
+class Drifts(nn.Cell):
+    """Adds to the gradients how often it was called. A step that is skipped, or tried again, does not count."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = Parameter(Tensor(0.0, mstype.float32), name="calls", requires_grad=False)
+        self.one, self.share = Tensor(1.0, mstype.float32), Tensor(2.0**-6, mstype.float32)
+
+    def construct(self, grads):
+        ops.assign(self.calls, self.calls + self.one)
+        drift = self.share * self.calls
+        return grads[0] + drift, grads[1] + drift
+
+
 class TupleOf(nn.Cell):
     """One network with the losses of all."""
 
@@ -65,10 +79,14 @@ class TupleOf(nn.Cell):
 class SlopedReference(NetworkReference):
     """The same in NumPy, in float32."""
 
-    def __init__(self, network, earlier, optimizer, **keywords):
+    def __init__(self, network, earlier, optimizer, transforms, **keywords):
         weights = [network.weight.asnumpy().copy(), network.bias.asnumpy().copy()]
         super().__init__(weights, optimizer, (np.zeros(2, np.float32), 0), **keywords)
-        self.earlier = earlier
+        self.earlier, self.transforms = earlier, transforms
+
+    def transform(self, gradients, steps):
+        drift = np.float32((steps + 1) * 2.0**-6 if self.transforms else 0)
+        return [gradient + drift for gradient in gradients]
 
     def run(self, values, scale):
         x, slope = values
@@ -122,7 +140,10 @@ class ConfiguredTraining:
         self.optimizers = [make_optimizer(*pair)[0] for pair in zip(configuration.optimizers, self.networks)]
         loss_scales = [LAWS[name][0]() for name in configuration.laws]
         loss_scale = loss_scales if configuration.has_own_scales else loss_scales[0]
-        keywords = configuration.keywords
+        keywords = dict(configuration.keywords)
+        if configuration.transforms:
+            of_each = [[Drifts()] for _ in self.networks]
+            keywords["gradient_transforms"] = of_each[0] if configuration.cell == "scaled" else of_each
         if configuration.cell == "scaled":
             cell = ScaledTrainOneStepCell(self.networks[0], self.optimizers[0], loss_scale, **keywords)
         elif configuration.cell == "tuple":
@@ -158,6 +179,7 @@ class Reference:
                     network,
                     self.networks[-1] if i else None,
                     ByHand(configuration.optimizers[i], network),
+                    configuration.transforms,
                     **{name: configuration.of_network(name, i) for name in ("clip_norm", "clip_value", "ema_decay")},
                 )
             )

@@ -94,6 +94,10 @@ class NetworkReference:
         self.averages = [weight.copy() for weight in weights]
         self.grad_norm = 0.0
 
+    def transform(self, gradients, steps):
+        """What the gradients of a step become that comes after so many applied ones."""
+        return gradients
+
     def measure(self, gradients):
         flat = np.concatenate([gradient.ravel() for gradient in gradients]).astype(np.float64)
         self.grad_norm = float(np.sqrt(np.sum(flat**2)))
@@ -214,6 +218,7 @@ class StepReference:
         count = len(self.calls)
         for network, of_calls in zip(self.networks, zip(*self.calls)):
             means = [sum(of_weight) / of_weight[0].dtype.type(count) for of_weight in zip(*of_calls)]
+            means = network.transform(means, self.counters["applied_steps"])
             network.measure(means)
             if not self.lost:
                 network.update(means)

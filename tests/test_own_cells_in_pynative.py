@@ -59,6 +59,15 @@ class AfterUpdate(Counts, Nothing):
     pass
 
 
+class Unchanged(nn.Cell):
+    def construct(self, grads):
+        return grads
+
+
+class OwnTransform(Counts, Unchanged):
+    pass
+
+
 def train(steps=3, *, optimizer=nn.SGD, loss_scale=DynamicLossScale, **keywords):
     network = Linear()
     cell = ScaledTrainOneStepCell(network, optimizer(network.trainable_params(), 0.1), loss_scale(), **keywords)
@@ -72,12 +81,17 @@ def train(steps=3, *, optimizer=nn.SGD, loss_scale=DynamicLossScale, **keywords)
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_they_run_in_each_step(accumulated, clip_norm):
     steps = 3 * accumulated
-    own = [OwnDetector(), AfterUpdate()]
-    keywords = {"overflow_detector": own[0], "after_update": own[1], "clip_norm": clip_norm}
+    own = [OwnDetector(), AfterUpdate(), OwnTransform()]
+    keywords = {"overflow_detector": own[0], "after_update": own[1], "gradient_transforms": [own[2]]}
     cell = train(
-        steps, optimizer=OwnOptimizer, loss_scale=OwnScale, gradient_accumulation_steps=accumulated, **keywords
+        steps,
+        optimizer=OwnOptimizer,
+        loss_scale=OwnScale,
+        gradient_accumulation_steps=accumulated,
+        clip_norm=clip_norm,
+        **keywords,
     )
-    assert [cell.optimizer.runs, cell.loss_scale.runs, own[1].runs] == [3, 3, 3]
+    assert [cell.optimizer.runs, cell.loss_scale.runs, own[1].runs, own[2].runs] == [3, 3, 3, 3]
     # Each call is looked at once, the last one of a window as part of the mean.
     assert own[0].runs == steps
 
@@ -89,13 +103,15 @@ def test_they_run_in_each_step(accumulated, clip_norm):
         {"loss_scale": OwnScale},
         {"overflow_detector": OwnDetector},
         {"after_update": AfterUpdate},
+        {"gradient_transforms": lambda: [OwnTransform()]},
     ],
     ids=lambda keywords: next(iter(keywords)),
 )
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_one_of_them_changes_no_number(keywords, accumulated):
     expected = train(gradient_accumulation_steps=accumulated)
-    made = {name: make() if name in ("overflow_detector", "after_update") else make for name, make in keywords.items()}
+    classes = ("optimizer", "loss_scale")
+    made = {name: make if name in classes else make() for name, make in keywords.items()}
     cell = train(gradient_accumulation_steps=accumulated, **made)
     assert cell.counters() == expected.counters()
     for weight, other in zip(cell.weights, expected.weights):

@@ -271,7 +271,7 @@ class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
     def forward_state_names(self) -> list[str]:
         """
         Names what a skipped step takes back because the forward may write it: found by reading the source of the
-        networks' cells, or passed as `forward_state`.
+        networks' cells, passed as `forward_state`, or a Parameter of `gradient_transforms`.
 
         Returns:
             list[str], the names of Parameters; of a registered buffer, ``"buffer_0."`` and its name, and so on. Empty

@@ -66,8 +66,8 @@ def _form_none(_):
 
 
 @_pick.register("Tuple", "Number")
-def _pick_item(items, index):
-    return items[index]
+def _pick_item(values, index):
+    return values[index]
 
 
 @_multiply.register("Tensor", "Tensor")
@@ -232,7 +232,8 @@ def is_small(shape):
     return 0 <= math.prod(shape) <= _LARGEST_SMALL
 
 
-def _items(tensors, positions):
+def items(tensors, positions):
+    """Those of a tuple at these positions."""
     return _map(ops.partial(_pick, tensors), positions)
 
 
@@ -241,9 +242,9 @@ def pack(tensors, packing):
     alone, groups, _ = packing
     if not groups:
         return tensors
-    packed = _items(tensors, alone)
+    packed = items(tensors, alone)
     for group in groups:
-        packed += (ops.stack(_items(tensors, group)),)
+        packed += (ops.stack(items(tensors, group)),)
     return packed
 
 
@@ -255,7 +256,7 @@ def unpack(packed, packing):
     tensors = packed[: len(alone)]
     for i in range(len(groups)):
         tensors += ops.unstack(packed[len(alone) + i])
-    return _items(tensors, where)
+    return items(tensors, where)
 
 
 def multiply(tensors, factor):
@@ -270,16 +271,21 @@ def sums(tensors):
     return _map(_sum, tensors)
 
 
+def kinds(tensors):
+    """For each tensor its dtype and shape."""
+    return _map(_kind, tensors)
+
+
 def finite(tensors):
     """Whether every element of a non-empty tuple is finite, a bool tensor of shape ()."""
-    tensors = pack(tensors, _constant_packing(_map(_kind, tensors)))
-    large, small = _by_size(_map(_kind, tensors))
+    tensors = pack(tensors, _constant_packing(kinds(tensors)))
+    large, small = _by_size(kinds(tensors))
     if not small:
-        return _reduce_all(check_large(_items(tensors, large)), ())
-    small_are_finite = _reduce_all(each_finite(_items(tensors, small)), ())
+        return _reduce_all(check_large(items(tensors, large)), ())
+    small_are_finite = _reduce_all(each_finite(items(tensors, small)), ())
     if not large:
         return small_are_finite
-    return _logical_and(_reduce_all(check_large(_items(tensors, large)), ()), small_are_finite)
+    return _logical_and(_reduce_all(check_large(items(tensors, large)), ()), small_are_finite)
 
 
 def check_large(tensors):

@@ -10,9 +10,10 @@ def write_in_place(values):
     Writes in PyNative mode or between steps.
 
     Args:
-        values (Iterable[tuple[Parameter, Tensor]]): What to write to, and a tensor of the same shape, which is cast.
+        values (list[tuple[Parameter, Tensor]]): What to write to, and a tensor of the same shape, which is cast.
     """
-    forget_failed_calls()
+    if values:
+        forget_failed_calls()
     for parameter, value in values:
         value = ops.cast(value, parameter.dtype)
         try:

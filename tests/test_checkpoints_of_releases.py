@@ -18,9 +18,13 @@ def load(name):
     return mindspore.load_checkpoint(str(folder / f"{name}.ckpt")), dict(np.load(folder / f"{name}.npz"))
 
 
+# What a forward only reads is copied, too, since version 0.3.
+COPIED_NOW = {"retried": ["forward_state.first.gain"], "own_scales": ["forward_state.first.gain"]}
+
+
 def assert_finishes(cell, name, expected):
     finished = finish(cell, name)
-    assert finished.keys() == expected.keys()
+    assert finished.keys() == expected.keys() | set(COPIED_NOW.get(name, ()))
     if name == "alternating":
         # In the fifth window the second network waits. Both its turns before were skipped, the last of which counted
         # in 0.1.
@@ -36,7 +40,7 @@ def test_resumes_bit_for_bit(name, mode):
     # From other weights and another scale: what is not loaded shows.
     cell = build(name, start=-3.0)
     cell.set_loss_scale(1.0)
-    assert mindspore.load_param_into_net(cell, checkpoint, strict_load=True) == ([], [])
+    assert mindspore.load_param_into_net(cell, checkpoint, strict_load=True) == (COPIED_NOW.get(name, []), [])
     assert_finishes(cell, name, expected)
     # The same cell in the middle of another window, and at its end.
     train(cell, name, 2, 12)
@@ -53,7 +57,7 @@ def test_training_arrives_at_the_checkpoint(name, mode, tmp_path):
     train(cell, name, 0, STOP)
     mindspore.save_checkpoint(cell, str(tmp_path / "cell.ckpt"))
     written = mindspore.load_checkpoint(str(tmp_path / "cell.ckpt"))
-    assert written.keys() == checkpoint.keys()
+    assert written.keys() == checkpoint.keys() | set(COPIED_NOW.get(name, ()))
     different = {key for key in checkpoint if not same_bits(written[key].asnumpy(), checkpoint[key].asnumpy())}
     # These had the plain count of the window's calls.
     counts = {key for key in checkpoint if key.endswith((".micro_steps", "alternation.calls")) and checkpoint[key] > 0}

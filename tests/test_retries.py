@@ -3,7 +3,8 @@
 import mindspore
 import numpy as np
 import pytest
-from mindspore import Tensor, nn
+from mindspore import Parameter, Tensor, nn
+from mindspore import dtype as mstype
 from support.retried_networks import (
     LEARNING_RATE,
     Penalised,
@@ -46,6 +47,28 @@ def test_a_retried_step_is_the_step_at_the_lower_scale(mode, aux):
     retried, plain = map(state, cells)
     assert changed(retried, plain) == {"step_counters.retries"}
     assert cells[0].counters()["retries"] == 5
+
+
+class HalvesItsInput(nn.Cell):
+    """The gradient of its weight is half of what it is called with, in float16."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = Parameter(Tensor(np.ones(3, np.float32)), name="weight")
+
+    def construct(self, x):
+        x.copy_(x * 0.5)
+        return (self.weight.astype(mstype.float16) * x.astype(mstype.float16)).sum()
+
+
+@pytest.mark.parametrize("mode", ["graph"], indirect=True)  # PyNative mode refuses to differentiate such a network.
+def test_each_try_sees_the_inputs_of_the_call(mode):
+    network = HalvesItsInput()
+    cell = ScaledTrainOneStepCell(network, nn.SGD([network.weight], 0.5), DynamicLossScale(2.0**15), max_retries=4)
+    cell.set_train()
+    _, overflow, loss_scale = cell(Tensor(np.full(3, 40.0, np.float32)))
+    assert (bool(overflow.asnumpy()), float(loss_scale.asnumpy()), cell.counters()["retries"]) == (False, 2.0**11, 4)
+    np.testing.assert_array_equal(network.weight.asnumpy(), np.full(3, 1.0 - 0.5 * 20.0, np.float32))
 
 
 class WithAux(Slope):

@@ -49,7 +49,7 @@ def of_each(network, **keywords):
 def test_a_parameter(mode, make, steps):
     network = SpectralNorm()
     cell = make(network, gradient_accumulation_steps=steps)
-    assert cell.forward_state_names() == ["u"]
+    assert cell.forward_state_names() == ["u", "frozen"]
     cells = [cell(*batch(seed)) for seed in range(steps)]
     assert not np.all([bool(outputs[1].asnumpy()) for outputs in cells])
     before = state(cell)
@@ -171,7 +171,7 @@ def test_buffers_of_clones_and_of_cells_that_are_registered_nowhere(mode):
     assert sorted(name.partition(".")[2] for name in cell.forward_state_names()) == [
         "blocks.0.seen",
         "blocks.1.seen",
-        "unregistered",
+        "unregistered.mean",
     ]
     cell(*batch(0))
     before, mean = buffers_of(network), network.plain[0].mean.asnumpy().copy()
@@ -201,7 +201,7 @@ def test_state_outside_of_the_networks_is_in_the_checkpoint(mode):
     outside = Parameter(Tensor(np.zeros(2, np.float32)), name="outside", requires_grad=False)
     cell = of_one(network, forward_state=[outside])
     assert {"outside", "u"} <= set(cell.parameters_dict())
-    assert sorted(cell.forward_state_names()) == ["outside", "u"]
+    assert sorted(cell.forward_state_names()) == ["frozen", "outside", "u"]
 
 
 def test_of_what_can_not_be_decided_the_small_is_taken_back():
@@ -209,4 +209,4 @@ def test_of_what_can_not_be_decided_the_small_is_taken_back():
     network.u = Parameter(Tensor(np.zeros(4, np.float32)), name="u", requires_grad=False)
     network.construct = types.MethodType(namespace["also_unreadable"], network)
     with pytest.warns(RuntimeWarning, match="the forward writes large, since"):
-        assert of_one(network).forward_state_names() == ["u"]
+        assert of_one(network).forward_state_names() == ["u", "head.weight", "head.bias"]

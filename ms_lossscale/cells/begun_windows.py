@@ -37,7 +37,7 @@ class BegunWindows:
         for count in self._counts:
             self._check(count, "what was loaded")
         # MindSpore 2.7 gives a tensor its memory when it is first used.
-        write_in_place((count, count) for count in self._counts)
+        write_in_place([(count, count) for count in self._counts])
         # Other tensors of the same memory, which keep it, so that nothing else gets its address.
         self._aliases = list(map(Tensor, self._counts))
         self._addresses = list(map(Tensor.data_ptr, self._counts))

@@ -52,7 +52,7 @@ def _cause(step, scales):
             f"ms_lossscale.locate_overflow(cell, inputs, loss_scale={loss_scale:g}) names where they begin."
         )
     # The status register is a detector, too.
-    written = [parameter.name for parameter in step.forward_state.written]
+    written = step.forward_state.names
     if not written:
         return "all gradients are finite, but the overflow detector tells of an overflow. Look for it in the forward."
     return (

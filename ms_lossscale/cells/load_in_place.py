@@ -40,7 +40,7 @@ def load_in_place(owner, own, parameters, strict):
             f"and {_listed(unexpected)} unexpected. Construct the cell with the same arguments as the one that was "
             f"saved, or pass strict=False to load what fits. Nothing was loaded."
         )
-    write_in_place((parameter, parameters[name]) for name, parameter in own.items() if name in parameters)
+    write_in_place([(parameter, parameters[name]) for name, parameter in own.items() if name in parameters])
     return missing, unexpected
 
 

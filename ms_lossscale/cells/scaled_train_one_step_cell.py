@@ -41,8 +41,9 @@ class ScaledTrainOneStepCell(TrainingCell):
             which only applied updates move. Default: ``None`` .
         has_aux (bool): Whether the network returns `(loss, *aux)`. `aux` is not trained. Default: ``False`` .
         forward_state (Union[list[Parameter], tuple[Parameter]]): Further Parameters that the forward writes and a
-            skipped step must undo. What MindSpore's cells and a user's own write is found by the cell, see
-            :meth:`forward_state_names`. Default: ``()`` .
+            skipped step must undo. Found by the cell itself are Parameters without gradient and registered buffers, up
+            to :math:`10^6` elements in all, and of larger ones and of weights those that the networks' source may
+            write, see :meth:`forward_state_names`. Default: ``()`` .
         gradient_transforms (Union[list[Cell], tuple[Cell]]): Cells that are applied in their order to the unscaled
             float32 gradients, once a step, before their norm is measured and the overflow is judged. Each is called
             with a tuple of one gradient for each weight, in the order of `optimizer.parameters`, and returns a tuple

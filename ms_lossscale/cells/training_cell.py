@@ -17,13 +17,14 @@ from ms_lossscale.cells.compile_phase import CompilePhase
 from ms_lossscale.cells.endless_skips import EndlessSkips
 from ms_lossscale.cells.explained_errors import explanation
 from ms_lossscale.cells.load_in_place import check_parameters, load_in_place
-from ms_lossscale.cells.memory_in_use import MemoryInUse
 from ms_lossscale.cells.rank_comparison import check_parallel, compare, described_weights, settings_of
 from ms_lossscale.cells.trains_only import TrainsOnly
 from ms_lossscale.loss_scale import LossScale
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.build import build_step
+from ms_lossscale.step.forward_state import copy_what_is_missing
 from ms_lossscale.step.gradient_transforms import prefix_own_states
+from ms_lossscale.step.memory_in_use import MemoryInUse
 from ms_lossscale.step.moving_average import averages_in_place
 from ms_lossscale.step.network_inputs import check_network_inputs
 from ms_lossscale.step.optimizers import Optimizers, check_optimizers, prefix_states
@@ -95,11 +96,11 @@ class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
         self._evaluates = False
         self._endless_skips = EndlessSkips(owner, self.steps)
         check_unique_names(owner, self.get_parameters())
-        parameters = list(self.get_parameters())
-        self.use_parameters = UseInOutermostGraph(parameters)
-        watched = parameters if get_context("mode") == PYNATIVE_MODE else []
-        buffers = [buffer for step in self.steps for buffer in step.forward_state.shared_buffers]
-        self._memory_in_use = MemoryInUse(watched, buffers) if watched or buffers else None
+        self.use_parameters = UseInOutermostGraph(list(self.get_parameters()))
+        written = {id(parameter) for step in self.steps for parameter in step.forward_state.written}
+        others = [parameter for parameter in self.get_parameters() if id(parameter) not in written]
+        # Graph mode itself notices what is given other memory between steps.
+        self._others = MemoryInUse(others if get_context("mode") == PYNATIVE_MODE else ())
         self._begun_windows = BegunWindows(owner, settings[0].gradient_accumulation_steps, self._window_counts())
 
     def _build_steps(self, networks, optimizers, loss_scales, may_return_tuple):
@@ -152,8 +153,10 @@ class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
             if message is None:
                 raise
             raise RuntimeError(message) from error
-        if self._memory_in_use is not None:
-            self._memory_in_use.has_run()
+        self._others.has_run()
+        for i, step in enumerate(self.steps):
+            step.forward_state.memory.settle(lambda i=i: output[1].asnumpy().reshape(-1)[i])
+            step.forward_state.memory.has_run()
         if self._several_networks and self._has_aux:
             auxes = tuple(() if aux is None else aux for aux in output[-1])
             output = (*output[:-1], auxes)
@@ -168,13 +171,17 @@ class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
 
     def _check_loaded(self):
         """Before each step, what may have been loaded into Parameters since the last one."""
-        if self._begun_windows.may_have_been_loaded() and self.each_decides:
-            self.turns.forget_losses()
+        if self._begun_windows.may_have_been_loaded():
+            for step in self.steps:
+                if step.window.has_begun():
+                    copy_what_is_missing(step.forward_state)
+            if self.each_decides:
+                self.turns.forget_losses()
         self._put_memory_back()
 
     def _put_memory_back(self):
-        if self._memory_in_use is not None:
-            self._memory_in_use.put_back()
+        for memory in (self._others, *(step.forward_state.memory for step in self.steps)):
+            memory.put_back()
 
     def _of_steps(self, values):
         """What a method returns of each step: a list where each network decides alone."""
@@ -263,21 +270,30 @@ class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
         owner, own = type(self).__name__, self.parameters_dict()
         check_parameters(owner, own, parameters)
         self._begun_windows.check(own, parameters)
-        names = load_in_place(owner, own, parameters, strict)
+        names = load_in_place(owner, own, {**self._copies_in(parameters), **parameters}, strict)
         if self.each_decides:
             self.turns.forget_losses()
         return names
 
+    def _copies_in(self, parameters):
+        """The copies of forward state, which a checkpoint of a version that copied less does not have."""
+        pairs = (
+            (copy, its)
+            for step in self.steps
+            for copy, its in zip(step.forward_state.copies, step.forward_state.written)
+        )
+        return {copy.name: parameters.get(its.name, its) for copy, its in pairs}
+
     def forward_state_names(self) -> list[str]:
         """
-        Names what a skipped step takes back because the forward may write it: found by reading the source of the
-        networks' cells, passed as `forward_state`, or a Parameter of `gradient_transforms`.
+        Names what a skipped step puts back because the forward may write it: found in the networks, passed as
+        `forward_state`, or a Parameter of `gradient_transforms`.
 
         Returns:
-            list[str], the names of Parameters; of a registered buffer, ``"buffer_0."`` and its name, and so on. Empty
-            if no step is ever skipped.
+            list[str], the names of Parameters; of one that MindSpore does not find itself, ``"unregistered_0."`` and
+            its name; of a registered buffer, ``"buffer_0."`` and its name, and so on. Empty if no step is ever skipped.
         """
-        return list(dict.fromkeys(p.name for step in self.steps for p in step.forward_state.written))
+        return list(dict.fromkeys(name for step in self.steps for name in step.forward_state.names))
 
     def counters(self) -> Union[dict[str, int], list[dict[str, int]]]:
         """

@@ -15,8 +15,8 @@ from ms_lossscale.diagnosis.distribution import Distribution
 from ms_lossscale.diagnosis.loss_and_grads import LossAndGrads
 from ms_lossscale.diagnosis.replay import replay, running
 from ms_lossscale.diagnosis.trained_part import trained_parts
+from ms_lossscale.forward_state.find import find_forward_state
 from ms_lossscale.overflow_detector import NoCheck
-from ms_lossscale.step.found_forward_state import find_forward_state
 
 
 def profile_activations(
@@ -103,8 +103,7 @@ def _forward_state_names(owner, network):
     if isinstance(network, TrainingCell):
         skips = any(not isinstance(step.overflow_detector, NoCheck) for step in network.steps)
         return network.forward_state_names() if skips else None
-    parameters, buffers = find_forward_state(owner, (network,))
-    return [parameter.name for parameter in (*parameters, *(buffer.parameter for buffer in buffers))]
+    return find_forward_state(owner, (network,)).names
 
 
 class _Profile:

@@ -5,6 +5,7 @@ import itertools
 
 from mindspore import PYNATIVE_MODE, ParameterTuple, get_context, nn, ops
 
+from ms_lossscale.forward_state.find import may_write_inputs
 from ms_lossscale.input_gradient import holds_input_gradient
 from ms_lossscale.overflow_detector import NoCheck
 from ms_lossscale.step.clipping import NoClipping, make_clip, make_clipping
@@ -20,7 +21,7 @@ from ms_lossscale.step.ranks import Alone
 from ms_lossscale.step.scaling import LeftToClipping, OwnScaling, Scaling, Unscale, UnscaleEach, WindowScaling
 from ms_lossscale.step.step import AfterBackward, AfterTries, Decision, Step
 from ms_lossscale.step.step_counters import StepCounters
-from ms_lossscale.step.tries import Judge, Tries, Try
+from ms_lossscale.step.tries import CopyOfInputs, Judge, Tries, Try
 from ms_lossscale.step.update import AlwaysUpdate, Nothing, Undo, Update, UpdateOrUndo
 from ms_lossscale.step.verdict import (
     AskOfCall,
@@ -74,10 +75,13 @@ def build_step(
     forwards_and_backwards = ForwardsAndBackwards(
         owner, forward_backwards, network_inputs, stages.packing, stages.scale_shape
     )
-    one_try = Try(stages.detector, forwards_and_backwards)
+    one_try = Try(stages.detector, forwards_and_backwards, stages.forward_state.memory)
     if settings.max_retries:
         judge = stages.compiled(stages.judge())
-        tries = Tries(settings.max_retries, one_try, judge, stages.scaling, stages.forward_state, update.step_counters)
+        keep = CopyOfInputs() if may_write_inputs(networks) else nn.Identity()
+        tries = Tries(
+            settings.max_retries, one_try, judge, stages.scaling, stages.forward_state, update.step_counters, keep
+        )
         after_backward = AfterTries(window)
     else:
         tries = one_try

@@ -1,16 +1,21 @@
 """What a training forward writes besides its result, and how a skipped step takes it back."""
 
-from mindspore import Parameter, ParameterTuple, nn, ops
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale.step.found_forward_state import find_forward_state
+from ms_lossscale._write_in_place import write_in_place
+from ms_lossscale.forward_state.find import find_forward_state
+from ms_lossscale.step.memory_in_use import MemoryInUse
 from ms_lossscale.step.only_if import only_if
 
 
 class NoForwardState(nn.Cell):
     """The forward writes nothing, or nothing is ever undone. The methods are those of :class:`ForwardState`."""
 
-    written = shared_buffers = ()
+    names = written = copies = ()
+    memory = MemoryInUse(())
 
     def __init__(self):
         super().__init__(auto_prefix=False)
@@ -33,13 +38,14 @@ class ForwardState(nn.Cell):
     What a training forward writes, where each call is a step.
 
     Args:
-        parameters (list[Parameter]): What it writes of them.
-        buffers (list[SharedBuffer]): And of registered buffers.
+        found (Found): What it may write.
     """
 
-    def __init__(self, parameters, buffers):
+    copies = ()
+
+    def __init__(self, found):
         super().__init__(auto_prefix=False)
-        _set_written(self, parameters, buffers)
+        _set_written(self, found)
 
     def save(self, inputs):
         """Copies the state before the forward, which `inputs` are tied to. Returns the inputs and the copies."""
@@ -48,7 +54,7 @@ class ForwardState(nn.Cell):
 
     def overflowed(self, saved):
         """Whether the forward left something not finite that was finite: a tuple of one bool tensor, or empty."""
-        return (_became_not_finite(saved, self.written),)
+        return _became_not_finite(saved, self.written)
 
     def take_back(self, saved):
         """Undoes the call."""
@@ -65,20 +71,20 @@ class WindowForwardState(nn.Cell):
     training is stopped and resumed in between. The methods are those of :class:`ForwardState`.
 
     Args:
-        parameters, buffers: As for :class:`ForwardState`.
+        found (Found): What the forward may write.
         state (WindowState): Tells which call is the first.
         prefix (str): For the names of the copies.
         takes_back_calls (bool): Whether a call is undone by itself, too.
     """
 
-    def __init__(self, parameters, buffers, state, prefix, takes_back_calls):
+    def __init__(self, found, state, prefix, takes_back_calls):
         super().__init__(auto_prefix=False)
-        _set_written(self, parameters, buffers)
+        _set_written(self, found)
         self.state = state
         self._takes_back_calls = takes_back_calls
         self.copies = ParameterTuple(
-            Parameter(ops.deepcopy(parameter), name=f"{prefix}forward_state.{parameter.name}", requires_grad=False)
-            for parameter in self.written
+            Parameter(_not_copied(parameter), name=f"{prefix}forward_state.{name}", requires_grad=False)
+            for name, parameter in zip(self.names, self.written)
         )
 
     def save(self, inputs):
@@ -89,7 +95,7 @@ class WindowForwardState(nn.Cell):
         return ops.depend(inputs, saved), saved
 
     def overflowed(self, saved):
-        return (_became_not_finite(self.copies, self.written),)
+        return _became_not_finite(self.copies, self.written)
 
     def take_back(self, saved):
         gradients.assign(self.written, saved)
@@ -98,20 +104,52 @@ class WindowForwardState(nn.Cell):
         gradients.assign(self.written, self.copies)
 
 
-def _set_written(cell, parameters, buffers):
-    cell.parameters = ParameterTuple(parameters)
-    cell.shared_buffers = buffers
-    # Unregistered: what stands for a buffer is in no checkpoint, since loading would part it from the buffer.
-    written = ParameterTuple([*parameters, *(buffer.parameter for buffer in buffers)])
-    object.__setattr__(cell, "written", written)
+def _not_copied(parameter):
+    """What a copy holds that neither a window nor a checkpoint has given a value: an unlikely one."""
+    if not _can_be_marked(parameter):
+        return ops.deepcopy(parameter)
+    values = parameter.asnumpy()
+    return Tensor(np.frombuffer(b"Z" * values.nbytes, values.dtype).reshape(values.shape).copy())
+
+
+def copy_what_is_missing(forward_state):
+    """Within a window that was loaded from a checkpoint of a version which copied less."""
+    pairs = zip(forward_state.copies, forward_state.written)
+    pairs = [(copy, its) for copy, its in pairs if _can_be_marked(copy) and set(copy.asnumpy().tobytes()) == {*b"Z"}]
+    write_in_place(pairs)
+
+
+def _can_be_marked(parameter):
+    # NumPy knows no bfloat16, and a bool has no unlikely value.
+    return parameter.dtype not in (mstype.bool_, mstype.bfloat16)
+
+
+def _set_written(cell, found):
+    cell.parameters = ParameterTuple(found.parameters)
+    # Not attributes that MindSpore registers: what stands for a buffer, or has no place among the networks' cells, is
+    # in no checkpoint. Loading would part the one from its buffer, and the other's name need not be its own.
+    others = [*found.unregistered, *(buffer.parameter for buffer in found.buffers)]
+    object.__setattr__(cell, "written", ParameterTuple([*found.parameters, *others]))
+    cell.names = found.names
+    cell.memory = MemoryInUse([*found.parameters, *found.unregistered], found.buffers)
+
+
+@ops.constexpr
+def _positions_of_floats(kinds):
+    return tuple(i for i, (dtype, _) in enumerate(kinds) if dtype in mstype.float_type)
 
 
 def _became_not_finite(before, after):
+    """Whether any element did: a tuple of one bool tensor, or empty where there are integers only."""
+    floats = _positions_of_floats(gradients.kinds(after))
+    if not floats:
+        return ()
+    before, after = gradients.items(before, floats), gradients.items(after, floats)
     became = ops.logical_not(gradients.finite(after))
     # Only then it matters what was not finite already: the bounds that an observer begins with, say.
     if became:
         became = gradients.became_not_finite(before, after)
-    return became
+    return (became,)
 
 
 def make_forward_state(owner, networks, settings, undoes, window_state, prefix):
@@ -128,9 +166,9 @@ def make_forward_state(owner, networks, settings, undoes, window_state, prefix):
     """
     if not undoes:
         return NoForwardState()
-    parameters, buffers = find_forward_state(owner, networks, settings.forward_state)
-    if not parameters and not buffers:
+    found = find_forward_state(owner, networks, settings.forward_state)
+    if not (found.parameters or found.unregistered or found.buffers):
         return NoForwardState()
     if window_state is None:
-        return ForwardState(parameters, buffers)
-    return WindowForwardState(parameters, buffers, window_state, prefix, takes_back_calls=settings.max_retries > 0)
+        return ForwardState(found)
+    return WindowForwardState(found, window_state, prefix, takes_back_calls=settings.max_retries > 0)

@@ -4,7 +4,8 @@ from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale.step.nested import tensors_in, with_tensors
+from ms_lossscale.step.memory_in_use import PutMemoryBack
+from ms_lossscale.step.nested import of_each_tensor, tensors_in, with_tensors
 from ms_lossscale.step.of_network import any_of, of_any_network
 
 
@@ -15,6 +16,7 @@ class Try(nn.Cell):
     Args:
         overflow_detector (OverflowDetector): Clears an NPU's register before the forward.
         forwards_and_backwards (ForwardsAndBackwards): The networks.
+        memory (MemoryInUse): Of what the forward may write.
 
     Inputs:
         - **scale** (Tensor) - The loss scale.
@@ -25,14 +27,15 @@ class Try(nn.Cell):
         Tuple of four: the tuples of losses and of aux; what is to be made of them, a tuple; the scale that was used.
     """
 
-    def __init__(self, overflow_detector, forwards_and_backwards):
+    def __init__(self, overflow_detector, forwards_and_backwards, memory):
         super().__init__(auto_prefix=False)
+        self.put_memory_back = PutMemoryBack(memory)
         self.overflow_detector = overflow_detector
         self.forwards_and_backwards = forwards_and_backwards
 
     def construct(self, scale, inputs, saved):
         inputs = self.overflow_detector.start(inputs)
-        losses, auxes, grads = self.forwards_and_backwards(scale, inputs)
+        losses, auxes, grads = self.put_memory_back(self.forwards_and_backwards(scale, inputs))
         return losses, auxes, (grads, scale), scale
 
 
@@ -78,6 +81,16 @@ class Judge(nn.Cell):
         return grads, divisor, overflow, again
 
 
+class CopyOfInputs(nn.Cell):
+    """The same inputs in memory of their own, for networks that may write into what they are called with."""
+
+    def __init__(self):
+        super().__init__(auto_prefix=False)
+
+    def construct(self, inputs):
+        return of_each_tensor(gradients.copy, inputs)
+
+
 class Tries(nn.Cell):
     """
     Runs the networks until they do not overflow, as long as a lower scale can help.
@@ -93,17 +106,19 @@ class Tries(nn.Cell):
         scaling (Cell): The scale and its law.
         forward_state (Cell): What the forward wrote.
         step_counters (StepCounters): Count the retries.
+        keep (Cell): Copies the inputs, if the networks may write into them.
 
     Inputs and outputs as those of :class:`Try`.
     """
 
-    def __init__(self, max_retries, one_try, judge, scaling, forward_state, step_counters):
+    def __init__(self, max_retries, one_try, judge, scaling, forward_state, step_counters, keep):
         super().__init__(auto_prefix=False)
         self.one_try = one_try
         self.judge = judge
         self.scaling = scaling
         self.forward_state = forward_state
         self.step_counters = step_counters
+        self.keep = keep
         self.law = scaling.parameters
         self._retries = Tensor(max_retries, mstype.int32)
         self._none, self._one = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
@@ -112,7 +127,8 @@ class Tries(nn.Cell):
         # The networks stand here twice, and in no method that is called twice: MindSpore fails to compile that.
         law, law_scale, used = gradients.copy(self.law), scale, scale
         # Its outputs by index: of one that is unpacked and not used, graph mode warns as of a mistake.
-        tried = self.one_try(scale, inputs, saved)
+        kept = self.keep(inputs)
+        tried = self.one_try(scale, ops.depend(inputs, kept), saved)
         losses, auxes = tried[0], tried[1]
         grads, divisor, overflow, again = self.judge(losses, tried[2][0], scale, saved)
         # Flat through the loop, in which graph mode forgets the length of a tuple of equal tensors.
@@ -122,7 +138,7 @@ class Tries(nn.Cell):
             left = left - self._one
             taken_back = self._take_back(used, overflow, saved)
             used = ops.depend(self.scaling.read(), taken_back)
-            tried = self.one_try(used, ops.depend(inputs, used), saved)
+            tried = self.one_try(used, self.keep(ops.depend(kept, used)), saved)
             grads, divisor, overflow, again = self.judge(tried[0], tried[2][0], used, saved)
             tensors = tensors_in((tried[0], tried[1], grads))
             ends = ops.logical_not(ops.logical_and(again, left > self._none))

@@ -345,9 +345,3 @@ RUNNABLE = [
     for cls in list(vars().values())
     if isinstance(cls, type) and issubclass(cls, nn.Cell) and hasattr(cls, "writes")
 ]
-
-
-def names_of_all(network, writes):
-    """The names of what was found, a buffer's after the word `buffer`."""
-    buffers = {id(buffer): name for name, buffer in network.named_buffers()}
-    return sorted([*(p.name for p in writes.written), *(f"buffer {buffers[id(b)]}" for b in writes.buffers)])

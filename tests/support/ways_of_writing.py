@@ -211,7 +211,7 @@ class ByAllThatAreNamedSo(Writing):
 
 
 class ByNameInParts(Writing):
-    also_written = ("u_1", "u_2")
+    also_written = ("u_1", "u_2", "frozen", "trained")  # What such a name may be is hardly followed.
 
     def __init__(self):
         super().__init__()
@@ -224,6 +224,8 @@ class ByNameInParts(Writing):
 
 
 class ByStarred(Writing):
+    also_written = ("frozen",)  # Which of them is which is not followed.
+
     def update(self, *memories, **others):
         write(*memories, **others)
 
@@ -369,6 +371,8 @@ class Writer(nn.Cell):
 
 
 class ByCellOfTheMoment(Writing):
+    also_written = ("frozen",)  # What an object is made with, or given, all of its class may write.
+
     def construct(self, x):
         nn.ReLU()(self.frozen)
         writer = Writer(0.5)
@@ -431,7 +435,7 @@ class ByCellThatIsGivenIt(Writing):
 
 
 class InPlace(Writing):
-    also_written = ("queue", "sums", "positive")
+    also_written = ("queue", "sums", "positive", "frozen")  # `print_` ends as what writes does.
 
     def __init__(self):
         super().__init__()

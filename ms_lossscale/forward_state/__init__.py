@@ -1,0 +1,1 @@
+"""What a training forward may write besides its result: found by walking objects, and by reading source."""

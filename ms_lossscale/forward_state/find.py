@@ -1,0 +1,149 @@
+"""Which Parameters and buffers a skipped step must put back."""
+
+import warnings
+from dataclasses import dataclass
+
+from mindspore import Parameter, Tensor, nn
+
+from ms_lossscale._check import listed
+from ms_lossscale.forward_state.may_write import Reading
+from ms_lossscale.forward_state.reachable import is_users, reachable
+from ms_lossscale.forward_state.shared_buffer import SharedBuffer
+
+# So many elements are copied in each step without asking what writes them.
+_FEW = 10**6
+_SHOWN = 3
+# What MindSpore's normalisation cells (`nn` and `mint.nn`) write, and THOR's layers for their optimizer.
+_WRITTEN_BY_LAYERS = (
+    *("moving_mean", "moving_variance", "running_mean", "running_var", "num_batches_tracked"),
+    *("matrix_a", "matrix_g", "matrix_a_cov", "matrix_g_cov", "a_normalizer", "g_normalizer"),
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """
+    What a forward may write.
+
+    Attributes:
+        parameters (list[Parameter]): Those that MindSpore knows, in the networks' order, and those that were declared.
+        unregistered (list[Parameter]): Those in Python containers and the like, which no checkpoint has.
+        buffers (list[SharedBuffer]): Registered buffers.
+    """
+
+    parameters: list
+    unregistered: list
+    buffers: list
+
+    @property
+    def names(self):
+        """A name for each, all different."""
+        unregistered = [f"unregistered_{i}.{parameter.name}" for i, parameter in enumerate(self.unregistered)]
+        buffers = [buffer.parameter.name for buffer in self.buffers]
+        return [*(parameter.name for parameter in self.parameters), *unregistered, *buffers]
+
+
+def find_forward_state(owner, networks, declared=()):
+    """
+    Finds what the forward of networks may write.
+
+    Small state of whatever may write is found by walking objects, however it is written. The source is read only where
+    copying is dear: for what is large, for weights, and for frozen weights of MindSpore's layers.
+
+    Args:
+        owner (str): Who asks, for a warning.
+        networks (tuple[Cell]): The networks.
+        declared (tuple[Parameter]): What the user says that it writes.
+
+    Returns:
+        Found.
+    """
+    things = reachable(networks)
+    reading = Reading()
+    # A cell comes after those that it is made of: its calls of them are known, and not followed to any depth.
+    for thing in reversed(things):
+        reading.read(thing)
+    cells = [thing for thing in things if isinstance(thing, nn.Cell)]
+    buffers = _buffers(networks, cells)
+    parameters = {id(thing): thing for thing in things if isinstance(thing, Parameter)}
+    state = {**parameters, **{key: buffer for key, (_, buffer, *_) in buffers.items()}}
+    written = {key for key in reading.written if key in state} | _written_by_layers(cells) | set(map(id, declared))
+    state.update((id(parameter), parameter) for parameter in declared)
+    small = {*_without_gradient(cells, parameters), *buffers}
+    elements = sum(state[key].size for key in small & written)
+    may_be = {key for key in (*small, *reading.doubted) if key in state} - written
+    for key in sorted(may_be, key=lambda key: state[key].size):
+        elements += state[key].size
+        if elements <= _FEW:
+            written.add(key)
+    names = {key: parameter.name for key, parameter in parameters.items()}
+    names.update((key, path) for key, (path, *_) in buffers.items())
+    _warn_of_undecided(
+        owner, [(names[key], why) for key, (_, why) in reading.doubted.items() if key in names and key not in written]
+    )
+    registered = {id(p): p for network in networks for p in network.get_parameters()}
+    registered.update((id(parameter), parameter) for parameter in declared)
+    its_buffers = [
+        buffers[key] for key in dict.fromkeys((*reading.written, *buffers)) if key in written and key in buffers
+    ]
+    found = Found(
+        [parameter for key, parameter in registered.items() if key in written],
+        [parameter for key, parameter in parameters.items() if key in written and key not in registered],
+        [SharedBuffer(f"buffer_{i}.{path}", *its) for i, (path, *its) in enumerate(its_buffers)],
+    )
+    _warn_of_unregistered(owner, found.unregistered)
+    return found
+
+
+def may_write_inputs(networks):
+    """Whether a network may write into what it is called with."""
+    reading, stand_in = Reading(), Tensor(0.0)
+    for network in networks:
+        reading.read(network, stand_in)
+    return id(stand_in) in reading.written or id(stand_in) in reading.doubted
+
+
+def _buffers(networks, cells):
+    """For each registered buffer its path, itself, its cell, and its name there."""
+    paths = {id(cell): f"{path}." if path else "" for network in networks for path, cell in network.cells_and_names()}
+    return {
+        id(buffer): (paths.get(id(cell), "unregistered.") + name, buffer, cell, name)
+        for cell in cells
+        for name, buffer in cell._buffers.items()
+        if buffer is not None
+    }
+
+
+def _without_gradient(cells, parameters):
+    """The Parameters without gradient that are not those of MindSpore's layers."""
+    of_layers = {id(each) for cell in cells if not is_users(type(cell)) for each in cell._params.values()}
+    return [key for key, each in parameters.items() if not each.requires_grad and key not in of_layers]
+
+
+def _written_by_layers(cells):
+    found = (getattr(cell, name, None) for cell in cells for name in _WRITTEN_BY_LAYERS)
+    return {id(each) for each in found if isinstance(each, Parameter) and not each.requires_grad}
+
+
+def _warn_of_undecided(owner, undecided):
+    if undecided:
+        warnings.warn(
+            f"For '{owner}', it can't be told whether the forward writes "
+            f"{listed([name for name, _ in undecided], _SHOWN)}, since {undecided[0][1]}; they are too large to be "
+            f"copied in each step in case. What it writes of them, a step that overflows leaves behind: name it with "
+            f"forward_state=[...].",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _warn_of_unregistered(owner, unregistered):
+    if unregistered:
+        warnings.warn(
+            f"For '{owner}', {listed([parameter.name for parameter in unregistered], _SHOWN)} can be written by the "
+            f"forward, but MindSpore does not find them among the network's Parameters, since they are in a Python "
+            f"list, a dict or a global, say. A step that overflows puts them back, but no checkpoint has them. Put the "
+            f"cells into an nn.CellList or nn.CellDict, or pass the Parameters as forward_state=[...].",
+            RuntimeWarning,
+            stacklevel=2,
+        )

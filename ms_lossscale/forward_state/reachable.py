@@ -1,0 +1,129 @@
+"""All objects that can be reached from networks: what their forwards can possibly write is among them."""
+
+import collections
+import functools
+import sys
+import sysconfig
+import types
+
+from mindspore import Tensor, nn
+from mindspore.experimental import optim as experimental_optim
+
+from ms_lossscale.loss_scale import LossScale
+
+_CONTAINERS = (list, tuple, set, frozenset, collections.deque)
+_LEAVES = (str, bytes, int, float, complex, type(None), type(Ellipsis))
+OPTIMIZERS = (nn.Optimizer, experimental_optim.Optimizer)
+_CODE_OF_OTHERS = ("mindspore", "ms_lossscale", "_c_expression", "numpy")
+
+
+def reachable(networks):
+    """
+    Walks from the networks through attributes, containers, cells, helper objects, functions' closures, defaults and
+    the globals that they name, and classes. What MindSpore, NumPy and Python themselves bring along is not entered,
+    but for MindSpore's cells.
+
+    Args:
+        networks (Iterable): Where to begin.
+
+    Returns:
+        list, each object once, in the order in which it was found.
+    """
+    found, waiting = {}, collections.deque(networks)
+    while waiting:
+        thing = waiting.popleft()
+        # A loss scale keeps what a skipped step moves.
+        if isinstance(thing, (*_LEAVES, LossScale)) or id(thing) in found:
+            continue
+        found[id(thing)] = thing
+        waiting.extend(_parts(thing))
+    return list(found.values())
+
+
+def is_users(thing):
+    """Whether a class, a function, a module or an object's class is not MindSpore's, this package's or Python's."""
+    if isinstance(thing, types.ModuleType):
+        module = thing.__name__
+    elif isinstance(thing, types.FunctionType):
+        # That of its code: what `functools.wraps` wraps has the module of the function within.
+        module = thing.__globals__.get("__name__") or ""
+    else:
+        module = getattr(thing, "__module__", None) or ""
+    if module.startswith("ms_lossscale.selfcheck."):
+        # Stands for a user's.
+        return True
+    return module.partition(".")[0] not in _CODE_OF_OTHERS and not _is_pythons(module.partition(".")[0])
+
+
+@functools.cache
+def _is_pythons(module):
+    path = getattr(sys.modules.get(module), "__file__", None)
+    if path is None:
+        return module in sys.builtin_module_names
+    return path.startswith(sysconfig.get_paths()["stdlib"]) and "site-packages" not in path
+
+
+def _parts(thing):
+    if isinstance(thing, Tensor):
+        return ()
+    if isinstance(thing, collections.abc.Mapping):
+        return thing.values()
+    if isinstance(thing, _CONTAINERS):
+        return thing
+    if isinstance(thing, types.ModuleType):
+        # Functions name what they use of it.
+        return ()
+    if isinstance(thing, type):
+        return vars(thing).values() if is_users(thing) else ()
+    return _parts_of_function(thing) or _parts_of_object(thing)
+
+
+def _parts_of_function(thing):
+    if isinstance(thing, (staticmethod, classmethod, types.MethodType)):
+        return [thing.__func__, getattr(thing, "__self__", None)]
+    if isinstance(thing, property):
+        return [thing.fget]
+    if isinstance(thing, functools.partial):
+        return [thing.func, thing.args, thing.keywords]
+    if not isinstance(thing, types.FunctionType) or not is_users(thing):
+        return ()
+    return [
+        *(held for cell in thing.__closure__ or () for held in _held_by(cell)),
+        *(thing.__defaults__ or ()),
+        *(thing.__kwdefaults__ or {}).values(),
+        *vars(thing).values(),
+        *_globals_of(thing),
+    ]
+
+
+def _held_by(cell):
+    """What a cell of a closure holds, if it was assigned already."""
+    try:
+        return [cell.cell_contents]
+    except ValueError:
+        return []
+
+
+def _globals_of(function):
+    names = _names_in(function.__code__)
+    for name in names & function.__globals__.keys():
+        value = function.__globals__[name]
+        yield value
+        if isinstance(value, types.ModuleType) and is_users(value):
+            yield from (vars(value)[each] for each in names & vars(value).keys())
+
+
+def _names_in(code):
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _names_in(constant)
+    return names
+
+
+def _parts_of_object(thing):
+    if not isinstance(thing, nn.Cell) and not is_users(type(thing)):
+        return ()
+    classes = [cls for cls in type(thing).__mro__ if is_users(cls)]
+    slots = (name for cls in classes for name in getattr(cls, "__slots__", ()))
+    return [*getattr(thing, "__dict__", {}).values(), *classes, *(getattr(thing, name, None) for name in slots)]

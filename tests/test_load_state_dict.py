@@ -29,7 +29,8 @@ def test_names_that_do_not_fit(name):
     assert unexpected_keys == ["stranger"]
     loaded = state(cell)
     for key in parameters:
-        if key != "stranger":
+        # A window of one call that does not tell of how many is of 0.1 or 0.2, whose losses of skipped turns go.
+        if key not in ("stranger", "alternation.last_losses"):
             np.testing.assert_array_equal(loaded[key], before[key] + 1)
 
 

@@ -214,6 +214,9 @@ IN_PYTHON = {
     "build_train_network",
     "_gather",
     "_texts_of",
+    "flush",
+    "may_write_inputs",
+    "_not_copied",
 }
 # Run by the user in PyNative mode, or in Python.
 NOT_COMPILED = ("diagnosis", "callbacks", "selfcheck", "plot_scale.py")

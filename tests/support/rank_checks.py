@@ -149,7 +149,9 @@ def sharded(place, mode):
     """MindSpore runs the parallel modes that shard weights on GPU and Ascend only: cells are constructed, not run."""
     mindspore.set_auto_parallel_context(parallel_mode=mode)
     decisions = [step.window.decision for cell in sharding_cells() for step in cell.steps]
-    agrees = [isinstance(each.ranks, Ranks) and each.verdict.ranks is each.ranks for each in decisions]
+    agrees = [
+        isinstance(each.complete.ranks, Ranks) and each.verdict.ranks is each.complete.ranks for each in decisions
+    ]
     yield {"agrees": np.array(agrees)}
     refused = {}
     for name, value in (("gradient_accumulation_steps", 2), ("ema_decay", 0.9), ("pipeline_stages", 2)):

@@ -6,7 +6,7 @@ MINDSPORE ?= mindspore
 # With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower.
 export ONEDNN_MAX_CPU_ISA ?= AVX2
 
-.PHONY: lenet lenet-2 gan gan-2 gan-policies compare bench scaling pictures toolkits test test-long test-all lint docs dist
+.PHONY: lenet lenet-2 gan gan-2 gan-policies compare bench scaling pictures toolkits test test-long test-all mutants lint docs dist
 
 lenet: $(VENV)/installed
 	$(VENV)/bin/python examples/lenet/train.py
@@ -57,6 +57,10 @@ test-long: $(VENV)/installed
 test-all: test test-long
 	$(VENV)/bin/python -m pytest -m release
 	.venv-oldest/bin/python -m pytest -m "long or release"
+
+# Breaks the package in each way of tests/support/mutants/ and tells which of them no test notices.
+mutants: $(VENV)/installed
+	$(VENV)/bin/python tests/support/run_mutants.py
 
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check .

@@ -1,0 +1,244 @@
+"""Ways to break what a step keeps: what the forward writes, averages, optimizers, stacks, names, and ranks."""
+
+from support.mutants.mutant import Mutant
+
+_SCALED = "test_scaled_train_one_step_cell.py"
+_CLIPPING = "test_clipping.py"
+_AVERAGES = "test_moving_average.py"
+_SIMULTANEOUS = "test_simultaneous_train_one_step_cell.py"
+_OWN_SCALES = "test_own_loss_scales.py"
+_WRITES = "test_what_the_forward_writes.py"
+_IN_FORWARD = "test_overflow_in_the_forward.py"
+_RANKS = "test_ranks.py"
+
+MUTANTS = [
+    Mutant(
+        "what the forward wrote is not put back",
+        "step/forward_state.py",
+        '        """Undoes the step."""\n        self.take_back(saved)',
+        "        pass",
+        (_IN_FORWARD,),
+        frozenset({"a-skipped-step-leaves-every-parameter"}),
+    ),
+    Mutant(
+        "what the forward writes is not copied before",
+        "step/forward_state.py",
+        "saved = gradients.copy(self.written)\n"
+        "        return ops.depend(inputs, saved), saved\n\n"
+        "    def overflowed(self, saved):\n"
+        '        """',
+        "saved = tuple(self.written)\n"
+        "        return ops.depend(inputs, saved), saved\n\n"
+        "    def overflowed(self, saved):\n"
+        '        """',
+        (_IN_FORWARD,),
+    ),
+    Mutant(
+        "each call of a window copies what the forward writes",
+        "step/forward_state.py",
+        "only_if(self.state.is_first(), gradients.assign, self.copies, self.written)",
+        "gradients.assign(self.copies, self.written)",
+        ("test_accumulation.py",),
+    ),
+    Mutant(
+        "what a window wrote is not put back",
+        "step/forward_state.py",
+        "gradients.assign(self.written, self.copies)",
+        "gradients.assign(self.copies, self.written)",
+        ("test_flush_accumulation.py", "test_accumulation.py"),
+    ),
+    Mutant(
+        "what was not finite before is an overflow",
+        "_gradients.py",
+        "ops.logical_and(was, ops.logical_not(is_now))",
+        "ops.logical_or(ops.logical_not(was), ops.logical_not(is_now))",
+        (_IN_FORWARD,),
+    ),
+    Mutant(
+        "a try in a window begins with what the last one wrote",
+        "step/forward_state.py",
+        "def take_back(self, saved):\n        gradients.assign(self.written, saved)",
+        "def take_back(self, saved):\n        pass",
+        ("test_retries.py",),
+    ),
+    Mutant(
+        "an average takes the wrong share",
+        "step/moving_average.py",
+        "gradients.average(self._decay, self._rest,",
+        "gradients.average(self._rest, self._decay,",
+        (_AVERAGES,),
+        frozenset({"averages-follow-the-weights"}),
+    ),
+    Mutant(
+        "an average stands",
+        "step/moving_average.py",
+        "return gradients.average(self._decay, self._rest, self.averages, self.weights)",
+        "return self.averages[0]",
+        (_AVERAGES,),
+        frozenset({"averages-follow-the-weights", "an-applied-step-moves-them"}),
+    ),
+    Mutant(
+        "the trained weights do not come back after an evaluation",
+        "step/moving_average.py",
+        "trained = [(weight, ops.deepcopy(weight))",
+        "trained = [(weight, weight)",
+        (_AVERAGES,),
+    ),
+    Mutant(
+        "an average begins with the weights of the construction",
+        "step/update.py",
+        "only_if(self.step_counters.none_applied(), moving_average.begin)",
+        "pass",
+        (_AVERAGES,),
+    ),
+    Mutant(
+        "an average begins anew in each step",
+        "step/update.py",
+        "only_if(self.step_counters.none_applied(), moving_average.begin)",
+        "moving_average.begin()",
+        (_AVERAGES,),
+    ),
+    Mutant(
+        "an average moves before what follows the update",
+        "step/update.py",
+        "        self.after_update()\n"
+        "        for moving_average in self.moving_averages:\n"
+        "            moving_average()\n",
+        "        for moving_average in self.moving_averages:\n"
+        "            moving_average()\n"
+        "        self.after_update()\n",
+        (_AVERAGES,),
+    ),
+    Mutant(
+        "a skipped step's average moves",
+        "step/update.py",
+        "        done = self.undo(grads, flags, saved) if overflow else",
+        "        if overflow:\n"
+        "            for moving_average in self.update.moving_averages:\n"
+        "                moving_average()\n"
+        "        done = self.undo(grads, flags, saved) if overflow else",
+        (_AVERAGES,),
+    ),
+    Mutant(
+        "a network takes the input before its own",
+        "step/network_inputs.py",
+        "taken += (inputs[position],)",
+        "taken += (inputs[position - 1],)",
+        (_SIMULTANEOUS,),
+    ),
+    Mutant(
+        "what each network has is that of the first",
+        "step/of_network.py",
+        "ops.unstack(value)[i] if value.ndim",
+        "ops.unstack(value)[0] if value.ndim",
+        (_OWN_SCALES,),
+    ),
+    Mutant(
+        "an overflow must be told of by all that tell",
+        "step/of_network.py",
+        "flag = ops.logical_or(flag, each)",
+        "flag = ops.logical_and(flag, each)",
+        (_IN_FORWARD,),
+    ),
+    Mutant(
+        "weights of float16 get gradients of float32",
+        "step/optimizers.py",
+        "nn.Identity() if all_float32 else CastLike(self.parameters)",
+        "nn.Identity()",
+        (_SCALED,),
+    ),
+    Mutant(
+        "an optimizer that divides by itself is not refused",
+        "step/optimizers.py",
+        "    scale = _own_loss_scale(optimizer)\n    if scale != 1.0:",
+        "    scale = _own_loss_scale(optimizer)\n    if scale < 0.0:",
+        ("test_in_processes_of_their_own.py",),
+    ),
+    Mutant(
+        "the weights of several networks get other names",
+        "step/optimizers.py",
+        "(state for state in parameters if id(state) not in weights)",
+        "parameters",
+        ("test_names.py",),
+    ),
+    Mutant(
+        "the learning rate of an experimental optimizer is in no checkpoint",
+        "step/optimizers.py",
+        "if not isinstance(optimizer, experimental.optim.Optimizer):",
+        "if isinstance(optimizer, experimental.optim.Optimizer):",
+        ("test_resume.py",),
+    ),
+    Mutant(
+        "optimizers get the gradients from the first weight on",
+        "step/optimizers.py",
+        "grads[self._slices[i][0] : self._slices[i][1]]",
+        "grads[: self._slices[i][1] - self._slices[i][0]]",
+        (_SIMULTANEOUS,),
+    ),
+    Mutant(
+        "the wrong weights are named",
+        "step/packing.py",
+        "def by_weight(self, flags):\n        return flags",
+        "def by_weight(self, flags):\n        return ops.flip(flags, (0,))",
+        ("test_overflowed_parameters.py",),
+        frozenset({"an-overflow-in-the-backward-is-seen"}),
+    ),
+    Mutant(
+        "of stacked gradients the wrong weights are named",
+        "step/packing.py",
+        "return ops.gather(flags, self._order, 0)",
+        "return flags",
+        ("test_overflowed_parameters.py",),
+    ),
+    Mutant(
+        "of stacked gradients the wrong network is to blame",
+        "step/packing.py",
+        "bisect.bisect_right(ends, place)",
+        "bisect.bisect_left(ends, place)",
+        (_OWN_SCALES,),
+    ),
+    Mutant(
+        "a network's gradients are those of all before it, too",
+        "step/packing.py",
+        "return packed[self._parts[i][0] : self._parts[i][1]]",
+        "return packed[: self._parts[i][1]]",
+        (_CLIPPING, _OWN_SCALES),
+    ),
+    Mutant(
+        "a prefix is put before a name twice",
+        "step/parameter_names.py",
+        "if not parameter.name.startswith(prefix):",
+        "if prefix:",
+        ("test_names.py",),
+    ),
+    Mutant(
+        "two parameters of one name are accepted",
+        "step/parameter_names.py",
+        "if seen.setdefault(parameter.name, parameter) is not parameter:",
+        "if seen.setdefault(parameter.name, parameter) is None:",
+        ("test_names.py", _SIMULTANEOUS),
+    ),
+    Mutant(
+        "gradients are not exchanged",
+        "step/ranks.py",
+        "return self.grad_reducer(grads)",
+        "return grads",
+        ("test_data_parallel.py",),
+        frozenset({"an-overflow-on-one-rank-skips-the-step-on-all"}),
+        ranks=True,
+    ),
+    Mutant(
+        "ranks do not agree",
+        "step/ranks.py",
+        "return self._all_reduce(overflow.astype(mstype.float32)) > self._zero",
+        "return overflow",
+        ("test_data_parallel.py",),
+    ),
+    Mutant(
+        "a rank's own weights are taken for those of all",
+        "step/ranks.py",
+        "return tuple(weight.layerwise_parallel for weight in weights)",
+        "return (False,) * len(weights)",
+        ("test_data_parallel.py",),
+    ),
+]

@@ -1,0 +1,269 @@
+"""Ways to break what decides: the verdict, the order of events, the scale within a step."""
+
+from support.mutants.mutant import Mutant
+
+_SCALED = "test_scaled_train_one_step_cell.py"
+_WINDOWS = "test_accumulation.py"
+_FLUSH = "test_flush_accumulation.py"
+_OWN_SCALES = "test_own_loss_scales.py"
+_RETRIES = "test_retries.py"
+_RANKS = "test_ranks.py"
+_SET_IN_WINDOW = "test_scale_set_within_a_window.py"
+_OVERFLOWED = "test_overflowed_parameters.py"
+_DETECTOR = "test_overflow_detector.py"
+_IN_FORWARD = "test_overflow_in_the_forward.py"
+
+# Red where no overflow is seen, but for one that clips by the norm, which tells by itself.
+BLIND = frozenset(
+    {
+        "an-overflow-in-the-forward-is-seen",
+        "an-overflow-in-the-backward-is-seen",
+        "finite-steps-are-not-flagged",
+        "a-skipped-step-lowers-the-scale-at-once",
+        "phases-are-told-apart",
+        "networks-share-one-verdict",
+        "a-retry-saves-the-batch",
+        "what-no-scale-can-mend-is-skipped",
+    }
+)
+_UNSCALED = frozenset({"gradients-are-divided-by-the-scale", "accumulated-gradients-are-averaged"})
+
+MUTANTS = [
+    Mutant(
+        "no overflow is seen",
+        "step/verdict.py",
+        "any_of(ops.logical_not(ops.ReduceAll()(are_finite)), overflows)",
+        "ops.ReduceAny()(ops.logical_and(are_finite, ops.logical_not(are_finite)))",
+        (_OVERFLOWED,),
+        BLIND,
+    ),
+    Mutant(
+        "the gradients tell, and not what the forward wrote",
+        "step/verdict.py",
+        "any_of(ops.logical_not(ops.ReduceAll()(are_finite)), overflows)",
+        "ops.logical_not(ops.ReduceAll()(are_finite))",
+        (_IN_FORWARD,),
+    ),
+    Mutant(
+        "a step that overflowed updates",
+        "step/update.py",
+        "done = self.undo(grads, flags, saved) if overflow else self.update(grads)",
+        "done = self.update(grads)",
+        (_OVERFLOWED,),
+        frozenset(
+            {
+                "a-skipped-step-leaves-every-parameter",
+                "an-overflow-in-the-backward-is-seen",
+                "networks-share-one-verdict",
+                "what-no-scale-can-mend-is-skipped",
+            }
+        ),
+    ),
+    Mutant(
+        "where a detector tells none is to blame",
+        "step/verdict.py",
+        "ops.logical_and(overflow, ops.logical_or(to_blame, none_is))",
+        "ops.logical_and(overflow, ops.logical_and(to_blame, ops.logical_not(none_is)))",
+        (_OWN_SCALES,),
+    ),
+    Mutant(
+        "the other networks are to blame",
+        "step/verdict.py",
+        "networks == np.unique(networks)[:, None]",
+        "networks != np.unique(networks)[:, None]",
+        (_OWN_SCALES,),
+    ),
+    Mutant(
+        "a call of a window forgets those before it",
+        "step/verdict.py",
+        "return any_of(self.ask(grads, overflows)[0], earlier)",
+        "return self.ask(grads, overflows)[0]",
+        (_WINDOWS,),
+    ),
+    Mutant(
+        "the last call of a window forgets those before it",
+        "step/verdict.py",
+        "return self.ranks.agree(any_of(overflow, earlier)), flags",
+        "return self.ranks.agree(overflow), flags",
+        (_WINDOWS,),
+    ),
+    Mutant(
+        "a norm at a window's end forgets the calls before it",
+        "step/verdict.py",
+        "self.ranks.agree(any_of(self.blame.of_each(not_finite, overflows), earlier)), ()",
+        "self.ranks.agree(self.blame.of_each(not_finite, overflows)), ()",
+        (_IN_FORWARD,),
+    ),
+    Mutant(
+        "a retried window forgets the calls before it",
+        "step/verdict.py",
+        "return any_of(earlier[0], earlier[1:])",
+        "return earlier[0]",
+        (_RETRIES,),
+    ),
+    Mutant(
+        "ranks do not agree on the detector's verdict",
+        "step/verdict.py",
+        "return self.ranks.agree(any_of(overflow, earlier)), flags",
+        "return any_of(overflow, earlier), flags",
+        (_RANKS,),
+    ),
+    Mutant(
+        "the first network's norm decides for all",
+        "step/verdict.py",
+        "any_of(not_finite[0], (*not_finite[1:], *overflows))",
+        "any_of(not_finite[0], overflows)",
+        ("test_clipping.py", "test_simultaneous_train_one_step_cell.py"),
+    ),
+    Mutant(
+        "where a norm is measured what the forward wrote tells of nothing",
+        "step/verdict.py",
+        "any_of(not_finite[0], (*not_finite[1:], *overflows))",
+        "any_of(not_finite[0], not_finite[1:])",
+        (_IN_FORWARD,),
+    ),
+    Mutant(
+        "a user's detector must answer in a shape of ()",
+        "step/verdict.py",
+        "            overflow = overflow.reshape(())\n",
+        "",
+        (_DETECTOR,),
+    ),
+    Mutant(
+        "the scale stands still",
+        "step/step.py",
+        "        self.scaling.adjust(scale, overflow)  # 8. One update of the scale.\n",
+        "",
+        ("test_scale_schedules_in_cells.py", _SCALED),
+    ),
+    Mutant(
+        "a step reports the scale of its first try",
+        "step/step.py",
+        "losses, auxes, made, scale = self.tries(scale, inputs, saved)",
+        "losses, auxes, made, _ = self.tries(scale, inputs, saved)",
+        (_RETRIES,),
+    ),
+    Mutant(
+        "the loss scales of the others are told to be at their floor",
+        "step/step.py",
+        "any(weight.name in overflowed for weight in its)",
+        "any(weight.name not in overflowed for weight in its)",
+        (_OWN_SCALES,),
+    ),
+    Mutant(
+        "the scale that is reported is no copy",
+        "step/scaling.py",
+        "return gradients.copy(self.loss_scale.scale_value)",
+        "return self.loss_scale.scale_value",
+        (_SCALED,),
+    ),
+    Mutant(
+        "the law is told the opposite of the verdict",
+        "step/scaling.py",
+        "ops.assign(self.loss_scale.scale_value, self.loss_scale.advance(scale, overflow))",
+        "ops.assign(self.loss_scale.scale_value, self.loss_scale.advance(scale, ops.logical_not(overflow)))",
+        (_OVERFLOWED, _SCALED),
+    ),
+    Mutant(
+        "no step is tried again",
+        "step/scaling.py",
+        "return ops.logical_and(overflow, self.loss_scale.can_back_off(scale))",
+        "return ops.logical_and(overflow, ops.logical_not(overflow))",
+        (_RETRIES,),
+        frozenset({"a-retry-saves-the-batch"}),
+    ),
+    Mutant(
+        "gradients are not divided",
+        "step/scaling.py",
+        "return gradients.multiply(grads, self._share / scale), self._one",
+        "return gradients.multiply(grads, self._share), self._one",
+        ("test_tiny_gradients.py", _SCALED),
+        _UNSCALED | {"averages-follow-the-weights"},
+    ),
+    Mutant(
+        "a window is not averaged",
+        "step/scaling.py",
+        "return gradients.multiply(grads, self._share / scale), self._one",
+        "return gradients.multiply(grads, self._one / scale), self._one",
+        (_WINDOWS,),
+        frozenset({"accumulated-gradients-are-averaged"}),
+    ),
+    Mutant(
+        "a gradient is divided in float16",
+        "_gradients.py",
+        "return _times(_to(tensor, mstype.float32), factor)",
+        "return _to(_times(_to(tensor, mstype.float16), _to(factor, mstype.float16)), mstype.float32)",
+        ("test_tiny_gradients.py", _SCALED),
+        _UNSCALED | {"float16-gradients-are-divided-in-float32", "clipping-takes-the-norm-of-unscaled-gradients"},
+    ),
+    Mutant(
+        "each network's gradients are divided by the first one's scale",
+        "step/scaling.py",
+        "self._share / of_network(i, scale))",
+        "self._share / of_network(0, scale))",
+        (_OWN_SCALES,),
+    ),
+    Mutant(
+        "a scale that is set within a window is used at once",
+        "step/scaling.py",
+        "scale = ops.select(self.window_state.is_first(), self.loss_scale.scale_value, self.window_scale)",
+        "scale = self.loss_scale.scale_value",
+        (_SET_IN_WINDOW,),
+    ),
+    Mutant(
+        "a scale that is set within a window is lost",
+        "step/scaling.py",
+        "ops.assign(present, ops.select(is_set, present, next_scale))",
+        "ops.assign(present, next_scale)",
+        (_SET_IN_WINDOW,),
+    ),
+    Mutant(
+        "a scale that is set to what it was within a window is moved",
+        "step/scaling.py",
+        "is_set = ops.logical_or(self._is_set(), ops.not_equal(present, scale))",
+        "is_set = ops.not_equal(present, scale)",
+        (_SET_IN_WINDOW,),
+    ),
+    Mutant(
+        "a retry forgets that the scale was set within the window",
+        "step/scaling.py",
+        "ops.assign(self.window_scale, ops.select(is_set, -next_scale, next_scale))",
+        "ops.assign(self.window_scale, next_scale)",
+        (_SET_IN_WINDOW,),
+    ),
+    Mutant(
+        "a retry moves the scale that was set within the window",
+        "step/scaling.py",
+        "ops.assign(present, ops.select(is_next, present, next_scale))",
+        "ops.assign(present, next_scale)",
+        (_SET_IN_WINDOW,),
+    ),
+    Mutant(
+        "a window's gradients may become subnormal",
+        "step/scaling.py",
+        "loss_scale.limit(steps)",
+        "loss_scale.limit(1)",
+        ("test_range_of_scales.py",),
+    ),
+    Mutant(
+        "an overflow moves the laws of those that are not to blame",
+        "step/scaling.py",
+        "moves = ops.logical_or(overflow, ops.logical_not(of_any_network(overflow)))",
+        "moves = ops.logical_or(overflow, ops.logical_not(overflow))",
+        (_OWN_SCALES,),
+    ),
+    Mutant(
+        "a retry lowers the scales of all",
+        "step/scaling.py",
+        "to_blame = of_network(i, overflow)",
+        "to_blame = of_any_network(overflow)",
+        (_OWN_SCALES,),
+    ),
+    Mutant(
+        "a step is tried again though one of those to blame can't go lower",
+        "step/scaling.py",
+        "return ops.logical_and(of_any_network(overflow), ops.ReduceAll()(of_each))",
+        "return ops.logical_and(of_any_network(overflow), ops.ReduceAny()(of_each))",
+        (_OWN_SCALES,),
+    ),
+]

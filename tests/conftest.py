@@ -23,6 +23,12 @@ def mode(request):
         yield request.param
 
 
+# For what is the same code in both modes.
+quick_in_graph_mode = pytest.mark.parametrize(
+    "mode", ["graph", pytest.param("pynative", marks=pytest.mark.long)], indirect=True
+)
+
+
 @pytest.fixture(autouse=True)
 def _same_random_weights():
     """In whichever order and process the tests run."""

@@ -4,7 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
-from conftest import MODES
+from conftest import MODES, quick_in_graph_mode
 from mindspore import Tensor, nn, ops
 from support.in_mode import in_mode
 from support.linear_pair import Trained
@@ -42,15 +42,18 @@ def check_weights_that_are_nan(calls):
     return str(caught[0].message)
 
 
+@quick_in_graph_mode
 def test_weights_that_are_nan(mode, few):
     assert "at a loss scale of 8," in check_weights_that_are_nan(8)
 
 
+@pytest.mark.long
 def test_with_500_calls():
     with in_mode(MODES["graph"]):
         assert "at a loss scale of 1," in check_weights_that_are_nan(500)
 
 
+@quick_in_graph_mode
 def test_what_the_forward_writes(mode, few):
     network = BehindStopGradient()
     optimizer = nn.SGD(network.score.trainable_params(), 0.01)
@@ -77,6 +80,7 @@ def test_the_status_register(mode, few):
                 cell(*inputs)
 
 
+@quick_in_graph_mode
 def test_a_training_that_recovers_says_nothing(mode, few):
     _, cell = linear()
     good, bad = batch(0), batch_for(True)
@@ -86,6 +90,7 @@ def test_a_training_that_recovers_says_nothing(mode, few):
             cell(*(good if i in (4, 12) else bad))
 
 
+@quick_in_graph_mode
 def test_one_of_several_networks(mode, few):
     trained = Trained("alternating")
     ops.assign(trained.weights[1], Tensor(np.full(trained.weights[1].shape, np.nan, np.float32)))

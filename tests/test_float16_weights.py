@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from conftest import quick_in_graph_mode
 from mindspore import Parameter, Tensor, nn
 from mindspore import dtype as mstype
 from support.training import bookkeeping, changed, state
@@ -67,6 +68,7 @@ def test_a_gradient_that_the_cast_makes_infinite_skips_the_step(mode, keywords):
         assert not np.isfinite(cell.grad_norm())
 
 
+@quick_in_graph_mode
 def test_of_a_window_the_mean_is_what_is_cast(mode):
     network = Mixed()
     cell = ScaledTrainOneStepCell(network, descent(network), SCALE, gradient_accumulation_steps=2).set_train()
@@ -82,6 +84,7 @@ def test_of_a_window_the_mean_is_what_is_cast(mode):
     assert not bool(cell(slope(1), slope(0))[1])
 
 
+@quick_in_graph_mode
 def test_of_several_scales_that_of_its_network_moves(mode):
     networks = [Mixed("first"), Mixed("second")]
     laws = [DynamicLossScale(SCALE, min_loss_scale=2.0**-6) for _ in networks]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from conftest import quick_in_graph_mode
 from mindspore import Model, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.dataset import NumpySlicesDataset
@@ -73,6 +74,7 @@ def assert_only_the_first_step_moved(weights):
         np.testing.assert_array_equal(weight, weights.after[1])
 
 
+@quick_in_graph_mode
 def test_the_scheduler_sets_it(mode):
     net, _, cell = make()
     weights = Weights(net)
@@ -105,6 +107,7 @@ def test_a_callback_of_ones_own_sets_it(mode, make_optimizer, learning_rate_of):
     assert_only_the_first_step_moved(weights)
 
 
+@quick_in_graph_mode
 def test_callbacks_that_ask_the_cell_for_its_optimizer(mode):
     """As those of toolkits do, which know one optimizer only."""
     _, cell = make_two([0.5, 0.25, 0.125], [0.1, 0.1, 0.1])

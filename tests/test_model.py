@@ -5,6 +5,7 @@ import re
 import mindspore
 import numpy as np
 import pytest
+from conftest import quick_in_graph_mode
 from mindspore import Model, nn
 from mindspore.dataset import GeneratorDataset
 from mindspore.train import Callback, CheckpointConfig, LossMonitor, ModelCheckpoint, TimeMonitor
@@ -91,6 +92,7 @@ class Prediction(nn.Cell):
         return mindspore.ops.matmul(x, self.network.weight)
 
 
+@quick_in_graph_mode
 def test_evaluates_with_an_eval_network(mode):
     network = Linear()
     eval_network = nn.WithEvalCell(Prediction(network), nn.MSELoss())

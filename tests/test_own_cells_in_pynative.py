@@ -107,7 +107,7 @@ def test_they_run_in_each_step(accumulated, clip_norm):
     ],
     ids=lambda keywords: next(iter(keywords)),
 )
-@pytest.mark.parametrize("accumulated", [1, 2])
+@pytest.mark.parametrize("accumulated", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_one_of_them_changes_no_number(keywords, accumulated):
     expected = train(gradient_accumulation_steps=accumulated)
     classes = ("optimizer", "loss_scale")

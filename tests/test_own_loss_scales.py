@@ -3,6 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
+from conftest import quick_in_graph_mode
 from mindspore import Model, Parameter, ParameterTuple, Tensor, dataset, nn, ops
 from support.retried_networks import (
     LEARNING_RATE,
@@ -130,6 +131,7 @@ class ManySlopes(nn.Cell):
 @pytest.mark.parametrize("counts", [(5, 1, 6), (2,)])
 @pytest.mark.parametrize("keywords", [{}, {"clip_norm": 1e6}, {"gradient_accumulation_steps": 2}], ids=str)
 @pytest.mark.parametrize("retries", [0, 2])
+@quick_in_graph_mode
 def test_any_number_of_networks_with_any_number_of_weights(mode, counts, keywords, retries):
     networks = [ManySlopes(count, f"network{i}") for i, count in enumerate(counts)]
     steps = keywords.get("gradient_accumulation_steps", 1)

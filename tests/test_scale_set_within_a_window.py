@@ -1,5 +1,6 @@
 """A scale that is set by hand within an accumulation window is the next window's, whatever its value is."""
 
+from conftest import quick_in_graph_mode
 from mindspore import nn
 from support.networks import Linear, batch_for
 
@@ -28,6 +29,7 @@ def rest_of_the_window(cell, calls):
     return [call(cell) for _ in range(calls)]
 
 
+@quick_in_graph_mode
 def test_one_that_is_set_twice(mode):
     cell = cell_of(law())
     call(cell)
@@ -37,6 +39,7 @@ def test_one_that_is_set_twice(mode):
     assert rest_of_the_window(cell, 2) == [START] * 2
 
 
+@quick_in_graph_mode
 def test_only_the_network_whose_scale_was_set_keeps_it(mode):
     networks = [Linear(), Linear()]
     for i, network in enumerate(networks):
@@ -48,6 +51,7 @@ def test_only_the_network_whose_scale_was_set_keeps_it(mode):
     assert rest_of_the_window(cell, 3) == [[START] * 2, [START] * 2, [START, 2 * START]]
 
 
+@quick_in_graph_mode
 def test_two_cells_of_one_loss_scale(mode):
     loss_scale = law()
     cells = [cell_of(loss_scale) for _ in range(2)]

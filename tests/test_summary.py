@@ -63,12 +63,12 @@ def tag(network, name, several):
 @pytest.mark.parametrize(
     ("name", "kind", "accumulation_steps", "retries"),
     [
-        ("graph", "scaled", 1, 0),
+        pytest.param("graph", "scaled", 1, 0, marks=pytest.mark.long),
         ("pynative", "scaled", 2, 8),
-        ("pynative", "simultaneous", 1, 8),
-        ("graph", "simultaneous", 2, 0),
+        pytest.param("pynative", "simultaneous", 1, 8, marks=pytest.mark.long),
+        pytest.param("graph", "simultaneous", 2, 0, marks=pytest.mark.long),
         ("graph", "alternating", 1, 8),
-        ("pynative", "alternating", 2, 0),
+        pytest.param("pynative", "alternating", 2, 0, marks=pytest.mark.long),
     ],
 )
 def test_the_files_say_what_the_csv_file_and_the_cell_say(name, kind, accumulation_steps, retries):
@@ -107,6 +107,7 @@ def check_files(kind, accumulation_steps, retries):
     np.testing.assert_equal(scalars_for_tensorboard(Path("summary")), in_float32(expected))
 
 
+@pytest.mark.long
 def test_a_loss_scale_for_each_network():
     trained = Trained("simultaneous")
     scales = [DynamicLossScale(2.0**10), DynamicLossScale(2.0**12)]
@@ -129,6 +130,7 @@ def test_trainings_of_the_same_second_have_files_of_their_own():
     assert set(scalars_for_tensorboard(Path("summary"))) == {0, 1, 2}
 
 
+@pytest.mark.long
 def test_evaluations_between_the_epochs():
     trained = Trained("scaled")
     batches = dataset_of(batches_for("scaled"))

@@ -21,7 +21,14 @@ def none(weight, loss):
 
 
 def several_dicts_and_none(weight, loss):
-    return {"weight": weight}, {"loss": {"of": loss, "none": None}}, None, weight, [{"number": 3, "none": None}, loss]
+    return (
+        {"weight": weight},
+        {},
+        {"loss": {"of": loss, "none": None}},
+        None,
+        weight,
+        [{"number": 3, "none": None}, loss],
+    )
 
 
 class TwoLosses(nn.Cell):

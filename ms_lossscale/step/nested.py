@@ -68,10 +68,6 @@ def described(value):
     return _described(_tokens(value), leaves)
 
 
-def _dict_of(names, values):
-    return {names[i]: values[i] for i in range(len(names))}
-
-
 def _tokens(value):
     # Flat, since graph mode knows no constants of more than six levels.
     if value is None:
@@ -113,6 +109,24 @@ def _as_text(tokens):
 @ops.constexpr
 def _parsed(text):
     return ast.literal_eval(text)
+
+
+class _DictOf(ops.Primitive):
+    """
+    The dict of some names and as many values.
+
+    Graph mode's own operator, since a process that has compiled much fails at times to compile a loop over the names,
+    with "The pointer[input_i_value] is null".
+    """
+
+    def __init__(self):
+        super().__init__("make_dict")
+
+    def __call__(self, names, values):
+        return dict(zip(names, values))
+
+
+_dict_of = _DictOf()
 
 
 class _Text:

@@ -9,6 +9,7 @@ from mindspore import dtype as mstype
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._check import check_cell, check_scale, describe
 from ms_lossscale.loss_scale import LossScale
+from ms_lossscale.step.nested import described
 from ms_lossscale.step.scaling import scaled
 
 _grad = ops.GradOperation()
@@ -131,10 +132,7 @@ class _Graph(nn.Cell):
         object.__setattr__(self, "_loss_scale", loss_scale)
         self._own_scale = own_scale
         self._one = Tensor(1.0, mstype.float32)
-        self._not_a_tensor = (
-            f"For '{owner}', the network must return one Tensor, but it returned something else. Wrap it in a Cell "
-            f"that returns what is to be differentiated."
-        )
+        self._owner = owner
 
     def add_flags(self, **flags):
         return super().add_flags(**_without_casts(flags))
@@ -154,8 +152,17 @@ class _Graph(nn.Cell):
     def _scaled_output(self, x, scale, *rest):
         output = self.network(x, *rest)
         if not isinstance(output, Tensor):
-            raise TypeError(self._not_a_tensor)
+            _not_one_tensor(self._owner, described(output))
         return scaled(output, scale)
+
+
+# When it compiles, graph mode runs a function of constants, and hands on what it raises as it is.
+@ops.constexpr
+def _not_one_tensor(owner, returned):
+    raise TypeError(
+        f"For '{owner}', the network must return one Tensor, but it returned {returned}. Wrap it in a Cell that "
+        f"returns what is to be differentiated."
+    )
 
 
 def _without_casts(flags):

@@ -440,7 +440,9 @@ def test_batches_that_fail(mode):
 
 def test_a_network_that_returns_no_loss():
     network = WithAux(Linear())
-    with pytest.raises(RuntimeError, match=r"batches\[0\].*must return a Tensor, the loss, but it returned \(Tensor"):
+    with pytest.raises(
+        RuntimeError, match=r"batches\[0\].*Network 0 must return a Tensor, the loss, but it returned \(Tensor of shape"
+    ):
         profile_gradients(network, network.trainable_params(), BATCHES)
 
 

@@ -7,6 +7,7 @@ from mindspore import Parameter, Tensor, nn
 
 from ms_lossscale._check import check_cell, describe
 from ms_lossscale.cells.training_cell import TrainingCell
+from ms_lossscale.step.nested import described
 from ms_lossscale.step.network_inputs import inputs_of
 
 _CURE = "Pass a network that returns the loss, an nn.WithLossCell say, or a training cell of ms_lossscale."
@@ -45,7 +46,9 @@ class TrainedPart(NamedTuple):
         if self.item is not None:
             output = output[self.item]
         if not isinstance(output, Tensor):
-            raise TypeError(f"The network must return a Tensor, the loss, but it returned {describe(output)}. {_CURE}")
+            raise TypeError(
+                f"Network {self.number} must return a Tensor, the loss, but it returned {described(output)}. {_CURE}"
+            )
         return output
 
 

@@ -75,5 +75,6 @@ class Two(nn.Cell):
 
 
 def test_a_critic(mode):
-    with pytest.raises(TypeError, match="'InputGradient', the network must return one Tensor"):
+    message = r"'InputGradient', the network must return one Tensor, but it returned \(Tensor of shape \(2,\), Tensor"
+    with pytest.raises(TypeError, match=message):
         InputGradient(Two())(Tensor([1.0, 2.0]))

@@ -180,6 +180,39 @@ def test_buffers_of_clones_and_of_cells_that_are_registered_nowhere(mode):
     np.testing.assert_array_equal(network.plain[0].mean.asnumpy(), mean)
 
 
+class Holding(nn.Cell):
+    """Calls what is not registered anywhere."""
+
+    def __init__(self, held):
+        super().__init__()
+        self.head, self.held = nn.Dense(FEATURES, 1), held
+
+    def construct(self, x, y):
+        return ops.square(self.head(self.held(x)) - y).mean()
+
+
+def in_a_closure():
+    memory = Parameter(Tensor(0.0), name="memory", requires_grad=False)
+    return lambda x: ops.depend(x, ops.assign(memory, ops.ReduceMean()(x)))
+
+
+class InASlot:
+    __slots__ = ("memory",)
+
+    def __init__(self):
+        self.memory = Parameter(Tensor(0.0), name="memory", requires_grad=False)
+
+    def __call__(self, x):
+        return ops.depend(x, ops.assign(self.memory, ops.ReduceMean()(x)))
+
+
+@pytest.mark.parametrize("make", [in_a_closure, InASlot])
+def test_what_is_kept_in_other_ways_is_found(make):
+    network = Holding(make())
+    with pytest.warns(RuntimeWarning, match="memory can be written by the forward, but MindSpore does not find"):
+        assert of_one(network).forward_state_names() == ["unregistered_0.memory"]
+
+
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("when", ["before the first step", "later"])
 def test_a_buffer_that_was_given_other_memory(mode, steps, when):

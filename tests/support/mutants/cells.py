@@ -2,7 +2,6 @@
 
 from support.mutants.mutant import Mutant
 
-_SCALED = "test_scaled_train_one_step_cell.py"
 _ALTERNATING = "test_alternating_train_one_step_cell.py"
 _WINDOWS = "test_accumulation.py"
 _MONITOR = "test_loss_scale_monitor.py"
@@ -52,7 +51,7 @@ MUTANTS = [
         "cells/turns.py",
         "ops.unstack(ops.equal((self.windows + self._one) % every, self._zero))",
         "ops.unstack(ops.equal(self.windows % every, self._zero))",
-        (_ALTERNATING,),
+        ("test_accumulation.py", _ALTERNATING),
     ),
     Mutant(
         "turns count calls and not windows",
@@ -122,7 +121,7 @@ MUTANTS = [
         "cells/load_in_place.py",
         "for name, parameter in own.items() if name in parameters]",
         'for name, parameter in own.items() if name in parameters and not name.startswith("accumulation.")]',
-        ("test_loading_with_stock_functions.py", "test_checkpoints_of_releases.py"),
+        ("test_gradient_transforms.py", "test_checkpoints_of_releases.py"),
         frozenset({"a-new-cell-continues-bit-for-bit", "a-running-cell-continues-bit-for-bit"}),
     ),
     Mutant(
@@ -210,7 +209,7 @@ MUTANTS = [
         "        for parameter in self.get_parameters():\n"
         '            if parameter.name.endswith("clean_steps"):\n'
         "                parameter.set_data(Tensor(0, mstype.int32))\n",
-        (_SCALED, "test_scale_schedules_in_cells.py"),
+        ("test_loss_scale.py",),
         frozenset({"a-compiled-for-loop-makes-the-same-steps", "a-compiled-while-loop-makes-the-same-steps"}),
     ),
     Mutant(
@@ -343,6 +342,6 @@ MUTANTS = [
         "callbacks/csv_file.py",
         "            if whole < len(before):\n                file.truncate(whole)\n",
         "",
-        (_MONITOR, "test_full_disk.py"),
+        ("test_full_disk.py",),
     ),
 ]

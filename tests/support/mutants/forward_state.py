@@ -100,13 +100,6 @@ MUTANTS = [
         (_MAY_WRITE, _FORWARDS),
     ),
     Mutant(
-        "what stands behind a star is not looked at",
-        "forward_state/may_write.py",
-        "        return elements(self.evaluate(node.value, frame))\n\n    def _Subscript",
-        "        return {}\n\n    def _Subscript",
-        (_MAY_WRITE, _FORWARDS),
-    ),
-    Mutant(
         "a buffer has memory of its own",
         "forward_state/shared_buffer.py",
         "self.parameter.assign_value(self.registered())",

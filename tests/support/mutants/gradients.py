@@ -228,7 +228,7 @@ MUTANTS = [
         "_gradients.py",
         "    return items(tensors, where)\n",
         "    return tensors\n",
-        ("test_simultaneous_train_one_step_cell.py", "test_configurations.py"),
+        ("test_overflowed_parameters.py", "test_every_optimizer.py"),
     ),
     Mutant(
         "clipping is left out",
@@ -238,10 +238,10 @@ MUTANTS = [
         ("test_configurations.py", _CLIPPING),
     ),
     Mutant(
-        "all networks are clipped to the bound of the first",
+        "all networks are clipped to the values of the first",
         "step/build.py",
-        "make_clip(settings.clip_norm[i],",
-        "make_clip(settings.clip_norm[0],",
+        "make_clip(settings.clip_norm[i], settings.clip_value[i],",
+        "make_clip(settings.clip_norm[i], settings.clip_value[0],",
         ("test_configurations.py", _CLIPPING),
     ),
     Mutant(

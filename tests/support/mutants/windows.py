@@ -222,7 +222,7 @@ MUTANTS = [
         "step/step.py",
         "return self.flush_window() if self.window.has_begun() else None",
         "return self.flush_window()",
-        (_FLUSH, "test_loading_with_stock_functions.py"),
+        (_WINDOWS,),
     ),
     Mutant(
         "a flushed window is averaged by what its count tells besides",
@@ -243,7 +243,7 @@ MUTANTS = [
         "step/window_count.py",
         "return bool(self.value.asnumpy() != 0)",
         "return bool(self.value.asnumpy() > 0)",
-        (_LOAD,),
+        (_WINDOWS,),
     ),
     Mutant(
         "a cell without windows goes on within one of an earlier version",

@@ -203,7 +203,7 @@ MUTANTS = [
         (_TRANSFORMS,),
     ),
     Mutant(
-        "transforms wait for no verdict that retries give",
+        "a retried window is judged by its last call alone",
         "step/build.py",
         "if self._settings.max_retries and self._window_state is None:",
         "if self._settings.max_retries:",

@@ -253,14 +253,14 @@ MUTANTS = [
         (_LOAD,),
     ),
     Mutant(
-        "a window of other length is loaded",
+        "a window of another length is loaded",
         "cells/begun_windows.py",
         "if name in names or (name not in own",
         "if name in names and (name not in own",
         (_LOAD,),
     ),
     Mutant(
-        "a window of other length is gone on with after a stock function loaded it",
+        "a window of another length is gone on with after a stock function loaded it",
         "cells/begun_windows.py",
         '            self._check(count, "what was loaded")\n',
         "            pass\n",

@@ -20,21 +20,21 @@ MUTANTS = [
         "forward_state/reachable.py",
         "        *vars(thing).values(),\n        *_globals_of(thing),\n",
         "        *vars(thing).values(),\n",
-        (_MAY_WRITE, _FORWARDS),
+        (_FORWARDS,),
     ),
     Mutant(
         "forward state in a closure is not found",
         "forward_state/reachable.py",
         "        *(held for cell in thing.__closure__ or () for held in _held_by(cell)),\n",
         "",
-        (_MAY_WRITE, _FORWARDS),
+        (_WRITES,),
     ),
     Mutant(
         "forward state in a slot is not found",
         "forward_state/reachable.py",
         "*classes, *(getattr(thing, name, None) for name in slots)]",
         "*classes, *slots]",
-        (_MAY_WRITE, _FORWARDS),
+        (_WRITES,),
     ),
     Mutant(
         "large state is never copied",
@@ -97,7 +97,7 @@ MUTANTS = [
         "forward_state/may_write.py",
         "[*node.body, *node.body, *node.orelse]",
         "[*node.body, *node.orelse]",
-        (_MAY_WRITE, _FORWARDS),
+        (_MAY_WRITE,),
     ),
     Mutant(
         "a buffer has memory of its own",

@@ -228,7 +228,7 @@ MUTANTS = [
         "_gradients.py",
         "    return items(tensors, where)\n",
         "    return tensors\n",
-        ("test_overflowed_parameters.py", "test_every_optimizer.py"),
+        (_SCALED,),
     ),
     Mutant(
         "clipping is left out",

@@ -130,7 +130,7 @@ MUTANTS = [
         "_gradients.py",
         "ops.select(condition, value, parameter)",
         "ops.select(condition, parameter, value)",
-        (_RETRIES,),
+        ("test_configurations.py",),
     ),
     Mutant(
         "each rank tries again by itself",

@@ -5,7 +5,7 @@ import types
 
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, load_param_into_net, nn, ops
 from support.networks import FEATURES, batch, batch_for
 from support.training import bookkeeping, changed, state
 
@@ -62,6 +62,15 @@ def test_a_parameter(mode, make, steps):
     for seed in range(steps):
         cell(*batch(seed))
     assert "u" in changed(before, state(cell))
+
+
+def test_a_window_that_was_saved_without_copies_is_taken_back_to_where_it_was_loaded(mode):
+    begun, resumed = (of_one(SpectralNorm(), gradient_accumulation_steps=2) for _ in range(2))
+    begun(*batch(0))
+    saved = {name: value for name, value in state(begun).items() if not name.startswith("forward_state.")}
+    load_param_into_net(resumed, {name: Parameter(Tensor(value), name=name) for name, value in saved.items()})
+    assert bool(resumed(*batch_for(True))[1].asnumpy())
+    np.testing.assert_array_equal(state(resumed)["u"], saved["u"])
 
 
 class Counting(nn.Cell):

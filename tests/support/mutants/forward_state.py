@@ -158,6 +158,6 @@ MUTANTS = [
         "cells/training_cell.py",
         "                if step.window.has_begun():\n",
         "                if not step.window.has_begun():\n",
-        (_STOCK, "test_checkpoints_of_releases.py"),
+        (_WRITES, "test_checkpoints_of_releases.py"),
     ),
 ]

@@ -230,10 +230,25 @@ def test_networks_take_part_in_whole_windows(mode):
         trained.call(2 * window)
         # Set within a window, it counts from the next one.
         trained.cell.set_every(every)
-        trained.call(2 * window + 1)
+        # A flush ends it as well.
+        if window == 2:
+            trained.flush()
+        else:
+            trained.call(2 * window + 1)
         trained.control.every = every
     # All windows but the fourth, which 3 does not divide; all but the first and the fifth, which 2 does not.
     assert [counters["applied_steps"] for counters in trained.cell.counters()] == [4, 3]
+
+
+# Of so many calls the number that is kept has no place but in its sign.
+@pytest.mark.parametrize("steps", [3, 2**15])
+def test_a_flush_ends_a_window_that_has_begun_and_nothing_else(mode, steps):
+    trained = Trained("scaled", steps=steps)
+    trained.cell.flush()
+    trained.call()
+    trained.flush()
+    trained.cell.flush()
+    assert trained.cell.counters() == {"applied_steps": 1, "skipped_steps": 0, "consecutive_skipped_steps": 0}
 
 
 def test_resumes_in_a_new_process_with_the_same_bits(tmp_path):

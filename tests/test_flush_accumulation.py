@@ -12,10 +12,6 @@ from ms_lossscale import DynamicLossScale, FlushAccumulation, ScaledTrainOneStep
 
 pytestmark = pytest.mark.long
 
-# Each letter is a call: it overflows nowhere (.), in the first network (1) or the second (2); | is a flush. Windows
-# have three calls.
-CALLS = "|.|..|...|1.|.|.1|..|2|..2|...||.|..."
-
 
 def test_knows_what_the_register_said(mode):
     with emulation.saturation_mode() as register:

@@ -10,12 +10,13 @@ from support.python_process import check_python
 from test_loss_scale_monitor import linear_batches, scaled_cell, train
 
 from ms_lossscale import LossScaleMonitor
+from ms_lossscale.callbacks.csv_file import CsvFile
 
 pytest.importorskip("resource", reason="files are limited by setrlimit")
 
 # The whole process can write 1,000 bytes to a file, and hears of more as it hears of a full disk.
 PROGRAM = """
-import faulthandler, json, resource, warnings
+import faulthandler, json, resource, shutil, warnings
 import numpy as np
 from mindspore import dataset, nn
 from mindspore.train import Model
@@ -41,6 +42,7 @@ limit(1000)
 warnings.showwarning = tell
 monitor = LossScaleMonitor(2, csv="steps.csv")
 train(20, monitor)
+shutil.copy("steps.csv", "full.csv")
 # More than fits into a buffer.
 train(100, LossScaleMonitor(1000, summary_dir="summary"))
 limit(100)
@@ -78,6 +80,8 @@ def test_the_csv_file_holds_whole_rows_and_is_continued(told):
         rows = list(csv.DictReader(file))
     steps = [int(row["step"]) for row in rows]
     assert steps == [*range(1, len(steps) - 2), 1, 2, 3]
+    full = (told[0] / "full.csv").read_bytes()
+    assert full.count(b"\n") == 1 + len(steps) - 3 and full.endswith(b"\n")
     assert 12 <= len(steps) - 3 < 20
     assert all(row["retries"] == "0" for row in rows)
     assert [int(row["applied_steps"]) for row in rows[-3:]] == [121, 122, 123]
@@ -85,8 +89,20 @@ def test_the_csv_file_holds_whole_rows_and_is_continued(told):
 
 def test_the_event_files_are_full_and_nothing_else_is_left(told):
     names = {path.name for path in told[0].iterdir()}
-    assert names == {"steps.csv", "summary"}
+    assert names == {"full.csv", "steps.csv", "summary"}
     assert {path.stat().st_size for path in (told[0] / "summary").iterdir()} == {1000}
+
+
+def test_a_row_that_was_written_in_part_is_cut_off(tmp_path):
+    path = tmp_path / "steps.csv"
+    file = CsvFile(path, ("step", "loss"))
+    file.begin()
+    file.append([(1, 0.5)])
+    with open(path, "ab") as killed:
+        killed.write(b"2,0.")
+    file.begin()
+    file.append([(1, 0.25)])
+    assert path.read_bytes() == b"step,loss\r\n1,0.5\r\n1,0.25\r\n"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")

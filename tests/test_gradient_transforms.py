@@ -22,16 +22,20 @@ LARGEST_SCALE = 2.0**13
 
 
 class Sloped(nn.Cell):
-    """The gradient of its matrix's rows, and of its biases, is `slope`, in float16. So many biases were stacked."""
+    """
+    The gradient of its matrix's rows, and of its biases, is `slope` times a sign, in float16. So many biases were
+    stacked.
+    """
 
-    def __init__(self, name="net"):
+    def __init__(self, name="net", sign=1):
         super().__init__()
+        self.sign = sign
         shapes = {"matrix": (2, 3), **{f"bias_{i}": (3,) for i in range(4)}}
         for attribute, shape in shapes.items():
             setattr(self, attribute, Parameter(Tensor(np.zeros(shape, np.float32)), name=f"{name}.{attribute}"))
 
     def construct(self, slope):
-        slope = slope.astype(mstype.float16)
+        slope = self.sign * slope.astype(mstype.float16)
         biases = self.bias_0 + self.bias_1 + self.bias_2 + self.bias_3
         return sum_of_product(self.matrix, slope) + sum_of_product(biases, slope)
 
@@ -69,8 +73,8 @@ class Counted(nn.Cell):
 
 
 def make(kind, transforms, scale=2.0**10, loss_scale=None, **keywords):
-    """A cell of one network, or of two, that descends by the gradient."""
-    networks = [Sloped()] if kind == "scaled" else [Sloped("first"), Sloped("second")]
+    """A cell of one network, or of two with opposite gradients, that descends by them."""
+    networks = [Sloped()] if kind == "scaled" else [Sloped("first"), Sloped("second", -1)]
     optimizers = [nn.SGD(network.trainable_params(), 1.0) for network in networks]
     keywords["gradient_transforms"] = transforms
     loss_scale = loss_scale or DynamicLossScale(scale)
@@ -78,6 +82,10 @@ def make(kind, transforms, scale=2.0**10, loss_scale=None, **keywords):
         return ScaledTrainOneStepCell(networks[0], optimizers[0], loss_scale, **keywords).set_train()
     cell = SimultaneousTrainOneStepCell if kind == "simultaneous" else AlternatingTrainOneStepCell
     return cell(networks, optimizers, loss_scale, **keywords).set_train()
+
+
+_OF_BOTH = {"first": 1, "second": -1}
+SIGNS = {"scaled": {"net": 1}, "simultaneous": _OF_BOTH, "alternating": _OF_BOTH}
 
 
 def slopes(factor=1.0):
@@ -98,8 +106,8 @@ def test_each_weight_has_its_own_gradient_and_the_norm_is_that_of_the_transforme
     cell(slopes())
     norm = np.sqrt(2 * np.sum(CENTRALIZED**2) + 4 * np.sum(SLOPE**2))
     np.testing.assert_allclose(cell.grad_norm(), norm if kind == "scaled" else [norm, norm], rtol=1e-6)
-    for name in ["net"] if kind == "scaled" else ["first", "second"]:
-        assert_moved(cell, name, CENTRALIZED, SLOPE)
+    for name, sign in SIGNS[kind].items():
+        assert_moved(cell, name, sign * CENTRALIZED, sign * SLOPE)
 
 
 @pytest.mark.parametrize("kind", ["simultaneous", "alternating"])
@@ -109,7 +117,7 @@ def test_each_network_may_have_its_own_in_their_order(mode, kind):
     assert "network_0.calls" in names and "network_1.calls" in names
     cell(slopes())
     assert_moved(cell, "first", CENTRALIZED, SLOPE + 1)
-    assert_moved(cell, "second", CENTRALIZED + 1, SLOPE + 1)
+    assert_moved(cell, "second", 1 - CENTRALIZED, 1 - SLOPE)
 
 
 def test_a_skipped_step_takes_back_what_they_write(mode):
@@ -141,8 +149,8 @@ def test_each_try_is_transformed_before_its_verdict_and_one_is_applied(mode, kin
     transforms = [Counted()] if kind == "scaled" else [[Counted()], [Counted()]]
     cell = make(kind, transforms, 4 * LARGEST_SCALE, max_retries=2)
     cell(slopes())
-    for name in ["net"] if kind == "scaled" else ["first", "second"]:
-        assert_moved(cell, name, SLOPE + 1, SLOPE + 1)
+    for name, sign in SIGNS[kind].items():
+        assert_moved(cell, name, sign * SLOPE + 1, sign * SLOPE + 1)
     before = state(cell)
     assert np.all(cell(slopes(np.inf))[1].asnumpy())
     assert not any(name.endswith("calls") for name in changed(before, state(cell)))

@@ -69,6 +69,28 @@ def test_names():
     )
 
 
+class BothOfThem(nn.Cell):
+    """One network that returns two losses."""
+
+    def __init__(self, networks):
+        super().__init__(auto_prefix=False)
+        self.first, self.second = networks
+
+    def construct(self, x, first, second):
+        return self.first(x, first), self.second(x, second)
+
+
+def test_each_loss_of_one_network_has_its_own(mode):
+    apart, cell_of_two = make([FixedLossScale(8.0), FixedLossScale(2.0)])
+    together = [Slope("first"), Slope("second")]
+    optimizers = [nn.SGD([network.weight], LEARNING_RATE) for network in together]
+    cell_of_one = SimultaneousTrainOneStepCell(BothOfThem(together), optimizers, list(map(FixedLossScale, (8.0, 2.0))))
+    for cell in (cell_of_two, cell_of_one.set_train()):
+        cell(*inputs(1.0, 1.0))
+    for one, other in zip(apart, together):
+        np.testing.assert_array_equal(one.weight.asnumpy(), other.weight.asnumpy())
+
+
 class Told(OverflowDetector):
     """Sees an overflow where a gradient is larger than 60."""
 

@@ -5,7 +5,7 @@ import types
 
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, load_param_into_net, nn, ops
 from support.networks import FEATURES, batch, batch_for
 from support.training import bookkeeping, changed, state
 
@@ -62,6 +62,15 @@ def test_a_parameter(mode, make, steps):
     for seed in range(steps):
         cell(*batch(seed))
     assert "u" in changed(before, state(cell))
+
+
+def test_a_window_that_was_saved_without_copies_is_taken_back_to_where_it_was_loaded(mode):
+    begun, resumed = (of_one(SpectralNorm(), gradient_accumulation_steps=2) for _ in range(2))
+    begun(*batch(0))
+    saved = {name: value for name, value in state(begun).items() if not name.startswith("forward_state.")}
+    load_param_into_net(resumed, {name: Parameter(Tensor(value), name=name) for name, value in saved.items()})
+    assert bool(resumed(*batch_for(True))[1].asnumpy())
+    np.testing.assert_array_equal(state(resumed)["u"], saved["u"])
 
 
 class Counting(nn.Cell):
@@ -178,6 +187,39 @@ def test_buffers_of_clones_and_of_cells_that_are_registered_nowhere(mode):
     assert bool(cell(*batch_for(True))[1].asnumpy())
     assert changed(before, buffers_of(network)) == set()
     np.testing.assert_array_equal(network.plain[0].mean.asnumpy(), mean)
+
+
+class Holding(nn.Cell):
+    """Calls what is not registered anywhere."""
+
+    def __init__(self, held):
+        super().__init__()
+        self.head, self.held = nn.Dense(FEATURES, 1), held
+
+    def construct(self, x, y):
+        return ops.square(self.head(self.held(x)) - y).mean()
+
+
+def in_a_closure():
+    memory = Parameter(Tensor(0.0), name="memory", requires_grad=False)
+    return lambda x: ops.depend(x, ops.assign(memory, ops.ReduceMean()(x)))
+
+
+class InASlot:
+    __slots__ = ("memory",)
+
+    def __init__(self):
+        self.memory = Parameter(Tensor(0.0), name="memory", requires_grad=False)
+
+    def __call__(self, x):
+        return ops.depend(x, ops.assign(self.memory, ops.ReduceMean()(x)))
+
+
+@pytest.mark.parametrize("make", [in_a_closure, InASlot])
+def test_what_is_kept_in_other_ways_is_found(make):
+    network = Holding(make())
+    with pytest.warns(RuntimeWarning, match="memory can be written by the forward, but MindSpore does not find"):
+        assert of_one(network).forward_state_names() == ["unregistered_0.memory"]
 
 
 @pytest.mark.parametrize("steps", [1, 2])

@@ -120,6 +120,15 @@ class InLoops(Writing):
     also_written = ("frozen",)  # Conditions on objects are not followed.
 
 
+class InTheSecondRoundOfALoop(Writing):
+    def construct(self, x):
+        memory = x
+        for _ in range(2):
+            ops.assign(memory, self.frozen)
+            memory = self.u
+        return x * self.trained
+
+
 class AfterALoopThatMayNotRun(Writing):
     def construct(self, x):
         memory = self.u

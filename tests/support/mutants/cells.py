@@ -2,7 +2,6 @@
 
 from support.mutants.mutant import Mutant
 
-_LAWS = "test_loss_scale.py"
 _ALTERNATING = "test_alternating_train_one_step_cell.py"
 _WINDOWS = "test_accumulation.py"
 _MONITOR = "test_loss_scale_monitor.py"
@@ -50,9 +49,44 @@ MUTANTS = [
     Mutant(
         "a network's turn comes one call late",
         "cells/turns.py",
-        "ops.equal((self.windows + self._one) % self.window_every, self._zero)",
-        "ops.equal(self.windows % self.window_every, self._zero)",
-        (_ALTERNATING,),
+        "ops.unstack(ops.equal((self.windows + self._one) % every, self._zero))",
+        "ops.unstack(ops.equal(self.windows % every, self._zero))",
+        ("test_accumulation.py", _ALTERNATING),
+    ),
+    Mutant(
+        "turns count calls and not windows",
+        "cells/turns.py",
+        "            windows = ops.select(is_last, windows, self.windows)\n",
+        "",
+        ("test_accumulation.py", _ALTERNATING),
+    ),
+    Mutant(
+        "whose turn it is changes within a window",
+        "cells/turns.py",
+        "ops.select(self.calls.is_first(), self.every, self.window_every) if self._accumulates else self.every",
+        "self.every",
+        ("test_accumulation.py", _ALTERNATING, "test_configurations.py"),
+    ),
+    Mutant(
+        "the losses of a window are remembered before its verdict",
+        "cells/turns.py",
+        "ops.logical_or(overflows, ops.logical_not(is_last))",
+        "ops.logical_or(overflows, is_last)",
+        ("test_accumulation.py", _ALTERNATING, "test_configurations.py"),
+    ),
+    Mutant(
+        "a flushed window is none for whose turn it is",
+        "cells/turns.py",
+        "            ops.assign(self.windows, self.windows + self._one)\n",
+        "",
+        ("test_accumulation.py", _ALTERNATING, "test_configurations.py"),
+    ),
+    Mutant(
+        "a refused predict leaves the cell in evaluation mode",
+        "cells/trains_only.py",
+        "        self._restore_mode()\n        raise",
+        "        raise",
+        ("test_model.py",),
     ),
     Mutant(
         "steps of networks that decide alone are those of the first",
@@ -81,6 +115,14 @@ MUTANTS = [
         "if strict and (missing or unexpected):",
         "if strict and unexpected:",
         (_LOAD,),
+    ),
+    Mutant(
+        "a window is not loaded",
+        "cells/load_in_place.py",
+        "for name, parameter in own.items() if name in parameters]",
+        'for name, parameter in own.items() if name in parameters and not name.startswith("accumulation.")]',
+        ("test_gradient_transforms.py", "test_checkpoints_of_releases.py"),
+        frozenset({"a-new-cell-continues-bit-for-bit", "a-running-cell-continues-bit-for-bit"}),
     ),
     Mutant(
         "a compiled branch goes on with the memory that loading replaced",
@@ -158,6 +200,17 @@ MUTANTS = [
         "    def _check_trains(self, what):\n",
         ("test_model.py", _ALTERNATING),
         frozenset({"sink-mode-makes-the-same-steps"}),
+    ),
+    Mutant(
+        "the host does a part of each step",
+        "cells/training_cell.py",
+        "        self._others.has_run()\n",
+        "        self._others.has_run()\n"
+        "        for parameter in self.get_parameters():\n"
+        '            if parameter.name.endswith("clean_steps"):\n'
+        "                parameter.set_data(Tensor(0, mstype.int32))\n",
+        ("test_loss_scale.py",),
+        frozenset({"a-compiled-for-loop-makes-the-same-steps", "a-compiled-while-loop-makes-the-same-steps"}),
     ),
     Mutant(
         "each step takes long",
@@ -251,5 +304,44 @@ MUTANTS = [
         "        if self._has_decided:\n",
         "        if snapshot.norms:\n",
         ("test_summary.py",),
+    ),
+    Mutant(
+        "a monitor reads a flushed window one epoch late",
+        "callbacks/loss_scale_monitor.py",
+        "        Reads the window that a callback after this one has flushed at the end of the epoch before.\n\n"
+        "        Args:\n"
+        "            run_context (RunContext): What `Model` knows of the training.\n"
+        '        """\n'
+        "        self._read_flush()\n",
+        '        """\n',
+        ("test_loss_scale_monitor_windows.py",),
+    ),
+    Mutant(
+        "a monitor prints every step",
+        "callbacks/loss_scale_monitor.py",
+        "if step // self._every_n_steps > self._printed_step // self._every_n_steps:",
+        "if step // self._every_n_steps >= self._printed_step // self._every_n_steps:",
+        (_MONITOR, "test_model.py"),
+    ),
+    Mutant(
+        "a monitor leaves out an epoch's last steps",
+        "callbacks/loss_scale_monitor.py",
+        "        self._read()\n        self._read_flush()\n",
+        "        self._read_flush()\n",
+        (_MONITOR, "test_model.py"),
+    ),
+    Mutant(
+        "a full disk leaves a part of a row",
+        "callbacks/csv_file.py",
+        'file.truncate(start + lines.rfind(b"\\n", 0, written) + 1)',
+        "file.truncate(start + written)",
+        ("test_full_disk.py",),
+    ),
+    Mutant(
+        "a part of a row stays in a file that is continued",
+        "callbacks/csv_file.py",
+        "            if whole < len(before):\n                file.truncate(whole)\n",
+        "",
+        ("test_full_disk.py",),
     ),
 ]

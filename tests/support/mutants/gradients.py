@@ -8,6 +8,8 @@ _AVERAGES = "test_moving_average.py"
 _SIMULTANEOUS = "test_simultaneous_train_one_step_cell.py"
 _OWN_SCALES = "test_own_loss_scales.py"
 _RANKS = "test_ranks.py"
+_TRANSFORMS = "test_gradient_transforms.py"
+_FLOAT16 = "test_float16_weights.py"
 
 MUTANTS = [
     Mutant(
@@ -173,10 +175,131 @@ MUTANTS = [
         (_CLIPPING,),
     ),
     Mutant(
-        "every network is clipped as the first",
+        "every network's gradients are transformed as the first one's",
         "step/gradient_transforms.py",
         "            for transform in transforms:\n                its_grads =",
         "            for transform in self.of_each[0]:\n                its_grads =",
-        (_CLIPPING,),
+        (_TRANSFORMS,),
+    ),
+    Mutant(
+        "a network's transforms get the gradients of the first",
+        "step/gradient_transforms.py",
+        "its_grads = self.packing.of_network(i, grads)",
+        "its_grads = self.packing.of_network(0, grads)",
+        (_TRANSFORMS,),
+    ),
+    Mutant(
+        "of a network's transforms only the last counts",
+        "step/gradient_transforms.py",
+        "its_grads = transform(its_grads)",
+        "its_grads = transform(self.packing.of_network(i, grads))",
+        (_TRANSFORMS,),
+    ),
+    Mutant(
+        "transforms get stacked gradients",
+        "step/build.py",
+        " and not any(transforms)\n",
+        "\n",
+        (_TRANSFORMS,),
+    ),
+    Mutant(
+        "a retried window is judged by its last call alone",
+        "step/build.py",
+        "if self._settings.max_retries and self._window_state is None:",
+        "if self._settings.max_retries:",
+        (_TRANSFORMS,),
+    ),
+    Mutant(
+        "a gradient that becomes infinite in float16 is applied",
+        "step/gradient_transforms.py",
+        "if checks and any(become_float16):",
+        "if checks and all(become_float16):",
+        (_FLOAT16,),
+    ),
+    Mutant(
+        "gradients of float16 weights are rounded before they are clipped",
+        "_gradients.py",
+        "    return ops.select(_are_finite(rounded), tensor, rounded)\n",
+        "    return rounded\n",
+        (_FLOAT16,),
+    ),
+    Mutant(
+        "gradients that were stacked are those of other weights",
+        "_gradients.py",
+        "    return items(tensors, where)\n",
+        "    return tensors\n",
+        (_SCALED,),
+    ),
+    Mutant(
+        "clipping is left out",
+        "step/update.py",
+        "self.packing.unpack(self.clipping(grads))",
+        "self.packing.unpack(grads)",
+        ("test_configurations.py", _CLIPPING),
+    ),
+    Mutant(
+        "all networks are clipped to the values of the first",
+        "step/build.py",
+        "make_clip(settings.clip_norm[i], settings.clip_value[i],",
+        "make_clip(settings.clip_norm[i], settings.clip_value[0],",
+        ("test_configurations.py", _CLIPPING),
+    ),
+    Mutant(
+        "aux is no copy",
+        "step/forward_backward.py",
+        "return in_form(form_of(aux), of_each_tensor(gradients.copy, leaves_in(aux)))",
+        "return aux",
+        ("test_aux.py",),
+    ),
+    Mutant(
+        "aux beside several losses is no copy",
+        "step/forward_backward.py",
+        "of_each_tensor(gradients.copy, results[self._losses : -1])",
+        "results[self._losses : -1]",
+        ("test_aux.py",),
+    ),
+    Mutant(
+        "weights get the gradients of all losses of one network",
+        "step/forward_backward.py",
+        "if i == j else of_each_tensor",
+        "if j < self._losses else of_each_tensor",
+        (_SIMULTANEOUS,),
+    ),
+    Mutant(
+        "each loss of one network has the first one's scale",
+        "step/forward_backward.py",
+        "(of_network(i, scale),) if i == j",
+        "(of_network(0, scale),) if i == j",
+        (_OWN_SCALES,),
+    ),
+    Mutant(
+        "losses and aux may be copied after the update",
+        "step/forward_backward.py",
+        "ops.depend(self.packing.pack(grads), (losses, tensors_in(auxes)))",
+        "self.packing.pack(grads)",
+        ("test_aux.py", _SCALED, _SIMULTANEOUS),
+    ),
+    Mutant(
+        "aux of a network is taken for losses",
+        "step/returned.py",
+        "(len(output) == losses or (has_aux and len(output) > losses))",
+        "len(output) >= losses",
+        ("test_in_processes_of_their_own.py",),
+    ),
+    Mutant(
+        "an image before its loss is trained",
+        "step/returned.py",
+        "return any(shape is not None and all(",
+        "return all(shape is not None and all(",
+        ("test_in_processes_of_their_own.py",),
+    ),
+    Mutant(
+        "the verdict comes before the exchange",
+        "step/step.py",
+        "        grads = self.complete(grads)  # 6. Reduce the gradients across ranks, and transform them.\n"
+        "        overflow, flags = self.verdict(grads, divisor, overflows, earlier)  # 7. One verdict.\n",
+        "        overflow, flags = self.verdict(grads, divisor, overflows, earlier)\n"
+        "        grads = self.complete(grads)\n",
+        (_TRANSFORMS, "test_ranks.py"),
     ),
 ]

@@ -60,6 +60,20 @@ MUTANTS = [
         ),
     ),
     Mutant(
+        "what the forward wrote tells of no overflow",
+        "step/forward_state.py",
+        "return _became_not_finite(saved, self.written)",
+        "return ()",
+        (_IN_FORWARD,),
+    ),
+    Mutant(
+        "what the forwards of a window wrote tells of no overflow",
+        "step/forward_state.py",
+        "return _became_not_finite(self.copies, self.written)",
+        "return ()",
+        (_IN_FORWARD,),
+    ),
+    Mutant(
         "where a detector tells none is to blame",
         "step/verdict.py",
         "ops.logical_and(overflow, ops.logical_or(to_blame, none_is))",

@@ -7,6 +7,7 @@ _WINDOWS = "test_accumulation.py"
 _FLUSH = "test_flush_accumulation.py"
 _OWN_SCALES = "test_own_loss_scales.py"
 _RETRIES = "test_retries.py"
+_LOAD = "test_load_state_dict.py"
 _OVERFLOWED = "test_overflowed_parameters.py"
 _DETECTOR = "test_overflow_detector.py"
 _IN_FORWARD = "test_overflow_in_the_forward.py"
@@ -104,6 +105,34 @@ MUTANTS = [
         (_RETRIES,),
     ),
     Mutant(
+        "a loss that only a scale made infinite is not tried again",
+        "step/build.py",
+        "for i, network, loss_scale in losses if not holds_input_gradient(",
+        "for i, network, loss_scale in losses if holds_input_gradient(",
+        (_RETRIES,),
+    ),
+    Mutant(
+        "each try sees what the last wrote to the inputs",
+        "step/tries.py",
+        "return of_each_tensor(gradients.copy, inputs)",
+        "return inputs",
+        (_RETRIES,),
+    ),
+    Mutant(
+        "from the second on each try sees what the last wrote to the inputs",
+        "step/tries.py",
+        "self.one_try(used, self.keep(ops.depend(kept, used)), saved)",
+        "self.one_try(used, ops.depend(kept, used), saved)",
+        (_RETRIES,),
+    ),
+    Mutant(
+        "a law is put back after tries that helped",
+        "_gradients.py",
+        "ops.select(condition, value, parameter)",
+        "ops.select(condition, parameter, value)",
+        ("test_configurations.py",),
+    ),
+    Mutant(
         "each rank tries again by itself",
         "step/tries.py",
         "ops.logical_not(self.ranks.agree(hopeless))",
@@ -130,6 +159,14 @@ MUTANTS = [
         "self.packing.pack(gradients.add(self.state.gradients, self.packing.unpack(grads)))",
         "grads",
         (_WINDOWS,),
+    ),
+    Mutant(
+        "a window ends early",
+        "step/window_count.py",
+        "Tensor(begun + steps, mstype.int32)",
+        "Tensor(begun + steps - 1, mstype.int32)",
+        (_WINDOWS, _FLUSH),
+        frozenset({"accumulated-gradients-are-averaged"}),
     ),
     Mutant(
         "a window is never emptied",
@@ -179,5 +216,54 @@ MUTANTS = [
         "self.overflow_detector.start(self.use_parameters(self.state.partial_mean()))",
         "self.use_parameters(self.state.partial_mean())",
         (_FLUSH,),
+    ),
+    Mutant(
+        "a window that has not begun is flushed",
+        "step/step.py",
+        "return self.flush_window() if self.window.has_begun() else None",
+        "return self.flush_window()",
+        (_WINDOWS,),
+    ),
+    Mutant(
+        "a flushed window is averaged by what its count tells besides",
+        "step/window_count.py",
+        "return ops.bitwise_or(self.value, self._begun) - self._begun",
+        "return self.value",
+        ("test_loading_with_stock_functions.py", _FLUSH),
+    ),
+    Mutant(
+        "a checkpoint does not tell how many calls its window takes",
+        "step/window_count.py",
+        "return ops.bitwise_or(self.value, self._begun) + self._one",
+        "return ops.bitwise_or(self.value, self._begun) - self._begun + self._one",
+        (_WINDOWS, _LOAD),
+    ),
+    Mutant(
+        "a window of very many calls has never begun",
+        "step/window_count.py",
+        "return bool(self.value.asnumpy() != 0)",
+        "return bool(self.value.asnumpy() > 0)",
+        (_WINDOWS,),
+    ),
+    Mutant(
+        "a cell without windows goes on within one of an earlier version",
+        "step/window_count.py",
+        'return "more than 1" if steps == 1 else None',
+        "return None",
+        (_LOAD,),
+    ),
+    Mutant(
+        "a window of another length is loaded",
+        "cells/begun_windows.py",
+        "if name in names or (name not in own",
+        "if name in names and (name not in own",
+        (_LOAD,),
+    ),
+    Mutant(
+        "a window of another length is gone on with after a stock function loaded it",
+        "cells/begun_windows.py",
+        '            self._check(count, "what was loaded")\n',
+        "            pass\n",
+        ("test_loading_with_stock_functions.py",),
     ),
 ]

@@ -1,0 +1,163 @@
+"""Ways to break how it is found what the forward writes, and how that keeps its memory."""
+
+from support.mutants.mutant import Mutant
+
+_WRITES = "test_what_the_forward_writes.py"
+_MAY_WRITE = "test_may_write.py"
+_FORWARDS = "test_forwards.py"
+_STOCK = "test_loading_with_stock_functions.py"
+
+MUTANTS = [
+    Mutant(
+        "forward state in a list is not found",
+        "forward_state/reachable.py",
+        "_CONTAINERS = (list, tuple, set, frozenset, collections.deque)",
+        "_CONTAINERS = (tuple, set, frozenset, collections.deque)",
+        (_WRITES,),
+    ),
+    Mutant(
+        "forward state in a global is not found",
+        "forward_state/reachable.py",
+        "        *vars(thing).values(),\n        *_globals_of(thing),\n",
+        "        *vars(thing).values(),\n",
+        (_FORWARDS,),
+    ),
+    Mutant(
+        "forward state in a closure is not found",
+        "forward_state/reachable.py",
+        "        *(held for cell in thing.__closure__ or () for held in _held_by(cell)),\n",
+        "",
+        (_WRITES,),
+    ),
+    Mutant(
+        "forward state in a slot is not found",
+        "forward_state/reachable.py",
+        "*classes, *(getattr(thing, name, None) for name in slots)]",
+        "*classes, *slots]",
+        (_WRITES,),
+    ),
+    Mutant(
+        "large state is never copied",
+        "forward_state/find.py",
+        "written = {key for key in reading.written if key in state} | _written_by_layers(cells)",
+        "written = _written_by_layers(cells)",
+        (_MAY_WRITE,),
+    ),
+    Mutant(
+        "state that was declared is not copied",
+        "forward_state/find.py",
+        " | set(map(id, declared))",
+        "",
+        (_WRITES,),
+    ),
+    Mutant(
+        "a copy in case may be of any size",
+        "forward_state/find.py",
+        "        if elements <= _FEW:\n            written.add(key)\n",
+        "        written.add(key)\n",
+        (_WRITES,),
+    ),
+    Mutant(
+        "weights of which it can't be told are not copied",
+        "forward_state/find.py",
+        "for key in (*small, *reading.doubted) if key in state",
+        "for key in small if key in state",
+        (_WRITES,),
+    ),
+    Mutant(
+        "statistics of MindSpore's layers are not known by name",
+        "forward_state/find.py",
+        "if key in state} | _written_by_layers(cells) |",
+        "if key in state} |",
+        (_MAY_WRITE,),
+    ),
+    Mutant(
+        "inputs that a network writes are taken for those that it reads",
+        "forward_state/find.py",
+        "id(stand_in) in reading.written or id(stand_in) in reading.doubted",
+        "id(stand_in) in reading.written and id(stand_in) in reading.doubted",
+        ("test_retries.py",),
+    ),
+    Mutant(
+        "arithmetic in place is no writing",
+        "forward_state/may_write.py",
+        "        self.write(of(*(each for each in old.values() if not isinstance(each, CONTAINERS))))\n",
+        "",
+        (_MAY_WRITE,),
+    ),
+    Mutant(
+        "an attribute that is assigned is not written",
+        "forward_state/may_write.py",
+        "            self.write(of(*(each for each in present.values() if isinstance(each, Tensor))))\n",
+        "",
+        (_MAY_WRITE,),
+    ),
+    Mutant(
+        "a loop is read as if it ran once",
+        "forward_state/may_write.py",
+        "[*node.body, *node.body, *node.orelse]",
+        "[*node.body, *node.orelse]",
+        (_MAY_WRITE,),
+    ),
+    Mutant(
+        "a buffer has memory of its own",
+        "forward_state/shared_buffer.py",
+        "self.parameter.assign_value(self.registered())",
+        "self.parameter.assign_value(Tensor(self.registered().asnumpy()))",
+        (_WRITES,),
+    ),
+    Mutant(
+        "a buffer that got pretrained values is parted from what stands for it",
+        "step/memory_in_use.py",
+        "        for buffer in self._buffers:\n            buffer.share()\n",
+        "",
+        (_WRITES,),
+    ),
+    Mutant(
+        "memory is put back before the assignment",
+        "step/memory_in_use.py",
+        "        values = [(tensors[i], copy(tensors[i])) for i in moved]\n"
+        "        for i in moved:\n"
+        "            tensors[i].assign_value(self._aliases[i])\n"
+        "        return values\n",
+        "        for i in moved:\n"
+        "            tensors[i].assign_value(self._aliases[i])\n"
+        "        return [(tensors[i], copy(tensors[i])) for i in moved]\n",
+        (_STOCK,),
+    ),
+    Mutant(
+        "what a forward wrote into other memory is lost",
+        "step/memory_in_use.py",
+        "            ops.assign(tensor, value)\n",
+        "            ops.assign(value, tensor)\n",
+        (_FORWARDS,),
+    ),
+    Mutant(
+        "a skipped step leaves what it wrote into other memory",
+        "step/memory_in_use.py",
+        "if moved and not was_skipped():",
+        "if moved:",
+        (_FORWARDS,),
+    ),
+    Mutant(
+        "a running cell goes on with the memory that loading replaced",
+        "cells/training_cell.py",
+        "                self.turns.forget_losses()\n        self._put_memory_back()\n",
+        "                self.turns.forget_losses()\n",
+        (_STOCK,),
+    ),
+    Mutant(
+        "a flush goes on with the memory that loading replaced",
+        "cells/training_cell.py",
+        "        self._check_loaded()\n        overflows = [step.flush() for step in self.steps]",
+        "        overflows = [step.flush() for step in self.steps]",
+        (_STOCK,),
+    ),
+    Mutant(
+        "a window of an earlier version has no copies",
+        "cells/training_cell.py",
+        "                if step.window.has_begun():\n",
+        "                if not step.window.has_begun():\n",
+        (_WRITES, "test_checkpoints_of_releases.py"),
+    ),
+]

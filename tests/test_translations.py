@@ -31,6 +31,7 @@ ENGLISH = """# A scale
 ## Why 2 of them?
 
 Of 1,000 steps `Model` makes 3 at 0.5, see [the law](#the-law) and [the README](../README.md).
+Two networks have 25.6 million weights.
 
 | step | scale |
 |---|---:|
@@ -53,13 +54,13 @@ CHINESE = """# 损失缩放系数
 
 ## 为什么有2个？
 
-1,000步中，有3步由 `Model` 以0.5运行，参见[README](../../README_CN.md)和[调整规则](#调整规则)。
+1,000步中，有3步由 `Model` 以0.5运行，参见[README](../../README_CN.md)和[更新规则](#更新规则)。2个网络共有2560万个权重。
 
 | 步 | 损失缩放系数 |
 |---|---:|
 | 1 | `2.0` |
 
-## 调整规则
+## 更新规则
 
 - **加倍**
 
@@ -97,11 +98,15 @@ def test_a_translation_has_no_differences(pages, tmp_path):
     assert pairs(tmp_path)[1] == (english.path, chinese.path)
 
 
+def test_a_number_that_english_spells_out_may_be_spelled_out_in_chinese(pages):
+    assert differences(*pages("2个网络", "两个网络")) == []
+
+
 @pytest.mark.parametrize(
     "old, new, message",
     [
         ("[English]", "[英文]", "scale.md:3: the third line must be [English](../scale.md)"),
-        ("## 调整规则", "### 调整规则", "scale.md:13 is h3, where "),
+        ("## 更新规则", "### 更新规则", "scale.md:13 is h3, where "),
         ("- **加倍**\n", "", "scale.md:16 is code, where "),
         ("\n    2.0\n", "", "scale.md ends, where "),
         ("| 1 | `2.0` |\n", "| 1 | `2.0` |\n| 2 | `4.0` |\n", "scale.md:12 is tr, where "),
@@ -110,6 +115,8 @@ def test_a_translation_has_no_differences(pages, tmp_path):
         ("```py", "```python", "this code differs"),
         ("    2.0", "    2.1", "this code differs"),
         ("有3步", "有三步", "figures: missing ['3'], added []"),
+        ("2560万", "2560亿", "figures: missing ['25600000'], added ['256000000000']"),
+        ("2个网络", "3个网络", "figures: missing [], added ['3']"),
         ("1,000", "1000", "figures: missing ['1,000'], added ['1000']"),
         ("有2个", "有几个", "figures: missing ['2'], added []"),
         ("| 1 |", "| 2 |", "figures: missing ['1'], added ['2']"),
@@ -117,8 +124,8 @@ def test_a_translation_has_no_differences(pages, tmp_path):
         ("`2.0`", "`2.0` `1`", "inline code: missing [], added ['1']"),
         ("**加倍**", "**加倍", "emphasis: missing ['strong'], added []"),
         ("../../README_CN.md", "../../README.md", "README.md']"),
-        ("#调整规则", "#为什么有2个", "scale.md heading 2']"),
-        ("[调整规则](#调整规则)", "调整规则", "links: missing "),
+        ("#更新规则", "#为什么有2个", "scale.md heading 2']"),
+        ("[更新规则](#更新规则)", "更新规则", "links: missing "),
     ],
 )
 def test_a_difference_is_told(pages, old, new, message):
@@ -133,7 +140,7 @@ def test_a_link_to_no_file_is_told(pages, language, link):
     assert ":7: nowhere.md leads to no file" in found
 
 
-@pytest.mark.parametrize("language, heading", [("english", "## The law"), ("chinese", "## 调整规则")])
+@pytest.mark.parametrize("language, heading", [("english", "## The law"), ("chinese", "## 更新规则")])
 def test_a_link_to_no_heading_is_told(pages, language, heading):
     english, chinese = pages(heading, "## Another", of=language)
     (found,) = broken_links(english if language == "english" else chinese)

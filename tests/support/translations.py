@@ -3,6 +3,7 @@
 import os
 import re
 from collections import Counter
+from decimal import Decimal
 from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
@@ -12,7 +13,13 @@ from urllib.parse import unquote
 from markdown_it import MarkdownIt
 
 MARKDOWN = MarkdownIt("commonmark").enable("table")
-FIGURE = re.compile(r"\d+(?:[.,]\d+)*")
+FIGURE = re.compile(r"(\d+(?:[.,]\d+)*)(?:\s*(million|billion|万|亿))?")
+UNITS = {"million": 10**6, "billion": 10**9, "万": 10**4, "亿": 10**8}
+# What English spells out, Chinese may write as a figure.
+NUMERALS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+SPELLED = {word: str(value) for value, word in enumerate(NUMERALS, 1)}
+SPELLED.update({"twenty": "20", "thirty": "30", "forty": "40", "fifty": "50", "sixty": "60", "one and a half": "1.5"})
+SPELLED_FIGURE = re.compile(rf"\b(?:{'|'.join(sorted(SPELLED, key=len, reverse=True))})\b", re.IGNORECASE)
 # Made from the docstrings, which are English.
 UNTRANSLATED = "api*.md"
 
@@ -26,7 +33,10 @@ class Block(NamedTuple):
     parts: list
 
     def figures(self):
-        return Counter(FIGURE.findall(" ".join(part.content for part in self.parts if part.type == "text")))
+        return Counter(_number(*found) for found in FIGURE.findall(self._text()))
+
+    def spelled_figures(self):
+        return Counter(SPELLED[word.lower()] for word in SPELLED_FIGURE.findall(self._text()))
 
     def code(self):
         return Counter(part.content for part in self.parts if part.type == "code_inline")
@@ -37,6 +47,9 @@ class Block(NamedTuple):
     def links(self):
         links = (part.attrs.get("href", part.attrs.get("src")) for part in self.parts)
         return [unquote(link) for link in links if link]
+
+    def _text(self):
+        return " ".join(part.content for part in self.parts if part.type == "text")
 
 
 class Page:
@@ -89,7 +102,8 @@ def differences(english, chinese):
         where = f"{chinese.at(translated)} ({english.at(original)})"
         if original.kind == "code" and original.source != translated.source:
             found.append(f"{where}: this code differs:\n{translated.source}")
-        found += _counts(where, "figures", original.figures(), translated.figures())
+        expected, actual = original.figures(), translated.figures()
+        found += _counts(where, "figures", expected, actual - ((actual - expected) & original.spelled_figures()))
         found += _counts(where, "inline code", original.code(), translated.code())
         found += _counts(where, "emphasis", original.emphasis(), translated.emphasis())
         expected = Counter(_translated_place(*english.target(link)) for link in original.links())
@@ -152,6 +166,11 @@ def _other_block(english, original, chinese, translated):
     here = f"{chinese.at(translated)} is {translated.kind}" if translated else f"{chinese.path} ends"
     there = f"{english.at(original)} is {original.kind}" if original else f"{english.path} ends"
     return f"{here}, where {there}; what follows was not compared"
+
+
+def _number(digits, unit):
+    """25.6 million and 2560万 are one number; without a unit it is compared as it is written."""
+    return f"{(Decimal(digits.replace(',', '')) * UNITS[unit]).normalize():f}" if unit else digits
 
 
 def _counts(where, what, expected, actual):

@@ -12,28 +12,25 @@ from ms_lossscale.step.clipping import NoClipping, make_clip, make_clipping
 from ms_lossscale.step.compiled import Compiled
 from ms_lossscale.step.forward_backward import ForwardBackward, ForwardsAndBackwards, SharedForwardBackward
 from ms_lossscale.step.forward_state import make_forward_state
+from ms_lossscale.step.found_overflow import (
+    FoundOverflow,
+    KnownOverflow,
+    OfAll,
+    OfEach,
+    asks_gradients_only,
+    make_looks,
+)
 from ms_lossscale.step.gradient_transforms import Complete, make_before_verdict, state_of
 from ms_lossscale.step.moving_average import MovingAverage
 from ms_lossscale.step.optimizers import Optimizers
 from ms_lossscale.step.packing import make_packing
 from ms_lossscale.step.parameter_names import network_prefix
 from ms_lossscale.step.ranks import Alone
-from ms_lossscale.step.scaling import LeftToClipping, OwnScaling, Scaling, Unscale, UnscaleEach, WindowScaling
+from ms_lossscale.step.scaling import OwnScaling, Scaling, Unscale, UnscaleInClipping, WindowScaling
 from ms_lossscale.step.step import AfterBackward, AfterTries, Decision, Step
 from ms_lossscale.step.step_counters import StepCounters
 from ms_lossscale.step.tries import CopyOfInputs, Judge, Tries, Try
 from ms_lossscale.step.update import AlwaysUpdate, Nothing, Undo, Update, UpdateOrUndo
-from ms_lossscale.step.verdict import (
-    AskOfCall,
-    BlameAll,
-    BlameEach,
-    DetectorVerdict,
-    KnownOfCall,
-    KnownVerdict,
-    asks_gradients_only,
-    make_ask,
-    make_verdict,
-)
 from ms_lossscale.step.window import Accumulation, EveryCall, Flush, WindowState
 
 
@@ -130,7 +127,7 @@ class _Stages:
             [MovingAverage(decay, its) for decay, its in zip(settings.ema_decay, self.weights) if decay is not None],
             StepCounters(all_weights, prefix, settings.max_retries > 0),
         )
-        self._verdict = make_verdict(self._checks, self.detector, self._clipping, ranks, self.packing, self._blame())
+        self._found_overflow = self._make_found_overflow()
         self.compiled = _compiler(optimizers, loss_scales, self.detector, settings)
 
     def window_and_flush(self):
@@ -138,23 +135,22 @@ class _Stages:
         if self._window_state is None:
             return EveryCall(self._decision()), Nothing()
         decision = self._decision()
-        of_call = KnownOfCall() if self._settings.max_retries else AskOfCall(self._ask())
+        of_call = KnownOverflow() if self._settings.max_retries else self._found_in_call(Alone())
         window = Accumulation(self._window_state, decision, of_call, self.forward_state, self.packing)
         flush = Flush(self._window_state, decision, self.scaling, self.detector, self.packing)
         return window, self.compiled(flush)
 
     def judge(self):
         """The judge of tries, who completes and judges in the place of the decision where each call is a step."""
-        ranks, complete, verdict = self._ranks, self._complete(), self._verdict
+        ranks, complete, found_overflow = self._ranks, self._complete(), self._found_overflow
         if self._window_state is not None:
             # Of each call by itself: what is reduced, transformed and measured is the window's sum.
-            nothing = NoClipping(len(self.weights))
-            complete, verdict = Complete(Alone(), []), DetectorVerdict(nothing, self._ask(), ranks)
+            complete, found_overflow = Complete(Alone(), []), self._found_in_call(ranks)
         return Judge(
             self.forward_state,
             self.unscale,
             complete,
-            verdict,
+            found_overflow,
             ranks,
             self.scaling,
             self._window_state,
@@ -168,24 +164,31 @@ class _Stages:
         )
         return tuple(i for i, network, loss_scale in losses if not holds_input_gradient((network,), loss_scale))
 
-    def _ask(self):
-        return make_ask(self.detector, self.packing, self._blame())
+    def _make_found_overflow(self):
+        looks = make_looks(self.detector, self.packing, self._whose(), norms_suffice=self._clipping.finds_overflow)
+        # Where nothing is checked there is nothing to agree on.
+        return FoundOverflow(self._clipping, looks, self._ranks if self._checks else Alone())
 
-    def _blame(self):
-        # A new one for each verdict: of one that stands in two places graph mode forgets how many gradients there are.
-        return BlameEach(self.packing) if self._has_own_scales and self._checks else BlameAll()
+    def _found_in_call(self, ranks):
+        return FoundOverflow(
+            NoClipping(len(self.weights)), make_looks(self.detector, self.packing, self._whose()), ranks
+        )
+
+    def _whose(self):
+        # A new one for each place: of one that stands in two, graph mode forgets how many gradients there are.
+        return OfEach(self.packing) if self._has_own_scales and self._checks else OfAll()
 
     def _complete(self):
         return Complete(self._ranks, self._before_verdict)
 
     def _decision(self):
-        complete, verdict, update_or_undo = self._complete(), self._verdict, AlwaysUpdate(self.update)
+        complete, found_overflow, update_or_undo = self._complete(), self._found_overflow, AlwaysUpdate(self.update)
         if self._settings.max_retries and self._window_state is None:
-            complete, verdict = Complete(Alone(), []), KnownVerdict()
+            complete, found_overflow = Complete(Alone(), []), KnownOverflow()
         if self._checks:
             undo = Undo(self.forward_state, self.packing, self.update.step_counters)
             update_or_undo = UpdateOrUndo(self.update, undo)
-        return Decision(complete, verdict, self.scaling, update_or_undo)
+        return Decision(complete, found_overflow, self.scaling, update_or_undo)
 
     def _make_forward_state(self, owner, prefix):
         # A transform runs before the verdict, as the forward does: what it writes is taken back alike.
@@ -221,10 +224,8 @@ class _Stages:
             and not self._before_verdict
             and steps == 1
         ):
-            return LeftToClipping()
-        if self._has_own_scales:
-            return UnscaleEach(1.0 / steps, len(self.weights), self.packing)
-        return Unscale(1.0 / steps)
+            return UnscaleInClipping()
+        return Unscale(1.0 / steps, self.packing if self._has_own_scales else None)
 
 
 def _check_loss_scales(owner, loss_scales, max_retries):

@@ -162,7 +162,7 @@ class ClipByGlobalNorm(Clip):
 class NoClipping(nn.Cell):
     """Nothing is clipped or measured. Inputs, outputs and methods as those of :class:`Clipping`."""
 
-    tells = unscales = False
+    finds_overflow = unscales = False
 
     def __init__(self, networks):
         super().__init__(auto_prefix=False)
@@ -196,8 +196,8 @@ class Clipping(nn.Cell):
         super().__init__(auto_prefix=False)
         self.clips = nn.CellList(clips, auto_prefix=False)
         self.packing = packing
-        # Whether `measure` tells of each network if its gradients are finite.
-        self.tells = all(clip.norm is not None for clip in clips)
+        # Whether `measure` finds an overflow of any network.
+        self.finds_overflow = all(clip.norm is not None for clip in clips)
         self.unscales = all(clip.unscales for clip in clips)
 
     def measure(self, grads, divisor):

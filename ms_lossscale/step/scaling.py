@@ -149,49 +149,34 @@ class Unscale(nn.Cell):
     """
     Divides by the scale, in float32, and multiplies by the share that a call has in its step.
 
+    Args:
+        share (float): The share: 1, or one over the calls of an accumulation window.
+        packing (Packing): Knows the gradients of each network, if each has a scale of its own. Default: ``None`` .
+
     Inputs:
         - **grads** (tuple[Tensor]) - The gradients.
-        - **scale** (Tensor) - The scale that they hold, float32 of shape :math:`()`.
+        - **scale** (Tensor) - The scale that they hold, float32 of shape :math:`()`, or :math:`(N,)`.
 
     Outputs:
         Tuple of the gradients and of what they are still to be divided by.
     """
 
-    def __init__(self, share):
-        super().__init__(auto_prefix=False)
-        self._share, self._one = Tensor(share, mstype.float32), Tensor(1.0, mstype.float32)
-
-    def construct(self, grads, scale):
-        return gradients.multiply(grads, self._share / scale), self._one
-
-
-class UnscaleEach(nn.Cell):
-    """
-    The same where each network has a scale of its own.
-
-    Args:
-        share (float): As for :class:`Unscale`.
-        networks (int): How many there are.
-        packing (Packing): Knows the gradients of each.
-
-    Inputs and outputs as those of :class:`Unscale`, with scales of shape :math:`(N,)`.
-    """
-
-    def __init__(self, share, networks, packing):
+    def __init__(self, share, packing=None):
         super().__init__(auto_prefix=False)
         self.packing = packing
-        self._networks = networks
         self._share, self._one = Tensor(share, mstype.float32), Tensor(1.0, mstype.float32)
 
     def construct(self, grads, scale):
+        if self.packing is None:
+            return gradients.multiply(grads, self._share / scale), self._one
         unscaled = ()
-        for i in range(self._networks):
-            unscaled += gradients.multiply(self.packing.of_network(i, grads), self._share / of_network(i, scale))
+        for i, its_scale in enumerate(ops.unstack(scale)):
+            unscaled += gradients.multiply(self.packing.of_network(i, grads), self._share / its_scale)
         return unscaled, self._one
 
 
-class LeftToClipping(nn.Cell):
-    """Divides nothing. Inputs and outputs as those of :class:`Unscale`."""
+class UnscaleInClipping(nn.Cell):
+    """Divides nothing: clipping will, in one multiplication. Inputs and outputs as those of :class:`Unscale`."""
 
     def __init__(self):
         super().__init__(auto_prefix=False)

@@ -11,7 +11,7 @@ class Step(nn.Cell):
 
     1. Read the scale once. 2. Copy what the forward will write. 3. Clear an NPU's register; forward and backward.
     4. Unscale. 5. Accumulate; all calls but a window's last end here. 6. Reduce across ranks, and transform. 7. One
-    verdict. 8. One update of the scale. 9. One branch: update, or undo.
+    overflow check. 8. One update of the scale. 9. One branch: update, or undo.
 
     What a training cell does without is a stage that does nothing, and one network is the case N = 1 of several:
     `build.py` chooses the stages.
@@ -88,9 +88,9 @@ class AfterBackward(nn.Cell):
         self.window = window
 
     def construct(self, grads, scale, saved):
-        overflows = self.forward_state.overflowed(saved)  # 3. What the forward wrote may show what no gradient does.
+        others = self.forward_state.overflowed(saved)  # 3. What the forward wrote may show what no gradient does.
         grads, divisor = self.unscale(grads, scale)  # 4. Unscale in float32.
-        return self.window(grads, divisor, scale, overflows, (), saved)  # 5. Accumulate; at the window's end, decide.
+        return self.window(grads, divisor, scale, others, (), saved)  # 5. Accumulate; at the window's end, decide.
 
 
 class AfterTries(nn.Cell):
@@ -107,15 +107,15 @@ class AfterTries(nn.Cell):
 class Decision(nn.Cell):
     """What ends a step: of a call, of a window, or of one that is flushed."""
 
-    def __init__(self, complete, verdict, scaling, update_or_undo):
+    def __init__(self, complete, found_overflow, scaling, update_or_undo):
         super().__init__(auto_prefix=False)
         self.complete = complete
-        self.verdict = verdict
+        self.found_overflow = found_overflow
         self.scaling = scaling
         self.update_or_undo = update_or_undo
 
-    def construct(self, grads, divisor, scale, overflows, earlier, saved):
+    def construct(self, grads, divisor, scale, others, known, saved):
         grads = self.complete(grads)  # 6. Reduce the gradients across ranks, and transform them.
-        overflow, flags = self.verdict(grads, divisor, overflows, earlier)  # 7. One verdict.
+        overflow, flags = self.found_overflow(grads, divisor, others, known)  # 7. One overflow check.
         self.scaling.adjust(scale, overflow)  # 8. One update of the scale.
         return self.update_or_undo(overflow, grads, flags, saved)  # 9. One branch.

@@ -47,31 +47,31 @@ class Judge(nn.Cell):
         forward_state (Cell): Knows what the forward wrote.
         unscale (Cell): Divides the gradients.
         complete (Cell): Reduces and transforms the gradients, where each call is a step.
-        verdict (Cell): Whether these gradients overflowed.
+        found_overflow (FoundOverflow): Whether these gradients overflowed.
         ranks (Union[Alone, Ranks]): Who tries again together.
         scaling (Cell): Knows whether the scale can be lowered.
         window_state (WindowState): None where each call is a step.
         unscaled_losses (tuple[int]): Which losses no scale takes part in, so that a lower one can't make them finite.
     """
 
-    def __init__(self, forward_state, unscale, complete, verdict, ranks, scaling, window_state, unscaled_losses):
+    def __init__(self, forward_state, unscale, complete, found_overflow, ranks, scaling, window_state, unscaled_losses):
         super().__init__(auto_prefix=False)
         self.forward_state = forward_state
         self.unscale = unscale
         self.complete = complete
-        self.verdict = verdict
+        self.found_overflow = found_overflow
         self.ranks = ranks
         self.scaling = scaling
         self.window_state = window_state
         self._unscaled_losses = unscaled_losses
 
     def construct(self, losses, grads, scale, saved):
-        overflows = self.forward_state.overflowed(saved)
+        others = self.forward_state.overflowed(saved)
         grads, divisor = self.unscale(grads, scale)
         grads = self.complete(grads)
-        overflow = self.verdict(grads, divisor, overflows, ())[0]
+        overflow = self.found_overflow(grads, divisor, others, ())[0]
         can_mend = self.scaling.can_mend(scale, overflow)
-        hopeless = any_of(ops.logical_not(can_mend), overflows)
+        hopeless = any_of(ops.logical_not(can_mend), others)
         for i in self._unscaled_losses:
             hopeless = ops.logical_or(hopeless, ops.logical_not(gradients.finite((losses[i],))))
         if self.window_state is not None:

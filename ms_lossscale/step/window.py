@@ -23,8 +23,8 @@ class EveryCall(nn.Cell):
         - **grads** (tuple[Tensor]) - The gradients of a call, times `divisor`.
         - **divisor** (Tensor) - What they are still to be divided by: 1, or the scale.
         - **scale** (Tensor) - The loss scale of the step.
-        - **overflows** (tuple[Tensor]) - What tells of an overflow besides the gradients, bools of shape :math:`()`.
-        - **earlier** (tuple[Tensor]) - The verdict on this call, if there is one already.
+        - **others** (tuple[Tensor]) - What shows an overflow besides the gradients, bools of shape :math:`()`.
+        - **known** (tuple[Tensor]) - Whether this call overflowed, if that is known already.
         - **saved** (tuple[Tensor]) - What the forward wrote, as it was before.
 
     Outputs:
@@ -35,8 +35,8 @@ class EveryCall(nn.Cell):
         super().__init__(auto_prefix=False)
         self.decision = decision
 
-    def construct(self, grads, divisor, scale, overflows, earlier, saved):
-        return self.decision(grads, divisor, scale, overflows, earlier, saved)
+    def construct(self, grads, divisor, scale, others, known, saved):
+        return self.decision(grads, divisor, scale, others, known, saved)
 
     def has_begun(self):
         """Whether there is something to flush."""
@@ -104,29 +104,29 @@ class Accumulation(nn.Cell):
     Args:
         state (WindowState): What the window has gathered.
         decision (Decision): What ends a step.
-        verdict_of_call (Cell): The verdict on a call before the last.
+        found_in_call (FoundOverflow): Checks a call before the last by itself.
         forward_state (Cell): What the forward wrote, which a call that overflowed takes back at once.
         packing (Packing): Knows the gradients of each weight.
 
     Inputs, outputs and methods as those of :class:`EveryCall`.
     """
 
-    def __init__(self, state, decision, verdict_of_call, forward_state, packing):
+    def __init__(self, state, decision, found_in_call, forward_state, packing):
         super().__init__(auto_prefix=False)
         self.state = state
         self.decision = decision
-        self.verdict_of_call = verdict_of_call
+        self.found_in_call = found_in_call
         self.forward_state = forward_state
         self.packing = packing
 
-    def construct(self, grads, divisor, scale, overflows, earlier, saved):
-        earlier += (self.state.overflow,)
+    def construct(self, grads, divisor, scale, others, known, saved):
+        known += (self.state.overflow,)
         if self.state.count.is_last():
             grads = self.packing.pack(gradients.add(self.state.gradients, self.packing.unpack(grads)))
-            overflow = self.decision(grads, divisor, scale, overflows, earlier, saved)
+            overflow = self.decision(grads, divisor, scale, others, known, saved)
             self.state.reset(overflow)
         else:
-            overflow = self.verdict_of_call(grads, overflows, earlier)
+            overflow = self.found_in_call(grads, divisor, others, known)[0]
             self.state.add(self.packing.unpack(grads), overflow)
             overflow = only_if(of_any_network(overflow), self.forward_state.restore, saved)
         return overflow

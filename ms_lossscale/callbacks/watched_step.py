@@ -188,7 +188,7 @@ class WatchedStep:
 
     def warn_at_floor(self, record):
         """Warns, once until a step is applied, if no smaller scale can come."""
-        scales = zip(self._step.loss_scales, record.loss_scale, self._step.to_blame(self._overflowed))
+        scales = zip(self._step.loss_scales, record.loss_scale, self._step.overflowed_loss_scales(self._overflowed))
         for i, (loss_scale, used, is_to_blame) in enumerate(scales):
             is_at_floor = isinstance(loss_scale, DynamicLossScale) and used <= loss_scale.min_loss_scale
             if is_at_floor and is_to_blame and i not in self._warned:
@@ -204,7 +204,7 @@ class WatchedStep:
 
     def scale_to_blame(self):
         """The loss scale at which the last step that was skipped overflowed; of several the first to blame."""
-        return self.skipped_at[-1][self._step.to_blame(self._overflowed).index(True)]
+        return self.skipped_at[-1][self._step.overflowed_loss_scales(self._overflowed).index(True)]
 
 
 def _ints(tensors):

@@ -25,9 +25,9 @@ class AlternatingTrainOneStepCell(TrainingCell):
     """
     Trains several networks one after the other: each makes its whole step, and the next one sees its new weights.
 
-    Each network's step is a transaction with its own loss scale, its own verdict and its own counters. On an NPU in
-    saturation mode the device's one status register is cleared before and read after each of them, in one compiled
-    graph, so that each verdict is about its own network only.
+    Each network's step is a transaction with its own loss scale, its own overflow check and its own counters. On an NPU
+    in saturation mode the device's one status register is cleared before and read after each of them, in one
+    compiled graph, so that each check is about its own network only.
 
     Args:
         networks (list[Cell]): Loss cells, one for each optimizer.
@@ -36,7 +36,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
         loss_scale (Union[None, float, LossScale, list, ...]): A list with one for each network, or one that is copied
             for each; in the forms that :class:`ScaledTrainOneStepCell` takes. Default: ``None`` .
         every (Union[list[int], tuple[int]], optional): For each network, k >= 1: it takes part in the calls (when
-            accumulating: the windows) k, 2k, 3k, ... of this cell. ``(5, 1)`` trains network 1 five times as often.
+            accumulating: the cycles) k, 2k, 3k, ... of this cell. ``(5, 1)`` trains network 1 five times as often.
             Default: ``None`` , in every call.
         network_inputs (list[tuple[int]], optional): For each network, the positions of the inputs that it takes,
             ``[(1,), (0, 1)]`` say. Default: ``None`` , all networks take all inputs.
@@ -232,11 +232,11 @@ class AlternatingTrainOneStepCell(TrainingCell):
 
     def set_every(self, every: Sequence[int]) -> None:
         """
-        Sets in which calls each network takes part, from the next call (when accumulating: the next window) on.
+        Sets in which calls each network takes part, from the next call (when accumulating: the next cycle) on.
 
         Args:
             every (Union[list[int], tuple[int]]): For each network, k >= 1: it takes part in the calls (when
-                accumulating: the windows) k, 2k, 3k, ..., counted from the first one of the cell.
+                accumulating: the cycles) k, 2k, 3k, ..., counted from the first one of the cell.
 
         Raises:
             TypeError: If `every` is not a list or tuple of integers.

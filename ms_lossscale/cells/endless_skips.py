@@ -4,7 +4,7 @@ import warnings
 
 from ms_lossscale._loss_scale_values import LossScaleValues
 
-# Calls between two looks, each of which waits for the device; and more steps than a law needs to find its scale.
+# Calls between two looks, each of which waits for the device; and more steps than a dynamic scale needs to fall.
 _CALLS, _SKIPS = 500, 100
 
 
@@ -46,7 +46,7 @@ class EndlessSkips:
 def _cause(step, scales):
     overflowed = step.step_counters.overflowed_parameters()
     if overflowed:
-        loss_scale = scales[step.to_blame(overflowed).index(True)]
+        loss_scale = scales[step.overflowed_loss_scales(overflowed).index(True)]
         return (
             f"the gradients of {_listed(overflowed)} are not finite. Look for NaN in the weights and in the data: "
             f"ms_lossscale.locate_overflow(cell, inputs, loss_scale={loss_scale:g}) names where they begin."
@@ -54,10 +54,10 @@ def _cause(step, scales):
     # The status register is a detector, too.
     written = step.forward_state.names
     if not written:
-        return "all gradients are finite, but the overflow detector tells of an overflow. Look for it in the forward."
+        return "all gradients are finite, but the overflow detector reports an overflow. Look for it in the forward."
     return (
         f"all gradients are finite, but what the forward writes ({_listed(written)}) became not finite, or the "
-        f"overflow detector tells of an overflow. Look at what the forward writes there: a value that is infinite on "
+        f"overflow detector reports an overflow. Look at what the forward writes there: a value that is infinite on "
         f"purpose must be in its Parameter before the first step."
     )
 

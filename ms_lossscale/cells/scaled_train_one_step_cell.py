@@ -31,8 +31,8 @@ class ScaledTrainOneStepCell(TrainingCell):
             `DynamicLossScaleManager`, `FixedLossScaleUpdateCell` or `DynamicLossScaleUpdateCell`, whose settings are
             taken over. Default: ``None`` .
         gradient_accumulation_steps (int): Calls whose gradients are averaged, in float32, for one update. The calls
-            of such a window use one scale and get one verdict, at the window's end; a step of the loss scale and of
-            the counters is a window. Default: ``1`` .
+            of such a cycle use one scale and are checked together, at the cycle's end; a step of the loss scale and of
+            the counters is a cycle. Default: ``1`` .
         clip_norm (float, optional): The largest global norm of the unscaled gradients; ``float("inf")`` only measures
             it, for :meth:`TrainingCell.grad_norm`. Default: ``None`` .
         clip_value (float, optional): The largest absolute value of an unscaled gradient; not together with
@@ -47,13 +47,14 @@ class ScaledTrainOneStepCell(TrainingCell):
         gradient_transforms (Union[list[Cell], tuple[Cell]]): Cells that are applied in their order to the unscaled
             float32 gradients, once a step, before their norm is measured and the overflow is judged. Each is called
             with a tuple of one gradient for each weight, in the order of `optimizer.parameters`, and returns a tuple
-            of as many, of the same shapes. A skipped step takes back what they write of their own Parameters.
+            of as many, of the same shapes. A skipped step restores what they write of their own Parameters.
             Default: ``()`` .
         after_update (Cell, optional): A Cell without inputs that runs after each applied update. Default: ``None`` .
         overflow_detector (OverflowDetector, optional): Default: ``None`` , which picks the right one for the device:
             :class:`FloatStatusRegister` on an NPU in saturation mode, else :class:`FiniteGradients`.
         max_retries (int): How many times a call whose gradients overflowed runs again, on the same inputs and at the
-            scale that the law gives, before its step is skipped; only where a lower scale can help. Default: ``0`` .
+            scale that its update rule gives, before its step is skipped; only where a lower scale can help.
+            Default: ``0`` .
 
     Inputs:
         - **\\*inputs** (tuple) - The inputs of the network.
@@ -63,7 +64,7 @@ class ScaledTrainOneStepCell(TrainingCell):
 
         - **loss** (Tensor) - The loss as the network gave it, unscaled.
         - **overflow** (Tensor) - Whether the step was skipped, bool of shape :math:`()`; before the end of an
-          accumulation window, whether it is known already that the window will be.
+          accumulation cycle, whether it is known already that the cycle will be.
         - **loss_scale** (Tensor) - The scale that this step used, float32 of shape :math:`()`.
         - **aux** (tuple) - With `has_aux`, what the network returned besides the loss.
 

@@ -1,4 +1,4 @@
-"""The training cell for several networks that share one verdict and one update."""
+"""The training cell for several networks that share one overflow check and one update."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Optional, Union
@@ -35,7 +35,7 @@ class SimultaneousTrainOneStepCell(TrainingCell):
         loss_scale (Union[None, float, LossScale, list, ...]): As for :class:`ScaledTrainOneStepCell`, one that all
             networks share; or a list with one for each, all with the same `drop_overflow_update`. Of these, in a step
             that overflowed, only those move whose network's gradients are not finite; all do if it was something else
-            that told, a status register or an overflow detector of your own. Default: ``None`` .
+            that found it, a status register or an overflow detector of your own. Default: ``None`` .
         network_inputs (list[tuple[int]], optional): For each network, the positions of the inputs that it takes,
             ``[(1,), (0, 1)]`` say. Default: ``None`` , all networks take all inputs.
         gradient_accumulation_steps (int): As for :class:`ScaledTrainOneStepCell`. Default: ``1`` .
@@ -172,7 +172,7 @@ class SimultaneousTrainOneStepCell(TrainingCell):
         )
 
     if TYPE_CHECKING:
-        # There is one verdict, and the gradients of several networks.
+        # There is one overflow check, and the gradients of several networks.
 
         @property
         def overflow_detector(self) -> OverflowDetector: ...

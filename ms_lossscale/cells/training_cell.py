@@ -12,7 +12,7 @@ from ms_lossscale._check import check_cell, one_each
 from ms_lossscale._failed_calls import forget_failed_calls
 from ms_lossscale._float32 import Float32Cell
 from ms_lossscale._types import OneOrEach
-from ms_lossscale.cells.begun_windows import BegunWindows
+from ms_lossscale.cells.begun_cycles import BegunCycles
 from ms_lossscale.cells.compile_phase import CompilePhase
 from ms_lossscale.cells.endless_skips import EndlessSkips
 from ms_lossscale.cells.explained_errors import explanation
@@ -101,7 +101,7 @@ class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
         others = [parameter for parameter in self.get_parameters() if id(parameter) not in written]
         # Graph mode itself notices what is given other memory between steps.
         self._others = MemoryInUse(others if get_context("mode") == PYNATIVE_MODE else ())
-        self._begun_windows = BegunWindows(owner, settings[0].gradient_accumulation_steps, self._window_counts())
+        self._begun_cycles = BegunCycles(owner, settings[0].gradient_accumulation_steps, self._cycle_counts())
 
     def _build_steps(self, networks, optimizers, loss_scales, may_return_tuple):
         parts = [(slice(None), "")]
@@ -171,9 +171,9 @@ class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
 
     def _check_loaded(self):
         """Before each step, what may have been loaded into Parameters since the last one."""
-        if self._begun_windows.may_have_been_loaded():
+        if self._begun_cycles.may_have_been_loaded():
             for step in self.steps:
-                if step.window.has_begun():
+                if step.accumulation.has_begun():
                     copy_what_is_missing(step.forward_state)
             if self.each_decides:
                 self.turns.forget_losses()
@@ -225,7 +225,7 @@ class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
 
     def set_loss_scale(self, value: OneOrEach[float]) -> None:
         """
-        Sets the loss scale by hand, between two steps; its law goes on from there.
+        Sets the loss scale by hand, between two steps; its update rule goes on from there.
 
         Args:
             value (Union[float, list[float]]): The new scale, a finite number > 0; where each network has its own, for
@@ -262,14 +262,14 @@ class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
         Raises:
             TypeError: If `parameters` is no dict of Parameters or Tensors.
             ValueError: If a value has another shape than its Parameter, or if `parameters` come from within an
-                accumulation window that was begun with another `gradient_accumulation_steps`.
+                accumulation cycle that was begun with another `gradient_accumulation_steps`.
             RuntimeError: If `strict` and names are missing or unexpected, or within :meth:`ema_weights`. Nothing was
                 written then.
         """
         self._check_trains("'load_state_dict()'")
         owner, own = type(self).__name__, self.parameters_dict()
         check_parameters(owner, own, parameters)
-        self._begun_windows.check(own, parameters)
+        self._begun_cycles.check(own, parameters)
         names = load_in_place(owner, own, {**self._copies_in(parameters), **parameters}, strict)
         if self.each_decides:
             self.turns.forget_losses()
@@ -286,7 +286,7 @@ class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
 
     def forward_state_names(self) -> list[str]:
         """
-        Names what a skipped step puts back because the forward may write it: found in the networks, passed as
+        Names what a skipped step restores because the forward may write it: found in the networks, passed as
         `forward_state`, or a Parameter of `gradient_transforms`.
 
         Returns:
@@ -301,7 +301,7 @@ class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
 
         Returns:
             dict, with the ints `applied_steps`, `skipped_steps` and `consecutive_skipped_steps`, and with `max_retries`
-            `retries`, the tries beyond the first of all calls; where each network decides alone, a list of them.
+            `retries`, the attempts beyond the first of all calls; where each network decides alone, a list of them.
         """
         return self._of_steps([step.step_counters.as_dict() for step in self.steps])
 
@@ -322,17 +322,17 @@ class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
 
         Returns:
             list[str], the names of their parameters. It is empty if no step was skipped, and if all gradients were
-            finite: only an NPU's register told of the overflow, as in saturation mode, or an overflow detector of
+            finite: only an NPU's register showed the overflow, as in saturation mode, or an overflow detector of
             your own, or what the forward wrote (see :meth:`forward_state_names`).
         """
         return [name for step in self.steps for name in step.step_counters.overflowed_parameters()]
 
     def flush(self) -> None:
         """
-        Ends a partial accumulation window: averages over the calls that it really had, and updates or skips; where each
+        Ends a partial accumulation cycle: averages over the calls that it really had, and updates or skips; where each
         network decides alone, one after the other.
 
-        Does nothing without accumulation, or at the beginning of a window.
+        Does nothing without accumulation, or at the beginning of a cycle.
 
         Raises:
             RuntimeError: Within :meth:`ema_weights`.
@@ -345,7 +345,7 @@ class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
 
     def grad_norm(self) -> Union[float, list[Optional[float]]]:
         """
-        Reads the global norm of the gradients, before clipping, at the last verdict.
+        Reads the global norm of the gradients, before clipping, at the last overflow check.
 
         Returns:
             float, not finite if that step was skipped because of its gradients. For several networks a list, with None
@@ -456,8 +456,8 @@ class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
         described.update((parameter.name, parameter.asnumpy().tolist()) for parameter in self._shared_state())
         return described
 
-    def _window_counts(self):
-        counts = [count for step in self.steps for count in step.window.counts()]
+    def _cycle_counts(self):
+        counts = [count for step in self.steps for count in step.accumulation.counts()]
         return counts + ([self.turns.calls] if self.each_decides else [])
 
     def _shared_state(self):
@@ -466,7 +466,7 @@ class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
         for step in self.steps:
             parameters += [*step.optimizers.shared_state(), *step.scaling.parameters]
             parameters += step.step_counters.shared_state()
-        parameters += [count.value for count in self._window_counts()]
+        parameters += [count.value for count in self._cycle_counts()]
         return parameters + (self.turns.shared_state() if self.each_decides else [])
 
 

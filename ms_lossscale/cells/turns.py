@@ -4,32 +4,32 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from ms_lossscale.step.window_count import WindowCount
+from ms_lossscale.step.cycle_count import CycleCount
 
 
 class Turns(nn.Cell):
     """
-    Counts the windows (without accumulation: the calls) and says which network takes part in the present one.
+    Counts the cycles (without accumulation: the calls) and says which network takes part in the present one.
 
     Args:
         networks (int): How many there are.
-        steps (int): Calls in a full window.
+        steps (int): Calls in a full cycle.
     """
 
     def __init__(self, networks, steps):
         super().__init__(auto_prefix=False)
         self._zero, self._one = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
         self._accumulates = steps > 1
-        # Windows that have ended, and calls of the present one.
-        self.windows = self._state(np.int32(0), "windows")
-        self.calls = WindowCount(steps, "alternation.calls")
+        # Cycles that have ended, and calls of the present one.
+        self.cycles = self._state(np.int32(0), "windows")
+        self.calls = CycleCount(steps, "alternation.calls")
         self.every = self._state(np.ones(networks, np.int32), "every")
-        # A network takes part in whole windows, also if `every` is set within one.
-        self.window_every = self._state(np.ones(networks, np.int32), "window_every")
+        # A network takes part in whole cycles, also if `every` is set within one.
+        self.cycle_every = self._state(np.ones(networks, np.int32), "window_every")
         # Of each network the loss of its last turn that was not skipped.
         self.last_losses = self._state(np.zeros(networks, np.float32), "last_losses")
         if self._accumulates:
-            # Unregistered: what a window's last call returned is in no checkpoint, as in none of earlier versions.
+            # Unregistered: what a cycle's last call returned is in no checkpoint, as in none of earlier versions.
             object.__setattr__(self, "losses", self._state(np.zeros(networks, np.float32), "losses"))
 
     @staticmethod
@@ -38,28 +38,28 @@ class Turns(nn.Cell):
 
     def begin_call(self):
         """For each network whether it takes part, a tuple of bool tensors."""
-        every = ops.select(self.calls.is_first(), self.every, self.window_every) if self._accumulates else self.every
-        ops.assign(self.window_every, every)
-        return ops.unstack(ops.equal((self.windows + self._one) % every, self._zero))
+        every = ops.select(self.calls.is_first(), self.every, self.cycle_every) if self._accumulates else self.every
+        ops.assign(self.cycle_every, every)
+        return ops.unstack(ops.equal((self.cycles + self._one) % every, self._zero))
 
     def end_call(self, losses, overflows):
         """
         Counts the call, and remembers its losses for the calls in which a network does not take part: at the end of a
-        window, of those whose turn was not skipped. Of those that take no part, they are what is remembered.
+        cycle, of those whose turn was not skipped. Of those that take no part, they are what is remembered.
         """
-        windows = self.windows + self._one
+        cycles = self.cycles + self._one
         if self._accumulates:
             is_last = self.calls.is_last()
             overflows = ops.logical_or(overflows, ops.logical_not(is_last))
-            windows = ops.select(is_last, windows, self.windows)
+            cycles = ops.select(is_last, cycles, self.cycles)
             ops.assign(self.losses, losses)
             self.calls.count_or_reset(is_last)
         ops.assign(self.last_losses, ops.select(overflows, self.last_losses, losses))
-        ops.assign(self.windows, windows)
+        ops.assign(self.cycles, cycles)
 
     def flush(self, overflows):
         """
-        Ends a window that has begun.
+        Ends a cycle that has begun.
 
         Args:
             overflows (list[Tensor]): Of each network whether its turn was skipped; None if it takes no part.
@@ -67,23 +67,23 @@ class Turns(nn.Cell):
         if self.calls.has_begun():
             skipped = Tensor([overflow is not None and bool(overflow) for overflow in overflows])
             ops.assign(self.last_losses, ops.select(skipped, self.last_losses, self.losses))
-            ops.assign(self.windows, self.windows + self._one)
+            ops.assign(self.cycles, self.cycles + self._one)
             ops.assign(self.calls.value, self._zero)
 
     def forget_losses(self):
         """After other values were loaded: the losses of the last call are not theirs."""
         if self.calls.is_plain():
             # Of networks whose turn it is, 0.1 and 0.2 kept the loss of a call that may be skipped, and none before.
-            takes_part = ops.equal((self.windows + self._one) % self.window_every, self._zero)
+            takes_part = ops.equal((self.cycles + self._one) % self.cycle_every, self._zero)
             kept = ops.select(takes_part, ops.zeros_like(self.last_losses), self.last_losses)
             ops.assign(self.last_losses, kept)
         if self._accumulates:
             ops.assign(self.losses, self.last_losses)
 
     def steps_made(self):
-        """The windows that have ended."""
-        return int(self.windows.asnumpy())
+        """The cycles that have ended."""
+        return int(self.cycles.asnumpy())
 
     def shared_state(self):
         """The small Parameters that have the same values on all ranks."""
-        return [self.windows, self.every, self.window_every]
+        return [self.cycles, self.every, self.cycle_every]

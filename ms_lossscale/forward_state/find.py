@@ -1,4 +1,4 @@
-"""Which Parameters and buffers a skipped step must put back."""
+"""Which Parameters and buffers a skipped step must restore."""
 
 import warnings
 from dataclasses import dataclass

@@ -8,6 +8,8 @@ from mindspore import PYNATIVE_MODE, ParameterTuple, get_context, nn, ops
 from ms_lossscale.forward_state.find import may_write_inputs
 from ms_lossscale.input_gradient import holds_input_gradient
 from ms_lossscale.overflow_detector import NoCheck
+from ms_lossscale.step.accumulation import Accumulation, CycleState, EveryCall, Flush
+from ms_lossscale.step.attempts import Attempt, AttemptCheck, Attempts, CopyOfInputs
 from ms_lossscale.step.clipping import NoClipping, make_clip, make_clipping
 from ms_lossscale.step.compiled import Compiled
 from ms_lossscale.step.forward_backward import ForwardBackward, ForwardsAndBackwards, SharedForwardBackward
@@ -20,18 +22,16 @@ from ms_lossscale.step.found_overflow import (
     asks_gradients_only,
     make_looks,
 )
-from ms_lossscale.step.gradient_transforms import Complete, make_before_verdict, state_of
+from ms_lossscale.step.gradient_transforms import Complete, make_before_check, state_of
 from ms_lossscale.step.moving_average import MovingAverage
 from ms_lossscale.step.optimizers import Optimizers
 from ms_lossscale.step.packing import make_packing
 from ms_lossscale.step.parameter_names import network_prefix
 from ms_lossscale.step.ranks import Alone
-from ms_lossscale.step.scaling import OwnScaling, Scaling, Unscale, UnscaleInClipping, WindowScaling
-from ms_lossscale.step.step import AfterBackward, AfterTries, Decision, Step
+from ms_lossscale.step.scaling import CycleScaling, OwnScaling, Scaling, Unscale, UnscaleInClipping
+from ms_lossscale.step.step import AfterAttempts, AfterBackward, Decision, Step
 from ms_lossscale.step.step_counters import StepCounters
-from ms_lossscale.step.tries import CopyOfInputs, Judge, Tries, Try
 from ms_lossscale.step.update import AlwaysUpdate, Nothing, Undo, Update, UpdateOrUndo
-from ms_lossscale.step.window import Accumulation, EveryCall, Flush, WindowState
 
 
 def build_step(
@@ -48,7 +48,7 @@ def build_step(
     number=0,
 ):
     """
-    The step of N networks and N optimizers that share one verdict and one conditional update.
+    The step of N networks and N optimizers that share one overflow check and one conditional update.
 
     Args:
         owner (str): The name of the user's cell, for error messages.
@@ -67,30 +67,30 @@ def build_step(
     """
     stages = _Stages(owner, networks, optimizers, loss_scales, settings, ranks, prefix)
     update = stages.update
-    window, flush = stages.window_and_flush()
+    accumulation, flush = stages.accumulation_and_flush()
     forward_backwards = _forward_backwards(owner, networks, stages.weights, settings.has_aux, may_return_tuple, number)
     forwards_and_backwards = ForwardsAndBackwards(
         owner, forward_backwards, network_inputs, stages.packing, stages.scale_shape
     )
-    one_try = Try(stages.detector, forwards_and_backwards, stages.forward_state.memory)
+    attempt = Attempt(stages.detector, forwards_and_backwards, stages.forward_state.memory)
     if settings.max_retries:
-        judge = stages.compiled(stages.judge())
+        check = stages.compiled(stages.check())
         keep = CopyOfInputs() if may_write_inputs(networks) else nn.Identity()
-        tries = Tries(
-            settings.max_retries, one_try, judge, stages.scaling, stages.forward_state, update.step_counters, keep
+        attempts = Attempts(
+            settings.max_retries, attempt, check, stages.scaling, stages.forward_state, update.step_counters, keep
         )
-        after_backward = AfterTries(window)
+        after_backward = AfterAttempts(accumulation)
     else:
-        tries = one_try
-        after_backward = AfterBackward(stages.forward_state, stages.unscale, window)
+        attempts = attempt
+        after_backward = AfterBackward(stages.forward_state, stages.unscale, accumulation)
     return Step(
         scaling=stages.scaling,
         forward_state=stages.forward_state,
-        tries=tries,
-        one_try=one_try,
+        attempts=attempts,
+        attempt=attempt,
         after_backward=stages.compiled(after_backward),
-        window=window,
-        flush_window=flush,
+        accumulation=accumulation,
+        flush_cycle=flush,
         update=update,
     )
 
@@ -109,13 +109,13 @@ class _Stages:
         _refuse_sparse(owner, networks)
         all_weights = ParameterTuple([weight for its in self.weights for weight in its])
         steps = settings.gradient_accumulation_steps
-        self._window_state = WindowState(steps, all_weights, prefix, self.scale_shape) if steps > 1 else None
+        self._cycle_state = CycleState(steps, all_weights, prefix, self.scale_shape) if steps > 1 else None
         self.forward_state = self._make_forward_state(owner, prefix)
         # A user's own cells get the gradients as they are, and so do the operators that exchange them.
         transforms = settings.gradient_transforms
         packs = not ranks.exchanges and _is_library_cell(self.detector) and not any(transforms)
         self.packing = make_packing(self.weights, packs)
-        self._before_verdict = make_before_verdict(owner, transforms, self.packing, self._checks)
+        self._before_check = make_before_check(owner, transforms, self.packing, self._checks)
         self._clipping = _clipping(settings, self.weights, self.packing, ranks, prefix)
         self.scaling = self._make_scaling(loss_scales, prefix)
         self.unscale = self._make_unscale()
@@ -130,30 +130,30 @@ class _Stages:
         self._found_overflow = self._make_found_overflow()
         self.compiled = _compiler(optimizers, loss_scales, self.detector, settings)
 
-    def window_and_flush(self):
-        """Which calls make a step, and what ends a window before its last call."""
-        if self._window_state is None:
+    def accumulation_and_flush(self):
+        """Which calls make a step, and what ends a accumulation before its last call."""
+        if self._cycle_state is None:
             return EveryCall(self._decision()), Nothing()
         decision = self._decision()
         of_call = KnownOverflow() if self._settings.max_retries else self._found_in_call(Alone())
-        window = Accumulation(self._window_state, decision, of_call, self.forward_state, self.packing)
-        flush = Flush(self._window_state, decision, self.scaling, self.detector, self.packing)
-        return window, self.compiled(flush)
+        accumulation = Accumulation(self._cycle_state, decision, of_call, self.forward_state, self.packing)
+        flush = Flush(self._cycle_state, decision, self.scaling, self.detector, self.packing)
+        return accumulation, self.compiled(flush)
 
-    def judge(self):
-        """The judge of tries, who completes and judges in the place of the decision where each call is a step."""
+    def check(self):
+        """The check of attempts, who completes and judges in the place of the decision where each call is a step."""
         ranks, complete, found_overflow = self._ranks, self._complete(), self._found_overflow
-        if self._window_state is not None:
-            # Of each call by itself: what is reduced, transformed and measured is the window's sum.
+        if self._cycle_state is not None:
+            # Of each call by itself: what is reduced, transformed and measured is the cycle's sum.
             complete, found_overflow = Complete(Alone(), []), self._found_in_call(ranks)
-        return Judge(
+        return AttemptCheck(
             self.forward_state,
             self.unscale,
             complete,
             found_overflow,
             ranks,
             self.scaling,
-            self._window_state,
+            self._cycle_state,
             self._unscaled_losses(),
         )
 
@@ -179,11 +179,11 @@ class _Stages:
         return OfEach(self.packing) if self._has_own_scales and self._checks else OfAll()
 
     def _complete(self):
-        return Complete(self._ranks, self._before_verdict)
+        return Complete(self._ranks, self._before_check)
 
     def _decision(self):
         complete, found_overflow, update_or_undo = self._complete(), self._found_overflow, AlwaysUpdate(self.update)
-        if self._settings.max_retries and self._window_state is None:
+        if self._settings.max_retries and self._cycle_state is None:
             complete, found_overflow = Complete(Alone(), []), KnownOverflow()
         if self._checks:
             undo = Undo(self.forward_state, self.packing, self.update.step_counters)
@@ -191,7 +191,7 @@ class _Stages:
         return Decision(complete, found_overflow, self.scaling, update_or_undo)
 
     def _make_forward_state(self, owner, prefix):
-        # A transform runs before the verdict, as the forward does: what it writes is taken back alike.
+        # A transform runs before the overflow check, as the forward does: what it writes is restored alike.
         transforms = tuple(dict.fromkeys(itertools.chain(*self._settings.gradient_transforms)))
         declared = (*self._settings.forward_state, *state_of(transforms, self._networks))
         return make_forward_state(
@@ -199,29 +199,29 @@ class _Stages:
             (*self._networks, *transforms),
             dataclasses.replace(self._settings, forward_state=declared),
             self._checks,
-            self._window_state,
+            self._cycle_state,
             prefix,
         )
 
     def _make_scaling(self, loss_scales, prefix):
         scalings = []
         for i, loss_scale in enumerate(loss_scales):
-            if self._window_state is None:
+            if self._cycle_state is None:
                 scalings.append(Scaling(loss_scale))
             else:
                 its_prefix = network_prefix(i) if self._has_own_scales else prefix
                 steps = self._settings.gradient_accumulation_steps
-                scalings.append(WindowScaling(loss_scale, self._window_state, steps, its_prefix))
+                scalings.append(CycleScaling(loss_scale, self._cycle_state, steps, its_prefix))
         return OwnScaling(scalings) if self._has_own_scales else scalings[0]
 
     def _make_unscale(self):
-        # A window's sum, a detector, the other ranks and what comes before the verdict get gradients that are divided.
+        # A cycle's sum, a detector, the other ranks and what comes before the check get gradients that are divided.
         steps = self._settings.gradient_accumulation_steps
         if (
             self._clipping.unscales
             and asks_gradients_only(self.detector)
             and not self._ranks.exchanges
-            and not self._before_verdict
+            and not self._before_check
             and steps == 1
         ):
             return UnscaleInClipping()

@@ -26,7 +26,7 @@ class Clip(nn.Cell):
     Gradients come as a flat tuple, in which small ones of one shape may be stacked as one tensor.
 
     Args:
-        norm (GlobalNorm, optional): What measures them before the verdict, when they may be not finite.
+        norm (GlobalNorm, optional): What measures them before the check, when they may be not finite.
             Default: ``None`` .
 
     Inputs:
@@ -122,7 +122,7 @@ class GlobalNorm(nn.Cell):
         return of_ranks + gradients.sum_of_squares_where(self._zero, self._shared, grads)
 
     def parts(self):
-        """The Parameters that tell the norm at the last verdict."""
+        """The Parameters that hold the norm at the last check."""
         return self.root, self.power, self.scale
 
     @staticmethod
@@ -218,7 +218,7 @@ class Clipping(nn.Cell):
         return [clip.norm for clip in self.clips]
 
     def norms(self):
-        """Reads for each network its global norm at the last verdict; None where nothing measures it."""
+        """Reads for each network its global norm at the last check; None where nothing measures it."""
         return [measure and measure.value_of(*measure.parts()) for measure in self.measures()]
 
 

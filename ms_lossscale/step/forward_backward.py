@@ -164,7 +164,7 @@ class ForwardsAndBackwards(nn.Cell):
         return losses, auxes, ops.depend(self.packing.pack(grads), (losses, tensors_in(auxes)))
 
     def set_inputs_of_compiled(self, inputs):
-        """Tells a part that PyNative mode compiles by itself which dimensions of its inputs vary."""
+        """Informs a part that PyNative mode compiles by itself which dimensions of its inputs vary."""
         for i, forward_backward in enumerate(self.forward_backwards):
             if isinstance(forward_backward, SharedForwardBackward):
                 its_inputs = inputs_of(self._owner, i, self._network_inputs, inputs)

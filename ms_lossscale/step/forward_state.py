@@ -26,10 +26,10 @@ class NoForwardState(nn.Cell):
     def overflowed(self, saved):
         return ()
 
-    def take_back(self, saved):
+    def restore_call(self, saved):
         pass
 
-    def restore(self, saved):
+    def restore_step(self, saved):
         pass
 
 
@@ -56,23 +56,23 @@ class ForwardState(nn.Cell):
         """Whether the forward left something not finite that was finite: a tuple of one bool tensor, or empty."""
         return _became_not_finite(saved, self.written)
 
-    def take_back(self, saved):
+    def restore_call(self, saved):
         """Undoes the call."""
         gradients.assign(self.written, saved)
 
-    def restore(self, saved):
+    def restore_step(self, saved):
         """Undoes the step."""
-        self.take_back(saved)
+        self.restore_call(saved)
 
 
-class WindowForwardState(nn.Cell):
+class CycleForwardState(nn.Cell):
     """
-    The same where the calls of a window are one step: the first call copies, and the copies outlast the call, also if
+    The same where the calls of a cycle are one step: the first call copies, and the copies outlast the call, also if
     training is stopped and resumed in between. The methods are those of :class:`ForwardState`.
 
     Args:
         found (Found): What the forward may write.
-        state (WindowState): Tells which call is the first.
+        state (CycleState): Knows which call is the first.
         prefix (str): For the names of the copies.
         takes_back_calls (bool): Whether a call is undone by itself, too.
     """
@@ -97,15 +97,15 @@ class WindowForwardState(nn.Cell):
     def overflowed(self, saved):
         return _became_not_finite(self.copies, self.written)
 
-    def take_back(self, saved):
+    def restore_call(self, saved):
         gradients.assign(self.written, saved)
 
-    def restore(self, saved):
+    def restore_step(self, saved):
         gradients.assign(self.written, self.copies)
 
 
 def _not_copied(parameter):
-    """What a copy holds that neither a window nor a checkpoint has given a value: an unlikely one."""
+    """What a copy holds that neither a cycle nor a checkpoint has given a value: an unlikely one."""
     if not _can_be_marked(parameter):
         return ops.deepcopy(parameter)
     values = parameter.asnumpy()
@@ -113,7 +113,7 @@ def _not_copied(parameter):
 
 
 def copy_what_is_missing(forward_state):
-    """Within a window that was loaded from a checkpoint of a version which copied less."""
+    """Within a cycle that was loaded from a checkpoint of a version which copied less."""
     pairs = zip(forward_state.copies, forward_state.written)
     pairs = [(copy, its) for copy, its in pairs if _can_be_marked(copy) and set(copy.asnumpy().tobytes()) == {*b"Z"}]
     write_in_place(pairs)
@@ -152,7 +152,7 @@ def _became_not_finite(before, after):
     return (became,)
 
 
-def make_forward_state(owner, networks, settings, undoes, window_state, prefix):
+def make_forward_state(owner, networks, settings, undoes, cycle_state, prefix):
     """
     What a step undoes.
 
@@ -161,7 +161,7 @@ def make_forward_state(owner, networks, settings, undoes, window_state, prefix):
         networks (tuple[Cell]): The networks, whose forward is searched for what it writes.
         settings (Settings): Names further Parameters.
         undoes (bool): Whether a step is ever undone.
-        window_state (WindowState): None where each call is a step.
+        cycle_state (CycleState): None where each call is a step.
         prefix (str): For the names of the copies.
     """
     if not undoes:
@@ -169,6 +169,6 @@ def make_forward_state(owner, networks, settings, undoes, window_state, prefix):
     found = find_forward_state(owner, networks, settings.forward_state)
     if not (found.parameters or found.unregistered or found.buffers):
         return NoForwardState()
-    if window_state is None:
+    if cycle_state is None:
         return ForwardState(found)
-    return WindowForwardState(found, window_state, prefix, takes_back_calls=settings.max_retries > 0)
+    return CycleForwardState(found, cycle_state, prefix, takes_back_calls=settings.max_retries > 0)

@@ -37,8 +37,8 @@ class OwnDetector(nn.Cell):
             )
         self.overflow_detector = overflow_detector
         self._not_one_answer = (
-            f"For '{name}', 'construct' must return one verdict over all gradients, a bool Tensor of shape (), but it "
-            f"returned something else. Reduce a verdict on each element with .any(); make a Tensor of a Python bool."
+            f"For '{name}', 'construct' must return one answer over all gradients, a bool Tensor of shape (), but it "
+            f"returned something else. Reduce an answer for each element with .any(); make a Tensor of a Python bool."
         )
 
     def construct(self, grads):
@@ -72,7 +72,7 @@ class Detector(nn.Cell):
         if they became known with it, else empty.
     """
 
-    def __init__(self, overflow_detector: OverflowDetector, whose):
+    def __init__(self, overflow_detector, whose):
         super().__init__(auto_prefix=False)
         is_own = type(overflow_detector).__module__ != OverflowDetector.__module__
         self.detect = OwnDetector(overflow_detector) if is_own else overflow_detector

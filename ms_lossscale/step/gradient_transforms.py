@@ -88,7 +88,7 @@ class GradientTransforms(nn.Cell):
 
 class Float16Overflow(nn.Cell):
     """
-    Makes infinite what the cast to its weight's float16 would: the optimizer's cast comes after the verdict.
+    Makes infinite what the cast to its weight's float16 would: the optimizer's cast comes after the overflow check.
 
     Args:
         become_float16 (tuple[bool]): For each gradient whether it is cast so.
@@ -127,15 +127,15 @@ class Complete(nn.Cell):
         return grads
 
 
-def make_before_verdict(owner, gradient_transforms, packing, checks):
+def make_before_check(owner, gradient_transforms, packing, checks):
     """
-    What comes between the ranks' exchange and the verdict.
+    What comes between the ranks' exchange and the overflow check.
 
     Args:
         owner (str): The training cell's name, for error messages.
         gradient_transforms (tuple[tuple[Cell]]): For each network what the user passed.
         packing (Union[Packing, Unpacked]): Knows the gradients.
-        checks (bool): Whether there is a verdict.
+        checks (bool): Whether overflows are checked.
 
     Returns:
         list[Cell], empty if there is nothing to do.

@@ -43,7 +43,7 @@ class MemoryInUse:
         compiled code does not put back.
 
         Args:
-            was_skipped (Callable): Tells whether the step was; asked only where memory has moved.
+            was_skipped (Callable): Whether the step was; asked only where memory has moved.
         """
         moved = self._moved_back(ops.deepcopy)
         if moved and not was_skipped():
@@ -89,7 +89,7 @@ class PutMemoryBack(nn.Cell):
         memory (MemoryInUse): Of what the forward may write.
 
     Inputs:
-        - **made** - What the forward and backward gave.
+        - **results** - What the forward and backward gave.
 
     Outputs:
         The same.
@@ -99,9 +99,9 @@ class PutMemoryBack(nn.Cell):
         super().__init__(auto_prefix=False)
         self._memory = memory
 
-    def __call__(self, made):
+    def __call__(self, results):
         self._memory.put_back_within_a_step()
-        return made
+        return results
 
-    def construct(self, made):
-        return made
+    def construct(self, results):
+        return results

@@ -5,7 +5,7 @@ from mindspore import dtype as mstype
 
 
 class Alone(nn.Cell):
-    """One process: gradients, verdicts and numbers are its own. The methods are those of :class:`Ranks`."""
+    """One process: gradients, overflows and numbers are its own. The methods are those of :class:`Ranks`."""
 
     exchanges = False
 

@@ -1,4 +1,4 @@
-"""The loss scale within a step: read once, multiplied in and divided out, moved once by its law."""
+"""The loss scale within a step: read once, multiplied in and divided out, moved once by its update rule."""
 
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
@@ -18,7 +18,7 @@ class Scaling(nn.Cell):
     The scale where each call is a step.
 
     Args:
-        loss_scale (LossScale): The scale and its law.
+        loss_scale (LossScale): The scale and its update rule.
         *further (Parameter): What moves with them.
     """
 
@@ -33,79 +33,79 @@ class Scaling(nn.Cell):
         return gradients.copy(self.loss_scale.scale_value)
 
     def adjust(self, scale, overflow):
-        """Moves the scale by its law, from the one that the step used."""
+        """Moves the scale by its update rule, from the one that the step used."""
         ops.assign(self.loss_scale.scale_value, self.loss_scale.advance(scale, overflow))
 
     def back_off(self, scale, overflow):
-        """Moves the scale by its law, for the next try of the same step."""
+        """Moves the scale by its update rule, for the next attempt of the same step."""
         self.adjust(scale, overflow)
 
     def can_mend(self, scale, overflow):
-        """Whether it overflowed, and its law can lower the scale."""
+        """Whether it overflowed, and its update rule can lower the scale."""
         return ops.logical_and(overflow, self.loss_scale.can_back_off(scale))
 
 
-class WindowScaling(Scaling):
+class CycleScaling(Scaling):
     """
-    The scale where the calls of a window are one step: they use the one that the first call found.
+    The scale where the calls of a cycle are one step: they use the one that the first call found.
 
     Args:
-        loss_scale (LossScale): The scale and its law.
-        state (WindowState): Tells which call is the first.
-        steps (int): Calls in a full window, over which gradients are averaged.
-        prefix (str): For the name of the Parameter that holds the window's scale.
+        loss_scale (LossScale): The scale and its update rule.
+        state (CycleState): Knows which call is the first.
+        steps (int): Calls in a full cycle, over which gradients are averaged.
+        prefix (str): For the name of the Parameter that holds the cycle's scale.
     """
 
     def __init__(self, loss_scale, state, steps, prefix):
-        window_scale = Parameter(
+        cycle_scale = Parameter(
             Tensor(1.0, mstype.float32), name=f"{prefix}accumulation.loss_scale", requires_grad=False
         )
-        super().__init__(loss_scale, window_scale)
-        self.window_state = state
-        # Its sign is negative once the loss scale has been set by hand within the window.
-        self.window_scale = window_scale
+        super().__init__(loss_scale, cycle_scale)
+        self.cycle_state = state
+        # Its sign is negative once the loss scale has been set by hand within the cycle.
+        self.cycle_scale = cycle_scale
         self._no_scale = Tensor(0.0, mstype.float32)
         # Of a larger scale, Unscale would multiply by a subnormal number: all gradients would be zero.
         loss_scale.limit(steps)
-        loss_scale.mark_when_set(self.window_scale)
+        loss_scale.mark_when_set(self.cycle_scale)
 
     def read(self):
-        scale = ops.select(self.window_state.is_first(), self.loss_scale.scale_value, self.window_scale)
-        ops.assign(self.window_scale, scale)
-        return self.of_window()
+        scale = ops.select(self.cycle_state.is_first(), self.loss_scale.scale_value, self.cycle_scale)
+        ops.assign(self.cycle_scale, scale)
+        return self.of_cycle()
 
-    def of_window(self):
-        """The scale of the window that has begun."""
-        return ops.abs(self.window_scale)
+    def of_cycle(self):
+        """The scale of the cycle that has begun."""
+        return ops.abs(self.cycle_scale)
 
     def adjust(self, scale, overflow):
-        # What was set by hand within the window is for the next one, as it is.
+        # What was set by hand within the cycle is for the next one, as it is.
         present = self.loss_scale.scale_value
         next_scale = self.loss_scale.advance(scale, overflow)
         is_set = ops.logical_or(self._is_set(), ops.not_equal(present, scale))
         ops.assign(present, ops.select(is_set, present, next_scale))
 
     def back_off(self, scale, overflow):
-        # The window goes on at the lower scale; it holds gradients that are unscaled.
+        # The cycle goes on at the lower scale; it holds gradients that are unscaled.
         present, is_set = self.loss_scale.scale_value, self._is_set()
         is_next = ops.logical_or(is_set, ops.not_equal(present, scale))
         next_scale = self.loss_scale.advance(scale, overflow)
         ops.assign(present, ops.select(is_next, present, next_scale))
-        ops.assign(self.window_scale, ops.select(is_set, -next_scale, next_scale))
+        ops.assign(self.cycle_scale, ops.select(is_set, -next_scale, next_scale))
 
     def _is_set(self):
-        return self.window_scale < self._no_scale
+        return self.cycle_scale < self._no_scale
 
 
 class OwnScaling(nn.Cell):
     """
     The scales where each network of a step has its own: what is one number above is here one for each network. The
-    methods are those of :class:`Scaling`, and of :class:`WindowScaling`.
+    methods are those of :class:`Scaling`, and of :class:`CycleScaling`.
 
-    In a step that overflowed, the laws of the networks that are not to blame stand still.
+    In a step that overflowed, the scales of the networks whose gradients did not overflow stand still.
 
     Args:
-        scalings (list[Union[Scaling, WindowScaling]]): For each network, of its own loss scale.
+        scalings (list[Union[Scaling, CycleScaling]]): For each network, of its own loss scale.
     """
 
     def __init__(self, scalings):
@@ -120,10 +120,10 @@ class OwnScaling(nn.Cell):
             scales += (scaling.read(),)
         return ops.stack(scales)
 
-    def of_window(self):
+    def of_cycle(self):
         scales = ()
         for scaling in self.scalings:
-            scales += (scaling.of_window(),)
+            scales += (scaling.of_cycle(),)
         return ops.stack(scales)
 
     def adjust(self, scale, overflow):
@@ -133,8 +133,8 @@ class OwnScaling(nn.Cell):
 
     def back_off(self, scale, overflow):
         for i, scaling in enumerate(self.scalings):
-            to_blame = of_network(i, overflow)
-            only_if(to_blame, scaling.back_off, of_network(i, scale), to_blame)
+            overflowed = of_network(i, overflow)
+            only_if(overflowed, scaling.back_off, of_network(i, scale), overflowed)
 
     def can_mend(self, scale, overflow):
         # Not while one that can't go lower would overflow again.
@@ -150,7 +150,7 @@ class Unscale(nn.Cell):
     Divides by the scale, in float32, and multiplies by the share that a call has in its step.
 
     Args:
-        share (float): The share: 1, or one over the calls of an accumulation window.
+        share (float): The share: 1, or one over the calls of an accumulation cycle.
         packing (Packing): Knows the gradients of each network, if each has a scale of its own. Default: ``None`` .
 
     Inputs:

@@ -1,4 +1,4 @@
-"""How many steps were applied and skipped, and what was to blame for the last one that was skipped."""
+"""How many steps were applied and skipped, and whose gradients overflowed in the last one that was skipped."""
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops

@@ -1,4 +1,4 @@
-"""The two branches that a step can end in: all of it happens, or what the forward wrote is taken back."""
+"""The two branches that a step can end in: all of it happens, or what the forward wrote is restored."""
 
 from mindspore import nn, ops
 
@@ -49,13 +49,13 @@ class Undo(nn.Cell):
     All that happens in a step that overflowed.
 
     Args:
-        forward_state (Cell): Puts back what the forward wrote.
-        packing (Packing): Tells which gradients were not finite.
+        forward_state (Cell): Restores what the forward wrote.
+        packing (Packing): Knows which gradients were not finite.
         step_counters (StepCounters): Count the step, and remember those gradients.
 
     Inputs:
         - **grads** (tuple[Tensor]) - The gradients.
-        - **flags** (tuple[Tensor]) - Which of them are finite, if the verdict told, else empty.
+        - **flags** (tuple[Tensor]) - Which of them are finite, if the check found it, else empty.
         - **saved** (tuple[Tensor]) - What the forward wrote, as it was before.
 
     Outputs:
@@ -69,17 +69,17 @@ class Undo(nn.Cell):
         self.step_counters = step_counters
 
     def construct(self, grads, flags, saved):
-        self.forward_state.restore(saved)
+        self.forward_state.restore_step(saved)
         are_finite = flags[0] if flags else self.packing.each_finite(grads)
         return self.step_counters.count_skipped(self.packing.by_weight(are_finite))
 
 
 class UpdateOrUndo(nn.Cell):
     """
-    The one branch on the verdict.
+    The one branch on whether an overflow was found.
 
     Inputs:
-        - **overflow** (Tensor) - The verdict.
+        - **overflow** (Tensor) - Whether an overflow was found.
         - **grads** (tuple[Tensor]) - The gradients.
         - **flags** (tuple[Tensor]) - As for :class:`Undo`.
         - **saved** (tuple[Tensor]) - What the forward wrote, as it was before.
@@ -111,7 +111,7 @@ class AlwaysUpdate(nn.Cell):
 
 
 class Nothing(nn.Cell):
-    """In the place of an `after_update`, or of a window to flush, that is not there."""
+    """In the place of an `after_update`, or of a cycle to flush, that is not there."""
 
     def __init__(self):
         super().__init__(auto_prefix=False)

@@ -65,7 +65,7 @@ def test_a_law(mode, use, value, error):
 )
 def test_a_detector(mode, steps, answer, error):
     cell = cell_of(steps, loss_scale=1024.0, overflow_detector=Answers(answer))
-    with pytest.raises(error, match=r"'Answers', 'construct' must return one verdict"):
+    with pytest.raises(error, match=r"'Answers', 'construct' must return one answer"):
         cell(*batch())
 
 

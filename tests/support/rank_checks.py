@@ -148,7 +148,7 @@ def sharding_cells(**keywords):
 def sharded(place, mode):
     """MindSpore runs the parallel modes that shard weights on GPU and Ascend only: cells are constructed, not run."""
     mindspore.set_auto_parallel_context(parallel_mode=mode)
-    decisions = [step.window.decision for cell in sharding_cells() for step in cell.steps]
+    decisions = [step.accumulation.decision for cell in sharding_cells() for step in cell.steps]
     agrees = [
         isinstance(each.complete.ranks, Ranks) and each.verdict.ranks is each.complete.ranks for each in decisions
     ]

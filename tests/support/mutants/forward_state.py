@@ -156,8 +156,8 @@ MUTANTS = [
     Mutant(
         "a window of an earlier version has no copies",
         "cells/training_cell.py",
-        "                if step.window.has_begun():\n",
-        "                if not step.window.has_begun():\n",
+        "                if step.accumulation.has_begun():\n",
+        "                if not step.accumulation.has_begun():\n",
         (_WRITES, "test_checkpoints_of_releases.py"),
     ),
 ]

@@ -51,8 +51,8 @@ MUTANTS = [
     Mutant(
         "a window of networks with scales of their own is not averaged",
         "step/build.py",
-        "UnscaleEach(1.0 / steps,",
-        "UnscaleEach(1.0,",
+        "Unscale(1.0 / steps, self.packing",
+        "Unscale(1.0, self.packing",
         (_OWN_SCALES,),
     ),
     Mutant(
@@ -205,7 +205,7 @@ MUTANTS = [
     Mutant(
         "a retried window is judged by its last call alone",
         "step/build.py",
-        "if self._settings.max_retries and self._window_state is None:",
+        "if self._settings.max_retries and self._cycle_state is None:",
         "if self._settings.max_retries:",
         (_TRANSFORMS,),
     ),
@@ -297,8 +297,8 @@ MUTANTS = [
         "the verdict comes before the exchange",
         "step/step.py",
         "        grads = self.complete(grads)  # 6. Reduce the gradients across ranks, and transform them.\n"
-        "        overflow, flags = self.verdict(grads, divisor, overflows, earlier)  # 7. One verdict.\n",
-        "        overflow, flags = self.verdict(grads, divisor, overflows, earlier)\n"
+        "        overflow, flags = self.found_overflow(grads, divisor, others, known)  # 7. One overflow check.\n",
+        "        overflow, flags = self.found_overflow(grads, divisor, others, known)\n"
         "        grads = self.complete(grads)\n",
         (_TRANSFORMS, "test_ranks.py"),
     ),

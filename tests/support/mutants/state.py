@@ -15,7 +15,7 @@ MUTANTS = [
     Mutant(
         "what the forward wrote is not put back",
         "step/forward_state.py",
-        '        """Undoes the step."""\n        self.take_back(saved)',
+        '        """Undoes the step."""\n        self.restore_call(saved)',
         "        pass",
         (_IN_FORWARD,),
         frozenset({"a-skipped-step-leaves-every-parameter"}),
@@ -57,8 +57,8 @@ MUTANTS = [
     Mutant(
         "a try in a window begins with what the last one wrote",
         "step/forward_state.py",
-        "def take_back(self, saved):\n        gradients.assign(self.written, saved)",
-        "def take_back(self, saved):\n        pass",
+        "def restore_call(self, saved):\n        gradients.assign(self.written, saved)",
+        "def restore_call(self, saved):\n        pass",
         ("test_retries.py",),
     ),
     Mutant(

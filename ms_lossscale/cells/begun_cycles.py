@@ -1,23 +1,23 @@
-"""Windows that were begun with another number of calls than those of the cell that is to end them."""
+"""Cycles that were begun with another number of calls than those of the cell that is to end them."""
 
 from mindspore import Tensor
 
 from ms_lossscale._write_in_place import write_in_place
-from ms_lossscale.step.window_count import other_steps
+from ms_lossscale.step.cycle_count import other_steps
 
-# What the names end in, also those of a cell that has windows where this one has none.
+# What the names end in, also those of a cell that has cycles where this one has none.
 _COUNT = "accumulation.micro_steps"
 
 
-class BegunWindows:
+class BegunCycles:
     """
-    Refuses to go on within a window that was begun with another `gradient_accumulation_steps`: the next update would be
+    Refuses to go on within a cycle that was begun with another `gradient_accumulation_steps`: the next update would be
     off by the ratio of the two.
 
     Args:
         owner (str): The training cell's name.
-        steps (int): Calls in a full window of this cell.
-        counts (list[WindowCount]): Of its windows.
+        steps (int): Calls in a full cycle of this cell.
+        counts (list[CycleCount]): Of its cycles.
     """
 
     def __init__(self, owner, steps, counts):
@@ -30,7 +30,7 @@ class BegunWindows:
     def may_have_been_loaded(self):
         """
         Before each call: whether MindSpore's own functions may have loaded values since the last one, which gives a
-        Parameter other memory. Only then the host reads them. Costs 0.2 us for each window.
+        Parameter other memory. Only then the host reads them. Costs 0.2 us for each cycle.
         """
         if self._addresses is not None and self._addresses == list(map(Tensor.data_ptr, self._counts)):
             return False
@@ -55,7 +55,7 @@ class BegunWindows:
         if its_steps is not None:
             raise ValueError(
                 f"For '{self._owner}', the argument 'gradient_accumulation_steps' must be {its_steps}, but got "
-                f"{self._steps}: {what} was saved within an accumulation window that was begun with {its_steps}, and "
-                f"holds gradients divided by that. Go on with it to the end of the window, or to a flush(), and save "
-                f"then: between two windows a checkpoint loads with any number.{end}"
+                f"{self._steps}: {what} was saved within an accumulation cycle that was begun with {its_steps}, and "
+                f"holds gradients divided by that. Go on with it to the end of the cycle, or to a flush(), and save "
+                f"then: between two cycles a checkpoint loads with any number.{end}"
             )

@@ -9,7 +9,7 @@ from ms_lossscale.step.nested import of_each_tensor, tensors_in, with_tensors
 from ms_lossscale.step.of_network import any_of, of_any_network
 
 
-class Try(nn.Cell):
+class Attempt(nn.Cell):
     """
     Runs the networks once.
 
@@ -24,7 +24,7 @@ class Try(nn.Cell):
         - **saved** (tuple[Tensor]) - What the forward writes, as it was before.
 
     Outputs:
-        Tuple of four: the tuples of losses and of aux; what is to be made of them, a tuple; the scale that was used.
+        Tuple of four: the tuples of losses and of aux; what follows takes of the backward; the scale that was used.
     """
 
     def __init__(self, overflow_detector, forwards_and_backwards, memory):
@@ -39,9 +39,9 @@ class Try(nn.Cell):
         return losses, auxes, (grads, scale), scale
 
 
-class Judge(nn.Cell):
+class AttemptCheck(nn.Cell):
     """
-    Whether a try overflowed, and whether the next one may not.
+    Checks an attempt: whether it overflowed, and whether the next one may not.
 
     Args:
         forward_state (Cell): Knows what the forward wrote.
@@ -50,11 +50,11 @@ class Judge(nn.Cell):
         found_overflow (FoundOverflow): Whether these gradients overflowed.
         ranks (Union[Alone, Ranks]): Who tries again together.
         scaling (Cell): Knows whether the scale can be lowered.
-        window_state (WindowState): None where each call is a step.
+        cycle_state (CycleState): None where each call is a step.
         unscaled_losses (tuple[int]): Which losses no scale takes part in, so that a lower one can't make them finite.
     """
 
-    def __init__(self, forward_state, unscale, complete, found_overflow, ranks, scaling, window_state, unscaled_losses):
+    def __init__(self, forward_state, unscale, complete, found_overflow, ranks, scaling, cycle_state, unscaled_losses):
         super().__init__(auto_prefix=False)
         self.forward_state = forward_state
         self.unscale = unscale
@@ -62,7 +62,7 @@ class Judge(nn.Cell):
         self.found_overflow = found_overflow
         self.ranks = ranks
         self.scaling = scaling
-        self.window_state = window_state
+        self.cycle_state = cycle_state
         self._unscaled_losses = unscaled_losses
 
     def construct(self, losses, grads, scale, saved):
@@ -74,9 +74,9 @@ class Judge(nn.Cell):
         hopeless = any_of(ops.logical_not(can_mend), others)
         for i in self._unscaled_losses:
             hopeless = ops.logical_or(hopeless, ops.logical_not(gradients.finite((losses[i],))))
-        if self.window_state is not None:
-            # A lost window.
-            hopeless = ops.logical_or(hopeless, of_any_network(self.window_state.overflow))
+        if self.cycle_state is not None:
+            # A lost cycle.
+            hopeless = ops.logical_or(hopeless, of_any_network(self.cycle_state.overflow))
         again = ops.logical_and(can_mend, ops.logical_not(self.ranks.agree(hopeless)))
         return grads, divisor, overflow, again
 
@@ -91,65 +91,65 @@ class CopyOfInputs(nn.Cell):
         return of_each_tensor(gradients.copy, inputs)
 
 
-class Tries(nn.Cell):
+class Attempts(nn.Cell):
     """
     Runs the networks until they do not overflow, as long as a lower scale can help.
 
-    Between two tries what the forward wrote is taken back, and the law takes its step for an overflow. If no try
-    succeeds, the law is put back to where it stood before the first: it sees one overflow, that of the first. So does
-    of several laws each that is to blame.
+    Between two attempts what the forward wrote is restored, and the update rule of the scale takes its step for an
+    overflow. If no attempt succeeds, the rule is restored to its state before the first: it sees one overflow, that of
+    the first. Of several scales only those whose gradients overflowed do so.
 
     Args:
-        max_retries (int): How many tries beyond the first there may be.
-        one_try (Try): Runs the networks once.
-        judge (Judge): Whether to try again.
-        scaling (Cell): The scale and its law.
+        max_retries (int): How many attempts beyond the first there may be.
+        attempt (Attempt): Runs the networks once.
+        check (AttemptCheck): Whether to try again.
+        scaling (Cell): The scale and its update rule.
         forward_state (Cell): What the forward wrote.
         step_counters (StepCounters): Count the retries.
         keep (Cell): Copies the inputs, if the networks may write into them.
 
-    Inputs and outputs as those of :class:`Try`.
+    Inputs and outputs as those of :class:`Attempt`.
     """
 
-    def __init__(self, max_retries, one_try, judge, scaling, forward_state, step_counters, keep):
+    def __init__(self, max_retries, attempt, check, scaling, forward_state, step_counters, keep):
         super().__init__(auto_prefix=False)
-        self.one_try = one_try
-        self.judge = judge
+        self.attempt = attempt
+        self.check = check
         self.scaling = scaling
         self.forward_state = forward_state
         self.step_counters = step_counters
         self.keep = keep
-        self.law = scaling.parameters
+        self.rule_state = scaling.parameters
         self._retries = Tensor(max_retries, mstype.int32)
         self._none, self._one = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
 
     def construct(self, scale, inputs, saved):
         # The networks stand here twice, and in no method that is called twice: MindSpore fails to compile that.
-        law, law_scale, used = gradients.copy(self.law), scale, scale
-        # Its outputs by index: of one that is unpacked and not used, graph mode warns as of a mistake.
+        rule_state, scale_of_rule, used = gradients.copy(self.rule_state), scale, scale
+        # Indexed rather than unpacked: graph mode warns about unused names.
         kept = self.keep(inputs)
-        tried = self.one_try(scale, ops.depend(inputs, kept), saved)
+        tried = self.attempt(scale, ops.depend(inputs, kept), saved)
         losses, auxes = tried[0], tried[1]
-        grads, divisor, overflow, again = self.judge(losses, tried[2][0], scale, saved)
+        grads, divisor, overflow, again = self.check(losses, tried[2][0], scale, saved)
         # Flat through the loop, in which graph mode forgets the length of a tuple of equal tensors.
         first, first_overflow = (losses, auxes, grads), overflow
         tensors, left = tensors_in(first), self._retries
         while ops.logical_and(again, left > self._none):
             left = left - self._one
-            taken_back = self._take_back(used, overflow, saved)
-            used = ops.depend(self.scaling.read(), taken_back)
-            tried = self.one_try(used, self.keep(ops.depend(kept, used)), saved)
-            grads, divisor, overflow, again = self.judge(tried[0], tried[2][0], used, saved)
+            rolled_back = self._roll_back(used, overflow, saved)
+            used = ops.depend(self.scaling.read(), rolled_back)
+            tried = self.attempt(used, self.keep(ops.depend(kept, used)), saved)
+            grads, divisor, overflow, again = self.check(tried[0], tried[2][0], used, saved)
             tensors = tensors_in((tried[0], tried[1], grads))
             ends = ops.logical_not(ops.logical_and(again, left > self._none))
             failed = ops.logical_and(of_any_network(overflow), ends)
-            gradients.assign_where(failed, self.law, law)
-            law_scale = ops.select(failed, scale, used)
+            gradients.assign_where(failed, self.rule_state, rule_state)
+            scale_of_rule = ops.select(failed, scale, used)
             overflow = ops.select(failed, first_overflow, overflow)
         losses, auxes, grads = with_tensors(first, tensors)
-        return losses, auxes, (grads, divisor, law_scale, overflow), used
+        return losses, auxes, (grads, divisor, scale_of_rule, overflow), used
 
-    def _take_back(self, scale, overflow, saved):
-        self.forward_state.take_back(saved)
+    def _roll_back(self, scale, overflow, saved):
+        self.forward_state.restore_call(saved)
         self.scaling.back_off(scale, overflow)
         return self.step_counters.count_retry()

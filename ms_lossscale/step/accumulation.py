@@ -1,4 +1,4 @@
-"""Which calls make a step: each by itself, or the calls of an accumulation window together."""
+"""Which calls make a step: each by itself, or the calls of an accumulation cycle together."""
 
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
@@ -6,10 +6,10 @@ from mindspore import dtype as mstype
 from mindspore.common.initializer import initializer
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale.step.cycle_count import CycleCount
 from ms_lossscale.step.of_network import of_any_network
 from ms_lossscale.step.only_if import only_if
 from ms_lossscale.step.use_in_outermost_graph import UseInOutermostGraph
-from ms_lossscale.step.window_count import WindowCount
 
 
 class EveryCall(nn.Cell):
@@ -43,19 +43,19 @@ class EveryCall(nn.Cell):
         return False
 
     def counts(self):
-        """What counts the calls of a window: none, or one."""
+        """What counts the calls of a cycle: none, or one."""
         return []
 
 
-class WindowState(nn.Cell):
+class CycleState(nn.Cell):
     """
-    What a window has gathered so far: the sum of its calls' gradients, in a float32 buffer for each weight, and more.
+    What a cycle has gathered so far: the sum of its calls' gradients, in a float32 buffer for each weight, and more.
 
     Args:
-        steps (int): Calls in a full window.
+        steps (int): Calls in a full cycle.
         weights (ParameterTuple): The weights.
         prefix (str): For the Parameters' names.
-        scale_shape (tuple): The shape of the loss scale, and of a verdict: :math:`()`, or :math:`(N,)`.
+        scale_shape (tuple): The shape of the loss scale, and of what was found: :math:`()`, or :math:`(N,)`.
     """
 
     def __init__(self, steps, weights, prefix, scale_shape):
@@ -70,28 +70,28 @@ class WindowState(nn.Cell):
         )
         self._steps = Tensor(steps, mstype.float32)
         self._zero = Tensor(0.0, mstype.float32)
-        self.count = WindowCount(steps, f"{prefix}accumulation.micro_steps")
+        self.count = CycleCount(steps, f"{prefix}accumulation.micro_steps")
         self.overflow = Parameter(
             Tensor(np.zeros(scale_shape, bool)), name=f"{prefix}accumulation.overflow", requires_grad=False
         )
 
     def is_first(self):
-        """Whether this call is the first of its window."""
+        """Whether this call is the first of its cycle."""
         return self.count.is_first()
 
     def add(self, grads, overflow):
-        """Adds the gradients of a call that is not its window's last."""
+        """Adds the gradients of a call that is not its cycle's last."""
         gradients.assign_add(self.gradients, grads)
         ops.assign(self.overflow, overflow)
         self.count.count()
 
     def partial_mean(self):
-        """The mean over the calls that the window has really had. What was added had been divided by all of them."""
+        """The mean over the calls that the cycle has really had. What was added had been divided by all of them."""
         rest = self._steps / self.count.calls().astype(mstype.float32)
         return gradients.multiply(self.gradients, rest)
 
     def reset(self, after):
-        """Empties the window, once `after` has been computed. Not by a multiplication with 0, which keeps a NaN."""
+        """Empties the cycle, once `after` has been computed. Not by a multiplication with 0, which keeps a NaN."""
         gradients.assign_zeros(self.gradients, after)
         self.count.reset(after)
         ops.assign(self.overflow, ops.logical_and(self.overflow, gradients.never(ops.depend(self._zero, after))))
@@ -99,10 +99,10 @@ class WindowState(nn.Cell):
 
 class Accumulation(nn.Cell):
     """
-    The calls of a window are one step, at its last call.
+    The calls of a cycle are one step, at its last call.
 
     Args:
-        state (WindowState): What the window has gathered.
+        state (CycleState): What the cycle has gathered.
         decision (Decision): What ends a step.
         found_in_call (FoundOverflow): Checks a call before the last by itself.
         forward_state (Cell): What the forward wrote, which a call that overflowed takes back at once.
@@ -128,7 +128,7 @@ class Accumulation(nn.Cell):
         else:
             overflow = self.found_in_call(grads, divisor, others, known)[0]
             self.state.add(self.packing.unpack(grads), overflow)
-            overflow = only_if(of_any_network(overflow), self.forward_state.restore, saved)
+            overflow = only_if(of_any_network(overflow), self.forward_state.restore_step, saved)
         return overflow
 
     def has_begun(self):
@@ -140,11 +140,11 @@ class Accumulation(nn.Cell):
 
 class Flush(nn.Cell):
     """
-    Ends a window before its last call: averages over the calls that it has really had, and updates or skips.
+    Ends a cycle before its last call: averages over the calls that it has really had, and updates or skips.
 
     Args:
         state, decision, packing: As for :class:`Accumulation`.
-        scaling (Cell): Knows the window's scale.
+        scaling (Cell): Knows the cycle's scale.
         overflow_detector (OverflowDetector): Clears an NPU's register.
     """
 
@@ -159,9 +159,9 @@ class Flush(nn.Cell):
         self.use_parameters = UseInOutermostGraph(list(self.get_parameters()))
 
     def construct(self):
-        # A register may have been raised by other work since the window's last call.
+        # A register may have been raised by other work since the cycle's last call.
         grads = self.packing.pack(self.overflow_detector.start(self.use_parameters(self.state.partial_mean())))
-        scale = self.scaling.of_window()
+        scale = self.scaling.of_cycle()
         overflow = self.decision(grads, self._one, scale, (), (self.state.overflow,), ())
         self.state.reset(overflow)
         return overflow

@@ -65,7 +65,7 @@ def test_what_the_forward_writes(mode, few):
     (message,) = [str(each.message) for each in caught]
     assert (
         "all gradients are finite, but what the forward writes (generator.1.moving_mean, generator.1.moving_variance) "
-        "became not finite, or the overflow detector tells"
+        "became not finite, or the overflow detector reports"
     ) in message
     assert "locate_overflow" not in message
 
@@ -75,7 +75,7 @@ def test_the_status_register(mode, few):
         network = Saturating("only")
         cell = ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params()), 128.0).set_train()
         inputs = saturating_batch(True, 0)
-        with pytest.warns(RuntimeWarning, match="all gradients are finite, but the overflow detector tells of"):
+        with pytest.warns(RuntimeWarning, match="all gradients are finite, but the overflow detector reports"):
             for _ in range(9):
                 cell(*inputs)
 

@@ -5,7 +5,7 @@ from typing import Any, Union
 
 from mindspore import amp, nn
 
-from ms_lossscale._check import describe
+from ms_lossscale._arguments import describe
 from ms_lossscale.loss_scale import DynamicLossScale, FixedLossScale, LossScale
 
 AcceptedLossScale = Union[

@@ -19,7 +19,7 @@ from typing import Optional, TypeVar
 import numpy as np
 from mindspore import nn, ops
 
-from ms_lossscale._check import describe
+from ms_lossscale._arguments import describe
 from ms_lossscale.overflow_detector import FloatStatusRegister
 
 FLOAT16_MAX = 65504.0

@@ -8,15 +8,14 @@ from mindspore import Parameter, Tensor, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._check import (
+from ms_lossscale._arguments import (
     check_between,
     check_bool,
     check_positive_int,
     check_scale,
     describe,
 )
-from ms_lossscale._float32 import Float32Cell
-from ms_lossscale._write_in_place import write_in_place
+from ms_lossscale._mindspore import Float32Cell, write_in_place
 
 Tensors = TypeVar("Tensors", Tensor, tuple[Tensor, ...])
 

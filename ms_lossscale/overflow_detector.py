@@ -5,8 +5,7 @@ from mindspore import dtype as mstype
 from mindspore.ops.operations.math_ops import NPUClearFloatStatusV2, NPUGetFloatStatusV2
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._device_overflow_check import DeviceOverflowCheck
-from ms_lossscale._float32 import Float32Cell
+from ms_lossscale._mindspore import DeviceOverflowCheck, Float32Cell
 
 
 class OverflowDetector(Float32Cell):

@@ -9,10 +9,8 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from ms_lossscale._check import describe
-from ms_lossscale._files import replacing
-from ms_lossscale._matplotlib import matplotlib_figure
-from ms_lossscale._types import StrPath
+from ms_lossscale._arguments import StrPath, describe
+from ms_lossscale._output import matplotlib_figure, replacing
 
 _COLUMNS = ("step", "network", "loss", "loss_scale", "skipped", "retries")
 _WHAT = "Plotting a training"

@@ -8,9 +8,8 @@ from typing import Any, Optional
 import numpy as np
 from mindspore.train import Callback, RunContext
 
-from ms_lossscale._check import check_positive_int, describe
-from ms_lossscale._files import replacing
-from ms_lossscale._types import StrPath
+from ms_lossscale._arguments import StrPath, check_positive_int, describe
+from ms_lossscale._output import replacing
 from ms_lossscale.callbacks.csv_file import CsvFile
 from ms_lossscale.callbacks.summary import Summary
 from ms_lossscale.callbacks.watched_step import ADVICE, Record, WatchedStep

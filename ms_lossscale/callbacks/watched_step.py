@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._loss_scale_values import LossScaleValues
+from ms_lossscale._output import LossScaleValues
 from ms_lossscale.diagnosis.cell_watch import as_array
 from ms_lossscale.loss_scale import DynamicLossScale
 

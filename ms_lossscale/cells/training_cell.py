@@ -8,10 +8,8 @@ from mindspore import GRAPH_MODE, PYNATIVE_MODE, Parameter, Tensor, get_auto_par
 from mindspore import dtype as mstype
 
 from ms_lossscale._accepted_loss_scale import as_loss_scale, check_distinct
-from ms_lossscale._check import check_cell, one_each
-from ms_lossscale._failed_calls import forget_failed_calls
-from ms_lossscale._float32 import Float32Cell
-from ms_lossscale._types import OneOrEach
+from ms_lossscale._arguments import OneOrEach, check_cell, one_each
+from ms_lossscale._mindspore import Float32Cell, forget_failed_calls
 from ms_lossscale.cells.begun_windows import BegunWindows
 from ms_lossscale.cells.compile_phase import CompilePhase
 from ms_lossscale.cells.endless_skips import EndlessSkips

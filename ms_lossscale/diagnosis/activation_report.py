@@ -5,9 +5,8 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple, Optional
 
-from ms_lossscale._files import write_text
-from ms_lossscale._tables import csv_text, in_batches, percent, size, text_table
-from ms_lossscale._types import StrPath
+from ms_lossscale._arguments import StrPath
+from ms_lossscale._output import csv_text, in_batches, percent, size, text_table, write_text
 from ms_lossscale.diagnosis.cell_watch import Place
 from ms_lossscale.diagnosis.distribution import Distribution
 

@@ -6,7 +6,7 @@ import numpy as np
 from mindspore import Tensor
 from mindspore.dataset import Dataset
 
-from ms_lossscale._check import describe
+from ms_lossscale._arguments import describe
 
 _CURE = "Pass a list with a tuple of the network's inputs for each batch, or a dataset."
 

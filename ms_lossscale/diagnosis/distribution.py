@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from mindspore import dtype as mstype
 
-from ms_lossscale._check import check_scale
+from ms_lossscale._arguments import check_scale
 from ms_lossscale.diagnosis.float_format import float_format
 
 # The exponents of float32, its subnormal numbers included.

@@ -7,10 +7,8 @@ from typing import NamedTuple, Optional, Union
 
 from mindspore import dtype as mstype
 
-from ms_lossscale._check import check_number
-from ms_lossscale._files import write_text
-from ms_lossscale._tables import counted, csv_text, in_batches, percent, power, size, text_table
-from ms_lossscale._types import StrPath
+from ms_lossscale._arguments import StrPath, check_number
+from ms_lossscale._output import counted, csv_text, in_batches, percent, power, size, text_table, write_text
 from ms_lossscale.diagnosis.distribution import Distribution, Shares
 from ms_lossscale.diagnosis.float_format import FLOAT16, float_format
 

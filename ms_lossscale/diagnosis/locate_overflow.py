@@ -6,8 +6,7 @@ import numpy as np
 from mindspore import dtype as mstype
 from mindspore import nn
 
-from ms_lossscale._check import check_scale
-from ms_lossscale._types import Batch
+from ms_lossscale._arguments import Batch, check_scale
 from ms_lossscale.diagnosis.batches import as_inputs
 from ms_lossscale.diagnosis.cell_watch import CellWatch, as_array, can_be_hooked, cell_names, is_float
 from ms_lossscale.diagnosis.float_format import FLOAT16

@@ -5,8 +5,7 @@ import contextlib
 import numpy as np
 from mindspore import nn
 
-from ms_lossscale._check import check_bool, check_scale
-from ms_lossscale._types import Batches
+from ms_lossscale._arguments import Batches, check_bool, check_scale
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.diagnosis.activation_report import JUMP, ROUNDING, Activation, ActivationReport
 from ms_lossscale.diagnosis.batches import each_batch

@@ -8,8 +8,7 @@ import numpy as np
 from mindspore import Parameter, nn
 from mindspore import dtype as mstype
 
-from ms_lossscale._check import check_number, check_scale
-from ms_lossscale._types import Batches
+from ms_lossscale._arguments import Batches, check_number, check_scale
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.diagnosis.batches import each_batch, for_several_passes
 from ms_lossscale.diagnosis.distribution import Distribution

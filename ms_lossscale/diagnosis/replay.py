@@ -6,8 +6,7 @@ import os
 import mindspore
 from mindspore import ops
 
-from ms_lossscale._failed_calls import forget_failed_calls
-from ms_lossscale._write_in_place import write_in_place
+from ms_lossscale._mindspore import forget_failed_calls, write_in_place
 
 
 @contextlib.contextmanager

@@ -2,9 +2,7 @@
 
 import numpy as np
 
-from ms_lossscale._files import replacing
-from ms_lossscale._matplotlib import matplotlib_figure
-from ms_lossscale._tables import percent
+from ms_lossscale._output import matplotlib_figure, percent, replacing
 from ms_lossscale.diagnosis.float_format import FLOAT16
 
 _MOST_ROWS = 80

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Union
 
-from ms_lossscale._check import check_positive_int, describe
+from ms_lossscale._arguments import check_positive_int, describe
 from ms_lossscale.diagnosis.gradient_report import GradientReport, check_headroom
 from ms_lossscale.loss_scale import ScheduledLossScale
 

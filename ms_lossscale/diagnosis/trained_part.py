@@ -5,7 +5,7 @@ from typing import NamedTuple, Optional
 
 from mindspore import Parameter, Tensor, nn
 
-from ms_lossscale._check import check_cell, describe
+from ms_lossscale._arguments import check_cell, describe
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.step.nested import described
 from ms_lossscale.step.network_inputs import inputs_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import mindspore
 
-from ms_lossscale._files import write_text
+from ms_lossscale._output import write_text
 from ms_lossscale.selfcheck.checks import CHECKS
 from ms_lossscale.selfcheck.claim import DoesNotHold
 from ms_lossscale.selfcheck.device import MODES, Device, has_ranks

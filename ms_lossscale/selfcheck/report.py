@@ -7,7 +7,7 @@ import mindspore
 import numpy
 
 import ms_lossscale
-from ms_lossscale._tables import text_table
+from ms_lossscale._output import text_table
 from ms_lossscale.overflow_detector import default_overflow_detector
 
 # What decides how MindSpore computes and what it tells of an overflow.

@@ -140,7 +140,7 @@ MUTANTS = [
     ),
     Mutant(
         "a loaded value is not cast",
-        "_write_in_place.py",
+        "_mindspore.py",
         "value = ops.cast(value, parameter.dtype)",
         "value = ops.cast(value, value.dtype)",
         (_LOAD, _AVERAGES),

@@ -1,6 +1,8 @@
 """What MindSpore has no public function for, and what goes round its faults: each with its reason."""
 
-from typing import Any
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Callable
 
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
@@ -36,6 +38,31 @@ def write_in_place(values: list[tuple[Parameter, Tensor]]) -> None:
         except RuntimeError:
             # A view, as `parameter.set_data(value.reshape(...))` makes it one, is refused.
             parameter.copy_(value)
+
+
+# The methods, MindSpore 2.7 has both, that compute every gradient in PyNative mode, whichever function asks for it.
+_GRADIENTS = [name for name in ("grad", "grad_aux") if hasattr(_pynative_executor, name)]
+
+
+@contextlib.contextmanager
+def noticing_gradients(notice: Callable[[], None]) -> Iterator[None]:
+    """A context in which `notice` is called wherever PyNative mode computes a gradient: nothing public shows that."""
+
+    def noticed(compute):
+        def notice_and_compute(*args, **kwargs):
+            notice()
+            return compute(*args, **kwargs)
+
+        return notice_and_compute
+
+    try:
+        for name in _GRADIENTS:
+            setattr(_pynative_executor, name, noticed(getattr(_pynative_executor, name)))
+        yield
+    finally:
+        # Set on the object, where they hid its class's.
+        for name in _GRADIENTS:
+            delattr(_pynative_executor, name)
 
 
 class Float32Cell(nn.Cell):

@@ -10,17 +10,18 @@ from mindspore import dtype as mstype
 
 from ms_lossscale._arguments import Batches, check_number, check_scale
 from ms_lossscale.cells.training_cell import TrainingCell
-from ms_lossscale.diagnosis.batches import each_batch, for_several_passes
-from ms_lossscale.diagnosis.distribution import Distribution
-from ms_lossscale.diagnosis.float16_traces import Float16Traces, computes_in_float16
+from ms_lossscale.diagnosis.arguments import each_batch, for_several_passes, trained_parts
+from ms_lossscale.diagnosis.distribution import FLOAT16, Distribution
 from ms_lossscale.diagnosis.gradient_report import GradientReport, largest_scale
-from ms_lossscale.diagnosis.loss_and_grads import LossAndGrads
-from ms_lossscale.diagnosis.replay import replay, running
-from ms_lossscale.diagnosis.trained_part import trained_parts
+from ms_lossscale.diagnosis.replay import LossAndGrads, replay, running
 
 # How much smaller the next scale to try is where gradients overflow, how much larger where all of them are zero, and
 # how large it gets then.
 _DOWN, _UP, _HIGHEST = 2.0**4, 2.0**16, 2.0**64
+
+_SMALLEST_NORMAL = np.float32(2.0**FLOAT16.min_exponent)
+# Below it bfloat16, with its 8 bits, holds numbers that float16 does not.
+_FINER_IN_BFLOAT16 = np.float32(2.0**-17)
 
 
 def profile_gradients(
@@ -168,6 +169,38 @@ def _without_overflow(scale, smallest):
     return profile
 
 
+class Float16Traces:
+    """
+    Looks at gradients as the backward returned them, times the loss scale.
+
+    Attributes:
+        all_fit (bool): Whether float16 holds each finite value exactly.
+        lost (bool): Whether a value is zero, or so small that float16 holds it with fewer bits than a normal one.
+    """
+
+    def __init__(self):
+        self.all_fit = True
+        self.lost = False
+        self._is_finer_than_bfloat16 = False
+
+    def add(self, values):
+        """Looks at the values of a float32 array."""
+        if not self.all_fit:
+            return
+        finite = np.abs(values[np.isfinite(values)])
+        sizes = finite[finite > 0]
+        with np.errstate(over="ignore", under="ignore"):
+            self.all_fit = bool((sizes.astype(np.float16) == sizes).all())
+        self.lost |= sizes.size < finite.size or bool((sizes < _SMALLEST_NORMAL).any())
+        bits_that_bfloat16_lacks = sizes.view(np.uint32) & 0xFFFF
+        self._is_finer_than_bfloat16 |= bool(((bits_that_bfloat16_lacks > 0) | (sizes < _FINER_IN_BFLOAT16)).any())
+
+    @property
+    def are_evident(self):
+        """Whether the values can hardly come of anything but float16: of float32 they would have more bits."""
+        return self.all_fit and self._is_finer_than_bfloat16
+
+
 class _Profile:
     """What one part's gradients are in one pass over the batches."""
 
@@ -224,7 +257,7 @@ class _Profile:
     def quantised(self):
         """The names of the weights of whose gradients float16 has lost something on the way."""
         traces = self._traces.items()
-        if not (any(trace.are_evident for _, trace in traces) or computes_in_float16(self._part.network)):
+        if not (any(trace.are_evident for _, trace in traces) or _computes_in_float16(self._part.network)):
             return []
         return [name for name, trace in traces if trace.all_fit and trace.lost]
 
@@ -249,4 +282,11 @@ def _report(profiles, count, clip, step):
         step,
         [name for profile in profiles for name in profile.quantised()],
         min((profile.ceiling for profile in profiles if profile.ceiling is not None), default=None),
+    )
+
+
+def _computes_in_float16(network):
+    """Whether cells or weights of a network say that they are float16. A cast in a `construct` does not show here."""
+    return any(weight.dtype == mstype.float16 for weight in network.get_parameters()) or any(
+        cell.get_flags().get("fp16", False) for _, cell in network.cells_and_names()
     )

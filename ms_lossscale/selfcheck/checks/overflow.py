@@ -4,20 +4,24 @@ import itertools
 
 import mindspore
 import numpy as np
-from mindspore import Tensor, mutable, nn
+from mindspore import Tensor, mutable
 
-from ms_lossscale import DynamicLossScale, FiniteGradients, FixedLossScale, ScaledTrainOneStepCell
+from ms_lossscale import FiniteGradients, FixedLossScale
 from ms_lossscale.selfcheck.claim import check, expect, expect_equal
-from ms_lossscale.selfcheck.networks import BACKWARD_OVERFLOWS, FORWARD_OVERFLOWS, LOSS_SCALE, SIZE, Products, inputs
+from ms_lossscale.selfcheck.networks import (
+    BACKWARD_OVERFLOWS,
+    FORWARD_OVERFLOWS,
+    LOSS_SCALE,
+    SIZE,
+    cell_of_products,
+    inputs,
+)
 
 PLACES = {"first": 0, "middle": 1, "last": 2}
 
 
 def _cell(device):
-    network = Products(device)
-    # It moves the weights so little that they stay about 2.
-    optimizer = nn.AdamWeightDecay(network.trainable_params(), learning_rate=1e-5)
-    return ScaledTrainOneStepCell(network, optimizer, FixedLossScale(LOSS_SCALE)).set_train()
+    return cell_of_products(device, FixedLossScale(LOSS_SCALE))
 
 
 def _at(place, value):
@@ -85,8 +89,6 @@ def large_finite_gradients_are_not_flagged(device):
 @check()
 def a_skipped_step_lowers_the_scale_at_once(device):
     """After an overflow the next step uses the lower loss scale."""
-    network = Products(device)
-    optimizer = nn.AdamWeightDecay(network.trainable_params(), learning_rate=1e-5)
-    cell = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(LOSS_SCALE)).set_train()
+    cell = cell_of_products(device)
     scales = [float(cell(*_at(0, BACKWARD_OVERFLOWS))[2]) for _ in range(4)]
     expect_equal(scales, [LOSS_SCALE, LOSS_SCALE / 2, LOSS_SCALE / 4, LOSS_SCALE / 8], "the scales of four steps")

@@ -241,8 +241,8 @@ MUTANTS = [
     Mutant(
         "a monitor tells of every step of an endless series",
         "callbacks/watched_step.py",
-        "if self._is_told and not any(map(_is_milestone, new)):",
-        "if not self._is_told and not any(map(_is_milestone, new)):",
+        "if self._is_printed and not any(map(_is_milestone, new)):",
+        "if not self._is_printed and not any(map(_is_milestone, new)):",
         ("test_loss_scale_monitor_windows.py",),
     ),
     Mutant(

@@ -98,8 +98,8 @@ def locate_overflow(network: nn.Cell, inputs: Batch, *, loss_scale: float) -> Ov
     hold them, are named only if nothing else overflows, or if they were given to the cell that does: then it was a cast
     to float16 that made infinities of them.
 
-    Runs in PyNative mode and updates nothing: the network is the same afterwards. Where training itself runs in
-    PyNative mode, dropout goes on with other random numbers, whose state MindSpore keeps inside the operators.
+    Runs in PyNative mode and updates nothing: the network is the same afterwards, but for dropout's random numbers
+    where training runs in PyNative mode itself.
 
     Where a network takes a gradient in its forward (a gradient penalty), PyNative mode loses the gradients of that
     gradient. The gradients of its parameters are then computed in graph mode; those of its cells lack them, so that

@@ -23,10 +23,8 @@ def profile_activations(
     Counts how what each cell puts out, and the gradients that flow back into that, are spread over float16's range.
 
     Runs forward and backward in PyNative mode and updates nothing: the network is the same afterwards, BatchNorm's
-    statistics and MindSpore's mode included.
-
-    Where training itself runs in PyNative mode, dropout goes on with other random numbers, whose state MindSpore keeps
-    inside the operators.
+    statistics and MindSpore's mode included. Only dropout, where training runs in PyNative mode itself, goes on with
+    other random numbers, whose state MindSpore keeps inside the operators.
 
     Where a network takes a gradient in its forward (a gradient penalty), PyNative mode loses the gradients of that
     gradient: what flows back into its cells lacks them, and a warning says so.
@@ -123,6 +121,7 @@ class _Profile:
         self._run(batch, self._compare)
 
     def _run(self, batch, note):
+        """Calls `note` with each value, and with the part, kind and place that it is of."""
         for i, (part, loss_and_grads) in enumerate(zip(self._parts, self._loss_and_grads)):
 
             def note_output(place, inputs, tensor, i=i):

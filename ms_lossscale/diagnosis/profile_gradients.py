@@ -36,14 +36,11 @@ def profile_gradients(
     Counts how the gradients of each parameter are spread over float16's range, over some batches.
 
     Runs forward and backward in PyNative mode and updates nothing: the network is the same afterwards, BatchNorm's
-    statistics and MindSpore's mode included. Of each parameter it keeps counts by binade, so that memory does not grow
-    with the batches.
+    statistics and MindSpore's mode included. Only dropout, where training runs in PyNative mode itself, goes on with
+    other random numbers. Of each parameter it keeps counts by binade, so that memory does not grow with the batches.
 
     A network that takes a gradient in its forward (a gradient penalty) is computed in graph mode, since PyNative mode
     loses the gradients of that gradient; where it does not compile, a warning says what is missing.
-
-    Where training itself runs in PyNative mode, dropout goes on with other random numbers, whose state MindSpore keeps
-    inside the operators.
 
     A training cell of this package knows its networks and weights: ``profile_gradients(cell, batches)`` .
 

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-import examples_path  # noqa: F401
+import before_mindspore  # noqa: F401
 from bench import machine
 from common.options import positive_int, seed_int
 from common.output import markdown_table, replacing

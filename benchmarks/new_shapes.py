@@ -5,12 +5,13 @@ What a batch of a new shape costs in graph mode, for a small MLP: time and memor
 """
 
 import argparse
+import functools
 import gc
 import resource
 import sys
 import time
 
-import examples_path  # noqa: F401
+import before_mindspore  # noqa: F401
 import mindspore
 import numpy as np
 from common.output import markdown_table
@@ -23,19 +24,15 @@ from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 SHAPES = 12
 
 
-def make_stock(network, optimizer):
-    return nn.TrainOneStepCell(network, optimizer)
+def scaled(network, optimizer, **keywords):
+    return ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(), **keywords)
 
 
-def make_scaled(network, optimizer):
-    return ScaledTrainOneStepCell(network, optimizer, DynamicLossScale())
-
-
-def make_all_on(network, optimizer):
-    return ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(), clip_norm=1.0, ema_decay=0.9)
-
-
-SIDES = {"nn.TrainOneStepCell": make_stock, "dynamic scale": make_scaled, "with clip_norm and ema_decay": make_all_on}
+SIDES = {
+    "nn.TrainOneStepCell": nn.TrainOneStepCell,
+    "dynamic scale": scaled,
+    "with clip_norm and ema_decay": functools.partial(scaled, clip_norm=1.0, ema_decay=0.9),
+}
 
 
 def batch(size):

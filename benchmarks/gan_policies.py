@@ -218,7 +218,7 @@ def read_steps(path):
 
 
 def read_counters(path):
-    """The counters of a run's checkpoint, summed over the verdicts; `retries` is None if nothing was tried again."""
+    """The counters of a run's checkpoint, summed over the networks; `retries` is None if nothing was tried again."""
     import mindspore
 
     counters = {"applied_steps": None, "skipped_steps": None, "retries": None}

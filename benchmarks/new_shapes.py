@@ -49,11 +49,11 @@ def peak_memory():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
-def cost(make, told):
+def cost(make, knows_shapes):
     """Seconds and MiB for each new shape, after the first two."""
     net = nn.SequentialCell(nn.Dense(16, 32), nn.ReLU(), nn.Dense(32, 1))
     cell = make(nn.WithLossCell(net, nn.MSELoss()), nn.Momentum(net.trainable_params(), 0.01, 0.9)).set_train()
-    if told:
+    if knows_shapes:
         cell.set_inputs(*(Tensor(shape=[None, width], dtype=mstype.float32) for width in (16, 1)))
     run(cell, 1)
     run(cell, 2)
@@ -71,8 +71,8 @@ def main():
     rows = []
     for name, make in tqdm(SIDES.items(), unit="cell", dynamic_ncols=True):
         row = [name]
-        for told in (False, True):
-            seconds, memory = cost(make, told)
+        for knows_shapes in (False, True):
+            seconds, memory = cost(make, knows_shapes)
             row += [f"{seconds:.3f} s", f"{memory:.1f} MiB"]
         rows.append(row)
     print(markdown_table(["cell", "each new shape", "memory", "each with `set_inputs`", "memory"], rows), end="")

@@ -30,7 +30,7 @@ class _Row(NamedTuple):
 class History(NamedTuple):
     """The steps of one network, or of several with one overflow check."""
 
-    # What tells it from others in the same picture; empty if there are none.
+    # What distinguishes it from others in the same picture; empty if there are none.
     name: str
     # For each step its number, never falling; its loss; its loss scale, or several if networks have their own; whether
     # it was skipped; how many further attempts it took.

@@ -44,9 +44,9 @@ class LossScaleMonitor(Callback):
         save_batch (str, optional): Where to save the inputs of the step that stopped the training, an ``.npz`` file
             for `locate_overflow`; when accumulating, those of the cycle's first call that overflowed.
             Default: ``None`` .
-        summary_dir (str, optional): A folder to write each step's loss, loss scale and, where the cell has a
-            `clip_norm` and the step a verdict, gradients' norm to, and how many steps were skipped and how many retries
-            there were so far: for MindInsight by :class:`mindspore.SummaryRecord` and, if tensorboardX or PyTorch is
+        summary_dir (str, optional): A folder to write each step's loss and loss scale to, the gradients' norm where the
+            cell has a `clip_norm` and the call ended a step, and how many steps were skipped and how many retries there
+            were so far: for MindInsight by :class:`mindspore.SummaryRecord` and, if tensorboardX or PyTorch is
             installed, for TensorBoard. It is made if it does not exist. Default: ``None`` .
 
     Raises:

@@ -93,12 +93,7 @@ class ActivationReport(Report):
         return next((activation for activation in self.activations if activation.error_jumps), None)
 
     def notable_first(self) -> list[Activation]:
-        """
-        The activations as they are printed: the notable ones, then the others, each in the order of execution.
-
-        Returns:
-            list[Activation].
-        """
+        """The activations as they are printed: the notable ones, then the others, each in the order of execution."""
         return sorted(self.activations, key=lambda activation: not activation.is_notable)
 
     def __str__(self) -> str:

@@ -78,12 +78,7 @@ class Distribution:
         self._bins = np.zeros((_HIGHEST - _LOWEST + 1) * _PARTS_OF_A_BINADE, np.int64)
 
     def add(self, values: np.ndarray) -> None:
-        """
-        Counts the values of an array.
-
-        Args:
-            values (numpy.ndarray): float16 or float32, of any shape.
-        """
+        """Counts the values of an array, float16 or float32, of any shape."""
         values = values.reshape(-1)
         for start in range(0, values.size, _CHUNK):
             self._add(np.abs(values[start : start + _CHUNK].astype(np.float32)))
@@ -122,10 +117,8 @@ class Distribution:
 
     def histogram(self) -> dict[int, int]:
         """
-        The values that are finite and not zero, by binade.
-
-        Returns:
-            dict, from the exponent e to the number of values in :math:`[2^e, 2^{e+1})`, for those e that have some.
+        The values that are finite and not zero, by binade: from the exponent e to the number of values in
+        :math:`[2^e, 2^{e+1})`, for those e that have some.
         """
         counts = self._bins.reshape(-1, _PARTS_OF_A_BINADE).sum(axis=1)
         return {int(i) + _LOWEST: int(counts[i]) for i in np.flatnonzero(counts)}

@@ -97,26 +97,15 @@ class GradientReport(Report):
 
     def shares(self, dtype: mstype.Type = mstype.float16) -> dict[float, Shares]:
         """
-        What casting does to the gradients of all parameters together, at each loss scale.
-
-        Args:
-            dtype (mindspore.dtype): ``mstype.float16`` or ``mstype.bfloat16`` . Default: ``mstype.float16`` .
-
-        Returns:
-            dict, from every power of two that can be a loss scale, :math:`2^{-126}` to :math:`2^{126}`, to
-            :class:`Shares`.
+        What casting to float16 or bfloat16 does to the gradients of all parameters together: a dict from every power of
+        two that can be a loss scale, :math:`2^{-126}` to :math:`2^{126}`, to :class:`Shares`.
         """
         total = self.total
         return {loss_scale: total.shares(loss_scale, dtype) for loss_scale in LOSS_SCALES}
 
     @property
     def recommended_loss_scale(self) -> float:
-        """
-        The loss scale to use with float16: `recommend().loss_scale`.
-
-        Raises:
-            ValueError: If there is none to recommend, see :meth:`recommend`.
-        """
+        """The loss scale to use with float16, `recommend().loss_scale`; raises as :meth:`recommend` does."""
         return self.recommend().loss_scale
 
     def recommend(self, headroom: int = 2, dtype: mstype.Type = mstype.float16) -> Recommendation:
@@ -128,9 +117,6 @@ class GradientReport(Report):
             headroom (int): How many binades the largest gradient times the scale stays below the dtype's largest
                 number, 65504 for float16. Default: ``2`` .
             dtype (mindspore.dtype): ``mstype.float16`` or ``mstype.bfloat16`` . Default: ``mstype.float16`` .
-
-        Returns:
-            Recommendation.
 
         Raises:
             TypeError: If `headroom` is no number.
@@ -177,14 +163,8 @@ class GradientReport(Report):
 
     def worst_first(self, dtype: mstype.Type = mstype.float16) -> list[str]:
         """
-        The names of the parameters, the ones that lose the largest share of their values at loss scale 1 first. One
-        whose values are all zero has lost all of them.
-
-        Args:
-            dtype (mindspore.dtype): ``mstype.float16`` or ``mstype.bfloat16`` . Default: ``mstype.float16`` .
-
-        Returns:
-            list[str].
+        The names of the parameters, the ones that lose the largest share of their values at loss scale 1 in a dtype,
+        float16 or bfloat16, first. One whose values are all zero has lost all of them.
         """
 
         def loss(name):

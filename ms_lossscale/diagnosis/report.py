@@ -193,7 +193,7 @@ def _shifted(distribution, scale, binades):
 
 
 def _shortened(name):
-    """A long name without its middle, since its end tells most."""
+    """A long name without its middle, since its end says most."""
     if len(name) <= _LONGEST_NAME:
         return name
     return f"{name[:15]}...{name[-(_LONGEST_NAME - 18) :]}"

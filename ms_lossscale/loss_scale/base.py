@@ -83,12 +83,7 @@ class LossScale(Float32Cell):
         return Parameter(Tensor(0, mstype.int32), name=f"loss_scale.{name}", requires_grad=False)
 
     def get_loss_scale(self) -> float:
-        """
-        Reads the scale.
-
-        Returns:
-            float, the scale that the next step will use.
-        """
+        """Reads the scale that the next step will use."""
         return float(self.scale_value.asnumpy().reshape(()))
 
     def set_loss_scale(self, value: float) -> None:
@@ -126,13 +121,8 @@ class LossScale(Float32Cell):
 
     def limit(self, steps: int) -> None:
         """
-        Narrows the range to what gradients allow that are multiplied by `1 / steps / scale`.
-
-        Args:
-            steps (int): Over how many calls gradients are averaged.
-
-        Raises:
-            ValueError: If the scale is larger, or can become so by its update rule.
+        Narrows the range to what gradients allow that are averaged over so many calls, multiplied by `1 / steps /
+        scale`. Raises a ValueError if the scale is larger, or can become so by its update rule.
         """
         largest = min(float(self._largest.asnumpy()), 2.0 ** (126 - (steps - 1).bit_length()))
         self._largest = Tensor(largest, mstype.float32)
@@ -148,10 +138,7 @@ class LossScale(Float32Cell):
         Multiplies a loss, or each tensor of a tuple, by the scale, in float32.
 
         Args:
-            inputs (Union[Tensor, tuple[Tensor]]): Of any shape and float type.
-
-        Returns:
-            Union[Tensor, tuple[Tensor]], float32, of the same shapes.
+            inputs (Union[Tensor, tuple[Tensor]]): Of any shape and float type. What is returned has the same shapes.
         """
         return gradients.multiply(inputs, self.scale_value)
 
@@ -160,10 +147,8 @@ class LossScale(Float32Cell):
         Divides a tensor, or each tensor of a tuple, by the scale, in float32: `input * (1 / scale)`.
 
         Args:
-            inputs (Union[Tensor, tuple[Tensor]]): Of any shape and float type; RowTensors keep their indices.
-
-        Returns:
-            Union[Tensor, tuple[Tensor]], float32, of the same shapes.
+            inputs (Union[Tensor, tuple[Tensor]]): Of any shape and float type. What is returned has the same shapes;
+                RowTensors keep their indices.
         """
         return gradients.multiply(inputs, self._one / self.scale_value)
 
@@ -188,11 +173,7 @@ class LossScale(Float32Cell):
     def advance(self, loss_scale: Tensor, overflow: Tensor) -> Tensor:
         """
         Takes one step of the update rule, with the arguments of :meth:`next_scale`. What it returns can be a loss
-        scale, whatever a user's own rule says.
-
-        Raises:
-            TypeError: If the update rule returns no Tensor.
-            ValueError: If the update rule returns a Tensor of another size.
+        scale, whatever a user's own rule says; a TypeError or a ValueError if that is no Tensor or one of another size.
         """
         next_scale = self.next_scale(loss_scale, overflow)
         if self._rule_is_checked:
@@ -201,13 +182,8 @@ class LossScale(Float32Cell):
 
     def can_back_off(self, loss_scale: Tensor) -> Tensor:
         """
-        Whether the update rule, by this overflow or by some more, would lower the scale.
-
-        Args:
-            loss_scale (Tensor): This step's scale, float32.
-
-        Returns:
-            Tensor, bool, of the shape of `loss_scale`. Of a user's own update rule it is always True.
+        Whether the update rule, by this overflow or by some more, would lower this step's scale, bool of its shape. Of
+        a user's own update rule it is always True.
         """
         return ops.equal(loss_scale, loss_scale)
 

@@ -19,7 +19,7 @@ from ms_lossscale.selfcheck.checks import CHECKS
 from ms_lossscale.selfcheck.claim import DoesNotHold
 from ms_lossscale.selfcheck.device import MODES, Device, has_ranks
 
-# What decides how MindSpore computes and what it tells of an overflow.
+# What decides how MindSpore computes and what it makes of an overflow.
 VARIABLES = (
     "MS_ASCEND_CHECK_OVERFLOW_MODE",
     "ASCEND_GLOBAL_LOG_LEVEL",

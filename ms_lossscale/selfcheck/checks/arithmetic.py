@@ -73,12 +73,12 @@ def clipping_takes_the_norm_of_unscaled_gradients(device):
 
 @check()
 def accumulated_gradients_are_averaged(device):
-    """With accumulation the update is that of the mean of the window's gradients, and comes at its last call."""
+    """With accumulation the update is that of the mean of the cycle's gradients, and comes at its last call."""
     cell, network, weight = _cell(gradient_accumulation_steps=3)
-    for window in range(2):
-        seeds = range(3 * window, 3 * window + 3)
+    for cycle in range(2):
+        seeds = range(3 * cycle, 3 * cycle + 3)
         for seed in seeds:
-            _expect_close(network.weight, weight, "the weight within a window")
+            _expect_close(network.weight, weight, "the weight within an accumulation cycle")
             _step(cell, seed)
         weight = weight - LEARNING_RATE * np.mean([_gradient(weight, *regression(seed)) for seed in seeds], axis=0)
     _expect_close(network.weight, weight, "the weight")

@@ -42,7 +42,7 @@ def the_detector_sees_what_this_device_makes_of_an_overflow(device):
         is_finite_gradients,
         becomes_inf,
         f"70000 in float16 becomes {out.asnumpy()[0]}, and the detector is {type(cell.overflow_detector).__name__}. "
-        f"Whether gradients tell",
+        f"Whether gradients show it",
     )
 
 
@@ -65,7 +65,7 @@ def an_overflow_in_the_backward_is_seen(device):
         loss, overflow, _ = cell(*_at(place, value))
         expect(np.isfinite(loss.asnumpy()).all(), f"the loss is not finite but {loss}: the forward overflowed, too")
         expect(bool(overflow), f"a gradient of {value} times {LOSS_SCALE} at the {name} weight was not seen")
-        if device.gradients_tell:
+        if device.gradients_show_it:
             expect_equal(cell.overflowed_parameters(), [f"weight_{place}"], "the weights that are named")
 
 
@@ -79,7 +79,7 @@ def finite_steps_are_not_flagged(device):
         expect(not overflow, f"step {step} of 100 was flagged, though all of its values are finite")
 
 
-@check("gradients_tell")
+@check("gradients_show_it")
 def large_finite_gradients_are_not_flagged(device):
     """Gradients whose sum is infinite in float32, but which are finite each, are no overflow."""
     gradients = (Tensor(np.full(2**15, 1e38, np.float32)), Tensor(np.full(SIZE, -1e38, np.float32)))

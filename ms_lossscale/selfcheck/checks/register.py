@@ -44,7 +44,7 @@ def an_overflow_before_a_step_is_not_the_steps(device):
 
 @check()
 def phases_are_told_apart(device):
-    """In the alternating cell each network is told its own overflow and not the other's, in all orders."""
+    """In the alternating cell each network receives its own overflow and not the other's, in all orders."""
     cell = _two_networks(device, AlternatingTrainOneStepCell)
     patterns = list(itertools.product((False, True), repeat=2))
     for value, first, second in itertools.product((FORWARD_OVERFLOWS, BACKWARD_OVERFLOWS), patterns, patterns):
@@ -65,7 +65,9 @@ def networks_share_one_verdict(device):
     for pattern in itertools.product((False, True), repeat=2):
         before = [weight.asnumpy().copy() for weight in weights]
         overflow = bool(cell(*inputs(*(BACKWARD_OVERFLOWS if overflows else 1.0 for overflows in pattern)))[1])
-        expect_equal(overflow, any(pattern), f"the verdict where the networks' overflows are {pattern}")
+        expect_equal(
+            overflow, any(pattern), f"whether an overflow was found where the networks' overflows are {pattern}"
+        )
         moved = [bool((weight.asnumpy() != its).any()) for weight, its in zip(weights, before)]
         expect_equal(moved, [not overflow] * 2, f"which weights moved where the networks' overflows are {pattern}")
 

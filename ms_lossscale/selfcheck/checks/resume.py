@@ -44,7 +44,7 @@ def _expect_to_continue(resumed):
 
 @check()
 def a_new_cell_continues_bit_for_bit(device):
-    """A checkpoint saved in the middle of a window, loaded into a new cell, continues bit for bit."""
+    """A checkpoint saved in the middle of an accumulation cycle, loaded into a new cell, continues bit for bit."""
     _expect_to_continue(_cell(1))
 
 

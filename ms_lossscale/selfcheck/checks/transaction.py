@@ -69,7 +69,7 @@ def a_retry_saves_the_batch(device):
     _, overflow, scale = cell(*inputs(1.0, BACKWARD_OVERFLOWS, 1.0))
     expect(not bool(overflow), "the step was skipped, though it does not overflow at a scale of 512")
     expect_equal(float(scale), 512.0, "the scale that the step used at last")
-    expect_equal(cell.counters()["retries"], 3, "the tries beyond the first")
+    expect_equal(cell.counters()["retries"], 3, "the attempts beyond the first")
 
 
 @check()
@@ -78,6 +78,6 @@ def what_no_scale_can_mend_is_skipped(device):
     cell = cell_of_products(device, max_retries=8)
     expect(bool(cell(*inputs(float("inf"), 1.0, 1.0))[1]), "a step with an infinite input was applied")
     expect_equal(cell.counters()["skipped_steps"], 1, "the steps that were skipped")
-    if device.gradients_tell:
-        expect_equal(cell.counters()["retries"], 0, "the tries, where the loss is not finite")
+    if device.gradients_show_it:
+        expect_equal(cell.counters()["retries"], 0, "the further attempts, where the loss is not finite")
     expect_equal(cell.get_loss_scale(), LOSS_SCALE / 2, "the scale after one skipped step")

@@ -10,7 +10,7 @@ from ms_lossscale._arguments import Batch, check_scale
 from ms_lossscale.diagnosis.arguments import as_inputs, trained_parts
 from ms_lossscale.diagnosis.cell_watch import CellWatch, as_array, can_be_hooked, cell_names, is_float
 from ms_lossscale.diagnosis.distribution import FLOAT16
-from ms_lossscale.diagnosis.replay import LossAndGrads, replay, running
+from ms_lossscale.diagnosis.replay import replay, running
 
 
 class Range(NamedTuple):
@@ -139,9 +139,9 @@ def locate_overflow(network: nn.Cell, inputs: Batch, *, loss_scale: float) -> Ov
     loss_scale = check_scale(owner, "loss_scale", loss_scale)
     inputs = as_inputs(owner, "inputs", inputs)
     held = None
-    with replay([part.network for part in parts]) as restore:
-        for part in parts:
-            search = _Search(part, loss_scale, LossAndGrads(owner, part, restore))
+    with replay(owner, parts) as replayed:
+        for loss_and_grads in replayed:
+            search = _Search(loss_and_grads, loss_scale)
             with running(owner, "these inputs"):
                 search.run(inputs)
             overflow = search.first_overflow()
@@ -162,10 +162,10 @@ class _Overflow(NamedTuple):
 
 
 class _Search:
-    def __init__(self, part, loss_scale, loss_and_grads):
-        self._part = part
-        self._loss_scale = loss_scale
+    def __init__(self, loss_and_grads, loss_scale):
         self._loss_and_grads = loss_and_grads
+        self._part = loss_and_grads.part
+        self._loss_scale = loss_scale
         # In their order, once the search has run.
         self.overflows = []
         self._inputs = {}
@@ -183,23 +183,22 @@ class _Search:
             for parameter in cell.get_parameters(expand=False)
         }
 
-    def run(self, inputs):
+    def run(self, batch):
         watch = CellWatch(
             self._part.prefix, self._part.network, self._note_output, self._note_gradient_in, self._note_gradient_out
         )
-        inputs = self._part.inputs(inputs)
-        self._batch = [_range(as_array(each), each) for each in inputs if is_float(each)]
+        self._batch = [_range(as_array(each), each) for each in self._part.inputs(batch) if is_float(each)]
         handles = [
             weight.register_hook(self._weight_hook(weight)) for weight in self._part.weights if can_be_hooked(weight)
         ]
         try:
             with watch.watching():
-                _, grads = self._loss_and_grads.in_pynative(self._loss_scale, inputs)
+                _, grads = self._loss_and_grads.in_pynative(self._loss_scale, batch)
         finally:
             for handle in handles:
                 handle.remove()
         if self._loss_and_grads.takes_gradient:
-            _, grads = self._loss_and_grads.correct(self._loss_scale, inputs)
+            _, grads = self._loss_and_grads.correct(self._loss_scale, batch)
         for weight, grad in zip(self._part.weights, grads):
             moment = self._moments_of_weights.get(id(weight), self._moment)
             self._note(moment, "backward", self._owners.get(id(weight), self._root), 0, weight.name, grad)

@@ -11,7 +11,7 @@ from ms_lossscale.diagnosis.activation_report import JUMP, ROUNDING, Activation,
 from ms_lossscale.diagnosis.arguments import each_batch, trained_parts
 from ms_lossscale.diagnosis.cell_watch import CellWatch, as_array
 from ms_lossscale.diagnosis.distribution import Distribution
-from ms_lossscale.diagnosis.replay import LossAndGrads, replay, running
+from ms_lossscale.diagnosis.replay import replay, running
 from ms_lossscale.forward_state.find import find_forward_state
 from ms_lossscale.overflow_detector import NoCheck
 
@@ -74,9 +74,8 @@ def profile_activations(
             f"auto_mixed_precision(network, 'O2')."
         )
     count = 0
-    with replay(networks) as restore:
-        loss_and_grads = [LossAndGrads(owner, part, restore) for part in parts]
-        profile = _Profile(parts, loss_and_grads, loss_scale, compare_float32)
+    with replay(owner, parts) as loss_and_grads:
+        profile = _Profile(loss_and_grads, loss_scale, compare_float32)
         if compare_float32:
             _switch_dropout_off(networks)
         for batch in each_batch(owner, batches):
@@ -102,10 +101,10 @@ def _forward_state_names(owner, network):
 
 
 class _Profile:
-    def __init__(self, parts, loss_and_grads, loss_scale, keep_values):
-        self._parts = parts
-        self._keep_values = keep_values
+    def __init__(self, loss_and_grads, loss_scale, keep_values):
         self._loss_and_grads = loss_and_grads
+        self._parts = [each.part for each in loss_and_grads]
+        self._keep_values = keep_values
         self._loss_scale = loss_scale
         # By part, kind and place, in the order of execution.
         self._seen = {}
@@ -133,7 +132,7 @@ class _Profile:
                 note((i, "gradient", place), tensor)
 
             with CellWatch(part.prefix, part.network, note_output, note_gradient).watching():
-                loss_and_grads.in_pynative(self._loss_scale, part.inputs(batch))
+                loss_and_grads.in_pynative(self._loss_scale, batch)
 
     def _count(self, key, tensor):
         values = as_array(tensor)

@@ -13,7 +13,7 @@ from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.diagnosis.arguments import each_batch, for_several_passes, trained_parts
 from ms_lossscale.diagnosis.distribution import FLOAT16, Distribution
 from ms_lossscale.diagnosis.gradient_report import GradientReport, largest_scale
-from ms_lossscale.diagnosis.replay import LossAndGrads, replay, running
+from ms_lossscale.diagnosis.replay import replay, running
 
 # How much smaller the next scale to try is where gradients overflow, how much larger where all of them are zero, and
 # how large it gets then.
@@ -96,21 +96,20 @@ def profile_gradients(
     if clip is not None and not check_number(owner, "clip", clip) > 0:
         raise ValueError(f"For '{owner}', the argument 'clip' must be a number > 0, but got {clip!r}.")
     in_pynative = mindspore.get_context("mode") == mindspore.PYNATIVE_MODE
-    with replay([part.network for part in parts]) as restore:
-        loss_and_grads = [LossAndGrads(owner, part, restore) for part in parts]
-        profiles, count = _run(owner, list(zip(parts, loss_and_grads)), scales, batches, clip, restore)
+    with replay(owner, parts) as loss_and_grads:
+        profiles, count = _run(owner, loss_and_grads, scales, batches, clip)
     if in_pynative:
         for each in (each for each in loss_and_grads if each.compiles):
             each.warn("training in it lacks them", "Train in graph mode, which keeps them; the report has them.")
     return _report(profiles, count, clip, network.steps_made() if isinstance(network, TrainingCell) else None)
 
 
-def _run(owner, parts, scales, batches, clip, restore):
+def _run(owner, loss_and_grads, scales, batches, clip):
     """Makes one pass after the other until each part is content. Returns the parts' profiles and how many batches."""
-    profiles = [None] * len(parts)
+    profiles = [None] * len(scales)
     waiting = {i: next(each) for i, each in enumerate(scales)}
     while waiting:
-        of_pass = {i: _Profile(*parts[i], *scale, clip) for i, scale in waiting.items()}
+        of_pass = {i: _Profile(loss_and_grads[i], *scale, clip) for i, scale in waiting.items()}
         count = 0
         for batch in each_batch(owner, batches):
             wanted = [profile for profile in of_pass.values() if not profile.is_given_up]
@@ -126,7 +125,7 @@ def _run(owner, parts, scales, batches, clip, restore):
             except StopIteration as content:
                 profiles[i] = content.value
                 del waiting[i]
-        restore()
+        loss_and_grads[0].restore()
     return profiles, count
 
 
@@ -201,15 +200,15 @@ class Float16Traces:
 class _Profile:
     """What one part's gradients are in one pass over the batches."""
 
-    def __init__(self, part, loss_and_grads, loss_scale, smallest_scale, clip):
-        self._part = part
+    def __init__(self, loss_and_grads, loss_scale, smallest_scale, clip):
         self._loss_and_grads = loss_and_grads
+        self._part = loss_and_grads.part
         self.loss_scale = loss_scale
         self._smallest_scale = smallest_scale
         self._unscale = np.float32(1.0 / loss_scale)
         self._clip = clip
-        self.distributions = {weight.name: Distribution() for weight in part.weights}
-        self._traces = {weight.name: Float16Traces() for weight in part.weights}
+        self.distributions = {weight.name: Distribution() for weight in self._part.weights}
+        self._traces = {weight.name: Float16Traces() for weight in self._part.weights}
         self.largest = None
         # The numbers of the batches whose loss is not finite, and whether gradients of another one are not.
         self.non_finite_losses = set()
@@ -219,7 +218,7 @@ class _Profile:
         self._batches = 0
 
     def add(self, batch):
-        loss, grads = self._loss_and_grads.correct(self.loss_scale, self._part.inputs(batch))
+        loss, grads = self._loss_and_grads.correct(self.loss_scale, batch)
         grads = [grad.astype(mstype.float32).asnumpy() for grad in grads]
         if not np.isfinite(loss.astype(mstype.float32).asnumpy()).all():
             self.non_finite_losses.add(self._batches)

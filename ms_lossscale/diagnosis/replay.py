@@ -13,17 +13,16 @@ from ms_lossscale.step.scaling import scaled
 
 
 @contextlib.contextmanager
-def replay(networks):
+def replay(owner, parts):
     """
-    A context in which networks run in PyNative mode, for training, and after which they are what they were: their
-    parameters (BatchNorm's statistics too) and buffers, whether each cell is in training, MindSpore's mode and its
-    random state.
-
-    It gives a function that restores parameters and buffers in between.
+    A context in which the networks of these parts run in PyNative mode, for training, and after which they are what
+    they were: their parameters (BatchNorm's statistics too) and buffers, whether each cell is in training, MindSpore's
+    mode and its random state. It gives a :class:`LossAndGrads` for each part.
 
     What is decorated with `mindspore.jit` runs in PyNative mode too, so that the cells inside can be watched. A network
     that is in training already runs as it is, with the cells inside that its user has taken out of training.
     """
+    networks = [part.network for part in parts]
     random_state = mindspore.get_rng_state()
     cells = {id(cell): cell for network in networks for _, cell in network.cells_and_names()}.values()
     in_training = [(cell, cell.training) for cell in cells]
@@ -40,7 +39,7 @@ def replay(networks):
                 if not network.training:
                     for _, cell in network.cells_and_names():
                         cell.add_flags(training=True)
-            yield restore
+            yield [LossAndGrads(owner, part, restore) for part in parts]
         finally:
             restore()
             for cell, training in in_training:
@@ -89,17 +88,18 @@ class LossAndGrads:
     Args:
         owner (str): Who computes, for the warnings.
         part (TrainedPart): The network and its weights.
-        restore (Callable): Restores what a forward has written.
+        restore (Callable): Restores what forwards have written, of all parts.
 
     Attributes:
+        part, restore: The arguments.
         takes_gradient (bool): Whether the network took a gradient in a forward so far.
         compiles (bool): Whether graph mode, if it was asked so far, could compute the network.
     """
 
     def __init__(self, owner, part, restore):
         self._owner = owner
-        self._part = part
-        self._restore = restore
+        self.part = part
+        self.restore = restore
         self.takes_gradient = False
         self._pynative = ops.value_and_grad(self._scaled_loss, None, ParameterTuple(part.weights), has_aux=True)
         self._graph = None
@@ -107,41 +107,42 @@ class LossAndGrads:
 
     def _scaled_loss(self, scale, *inputs):
         with noticing_gradients(self._notice):
-            loss = self._part.loss(*inputs)
+            loss = self.part.loss(*inputs)
         return scaled(loss, scale), loss
 
     def _notice(self):
         self.takes_gradient = True
 
-    def in_pynative(self, loss_scale, inputs):
-        """The loss and the gradients as PyNative mode computes them, whose cells can be watched."""
+    def in_pynative(self, loss_scale, batch):
+        """The loss and the gradients of a batch as PyNative mode computes them, whose cells can be watched."""
+        inputs = self.part.inputs(batch)
         (_, loss), grads = self._pynative(Tensor(loss_scale, mstype.float32), *inputs)
         return loss, grads
 
-    def correct(self, loss_scale, inputs):
+    def correct(self, loss_scale, batch):
         """The loss and the gradients, of a network that takes a gradient in graph mode, if it compiles there."""
         if not (self.takes_gradient and self.compiles):
-            loss_and_grads = self.in_pynative(loss_scale, inputs)
+            loss_and_grads = self.in_pynative(loss_scale, batch)
             if not (self.takes_gradient and self.compiles):
                 return loss_and_grads
-            self._restore()
+            self.restore()
         try:
-            return self._in_graph(loss_scale, inputs)
+            return self._in_graph(loss_scale, self.part.inputs(batch))
         except Exception as error:
             self.compiles = False
-            self._restore()
+            self.restore()
             warnings.warn(
                 f"{self._says_what()}, and the network could not be computed in graph mode, which keeps them: the "
                 f"gradients that are reported lack them. Graph mode's error: {error}",
                 RuntimeWarning,
                 stacklevel=2,
             )
-            return self.in_pynative(loss_scale, inputs)
+            return self.in_pynative(loss_scale, batch)
 
     def _in_graph(self, loss_scale, inputs):
         with in_graph_mode():
             if self._graph is None:
-                self._graph = _InGraph(self._part)
+                self._graph = _InGraph(self.part)
             return self._graph(Tensor(loss_scale, mstype.float32), *inputs)
 
     def warn(self, what, cure):
@@ -150,8 +151,8 @@ class LossAndGrads:
             warnings.warn(f"{self._says_what()}: {what}. {cure}", RuntimeWarning, stacklevel=3)
 
     def _says_what(self):
-        network = type(self._part.network).__name__
-        name = f"{self._part.prefix} ({network})" if self._part.prefix else f"'{network}'"
+        network = type(self.part.network).__name__
+        name = f"{self.part.prefix} ({network})" if self.part.prefix else f"'{network}'"
         return (
             f"For '{self._owner}', {name} takes a gradient in its forward, and MindSpore's PyNative mode loses the "
             f"gradients of that gradient"

@@ -142,7 +142,7 @@ def _draw_strips(axes, rows, scale, binades):
         extent=(binades[0], binades[-1] + 1, len(rows) - 0.5, -0.5),
         cmap="viridis_r",
         vmin=0,
-        vmax=max(1e-9, np.max(shares, initial=0.0)),
+        vmax=max(1e-7, np.max(shares, initial=0.0)),
         interpolation="nearest",
         zorder=1,
     )

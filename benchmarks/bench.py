@@ -17,17 +17,16 @@ import os
 import platform
 import re
 import statistics
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
-import examples_path  # noqa: F401
+from before_mindspore import measured_by
 from common.options import positive_int
 from common.output import markdown_table, replacing
 from tqdm import tqdm
 
-FOLDER = Path(__file__).resolve().parent
+MEASURE = Path(__file__).resolve().with_name("measure.py")
 
 CASES = ("tiny", "unscaled", "lenet", "mlp", "deep_narrow", "resnet18", "dcgan")
 # With --all. The last compare a cell with max_retries=3 to the same cell without.
@@ -65,11 +64,7 @@ def parse_arguments():
 
 def run(*arguments):
     """What `measure.py` has measured."""
-    command = [sys.executable, str(FOLDER / "measure.py"), *map(str, arguments)]
-    result = subprocess.run(command, capture_output=True, text=True)
-    if result.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{result.stderr[-3000:]}")
-    return json.loads(result.stdout.splitlines()[-1])
+    return measured_by(MEASURE, *arguments)[0]
 
 
 def measure(case, mode, rounds, all_sides):
@@ -91,7 +86,7 @@ def machine():
         "cpu": cpu.group(1) if cpu else "unknown",
         "cores": os.cpu_count(),
         "python": platform.python_version(),
-        "ONEDNN_MAX_CPU_ISA": os.environ.get("ONEDNN_MAX_CPU_ISA", "AVX2"),
+        "ONEDNN_MAX_CPU_ISA": os.environ["ONEDNN_MAX_CPU_ISA"],
         **{name: version(name) for name in ("mindspore", "numpy")},
     }
 

@@ -19,11 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
-import examples_path  # noqa: F401
+import before_mindspore  # noqa: F401
 from common.output import markdown_table
-
-# Read when MindSpore is imported: with AVX-512 its convolutions on CPU choose a slow kernel.
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
 BATCH = 64
 WIDTH = 512
@@ -68,6 +65,9 @@ def make_cells():
         trained = network(0)
         return lambda: cell_class(trained, optimizer(trained), *arguments, **keywords)
 
+    def scaled(loss_scale, **keywords):
+        return one(ScaledTrainOneStepCell, loss_scale, **keywords)
+
     def several(cell_class, count, **keywords):
         networks = [network(i) for i in range(count)]
         inputs = [(2 * i, 2 * i + 1) for i in range(count)]
@@ -80,23 +80,11 @@ def make_cells():
     return {
         "nn.TrainOneStepCell": (1, one(nn.TrainOneStepCell)),
         "written by hand": (1, one(hand_written)),
-        "Scaled": (1, one(ScaledTrainOneStepCell, DynamicLossScale())),
-        "Scaled, clip_norm and ema_decay": (
-            1,
-            one(ScaledTrainOneStepCell, DynamicLossScale(), clip_norm=1.0, ema_decay=0.9),
-        ),
-        "Scaled, windows of 4 calls": (
-            1,
-            one(ScaledTrainOneStepCell, DynamicLossScale(), gradient_accumulation_steps=4),
-        ),
-        "Scaled, windows of 16 calls": (
-            1,
-            one(ScaledTrainOneStepCell, DynamicLossScale(), gradient_accumulation_steps=16),
-        ),
-        "Scaled, nothing checked": (
-            1,
-            one(ScaledTrainOneStepCell, FixedLossScale(1024.0, drop_overflow_update=False)),
-        ),
+        "Scaled": (1, scaled(DynamicLossScale())),
+        "Scaled, clip_norm and ema_decay": (1, scaled(DynamicLossScale(), clip_norm=1.0, ema_decay=0.9)),
+        "Scaled, windows of 4 calls": (1, scaled(DynamicLossScale(), gradient_accumulation_steps=4)),
+        "Scaled, windows of 16 calls": (1, scaled(DynamicLossScale(), gradient_accumulation_steps=16)),
+        "Scaled, nothing checked": (1, scaled(FixedLossScale(1024.0, drop_overflow_update=False))),
         "Simultaneous, 2 networks": (2, several(SimultaneousTrainOneStepCell, 2)),
         "Simultaneous, 4 networks": (4, several(SimultaneousTrainOneStepCell, 4)),
         "Alternating, 2 networks": (2, several(AlternatingTrainOneStepCell, 2)),

@@ -10,14 +10,12 @@ finds it. Prints a table in GitHub's Markdown.
 
 import argparse
 import json
-import os
 import re
-import subprocess
 import sys
 from collections import Counter
 from datetime import datetime
 
-import examples_path  # noqa: F401
+from before_mindspore import chosen_cases, measured_by
 from common.output import markdown_table
 from tqdm import tqdm
 
@@ -58,12 +56,8 @@ def child(case, side):
 
 def measured(case, side):
     """What `child` printed, and the seconds of each phase."""
-    command = [sys.executable, __file__, "--child", case, side]
-    environment = {**os.environ, "GLOG_v": "1", "ONEDNN_MAX_CPU_ISA": os.environ.get("ONEDNN_MAX_CPU_ISA", "AVX2")}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace")
-    if result.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{result.stderr[-3000:]}")
-    return {**json.loads(result.stdout.splitlines()[-1]), "phases": phases(result.stdout + result.stderr)}
+    result, log = measured_by(__file__, "--child", case, side, GLOG_v="1")
+    return {**result, "phases": phases(log)}
 
 
 def phases(log):
@@ -92,10 +86,7 @@ def main():
     from sides import CASES
 
     parser = argparse.ArgumentParser(description="Show where the time of a first call in graph mode goes.")
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)} (default: lenet resnet18)")
-    chosen = parser.parse_args().cases or ["lenet", "resnet18"]
-    if unknown := set(chosen) - set(CASES):
-        parser.error(f"no such case: {', '.join(sorted(unknown))}. There are {', '.join(CASES)}.")
+    chosen = chosen_cases(parser, CASES, ["lenet", "resnet18"])
     header = ["case", "side", "first call", *PHASES.values(), "the rest", "functions of ms_lossscale parsed", "others"]
     pairs = [(case, side) for case in chosen for side in list(CASES[case])[:2]]
     rows = [row(case, side, measured(case, side)) for case, side in tqdm(pairs, unit="process", dynamic_ncols=True)]

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-import examples_path  # noqa: F401
+import before_mindspore  # noqa: F401
 from bench import machine
 from common.options import positive_int, seed_int
 from common.output import markdown_table, replacing
@@ -218,7 +218,7 @@ def read_steps(path):
 
 
 def read_counters(path):
-    """The counters of a run's checkpoint, summed over the verdicts; `retries` is None if nothing was tried again."""
+    """The counters of a run's checkpoint, summed over the networks; `retries` is None if nothing was tried again."""
     import mindspore
 
     counters = {"applied_steps": None, "skipped_steps": None, "retries": None}

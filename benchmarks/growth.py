@@ -10,7 +10,7 @@ Prints a table in GitHub's Markdown, and writes it and all that was measured to 
 import argparse
 import sys
 
-import examples_path  # noqa: F401
+import before_mindspore  # noqa: F401
 from bench import figures, measure_all
 from common.options import positive_int
 from common.output import markdown_table

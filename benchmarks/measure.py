@@ -6,14 +6,10 @@ Measures one case in this process and prints what it measured as JSON; `bench.py
 
 import argparse
 import json
-import os
 import resource
 import time
 
-# With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower. It is read when
-# MindSpore is imported.
-os.environ["ONEDNN_MAX_CPU_ISA"] = os.environ.get("ONEDNN_MAX_CPU_ISA", "AVX2")
-
+import before_mindspore  # noqa: F401
 import mindspore
 from sides import CASES, ONLY_IN_GRAPH_MODE
 

@@ -2,7 +2,7 @@
 
 import functools
 
-import examples_path  # noqa: F401
+import before_mindspore  # noqa: F401
 import gan.network
 import numpy as np
 from common.lenet5 import LeNet5

@@ -5,12 +5,13 @@ What a batch of a new shape costs in graph mode, for a small MLP: time and memor
 """
 
 import argparse
+import functools
 import gc
 import resource
 import sys
 import time
 
-import examples_path  # noqa: F401
+import before_mindspore  # noqa: F401
 import mindspore
 import numpy as np
 from common.output import markdown_table
@@ -23,19 +24,15 @@ from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 SHAPES = 12
 
 
-def make_stock(network, optimizer):
-    return nn.TrainOneStepCell(network, optimizer)
+def scaled(network, optimizer, **keywords):
+    return ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(), **keywords)
 
 
-def make_scaled(network, optimizer):
-    return ScaledTrainOneStepCell(network, optimizer, DynamicLossScale())
-
-
-def make_all_on(network, optimizer):
-    return ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(), clip_norm=1.0, ema_decay=0.9)
-
-
-SIDES = {"nn.TrainOneStepCell": make_stock, "dynamic scale": make_scaled, "with clip_norm and ema_decay": make_all_on}
+SIDES = {
+    "nn.TrainOneStepCell": nn.TrainOneStepCell,
+    "dynamic scale": scaled,
+    "with clip_norm and ema_decay": functools.partial(scaled, clip_norm=1.0, ema_decay=0.9),
+}
 
 
 def batch(size):
@@ -52,11 +49,11 @@ def peak_memory():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
-def cost(make, told):
+def cost(make, knows_shapes):
     """Seconds and MiB for each new shape, after the first two."""
     net = nn.SequentialCell(nn.Dense(16, 32), nn.ReLU(), nn.Dense(32, 1))
     cell = make(nn.WithLossCell(net, nn.MSELoss()), nn.Momentum(net.trainable_params(), 0.01, 0.9)).set_train()
-    if told:
+    if knows_shapes:
         cell.set_inputs(*(Tensor(shape=[None, width], dtype=mstype.float32) for width in (16, 1)))
     run(cell, 1)
     run(cell, 2)
@@ -74,8 +71,8 @@ def main():
     rows = []
     for name, make in tqdm(SIDES.items(), unit="cell", dynamic_ncols=True):
         row = [name]
-        for told in (False, True):
-            seconds, memory = cost(make, told)
+        for knows_shapes in (False, True):
+            seconds, memory = cost(make, knows_shapes)
             row += [f"{seconds:.3f} s", f"{memory:.1f} MiB"]
         rows.append(row)
     print(markdown_table(["cell", "each new shape", "memory", "each with `set_inputs`", "memory"], rows), end="")

@@ -12,7 +12,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-import examples_path  # noqa: F401
+from before_mindspore import chosen_cases
 from common.output import markdown_table
 from tqdm import tqdm
 
@@ -42,10 +42,7 @@ def main():
 
     cases = [case for case, sides in CASES.items() if {"stock", "ms_lossscale"} <= sides.keys()]
     parser = argparse.ArgumentParser(description="Count the operators that ms_lossscale adds to a compiled step.")
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(cases)} (default: all)")
-    chosen = parser.parse_args().cases or cases
-    if unknown := set(chosen) - set(cases):
-        parser.error(f"no such case: {', '.join(sorted(unknown))}. There are {', '.join(cases)}.")
+    chosen = chosen_cases(parser, cases, cases)
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
     mindspore.set_device("CPU")
     rows = []

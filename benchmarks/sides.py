@@ -88,7 +88,7 @@ def forward_and_backward(network, inputs):
 
 
 def micro_step(network, inputs):
-    """A call that only adds to the gradients of its window, which never ends here."""
+    """A call that only adds to the gradients of its accumulation cycle, which never ends here."""
     return scaled(network, inputs, gradient_accumulation_steps=10**6)
 
 

@@ -8,15 +8,11 @@ Prints a table in GitHub's Markdown.
 """
 
 import argparse
-import os
 import statistics
 import sys
 import time
 
-# Read when MindSpore is imported: with AVX-512 its convolutions on CPU choose a slow kernel.
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
-
-import examples_path  # noqa: F401
+import before_mindspore  # noqa: F401
 import mindspore
 from common.output import markdown_table
 from mindspore import Tensor, nn

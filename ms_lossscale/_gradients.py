@@ -17,6 +17,18 @@ _reduce_sum, _reduce_all = ops.ReduceSum(), ops.ReduceAll()
 # HyperMap and not a list comprehension: a comprehension's call depth grows with the tuple, and graph mode limits it.
 _map = ops.HyperMap()
 
+
+def _of_each(*types):
+    """Makes of a function of tensors one of tuples of them, or of tuples of tuples."""
+
+    def of_tuples(function):
+        of_one = ops.MultitypeFuncGraph(function.__name__)
+        of_one.register(*types)(function)
+        return ops.HyperMap(of_one)
+
+    return of_tuples
+
+
 _kind = ops.MultitypeFuncGraph("kind")
 _form = ops.MultitypeFuncGraph("form")
 _pick = ops.MultitypeFuncGraph("pick")
@@ -25,14 +37,8 @@ _sum = ops.MultitypeFuncGraph("sum")
 _is_finite = ops.MultitypeFuncGraph("is_finite")
 _became_not_finite = ops.MultitypeFuncGraph("became_not_finite")
 _cast_like = ops.MultitypeFuncGraph("cast_like")
-_to_float32 = ops.MultitypeFuncGraph("to_float32")
-_infinite_as_float16 = ops.MultitypeFuncGraph("infinite_as_float16")
-_copy = ops.MultitypeFuncGraph("copy")
-_assign = ops.MultitypeFuncGraph("assign")
 _assign_where = ops.MultitypeFuncGraph("assign_where")
-_assign_add = ops.MultitypeFuncGraph("assign_add")
 _assign_zeros = ops.MultitypeFuncGraph("assign_zeros")
-_add = ops.MultitypeFuncGraph("add")
 _sum_of_squares = ops.MultitypeFuncGraph("sum_of_squares")
 _sum_of_squares_where = ops.MultitypeFuncGraph("sum_of_squares_where")
 _clip = ops.MultitypeFuncGraph("clip")
@@ -123,48 +129,14 @@ def _cast_like_sparse(like, tensor):
     return RowTensor(tensor.indices, tensor.values.astype(like.dtype), tensor.dense_shape)
 
 
-@_to_float32.register("Tensor")
-def _to_float32_tensor(tensor):
-    return _to(tensor, mstype.float32)
-
-
-@_infinite_as_float16.register("Bool", "Tensor")
-def _infinite_as_float16_tensor(becomes_float16, tensor):
-    if not becomes_float16:
-        return tensor
-    rounded = _to(_to(tensor, mstype.float16), mstype.float32)
-    # Where it is finite the gradient stays as it is, for its norm and for what is clipped.
-    return ops.select(_are_finite(rounded), tensor, rounded)
-
-
-@_copy.register("Tensor")
-def _copy_tensor(tensor):
-    return ops.deepcopy(tensor)
-
-
-@_assign.register("Tensor", "Tensor")
-def _assign_tensor(parameter, value):
-    return ops.assign(parameter, value)
-
-
 @_assign_where.register("Tensor", "Tensor", "Tensor")
 def _assign_where_tensor(condition, parameter, value):
     return ops.assign(parameter, ops.select(condition, value, parameter))
 
 
-@_assign_add.register("Tensor", "Tensor")
-def _assign_add_tensor(parameter, value):
-    return ops.assign_add(parameter, value)
-
-
 @_assign_zeros.register("Tensor", "Tensor")
 def _assign_zeros_tensor(after, parameter):
     return ops.assign(parameter, ops.depend(ops.zeros_like(parameter), after))
-
-
-@_add.register("Tensor", "Tensor")
-def _add_tensors(one, other):
-    return one + other
 
 
 @_sum_of_squares.register("Tensor")
@@ -318,14 +290,20 @@ def cast_like(tensors, parameters):
     return _map(_cast_like, parameters, tensors)
 
 
-def to_float32(tensors):
+@_of_each("Tensor")
+def to_float32(tensor):
     """Each tensor in float32."""
-    return _map(_to_float32, tensors)
+    return _to(tensor, mstype.float32)
 
 
-def infinite_as_float16(become_float16, tensors):
+@_of_each("Bool", "Tensor")
+def infinite_as_float16(becomes_float16, tensor):
     """The tensors; those for which a tuple of bools says so are infinite where a cast to float16 makes them so."""
-    return _map(_infinite_as_float16, become_float16, tensors)
+    if not becomes_float16:
+        return tensor
+    rounded = _to(_to(tensor, mstype.float16), mstype.float32)
+    # Where it is finite the gradient stays as it is, for its norm and for what is clipped.
+    return ops.select(_are_finite(rounded), tensor, rounded)
 
 
 def forms(tensors):
@@ -342,14 +320,16 @@ def never(tensor):
     return ops.less(tensor, tensor)
 
 
-def copy(parameters):
+@_of_each("Tensor")
+def copy(parameter):
     """The values of the parameters as tensors of their own."""
-    return _map(_copy, parameters)
+    return ops.deepcopy(parameter)
 
 
-def assign(parameters, values):
+@_of_each("Tensor", "Tensor")
+def assign(parameter, value):
     """Writes each value into its parameter."""
-    return _map(_assign, parameters, values)
+    return ops.assign(parameter, value)
 
 
 def assign_where(condition, parameters, values):
@@ -357,9 +337,10 @@ def assign_where(condition, parameters, values):
     return _map(ops.partial(_assign_where, condition), parameters, values)
 
 
-def assign_add(parameters, values):
+@_of_each("Tensor", "Tensor")
+def assign_add(parameter, value):
     """Adds each value to its parameter, in place."""
-    return _map(_assign_add, parameters, values)
+    return ops.assign_add(parameter, value)
 
 
 def assign_zeros(parameters, after):
@@ -367,9 +348,10 @@ def assign_zeros(parameters, after):
     return _map(ops.partial(_assign_zeros, after), parameters)
 
 
-def add(tensors, others):
+@_of_each("Tensor", "Tensor")
+def add(tensor, other):
     """Each tensor plus its other."""
-    return _map(_add, tensors, others)
+    return tensor + other
 
 
 def sum_of_squares(tensors):

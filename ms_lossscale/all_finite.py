@@ -32,8 +32,8 @@ def all_finite(grads: Sequence[Union[Tensor, RowTensor]]) -> Tensor:
     """
     Whether every element of all gradients is finite, for hand-written training loops.
 
-    Unlike :func:`mindspore.amp.all_finite` it takes bfloat16, sparse and no gradients at all, looks at the gradients
-    also where an NPU saturates (there :class:`FloatStatusRegister` is what tells), and is some ten times faster on CPU.
+    Unlike :func:`mindspore.amp.all_finite` it takes bfloat16, sparse and no gradients at all, is some ten times faster
+    on CPU, and looks at the gradients also where an NPU saturates (there :class:`FloatStatusRegister` shows overflows).
 
     Args:
         grads (Union[tuple, list]): Tensors of any shape, float16, bfloat16 or float32, also mixed, or RowTensors.

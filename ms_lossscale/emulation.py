@@ -14,12 +14,13 @@ float-status register shows it, and reading consumes what it says. Here the same
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Optional, TypeVar
 
 import numpy as np
 from mindspore import nn, ops
 
-from ms_lossscale._check import describe
+from ms_lossscale._arguments import describe
 from ms_lossscale.overflow_detector import FloatStatusRegister
 
 FLOAT16_MAX = 65504.0
@@ -82,12 +83,9 @@ def _same(argument):
     return argument
 
 
-def _get_operator():
-    return ops.Custom(_get_status, _same, _same, func_type="pyfunc")
-
-
-def _clear_operator():
-    return ops.Custom(_clear_status, _same, _same, func_type="pyfunc")
+def _operator(function, **keywords):
+    """An operator whose output has the shape and the dtype of its input."""
+    return ops.Custom(function, _same, _same, func_type="pyfunc", **keywords)
 
 
 @contextlib.contextmanager
@@ -114,7 +112,7 @@ def saturation_mode() -> Iterator[Register]:
         True False
     """
     operators = FloatStatusRegister.operators
-    FloatStatusRegister.operators = (_get_operator, _clear_operator)
+    FloatStatusRegister.operators = (partial(_operator, _get_status), partial(_operator, _clear_status))
     register.clear()
     register.events.clear()
     try:
@@ -151,10 +149,8 @@ class Saturate(nn.Cell):
 
     def __init__(self, name: str = "saturate") -> None:
         super().__init__()
-        self._backward = ops.Custom(self._saturate(f"backward {name}"), _same, _same, func_type="pyfunc")
-        self._forward = ops.Custom(
-            self._saturate(f"forward {name}"), _same, _same, func_type="pyfunc", bprop=self._bprop
-        )
+        self._backward = _operator(self._saturate(f"backward {name}"))
+        self._forward = _operator(self._saturate(f"forward {name}"), bprop=self._bprop)
 
     @staticmethod
     def _saturate(event):

@@ -7,7 +7,7 @@ from mindspore import GRAPH_MODE, Tensor, get_context, jit, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._check import check_cell, check_scale, describe
+from ms_lossscale._arguments import check_cell, check_scale, describe
 from ms_lossscale.loss_scale import LossScale
 from ms_lossscale.step.nested import described
 from ms_lossscale.step.scaling import scaled

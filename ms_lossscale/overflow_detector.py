@@ -5,20 +5,19 @@ from mindspore import dtype as mstype
 from mindspore.ops.operations.math_ops import NPUClearFloatStatusV2, NPUGetFloatStatusV2
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._device_overflow_check import DeviceOverflowCheck
-from ms_lossscale._float32 import Float32Cell
+from ms_lossscale._mindspore import DeviceOverflowCheck, Float32Cell
 
 
 class OverflowDetector(Float32Cell):
     """
-    Base class of the overflow detectors. A subclass gives the verdict: `construct`.
+    Base class of the overflow detectors. A subclass finds the overflow: `construct`.
 
     A training cell calls :meth:`start` before the forward and the detector itself after all gradients of all networks
-    that share the verdict. When accumulating it is asked once in each call, at the window's last call about the sum of
+    that share the check. When accumulating it is asked once in each call, at the cycle's last call about the sum of
     all.
 
     Inputs:
-        - **grads** (tuple[Tensor]) - The unscaled gradients of all networks that share the verdict, float32, one flat
+        - **grads** (tuple[Tensor]) - The unscaled gradients of all networks that share the check, float32, one flat
           tuple.
 
     Outputs:
@@ -55,12 +54,7 @@ class FiniteGradients(OverflowDetector):
     On GPU and Ascend the check is the one of :class:`mindspore.nn.TrainOneStepWithLossScaleCell`, with the fused
     kernels of the device.
 
-    Inputs:
-        - **grads** (tuple[Tensor]) - The unscaled gradients of all networks that share the verdict, float32, one flat
-          tuple.
-
-    Outputs:
-        Tensor, whether any element is not finite, bool of shape :math:`()`.
+    Inputs and outputs are those of :class:`OverflowDetector`.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``
@@ -88,17 +82,13 @@ class FiniteGradients(OverflowDetector):
 class FloatStatusRegister(OverflowDetector):
     """
     Reads the float-status register of an NPU: the only thing that shows an overflow in saturation mode, where inf
-    becomes 65504 and NaN becomes 0 before any gradient can tell.
+    becomes 65504 and NaN becomes 0 before any gradient can show it.
 
     There is one register for the whole device, and reading it consumes what it says. It is therefore cleared after all
     that came earlier and before the forward, read once after ALL gradients, and cleared again.
 
-    Inputs:
-        - **grads** (tuple[Tensor]) - The gradients of all networks that share the verdict, one flat tuple. Only the
-          order matters: the register is read when all of them have been computed.
-
-    Outputs:
-        Tensor, whether the register was raised, bool of shape :math:`()`.
+    Inputs and outputs are those of :class:`OverflowDetector`. Of the gradients only the order matters: the register is
+    read when all of them have been computed.
 
     Supported Platforms:
         ``Ascend``
@@ -137,7 +127,7 @@ class NoCheck(OverflowDetector):
         self._zero = Tensor(0, mstype.int32)
 
     def construct(self, grads):
-        # After the gradients, as any verdict: what follows it, the scale's next value, must not overtake them.
+        # After the gradients, as any answer: what follows it, the scale's next value, must not overtake them.
         return gradients.never(ops.depend(self._zero, grads))
 
 

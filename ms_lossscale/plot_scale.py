@@ -9,10 +9,8 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from ms_lossscale._check import describe
-from ms_lossscale._files import replacing
-from ms_lossscale._matplotlib import matplotlib_figure
-from ms_lossscale._types import StrPath
+from ms_lossscale._arguments import StrPath, describe
+from ms_lossscale._output import matplotlib_figure, replacing
 
 _COLUMNS = ("step", "network", "loss", "loss_scale", "skipped", "retries")
 _WHAT = "Plotting a training"
@@ -30,24 +28,17 @@ class _Row(NamedTuple):
 
 
 class History(NamedTuple):
-    """
-    The steps of one network, or of several with one verdict.
+    """The steps of one network, or of several with one overflow check."""
 
-    Args:
-        name (str): What tells it from others in the same picture; empty if there are none.
-        step (Sequence[int]): The number of each step; never falling.
-        loss (Sequence[float]): Its loss.
-        loss_scales (Sequence[tuple[float]]): Its loss scale; several if networks have their own.
-        skipped (Sequence[bool]): Whether it was skipped.
-        retries (Sequence[int]): How many further tries it took.
-    """
-
+    # What distinguishes it from others in the same picture; empty if there are none.
     name: str
-    step: Sequence
-    loss: Sequence
-    loss_scales: Sequence
-    skipped: Sequence
-    retries: Sequence
+    # For each step its number, never falling; its loss; its loss scale, or several if networks have their own; whether
+    # it was skipped; how many further attempts it took.
+    step: Sequence[int]
+    loss: Sequence[float]
+    loss_scales: Sequence[tuple[float, ...]]
+    skipped: Sequence[bool]
+    retries: Sequence[int]
 
 
 def plot_scale(path: StrPath, picture: Optional[StrPath] = None, title: Optional[str] = None) -> Path:
@@ -173,16 +164,7 @@ def _one_after_the_other(rows):
 
 
 def draw(path, title, histories, loss_unit="", step_unit="step"):
-    """
-    Draws histories, one above the other.
-
-    Args:
-        path (Path): The picture to write.
-        title (str): Its title.
-        histories (list[History]): What happened.
-        loss_unit (str): What the losses are measured in. Default: ``""`` .
-        step_unit (str): What the steps are. Default: ``"step"`` .
-    """
+    """Draws a list of histories into one picture; the units say what losses and steps are measured in."""
     figure = matplotlib_figure(_WHAT)(figsize=(9, 6.5), dpi=120, layout="constrained")
     figure.suptitle(title)
     loss_axes, scale_axes = figure.subplots(2, sharex=True)

@@ -18,7 +18,7 @@ from ms_lossscale import (
     emulation,
     locate_overflow,
 )
-from ms_lossscale.diagnosis.overflow_trace import Range
+from ms_lossscale.diagnosis.locate_overflow import Range
 
 pytestmark = pytest.mark.long
 

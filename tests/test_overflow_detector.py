@@ -11,7 +11,7 @@ from support.networks import FEATURES, Linear, batch, overflowing_batch, weight
 from support.training import bookkeeping, changed, state
 
 from ms_lossscale import FiniteGradients, FixedLossScale, FloatStatusRegister, OverflowDetector, ScaledTrainOneStepCell
-from ms_lossscale._device_overflow_check import DeviceOverflowCheck
+from ms_lossscale._mindspore import DeviceOverflowCheck
 from ms_lossscale.emulation import saturation_mode
 
 

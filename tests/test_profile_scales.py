@@ -19,7 +19,7 @@ from ms_lossscale import (
     profile_gradients,
     suggest_schedule,
 )
-from ms_lossscale.diagnosis.float16_traces import Float16Traces
+from ms_lossscale.diagnosis.profile_gradients import Float16Traces
 
 pytestmark = pytest.mark.long
 

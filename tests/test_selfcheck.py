@@ -34,7 +34,7 @@ def test_all_holds_in_both_modes(emulate, tmp_path):
     assert written.keys() == {"held", "checks", "device", "versions", "environment"}
     assert written["held"] is True
     assert written["versions"]["ms_lossscale"] == ms_lossscale.__version__
-    missing = {"has_ranks", "gradients_tell" if emulate else "has_register"}
+    missing = {"has_ranks", "gradients_show_it" if emulate else "has_register"}
     expected = [check.name for check in CHECKS if not missing & set(check.needs)]
     assert [(check["name"], check["mode"]) for check in written["checks"]] == [
         (name, mode) for mode in MODES for name in expected

@@ -17,7 +17,7 @@ from support.python_process import check_python
 from test_loss_scale_monitor import dataset_of, train
 
 from ms_lossscale import DynamicLossScale, LossScaleMonitor, SimultaneousTrainOneStepCell
-from ms_lossscale.callbacks.summary import Summary
+from ms_lossscale.callbacks.files import Summary
 
 BATCHES = [arrays(seed, (seed in (1, 2), seed == 2)) for seed in range(5)]
 

@@ -1,4 +1,4 @@
-"""A callback that ends the last accumulation window of an epoch."""
+"""A callback that ends the last accumulation cycle of an epoch."""
 
 from mindspore.train import Callback, RunContext
 
@@ -6,7 +6,7 @@ from mindspore.train import Callback, RunContext
 class FlushAccumulation(Callback):
     """
     Calls `flush()` of the training cell at the end of each epoch of :meth:`mindspore.train.Model.train`, so that the
-    epoch's last, partial accumulation window is averaged over the calls that it really had.
+    epoch's last, partial accumulation cycle is averaged over the calls that it really had.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``
@@ -29,10 +29,7 @@ class FlushAccumulation(Callback):
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         """
-        Ends the partial window.
-
-        Args:
-            run_context (RunContext): What `Model` knows of the training.
+        Ends the partial accumulation cycle.
 
         Raises:
             TypeError: If the training cell has no `flush()`.

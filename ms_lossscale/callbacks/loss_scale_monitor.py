@@ -1,4 +1,4 @@
-"""A callback that tells what the loss scale does, and stops a training that only skips."""
+"""A callback that shows what the loss scale does, and stops a training that only skips."""
 
 import os
 from collections import deque
@@ -8,11 +8,9 @@ from typing import Any, Optional
 import numpy as np
 from mindspore.train import Callback, RunContext
 
-from ms_lossscale._check import check_positive_int, describe
-from ms_lossscale._files import replacing
-from ms_lossscale._types import StrPath
-from ms_lossscale.callbacks.csv_file import CsvFile
-from ms_lossscale.callbacks.summary import Summary
+from ms_lossscale._arguments import StrPath, check_positive_int, describe
+from ms_lossscale._output import replacing
+from ms_lossscale.callbacks.files import CsvFile, Summary
 from ms_lossscale.callbacks.watched_step import ADVICE, Record, WatchedStep
 from ms_lossscale.cells.training_cell import TrainingCell
 
@@ -28,8 +26,8 @@ class LossScaleMonitor(Callback):
     Values are read from the device every `every_n_steps` steps, and in each step if `max_consecutive_skips` is set.
     With the data sink of Ascend and GPU, MindSpore calls callbacks less often: what they miss is counted, not named.
 
-    A partial window that :class:`FlushAccumulation` ends belongs to the epoch's last step, wherever it stands among
-    the callbacks: that step then has a second row in the CSV file.
+    A partial accumulation cycle that :class:`FlushAccumulation` ends belongs to the epoch's last step, wherever it
+    stands among the callbacks: that step then has a second row in the CSV file.
 
     A CSV or event file that can't be written while the training runs, since the disk is full say, does not end it: a
     `RuntimeWarning` names the file, or `summary_dir`, and the error, once, and no more is written there before the next
@@ -44,11 +42,11 @@ class LossScaleMonitor(Callback):
             Default: ``None`` , which warns when a :class:`DynamicLossScale` has fallen to its `min_loss_scale` and the
             step is skipped all the same.
         save_batch (str, optional): Where to save the inputs of the step that stopped the training, an ``.npz`` file
-            for `locate_overflow`; when accumulating, those of the window's first call that overflowed.
+            for `locate_overflow`; when accumulating, those of the cycle's first call that overflowed.
             Default: ``None`` .
-        summary_dir (str, optional): A folder to write each step's loss, loss scale and, where the cell has a
-            `clip_norm` and the step a verdict, gradients' norm to, and how many steps were skipped and how many retries
-            there were so far: for MindInsight by :class:`mindspore.SummaryRecord` and, if tensorboardX or PyTorch is
+        summary_dir (str, optional): A folder to write each step's loss and loss scale to, the gradients' norm where the
+            cell has a `clip_norm` and the call ended a step, and how many steps were skipped and how many retries there
+            were so far: for MindInsight by :class:`mindspore.SummaryRecord` and, if tensorboardX or PyTorch is
             installed, for TensorBoard. It is made if it does not exist. Default: ``None`` .
 
     Raises:
@@ -107,12 +105,7 @@ class LossScaleMonitor(Callback):
         self._watched: list[WatchedStep] = []
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        """
-        Checks the training cell and the CSV file, and opens the summary.
-
-        Args:
-            run_context (RunContext): What `Model` knows of the training.
-        """
+        """Checks the training cell and the CSV file, and opens the summary."""
         cell = run_context.original_args().train_network
         if not isinstance(cell, TrainingCell):
             raise TypeError(
@@ -131,12 +124,7 @@ class LossScaleMonitor(Callback):
             self._event_files = Summary(self._summary_dir)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        """
-        Remembers the step, and from time to time reads and prints what was remembered.
-
-        Args:
-            run_context (RunContext): What `Model` knows of the training.
-        """
+        """Remembers the step, and from time to time reads and prints what was remembered."""
         params = run_context.original_args()
         # Copies on the device, which the host does not wait for.
         snapshots = [each.snapshot() for each in self._watched]
@@ -148,32 +136,16 @@ class LossScaleMonitor(Callback):
             self._stop_if_it_only_skips(params.cur_step_num)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
-        """
-        Reads what was remembered, so that nothing is missing at the end of an epoch.
-
-        Args:
-            run_context (RunContext): What `Model` knows of the training.
-        """
+        """Reads what was remembered, so that nothing is missing at the end of an epoch."""
         self._read()
         self._read_flush()
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
-        """
-        Reads the window that a callback after this one has flushed at the end of the epoch before.
-
-        Args:
-            run_context (RunContext): What `Model` knows of the training.
-        """
+        """Reads what a callback after this one has flushed at the end of the epoch before."""
         self._read_flush()
 
     def on_train_end(self, run_context: RunContext) -> None:
-        """
-        Reads the window that a callback after this one has flushed at the end of the last epoch, and closes the
-        summary.
-
-        Args:
-            run_context (RunContext): What `Model` knows of the training.
-        """
+        """Reads what a callback after this one has flushed at the end of the last epoch, and closes the summary."""
         self._read_flush()
         self._close_event_files()
 
@@ -191,7 +163,7 @@ class LossScaleMonitor(Callback):
             event_files.close()
 
     def _read_flush(self):
-        """Reads the verdict on a window that has ended since the last step, as a further one of that step."""
+        """Reads how an accumulation cycle ended that was ended after the last step, as a further part of that step."""
         if self._last is None:
             return
         snapshots = [each.snapshot() for each in self._watched]
@@ -213,17 +185,17 @@ class LossScaleMonitor(Callback):
                 if self._event_files is not None:
                     for (each, snapshot), record in zip(watched, records):
                         self._event_files.add(step, each.scalars(record, snapshot))
-                self._tell(step, records)
+                self._print(step, records)
         finally:
             # Also if the host was interrupted while it waited for the device, or a warning is an error.
             self._write(rows)
 
-    def _tell(self, step, records):
+    def _print(self, step, records):
         for each, record in zip(self._watched, records):
             if record.retries and not record.skipped:
-                each.tell_of_retry(record)
+                each.print_retry(record)
             if record.skipped:
-                each.tell_of_skip(record)
+                each.print_skip(record)
                 if self._max_skips is None:
                     each.warn_at_floor(record)
         if step // self._every_n_steps > self._printed_step // self._every_n_steps:
@@ -250,12 +222,12 @@ class LossScaleMonitor(Callback):
                 raise RuntimeError(
                     f"For 'LossScaleMonitor', training was stopped at step {step}: the last "
                     f"{each.consecutive} steps{each.of_network} were skipped (max_consecutive_skips="
-                    f"{self._max_skips}), at the loss scales {scales}; {each.blame()}. {ADVICE} "
+                    f"{self._max_skips}), at the loss scales {scales}; {each.what_overflowed()}. {ADVICE} "
                     f"{self._save(each)}"
                 )
 
     def _save(self, watched):
-        """Saves the batch. Returns what to tell of it."""
+        """Saves the batch. Returns what to say of it."""
         if self._save_batch is None:
             return "With save_batch='batch.npz', LossScaleMonitor saves the batch that stops the training."
         if watched.batch is None:
@@ -271,7 +243,7 @@ class LossScaleMonitor(Callback):
             )
         return (
             f"The batch was saved: locate_overflow(network, tuple(np.load({str(self._save_batch)!r}).values()), "
-            f"loss_scale={watched.scale_to_blame():g})."
+            f"loss_scale={watched.overflowed_scale():g})."
         )
 
 

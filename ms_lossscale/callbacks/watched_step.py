@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._loss_scale_values import LossScaleValues
+from ms_lossscale._output import LossScaleValues
 from ms_lossscale.diagnosis.cell_watch import as_array
 from ms_lossscale.loss_scale import DynamicLossScale
 
@@ -45,10 +45,10 @@ class Snapshot(NamedTuple):
 
 class WatchedStep:
     """
-    What a monitor knows of one verdict.
+    What a monitor knows of the steps that one overflow check decides on.
 
     Args:
-        step (Step): The step that reaches it.
+        step (Step): The step that has the check.
         network (int): Which of several networks that decide alone it is about.
         is_one_of_several (bool): Whether there are several.
         reads_norms (bool): Whether the norms of the gradients are read, where they are measured.
@@ -71,15 +71,15 @@ class WatchedStep:
         self.skipped_at = []
         # Whether the step that was read last was skipped.
         self.has_skipped = False
-        # The inputs of the last call that overflowed; in a window of accumulation, of the first one.
+        # The inputs of the last call that overflowed; in an accumulation cycle, of the first one.
         self.batch = None
         self._is_in_overflow = False
         self._overflowed = []
         # Which of its loss scales were warned of.
         self._warned = set()
-        # Whether a line tells of the present series of skipped steps, and how many it has had since.
-        self._is_told = False
-        self._untold = 0
+        # Whether a line was printed for the present series of skipped steps, and how many it has had since.
+        self._is_printed = False
+        self._unprinted = 0
 
     def snapshot(self):
         """Copies of what the next step will change."""
@@ -116,7 +116,7 @@ class WatchedStep:
             self._warned.clear()
         if self.consecutive <= skipped:
             # No step of an earlier series is among those in a row.
-            self._is_told, self._untold = False, 0
+            self._is_printed, self._unprinted = False, 0
         if skipped:
             self.skipped_at.append(loss_scale)
             self._overflowed = [name for name, bad in zip(self._names, snapshot.overflowed[0].asnumpy()) if bad]
@@ -153,7 +153,7 @@ class WatchedStep:
         prefix = f"network_{self._network}/" if self._is_one_of_several else ""
         return {f"{prefix}{name}": value for value in values}
 
-    def tell_of_retry(self, record):
+    def print_retry(self, record):
         """Prints a line of a step that was saved."""
         print(
             f"step {record.step}: overflow{self.of_network} at {self._tried_first_at:g}, done again at "
@@ -161,21 +161,21 @@ class WatchedStep:
             flush=True,
         )
 
-    def tell_of_skip(self, record):
+    def print_skip(self, record):
         """Prints a line, but ever more seldom of an endless series."""
-        self._untold += record.skipped
+        self._unprinted += record.skipped
         new = range(self.consecutive - record.skipped + 1, self.consecutive + 1)
-        if self._is_told and not any(map(_is_milestone, new)):
+        if self._is_printed and not any(map(_is_milestone, new)):
             return
-        more = f", {self._untold} since the last line" if self._untold > 1 else ""
+        more = f", {self._unprinted} since the last line" if self._unprinted > 1 else ""
         print(
             f"step {record.step}: overflow{self.of_network} at loss scale {record.loss_scale:g}, skipped "
-            f"({self.consecutive} in a row{more}), now {record.next_loss_scale:g}; {self.blame()}",
+            f"({self.consecutive} in a row{more}), now {record.next_loss_scale:g}; {self.what_overflowed()}",
             flush=True,
         )
-        self._is_told, self._untold = True, 0
+        self._is_printed, self._unprinted = True, 0
 
-    def blame(self):
+    def what_overflowed(self):
         """The parameters whose gradients were not finite in the last step that was skipped."""
         names = self._overflowed
         if not names:
@@ -189,21 +189,21 @@ class WatchedStep:
     def warn_at_floor(self, record):
         """Warns, once until a step is applied, if no smaller scale can come."""
         scales = zip(self._step.loss_scales, record.loss_scale, self._step.overflowed_loss_scales(self._overflowed))
-        for i, (loss_scale, used, is_to_blame) in enumerate(scales):
+        for i, (loss_scale, used, has_overflowed) in enumerate(scales):
             is_at_floor = isinstance(loss_scale, DynamicLossScale) and used <= loss_scale.min_loss_scale
-            if is_at_floor and is_to_blame and i not in self._warned:
+            if is_at_floor and has_overflowed and i not in self._warned:
                 self._warned.add(i)
                 of_network = f" of network {i}" if len(self._step.loss_scales) > 1 else self.of_network
                 warnings.warn(
                     f"The loss scale{of_network} is stuck at its floor, min_loss_scale="
-                    f"{loss_scale.min_loss_scale:g}: step {record.step} overflowed all the same; {self.blame()}. "
-                    f"{ADVICE}",
+                    f"{loss_scale.min_loss_scale:g}: step {record.step} overflowed all the same; "
+                    f"{self.what_overflowed()}. {ADVICE}",
                     RuntimeWarning,
                     stacklevel=2,
                 )
 
-    def scale_to_blame(self):
-        """The loss scale at which the last step that was skipped overflowed; of several the first to blame."""
+    def overflowed_scale(self):
+        """The loss scale of the last step that was skipped; of several the first whose gradients overflowed."""
         return self.skipped_at[-1][self._step.overflowed_loss_scales(self._overflowed).index(True)]
 
 

@@ -8,13 +8,11 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._accepted_loss_scale import AcceptedLossScale, check_distinct
-from ms_lossscale._check import check_cells, check_one_each, check_positive_int, describe, one_each
-from ms_lossscale._types import OneOrEach
+from ms_lossscale._arguments import OneOrEach, check_cells, check_one_each, check_positive_int, describe, one_each
 from ms_lossscale.cells.training_cell import TrainingCell, or_none
 from ms_lossscale.cells.turns import Turns
 from ms_lossscale.input_gradient import holds_input_gradient
-from ms_lossscale.loss_scale import LossScale
+from ms_lossscale.loss_scale import AcceptedLossScale, LossScale, check_distinct
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.network_inputs import inputs_of
 from ms_lossscale.step.settings import check_settings, transforms_of_each

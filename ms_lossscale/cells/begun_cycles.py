@@ -2,7 +2,7 @@
 
 from mindspore import Tensor
 
-from ms_lossscale._write_in_place import write_in_place
+from ms_lossscale._mindspore import write_in_place
 from ms_lossscale.step.cycle_count import other_steps
 
 # What the names end in, also those of a cell that has cycles where this one has none.

@@ -2,7 +2,7 @@
 
 import warnings
 
-from ms_lossscale._loss_scale_values import LossScaleValues
+from ms_lossscale._output import LossScaleValues
 
 # Calls between two looks, each of which waits for the device; and more steps than a dynamic scale needs to fall.
 _CALLS, _SKIPS = 500, 100

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from mindspore import Tensor
 
-from ms_lossscale._check import describe, listed
-from ms_lossscale._write_in_place import write_in_place
+from ms_lossscale._arguments import describe, listed
+from ms_lossscale._mindspore import write_in_place
 
 _SHOWN = 5
 

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Optional
 
 from mindspore import Parameter, nn
 
-from ms_lossscale._accepted_loss_scale import AcceptedLossScale
 from ms_lossscale.cells.training_cell import TrainingCell
-from ms_lossscale.loss_scale import LossScale
+from ms_lossscale.loss_scale import AcceptedLossScale, LossScale
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.settings import check_settings
 from ms_lossscale.step.step_counters import StepCounters

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Optional, Union
 from mindspore import Parameter, nn, ops
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._accepted_loss_scale import AcceptedLossScale
-from ms_lossscale._check import check_cells, check_one_each, describe, one_each
-from ms_lossscale._types import OneOrEach
+from ms_lossscale._arguments import OneOrEach, check_cells, check_one_each, describe, one_each
 from ms_lossscale.cells.training_cell import TrainingCell, or_none
+from ms_lossscale.loss_scale import AcceptedLossScale
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.settings import check_settings, transforms_of_each
 from ms_lossscale.step.step_counters import StepCounters

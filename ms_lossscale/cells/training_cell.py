@@ -7,11 +7,8 @@ from typing import Any, Optional, Union
 from mindspore import GRAPH_MODE, PYNATIVE_MODE, Parameter, Tensor, get_auto_parallel_context, get_context, nn
 from mindspore import dtype as mstype
 
-from ms_lossscale._accepted_loss_scale import as_loss_scale, check_distinct
-from ms_lossscale._check import check_cell, one_each
-from ms_lossscale._failed_calls import forget_failed_calls
-from ms_lossscale._float32 import Float32Cell
-from ms_lossscale._types import OneOrEach
+from ms_lossscale._arguments import OneOrEach, check_cell, one_each
+from ms_lossscale._mindspore import Float32Cell, forget_failed_calls
 from ms_lossscale.cells.begun_cycles import BegunCycles
 from ms_lossscale.cells.compile_phase import CompilePhase
 from ms_lossscale.cells.endless_skips import EndlessSkips
@@ -19,7 +16,7 @@ from ms_lossscale.cells.explained_errors import explanation
 from ms_lossscale.cells.load_in_place import check_parameters, load_in_place
 from ms_lossscale.cells.rank_comparison import check_parallel, compare, described_weights, settings_of
 from ms_lossscale.cells.trains_only import TrainsOnly
-from ms_lossscale.loss_scale import LossScale
+from ms_lossscale.loss_scale import LossScale, as_loss_scale, check_distinct
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.build import build_step
 from ms_lossscale.step.forward_state import copy_what_is_missing

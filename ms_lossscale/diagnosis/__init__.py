@@ -6,8 +6,8 @@ from ms_lossscale.diagnosis.distribution import Distribution as Distribution
 from ms_lossscale.diagnosis.distribution import Shares as Shares
 from ms_lossscale.diagnosis.gradient_report import GradientReport as GradientReport
 from ms_lossscale.diagnosis.gradient_report import Recommendation as Recommendation
+from ms_lossscale.diagnosis.gradient_report import suggest_schedule as suggest_schedule
+from ms_lossscale.diagnosis.locate_overflow import OverflowTrace as OverflowTrace
 from ms_lossscale.diagnosis.locate_overflow import locate_overflow as locate_overflow
-from ms_lossscale.diagnosis.overflow_trace import OverflowTrace as OverflowTrace
 from ms_lossscale.diagnosis.profile_activations import profile_activations as profile_activations
 from ms_lossscale.diagnosis.profile_gradients import profile_gradients as profile_gradients
-from ms_lossscale.diagnosis.suggest_schedule import suggest_schedule as suggest_schedule

@@ -1,15 +1,13 @@
 """What is known of the values inside a network."""
 
-import json
 import math
-from collections.abc import Iterable
-from typing import NamedTuple, Optional
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Optional
 
-from ms_lossscale._files import write_text
-from ms_lossscale._tables import csv_text, in_batches, percent, size, text_table
-from ms_lossscale._types import StrPath
+from ms_lossscale._output import in_batches, size, text_table
 from ms_lossscale.diagnosis.cell_watch import Place
-from ms_lossscale.diagnosis.distribution import Distribution
+from ms_lossscale.diagnosis.distribution import COUNTS, Distribution, Shares
+from ms_lossscale.diagnosis.report import COLUMNS, Picture, Report, columns_of
 
 # A place with less than this share of values out of range is not worth a look.
 NOTABLE_SHARE = 0.01
@@ -61,7 +59,8 @@ class Activation(NamedTuple):
         return f"{self.place} {self.kind}"
 
 
-class ActivationReport:
+@dataclass(eq=False, repr=False)
+class ActivationReport(Report):
     """
     The values at each cell of a network, as :func:`profile_activations` found them.
 
@@ -74,21 +73,14 @@ class ActivationReport:
         activations (list[Activation]): In the order of execution, forward and then backward.
         batches (int): How many batches were profiled.
         loss_scale (float): The scale by which the loss was multiplied.
-        forward_state (Union[list[str], None]): The names of what the forward may write, which a skipped step takes
-            back; None for a training cell that never skips a step.
+        forward_state (Union[list[str], None]): The names of what the forward may write, which a skipped step restores;
+            None for a training cell that never skips a step.
     """
 
-    def __init__(
-        self,
-        activations: list[Activation],
-        batches: int,
-        loss_scale: float,
-        forward_state: Optional[Iterable[str]] = (),
-    ) -> None:
-        self.activations = activations
-        self.batches = batches
-        self.loss_scale = loss_scale
-        self.forward_state = None if forward_state is None else list(forward_state)
+    activations: list[Activation]
+    batches: int
+    loss_scale: float
+    forward_state: Optional[list[str]] = field(default_factory=list)
 
     @property
     def first(self) -> Optional[Activation]:
@@ -101,84 +93,61 @@ class ActivationReport:
         return next((activation for activation in self.activations if activation.error_jumps), None)
 
     def notable_first(self) -> list[Activation]:
-        """
-        The activations as they are printed: the notable ones, then the others, each in the order of execution.
-
-        Returns:
-            list[Activation].
-        """
+        """The activations as they are printed: the notable ones, then the others, each in the order of execution."""
         return sorted(self.activations, key=lambda activation: not activation.is_notable)
 
     def __str__(self) -> str:
         compared = any(activation.relative_error is not None for activation in self.activations)
-        header = ["cell", "dtype", "values", "zero %", "non-finite", "min", "max"]
-        header += ["flushed %", "subnormal %", "overflowed %"]
+        header = ["cell", "dtype", *COLUMNS, "flushed %", "subnormal %", "overflowed %"]
         if compared:
             header += ["error", "zeros gained"]
         rows = []
         for activation in self.notable_first():
-            d = activation.distribution
-            row = [("* " if activation.is_notable else "  ") + str(activation), activation.dtype, f"{d.count:,}"]
-            row += [percent(d.zeros / d.count if d.count else 0.0), f"{d.non_finite:,}", size(d.min), size(d.max)]
-            row += [percent(share) for share in d.shares()]
+            row = [("* " if activation.is_notable else "  ") + str(activation), activation.dtype]
+            row += columns_of(activation.distribution)
             if compared:
                 jump = " jump" if activation.error_jumps else ""
-                row += [size(activation.relative_error) + jump, _count(activation.zeros_gained)]
+                gained = "-" if activation.zeros_gained is None else f"{activation.zeros_gained:,}"
+                row += [size(activation.relative_error) + jump, gained]
             rows.append(row)
-        notable = sum(activation.is_notable for activation in self.activations)
-        meaning = "* marks places where 1 % of the values or more are outside of float16's normal range or all are zero"
-        if any(activation.keeps_float32 for activation in self.activations):
-            meaning += " (but for places that a network partly in float16 keeps in float32)"
-        if compared:
-            meaning += f", or the error against float32 is {JUMP:g} times that of all places before"
         lines = [
             f"Values at the cells {in_batches(self.batches)}, gradients at loss scale {self.loss_scale:g}; what "
             f"float16 does to them",
             "",
             text_table(header, rows),
             "",
-            f"{meaning}: {notable} of {len(self.activations)}, in the order of execution."
-            + (f" The first is {self.first}." if notable else ""),
-            self._taken_back(),
+            self._meaning_of_marks(compared),
+            self._restored(),
         ]
         return "\n".join(lines)
 
-    def _taken_back(self):
+    def _meaning_of_marks(self, compared):
+        meaning = "* marks places where 1 % of the values or more are outside of float16's normal range or all are zero"
+        if any(activation.keeps_float32 for activation in self.activations):
+            meaning += " (but for places that a network partly in float16 keeps in float32)"
+        if compared:
+            meaning += f", or the error against float32 is {JUMP:g} times that of all places before"
+        notable = sum(activation.is_notable for activation in self.activations)
+        meaning += f": {notable} of {len(self.activations)}, in the order of execution."
+        return meaning + (f" The first is {self.first}." if notable else "")
+
+    def _restored(self):
         if self.forward_state is None:
             return "What the forward may write is never taken back, since this training cell skips no step."
         return f"The forward may write, and a skipped step takes back: {', '.join(self.forward_state) or 'nothing'}."
 
-    def to_csv(self, path: Optional[StrPath] = None) -> str:
-        """
-        A row for each place, in the order of :meth:`notable_first`.
-
-        Args:
-            path (str, optional): Where to write it, as a whole or not at all. Default: ``None`` , nowhere.
-
-        Returns:
-            str, the CSV text.
-        """
-        header = ["cell", "call", "item", "kind", "dtype", "count", "zeros", "non_finite", "min", "max"]
-        header += ["flushed", "subnormal", "overflowed", "relative_error", "zeros_gained", "error_jumps"]
+    def _header_and_rows(self) -> tuple[list[str], list[list]]:
+        header = [*Place._fields, "kind", "dtype", *COUNTS, *Shares._fields]
+        header += ["relative_error", "zeros_gained", "error_jumps"]
         rows = []
         for a in self.notable_first():
-            d = a.distribution
-            rows.append(
-                [*a.place, a.kind, a.dtype, d.count, d.zeros, d.non_finite, d.min, d.max]
-                + [*d.shares(), a.relative_error, a.zeros_gained, int(a.error_jumps)]
-            )
-        return write_text(path, csv_text(header, rows))
+            counts = [getattr(a.distribution, count) for count in COUNTS]
+            compared = [a.relative_error, a.zeros_gained, int(a.error_jumps)]
+            rows.append([*a.place, a.kind, a.dtype, *counts, *a.distribution.shares(), *compared])
+        return header, rows
 
-    def to_json(self, path: Optional[StrPath] = None) -> str:
-        """
-        All that the report knows, in the order of execution.
-
-        Args:
-            path (str, optional): Where to write it, as a whole or not at all. Default: ``None`` , nowhere.
-
-        Returns:
-            str, the JSON text.
-        """
+    def _content(self) -> dict[str, Any]:
+        names = ("batches", "loss_scale", "forward_state")
         activations = [
             {
                 **a.place._asdict(),
@@ -193,35 +162,10 @@ class ActivationReport:
             }
             for a in self.activations
         ]
-        content = {
-            "batches": self.batches,
-            "loss_scale": self.loss_scale,
-            "forward_state": self.forward_state,
-            "activations": activations,
-        }
-        return write_text(path, json.dumps(content, indent=1))
+        return {**{name: getattr(self, name) for name in names}, "activations": activations}
 
-    def plot(self, path: StrPath) -> None:
-        """
-        Draws the histograms, all together and by place, in the order of :meth:`notable_first`, with what float16 can't
-        hold shaded.
-
-        Args:
-            path (str): The picture to write; its ending is its format, `.png` say.
-
-        Raises:
-            ImportError: If matplotlib is not installed.
-        """
-        from ms_lossscale.diagnosis.report_plot import plot_report
-
+    def _picture(self) -> Picture:
         rows = [(str(activation), activation.distribution) for activation in self.notable_first()]
-        total = Distribution()
-        for _, distribution in rows:
-            total.merge(distribution)
+        scales = {f"gradients at loss scale {self.loss_scale:g}": 1.0}
         title = f"Values at {len(rows)} places {in_batches(self.batches)}"
-        columns = {f"gradients at loss scale {self.loss_scale:g}": 1.0}
-        plot_report(path, title, columns, "place, out of range first", rows, total)
-
-
-def _count(number):
-    return "-" if number is None else f"{number:,}"
+        return Picture(title, scales, "place, out of range first", rows)

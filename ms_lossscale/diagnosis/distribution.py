@@ -1,4 +1,4 @@
-"""How the values of tensors are spread over float32's range."""
+"""How the values of tensors are spread over float32's range, and what a smaller format makes of them."""
 
 import math
 from typing import Any, NamedTuple, Optional
@@ -6,8 +6,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from mindspore import dtype as mstype
 
-from ms_lossscale._check import check_scale
-from ms_lossscale.diagnosis.float_format import float_format
+from ms_lossscale._arguments import check_scale
 
 # The exponents of float32, its subnormal numbers included.
 _LOWEST, _HIGHEST = -149, 127
@@ -17,6 +16,33 @@ _LOWEST, _HIGHEST = -149, 127
 _PARTS = (np.nextafter(np.float32(1), np.float32(2)), *(np.float32(2 - 2.0**-bits) for bits in (7, 8, 10, 11)))
 _PARTS_OF_A_BINADE = len(_PARTS) + 1
 _CHUNK = 2**20
+
+# The attributes of a Distribution.
+COUNTS = ("count", "zeros", "non_finite", "min", "max")
+
+
+class FloatFormat(NamedTuple):
+    """A binary format of IEEE 754's kind: bits of the significand, and the exponents of its normal numbers."""
+
+    precision: int
+    min_exponent: int
+    max_exponent: int
+
+    @property
+    def largest(self):
+        """The largest finite number."""
+        return (2.0 - 2.0 ** (1 - self.precision)) * 2.0**self.max_exponent
+
+
+FLOAT16 = FloatFormat(11, -14, 15)
+_FORMATS = {mstype.float16: FLOAT16, mstype.bfloat16: FloatFormat(8, -126, 127)}
+
+
+def float_format(owner, dtype):
+    """The format of a dtype of MindSpore; raises unless it is one of the two."""
+    if dtype not in _FORMATS:
+        raise ValueError(f"For '{owner}', the argument 'dtype' must be mstype.float16 or bfloat16, but got {dtype!r}.")
+    return _FORMATS[dtype]
 
 
 class Shares(NamedTuple):
@@ -52,12 +78,7 @@ class Distribution:
         self._bins = np.zeros((_HIGHEST - _LOWEST + 1) * _PARTS_OF_A_BINADE, np.int64)
 
     def add(self, values: np.ndarray) -> None:
-        """
-        Counts the values of an array.
-
-        Args:
-            values (numpy.ndarray): float16 or float32, of any shape.
-        """
+        """Counts the values of an array, float16 or float32, of any shape."""
         values = values.reshape(-1)
         for start in range(0, values.size, _CHUNK):
             self._add(np.abs(values[start : start + _CHUNK].astype(np.float32)))
@@ -96,18 +117,15 @@ class Distribution:
 
     def histogram(self) -> dict[int, int]:
         """
-        The values that are finite and not zero, by binade.
-
-        Returns:
-            dict, from the exponent e to the number of values in :math:`[2^e, 2^{e+1})`, for those e that have some.
+        The values that are finite and not zero, by binade: from the exponent e to the number of values in
+        :math:`[2^e, 2^{e+1})`, for those e that have some.
         """
         counts = self._bins.reshape(-1, _PARTS_OF_A_BINADE).sum(axis=1)
         return {int(i) + _LOWEST: int(counts[i]) for i in np.flatnonzero(counts)}
 
     def as_dict(self) -> dict[str, Any]:
         """The counts and the histogram, as what JSON can hold."""
-        names = ("count", "zeros", "non_finite", "min", "max")
-        return {**{name: getattr(self, name) for name in names}, "histogram": self.histogram()}
+        return {**{name: getattr(self, name) for name in COUNTS}, "histogram": self.histogram()}
 
     def shares(self, loss_scale: float = 1.0, dtype: mstype.Type = mstype.float16) -> Shares:
         """

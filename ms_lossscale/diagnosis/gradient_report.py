@@ -1,18 +1,17 @@
 """What is known of a network's gradients, and the loss scale that follows from it."""
 
-import json
 import math
-from collections.abc import Iterable
-from typing import NamedTuple, Optional, Union
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Optional, Union
 
 from mindspore import dtype as mstype
 
-from ms_lossscale._check import check_number
-from ms_lossscale._files import write_text
-from ms_lossscale._tables import counted, csv_text, in_batches, percent, power, size, text_table
-from ms_lossscale._types import StrPath
-from ms_lossscale.diagnosis.distribution import Distribution, Shares
-from ms_lossscale.diagnosis.float_format import FLOAT16, float_format
+from ms_lossscale._arguments import check_number, check_positive_int, describe
+from ms_lossscale._output import counted, in_batches, percent, power, size, text_table
+from ms_lossscale.diagnosis.distribution import COUNTS, FLOAT16, Distribution, Shares, float_format
+from ms_lossscale.diagnosis.report import COLUMNS, Picture, Report, columns_of, sum_of
+from ms_lossscale.loss_scale import ScheduledLossScale
 
 # What the package takes as a loss scale.
 LOSS_SCALES = [2.0**exponent for exponent in range(-126, 127)]
@@ -57,11 +56,13 @@ class Recommendation(NamedTuple):
     saved: float
 
 
-class GradientReport:
+@dataclass(eq=False, repr=False)
+class GradientReport(Report):
     """
     How the unscaled gradients of each parameter are spread over the binades, as :func:`profile_gradients` found them.
 
-    `print(report)` is a table, with the parameters that lose most in float16 first.
+    `print(report)` is a table, with the parameters that lose most in float16 first, at loss scale 1 and, if there is
+    one, at the recommended loss scale.
 
     Attributes:
         parameters (dict): From each parameter's name to its :class:`Distribution`.
@@ -79,58 +80,32 @@ class GradientReport:
             No larger one is recommended for float16.
     """
 
-    def __init__(
-        self,
-        parameters: dict[str, Distribution],
-        batches: int,
-        loss_scale: Union[float, list[float]],
-        clip: Optional[float],
-        largest: Optional[float],
-        non_finite_losses: int,
-        step: Optional[int],
-        quantised: Iterable[str] = (),
-        ceiling: Optional[float] = None,
-    ) -> None:
-        self.parameters = parameters
-        self.batches = batches
-        self.loss_scale = loss_scale
-        self.clip = clip
-        self.largest = largest
-        self.non_finite_losses = non_finite_losses
-        self.step = step
-        self.quantised = list(quantised)
-        self.ceiling = ceiling
+    parameters: dict[str, Distribution]
+    batches: int
+    loss_scale: Union[float, list[float]]
+    clip: Optional[float]
+    largest: Optional[float]
+    non_finite_losses: int
+    step: Optional[int]
+    quantised: list[str] = field(default_factory=list)
+    ceiling: Optional[float] = None
 
     @property
     def total(self) -> Distribution:
         """The :class:`Distribution` of all parameters together."""
-        total = Distribution()
-        for distribution in self.parameters.values():
-            total.merge(distribution)
-        return total
+        return sum_of(self.parameters.values())
 
     def shares(self, dtype: mstype.Type = mstype.float16) -> dict[float, Shares]:
         """
-        What casting does to the gradients of all parameters together, at each loss scale.
-
-        Args:
-            dtype (mindspore.dtype): ``mstype.float16`` or ``mstype.bfloat16`` . Default: ``mstype.float16`` .
-
-        Returns:
-            dict, from every power of two that can be a loss scale, :math:`2^{-126}` to :math:`2^{126}`, to
-            :class:`Shares`.
+        What casting to float16 or bfloat16 does to the gradients of all parameters together: a dict from every power of
+        two that can be a loss scale, :math:`2^{-126}` to :math:`2^{126}`, to :class:`Shares`.
         """
         total = self.total
         return {loss_scale: total.shares(loss_scale, dtype) for loss_scale in LOSS_SCALES}
 
     @property
     def recommended_loss_scale(self) -> float:
-        """
-        The loss scale to use with float16: `recommend().loss_scale`.
-
-        Raises:
-            ValueError: If there is none to recommend, see :meth:`recommend`.
-        """
+        """The loss scale to use with float16, `recommend().loss_scale`; raises as :meth:`recommend` does."""
         return self.recommend().loss_scale
 
     def recommend(self, headroom: int = 2, dtype: mstype.Type = mstype.float16) -> Recommendation:
@@ -142,9 +117,6 @@ class GradientReport:
             headroom (int): How many binades the largest gradient times the scale stays below the dtype's largest
                 number, 65504 for float16. Default: ``2`` .
             dtype (mindspore.dtype): ``mstype.float16`` or ``mstype.bfloat16`` . Default: ``mstype.float16`` .
-
-        Returns:
-            Recommendation.
 
         Raises:
             TypeError: If `headroom` is no number.
@@ -191,14 +163,8 @@ class GradientReport:
 
     def worst_first(self, dtype: mstype.Type = mstype.float16) -> list[str]:
         """
-        The names of the parameters, the ones that lose the largest share of their values at loss scale 1 first. One
-        whose values are all zero has lost all of them.
-
-        Args:
-            dtype (mindspore.dtype): ``mstype.float16`` or ``mstype.bfloat16`` . Default: ``mstype.float16`` .
-
-        Returns:
-            list[str].
+        The names of the parameters, the ones that lose the largest share of their values at loss scale 1 in a dtype,
+        float16 or bfloat16, first. One whose values are all zero has lost all of them.
         """
 
         def loss(name):
@@ -211,20 +177,19 @@ class GradientReport:
         return sorted(self.parameters, key=loss, reverse=True)
 
     def __str__(self) -> str:
-        problem = self._why_not()
-        scales = [1.0] if problem else [1.0, self.recommended_loss_scale]
+        problem, scales = self._why_not(), self._shown_scales()
         clipped = "" if self.clip is None else f", clipped to the global norm {self.clip:g}"
-        header = ["parameter", "values", "zero %", "non-finite", "min", "max"]
+        header = ["parameter", *COLUMNS]
         for loss_scale in scales:
             header += [f"flushed % at {power(loss_scale)}", "subnormal %", "overflowed %"]
-        rows = [(name, self.parameters[name]) for name in self.worst_first()]
+        rows = self._rows()
         if len(rows) > 1:
             rows.append(("all", self.total))
         lines = [
             f"{self._title()}{clipped}, computed at loss scale {self._scale()}; what float16 does to them at loss "
             f"scale {' and '.join(map(power, scales))}",
             "",
-            text_table(header, [self._row(name, distribution, scales) for name, distribution in rows]),
+            text_table(header, [[name, *columns_of(distribution, scales)] for name, distribution in rows]),
             "",
         ]
         if problem:
@@ -239,6 +204,12 @@ class GradientReport:
             lines.append(self._hint())
         return "\n".join(lines)
 
+    def _shown_scales(self):
+        return [1.0] if self._why_not() else [1.0, self.recommended_loss_scale]
+
+    def _rows(self):
+        return [(name, self.parameters[name]) for name in self.worst_first()]
+
     def _scales(self):
         return self.loss_scale if isinstance(self.loss_scale, list) else [self.loss_scale]
 
@@ -251,20 +222,6 @@ class GradientReport:
             f"parameters on the way, to zero or to a subnormal number: they are counted as rounded. Profile again with "
             f"loss_scale={self.recommended_loss_scale:g} to see what they are."
         )
-
-    @staticmethod
-    def _row(name, distribution, scales):
-        row = [
-            name,
-            f"{distribution.count:,}",
-            percent(distribution.zeros / distribution.count if distribution.count else 0.0),
-            f"{distribution.non_finite:,}",
-            size(distribution.min),
-            size(distribution.max),
-        ]
-        for loss_scale in scales:
-            row += [percent(share) for share in distribution.shares(loss_scale)]
-        return row
 
     def _advice(self):
         advice = self.recommend()
@@ -279,48 +236,21 @@ class GradientReport:
         shares = self.total.shares(1.0, mstype.bfloat16)
         return f"bfloat16 without a loss scale would flush {percent(shares.flushed)} % of all values to zero."
 
-    def to_csv(self, path: Optional[StrPath] = None) -> str:
-        """
-        A row for each parameter, worst first: counts, and shares at loss scale 1 and, if there is one, at the
-        recommended one.
-
-        Args:
-            path (str, optional): Where to write it, as a whole or not at all. Default: ``None`` , nowhere.
-
-        Returns:
-            str, the CSV text.
-        """
-        scales = [1.0] if self._why_not() else [1.0, self.recommended_loss_scale]
-        header = ["parameter", "count", "zeros", "non_finite", "min", "max"]
-        header += [f"{name}_at_{scale:g}" for scale in scales for name in ("flushed", "subnormal", "overflowed")]
+    def _header_and_rows(self) -> tuple[list[str], list[list]]:
+        scales = self._shown_scales()
+        header = ["parameter", *COUNTS]
+        header += [f"{name}_at_{scale:g}" for scale in scales for name in Shares._fields]
         rows = []
-        for name in self.worst_first():
-            d = self.parameters[name]
-            shares = [share for loss_scale in scales for share in d.shares(loss_scale)]
-            rows.append([name, d.count, d.zeros, d.non_finite, d.min, d.max, *shares])
-        return write_text(path, csv_text(header, rows))
+        for name, distribution in self._rows():
+            shares = [share for loss_scale in scales for share in distribution.shares(loss_scale)]
+            rows.append([name, *(getattr(distribution, count) for count in COUNTS), *shares])
+        return header, rows
 
-    def to_json(self, path: Optional[StrPath] = None) -> str:
-        """
-        All that the report knows: for each parameter its counts and histogram, the shares at every loss scale for
-        float16 and bfloat16, and the recommendation.
-
-        Args:
-            path (str, optional): Where to write it, as a whole or not at all. Default: ``None`` , nowhere.
-
-        Returns:
-            str, the JSON text.
-        """
+    def _content(self) -> dict[str, Any]:
         problem = self._why_not()
-        content = {
-            "batches": self.batches,
-            "loss_scale": self.loss_scale,
-            "clip": self.clip,
-            "step": self.step,
-            "quantised": self.quantised,
-            "ceiling": self.ceiling,
-            "largest": self.largest,
-            "non_finite_losses": self.non_finite_losses,
+        names = ("batches", "loss_scale", "clip", "step", "quantised", "ceiling", "largest", "non_finite_losses")
+        return {
+            **{name: getattr(self, name) for name in names},
             "recommendation": None if problem else self.recommend()._asdict(),
             "why_no_recommendation": problem or None,
             "shares": {
@@ -329,24 +259,88 @@ class GradientReport:
             },
             "parameters": {name: distribution.as_dict() for name, distribution in self.parameters.items()},
         }
-        return write_text(path, json.dumps(content, indent=1))
 
-    def plot(self, path: StrPath) -> None:
-        """
-        Draws the histograms, all together and by parameter, the worst first, before and after the recommended scale,
-        with what float16 can't hold shaded.
-
-        Args:
-            path (str): The picture to write; its ending is its format, `.png` say.
-
-        Raises:
-            ImportError: If matplotlib is not installed.
-        """
-        from ms_lossscale.diagnosis.report_plot import plot_report
-
-        rows = [(name, self.parameters[name]) for name in self.worst_first()]
-        columns = {"loss scale 1": 1.0}
+    def _picture(self) -> Picture:
+        scales = {"loss scale 1": 1.0}
         if not self._why_not():
             scale = self.recommended_loss_scale
-            columns[f"loss scale {power(scale)} (recommended)"] = scale
-        plot_report(path, self._title(), columns, "parameter, worst first", rows, self.total)
+            scales[f"loss scale {power(scale)} (recommended)"] = scale
+        return Picture(self._title(), scales, "parameter, worst first", self._rows())
+
+
+def suggest_schedule(
+    reports: Union[Sequence[GradientReport], dict[int, GradientReport]], headroom: int = 2
+) -> ScheduledLossScale:
+    """
+    A loss scale for each stage of training, from the step of each report to that of the next one: the smaller of the
+    scales that the two recommend, since gradients move from one to the other in between.
+
+    Args:
+        reports (Union[list[GradientReport], dict]): Reports of a training cell, which know at which step they were
+            taken; or a dict from steps (ints, 0 for before the first) to reports. At least one.
+        headroom (int): As for :meth:`GradientReport.recommend`. Default: ``2`` .
+
+    Returns:
+        ScheduledLossScale. What comes before the first report's step has that report's scale, too.
+
+    Raises:
+        TypeError: If `reports` holds something else, or `headroom` is no number.
+        ValueError: If there are no reports, a report of a list does not know its step, two are of one step, a report
+            can't recommend a loss scale, or `headroom` is out of range.
+
+    Supported Platforms:
+        ``Ascend`` ``GPU`` ``CPU``
+
+    Examples:
+        >>> import numpy as np
+        >>> from mindspore import nn
+        >>> from ms_lossscale import profile_gradients, suggest_schedule
+        >>> net = nn.Dense(2, 1, weight_init="ones", has_bias=False)
+        >>> network = nn.WithLossCell(net, nn.MSELoss())
+        >>> reports = {
+        ...     step: profile_gradients(network, net.trainable_params(), [(x, np.zeros((4, 1), np.float32))])
+        ...     for step, x in ((0, np.full((4, 2), 1.0, np.float32)), (1000, np.full((4, 2), 0.1, np.float32)))
+        ... }
+        >>> schedule = suggest_schedule(reports)
+        >>> schedule.milestone, schedule.loss_scales
+        ([1000, 1001], [2048.0, 262144.0])
+    """
+    owner = "suggest_schedule"
+    headroom = check_headroom(owner, headroom)
+    stages = sorted(_by_step(owner, reports).items())
+    loss_scales = []
+    for step, report in stages:
+        try:
+            loss_scales.append(report.recommend(headroom).loss_scale)
+        except ValueError as error:
+            raise ValueError(f"For '{owner}', the report of step {step} is of no use. {error}") from None
+    loss_scales = [min(ends) for ends in zip(loss_scales, loss_scales[1:] + loss_scales[-1:])]
+    stages = [(step, scale) for (step, _), scale in zip(stages, loss_scales)]
+    stages = stages[:1] + [stage for before, stage in zip(stages, stages[1:]) if stage[1] != before[1]]
+    starts = [step for step, _ in stages[1:]]
+    # A stage ends where the next one begins; the last one's end, which a schedule wants too, changes nothing.
+    return ScheduledLossScale([*starts, (starts[-1] if starts else 0) + 1], [scale for _, scale in stages])
+
+
+def _by_step(owner, reports):
+    what = f"For '{owner}', the argument 'reports' must be a list of GradientReports, or a dict from steps to them"
+    if not isinstance(reports, (dict, list, tuple)):
+        raise TypeError(f"{what}, but got {describe(reports)}.")
+    if not reports:
+        raise ValueError(f"{what}, but it is empty.")
+    pairs = reports.items() if isinstance(reports, dict) else [(getattr(each, "step", None), each) for each in reports]
+    by_step = {}
+    for step, report in pairs:
+        if not isinstance(report, GradientReport):
+            raise TypeError(f"{what}, but it holds {describe(report)}.")
+        if step is None:
+            raise ValueError(
+                f"{what}, but a report of a plain network does not know its step. Pass a dict, {{0: report, ...}}, or "
+                f"profile the training cell."
+            )
+        if step != 0:
+            step = check_positive_int(owner, "reports", step)
+        if step in by_step:
+            raise ValueError(f"{what}, but two are of step {step}.")
+        by_step[step] = report
+    return by_step

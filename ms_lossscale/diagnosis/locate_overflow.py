@@ -1,20 +1,92 @@
 """Finding the first overflow of a batch."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import numpy as np
 from mindspore import dtype as mstype
 from mindspore import nn
 
-from ms_lossscale._check import check_scale
-from ms_lossscale._types import Batch
-from ms_lossscale.diagnosis.batches import as_inputs
+from ms_lossscale._arguments import Batch, check_scale
+from ms_lossscale.diagnosis.arguments import as_inputs, trained_parts
 from ms_lossscale.diagnosis.cell_watch import CellWatch, as_array, can_be_hooked, cell_names, is_float
-from ms_lossscale.diagnosis.float_format import FLOAT16
-from ms_lossscale.diagnosis.loss_and_grads import LossAndGrads
-from ms_lossscale.diagnosis.overflow_trace import OverflowTrace, Range
+from ms_lossscale.diagnosis.distribution import FLOAT16
 from ms_lossscale.diagnosis.replay import replay, running
-from ms_lossscale.diagnosis.trained_part import trained_parts
+
+
+class Range(NamedTuple):
+    """
+    The values of a tensor in short.
+
+    - **dtype** (str) - Its dtype.
+    - **shape** (tuple[int]) - Its shape.
+    - **min** (Union[float, None]) - The smallest finite value, with its sign; None if no value is finite.
+    - **max** (Union[float, None]) - The largest one.
+    - **non_finite** (int) - How many values are infinite or NaN.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    min: Optional[float]
+    max: Optional[float]
+    non_finite: int
+
+    def fits(self, largest: float) -> bool:
+        """Whether the finite values are below a bound, in absolute value."""
+        return self.min is None or self.max is None or max(-self.min, self.max) < largest
+
+    def __str__(self) -> str:
+        finite = "no finite value" if self.min is None else f"{self.min:.4g} to {self.max:.4g}"
+        return f"{self.dtype} {self.shape}: {finite}" + (f", {self.non_finite} non-finite" if self.non_finite else "")
+
+
+class OverflowTrace(NamedTuple):
+    """
+    The first overflow that :func:`locate_overflow` found; `print(trace)` says it in words.
+
+    - **found** (bool) - Whether there is an overflow; if not, the rest means nothing.
+    - **loss_scale** (float) - The scale by which the loss was multiplied.
+    - **cell** (str) - The name of the cell.
+    - **direction** (str) - ``"forward"`` or ``"backward"`` .
+    - **what** (str) - ``"output"`` ; in the backward ``"gradient"`` , of the cell's input, the name of the parameter of
+      the cell whose gradient it is, or ``"loss"`` , the gradient of the loss itself, which is the loss scale.
+    - **kind** (str) - ``"inf"`` , ``"NaN"`` , or ``"saturated"`` for a finite value of 65504 or beyond.
+    - **index** (tuple[int]) - Where in the tensor the first such value is.
+    - **value** (float) - The value.
+    - **tensor** (Range) - The tensor that holds it.
+    - **inputs** (tuple[Range]) - The cell's inputs in the forward.
+    - **note** (str) - What else there is to say, or an empty text.
+    """
+
+    found: bool
+    loss_scale: float
+    cell: str = ""
+    direction: str = ""
+    what: str = ""
+    kind: str = ""
+    # Hides a method of tuples.
+    index: tuple[int, ...] = ()  # type: ignore[assignment]
+    value: float = 0.0
+    tensor: Optional[Range] = None
+    inputs: tuple[Range, ...] = ()
+    note: str = ""
+
+    def __str__(self) -> str:
+        if not self.found:
+            return f"No overflow: all values are finite and below 65504 in float16 at loss scale {self.loss_scale:g}."
+        what = {
+            "output": "its output",
+            "gradient": "the gradient that it passes back",
+            "loss": "the gradient of the loss",
+        }.get(self.what, f"the gradient of {self.what}")
+        lines = [
+            f"The first overflow at loss scale {self.loss_scale:g} is in the {self.direction} of {self.cell}: {what} "
+            f"is {self.kind} ({self.value:g}) at {self.index}",
+            f"  tensor: {self.tensor}",
+        ]
+        lines += [f"  the cell's input {i}: {each}" for i, each in enumerate(self.inputs)]
+        if self.note:
+            lines.append(f"  {self.note}")
+        return "\n".join(lines)
 
 
 def locate_overflow(network: nn.Cell, inputs: Batch, *, loss_scale: float) -> OverflowTrace:
@@ -26,8 +98,8 @@ def locate_overflow(network: nn.Cell, inputs: Batch, *, loss_scale: float) -> Ov
     hold them, are named only if nothing else overflows, or if they were given to the cell that does: then it was a cast
     to float16 that made infinities of them.
 
-    Runs in PyNative mode and updates nothing: the network is the same afterwards. Where training itself runs in
-    PyNative mode, dropout goes on with other random numbers, whose state MindSpore keeps inside the operators.
+    Runs in PyNative mode and updates nothing: the network is the same afterwards, but for dropout's random numbers
+    where training runs in PyNative mode itself.
 
     Where a network takes a gradient in its forward (a gradient penalty), PyNative mode loses the gradients of that
     gradient. The gradients of its parameters are then computed in graph mode; those of its cells lack them, so that
@@ -66,43 +138,36 @@ def locate_overflow(network: nn.Cell, inputs: Batch, *, loss_scale: float) -> Ov
     parts = trained_parts(owner, network)
     loss_scale = check_scale(owner, "loss_scale", loss_scale)
     inputs = as_inputs(owner, "inputs", inputs)
-    held_by_dtype = OverflowTrace(False, loss_scale)
-    with replay([part.network for part in parts]) as restore:
-        for part in parts:
-            search = _Search(part, loss_scale, LossAndGrads(owner, part, restore))
+    held = None
+    with replay(owner, parts) as replayed:
+        for loss_and_grads in replayed:
+            search = _Search(loss_and_grads, loss_scale)
             with running(owner, "these inputs"):
                 search.run(inputs)
             overflow = search.first_overflow()
             if overflow is not None:
-                return search.trace(overflow)
-            held = search.first_held_by_dtype()
-            if held is not None and not held_by_dtype.found:
-                held_by_dtype = search.trace(held)
-    return held_by_dtype
+                return search.explained(overflow)
+            if held is None and search.overflows:
+                held = search.explained(search.overflows[0])
+    return held or OverflowTrace(False, loss_scale)
 
 
 class _Overflow(NamedTuple):
-    """A value out of range, and when and where it was seen."""
+    """A value out of range: when it was seen, in which of the cell's calls, and whether its dtype can hold it."""
 
     moment: int
-    direction: str
-    cell: str
     call: int
-    what: str
-    kind: str
-    # Hides a method of tuples.
-    index: tuple  # type: ignore[assignment]
-    value: float
-    tensor: Range
     held_by_dtype: bool
+    trace: OverflowTrace
 
 
 class _Search:
-    def __init__(self, part, loss_scale, loss_and_grads):
-        self._part = part
-        self._loss_scale = loss_scale
+    def __init__(self, loss_and_grads, loss_scale):
         self._loss_and_grads = loss_and_grads
-        self._overflows = []
+        self._part = loss_and_grads.part
+        self._loss_scale = loss_scale
+        # In their order, once the search has run.
+        self.overflows = []
         self._inputs = {}
         # How many values were looked at.
         self._moment = 0
@@ -118,26 +183,26 @@ class _Search:
             for parameter in cell.get_parameters(expand=False)
         }
 
-    def run(self, inputs):
+    def run(self, batch):
         watch = CellWatch(
             self._part.prefix, self._part.network, self._note_output, self._note_gradient_in, self._note_gradient_out
         )
-        inputs = self._part.inputs(inputs)
-        self._batch = [_range(as_array(each), each) for each in inputs if is_float(each)]
+        self._batch = [_range(as_array(each), each) for each in self._part.inputs(batch) if is_float(each)]
         handles = [
             weight.register_hook(self._weight_hook(weight)) for weight in self._part.weights if can_be_hooked(weight)
         ]
         try:
             with watch.watching():
-                _, grads = self._loss_and_grads.in_pynative(self._loss_scale, inputs)
+                _, grads = self._loss_and_grads.in_pynative(self._loss_scale, batch)
         finally:
             for handle in handles:
                 handle.remove()
         if self._loss_and_grads.takes_gradient:
-            _, grads = self._loss_and_grads.correct(self._loss_scale, inputs)
+            _, grads = self._loss_and_grads.correct(self._loss_scale, batch)
         for weight, grad in zip(self._part.weights, grads):
             moment = self._moments_of_weights.get(id(weight), self._moment)
             self._note(moment, "backward", self._owners.get(id(weight), self._root), 0, weight.name, grad)
+        self.overflows.sort(key=lambda overflow: overflow.moment)
 
     def _weight_hook(self, weight):
         def hook(_gradient):
@@ -175,71 +240,54 @@ class _Search:
         index = tuple(int(i) for i in np.argwhere(non_finite if non_finite.any() else out_of_range)[0])
         value = float(values[index])
         kind = "NaN" if np.isnan(value) else "inf" if np.isinf(value) else "saturated"
-        overflow = _Overflow(
-            moment, direction, cell, call, what, kind, index, value, _range(values, tensor), held_by_dtype
-        )
-        self._overflows.append(overflow)
+        tensor_range = _range(values, tensor)
+        trace = OverflowTrace(True, self._loss_scale, cell, direction, what, kind, index, value, tensor_range)
+        self.overflows.append(_Overflow(moment, call, held_by_dtype, trace))
 
     def first_overflow(self):
         """The first overflow, but for what only float16 could not hold; None if there is none."""
-        for overflow in sorted(self._overflows, key=_moment):
+        for overflow in self.overflows:
             if not overflow.held_by_dtype:
-                return min(self._overflows, key=_moment) if self._comes_of_a_cast(overflow) else overflow
+                return self.overflows[0] if self._comes_of_a_cast(overflow) else overflow
         return None
+
+    def _inputs_of(self, overflow):
+        return self._inputs.get((overflow.trace.cell, overflow.call), ())
 
     def _comes_of_a_cast(self, overflow):
         """Whether the first cell to overflow was given what float16 can't hold, before or after a cast to it."""
-        inputs = self._inputs.get((overflow.cell, overflow.call), ())
-        return overflow.direction == "forward" and any(
-            each.non_finite or (overflow.tensor.dtype == "Float16" and not each.fits(FLOAT16.largest))
-            for each in inputs
+        trace = overflow.trace
+        return trace.direction == "forward" and any(
+            each.non_finite or (trace.tensor.dtype == "Float16" and not each.fits(FLOAT16.largest))
+            for each in self._inputs_of(overflow)
         )
 
-    def first_held_by_dtype(self):
-        """The first value that float16 could not hold, but its dtype does; None if there is none."""
-        return min(self._overflows, key=_moment, default=None)
-
-    def trace(self, overflow):
-        """What to tell of an overflow."""
-        inputs = self._inputs.get((overflow.cell, overflow.call), ())
-        return OverflowTrace(
-            True,
-            self._loss_scale,
-            overflow.cell,
-            overflow.direction,
-            overflow.what,
-            overflow.kind,
-            overflow.index,
-            overflow.value,
-            overflow.tensor,
-            inputs,
-            self._remark(overflow, inputs),
-        )
+    def explained(self, overflow):
+        """The trace of an overflow, with what else there is to say."""
+        inputs = self._inputs_of(overflow)
+        return overflow.trace._replace(inputs=inputs, note=self._remark(overflow, inputs))
 
     def _remark(self, overflow, inputs):
+        trace = overflow.trace
         if any(each.non_finite for each in self._batch):
             return "The batch itself holds values that are not finite."
-        if overflow.direction == "forward" and any(each.non_finite for each in inputs):
+        if trace.direction == "forward" and any(each.non_finite for each in inputs):
             return (
                 "Its input is not finite already, though no cell put that out: it was computed between cells, in the "
                 "construct of the cell around it."
             )
-        if overflow.what == "loss":
+        if trace.what == "loss":
             return (
                 f"The loss is float16, and the loss scale {self._loss_scale:g} does not fit: cast the loss to float32."
             )
-        if overflow.direction == "backward" and (overflow.cell, overflow.call) in self._received:
+        if trace.direction == "backward" and (trace.cell, overflow.call) in self._received:
             return (
                 "The gradient that flows into its output is not finite already, though no cell passed that back: it "
                 "was computed between cells, in the construct of the cell around it."
             )
         if overflow.held_by_dtype:
-            return f"{overflow.tensor.dtype} holds this value; float16 could not."
+            return f"{trace.tensor.dtype} holds this value; float16 could not."
         return ""
-
-
-def _moment(overflow):
-    return overflow.moment
 
 
 def _range(values, tensor):

@@ -5,16 +5,13 @@ import contextlib
 import numpy as np
 from mindspore import nn
 
-from ms_lossscale._check import check_bool, check_scale
-from ms_lossscale._types import Batches
+from ms_lossscale._arguments import Batches, check_bool, check_scale
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.diagnosis.activation_report import JUMP, ROUNDING, Activation, ActivationReport
-from ms_lossscale.diagnosis.batches import each_batch
+from ms_lossscale.diagnosis.arguments import each_batch, trained_parts
 from ms_lossscale.diagnosis.cell_watch import CellWatch, as_array
 from ms_lossscale.diagnosis.distribution import Distribution
-from ms_lossscale.diagnosis.loss_and_grads import LossAndGrads
 from ms_lossscale.diagnosis.replay import replay, running
-from ms_lossscale.diagnosis.trained_part import trained_parts
 from ms_lossscale.forward_state.find import find_forward_state
 from ms_lossscale.overflow_detector import NoCheck
 
@@ -26,10 +23,8 @@ def profile_activations(
     Counts how what each cell puts out, and the gradients that flow back into that, are spread over float16's range.
 
     Runs forward and backward in PyNative mode and updates nothing: the network is the same afterwards, BatchNorm's
-    statistics and MindSpore's mode included.
-
-    Where training itself runs in PyNative mode, dropout goes on with other random numbers, whose state MindSpore keeps
-    inside the operators.
+    statistics and MindSpore's mode included. Only dropout, where training runs in PyNative mode itself, goes on with
+    other random numbers, whose state MindSpore keeps inside the operators.
 
     Where a network takes a gradient in its forward (a gradient penalty), PyNative mode loses the gradients of that
     gradient: what flows back into its cells lacks them, and a warning says so.
@@ -79,9 +74,8 @@ def profile_activations(
             f"auto_mixed_precision(network, 'O2')."
         )
     count = 0
-    with replay(networks) as restore:
-        loss_and_grads = [LossAndGrads(owner, part, restore) for part in parts]
-        profile = _Profile(parts, loss_and_grads, loss_scale, compare_float32)
+    with replay(owner, parts) as loss_and_grads:
+        profile = _Profile(loss_and_grads, loss_scale, compare_float32)
         if compare_float32:
             _switch_dropout_off(networks)
         for batch in each_batch(owner, batches):
@@ -107,10 +101,10 @@ def _forward_state_names(owner, network):
 
 
 class _Profile:
-    def __init__(self, parts, loss_and_grads, loss_scale, keep_values):
-        self._parts = parts
-        self._keep_values = keep_values
+    def __init__(self, loss_and_grads, loss_scale, keep_values):
         self._loss_and_grads = loss_and_grads
+        self._parts = [each.part for each in loss_and_grads]
+        self._keep_values = keep_values
         self._loss_scale = loss_scale
         # By part, kind and place, in the order of execution.
         self._seen = {}
@@ -126,6 +120,7 @@ class _Profile:
         self._run(batch, self._compare)
 
     def _run(self, batch, note):
+        """Calls `note` with each value, and with the part, kind and place that it is of."""
         for i, (part, loss_and_grads) in enumerate(zip(self._parts, self._loss_and_grads)):
 
             def note_output(place, inputs, tensor, i=i):
@@ -137,7 +132,7 @@ class _Profile:
                 note((i, "gradient", place), tensor)
 
             with CellWatch(part.prefix, part.network, note_output, note_gradient).watching():
-                loss_and_grads.in_pynative(self._loss_scale, part.inputs(batch))
+                loss_and_grads.in_pynative(self._loss_scale, batch)
 
     def _count(self, key, tensor):
         values = as_array(tensor)

@@ -8,20 +8,20 @@ import numpy as np
 from mindspore import Parameter, nn
 from mindspore import dtype as mstype
 
-from ms_lossscale._check import check_number, check_scale
-from ms_lossscale._types import Batches
+from ms_lossscale._arguments import Batches, check_number, check_scale
 from ms_lossscale.cells.training_cell import TrainingCell
-from ms_lossscale.diagnosis.batches import each_batch, for_several_passes
-from ms_lossscale.diagnosis.distribution import Distribution
-from ms_lossscale.diagnosis.float16_traces import Float16Traces, computes_in_float16
+from ms_lossscale.diagnosis.arguments import each_batch, for_several_passes, trained_parts
+from ms_lossscale.diagnosis.distribution import FLOAT16, Distribution
 from ms_lossscale.diagnosis.gradient_report import GradientReport, largest_scale
-from ms_lossscale.diagnosis.loss_and_grads import LossAndGrads
 from ms_lossscale.diagnosis.replay import replay, running
-from ms_lossscale.diagnosis.trained_part import trained_parts
 
 # How much smaller the next scale to try is where gradients overflow, how much larger where all of them are zero, and
 # how large it gets then.
 _DOWN, _UP, _HIGHEST = 2.0**4, 2.0**16, 2.0**64
+
+_SMALLEST_NORMAL = np.float32(2.0**FLOAT16.min_exponent)
+# Below it bfloat16, with its 8 bits, holds numbers that float16 does not.
+_FINER_IN_BFLOAT16 = np.float32(2.0**-17)
 
 
 def profile_gradients(
@@ -36,14 +36,11 @@ def profile_gradients(
     Counts how the gradients of each parameter are spread over float16's range, over some batches.
 
     Runs forward and backward in PyNative mode and updates nothing: the network is the same afterwards, BatchNorm's
-    statistics and MindSpore's mode included. Of each parameter it keeps counts by binade, so that memory does not grow
-    with the batches.
+    statistics and MindSpore's mode included. Only dropout, where training runs in PyNative mode itself, goes on with
+    other random numbers. Of each parameter it keeps counts by binade, so that memory does not grow with the batches.
 
     A network that takes a gradient in its forward (a gradient penalty) is computed in graph mode, since PyNative mode
     loses the gradients of that gradient; where it does not compile, a warning says what is missing.
-
-    Where training itself runs in PyNative mode, dropout goes on with other random numbers, whose state MindSpore keeps
-    inside the operators.
 
     A training cell of this package knows its networks and weights: ``profile_gradients(cell, batches)`` .
 
@@ -99,21 +96,20 @@ def profile_gradients(
     if clip is not None and not check_number(owner, "clip", clip) > 0:
         raise ValueError(f"For '{owner}', the argument 'clip' must be a number > 0, but got {clip!r}.")
     in_pynative = mindspore.get_context("mode") == mindspore.PYNATIVE_MODE
-    with replay([part.network for part in parts]) as restore:
-        loss_and_grads = [LossAndGrads(owner, part, restore) for part in parts]
-        profiles, count = _run(owner, list(zip(parts, loss_and_grads)), scales, batches, clip, restore)
+    with replay(owner, parts) as loss_and_grads:
+        profiles, count = _run(owner, loss_and_grads, scales, batches, clip)
     if in_pynative:
         for each in (each for each in loss_and_grads if each.compiles):
             each.warn("training in it lacks them", "Train in graph mode, which keeps them; the report has them.")
     return _report(profiles, count, clip, network.steps_made() if isinstance(network, TrainingCell) else None)
 
 
-def _run(owner, parts, scales, batches, clip, restore):
+def _run(owner, loss_and_grads, scales, batches, clip):
     """Makes one pass after the other until each part is content. Returns the parts' profiles and how many batches."""
-    profiles = [None] * len(parts)
+    profiles = [None] * len(scales)
     waiting = {i: next(each) for i, each in enumerate(scales)}
     while waiting:
-        of_pass = {i: _Profile(*parts[i], *scale, clip) for i, scale in waiting.items()}
+        of_pass = {i: _Profile(loss_and_grads[i], *scale, clip) for i, scale in waiting.items()}
         count = 0
         for batch in each_batch(owner, batches):
             wanted = [profile for profile in of_pass.values() if not profile.is_given_up]
@@ -129,7 +125,7 @@ def _run(owner, parts, scales, batches, clip, restore):
             except StopIteration as content:
                 profiles[i] = content.value
                 del waiting[i]
-        restore()
+        loss_and_grads[0].restore()
     return profiles, count
 
 
@@ -169,18 +165,50 @@ def _without_overflow(scale, smallest):
     return profile
 
 
+class Float16Traces:
+    """
+    Looks at gradients as the backward returned them, times the loss scale.
+
+    Attributes:
+        all_fit (bool): Whether float16 holds each finite value exactly.
+        lost (bool): Whether a value is zero, or so small that float16 holds it with fewer bits than a normal one.
+    """
+
+    def __init__(self):
+        self.all_fit = True
+        self.lost = False
+        self._is_finer_than_bfloat16 = False
+
+    def add(self, values):
+        """Looks at the values of a float32 array."""
+        if not self.all_fit:
+            return
+        finite = np.abs(values[np.isfinite(values)])
+        sizes = finite[finite > 0]
+        with np.errstate(over="ignore", under="ignore"):
+            self.all_fit = bool((sizes.astype(np.float16) == sizes).all())
+        self.lost |= sizes.size < finite.size or bool((sizes < _SMALLEST_NORMAL).any())
+        bits_that_bfloat16_lacks = sizes.view(np.uint32) & 0xFFFF
+        self._is_finer_than_bfloat16 |= bool(((bits_that_bfloat16_lacks > 0) | (sizes < _FINER_IN_BFLOAT16)).any())
+
+    @property
+    def are_evident(self):
+        """Whether the values can hardly come of anything but float16: of float32 they would have more bits."""
+        return self.all_fit and self._is_finer_than_bfloat16
+
+
 class _Profile:
     """What one part's gradients are in one pass over the batches."""
 
-    def __init__(self, part, loss_and_grads, loss_scale, smallest_scale, clip):
-        self._part = part
+    def __init__(self, loss_and_grads, loss_scale, smallest_scale, clip):
         self._loss_and_grads = loss_and_grads
+        self._part = loss_and_grads.part
         self.loss_scale = loss_scale
         self._smallest_scale = smallest_scale
         self._unscale = np.float32(1.0 / loss_scale)
         self._clip = clip
-        self.distributions = {weight.name: Distribution() for weight in part.weights}
-        self._traces = {weight.name: Float16Traces() for weight in part.weights}
+        self.distributions = {weight.name: Distribution() for weight in self._part.weights}
+        self._traces = {weight.name: Float16Traces() for weight in self._part.weights}
         self.largest = None
         # The numbers of the batches whose loss is not finite, and whether gradients of another one are not.
         self.non_finite_losses = set()
@@ -190,7 +218,7 @@ class _Profile:
         self._batches = 0
 
     def add(self, batch):
-        loss, grads = self._loss_and_grads.correct(self.loss_scale, self._part.inputs(batch))
+        loss, grads = self._loss_and_grads.correct(self.loss_scale, batch)
         grads = [grad.astype(mstype.float32).asnumpy() for grad in grads]
         if not np.isfinite(loss.astype(mstype.float32).asnumpy()).all():
             self.non_finite_losses.add(self._batches)
@@ -225,7 +253,7 @@ class _Profile:
     def quantised(self):
         """The names of the weights of whose gradients float16 has lost something on the way."""
         traces = self._traces.items()
-        if not (any(trace.are_evident for _, trace in traces) or computes_in_float16(self._part.network)):
+        if not (any(trace.are_evident for _, trace in traces) or _computes_in_float16(self._part.network)):
             return []
         return [name for name, trace in traces if trace.all_fit and trace.lost]
 
@@ -250,4 +278,11 @@ def _report(profiles, count, clip, step):
         step,
         [name for profile in profiles for name in profile.quantised()],
         min((profile.ceiling for profile in profiles if profile.ceiling is not None), default=None),
+    )
+
+
+def _computes_in_float16(network):
+    """Whether cells or weights of a network say that they are float16. A cast in a `construct` does not show here."""
+    return any(weight.dtype == mstype.float16 for weight in network.get_parameters()) or any(
+        cell.get_flags().get("fp16", False) for _, cell in network.cells_and_names()
     )

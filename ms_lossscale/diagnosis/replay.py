@@ -1,27 +1,28 @@
-"""Running a network for a look inside, so that nothing of it changes."""
+"""Running a network for a look inside, so that nothing of it changes; its loss and its gradients."""
 
 import contextlib
 import os
+import warnings
 
 import mindspore
-from mindspore import ops
+from mindspore import ParameterTuple, Tensor, nn, ops
+from mindspore import dtype as mstype
 
-from ms_lossscale._failed_calls import forget_failed_calls
-from ms_lossscale._write_in_place import write_in_place
+from ms_lossscale._mindspore import forget_failed_calls, noticing_gradients, write_in_place
+from ms_lossscale.step.scaling import scaled
 
 
 @contextlib.contextmanager
-def replay(networks):
+def replay(owner, parts):
     """
-    A context in which networks run in PyNative mode, for training, and after which they are what they were: their
-    parameters (BatchNorm's statistics too) and buffers, whether each cell is in training, MindSpore's mode and its
-    random state.
-
-    It gives a function that puts parameters and buffers back in between.
+    A context in which the networks of these parts run in PyNative mode, for training, and after which they are what
+    they were: their parameters (BatchNorm's statistics too) and buffers, whether each cell is in training, MindSpore's
+    mode and its random state. It gives a :class:`LossAndGrads` for each part.
 
     What is decorated with `mindspore.jit` runs in PyNative mode too, so that the cells inside can be watched. A network
     that is in training already runs as it is, with the cells inside that its user has taken out of training.
     """
+    networks = [part.network for part in parts]
     random_state = mindspore.get_rng_state()
     cells = {id(cell): cell for network in networks for _, cell in network.cells_and_names()}.values()
     in_training = [(cell, cell.training) for cell in cells]
@@ -38,7 +39,7 @@ def replay(networks):
                 if not network.training:
                     for _, cell in network.cells_and_names():
                         cell.add_flags(training=True)
-            yield restore
+            yield [LossAndGrads(owner, part, restore) for part in parts]
         finally:
             restore()
             for cell, training in in_training:
@@ -75,3 +76,104 @@ def running(owner, inputs):
         raise RuntimeError(
             f"For '{owner}', the network fails on {inputs}, before there is anything to look at: {error}"
         ) from error
+
+
+class LossAndGrads:
+    """
+    Computes the loss of a part and its gradients times a loss scale, within `replay`.
+
+    PyNative mode loses the gradients of a gradient that the network takes in its forward (a gradient penalty): such a
+    network is noticed.
+
+    Args:
+        owner (str): Who computes, for the warnings.
+        part (TrainedPart): The network and its weights.
+        restore (Callable): Restores what forwards have written, of all parts.
+
+    Attributes:
+        part, restore: The arguments.
+        takes_gradient (bool): Whether the network took a gradient in a forward so far.
+        compiles (bool): Whether graph mode, if it was asked so far, could compute the network.
+    """
+
+    def __init__(self, owner, part, restore):
+        self._owner = owner
+        self.part = part
+        self.restore = restore
+        self.takes_gradient = False
+        self._pynative = ops.value_and_grad(self._scaled_loss, None, ParameterTuple(part.weights), has_aux=True)
+        self._graph = None
+        self.compiles = True
+
+    def _scaled_loss(self, scale, *inputs):
+        with noticing_gradients(self._notice):
+            loss = self.part.loss(*inputs)
+        return scaled(loss, scale), loss
+
+    def _notice(self):
+        self.takes_gradient = True
+
+    def in_pynative(self, loss_scale, batch):
+        """The loss and the gradients of a batch as PyNative mode computes them, whose cells can be watched."""
+        inputs = self.part.inputs(batch)
+        (_, loss), grads = self._pynative(Tensor(loss_scale, mstype.float32), *inputs)
+        return loss, grads
+
+    def correct(self, loss_scale, batch):
+        """The loss and the gradients, of a network that takes a gradient in graph mode, if it compiles there."""
+        if not (self.takes_gradient and self.compiles):
+            loss_and_grads = self.in_pynative(loss_scale, batch)
+            if not (self.takes_gradient and self.compiles):
+                return loss_and_grads
+            self.restore()
+        try:
+            return self._in_graph(loss_scale, self.part.inputs(batch))
+        except Exception as error:
+            self.compiles = False
+            self.restore()
+            warnings.warn(
+                f"{self._says_what()}, and the network could not be computed in graph mode, which keeps them: the "
+                f"gradients that are reported lack them. Graph mode's error: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return self.in_pynative(loss_scale, batch)
+
+    def _in_graph(self, loss_scale, inputs):
+        with in_graph_mode():
+            if self._graph is None:
+                self._graph = _InGraph(self.part)
+            return self._graph(Tensor(loss_scale, mstype.float32), *inputs)
+
+    def warn(self, what, cure):
+        """Warns, if the network takes a gradient, of what that spoils."""
+        if self.takes_gradient:
+            warnings.warn(f"{self._says_what()}: {what}. {cure}", RuntimeWarning, stacklevel=3)
+
+    def _says_what(self):
+        network = type(self.part.network).__name__
+        name = f"{self.part.prefix} ({network})" if self.part.prefix else f"'{network}'"
+        return (
+            f"For '{self._owner}', {name} takes a gradient in its forward, and MindSpore's PyNative mode loses the "
+            f"gradients of that gradient"
+        )
+
+
+class _InGraph(nn.Cell):
+    """To be constructed in graph mode."""
+
+    def __init__(self, part):
+        super().__init__(auto_prefix=False)
+        self.network = part.network
+        self._item = part.item
+        self._value_and_grad = ops.value_and_grad(self._scaled_loss, None, ParameterTuple(part.weights), has_aux=True)
+
+    def _scaled_loss(self, scale, *inputs):
+        loss = self.network(*inputs)
+        if self._item is not None:
+            loss = loss[self._item]
+        return scaled(loss, scale), loss
+
+    def construct(self, scale, *inputs):
+        (_, loss), grads = self._value_and_grad(scale, *inputs)
+        return loss, grads

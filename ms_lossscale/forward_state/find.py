@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from mindspore import Parameter, Tensor, nn
 
-from ms_lossscale._check import listed
+from ms_lossscale._arguments import listed
 from ms_lossscale.forward_state.may_write import Reading
 from ms_lossscale.forward_state.reachable import is_users, reachable
 from ms_lossscale.forward_state.shared_buffer import SharedBuffer

@@ -14,7 +14,6 @@ class Check(NamedTuple):
     name: str
     claim: str
     run: Callable
-    # What must be there: a status register, say.
     needs: tuple
 
 
@@ -28,7 +27,7 @@ def check(*needs):
     claim, on one line.
 
     Args:
-        *needs (str): Attributes of the device without which there is nothing to check.
+        *needs (str): Attributes of the device without which there is nothing to check: a status register, say.
     """
 
     def register(function):
@@ -46,3 +45,13 @@ def expect(holds, message):
 
 def expect_equal(actual, expected, what):
     expect(actual == expected, f"{what}: expected {expected}, got {actual}")
+
+
+def values(cell):
+    """The bytes of each Parameter."""
+    return {name: parameter.asnumpy().tobytes() for name, parameter in cell.parameters_dict().items()}
+
+
+def differing(values, others):
+    """The names of the Parameters whose values are others."""
+    return [name for name, value in values.items() if value != others[name]]

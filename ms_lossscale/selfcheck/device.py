@@ -47,11 +47,11 @@ class Device:
 
     @property
     def has_register(self):
-        """Whether a status register is what tells of an overflow here."""
+        """Whether a status register is what shows an overflow here."""
         return isinstance(default_overflow_detector(), FloatStatusRegister)
 
     @property
-    def gradients_tell(self):
+    def gradients_show_it(self):
         """Whether an overflow becomes inf or NaN here."""
         return not self.has_register
 

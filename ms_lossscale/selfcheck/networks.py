@@ -4,6 +4,8 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
+
 # At these inputs, of float16 weights of about 2 and a loss scale of 2**12, the forward overflows, or only the backward.
 FORWARD_OVERFLOWS, BACKWARD_OVERFLOWS = 60000.0, 100.0
 LOSS_SCALE = 2.0**12
@@ -13,13 +15,8 @@ SIZE = 4
 
 class Products(nn.Cell):
     """
-    The sum of products, each of a weight and an input of its own: any of them can overflow, in the forward
-    (weight * input) or in the backward (loss scale * input).
-
-    Args:
-        device (Device): Whose arithmetic it is.
-        count (int): How many products there are.
-        prefix (str): For the names of the weights.
+    The sum of so many products, each of a weight and an input of its own: any of them can overflow, in the forward
+    (weight * input) or in the backward (loss scale * input), by the arithmetic of the device.
     """
 
     def __init__(self, device, count=3, prefix=""):
@@ -38,6 +35,18 @@ class Products(nn.Cell):
             product = self.product_arithmetic[i](weight * x.astype(mstype.float16))
             loss += product.astype(mstype.float32).sum()
         return loss
+
+
+def slow_adam(network):
+    """An optimizer that moves the weights so little that they stay about 2."""
+    return nn.AdamWeightDecay(network.trainable_params(), learning_rate=1e-5)
+
+
+def cell_of_products(device, loss_scale=None, **keywords):
+    """A training cell of three Products; a dynamic scale if none is given."""
+    network = Products(device)
+    loss_scale = loss_scale or DynamicLossScale(LOSS_SCALE)
+    return ScaledTrainOneStepCell(network, slow_adam(network), loss_scale, **keywords).set_train()
 
 
 def inputs(*values):
@@ -69,12 +78,24 @@ class Normalised(nn.Cell):
 class Linear(nn.Cell):
     """The mean squared error of a linear model, in float32, of which NumPy can compute the gradient."""
 
-    def __init__(self, weight, name="weight"):
+    def __init__(self, seed):
         super().__init__()
-        self.weight = Parameter(Tensor(weight.astype(np.float32)), name=name)
+        weight = np.random.default_rng(seed).normal(size=(SIZE, 1)).astype(np.float32)
+        self.weight = Parameter(Tensor(weight), name="weight")
 
     def construct(self, x, y):
         return ops.square(ops.matmul(x, self.weight) - y).mean()
+
+
+def decaying_adam(network):
+    """An optimizer whose learning rate shows how many steps it has made."""
+    rate = nn.ExponentialDecayLR(0.01, 0.9, 4)
+    return nn.AdamWeightDecay(network.trainable_params(), learning_rate=rate)
+
+
+def cell_of_linear(seed, loss_scale, **keywords):
+    network = Linear(seed)
+    return ScaledTrainOneStepCell(network, decaying_adam(network), loss_scale, **keywords).set_train()
 
 
 def regression(seed):

@@ -2,7 +2,7 @@
 
 from mindspore import Tensor, nn, ops
 
-from ms_lossscale._write_in_place import write_in_place
+from ms_lossscale._mindspore import write_in_place
 
 
 class MemoryInUse:

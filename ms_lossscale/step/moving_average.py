@@ -6,8 +6,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._failed_calls import forget_failed_calls
-from ms_lossscale._write_in_place import write_in_place
+from ms_lossscale._mindspore import forget_failed_calls, write_in_place
 
 
 class MovingAverage(nn.Cell):

@@ -2,7 +2,7 @@
 
 import numbers
 
-from ms_lossscale._check import describe
+from ms_lossscale._arguments import describe
 
 
 def check_network_inputs(owner, network_inputs, networks):

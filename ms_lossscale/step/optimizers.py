@@ -8,7 +8,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, experimental, nn
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._check import check_cell
+from ms_lossscale._arguments import check_cell
 from ms_lossscale.step.parameter_names import add_prefix, check_unique_names
 
 

@@ -5,7 +5,7 @@ from typing import Optional
 
 from mindspore import Parameter, nn
 
-from ms_lossscale._check import (
+from ms_lossscale._arguments import (
     check_between,
     check_bool,
     check_cell,

@@ -4,10 +4,9 @@
 from ms_lossscale.selfcheck.checks import overflow as overflow
 from ms_lossscale.selfcheck.checks import transaction as transaction
 from ms_lossscale.selfcheck.checks import register as register
-from ms_lossscale.selfcheck.checks import laws as laws
+from ms_lossscale.selfcheck.checks import update_rules as update_rules
 from ms_lossscale.selfcheck.checks import arithmetic as arithmetic
 from ms_lossscale.selfcheck.checks import resume as resume
-from ms_lossscale.selfcheck.checks import retries as retries
 from ms_lossscale.selfcheck.checks import loops as loops
 from ms_lossscale.selfcheck.checks import ranks as ranks
 from ms_lossscale.selfcheck.checks import cost as cost

@@ -13,19 +13,17 @@ LEARNING_RATE = 0.1
 TOLERANCE = 1e-5
 
 
-def _weight():
-    return np.random.default_rng(99).normal(size=(SIZE, 1))
-
-
 def _gradient(weight, x, y):
     x, y = x.astype(np.float64), y.astype(np.float64)
     return 2 / len(x) * x.T @ (x @ weight - y)
 
 
 def _cell(loss_scale=2.0**10, **keywords):
-    network = Linear(_weight())
+    """A training cell, its network, and the network's weight in float64."""
+    network = Linear(99)
     optimizer = nn.SGD(network.trainable_params(), learning_rate=LEARNING_RATE)
-    return ScaledTrainOneStepCell(network, optimizer, FixedLossScale(loss_scale), **keywords).set_train(), network
+    cell = ScaledTrainOneStepCell(network, optimizer, FixedLossScale(loss_scale), **keywords).set_train()
+    return cell, network, network.weight.asnumpy().astype(np.float64)
 
 
 def _step(cell, seed):
@@ -41,8 +39,7 @@ def _expect_close(parameter, expected, what):
 def gradients_are_divided_by_the_scale(device):
     """The update does not depend on the loss scale: gradients are divided by it before the optimizer."""
     for loss_scale in (1.0, 2.0**10, 1000.0):
-        cell, network = _cell(loss_scale)
-        weight = _weight()
+        cell, network, weight = _cell(loss_scale)
         for seed in range(3):
             _step(cell, seed)
             weight = weight - LEARNING_RATE * _gradient(weight, *regression(seed))
@@ -64,8 +61,7 @@ def float16_gradients_are_divided_in_float32(device):
 @check()
 def clipping_takes_the_norm_of_unscaled_gradients(device):
     """With clip_norm the unscaled gradients are clipped by their global norm, as in NumPy."""
-    cell, network = _cell(clip_norm=0.5)
-    weight = _weight()
+    cell, network, weight = _cell(clip_norm=0.5)
     for seed in range(3):
         _step(cell, seed)
         gradient = _gradient(weight, *regression(seed))
@@ -77,13 +73,12 @@ def clipping_takes_the_norm_of_unscaled_gradients(device):
 
 @check()
 def accumulated_gradients_are_averaged(device):
-    """With accumulation the update is that of the mean of the window's gradients, and comes at its last call."""
-    cell, network = _cell(gradient_accumulation_steps=3)
-    weight = _weight()
-    for window in range(2):
-        seeds = range(3 * window, 3 * window + 3)
+    """With accumulation the update is that of the mean of the cycle's gradients, and comes at its last call."""
+    cell, network, weight = _cell(gradient_accumulation_steps=3)
+    for cycle in range(2):
+        seeds = range(3 * cycle, 3 * cycle + 3)
         for seed in seeds:
-            _expect_close(network.weight, weight, "the weight within a window")
+            _expect_close(network.weight, weight, "the weight within an accumulation cycle")
             _step(cell, seed)
         weight = weight - LEARNING_RATE * np.mean([_gradient(weight, *regression(seed)) for seed in seeds], axis=0)
     _expect_close(network.weight, weight, "the weight")
@@ -92,8 +87,7 @@ def accumulated_gradients_are_averaged(device):
 @check()
 def averages_follow_the_weights(device):
     """The moving average begins at the first weights and moves by the decay after each update."""
-    cell, network = _cell(ema_decay=0.75)
-    average = _weight()
+    cell, network, average = _cell(ema_decay=0.75)
     for seed in range(3):
         _step(cell, seed)
         average = 0.75 * average + 0.25 * network.weight.asnumpy()

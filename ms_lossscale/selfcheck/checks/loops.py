@@ -3,27 +3,23 @@
 import contextlib
 
 import numpy as np
-from mindspore import Tensor, jit, nn
+from mindspore import Tensor, jit
 from mindspore.dataset import NumpySlicesDataset
 from mindspore.train import Model
 
-from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
-from ms_lossscale.selfcheck.claim import check, expect_equal
-from ms_lossscale.selfcheck.networks import Linear, regression
+from ms_lossscale import DynamicLossScale
+from ms_lossscale.selfcheck.claim import check, differing, expect_equal, values
+from ms_lossscale.selfcheck.networks import cell_of_linear, regression
 
 STEPS = 6
 
 
 def _cell():
-    network = Linear(np.random.default_rng(0).normal(size=(4, 1)))
-    optimizer = nn.AdamWeightDecay(network.trainable_params(), learning_rate=0.01)
-    return ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(2.0**10, scale_window=4)).set_train()
+    return cell_of_linear(0, DynamicLossScale(2.0**10, scale_window=4))
 
 
 def _expect_the_same(cell, expected, what):
-    values = [parameter.asnumpy().tobytes() for parameter in cell.get_parameters()]
-    different = [p.name for p, value in zip(expected.get_parameters(), values) if p.asnumpy().tobytes() != value]
-    expect_equal(different, [], f"what differs between {what} and as many calls")
+    expect_equal(differing(values(cell), values(expected)), [], f"what differs between {what} and as many calls")
 
 
 def _called(steps):

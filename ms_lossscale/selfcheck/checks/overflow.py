@@ -4,20 +4,24 @@ import itertools
 
 import mindspore
 import numpy as np
-from mindspore import Tensor, mutable, nn
+from mindspore import Tensor, mutable
 
-from ms_lossscale import DynamicLossScale, FiniteGradients, FixedLossScale, ScaledTrainOneStepCell
+from ms_lossscale import FiniteGradients, FixedLossScale
 from ms_lossscale.selfcheck.claim import check, expect, expect_equal
-from ms_lossscale.selfcheck.networks import BACKWARD_OVERFLOWS, FORWARD_OVERFLOWS, LOSS_SCALE, SIZE, Products, inputs
+from ms_lossscale.selfcheck.networks import (
+    BACKWARD_OVERFLOWS,
+    FORWARD_OVERFLOWS,
+    LOSS_SCALE,
+    SIZE,
+    cell_of_products,
+    inputs,
+)
 
 PLACES = {"first": 0, "middle": 1, "last": 2}
 
 
 def _cell(device):
-    network = Products(device)
-    # It moves the weights so little that they stay about 2.
-    optimizer = nn.AdamWeightDecay(network.trainable_params(), learning_rate=1e-5)
-    return ScaledTrainOneStepCell(network, optimizer, FixedLossScale(LOSS_SCALE)).set_train()
+    return cell_of_products(device, FixedLossScale(LOSS_SCALE))
 
 
 def _at(place, value):
@@ -38,7 +42,7 @@ def the_detector_sees_what_this_device_makes_of_an_overflow(device):
         is_finite_gradients,
         becomes_inf,
         f"70000 in float16 becomes {out.asnumpy()[0]}, and the detector is {type(cell.overflow_detector).__name__}. "
-        f"Whether gradients tell",
+        f"Whether gradients show it",
     )
 
 
@@ -61,7 +65,7 @@ def an_overflow_in_the_backward_is_seen(device):
         loss, overflow, _ = cell(*_at(place, value))
         expect(np.isfinite(loss.asnumpy()).all(), f"the loss is not finite but {loss}: the forward overflowed, too")
         expect(bool(overflow), f"a gradient of {value} times {LOSS_SCALE} at the {name} weight was not seen")
-        if device.gradients_tell:
+        if device.gradients_show_it:
             expect_equal(cell.overflowed_parameters(), [f"weight_{place}"], "the weights that are named")
 
 
@@ -75,7 +79,7 @@ def finite_steps_are_not_flagged(device):
         expect(not overflow, f"step {step} of 100 was flagged, though all of its values are finite")
 
 
-@check("gradients_tell")
+@check("gradients_show_it")
 def large_finite_gradients_are_not_flagged(device):
     """Gradients whose sum is infinite in float32, but which are finite each, are no overflow."""
     gradients = (Tensor(np.full(2**15, 1e38, np.float32)), Tensor(np.full(SIZE, -1e38, np.float32)))
@@ -85,8 +89,6 @@ def large_finite_gradients_are_not_flagged(device):
 @check()
 def a_skipped_step_lowers_the_scale_at_once(device):
     """After an overflow the next step uses the lower loss scale."""
-    network = Products(device)
-    optimizer = nn.AdamWeightDecay(network.trainable_params(), learning_rate=1e-5)
-    cell = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(LOSS_SCALE)).set_train()
+    cell = cell_of_products(device)
     scales = [float(cell(*_at(0, BACKWARD_OVERFLOWS))[2]) for _ in range(4)]
     expect_equal(scales, [LOSS_SCALE, LOSS_SCALE / 2, LOSS_SCALE / 4, LOSS_SCALE / 8], "the scales of four steps")

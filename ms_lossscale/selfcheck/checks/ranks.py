@@ -2,20 +2,17 @@
 
 import mindspore
 import numpy as np
-from mindspore import Tensor, nn
+from mindspore import Tensor
 from mindspore.communication import get_group_size, get_rank
 
-from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 from ms_lossscale.selfcheck.claim import check, expect, expect_equal
-from ms_lossscale.selfcheck.networks import BACKWARD_OVERFLOWS, LOSS_SCALE, Products, inputs
+from ms_lossscale.selfcheck.networks import BACKWARD_OVERFLOWS, cell_of_products, inputs
 
 
 def _cell(device):
-    network = Products(device)
-    optimizer = nn.AdamWeightDecay(network.trainable_params(), learning_rate=1e-5)
     mindspore.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
     try:
-        return ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(LOSS_SCALE)).set_train()
+        return cell_of_products(device)
     finally:
         mindspore.reset_auto_parallel_context()
 

@@ -1,22 +1,23 @@
-"""Whether one step's verdict is its own: not that of other work on the device, nor of another network's phase."""
+"""Whether the overflow that a step finds is its own: not that of other work, nor of another network's phase."""
 
 import itertools
-
-from mindspore import nn
 
 from ms_lossscale import (
     AlternatingTrainOneStepCell,
     FixedLossScale,
     FloatStatusRegister,
-    ScaledTrainOneStepCell,
     SimultaneousTrainOneStepCell,
 )
 from ms_lossscale.selfcheck.claim import check, expect, expect_equal
-from ms_lossscale.selfcheck.networks import BACKWARD_OVERFLOWS, FORWARD_OVERFLOWS, LOSS_SCALE, Products, inputs
-
-
-def _optimizer(network):
-    return nn.AdamWeightDecay(network.trainable_params(), learning_rate=1e-5)
+from ms_lossscale.selfcheck.networks import (
+    BACKWARD_OVERFLOWS,
+    FORWARD_OVERFLOWS,
+    LOSS_SCALE,
+    Products,
+    cell_of_products,
+    inputs,
+    slow_adam,
+)
 
 
 def _two_networks(device, cell_class):
@@ -24,7 +25,7 @@ def _two_networks(device, cell_class):
     loss_scales = [FixedLossScale(LOSS_SCALE) for _ in networks]
     return cell_class(
         networks,
-        [_optimizer(network) for network in networks],
+        [slow_adam(network) for network in networks],
         loss_scales if cell_class is AlternatingTrainOneStepCell else loss_scales[0],
         network_inputs=[(0,), (1,)],
     ).set_train()
@@ -33,8 +34,7 @@ def _two_networks(device, cell_class):
 @check()
 def an_overflow_before_a_step_is_not_the_steps(device):
     """What overflowed before a step, an evaluation or an initialisation, is not taken for the step's overflow."""
-    network = Products(device)
-    cell = ScaledTrainOneStepCell(network, _optimizer(network), FixedLossScale(LOSS_SCALE)).set_train()
+    cell = cell_of_products(device, FixedLossScale(LOSS_SCALE))
     for step in range(3):
         # Read, so that it has happened.
         Products(device, prefix="other.")(*inputs(FORWARD_OVERFLOWS, 1.0, 1.0)).asnumpy()
@@ -44,7 +44,7 @@ def an_overflow_before_a_step_is_not_the_steps(device):
 
 @check()
 def phases_are_told_apart(device):
-    """In the alternating cell each network is told its own overflow and not the other's, in all orders."""
+    """In the alternating cell each network receives its own overflow and not the other's, in all orders."""
     cell = _two_networks(device, AlternatingTrainOneStepCell)
     patterns = list(itertools.product((False, True), repeat=2))
     for value, first, second in itertools.product((FORWARD_OVERFLOWS, BACKWARD_OVERFLOWS), patterns, patterns):
@@ -65,7 +65,9 @@ def networks_share_one_verdict(device):
     for pattern in itertools.product((False, True), repeat=2):
         before = [weight.asnumpy().copy() for weight in weights]
         overflow = bool(cell(*inputs(*(BACKWARD_OVERFLOWS if overflows else 1.0 for overflows in pattern)))[1])
-        expect_equal(overflow, any(pattern), f"the verdict where the networks' overflows are {pattern}")
+        expect_equal(
+            overflow, any(pattern), f"whether an overflow was found where the networks' overflows are {pattern}"
+        )
         moved = [bool((weight.asnumpy() != its).any()) for weight, its in zip(weights, before)]
         expect_equal(moved, [not overflow] * 2, f"which weights moved where the networks' overflows are {pattern}")
 

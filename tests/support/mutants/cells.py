@@ -182,7 +182,7 @@ MUTANTS = [
     ),
     Mutant(
         "a loaded value is not cast",
-        "_write_in_place.py",
+        "_mindspore.py",
         "value = ops.cast(value, parameter.dtype)",
         "value = ops.cast(value, value.dtype)",
         (_LOAD, _AVERAGES),
@@ -294,8 +294,8 @@ MUTANTS = [
     Mutant(
         "a monitor tells of every step of an endless series",
         "callbacks/watched_step.py",
-        "if self._is_told and not any(map(_is_milestone, new)):",
-        "if not self._is_told and not any(map(_is_milestone, new)):",
+        "if self._is_printed and not any(map(_is_milestone, new)):",
+        "if not self._is_printed and not any(map(_is_milestone, new)):",
         ("test_loss_scale_monitor_windows.py",),
     ),
     Mutant(
@@ -308,12 +308,9 @@ MUTANTS = [
     Mutant(
         "a monitor reads a flushed window one epoch late",
         "callbacks/loss_scale_monitor.py",
-        "        Reads the window that a callback after this one has flushed at the end of the epoch before.\n\n"
-        "        Args:\n"
-        "            run_context (RunContext): What `Model` knows of the training.\n"
-        '        """\n'
+        '        """Reads what a callback after this one has flushed at the end of the epoch before."""\n'
         "        self._read_flush()\n",
-        '        """\n',
+        '        """Reads what a callback after this one has flushed at the end of the epoch before."""\n',
         ("test_loss_scale_monitor_windows.py",),
     ),
     Mutant(
@@ -332,14 +329,14 @@ MUTANTS = [
     ),
     Mutant(
         "a full disk leaves a part of a row",
-        "callbacks/csv_file.py",
+        "callbacks/files.py",
         'file.truncate(start + lines.rfind(b"\\n", 0, written) + 1)',
         "file.truncate(start + written)",
         ("test_full_disk.py",),
     ),
     Mutant(
         "a part of a row stays in a file that is continued",
-        "callbacks/csv_file.py",
+        "callbacks/files.py",
         "            if whole < len(before):\n                file.truncate(whole)\n",
         "",
         ("test_full_disk.py",),

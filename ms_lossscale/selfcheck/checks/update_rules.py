@@ -1,4 +1,4 @@
-"""Whether loss scales follow their laws, as computed elsewhere."""
+"""Whether loss scales follow their update rules, as computed elsewhere."""
 
 from mindspore import Tensor
 
@@ -22,7 +22,7 @@ BACKS_OFF_BY_A_QUARTER = (
     [0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1],
     [4, 8, 8, 2, 2, 4, 4, 8, 8, 16, 16, 32, 32, 64, 64, 128, 128, 32],
 )
-# By the written law.
+# By the written rule.
 STOPS_AT_ITS_FLOOR = (
     {"init_loss_scale": 8.0, "scale_window": 2, "min_loss_scale": 1.0},
     [1, 1, 1, 1, 1, 0, 0, 0, 0],

@@ -5,8 +5,9 @@ from typing import Any, Union
 
 from mindspore import amp, nn
 
-from ms_lossscale._check import describe
-from ms_lossscale.loss_scale import DynamicLossScale, FixedLossScale, LossScale
+from ms_lossscale._arguments import describe
+from ms_lossscale.loss_scale.base import LossScale
+from ms_lossscale.loss_scale.update_rules import DynamicLossScale, FixedLossScale
 
 AcceptedLossScale = Union[
     float,
@@ -33,13 +34,13 @@ def as_loss_scale(owner: str, loss_scale: Any) -> LossScale:
         LossScale.
 
     Raises:
-        TypeError: If it is none of these, or one without a law.
+        TypeError: If it is none of these, or one without an update rule.
         ValueError: If its settings are not those of a loss scale.
     """
     if loss_scale is None:
         return FixedLossScale(1.0, drop_overflow_update=False)
     if isinstance(loss_scale, LossScale):
-        _check_law(owner, loss_scale)
+        _check_has_rule(owner, loss_scale)
         return loss_scale
     if isinstance(loss_scale, numbers.Real) and not isinstance(loss_scale, bool):
         return FixedLossScale(float(loss_scale))
@@ -66,13 +67,13 @@ def check_distinct(owner, loss_scales, cure):
         )
 
 
-def _check_law(owner, loss_scale):
-    law = type(loss_scale)
-    if law.next_scale is LossScale.next_scale:
+def _check_has_rule(owner, loss_scale):
+    its_class = type(loss_scale)
+    if its_class.next_scale is LossScale.next_scale:
         raise TypeError(
-            f"For '{owner}', the argument 'loss_scale' must have a law, but '{law.__name__}' does not define "
-            f"'next_scale(self, loss_scale, overflow)'. It gets the scale of a step and whether the step overflowed, "
-            f"and returns the next step's scale, a float32 Tensor; a scale that stays is a FixedLossScale."
+            f"For '{owner}', the argument 'loss_scale' must have an update rule, but '{its_class.__name__}' does not "
+            f"define 'next_scale(self, loss_scale, overflow)'. It gets the scale of a step and whether the step "
+            f"overflowed, and returns the next step's scale, a float32 Tensor; a scale that stays is a FixedLossScale."
         )
 
 

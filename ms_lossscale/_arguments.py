@@ -1,10 +1,20 @@
-"""Argument checks whose messages say what was passed, what is wrong and what to do."""
+"""Arguments: their types, for type checkers, and checks whose messages say what was passed and what is wrong."""
 
 import numbers
-from typing import Any
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar, Union
 
 import numpy as np
-from mindspore import nn
+from mindspore import Tensor, nn
+from mindspore.dataset import Dataset
+
+T = TypeVar("T")
+
+OneOrEach = Union[T, Sequence[T]]
+StrPath = Union[str, os.PathLike[str]]
+Batch = Union[Tensor, np.ndarray, Sequence[Union[Tensor, np.ndarray]]]
+Batches = Union[Dataset, Iterable[Batch]]
 
 
 def describe(value):

@@ -1,0 +1,34 @@
+"""What each benchmark imports before MindSpore: the examples' modules can then be found, and convolutions are fast."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+# With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower. It is read when
+# MindSpore is imported.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
+
+
+def measured_by(script, *arguments, **variables):
+    """Runs a script with environment variables. Returns what it has printed last, as JSON, and all that it printed."""
+    command = [sys.executable, str(script), *map(str, arguments)]
+    environment = {**os.environ, **variables}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace")
+    if result.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{result.stderr[-3000:]}")
+    return json.loads(result.stdout.splitlines()[-1]), result.stdout + result.stderr
+
+
+def chosen_cases(parser, cases, default):
+    """The cases that are named on the command line."""
+    parser.add_argument(
+        "cases", nargs="*", metavar="CASE", help=f"of {', '.join(cases)} (default: {' '.join(default)})"
+    )
+    chosen = parser.parse_args().cases or default
+    if unknown := set(chosen) - set(cases):
+        parser.error(f"no such case: {', '.join(sorted(unknown))}. There are {', '.join(cases)}.")
+    return chosen

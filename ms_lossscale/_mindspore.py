@@ -1,0 +1,118 @@
+"""What MindSpore has no public function for, and what goes round its faults: each with its reason."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Callable
+
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import dtype as mstype
+from mindspore.ops.composite.base import _pynative_executor
+
+
+def forget_failed_calls() -> None:
+    """
+    Ends what PyNative mode keeps of calls that an exception ended.
+
+    It goes on casting to the dtype of the cell that the exception came through (`to_float`, or a level of amp) whatever
+    is computed next, what is assigned to a Parameter too; and it goes on recording for the gradient, after which graph
+    mode may not differentiate any more ("The node adjoint is null"). There is no public function that ends either.
+
+    Takes about 0.5 ms where operators still run: once for many Parameters, never in a step that runs.
+    """
+    _pynative_executor.clear_res()
+
+
+def write_in_place(values: list[tuple[Parameter, Tensor]]) -> None:
+    """
+    Writes into the memory that Parameters have, which compiled code uses; in PyNative mode or between steps.
+
+    Args:
+        values (list[tuple[Parameter, Tensor]]): What to write to, and a tensor of the same shape, which is cast.
+    """
+    if values:
+        forget_failed_calls()
+    for parameter, value in values:
+        value = ops.cast(value, parameter.dtype)
+        try:
+            ops.assign(parameter, value)
+        except RuntimeError:
+            # A view, as `parameter.set_data(value.reshape(...))` makes it one, is refused.
+            parameter.copy_(value)
+
+
+# The methods, MindSpore 2.7 has both, that compute every gradient in PyNative mode, whichever function asks for it.
+_GRADIENTS = [name for name in ("grad", "grad_aux") if hasattr(_pynative_executor, name)]
+
+
+@contextlib.contextmanager
+def noticing_gradients(notice: Callable[[], None]) -> Iterator[None]:
+    """A context in which `notice` is called wherever PyNative mode computes a gradient: nothing public shows that."""
+
+    def noticed(compute):
+        def notice_and_compute(*args, **kwargs):
+            notice()
+            return compute(*args, **kwargs)
+
+        return notice_and_compute
+
+    try:
+        for name in _GRADIENTS:
+            setattr(_pynative_executor, name, noticed(getattr(_pynative_executor, name)))
+        yield
+    finally:
+        # Set on the object, where they hid its class's.
+        for name in _GRADIENTS:
+            delattr(_pynative_executor, name)
+
+
+class Float32Cell(nn.Cell):
+    """
+    Base class of cells that refuse to be cast, since their arithmetic must stay in float32.
+
+    In float16 the scale that an update rule computes becomes infinite, and every later step is skipped. `to_float`, and
+    `mindspore.amp` for a whole training cell, reach every cell inside through `add_flags`.
+    """
+
+    def add_flags(self, **flags: Any) -> nn.Cell:
+        if flags.get("fp16") or flags.get("bf16"):
+            raise ValueError(
+                f"For '{type(self).__name__}', the arithmetic of the loss scale must stay in float32, but got a cast "
+                f"to {'float16' if flags.get('fp16') else 'bfloat16'}. Cast the network before it is passed to the "
+                f"training cell: network.to_float(...), amp.auto_mixed_precision(network, ...), or "
+                f"ms_lossscale.build_train_network(network, ..., level=...)."
+            )
+        return super().add_flags(**flags)
+
+
+class _NoOptimizer(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.parameters = ParameterTuple(())
+
+
+class DeviceOverflowCheck(nn.TrainOneStepWithLossScaleCell):
+    """
+    MindSpore's own overflow check for GPU and Ascend, which knows the kernels and the modes of every chip:
+    `get_overflow_status` of its cell, documented for "user-defined training network[s] based on this class", without a
+    network, an optimizer or Parameters.
+
+    How a chip is recognised changes between MindSpore versions. What this class reads of its base to learn it
+    (`ascend_910b_target`, the environment variable) has had the same names from 2.7 to 2.10, and a test watches them.
+    """
+
+    def __init__(self):
+        super().__init__(nn.Identity(), _NoOptimizer(), Tensor(1.0))
+        del self.scale_sense
+        # The training cell agrees across ranks whether there was an overflow, once for all networks.
+        self.is_distributed = False
+        self._no_status = Tensor([0] * 8, mstype.int32)
+
+    @property
+    def saturates(self):
+        """Whether `get_overflow_status` would read the NPU's register: the choice that it makes itself."""
+        if self.gpu_target:
+            return False
+        return not self.ascend_910b_target or self._ascend_check_overflow_mode == "SATURATION_MODE"
+
+    def construct(self, grads):
+        return self.get_overflow_status(self._no_status, grads)

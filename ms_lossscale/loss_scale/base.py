@@ -1,0 +1,216 @@
+"""What all loss scales have in common: cells that own the scale, and the state of its update rule, as Parameters."""
+
+import math
+from typing import Any, TypeVar
+
+from mindspore import Parameter, Tensor, ops
+from mindspore import dtype as mstype
+
+from ms_lossscale import _gradients as gradients
+from ms_lossscale._arguments import check_bool, check_scale
+from ms_lossscale._mindspore import Float32Cell, write_in_place
+
+Tensors = TypeVar("Tensors", Tensor, tuple[Tensor, ...])
+
+
+class LossScale(Float32Cell):
+    """
+    Base class of the loss scales. A subclass gives the update rule: `next_scale`.
+
+    A loss scale is used in three ways:
+
+    - as `loss_scale` of this package's training cells;
+    - as `scale_sense` of :class:`mindspore.nn.TrainOneStepWithLossScaleCell`, through :meth:`get_loss_scale` and the
+      call itself;
+    - in a hand-written loop, in the place of a :class:`mindspore.amp.LossScaler`, through :meth:`scale`,
+      :meth:`unscale` and :meth:`adjust`.
+
+    Args:
+        loss_scale (float): The scale to begin with, a finite number > 0.
+        drop_overflow_update (bool): Whether gradients are checked and a step that overflowed is skipped.
+
+    Inputs:
+        - **loss_scale** (Parameter) - The scale that the caller holds, float32 of shape :math:`()` or :math:`(1,)`.
+          The update rule's next value is assigned to it.
+        - **overflow** (Tensor) - Whether this step overflowed, bool of shape :math:`()`.
+
+    Outputs:
+        Tensor, the input `overflow`.
+
+    Supported Platforms:
+        ``Ascend`` ``GPU`` ``CPU``
+    """
+
+    def __init__(self, loss_scale: float, drop_overflow_update: bool = True) -> None:
+        super().__init__()
+        loss_scale = check_scale(type(self).__name__, self._scale_argument, loss_scale)
+        check_bool(type(self).__name__, "drop_overflow_update", drop_overflow_update)
+        self._fixed: frozenset[str] = frozenset()
+        self.drop_overflow_update = drop_overflow_update
+        self.scale_value = Parameter(
+            Tensor(loss_scale, mstype.float32), name="loss_scale.scale_value", requires_grad=False
+        )
+        # Made here, since graph mode merges equal constants, and a network's in-place operators then change all.
+        self._one = Tensor(1.0, mstype.float32)
+        self._no_steps, self._one_step = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
+        self._smallest, self._largest = Tensor(2.0**-126, mstype.float32), Tensor(2.0**126, mstype.float32)
+        # Of the accumulation cycles that use this loss scale, the Parameters that hold a cycle's scale.
+        self._scales_of_cycles: list[Parameter] = []
+        # The update rules of this package can't leave that range.
+        self._rule_is_checked = type(self).next_scale.__module__.partition(".")[0] != "ms_lossscale"
+        self._not_a_scale = (
+            f"For '{type(self).__name__}', 'next_scale' must return the next step's scale, a float32 Tensor of the "
+            f"shape of 'loss_scale', but it returned something else."
+        )
+
+    _scale_argument = "loss_scale"
+    # Whether the update rule ever lowers the scale after an overflow.
+    backs_off = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in vars(self).get("_fixed", ()):
+            raise AttributeError(
+                f"For '{type(self).__name__}', '{name}' is fixed, since what is compiled would not hear of a change. "
+                f"Construct a new loss scale and a new cell, or set the scale itself with set_loss_scale(value)."
+            )
+        super().__setattr__(name, value)
+
+    def fix(self, *names: str) -> None:
+        """Makes attributes read-only."""
+        self._fixed = self._fixed.union(names)
+
+    def _counter(self, name):
+        return Parameter(Tensor(0, mstype.int32), name=f"loss_scale.{name}", requires_grad=False)
+
+    def get_loss_scale(self) -> float:
+        """Reads the scale that the next step will use."""
+        return float(self.scale_value.asnumpy().reshape(()))
+
+    def set_loss_scale(self, value: float) -> None:
+        """
+        Sets the scale by hand; the update rule goes on from there.
+
+        Args:
+            value (float): The new scale, a finite number > 0.
+
+        Raises:
+            TypeError: If `value` is not a number.
+            ValueError: If `value` is not finite or not > 0, or too large for gradients that are accumulated.
+        """
+        value = self.check_scale(f"{type(self).__name__}.set_loss_scale", "value", value)
+        # Not set_data: in PyNative mode a compiled function would go on writing to the memory that it replaces.
+        write_in_place([(self.scale_value, Tensor(value, mstype.float32))])
+        for scale_of_cycle in self._scales_of_cycles:
+            ops.assign(scale_of_cycle, -ops.abs(scale_of_cycle))
+
+    def mark_when_set(self, scale_of_cycle: Parameter) -> None:
+        """Has the sign of `scale_of_cycle`, a Parameter, made negative when the scale is set by hand."""
+        self._scales_of_cycles.append(scale_of_cycle)
+
+    def check_scale(self, owner: str, name: str, value: float) -> float:
+        """Raises unless `value` can be this loss scale. Returns it as a float."""
+        value = check_scale(owner, name, value)
+        largest = float(self._largest.asnumpy())
+        if value > largest:
+            raise ValueError(
+                f"For '{owner}', the argument '{name}' must be at most 2**{math.log2(largest):.0f} where the gradients "
+                f"of several calls are accumulated, so that the share of a call divided by the scale is no subnormal "
+                f"number, which would make every gradient zero, but got {value!r}. Choose a smaller one."
+            )
+        return value
+
+    def limit(self, steps: int) -> None:
+        """
+        Narrows the range to what gradients allow that are averaged over so many calls, multiplied by `1 / steps /
+        scale`. Raises a ValueError if the scale is larger, or can become so by its update rule.
+        """
+        largest = min(float(self._largest.asnumpy()), 2.0 ** (126 - (steps - 1).bit_length()))
+        self._largest = Tensor(largest, mstype.float32)
+        for name, value in self._largest_scales().items():
+            self.check_scale(type(self).__name__, name, value)
+
+    def _largest_scales(self):
+        """The scale, and the largest one that the update rule can arrive at, by the arguments that say so."""
+        return {self._scale_argument: self.get_loss_scale()}
+
+    def scale(self, inputs: Tensors) -> Tensors:
+        """
+        Multiplies a loss, or each tensor of a tuple, by the scale, in float32.
+
+        Args:
+            inputs (Union[Tensor, tuple[Tensor]]): Of any shape and float type. What is returned has the same shapes.
+        """
+        return gradients.multiply(inputs, self.scale_value)
+
+    def unscale(self, inputs: Tensors) -> Tensors:
+        """
+        Divides a tensor, or each tensor of a tuple, by the scale, in float32: `input * (1 / scale)`.
+
+        Args:
+            inputs (Union[Tensor, tuple[Tensor]]): Of any shape and float type. What is returned has the same shapes;
+                RowTensors keep their indices.
+        """
+        return gradients.multiply(inputs, self._one / self.scale_value)
+
+    def adjust(self, grads_finite: Tensor) -> bool:
+        """
+        Moves the scale by its update rule, after one step.
+
+        Args:
+            grads_finite (Tensor): Whether all gradients were finite, bool of shape :math:`()`.
+
+        Returns:
+            bool, True.
+        """
+        ops.assign(self.scale_value, self.advance(self.scale_value, ops.logical_not(grads_finite)))
+        return True
+
+    def construct(self, loss_scale, overflow):
+        next_scale = self.advance(loss_scale.astype(mstype.float32), overflow)
+        overflow = ops.depend(overflow, ops.assign(loss_scale, next_scale))
+        return ops.depend(overflow, ops.assign(self.scale_value, next_scale.reshape(())))
+
+    def advance(self, loss_scale: Tensor, overflow: Tensor) -> Tensor:
+        """
+        Takes one step of the update rule, with the arguments of :meth:`next_scale`. What it returns can be a loss
+        scale, whatever a user's own rule says; a TypeError or a ValueError if that is no Tensor or one of another size.
+        """
+        next_scale = self.next_scale(loss_scale, overflow)
+        if self._rule_is_checked:
+            next_scale = self._or_else(next_scale, loss_scale)
+        return next_scale
+
+    def can_back_off(self, loss_scale: Tensor) -> Tensor:
+        """
+        Whether the update rule, by this overflow or by some more, would lower this step's scale, bool of its shape. Of
+        a user's own update rule it is always True.
+        """
+        return ops.equal(loss_scale, loss_scale)
+
+    def _or_else(self, next_scale, loss_scale):
+        """`next_scale`, in float32, or `loss_scale` if that can be no loss scale."""
+        if not isinstance(next_scale, Tensor):
+            raise TypeError(self._not_a_scale)
+        if next_scale.shape != loss_scale.shape:
+            if next_scale.size != loss_scale.size:
+                raise ValueError(self._not_a_scale)
+            next_scale = next_scale.reshape(loss_scale.shape)
+        next_scale = next_scale.astype(mstype.float32)
+        # Neither holds of a NaN.
+        is_scale = ops.logical_and(next_scale >= self._smallest, next_scale <= self._largest)
+        return ops.select(is_scale, next_scale, loss_scale)
+
+    def next_scale(self, loss_scale: Tensor, overflow: Tensor) -> Tensor:
+        """
+        The update rule. Advances the counters it needs, and does not touch `loss_scale`.
+
+        Args:
+            loss_scale (Tensor): This step's scale, float32.
+            overflow (Tensor): Whether this step overflowed, bool of shape :math:`()`.
+
+        Returns:
+            Tensor, the next step's scale, float32, of the shape of `loss_scale`. A value that can be no loss scale,
+            that is NaN, inf, <= 0, or outside 2**-126 to 2**126, is not taken: the scale stays as it is. Where
+            the gradients of N calls are accumulated, the upper bound is about N times lower.
+        """
+        raise NotImplementedError

@@ -18,35 +18,29 @@ _reduce_sum, _reduce_all = ops.ReduceSum(), ops.ReduceAll()
 _map = ops.HyperMap()
 
 
-def _of_each(*types):
-    """Makes of a function of tensors one of tuples of them, or of tuples of tuples."""
+def _of_one(*types):
+    """Makes of a function of single tensors, or of numbers, what `_map` takes; for these types of its arguments."""
 
-    def of_tuples(function):
+    def registered(function):
         of_one = ops.MultitypeFuncGraph(function.__name__)
         of_one.register(*types)(function)
-        return ops.HyperMap(of_one)
+        return of_one
 
-    return of_tuples
+    return registered
 
 
-_kind = ops.MultitypeFuncGraph("kind")
-_form = ops.MultitypeFuncGraph("form")
-_pick = ops.MultitypeFuncGraph("pick")
-_multiply = ops.MultitypeFuncGraph("multiply")
+def _of_each(*types):
+    """Makes of a function of single tensors one of tuples of them, or of tuples of tuples."""
+    return lambda function: ops.HyperMap(_of_one(*types)(function))
+
+
 _sum = ops.MultitypeFuncGraph("sum")
 _is_finite = ops.MultitypeFuncGraph("is_finite")
-_became_not_finite = ops.MultitypeFuncGraph("became_not_finite")
-_cast_like = ops.MultitypeFuncGraph("cast_like")
-_assign_where = ops.MultitypeFuncGraph("assign_where")
-_assign_zeros = ops.MultitypeFuncGraph("assign_zeros")
 _sum_of_squares = ops.MultitypeFuncGraph("sum_of_squares")
-_sum_of_squares_where = ops.MultitypeFuncGraph("sum_of_squares_where")
-_clip = ops.MultitypeFuncGraph("clip")
-_average = ops.MultitypeFuncGraph("average")
 
 
-@_kind.register("Tensor")
-def _kind_dense(tensor):
+@_of_one("Tensor")
+def _kind(tensor):
     return (tensor.dtype, tensor.shape)
 
 
@@ -56,8 +50,8 @@ def _kind_sparse(_):
     return (None, (-1,))
 
 
-@_form.register("Tensor")
-def _form_tensor(tensor):
+@_of_one("Tensor")
+def _form(tensor):
     return tensor.shape
 
 
@@ -71,13 +65,13 @@ def _form_none(_):
     return "None"
 
 
-@_pick.register("Tuple", "Number")
-def _pick_item(values, index):
+@_of_one("Tuple", "Number")
+def _pick(values, index):
     return values[index]
 
 
-@_multiply.register("Tensor", "Tensor")
-def _multiply_dense(factor, tensor):
+@_of_one("Tensor", "Tensor")
+def _multiply(factor, tensor):
     return _times(_to(tensor, mstype.float32), factor)
 
 
@@ -113,14 +107,14 @@ def _is_finite_sparse(tensor):
     return _is_finite_dense(tensor.values)
 
 
-@_became_not_finite.register("Tensor", "Tensor")
-def _became_not_finite_tensor(before, after):
+@_of_one("Tensor", "Tensor")
+def _became_not_finite(before, after):
     was, is_now = ops.isfinite(before.astype(mstype.float32)), ops.isfinite(after.astype(mstype.float32))
     return ops.ReduceAny()(ops.logical_and(was, ops.logical_not(is_now)))
 
 
-@_cast_like.register("Tensor", "Tensor")
-def _cast_like_dense(like, tensor):
+@_of_one("Tensor", "Tensor")
+def _cast_like(like, tensor):
     return tensor.astype(like.dtype)
 
 
@@ -129,13 +123,13 @@ def _cast_like_sparse(like, tensor):
     return RowTensor(tensor.indices, tensor.values.astype(like.dtype), tensor.dense_shape)
 
 
-@_assign_where.register("Tensor", "Tensor", "Tensor")
-def _assign_where_tensor(condition, parameter, value):
+@_of_one("Tensor", "Tensor", "Tensor")
+def _assign_where(condition, parameter, value):
     return ops.assign(parameter, ops.select(condition, value, parameter))
 
 
-@_assign_zeros.register("Tensor", "Tensor")
-def _assign_zeros_tensor(after, parameter):
+@_of_one("Tensor", "Tensor")
+def _assign_zeros(after, parameter):
     return ops.assign(parameter, ops.depend(ops.zeros_like(parameter), after))
 
 
@@ -145,20 +139,20 @@ def _sum_of_squares_tensor(tensor):
     return _sum_dense(ops.square(tensor.astype(mstype.float32)))
 
 
-@_sum_of_squares_where.register("Tensor", "Bool", "Tensor")
-def _sum_of_squares_where_tensor(zero, counts, tensor):
+@_of_one("Tensor", "Bool", "Tensor")
+def _sum_of_squares_where(zero, counts, tensor):
     if counts:
         return _sum_of_squares_tensor(tensor)
     return zero
 
 
-@_clip.register("Tensor", "Tensor", "Tensor")
-def _clip_tensor(low, high, tensor):
+@_of_one("Tensor", "Tensor", "Tensor")
+def _clip(low, high, tensor):
     return ops.minimum(ops.maximum(tensor, low), high)
 
 
-@_average.register("Tensor", "Tensor", "Tensor", "Tensor")
-def _average_tensor(decay, rest, average, value):
+@_of_one("Tensor", "Tensor", "Tensor", "Tensor")
+def _average(decay, rest, average, value):
     return ops.assign(average, decay * average + rest * value.astype(mstype.float32))
 
 

@@ -28,11 +28,8 @@ class CsvFile:
     """
     The rows of a training, written as they come: whole rows, whatever happens.
 
-    If the file can't be written any more, that is warned of once, and the training is left alone.
-
-    Args:
-        path (Path): The file; one of this kind is continued.
-        columns (tuple[str]): The names of the columns.
+    If the file can't be written any more, that is warned of once, and the training is left alone. A file that is there
+    with these columns is continued.
     """
 
     def __init__(self, path, columns):
@@ -93,9 +90,6 @@ class Summary:
     Scalars of steps, in MindSpore's event files and, where a package that writes them is installed, in TensorBoard's.
 
     If TensorBoard's can't be written any more, that is warned of once; MindSpore logs an error by itself.
-
-    Args:
-        folder (Path): Where to.
     """
 
     def __init__(self, folder):

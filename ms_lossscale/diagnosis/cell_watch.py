@@ -61,11 +61,10 @@ def _flat(output):
 
 class CellWatch:
     """
-    Calls back for every value that a cell puts out and every gradient that flows back, innermost cells first.
+    Calls back for every value that a cell of a network in PyNative mode puts out and every gradient that flows back,
+    innermost cells first.
 
     Args:
-        prefix (str): Goes before the cells' names.
-        network (Cell): The network to watch. It must run in PyNative mode.
         on_output (Callable): Called with a Place, the cell's inputs (a tuple), and the tensor that it puts out.
         on_gradient_in (Callable): Called with a Place and the gradient that flows into what the cell put out.
         on_gradient_out (Callable, optional): Called with a Place and the gradient that the cell's backward passes on

@@ -85,13 +85,9 @@ class LossAndGrads:
     PyNative mode loses the gradients of a gradient that the network takes in its forward (a gradient penalty): such a
     network is noticed.
 
-    Args:
-        owner (str): Who computes, for the warnings.
+    Attributes:
         part (TrainedPart): The network and its weights.
         restore (Callable): Restores what forwards have written, of all parts.
-
-    Attributes:
-        part, restore: The arguments.
         takes_gradient (bool): Whether the network took a gradient in a forward so far.
         compiles (bool): Whether graph mode, if it was asked so far, could compute the network.
     """

@@ -22,20 +22,9 @@ AcceptedLossScale = Union[
 
 def as_loss_scale(owner: str, loss_scale: Any) -> LossScale:
     """
-    The loss scale cell that `loss_scale` stands for.
-
-    Args:
-        owner (str): The cell that was given it, for the error message.
-        loss_scale (Union[None, Number, LossScale, FixedLossScaleManager, DynamicLossScaleManager,
-            FixedLossScaleUpdateCell, DynamicLossScaleUpdateCell]): MindSpore's managers and update cells give their
-            settings; None means no scaling and no check.
-
-    Returns:
-        LossScale.
-
-    Raises:
-        TypeError: If it is none of these, or one without an update rule.
-        ValueError: If its settings are not those of a loss scale.
+    The loss scale cell that `loss_scale` stands for, an AcceptedLossScale: MindSpore's managers and update cells give
+    their settings, and None means no scaling and no check. Raises if it is none, or can be none; `owner` is in the
+    message.
     """
     if loss_scale is None:
         return FixedLossScale(1.0, drop_overflow_update=False)

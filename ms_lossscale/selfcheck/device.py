@@ -18,14 +18,7 @@ def has_ranks():
 
 
 class Device:
-    """
-    What a check needs to know of the device.
-
-    Args:
-        target (str): ``"CPU"``, ``"GPU"`` or ``"Ascend"``.
-        mode (str): ``"graph"`` or ``"pynative"``.
-        emulated (bool): Whether the networks compute on the emulated NPU.
-    """
+    """What a check needs to know of the device: its name, MindSpore's mode, and whether it is the emulated NPU."""
 
     def __init__(self, target, mode, emulated):
         self.target, self.mode, self.emulated = target, mode, emulated

@@ -1,4 +1,4 @@
-"""Whether an overflow is seen, wherever it happens, and nothing else is taken for one."""
+"""Whether an overflow is seen, wherever it happens, and nothing else; and whether a step runs again if asked."""
 
 import itertools
 
@@ -92,3 +92,25 @@ def a_skipped_step_lowers_the_scale_at_once(device):
     cell = cell_of_products(device)
     scales = [float(cell(*_at(0, BACKWARD_OVERFLOWS))[2]) for _ in range(4)]
     expect_equal(scales, [LOSS_SCALE, LOSS_SCALE / 2, LOSS_SCALE / 4, LOSS_SCALE / 8], "the scales of four steps")
+
+
+@check()
+def a_retry_saves_the_batch(device):
+    """A batch whose gradients overflow is tried again at half the scale until it does not, within the same call."""
+    cell = cell_of_products(device, max_retries=8)
+    # 100 * 2**9 is the first that float16 holds.
+    _, overflow, scale = cell(*inputs(1.0, BACKWARD_OVERFLOWS, 1.0))
+    expect(not bool(overflow), "the step was skipped, though it does not overflow at a scale of 512")
+    expect_equal(float(scale), 512.0, "the scale that the step used at last")
+    expect_equal(cell.counters()["retries"], 3, "the attempts beyond the first")
+
+
+@check()
+def what_no_scale_can_mend_is_skipped(device):
+    """Where the loss itself is not finite no lower scale helps: the step is skipped, and the scale moves once."""
+    cell = cell_of_products(device, max_retries=8)
+    expect(bool(cell(*inputs(float("inf"), 1.0, 1.0))[1]), "a step with an infinite input was applied")
+    expect_equal(cell.counters()["skipped_steps"], 1, "the steps that were skipped")
+    if device.gradients_show_it:
+        expect_equal(cell.counters()["retries"], 0, "the further attempts, where the loss is not finite")
+    expect_equal(cell.get_loss_scale(), LOSS_SCALE / 2, "the scale after one skipped step")

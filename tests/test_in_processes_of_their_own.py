@@ -6,12 +6,15 @@ After compilations that failed, PyNative mode refuses integers as indices, and g
 
 from pathlib import Path
 
+import pytest
 from support.python_process import run_python
 
-FILES = sorted((Path(__file__).parent / "own_process").glob("*.py"))
+FOLDER = Path(__file__).parent / "own_process"
 
 
-def test_in_a_process_of_their_own(tmp_path):
-    assert FILES
-    result = run_python("-m", "pytest", "-n", "0", "-p", "no:cacheprovider", *FILES, cwd=tmp_path)
+@pytest.mark.parametrize("folder", [FOLDER, pytest.param(FOLDER / "long", marks=pytest.mark.long)])
+def test_in_a_process_of_their_own(folder, tmp_path):
+    files = sorted(folder.glob("*.py"))
+    assert files
+    result = run_python("-m", "pytest", "-n", "0", "-p", "no:cacheprovider", *files, cwd=tmp_path)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-1000:]

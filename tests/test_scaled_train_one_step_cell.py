@@ -217,30 +217,6 @@ class TestWhatItRuns:
         # Read only now: a loss that is a Parameter is that of its step.
         assert [float(loss) for loss in losses] == [3.0, 2.5, 2.0]
 
-    @pytest.mark.long
-    def test_a_network_with_a_thousand_parameters(self, mode):
-        network = SumOfMany(1000)
-        assert len(network.trainable_params()) == 1000
-        cell = ScaledTrainOneStepCell(network, sgd(network, 0.5), DynamicLossScale(2.0**10))
-        assert not bool(cell(Tensor(np.float32([1.0, 2.0])))[1])
-        for parameter in network.trainable_params():
-            np.testing.assert_array_equal(parameter.asnumpy(), np.float32([-0.5, -1.0]))
-        assert bool(cell(Tensor(np.float32([1.0, np.inf])))[1])
-        for parameter in network.trainable_params():
-            np.testing.assert_array_equal(parameter.asnumpy(), np.float32([-0.5, -1.0]))
-
-
-class SumOfMany(nn.Cell):
-    """Many weights, each of which has the input as its gradient."""
-
-    def __init__(self, count):
-        super().__init__()
-        zeros = [Parameter(Tensor(np.zeros(2, np.float32)), name=f"term_{i}") for i in range(count)]
-        self.terms = ParameterTuple(zeros)
-
-    def construct(self, x):
-        return (ops.addn(self.terms) * x).sum()
-
 
 class Interleaved(nn.Cell):
     """Weights of two shapes by turns, of which the four of one are worked on as one tensor. The gradients count up."""

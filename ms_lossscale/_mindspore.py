@@ -4,9 +4,14 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, Callable
 
-from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, jit, mutable, nn, ops
 from mindspore import dtype as mstype
-from mindspore.ops.composite.base import _pynative_executor
+from mindspore.ops.composite.base import _Grad, _pynative_executor
+
+# `ops.vjp` is made of it. That one differentiates by all weights in each backward, and compiled code keeps all it
+# computes since the forward has side effects: in a GAN, the gradients of the discriminator's weights twice. This one is
+# called once for each loss, with the weights of that loss only; `merge_forward` makes all of them share one forward.
+backward_of_shared_forward = _Grad(get_by_list=True, sens_param=True, merge_forward=True)
 
 
 def forget_failed_calls() -> None:
@@ -116,3 +121,63 @@ class DeviceOverflowCheck(nn.TrainOneStepWithLossScaleCell):
 
     def construct(self, grads):
         return self.get_overflow_status(self._no_status, grads)
+
+
+def only_if(condition, write, *args):
+    """
+    A branch that only writes: calls `write` if `condition`, a bool tensor of shape (), says so. Returns the condition.
+
+    MindSpore drops a branch that only writes, on a condition that the same function computes and returns: here it is
+    given.
+    """
+    if condition:
+        write(*args)
+    return condition
+
+
+class UseInOutermostGraph(nn.Cell):
+    """
+    Makes the graph that it stands in use Parameters, at no cost. Where only a branch uses them, MindSpore goes on with
+    the memory that they had when it compiled, although `mindspore.load_param_into_net`, say, gave them other memory.
+
+    Args:
+        parameters (list[Parameter]): All that the graph and its branches use.
+
+    Inputs:
+        - **inputs** (tuple) - What everything else is computed from.
+
+    Outputs:
+        tuple, the same.
+    """
+
+    def __init__(self, parameters):
+        super().__init__(auto_prefix=False)
+        # Of a tuple: MindSpore would fold the dependence on a Parameter by itself away.
+        self.parameters = ParameterTuple(parameters)
+
+    def construct(self, inputs):
+        return ops.depend(inputs, self.parameters)
+
+
+class Compiled(nn.Cell):
+    """
+    Runs a cell as one compiled graph in PyNative mode, too.
+
+    A cell of its own: `mindspore.jit` leaves a mark on the cell whose method it compiled, and with the mark of another
+    method than `construct` that cell can no longer be compiled into another graph.
+
+    Args:
+        cell (Cell): Takes tensors and tuples of them.
+    """
+
+    def __init__(self, cell):
+        super().__init__(auto_prefix=False)
+        self.cell = cell
+
+    def __call__(self, *inputs):
+        # MindSpore takes a tuple for a constant otherwise.
+        return super().__call__(*(mutable(each) if isinstance(each, tuple) and each else each for each in inputs))
+
+    @jit
+    def construct(self, *inputs):
+        return self.cell(*inputs)

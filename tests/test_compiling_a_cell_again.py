@@ -114,7 +114,7 @@ def test_what_else_may_come_first(mode, kind, first):
 
 
 def test_mindspore_takes_the_wrong_method_after_one_that_was_compiled():
-    """MindSpore's fault, for which `step/compiled.py` is a cell of its own."""
+    """MindSpore's fault, for which `Compiled` is a cell of its own."""
 
     class Doubles(nn.Cell):
         def construct(self, x):

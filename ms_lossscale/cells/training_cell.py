@@ -8,7 +8,7 @@ from mindspore import GRAPH_MODE, PYNATIVE_MODE, Parameter, Tensor, get_auto_par
 from mindspore import dtype as mstype
 
 from ms_lossscale._arguments import OneOrEach, check_cell, one_each
-from ms_lossscale._mindspore import Float32Cell, forget_failed_calls
+from ms_lossscale._mindspore import Float32Cell, UseInOutermostGraph, forget_failed_calls
 from ms_lossscale.cells.begun_cycles import BegunCycles
 from ms_lossscale.cells.compile_phase import CompilePhase
 from ms_lossscale.cells.endless_skips import EndlessSkips
@@ -28,7 +28,6 @@ from ms_lossscale.step.optimizers import Optimizers, check_optimizers, prefix_st
 from ms_lossscale.step.parameter_names import add_prefix, check_unique_names, network_prefix
 from ms_lossscale.step.ranks import Alone, Ranks
 from ms_lossscale.step.step_counters import StepCounters
-from ms_lossscale.step.use_in_outermost_graph import UseInOutermostGraph
 
 
 class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):

@@ -6,10 +6,9 @@ from mindspore import dtype as mstype
 from mindspore.common.initializer import initializer
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale._mindspore import UseInOutermostGraph, only_if
 from ms_lossscale.step.cycle_count import CycleCount
 from ms_lossscale.step.of_network import of_any_network
-from ms_lossscale.step.only_if import only_if
-from ms_lossscale.step.use_in_outermost_graph import UseInOutermostGraph
 
 
 class EveryCall(nn.Cell):

@@ -5,13 +5,13 @@ import itertools
 
 from mindspore import PYNATIVE_MODE, ParameterTuple, get_context, nn, ops
 
+from ms_lossscale._mindspore import Compiled
 from ms_lossscale.forward_state.find import may_write_inputs
 from ms_lossscale.input_gradient import holds_input_gradient
 from ms_lossscale.overflow_detector import NoCheck
 from ms_lossscale.step.accumulation import Accumulation, CycleState, EveryCall, Flush
 from ms_lossscale.step.attempts import Attempt, AttemptCheck, Attempts, CopyOfInputs
 from ms_lossscale.step.clipping import NoClipping, make_clip, make_clipping
-from ms_lossscale.step.compiled import Compiled
 from ms_lossscale.step.forward_backward import ForwardBackward, ForwardsAndBackwards, SharedForwardBackward
 from ms_lossscale.step.forward_state import make_forward_state
 from ms_lossscale.step.found_overflow import (

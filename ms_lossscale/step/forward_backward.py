@@ -4,7 +4,7 @@ from mindspore import Tensor, jit, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale.step.backward_of_shared_forward import backward_of_shared_forward
+from ms_lossscale._mindspore import backward_of_shared_forward
 from ms_lossscale.step.nested import form_of, in_form, leaves_in, of_each_tensor, tensors_in
 from ms_lossscale.step.network_inputs import inputs_of
 from ms_lossscale.step.of_network import of_network

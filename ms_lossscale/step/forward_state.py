@@ -5,10 +5,9 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._mindspore import write_in_place
+from ms_lossscale._mindspore import only_if, write_in_place
 from ms_lossscale.forward_state.find import find_forward_state
 from ms_lossscale.step.memory_in_use import MemoryInUse
-from ms_lossscale.step.only_if import only_if
 
 
 class NoForwardState(nn.Cell):

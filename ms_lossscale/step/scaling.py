@@ -4,8 +4,8 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale._mindspore import only_if
 from ms_lossscale.step.of_network import of_any_network, of_network
-from ms_lossscale.step.only_if import only_if
 
 
 def scaled(loss, scale):

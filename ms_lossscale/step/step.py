@@ -4,9 +4,9 @@ from typing import Union
 
 from mindspore import nn
 
+from ms_lossscale._mindspore import Compiled
 from ms_lossscale.step.accumulation import Accumulation, EveryCall, Flush
 from ms_lossscale.step.attempts import Attempt, Attempts
-from ms_lossscale.step.compiled import Compiled
 from ms_lossscale.step.forward_state import CycleForwardState, ForwardState, NoForwardState
 from ms_lossscale.step.found_overflow import FoundOverflow, KnownOverflow
 from ms_lossscale.step.gradient_transforms import Complete

@@ -2,8 +2,8 @@
 
 from mindspore import nn, ops
 
+from ms_lossscale._mindspore import only_if
 from ms_lossscale.step.of_network import of_any_network
-from ms_lossscale.step.only_if import only_if
 
 
 class Update(nn.Cell):

@@ -126,7 +126,7 @@ MUTANTS = [
     ),
     Mutant(
         "a compiled branch goes on with the memory that loading replaced",
-        "step/use_in_outermost_graph.py",
+        "_mindspore.py",
         "return ops.depend(inputs, self.parameters)",
         "return inputs",
         ("test_loading_with_stock_functions.py", "test_loading_into_a_running_cell.py"),

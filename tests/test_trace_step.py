@@ -1,4 +1,4 @@
-"""How much code a reader passes who follows one step: what `benchmarks/trace_step.py` counts does not grow unnoticed."""
+"""What a reader passes who follows one step, as `benchmarks/trace_step.py` counts it, does not grow unnoticed."""
 
 import mindspore
 import pytest

@@ -50,8 +50,11 @@ def job(tmp_path_factory):
         its = next(job for job in JOBS if job.ranks == ranks and name in job.scenarios)
         if its not in results:
             folder = tmp_path_factory.mktemp("ranks")
+            results[its] = None
             check_msrun(ranks, SCRIPT, folder, *its.scenarios, cwd=folder)
             results[its] = [written(folder / f"rank_{rank}.npz") for rank in range(ranks)]
+        if results[its] is None:
+            pytest.fail("its job has failed, as the first test that needed it shows")
         return [scenarios[name, mode] for scenarios in results[its]]
 
     return of

@@ -150,7 +150,8 @@ def sharded(place, mode):
     mindspore.set_auto_parallel_context(parallel_mode=mode)
     decisions = [step.accumulation.decision for cell in sharding_cells() for step in cell.steps]
     agrees = [
-        isinstance(each.complete.ranks, Ranks) and each.found_overflow.ranks is each.complete.ranks for each in decisions
+        isinstance(each.complete.ranks, Ranks) and each.complete.ranks is each.found_overflow.ranks
+        for each in decisions
     ]
     yield {"agrees": np.array(agrees)}
     refused = {}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ms_lossscale.callbacks.csv_file import CsvFile
+from ms_lossscale.callbacks.files import CsvFile
 from support.python_process import check_python
 from test_loss_scale_monitor import linear_batches, scaled_cell, train
 

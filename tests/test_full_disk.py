@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ms_lossscale.callbacks.files import CsvFile
 from support.python_process import check_python
 from test_loss_scale_monitor import linear_batches, scaled_cell, train
 
 from ms_lossscale import LossScaleMonitor
+from ms_lossscale.callbacks.files import CsvFile
 
 pytest.importorskip("resource", reason="files are limited by setrlimit")
 

@@ -236,7 +236,7 @@ class Queue(nn.Cell):
 
     writes = ("queue", "next")
 
-    def __init__(self, length=12):
+    def __init__(self, length=20):
         super().__init__()
         self.length = length
         self.queue = state("queue", (length, FEATURES))

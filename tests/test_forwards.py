@@ -171,7 +171,7 @@ def test_random_forwards(mode, data):
 
 
 @pytest.mark.long
-@settings(max_examples=60, **_RANDOM)
+@settings(max_examples=15, **_RANDOM)
 @given(data=st.data())
 def test_many_random_forwards(mode, data):
     _check_random(mode, data)

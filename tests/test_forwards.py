@@ -17,6 +17,7 @@ from support import (
 from support.forwards import Loss, Training, at_top
 from support.operators_that_write import BatchNorm, BufferByCopy
 from support.places_of_state import Kept, Place, forget_globals
+from support.python_process import is_older_mindspore
 from support.ways_by_calls import Keeper, Writer
 from support.ways_to_reach import ByMemory
 from support.ways_to_write import ByAssign, Way
@@ -53,8 +54,17 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*no checkpoint has them:Runtime
 _OF_THE_BACKWARD = ("ByBackwardHook", "ByHookOfATensor", "ByInsertGradientOf", "ByBprop")
 
 
+# What MindSpore 2.7 loses in a step that does not overflow: graph mode runs these writes in Python, on a copy; a view
+# that is assigned within an accumulation cycle with retries is lost.
+_LOST_BEFORE_2_10 = {
+    "graph": ("ByAugmentedPartOfADict", "ByAugmentedPartOfAList", "ByAttrgetter", "ByMintInPlace"),
+    "pynative": ("ByView",),
+}
+
+
 def _running_in(mode, classes):
-    return [cls for cls in classes if mode in getattr(cls, "modes", BOTH)]
+    lost = _LOST_BEFORE_2_10[mode] if is_older_mindspore() else ()
+    return [cls for cls in classes if mode in getattr(cls, "modes", BOTH) and cls.__name__ not in lost]
 
 
 # The sequences of steps: the first that overflows is the first of all, the second, or the third.

@@ -118,7 +118,12 @@ def _stop(process):
         os.killpg(process.pid, signal.SIGKILL)
 
 
+def is_older_mindspore():
+    """Whether this is MindSpore before 2.10."""
+    return tuple(map(int, mindspore.__version__.split(".")[:2])) < (2, 10)
+
+
 def skip_with_older_mindspore(reason="a long job of several processes, run with MindSpore 2.10 only"):
     """Skips what needs most of a minute, or says nothing, with MindSpore before 2.10."""
-    if tuple(map(int, mindspore.__version__.split(".")[:2])) < (2, 10):
+    if is_older_mindspore():
         pytest.skip(reason)

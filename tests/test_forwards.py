@@ -118,10 +118,14 @@ def _configured():
 def test_each_way_to_write(name, group, mode):
     retries = "retries" in name
     classes = [WAYS[way] for way in list(WAYS)[group::GROUPS] if not (retries and way in _OF_THE_BACKWARD)]
-    cell = _train(CONFIGURATIONS[name], [cls() for cls in _running_in(mode, classes)]).cell
-    if retries:
-        counters = cell.counters()
-        assert sum(each["retries"] for each in (counters if isinstance(counters, list) else [counters])) > 0
+    classes = _running_in(mode, classes)
+    # All of these in one network MindSpore 2.7 fails to compile ("Primitive StopGradient's bprop not defined").
+    is_too_much = is_older_mindspore() and (mode, name) == ("graph", "single")
+    for together in [[cls] for cls in classes] if is_too_much else [classes]:
+        cell = _train(CONFIGURATIONS[name], [cls() for cls in together]).cell
+        if retries:
+            counters = cell.counters()
+            assert sum(each["retries"] for each in (counters if isinstance(counters, list) else [counters])) > 0
 
 
 KINDS = {

@@ -100,9 +100,9 @@ class SharedForwardBackward(nn.Cell):
     def _losses_and_aux(self, *inputs):
         """The sums of the losses, the leaves of aux, and its form: MindSpore differentiates neither dicts nor None."""
         output = self.network(*inputs)
-        check_losses(self._owner, self._losses, self.has_aux, output)
+        losses = check_losses(self._owner, self._losses, self.has_aux, output)
         # At once: one by one, graph mode fails with two dicts of other names in aux.
-        results = gradients.sums(output[: self._losses])
+        results = gradients.sums(losses)
         if self.has_aux:
             aux = output[self._losses :]
             results += (*of_each_tensor(ops.stop_gradient, leaves_in(aux)), form_of(aux))

@@ -25,7 +25,7 @@ def loss_and_aux_of(owner, number, output):
 
 
 def check_losses(owner, losses, has_aux, output):
-    """Raises unless one network returned the losses for several optimizers, and aux after them only with `has_aux`."""
+    """The losses that one network returned for several optimizers; raises unless aux comes only with `has_aux`."""
     check_no_image(owner, 0, output)
     fits = isinstance(output, tuple) and (len(output) == losses or (has_aux and len(output) > losses))
     if not fits:
@@ -33,6 +33,8 @@ def check_losses(owner, losses, has_aux, output):
     for loss in output[:losses]:
         if not isinstance(loss, Tensor):
             _not_the_losses(owner, losses, has_aux, described(output))
+    # To be used: graph mode warns of a call that is dropped since it gives nothing.
+    return output[:losses]
 
 
 def check_no_image(owner, number, output):

@@ -6,7 +6,6 @@ every call.
 """
 
 import argparse
-import inspect
 import sys
 from pathlib import Path
 
@@ -18,8 +17,10 @@ import ms_lossscale
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 
 PACKAGE = str(Path(ms_lossscale.__file__).parent)
-# What a step is made of besides the plain one.
-WITH = {"clip_norm": 1.0, "ema_decay": 0.99, "max_retries": 1}
+STEPS = {
+    "plain": {},
+    "clipped, averaged, retried": {"clip_norm": 1.0, "ema_decay": 0.99, "max_retries": 1},
+}
 
 
 class Descent(nn.Cell):
@@ -36,32 +37,34 @@ class Descent(nn.Cell):
 
 
 class Trace:
-    """Collects the functions of the package that are called, each with its class, and how deep the calls go."""
+    """
+    The functions of the package that are called, for `sys.setprofile`.
+
+    Attributes:
+        functions (dict): From (file, class, function), in the order of the first calls.
+        depth (int): How deep the calls go.
+    """
 
     def __init__(self):
-        self.functions, self.calls, self.depth = [], 0, 0
-        self._stack = []
+        self.functions, self.depth = {}, 0
+        self._present_depth = 0
 
     def __call__(self, frame, event, argument):
-        if not frame.f_code.co_filename.startswith(PACKAGE):
+        code = frame.f_code
+        if not code.co_filename.startswith(PACKAGE):
             return
         if event == "call":
-            self._stack.append(frame)
-            self.calls, self.depth = self.calls + 1, max(self.depth, len(self._stack))
-            file = str(Path(frame.f_code.co_filename).relative_to(PACKAGE))
-            function = (file, type(frame.f_locals["self"]).__name__ if "self" in frame.f_locals else "", _name(frame))
-            if function not in self.functions:
-                self.functions.append(function)
-        elif event == "return" and self._stack:
-            self._stack.pop()
+            self._present_depth += 1
+            self.depth = max(self.depth, self._present_depth)
+            owner = type(frame.f_locals["self"]).__name__ if "self" in frame.f_locals else ""
+            self.functions[str(Path(code.co_filename).relative_to(PACKAGE)), owner, code.co_name] = None
+        elif event == "return":
+            self._present_depth -= 1
 
     def counts(self):
+        """How many files, classes and functions, and how deep."""
         files, classes = ({function[i] for function in self.functions} - {""} for i in (0, 1))
         return len(files), len(classes), len(self.functions), self.depth
-
-
-def _name(frame):
-    return frame.f_code.co_name
 
 
 def trace_step(**keywords):
@@ -83,19 +86,18 @@ def trace_step(**keywords):
 
 def main(arguments=None):
     """Runs the command."""
-    parser = argparse.ArgumentParser(description=inspect.cleandoc(__doc__))
-    parser.add_argument("--list", action="store_true", help="list the functions of the plain step in their order")
+    parser = argparse.ArgumentParser(description="Follow one step through the package, and count what it passes.")
+    parser.add_argument("--list", action="store_true", help="list the functions of the plain step, in their order")
     args = parser.parse_args(arguments)
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    traces = {name: trace_step(**keywords) for name, keywords in STEPS.items()}
     print("| step | files | classes | functions | calls deep |")
     print("|---|---:|---:|---:|---:|")
-    for name, keywords in (("plain", {}), (", ".join(f"{name}={value}" for name, value in WITH.items()), WITH)):
-        trace = trace_step(**keywords)
+    for name, trace in traces.items():
         print(f"| {name} | {' | '.join(map(str, trace.counts()))} |")
-        if args.list and not keywords:
-            plain = trace
     if args.list:
-        print(*(": ".join((file, ".".join(filter(None, names)))) for file, *names in plain.functions), sep="\n")
+        for file, owner, function in traces["plain"].functions:
+            print(f"{file}: {f'{owner}.' if owner else ''}{function}")
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ class Accumulation(nn.Cell):
         state (CycleState): What the cycle has gathered.
         decision (Decision): What ends a step.
         found_in_call (FoundOverflow): Checks a call before the last by itself.
-        forward_state (Cell): What the forward wrote, which a call that overflowed takes back at once.
+        forward_state (Cell): What the forward wrote, which a call that overflowed restores at once.
         packing (Packing): Knows the gradients of each weight.
 
     Inputs, outputs and methods as those of :class:`EveryCall`.

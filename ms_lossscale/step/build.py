@@ -1,6 +1,5 @@
 """Chooses the stages of a step."""
 
-import dataclasses
 import itertools
 
 from mindspore import PYNATIVE_MODE, ParameterTuple, get_context, nn, ops
@@ -131,7 +130,7 @@ class _Stages:
         self.compiled = _compiler(optimizers, loss_scales, self.detector, settings)
 
     def accumulation_and_flush(self):
-        """Which calls make a step, and what ends a accumulation before its last call."""
+        """Which calls make a step, and what ends a cycle before its last call."""
         if self._cycle_state is None:
             return EveryCall(self._decision()), Nothing()
         decision = self._decision()
@@ -141,7 +140,7 @@ class _Stages:
         return accumulation, self.compiled(flush)
 
     def check(self):
-        """The check of attempts, who completes and judges in the place of the decision where each call is a step."""
+        """Checks attempts, and completes their gradients, in the place of the decision where each call is a step."""
         ranks, complete, found_overflow = self._ranks, self._complete(), self._found_overflow
         if self._cycle_state is not None:
             # Of each call by itself: what is reduced, transformed and measured is the cycle's sum.
@@ -197,10 +196,11 @@ class _Stages:
         return make_forward_state(
             owner,
             (*self._networks, *transforms),
-            dataclasses.replace(self._settings, forward_state=declared),
+            declared,
             self._checks,
             self._cycle_state,
             prefix,
+            restores_calls=self._settings.max_retries > 0,
         )
 
     def _make_scaling(self, loss_scales, prefix):

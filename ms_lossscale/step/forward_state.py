@@ -73,14 +73,14 @@ class CycleForwardState(nn.Cell):
         found (Found): What the forward may write.
         state (CycleState): Knows which call is the first.
         prefix (str): For the names of the copies.
-        takes_back_calls (bool): Whether a call is undone by itself, too.
+        restores_calls (bool): Whether a call is undone by itself, too.
     """
 
-    def __init__(self, found, state, prefix, takes_back_calls):
+    def __init__(self, found, state, prefix, restores_calls):
         super().__init__(auto_prefix=False)
         _set_written(self, found)
         self.state = state
-        self._takes_back_calls = takes_back_calls
+        self._restores_calls = restores_calls
         self.copies = ParameterTuple(
             Parameter(_not_copied(parameter), name=f"{prefix}forward_state.{name}", requires_grad=False)
             for name, parameter in zip(self.names, self.written)
@@ -88,7 +88,7 @@ class CycleForwardState(nn.Cell):
 
     def save(self, inputs):
         inputs = ops.depend(inputs, only_if(self.state.is_first(), gradients.assign, self.copies, self.written))
-        if not self._takes_back_calls:
+        if not self._restores_calls:
             return inputs, ()
         saved = gradients.copy(self.written)
         return ops.depend(inputs, saved), saved
@@ -151,23 +151,24 @@ def _became_not_finite(before, after):
     return (became,)
 
 
-def make_forward_state(owner, networks, settings, undoes, cycle_state, prefix):
+def make_forward_state(owner, networks, declared, undoes, cycle_state, prefix, restores_calls):
     """
     What a step undoes.
 
     Args:
         owner (str): The training cell's name, for a warning.
         networks (tuple[Cell]): The networks, whose forward is searched for what it writes.
-        settings (Settings): Names further Parameters.
+        declared (tuple[Parameter]): Further Parameters that it writes.
         undoes (bool): Whether a step is ever undone.
         cycle_state (CycleState): None where each call is a step.
         prefix (str): For the names of the copies.
+        restores_calls (bool): Whether a call is undone by itself, too.
     """
     if not undoes:
         return NoForwardState()
-    found = find_forward_state(owner, networks, settings.forward_state)
+    found = find_forward_state(owner, networks, declared)
     if not (found.parameters or found.unregistered or found.buffers):
         return NoForwardState()
     if cycle_state is None:
         return ForwardState(found)
-    return CycleForwardState(found, cycle_state, prefix, takes_back_calls=settings.max_retries > 0)
+    return CycleForwardState(found, cycle_state, prefix, restores_calls)

@@ -126,7 +126,7 @@ class AfterAttempts(nn.Cell):
 
 
 class Decision(nn.Cell):
-    """What ends a step: of a call, of a accumulation, or of one that is flushed."""
+    """What ends a step: of a call, of an accumulation cycle, or of one that is flushed."""
 
     def __init__(
         self,

@@ -175,7 +175,7 @@ MUTANTS = [
     ),
     Mutant(
         "each call walks over all layers",
-        "cells/compile_phase.py",
+        "_mindspore.py",
         "if value != self.compile_phase or value not in self.compile_cache:",
         "if value:",
         ("test_compile_phase.py",),

@@ -121,7 +121,7 @@ MUTANTS = [
     ),
     Mutant(
         "a network takes the input before its own",
-        "step/network_inputs.py",
+        "step/forward_backward.py",
         "taken += (inputs[position],)",
         "taken += (inputs[position - 1],)",
         (_SIMULTANEOUS,),

@@ -82,7 +82,6 @@ def test_the_levels_are_not_all_the_same():
 
 
 class TestLossScale:
-    @pytest.mark.long
     @pytest.mark.parametrize("level, expected", [("O0", 1.0), ("O1", 1.0), ("O2", 2.0**24), ("O3", 1.0), ("auto", 1.0)])
     def test_as_in_mindspore_o2_brings_a_dynamic_one_and_the_others_none(self, level, expected):
         network = Backbone()
@@ -179,7 +178,6 @@ class TestOtherKeywords:
         assert not bool(cell(*inputs())[1])
         assert not np.array_equal(network.output.weight.asnumpy(), before)
 
-    @pytest.mark.long
     def test_the_result_is_in_training_mode(self):
         network = Backbone()
         assert build_train_network(network, sgd(network), nn.MSELoss()).training

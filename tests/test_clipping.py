@@ -221,7 +221,7 @@ def test_an_infinite_bound_only_measures(mode, kind, steps):
     assert changed({name: state(measured.cell)[name] for name in common}, common) == set()
 
 
-@pytest.mark.long
+@quick_in_graph_mode
 @pytest.mark.parametrize("steps", [1, 2], ids=["every_call", "accumulation"])
 @pytest.mark.parametrize("clip", [{"clip_norm": 0.25}, {"clip_value": 0.25}], ids=str)
 def test_float16_weights(mode, clip, steps):

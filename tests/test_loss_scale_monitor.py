@@ -226,7 +226,6 @@ def test_the_rows(mode, every_n_steps):
         assert row["retries"] == "0"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", CELLS)
 def test_the_rows_of_all_cells_do_not_depend_on_how_often_they_are_read(kind):
     batches = [arrays(seed, (seed in (1, 2), seed == 2)) for seed in range(5)]
@@ -396,7 +395,6 @@ def test_it_says_how_to_save_the_batch():
         train(scaled_cell(), linear_batches([True]), LossScaleMonitor(max_consecutive_skips=1))
 
 
-@pytest.mark.long
 def test_it_saves_the_call_of_a_window_that_overflowed():
     cell = scaled_cell(gradient_accumulation_steps=3)
     batches = linear_batches([False, True, True, False, True, False])

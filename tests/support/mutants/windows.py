@@ -137,7 +137,7 @@ MUTANTS = [
         "step/attempts.py",
         "ops.logical_not(self.ranks.agree(hopeless))",
         "ops.logical_not(hopeless)",
-        ("test_configurations.py",),
+        ("test_configurations.py", "test_data_parallel.py"),
     ),
     Mutant(
         "what the forward wrote is tried again at a lower scale",

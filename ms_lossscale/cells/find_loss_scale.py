@@ -7,6 +7,7 @@ from mindspore import Tensor, nn
 from mindspore import dtype as mstype
 
 from ms_lossscale._mindspore import write_in_place
+from ms_lossscale._output import written_scale
 from ms_lossscale.loss_scale import DynamicLossScale
 from ms_lossscale.step.network_inputs import inputs_of
 
@@ -122,11 +123,12 @@ class FindsLossScale(nn.Cell):
             if k not in tried and is_clean(powers[k]):
                 return powers[k]
         of_network = "" if self._is_one_loss_scale else f" of network {self._loss_scales.index(loss_scale)}"
+        floor, ceiling = written_scale(powers[0]), written_scale(powers[-1])
         raise RuntimeError(
             f"For '{type(self).__name__}', 'find_loss_scale()' found no loss scale{of_network}: this batch overflows "
-            f"at every power of two from {powers[0]:g} to {powers[-1]:g}, so that no scale can mend it. Look for NaN "
-            f"in the weights and in the data; ms_lossscale.locate_overflow(cell, inputs, loss_scale={powers[0]:g}) "
-            f"names where it begins."
+            f"at every power of two from {floor} to {ceiling}. Look for NaN in the data and in the weights: "
+            f"ms_lossscale.locate_overflow(cell, inputs, loss_scale={floor}) names where the overflow begins. If it "
+            f"is in float16, ms_lossscale.advise_float32(cell, [inputs]) names the cells that need float32."
         )
 
 

@@ -77,7 +77,13 @@ def build_step(
     if settings.max_retries:
         check = stages.compiled(stages.attempt_check())
         attempts = Attempts(
-            settings.max_retries, attempt, check, stages.scaling, stages.forward_state, update.step_counters, stages.keep()
+            settings.max_retries,
+            attempt,
+            check,
+            stages.scaling,
+            stages.forward_state,
+            update.step_counters,
+            stages.keep(),
         )
         after_backward = AfterAttempts(accumulation)
     else:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Optional
 
+import numpy as np
+
 from ms_lossscale._arguments import StrPath
 
 
@@ -73,9 +75,16 @@ def percent(share):
     return f"{100 * share:.2f}"
 
 
-def power(loss_scale):
-    """A power of two, as such."""
-    return "1" if loss_scale == 1 else f"2^{math.frexp(loss_scale)[1] - 1}"
+def written_scale(value: float) -> str:
+    """
+    A loss scale as one writes it, and as Python reads the very same float32: powers of two of more than six digits as
+    such, ``2**33`` or ``2**-10``, other integers as integers.
+    """
+    value = float(value)
+    significand, exponent = math.frexp(value)
+    if significand == 0.5 and not 2.0**-6 <= value < 2.0**20:
+        return f"2**{exponent - 1}"
+    return str(int(value)) if value.is_integer() else str(np.float32(value))
 
 
 def counted(number, noun, plural):
@@ -88,10 +97,14 @@ def in_batches(number):
 
 
 class LossScaleValues(tuple):
-    """The loss scale of a step, written as ``65536``; where each network has its own, as ``65536/4096``."""
-
-    def __format__(self, spec):
-        return "/".join(format(value, spec) for value in self)
+    """
+    The loss scale of a step, in a CSV file ``65536.0``, and ``65536`` for people; where each network has its own,
+    ``65536.0/4096.0`` and ``65536/4096``.
+    """
 
     def __str__(self):
         return "/".join(map(str, self))
+
+    def written(self) -> str:
+        """For people."""
+        return "/".join(map(written_scale, self))

@@ -344,6 +344,17 @@ def test_the_same_scales_move_on_all_ranks(job, mode, name):
         assert [tuple(record[key].tolist() for key in names) for record in records] == OWN_SCALES[name]
 
 
+def test_all_find_the_same_scales(job, mode):
+    """Those that do for the batches of all ranks, or none if one has none."""
+    for *records, different in job("found", mode):
+        assert "loss_scale.max_loss_scale: 1048576.0 on rank 0, 2097152.0 on rank 1" in str(different["error"])
+        assert len(records) == 2
+        for record in records:
+            assert record["found"].tolist() == [2.0**12, 2.0**9]
+            assert "found no loss scale of network 1" in str(record["error"])
+            assert record["scales"].tolist() == record["found"].tolist()
+
+
 @pytest.mark.parametrize("parallel_mode", ["semi_auto_parallel", "auto_parallel"])
 def test_with_sharded_weights_ranks_agree_on_the_verdict_and_the_rest_is_refused(job, parallel_mode):
     for cells, refused in job(parallel_mode, "graph"):

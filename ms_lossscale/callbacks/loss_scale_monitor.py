@@ -9,7 +9,7 @@ import numpy as np
 from mindspore.train import Callback, RunContext
 
 from ms_lossscale._arguments import StrPath, check_positive_int, describe
-from ms_lossscale._output import replacing
+from ms_lossscale._output import replacing, written_scale
 from ms_lossscale.callbacks.files import CsvFile, Summary
 from ms_lossscale.callbacks.watched_step import ADVICE, Record, WatchedStep
 from ms_lossscale.cells.training_cell import TrainingCell
@@ -211,14 +211,14 @@ class LossScaleMonitor(Callback):
     def _summary(self, record):
         network = f"network {record.network}: " if len(self._watched) > 1 else ""
         return (
-            f"{network}loss {record.loss:.6g}, loss scale {record.loss_scale:g}, {record.applied_steps} applied, "
-            f"{record.skipped_steps} skipped"
+            f"{network}loss {record.loss:.6g}, loss scale {record.loss_scale.written()}, "
+            f"{record.applied_steps} applied, {record.skipped_steps} skipped"
         )
 
     def _stop_if_it_only_skips(self, step):
         for each in self._watched:
             if self._max_skips is not None and each.has_skipped and each.consecutive >= self._max_skips:
-                scales = ", ".join(f"{scale:g}" for scale in each.skipped_at)
+                scales = ", ".join(scale.written() for scale in each.skipped_at)
                 raise RuntimeError(
                     f"For 'LossScaleMonitor', training was stopped at step {step}: the last "
                     f"{each.consecutive} steps{each.of_network} were skipped (max_consecutive_skips="
@@ -243,7 +243,7 @@ class LossScaleMonitor(Callback):
             )
         return (
             f"The batch was saved: locate_overflow(network, tuple(np.load({str(self._save_batch)!r}).values()), "
-            f"loss_scale={watched.overflowed_scale():g})."
+            f"loss_scale={written_scale(watched.overflowed_scale())})."
         )
 
 

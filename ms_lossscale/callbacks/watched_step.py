@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._output import LossScaleValues
+from ms_lossscale._output import LossScaleValues, written_scale
 from ms_lossscale.diagnosis.cell_watch import as_array
 from ms_lossscale.loss_scale import DynamicLossScale
 
@@ -156,8 +156,8 @@ class WatchedStep:
     def print_retry(self, record):
         """Prints a line of a step that was saved."""
         print(
-            f"step {record.step}: overflow{self.of_network} at {self._tried_first_at:g}, done again at "
-            f"{record.loss_scale:g}",
+            f"step {record.step}: overflow{self.of_network} at {self._tried_first_at.written()}, done again at "
+            f"{record.loss_scale.written()}",
             flush=True,
         )
 
@@ -169,8 +169,8 @@ class WatchedStep:
             return
         more = f", {self._unprinted} since the last line" if self._unprinted > 1 else ""
         print(
-            f"step {record.step}: overflow{self.of_network} at loss scale {record.loss_scale:g}, skipped "
-            f"({self.consecutive} in a row{more}), now {record.next_loss_scale:g}; {self.what_overflowed()}",
+            f"step {record.step}: overflow{self.of_network} at loss scale {record.loss_scale.written()}, skipped "
+            f"({self.consecutive} in a row{more}), now {record.next_loss_scale.written()}; {self.what_overflowed()}",
             flush=True,
         )
         self._is_printed, self._unprinted = True, 0
@@ -196,7 +196,7 @@ class WatchedStep:
                 of_network = f" of network {i}" if len(self._step.loss_scales) > 1 else self.of_network
                 warnings.warn(
                     f"The loss scale{of_network} is stuck at its floor, min_loss_scale="
-                    f"{loss_scale.min_loss_scale:g}: step {record.step} overflowed all the same; "
+                    f"{written_scale(loss_scale.min_loss_scale)}: step {record.step} overflowed all the same; "
                     f"{self.what_overflowed()}. {ADVICE}",
                     RuntimeWarning,
                     stacklevel=2,

@@ -2,7 +2,7 @@
 
 import warnings
 
-from ms_lossscale._output import LossScaleValues
+from ms_lossscale._output import LossScaleValues, written_scale
 
 # Calls between two looks, each of which waits for the device; and more steps than a dynamic scale needs to fall.
 _CALLS, _SKIPS = 500, 100
@@ -36,8 +36,8 @@ class EndlessSkips:
     def _warn(self, step, skips):
         scales = LossScaleValues(loss_scale.get_loss_scale() for loss_scale in step.loss_scales)
         warnings.warn(
-            f"For '{self._owner}', the last {skips} steps were all skipped, now at a loss scale of {scales:g}, so that "
-            f"no weight moves any more: {_cause(step, scales)}",
+            f"For '{self._owner}', the last {skips} steps were all skipped, now at a loss scale of "
+            f"{scales.written()}, so that no weight moves any more: {_cause(step, scales)}",
             RuntimeWarning,
             stacklevel=4,
         )
@@ -49,7 +49,8 @@ def _cause(step, scales):
         loss_scale = scales[step.overflowed_loss_scales(overflowed).index(True)]
         return (
             f"the gradients of {_listed(overflowed)} are not finite. Look for NaN in the weights and in the data: "
-            f"ms_lossscale.locate_overflow(cell, inputs, loss_scale={loss_scale:g}) names where they begin."
+            f"ms_lossscale.locate_overflow(cell, inputs, loss_scale={written_scale(loss_scale)}) names where they "
+            f"begin."
         )
     # The status register is a detector, too.
     written = step.forward_state.names

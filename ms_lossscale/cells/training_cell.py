@@ -11,6 +11,7 @@ from ms_lossscale._arguments import OneOrEach, check_cell, one_each
 from ms_lossscale._mindspore import CompilePhase, Float32Cell, UseInOutermostGraph, explanation, forget_failed_calls
 from ms_lossscale.cells.begun_cycles import BegunCycles
 from ms_lossscale.cells.endless_skips import EndlessSkips
+from ms_lossscale.cells.find_loss_scale import FindsLossScale
 from ms_lossscale.cells.load_in_place import check_parameters, load_in_place
 from ms_lossscale.cells.rank_comparison import check_parallel, compare, described_weights, settings_of
 from ms_lossscale.cells.trains_only import TrainsOnly
@@ -28,7 +29,7 @@ from ms_lossscale.step.ranks import Alone, Ranks
 from ms_lossscale.step.step_counters import StepCounters
 
 
-class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
+class TrainingCell(FindsLossScale, TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
     """
     Base class of the training cells: a cell has one step for all its networks, or one for each. A subclass gives
     `construct`.
@@ -139,14 +140,8 @@ class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
             self.compare_ranks()
         self._check_loaded()
         self._endless_skips.count_call()
-        try:
+        with self._explaining_errors():
             output = super().__call__(*args, **kwargs)
-        except BaseException as error:
-            forget_failed_calls()
-            message = explanation(self, error) if isinstance(error, (RuntimeError, TypeError)) else None
-            if message is None:
-                raise
-            raise RuntimeError(message) from error
         self._others.has_run()
         for i, step in enumerate(self.steps):
             step.forward_state.memory.settle(lambda i=i: output[1].asnumpy().reshape(-1)[i])
@@ -155,6 +150,17 @@ class TrainingCell(TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
             auxes = tuple(() if aux is None else aux for aux in output[-1])
             output = (*output[:-1], auxes)
         return output
+
+    @contextlib.contextmanager
+    def _explaining_errors(self):
+        try:
+            yield
+        except BaseException as error:
+            forget_failed_calls()
+            message = explanation(self, error) if isinstance(error, (RuntimeError, TypeError)) else None
+            if message is None:
+                raise
+            raise RuntimeError(message) from error
 
     def _check_trains(self, what):
         if self._evaluates:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Optional
 
-from ms_lossscale._output import in_batches, size, text_table
+from ms_lossscale._output import in_batches, size, text_table, written_scale
 from ms_lossscale.diagnosis.cell_watch import Place
 from ms_lossscale.diagnosis.distribution import COUNTS, Distribution, Shares
 from ms_lossscale.diagnosis.report import COLUMNS, Picture, Report, columns_of
@@ -111,8 +111,8 @@ class ActivationReport(Report):
                 row += [size(activation.relative_error) + jump, gained]
             rows.append(row)
         lines = [
-            f"Values at the cells {in_batches(self.batches)}, gradients at loss scale {self.loss_scale:g}; what "
-            f"float16 does to them",
+            f"Values at the cells {in_batches(self.batches)}, gradients at loss scale "
+            f"{written_scale(self.loss_scale)}; what float16 does to them",
             "",
             text_table(header, rows),
             "",
@@ -166,6 +166,6 @@ class ActivationReport(Report):
 
     def _picture(self) -> Picture:
         rows = [(str(activation), activation.distribution) for activation in self.notable_first()]
-        scales = {f"gradients at loss scale {self.loss_scale:g}": 1.0}
+        scales = {f"gradients at loss scale {written_scale(self.loss_scale)}": 1.0}
         title = f"Values at {len(rows)} places {in_batches(self.batches)}"
         return Picture(title, scales, "place, out of range first", rows)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Optional, Union
 from mindspore import dtype as mstype
 
 from ms_lossscale._arguments import check_number, check_positive_int, describe
-from ms_lossscale._output import counted, in_batches, percent, power, size, text_table
+from ms_lossscale._output import counted, in_batches, percent, size, text_table, written_scale
 from ms_lossscale.diagnosis.distribution import COUNTS, FLOAT16, Distribution, Shares, float_format
 from ms_lossscale.diagnosis.report import COLUMNS, Picture, Report, columns_of, sum_of
 from ms_lossscale.loss_scale import ScheduledLossScale
@@ -181,13 +181,13 @@ class GradientReport(Report):
         clipped = "" if self.clip is None else f", clipped to the global norm {self.clip:g}"
         header = ["parameter", *COLUMNS]
         for loss_scale in scales:
-            header += [f"flushed % at {power(loss_scale)}", "subnormal %", "overflowed %"]
+            header += [f"flushed % at {written_scale(loss_scale)}", "subnormal %", "overflowed %"]
         rows = self._rows()
         if len(rows) > 1:
             rows.append(("all", self.total))
         lines = [
             f"{self._title()}{clipped}, computed at loss scale {self._scale()}; what float16 does to them at loss "
-            f"scale {' and '.join(map(power, scales))}",
+            f"scale {' and '.join(map(written_scale, scales))}",
             "",
             text_table(header, [[name, *columns_of(distribution, scales)] for name, distribution in rows]),
             "",
@@ -198,7 +198,8 @@ class GradientReport(Report):
             lines += [self._advice(), self._bfloat16()]
             if self.ceiling is not None:
                 lines.append(
-                    f"No loss scale above {self.ceiling:g} is recommended: inside the network gradients overflowed."
+                    f"No loss scale above {written_scale(self.ceiling)} is recommended: inside the network gradients "
+                    f"overflowed."
                 )
         if self.quantised and not problem and min(self._scales()) < self.recommended_loss_scale:
             lines.append(self._hint())
@@ -214,19 +215,19 @@ class GradientReport(Report):
         return self.loss_scale if isinstance(self.loss_scale, list) else [self.loss_scale]
 
     def _scale(self):
-        return " and ".join(f"{scale:g}" for scale in self._scales())
+        return " and ".join(map(written_scale, self._scales()))
 
     def _hint(self):
         return (
             f"At this loss scale float16 rounded gradients of {len(self.quantised)} of {len(self.parameters)} "
             f"parameters on the way, to zero or to a subnormal number: they are counted as rounded. Profile again with "
-            f"loss_scale={self.recommended_loss_scale:g} to see what they are."
+            f"loss_scale={written_scale(self.recommended_loss_scale)} to see what they are."
         )
 
     def _advice(self):
         advice = self.recommend()
         return (
-            f"Recommended loss scale for float16: {power(advice.loss_scale)}. It brings the largest gradient, "
+            f"Recommended loss scale for float16: {written_scale(advice.loss_scale)}. It brings the largest gradient, "
             f"{size(advice.largest)}, to {advice.largest * advice.loss_scale:.0f}, {advice.headroom} binades or more "
             f"below 65504; saves {percent(advice.saved)} % of all values from being flushed to zero or "
             f"overflowing, and still loses {percent(advice.lost)} %."
@@ -239,7 +240,7 @@ class GradientReport(Report):
     def _header_and_rows(self) -> tuple[list[str], list[list]]:
         scales = self._shown_scales()
         header = ["parameter", *COUNTS]
-        header += [f"{name}_at_{scale:g}" for scale in scales for name in Shares._fields]
+        header += [f"{name}_at_{scale:.17g}" for scale in scales for name in Shares._fields]
         rows = []
         for name, distribution in self._rows():
             shares = [share for loss_scale in scales for share in distribution.shares(loss_scale)]
@@ -264,7 +265,7 @@ class GradientReport(Report):
         scales = {"loss scale 1": 1.0}
         if not self._why_not():
             scale = self.recommended_loss_scale
-            scales[f"loss scale {power(scale)} (recommended)"] = scale
+            scales[f"loss scale {written_scale(scale)} (recommended)"] = scale
         return Picture(self._title(), scales, "parameter, worst first", self._rows())
 
 

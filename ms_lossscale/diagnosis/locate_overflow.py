@@ -7,6 +7,7 @@ from mindspore import dtype as mstype
 from mindspore import nn
 
 from ms_lossscale._arguments import Batch, check_scale
+from ms_lossscale._output import written_scale
 from ms_lossscale.diagnosis.arguments import as_inputs, trained_parts
 from ms_lossscale.diagnosis.cell_watch import CellWatch, as_array, can_be_hooked, cell_names, is_float
 from ms_lossscale.diagnosis.distribution import FLOAT16
@@ -71,15 +72,16 @@ class OverflowTrace(NamedTuple):
     note: str = ""
 
     def __str__(self) -> str:
+        at_scale = f"at loss scale {written_scale(self.loss_scale)}"
         if not self.found:
-            return f"No overflow: all values are finite and below 65504 in float16 at loss scale {self.loss_scale:g}."
+            return f"No overflow: all values are finite and below 65504 in float16 {at_scale}."
         what = {
             "output": "its output",
             "gradient": "the gradient that it passes back",
             "loss": "the gradient of the loss",
         }.get(self.what, f"the gradient of {self.what}")
         lines = [
-            f"The first overflow at loss scale {self.loss_scale:g} is in the {self.direction} of {self.cell}: {what} "
+            f"The first overflow {at_scale} is in the {self.direction} of {self.cell}: {what} "
             f"is {self.kind} ({self.value:g}) at {self.index}",
             f"  tensor: {self.tensor}",
         ]
@@ -278,7 +280,8 @@ class _Search:
             )
         if trace.what == "loss":
             return (
-                f"The loss is float16, and the loss scale {self._loss_scale:g} does not fit: cast the loss to float32."
+                f"The loss is float16, and the loss scale {written_scale(self._loss_scale)} does not fit: cast the "
+                f"loss to float32."
             )
         if trace.direction == "backward" and (trace.cell, overflow.call) in self._received:
             return (

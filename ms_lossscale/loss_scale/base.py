@@ -1,6 +1,5 @@
 """What all loss scales have in common: cells that own the scale, and the state of its update rule, as Parameters."""
 
-import math
 from typing import Any, TypeVar
 
 from mindspore import Parameter, Tensor, ops
@@ -9,6 +8,7 @@ from mindspore import dtype as mstype
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._arguments import check_bool, check_scale
 from ms_lossscale._mindspore import Float32Cell, write_in_place
+from ms_lossscale._output import written_scale
 
 Tensors = TypeVar("Tensors", Tensor, tuple[Tensor, ...])
 
@@ -113,7 +113,7 @@ class LossScale(Float32Cell):
         largest = float(self._largest.asnumpy())
         if value > largest:
             raise ValueError(
-                f"For '{owner}', the argument '{name}' must be at most 2**{math.log2(largest):.0f} where the gradients "
+                f"For '{owner}', the argument '{name}' must be at most {written_scale(largest)} where the gradients "
                 f"of several calls are accumulated, so that the share of a call divided by the scale is no subnormal "
                 f"number, which would make every gradient zero, but got {value!r}. Choose a smaller one."
             )

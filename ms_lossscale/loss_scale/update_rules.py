@@ -7,6 +7,7 @@ from mindspore import Tensor, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale._arguments import check_between, check_positive_int, check_scale, describe
+from ms_lossscale._output import written_scale
 from ms_lossscale.loss_scale.base import LossScale
 
 
@@ -114,13 +115,14 @@ class DynamicLossScale(LossScale):
         if self.min_loss_scale > self.max_loss_scale:
             raise ValueError(
                 f"For '{owner}', the argument 'min_loss_scale' must be <= 'max_loss_scale', but got "
-                f"{self.min_loss_scale} and {self.max_loss_scale}."
+                f"{written_scale(self.min_loss_scale)} and {written_scale(self.max_loss_scale)}."
             )
         if not self.min_loss_scale <= init_loss_scale <= self.max_loss_scale:
             raise ValueError(
                 f"For '{owner}', the argument 'init_loss_scale' must be between 'min_loss_scale' and "
-                f"'max_loss_scale', that is from {self.min_loss_scale} to {self.max_loss_scale}, but got "
-                f"{init_loss_scale}. Choose another one or move the bounds."
+                f"'max_loss_scale', that is from {written_scale(self.min_loss_scale)} to "
+                f"{written_scale(self.max_loss_scale)}, but got {written_scale(init_loss_scale)}. Choose another one "
+                f"or move the bounds."
             )
         # Tensors, since graph mode takes Python floats beside a Parameter for float64.
         self._factor, self._backoff, self._floor, self._ceiling = (

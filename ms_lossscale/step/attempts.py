@@ -39,37 +39,62 @@ class Attempt(nn.Cell):
         return losses, auxes, (grads, scale), scale
 
 
-class AttemptCheck(nn.Cell):
+class GradientCheck(nn.Cell):
     """
-    Checks an attempt: whether it overflowed, and whether the next one may not.
+    Checks the gradients of one run of the networks: whether they overflowed.
 
     Args:
         forward_state (Cell): Knows what the forward wrote.
         unscale (Cell): Divides the gradients.
         complete (Cell): Reduces and transforms the gradients, where each call is a step.
         found_overflow (FoundOverflow): Whether these gradients overflowed.
+
+    Inputs:
+        - **grads** (tuple[Tensor]) - The gradients.
+        - **scale** (Tensor) - The loss scale that they hold.
+        - **saved** (tuple[Tensor]) - What the forward wrote, as it was before.
+
+    Outputs:
+        Tuple of four: the gradients; what they are still to be divided by; what shows an overflow besides them; whether
+        an overflow was found.
+    """
+
+    def __init__(self, forward_state, unscale, complete, found_overflow):
+        super().__init__(auto_prefix=False)
+        self.forward_state = forward_state
+        self.unscale = unscale
+        self.complete = complete
+        self.found_overflow = found_overflow
+
+    def construct(self, grads, scale, saved):
+        others = self.forward_state.overflowed(saved)
+        grads, divisor = self.unscale(grads, scale)
+        grads = self.complete(grads)
+        return grads, divisor, others, self.found_overflow(grads, divisor, others, ())[0]
+
+
+class AttemptCheck(nn.Cell):
+    """
+    Checks an attempt: whether it overflowed, and whether the next one may not.
+
+    Args:
+        check (GradientCheck): Whether its gradients overflowed.
         ranks (Union[Alone, Ranks]): Who tries again together.
         scaling (Cell): Knows whether the scale can be lowered.
         cycle_state (CycleState): None where each call is a step.
         unscaled_losses (tuple[int]): Which losses no scale takes part in, so that a lower one can't make them finite.
     """
 
-    def __init__(self, forward_state, unscale, complete, found_overflow, ranks, scaling, cycle_state, unscaled_losses):
+    def __init__(self, check, ranks, scaling, cycle_state, unscaled_losses):
         super().__init__(auto_prefix=False)
-        self.forward_state = forward_state
-        self.unscale = unscale
-        self.complete = complete
-        self.found_overflow = found_overflow
+        self.check = check
         self.ranks = ranks
         self.scaling = scaling
         self.cycle_state = cycle_state
         self._unscaled_losses = unscaled_losses
 
     def construct(self, losses, grads, scale, saved):
-        others = self.forward_state.overflowed(saved)
-        grads, divisor = self.unscale(grads, scale)
-        grads = self.complete(grads)
-        overflow = self.found_overflow(grads, divisor, others, ())[0]
+        grads, divisor, others, overflow = self.check(grads, scale, saved)
         can_mend = self.scaling.can_mend(scale, overflow)
         hopeless = any_of(ops.logical_not(can_mend), others)
         for i in self._unscaled_losses:

@@ -1,6 +1,7 @@
 """Chooses the stages of a step."""
 
 import itertools
+from functools import partial
 
 from mindspore import PYNATIVE_MODE, ParameterTuple, get_context, nn, ops
 
@@ -9,7 +10,7 @@ from ms_lossscale.forward_state.find import may_write_inputs
 from ms_lossscale.input_gradient import holds_input_gradient
 from ms_lossscale.overflow_detector import NoCheck
 from ms_lossscale.step.accumulation import Accumulation, CycleState, EveryCall, Flush
-from ms_lossscale.step.attempts import Attempt, AttemptCheck, Attempts, CopyOfInputs
+from ms_lossscale.step.attempts import Attempt, AttemptCheck, Attempts, CopyOfInputs, GradientCheck
 from ms_lossscale.step.clipping import NoClipping, make_clip, make_clipping
 from ms_lossscale.step.forward_backward import ForwardBackward, ForwardsAndBackwards, SharedForwardBackward
 from ms_lossscale.step.forward_state import make_forward_state
@@ -30,6 +31,7 @@ from ms_lossscale.step.ranks import Alone
 from ms_lossscale.step.scaling import CycleScaling, OwnScaling, Scaling, Unscale, UnscaleInClipping
 from ms_lossscale.step.step import AfterAttempts, AfterBackward, Decision, Step
 from ms_lossscale.step.step_counters import StepCounters
+from ms_lossscale.step.trial import Trial
 from ms_lossscale.step.update import AlwaysUpdate, Nothing, Undo, Update, UpdateOrUndo
 
 
@@ -73,10 +75,15 @@ def build_step(
     )
     attempt = Attempt(stages.detector, forwards_and_backwards, stages.forward_state.memory)
     if settings.max_retries:
-        check = stages.compiled(stages.check())
-        keep = CopyOfInputs() if may_write_inputs(networks) else nn.Identity()
+        check = stages.compiled(stages.attempt_check())
         attempts = Attempts(
-            settings.max_retries, attempt, check, stages.scaling, stages.forward_state, update.step_counters, keep
+            settings.max_retries,
+            attempt,
+            check,
+            stages.scaling,
+            stages.forward_state,
+            update.step_counters,
+            stages.keep(),
         )
         after_backward = AfterAttempts(accumulation)
     else:
@@ -91,6 +98,7 @@ def build_step(
         accumulation=accumulation,
         flush_cycle=flush,
         update=update,
+        make_trial=partial(stages.trial, attempt),
     )
 
 
@@ -139,22 +147,29 @@ class _Stages:
         flush = Flush(self._cycle_state, decision, self.scaling, self.detector, self.packing)
         return accumulation, self.compiled(flush)
 
-    def check(self):
+    def keep(self):
+        """Copies the inputs, where they are run more than once."""
+        return CopyOfInputs() if may_write_inputs(self._networks) else nn.Identity()
+
+    def attempt_check(self):
         """Checks attempts, and completes their gradients, in the place of the decision where each call is a step."""
-        ranks, complete, found_overflow = self._ranks, self._complete(), self._found_overflow
-        if self._cycle_state is not None:
-            # Of each call by itself: what is reduced, transformed and measured is the cycle's sum.
-            complete, found_overflow = Complete(Alone(), []), self._found_in_call(ranks)
-        return AttemptCheck(
-            self.forward_state,
-            self.unscale,
-            complete,
-            found_overflow,
-            ranks,
-            self.scaling,
-            self._cycle_state,
-            self._unscaled_losses(),
-        )
+        # In a cycle it is the sum of the calls that is measured.
+        found_overflow = self._found_overflow if self._cycle_state is None else self._found_in_call(self._ranks)
+        check = self._check(self.forward_state, found_overflow)
+        return AttemptCheck(check, self._ranks, self.scaling, self._cycle_state, self._unscaled_losses())
+
+    def trial(self, attempt):
+        """What asks whether a call would overflow, and measures nothing."""
+        forward_state = self.forward_state.of_one_call()
+        check = self._check(forward_state, self._found_in_call(self._ranks))
+        scalings = [Scaling(loss_scale) for loss_scale in self.scaling.loss_scales]
+        scaling = OwnScaling(scalings) if self._has_own_scales else scalings[0]
+        return Trial(scaling, forward_state, attempt, self.compiled(check), self.keep())
+
+    def _check(self, forward_state, found_overflow):
+        # In a cycle it is the sum of the calls that is reduced and transformed.
+        complete = self._complete() if self._cycle_state is None else Complete(Alone(), [])
+        return GradientCheck(forward_state, self.unscale, complete, found_overflow)
 
     def _unscaled_losses(self):
         # One network may return all losses, and one scale may be that of all.

@@ -19,6 +19,9 @@ class NoForwardState(nn.Cell):
     def __init__(self):
         super().__init__(auto_prefix=False)
 
+    def of_one_call(self):
+        return self
+
     def save(self, inputs):
         return inputs, ()
 
@@ -45,6 +48,10 @@ class ForwardState(nn.Cell):
     def __init__(self, found):
         super().__init__(auto_prefix=False)
         _set_written(self, found)
+
+    def of_one_call(self):
+        """The same for a call by itself, which is undone whatever becomes of its cycle."""
+        return self
 
     def save(self, inputs):
         """Copies the state before the forward, which `inputs` are tied to. Returns the inputs and the copies."""
@@ -79,12 +86,16 @@ class CycleForwardState(nn.Cell):
     def __init__(self, found, state, prefix, restores_calls):
         super().__init__(auto_prefix=False)
         _set_written(self, found)
+        self._found = found
         self.state = state
         self._restores_calls = restores_calls
         self.copies = ParameterTuple(
             Parameter(_not_copied(parameter), name=f"{prefix}forward_state.{name}", requires_grad=False)
             for name, parameter in zip(self.names, self.written)
         )
+
+    def of_one_call(self):
+        return ForwardState(self._found)
 
     def save(self, inputs):
         inputs = ops.depend(inputs, only_if(self.state.is_first(), gradients.assign, self.copies, self.written))

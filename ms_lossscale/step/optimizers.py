@@ -9,6 +9,7 @@ from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._arguments import check_cell
+from ms_lossscale._output import written_scale
 from ms_lossscale.step.parameter_names import add_prefix, check_unique_names
 
 
@@ -75,7 +76,7 @@ def _check_optimizer(owner, optimizer, networks):
     if scale != 1.0:
         raise ValueError(
             f"For '{owner}', the argument 'optimizer' must not divide by a loss scale, since the cell does, but the "
-            f"{name} divides by {scale:g}. Construct it with loss_scale=1.0."
+            f"{name} divides by {written_scale(scale)}. Construct it with loss_scale=1.0."
         )
     wanted = _wants_besides_gradients(optimizer)
     if wanted:

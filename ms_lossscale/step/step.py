@@ -1,6 +1,6 @@
 """One training step as a transaction: all of it happens, or nothing but the loss scale and the counters moves."""
 
-from typing import Union
+from typing import Callable, Union
 
 from mindspore import nn
 
@@ -11,6 +11,7 @@ from ms_lossscale.step.forward_state import CycleForwardState, ForwardState, NoF
 from ms_lossscale.step.found_overflow import FoundOverflow, KnownOverflow
 from ms_lossscale.step.gradient_transforms import Complete
 from ms_lossscale.step.scaling import OwnScaling, Scaling, Unscale, UnscaleInClipping
+from ms_lossscale.step.trial import Trial
 from ms_lossscale.step.update import AlwaysUpdate, Nothing, Update, UpdateOrUndo
 
 AnyForwardState = Union[NoForwardState, ForwardState, CycleForwardState]
@@ -36,6 +37,7 @@ class Step(nn.Cell):
         accumulation (Cell): Which calls make a step: a stage of `after_backward`.
         flush_cycle (Cell): Ends a cycle that has begun.
         update (Update): What happens in a step that did not overflow: a stage of `accumulation`.
+        make_trial (Callable): Makes a :class:`Trial` of the same stages.
 
     Inputs:
         - **\\*inputs** - The inputs of the networks.
@@ -57,6 +59,7 @@ class Step(nn.Cell):
         accumulation: AnyAccumulation,
         flush_cycle: Union[Flush, Compiled, Nothing],
         update: Update,
+        make_trial: Callable[[], Trial],
     ) -> None:
         super().__init__(auto_prefix=False)
         self.scaling = scaling
@@ -72,6 +75,7 @@ class Step(nn.Cell):
         self.clipping = update.clipping
         self.moving_averages = update.moving_averages
         self.step_counters = update.step_counters
+        self.make_trial = make_trial
 
     def construct(self, *inputs):
         scale = self.scaling.read()  # 1. Read the scale once.

@@ -137,6 +137,33 @@ def own_scales_retried(place):
     yield from own_scales(place, retries=4)
 
 
+def found(place):
+    """Each rank has a batch of its own; then one has one that no scale mends."""
+    parallel(place)
+    for steps in (1, 2):
+        networks = [Slope("first"), Slope("second")]
+        # As above.
+        networks[1].weight.layerwise_parallel = True
+        cell = SimultaneousTrainOneStepCell(
+            networks,
+            [nn.SGD([network.weight], LEARNING_RATE) for network in networks],
+            [DynamicLossScale(), DynamicLossScale()],
+            network_inputs=[(0, 1), (0, 2)],
+            gradient_accumulation_steps=steps,
+        ).set_train()
+        scales = cell.find_loss_scale(Tensor(ONES), *map(Tensor, np.float32([(5, 1), (1, 40)][place.rank])))
+        try:
+            cell.find_loss_scale(Tensor(ONES), *map(Tensor, np.float32([(1, 1), (1, float("nan"))][place.rank])))
+        except RuntimeError as error:
+            yield {"found": np.array(scales), "error": np.array(str(error)), "scales": np.array(cell.get_loss_scale())}
+    # With ranges that differ, one would try a scale that the others do not.
+    cell = scaled(Mlp(), DynamicLossScale(max_loss_scale=2.0 ** (20 + place.rank)))
+    try:
+        cell.find_loss_scale(*batch(place, 0, {}))
+    except ValueError as error:
+        yield {"error": np.array(str(error))}
+
+
 def sharding_cells(**keywords):
     """A cell for one network and one for two, of which MindSpore would shard the weights."""
     networks = [renamed(Linear(), f"{i}.") for i in range(2)]

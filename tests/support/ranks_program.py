@@ -44,6 +44,7 @@ JOBS = (
             "different",
             "retried_window",
             "own_scales_retried",
+            "found",
             "semi_auto_parallel",
             "auto_parallel",
         ),

@@ -5,6 +5,7 @@ import numpy as np
 from mindspore import Tensor, nn
 
 from ms_lossscale import FixedLossScale, ScaledTrainOneStepCell
+from ms_lossscale._output import written_scale
 from ms_lossscale.selfcheck.claim import check, expect
 from ms_lossscale.selfcheck.networks import SIZE, Linear, regression
 
@@ -43,7 +44,7 @@ def gradients_are_divided_by_the_scale(device):
         for seed in range(3):
             _step(cell, seed)
             weight = weight - LEARNING_RATE * _gradient(weight, *regression(seed))
-        _expect_close(network.weight, weight, f"the weight at the loss scale {loss_scale:g}")
+        _expect_close(network.weight, weight, f"the weight at the loss scale {written_scale(loss_scale)}")
 
 
 @check()

@@ -1,0 +1,146 @@
+"""The loss scale to begin with: found by trying a batch, without a step."""
+
+import math
+from typing import Any, Union
+
+from mindspore import Tensor, nn
+from mindspore import dtype as mstype
+
+from ms_lossscale._mindspore import write_in_place
+from ms_lossscale._output import written_scale
+from ms_lossscale.loss_scale import DynamicLossScale
+from ms_lossscale.step.forward_backward import inputs_of
+
+
+class FindsLossScale(nn.Cell):
+    """The method of the training cells that finds a loss scale."""
+
+    # Of each step what tries a batch; made and compiled for the first that is tried.
+    _trials = None
+
+    def find_loss_scale(self, *inputs: Any) -> Union[float, list[float]]:
+        """
+        Finds the loss scale to begin with: tries a batch at powers of two between `min_loss_scale` and
+        `max_loss_scale` of the :class:`DynamicLossScale`, and sets half of the largest at which nothing overflows, for
+        headroom, but not less than `min_loss_scale`.
+
+        Nothing else changes: no weight moves, no step is counted, the update rule of the scale takes no step, and the
+        side effects of the forward are undone. It takes a forward and backward for each scale that it tries, five or
+        six with the default range, and in graph mode a compilation of its own.
+
+        The networks are in the mode that they are in: call `set_train()` before, which `Model.train` does later. Within
+        an accumulation cycle the scale is for the next cycle, as with :meth:`set_loss_scale`. With several loss scales
+        each is tried by itself; one that does not move by itself stays as it is. In a parallel job all ranks call it,
+        each with its own batch, and find the same.
+
+        Args:
+            *inputs (Any): The inputs of a step.
+
+        Returns:
+            float, the loss scale that was set; where each network has its own, the list of them.
+
+        Raises:
+            RuntimeError: If the batch overflows at every one of these scales, or if no loss scale is a
+                :class:`DynamicLossScale`. The scale is then as it was.
+
+        Examples:
+            >>> import numpy as np
+            >>> from mindspore import Tensor, nn
+            >>> from mindspore import dtype as mstype
+            >>> from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
+            >>> network = nn.Dense(4, 1, weight_init="zeros", bias_init="zeros").to_float(mstype.float16)
+            >>> optimizer = nn.Momentum(network.trainable_params(), learning_rate=0.1, momentum=0.9)
+            >>> cell = ScaledTrainOneStepCell(nn.WithLossCell(network, nn.MSELoss()), optimizer, DynamicLossScale())
+            >>> x, y = Tensor(np.ones((8, 4), np.float32)), Tensor(np.full((8, 1), 10.0, np.float32))
+            >>> cell.set_train().find_loss_scale(x, y)
+            1024.0
+            >>> cell.counters()
+            {'applied_steps': 0, 'skipped_steps': 0, 'consecutive_skipped_steps': 0}
+        """
+        if not any(isinstance(its, DynamicLossScale) for its in self._loss_scales):
+            raise RuntimeError(
+                f"For '{type(self).__name__}', 'find_loss_scale()' needs a loss scale that moves by itself, but got a "
+                f"{type(self._loss_scales[0]).__name__}. Construct the cell with a DynamicLossScale, or set a scale "
+                f"with set_loss_scale(value)."
+            )
+        if not self._compared:
+            self.compare_ranks()
+        self._check_loaded()
+        if self._trials is None:
+            self._trials = [step.make_trial() for step in self.steps]
+        before = [(its, its.get_loss_scale()) for its in self._loss_scales]
+        try:
+            found = [scale for i in range(len(self._trials)) for scale in self._found(i, inputs)]
+        finally:
+            _set_in_place(before)
+        found = self._of_loss_scales(found)
+        self.set_loss_scale(found)
+        return found
+
+    def _found(self, i, inputs):
+        """The scales of step `i`, which are what is searched for or what they were."""
+        loss_scales = list(self.steps[i].loss_scales)
+        lowest = [(its, _powers_of_two(its)[0]) for its in loss_scales]
+        found = []
+        for j, its in enumerate(loss_scales):
+
+            def is_clean(scale, j=j, its=its):
+                # Of several each by itself: a register does not show whose gradients overflowed.
+                _set_in_place([*lowest, (its, scale)])
+                return not self._overflowed(i, inputs)[j]
+
+            if isinstance(its, DynamicLossScale):
+                found.append(max(self._largest_clean(its, is_clean) / 2, its.min_loss_scale))
+            else:
+                found.append(its.get_loss_scale())
+        return found
+
+    def _overflowed(self, i, inputs):
+        """Tries step `i`. For each of its loss scales whether an overflow was found."""
+        if self.each_decides:
+            inputs = inputs_of(self._owner, i, self.network_inputs, inputs)
+        self._put_memory_back()
+        with self._explaining_errors():
+            overflowed = self._trials[i](*inputs).asnumpy()
+        self._others.has_run()
+        memory = self.steps[i].forward_state.memory
+        memory.settle(lambda: True)
+        memory.has_run()
+        return overflowed.reshape(-1)
+
+    def _largest_clean(self, loss_scale, is_clean):
+        powers, tried = _powers_of_two(loss_scale), {}
+        # Gradients grow with the scale: below one that is clean, and above one that is not, nothing is looked for.
+        low, high = 0, len(powers)
+        while low < high:
+            middle = (low + high) // 2
+            tried[middle] = is_clean(powers[middle])
+            low, high = (middle + 1, high) if tried[middle] else (low, middle)
+        if low:
+            return powers[low - 1]
+        # Unless something between divides by what a small scale has made zero.
+        for k in reversed(range(len(powers))):
+            if k not in tried and is_clean(powers[k]):
+                return powers[k]
+        of_network = "" if self._is_one_loss_scale else f" of network {self._loss_scales.index(loss_scale)}"
+        floor, ceiling = written_scale(powers[0]), written_scale(powers[-1])
+        raise RuntimeError(
+            f"For '{type(self).__name__}', 'find_loss_scale()' found no loss scale{of_network}: this batch overflows "
+            f"at every power of two from {floor} to {ceiling}. Look for NaN in the data and in the weights: "
+            f"ms_lossscale.locate_overflow(cell, inputs, loss_scale={floor}) names where the overflow begins. If it "
+            f"is in float16, ms_lossscale.advise_float32(cell, [inputs]) names the cells that need float32."
+        )
+
+
+def _powers_of_two(loss_scale):
+    """Those between the floor and the ceiling, in increasing order; what is left where there is none, or no range."""
+    if not isinstance(loss_scale, DynamicLossScale):
+        return [loss_scale.get_loss_scale()]
+    first = math.ceil(math.log2(loss_scale.min_loss_scale))
+    last = math.floor(math.log2(loss_scale.max_loss_scale))
+    return [2.0**exponent for exponent in range(first, last + 1)] or [loss_scale.min_loss_scale]
+
+
+def _set_in_place(scales):
+    """Sets scales for a while, of which no accumulation cycle hears."""
+    write_in_place([(loss_scale.scale_value, Tensor(value, mstype.float32)) for loss_scale, value in scales])

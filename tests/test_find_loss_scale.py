@@ -1,0 +1,228 @@
+"""`find_loss_scale`: that it finds what a step at each power of two shows, and changes nothing but the scale."""
+
+import mindspore
+import numpy as np
+import pytest
+from conftest import quick_in_graph_mode
+from mindspore import Parameter, Tensor, nn, ops
+from support.npu_networks import INNOCENT, NAN, OnNpu, inputs_for
+from support.retried_networks import LEARNING_RATE, Penalised, Slope, inputs
+from support.training import changed, state
+
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    DynamicLossScale,
+    FixedLossScale,
+    ScaledTrainOneStepCell,
+    ScheduledLossScale,
+    SimultaneousTrainOneStepCell,
+    emulation,
+)
+
+SCALE = "loss_scale.scale_value"
+
+
+def sgd(network):
+    return nn.SGD([network.weight], LEARNING_RATE)
+
+
+def scaled(loss_scale=None, network=None, **keywords):
+    network = network or Slope()
+    cell = ScaledTrainOneStepCell(network, sgd(network), loss_scale or DynamicLossScale(), **keywords)
+    return cell.set_train()
+
+
+def two(cell_class, loss_scales, **keywords):
+    networks = [Slope("first"), Slope("second")]
+    optimizers = [sgd(network) for network in networks]
+    return cell_class(networks, optimizers, loss_scales, network_inputs=[(0, 1), (0, 2)], **keywords).set_train()
+
+
+def own(*scales):
+    return [DynamicLossScale(scale) for scale in scales]
+
+
+def largest_clean(cell, batch, flush=False):
+    """What really training at each power of two shows: for each loss scale the largest at which it is clean."""
+    scales = np.atleast_1d(cell.get_loss_scale())
+    found = [None] * len(scales)
+    for exponent in range(24, -1, -1):
+        cell.set_loss_scale(2.0**exponent)
+        cell(*batch)
+        if flush:
+            cell.flush()
+        moved = np.atleast_1d(cell.get_loss_scale()) < 2.0**exponent
+        found = [best or (None if moved[i] else 2.0**exponent) for i, best in enumerate(found)]
+    return found
+
+
+KINDS = {
+    "scaled": lambda: scaled(),
+    "retries": lambda: scaled(max_retries=2),
+    "norm": lambda: scaled(clip_norm=1.0, ema_decay=0.5),
+    "accumulation": lambda: scaled(gradient_accumulation_steps=2),
+    "shared": lambda: two(SimultaneousTrainOneStepCell, DynamicLossScale()),
+    "own": lambda: two(SimultaneousTrainOneStepCell, own(2.0**16, 2.0**3)),
+    "alternating": lambda: two(AlternatingTrainOneStepCell, DynamicLossScale(), every=(1, 2)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_half_of_the_largest_at_which_a_step_is_clean(mode, kind):
+    """And nothing else has changed, nor does the first step compile anything for it again."""
+    cell, control = KINDS[kind](), KINDS[kind]()
+    slopes = (5.0, 40.0)[: 1 if isinstance(cell, ScaledTrainOneStepCell) else 2]
+    batch, before = inputs(*slopes), state(cell)
+    given = [tensor.asnumpy().copy() for tensor in batch]
+    found = cell.find_loss_scale(*batch)
+    assert found == cell.get_loss_scale()
+    accumulates = kind == "accumulation"
+    # With `max_retries` no step falls that is tried again at a lower scale: the control has none.
+    control = scaled() if kind == "retries" else control
+    if kind == "alternating":
+        control.set_every([1, 1])
+    expected = largest_clean(control, batch, flush=accumulates)
+    assert np.atleast_1d(found).tolist() == [best / 2 for best in expected]
+    names = changed(before, state(cell))
+    assert {name for name in names if not name.endswith((SCALE, "accumulation.loss_scale"))} == set()
+    for tensor, array in zip(batch, given):
+        np.testing.assert_array_equal(tensor.asnumpy(), array)
+
+
+@quick_in_graph_mode
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_goes_on_as_if_it_had_been_set_by_hand(mode, kind):
+    """Bit for bit, before the first step and between two, within a cycle, too; and nothing is compiled anew."""
+    found, by_hand = KINDS[kind](), KINDS[kind]()
+    slopes = (5.0, 40.0)[: 1 if isinstance(found, ScaledTrainOneStepCell) else 2]
+    for seed in range(4):
+        batch = inputs(*slopes, seed=seed)
+        if seed != 1:
+            by_hand.set_loss_scale(found.find_loss_scale(*batch))
+        outputs = [cell(*batch) for cell in (found, by_hand)]
+        for one, other in zip(*outputs):
+            np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
+        assert not changed(state(found), state(by_hand))
+    assert len(found.compile_cache) == (mode == "graph")
+    assert not outputs[0][1].asnumpy().any()
+
+
+@pytest.mark.parametrize("network", [None, "alternating"])
+def test_a_batch_that_no_scale_mends(mode, network):
+    """Says so, and everything is as it was: also the scale of a network that would do."""
+    cell = scaled() if network is None else two(AlternatingTrainOneStepCell, DynamicLossScale())
+    batch = inputs(float("nan")) if network is None else inputs(1.0, float("nan"))
+    which = "" if network is None else " of network 1"
+    message = rf"found no loss scale{which}: this batch overflows at every power of two from 1 to 2\*\*24"
+    before = state(cell)
+    with pytest.raises(RuntimeError, match=message):
+        cell.find_loss_scale(*batch)
+    assert not changed(before, state(cell))
+
+
+@pytest.mark.parametrize("given", [None, 128.0, FixedLossScale(8.0, False), ScheduledLossScale([2, 4], [8, 4])])
+def test_a_scale_that_does_not_move_is_refused(given):
+    network = Slope()
+    cell = ScaledTrainOneStepCell(network, sgd(network), given)
+    before = state(cell)
+    with pytest.raises(RuntimeError, match=r"'find_loss_scale\(\)' needs a loss scale that moves by itself, but got a"):
+        cell.find_loss_scale(*inputs(1.0))
+    assert not changed(before, state(cell))
+
+
+@quick_in_graph_mode
+@pytest.mark.parametrize("cell_class", [SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell])
+def test_of_several_one_that_does_not_move_stays(mode, cell_class):
+    cell = two(cell_class, [DynamicLossScale(), FixedLossScale(8.0)])
+    assert cell.find_loss_scale(*inputs(1.0, 16.0)) == [2.0**14, 8.0]
+
+
+@quick_in_graph_mode
+@pytest.mark.parametrize(
+    ("floor", "ceiling", "found"),
+    [
+        (1.0, 2.0**10, 2.0**9),
+        (2.0**15, 2.0**20, 2.0**15),
+        (2.0**-3, 2.0**126, 2.0**14),
+        (2.0**14 + 1, 2.0**15 - 1, 2.0**14 + 1),
+        (3.0, 2.0**15 + 1, 2.0**14),
+    ],
+)
+def test_between_the_floor_and_the_ceiling(mode, floor, ceiling, found):
+    """Half of the ceiling, the floor itself, and bounds that are no powers of two, with none between them as well."""
+    loss_scale = DynamicLossScale(floor, min_loss_scale=floor, max_loss_scale=ceiling)
+    assert scaled(loss_scale).find_loss_scale(*inputs(1.0)) == found
+
+
+class Normalised(nn.Cell):
+    """Divides the gradients by their largest: what a small scale has flushed to zero becomes not a number."""
+
+    def construct(self, grads):
+        return (grads[0] / ops.abs(grads[0]).max(),)
+
+
+@quick_in_graph_mode
+def test_scales_that_are_too_small_do_not_hide_one_that_will_do(mode):
+    loss_scale = DynamicLossScale(1.0, min_loss_scale=2.0**-60, max_loss_scale=2.0**16)
+    cell = scaled(loss_scale, gradient_transforms=[Normalised()])
+    assert cell.find_loss_scale(*inputs(1.0)) == 2.0**14
+
+
+def test_a_gradient_within_the_loss_follows_the_scale(mode):
+    """In float16 it is infinite from 2**12 on."""
+    loss_scale = DynamicLossScale()
+    network = Penalised(loss_scale)
+    cell = ScaledTrainOneStepCell(network, sgd(network.inner), loss_scale).set_train()
+    assert cell.find_loss_scale(*inputs(1.0)) == 2.0**10
+    assert not cell(*inputs(1.0))[1].asnumpy()
+
+
+@quick_in_graph_mode
+def test_on_an_npu_each_network_has_its_own_largest(mode):
+    """A register does not show whose gradients overflowed."""
+    networks = [OnNpu("first"), OnNpu("second")]
+    with emulation.saturation_mode() as register:
+        cell = SimultaneousTrainOneStepCell(
+            networks,
+            [nn.SGD(network.trainable_params(), 0.5) for network in networks],
+            own(1.0, 1.0),
+            network_inputs=[(0, 1), (2, 3)],
+        ).set_train()
+        # The gradient that flows into the register's cell is the scale times the second number.
+        assert cell.find_loss_scale(*inputs_for((2.0, 1.0), (2.0, 2.0**6))) == [2.0**14, 2.0**8]
+        assert not cell(*inputs_for((2.0, 1.0), (2.0, 2.0**6)))[1].asnumpy()
+        before = state(cell)
+        with pytest.raises(RuntimeError, match="found no loss scale of network"):
+            cell.find_loss_scale(*inputs_for(NAN, INNOCENT))
+        assert not register.raised
+        assert not changed(before, state(cell))
+
+
+class HalvesItsInput(nn.Cell):
+    """The gradient of its weight is half of what it is called with, in float16."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = Parameter(Tensor(np.ones(3, np.float32)), name="weight")
+
+    def construct(self, x):
+        x.copy_(x * 0.5)
+        return (self.weight.astype(mindspore.float16) * x.astype(mindspore.float16)).sum()
+
+
+@pytest.mark.parametrize("mode", ["graph"], indirect=True)  # PyNative mode refuses to differentiate such a network.
+def test_a_forward_that_writes_into_its_input(mode):
+    batch = Tensor(np.full(3, 40.0, np.float32))
+    # 20 times the scale overflows from 2**12 on.
+    assert scaled(network=HalvesItsInput()).find_loss_scale(batch) == 2.0**10
+    np.testing.assert_array_equal(batch.asnumpy(), np.full(3, 40.0, np.float32))
+
+
+@quick_in_graph_mode
+def test_an_error_of_the_network_leaves_the_scale(mode):
+    cell = two(AlternatingTrainOneStepCell, DynamicLossScale())
+    before = state(cell)
+    with pytest.raises(ValueError, match="gives network 1 the input at position 2"):
+        cell.find_loss_scale(*inputs(1.0))
+    assert not changed(before, state(cell))
+    assert cell.find_loss_scale(*inputs(1.0, 1.0)) == [2.0**14, 2.0**14]

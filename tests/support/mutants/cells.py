@@ -93,7 +93,7 @@ MUTANTS = [
         "cells/training_cell.py",
         "self.turns if self.each_decides else self.steps[0].step_counters",
         "self.steps[0].step_counters",
-        (_ALTERNATING, "test_endless_skips.py", "test_configurations.py"),
+        (_ALTERNATING, "test_endless_skips.py", "test_configurations.py", "test_accumulation.py"),
     ),
     Mutant(
         "some scales are set though one is refused",

@@ -209,7 +209,7 @@ IN_PYTHON = {
     "set_every",
     "set_inputs_of_compiled",
     "put_back",
-    "_sharing_memory",
+    "_set_in_place",
     "scale_sense",
     "build_train_network",
     "_gather",

@@ -1,5 +1,7 @@
 """Which calls make a step: each by itself, or the calls of an accumulation cycle together."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
@@ -7,7 +9,15 @@ from mindspore.common.initializer import initializer
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._mindspore import UseInOutermostGraph, only_if
+from ms_lossscale.overflow_detector import OverflowDetector
+from ms_lossscale.step.forward_state import AnyForwardState
+from ms_lossscale.step.found_overflow import AnyFoundOverflow
 from ms_lossscale.step.of_network import of_any_network
+from ms_lossscale.step.packing import AnyPacking
+from ms_lossscale.step.scaling import AnyScaling
+
+if TYPE_CHECKING:
+    from ms_lossscale.step.step import Decision
 
 _SHIFT = 16
 # The most calls of a cycle that fit above the count; a longer cycle is shown by the sign alone.
@@ -33,7 +43,7 @@ class EveryCall(nn.Cell):
         Tensor, whether the step overflowed, as far as is known.
     """
 
-    def __init__(self, decision):
+    def __init__(self, decision: "Decision") -> None:
         super().__init__(auto_prefix=False)
         self.decision = decision
 
@@ -61,7 +71,7 @@ class CycleCount(nn.Cell):
         name (str): The Parameter's name.
     """
 
-    def __init__(self, steps, name):
+    def __init__(self, steps: int, name: str) -> None:
         super().__init__(auto_prefix=False)
         begun = steps << _SHIFT if steps <= _MOST_STEPS else -(2**31)
         self._zero, self._one = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
@@ -136,7 +146,7 @@ class CycleState(nn.Cell):
         scale_shape (tuple): The shape of the loss scale, and of what was found: :math:`()`, or :math:`(N,)`.
     """
 
-    def __init__(self, steps, weights, prefix, scale_shape):
+    def __init__(self, steps: int, weights: ParameterTuple, prefix: str, scale_shape: tuple[int, ...]) -> None:
         super().__init__(auto_prefix=False)
         self.gradients = ParameterTuple(
             Parameter(
@@ -189,7 +199,14 @@ class Accumulation(nn.Cell):
     Inputs, outputs and methods as those of :class:`EveryCall`.
     """
 
-    def __init__(self, state, decision, found_in_call, forward_state, packing):
+    def __init__(
+        self,
+        state: CycleState,
+        decision: "Decision",
+        found_in_call: AnyFoundOverflow,
+        forward_state: AnyForwardState,
+        packing: AnyPacking,
+    ) -> None:
         super().__init__(auto_prefix=False)
         self.state = state
         self.decision = decision
@@ -226,7 +243,14 @@ class Flush(nn.Cell):
         overflow_detector (OverflowDetector): Clears an NPU's register.
     """
 
-    def __init__(self, state, decision, scaling, overflow_detector, packing):
+    def __init__(
+        self,
+        state: CycleState,
+        decision: "Decision",
+        scaling: AnyScaling,
+        overflow_detector: OverflowDetector,
+        packing: AnyPacking,
+    ) -> None:
         super().__init__(auto_prefix=False)
         self.state = state
         self.decision = decision

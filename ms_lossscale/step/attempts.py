@@ -1,12 +1,26 @@
 """How often the networks run in a call: once, or again at a lower scale as long as that can mend an overflow."""
 
+from typing import TYPE_CHECKING, Optional, Union
+
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale.step.memory_in_use import PutMemoryBack
+from ms_lossscale._mindspore import Compiled
+from ms_lossscale.overflow_detector import OverflowDetector
+from ms_lossscale.step.forward_backward import ForwardsAndBackwards
+from ms_lossscale.step.forward_state import AnyForwardState
+from ms_lossscale.step.found_overflow import FoundOverflow
+from ms_lossscale.step.gradient_transforms import Complete
+from ms_lossscale.step.memory_in_use import MemoryInUse, PutMemoryBack
 from ms_lossscale.step.nested import of_each_tensor, tensors_in, with_tensors
 from ms_lossscale.step.of_network import any_of, of_any_network
+from ms_lossscale.step.ranks import AnyRanks
+from ms_lossscale.step.scaling import AnyScaling, AnyUnscale
+from ms_lossscale.step.step_counters import StepCounters
+
+if TYPE_CHECKING:
+    from ms_lossscale.step.accumulation import CycleState
 
 
 class Attempt(nn.Cell):
@@ -27,7 +41,9 @@ class Attempt(nn.Cell):
         Tuple of four: the tuples of losses and of aux; what follows takes of the backward; the scale that was used.
     """
 
-    def __init__(self, overflow_detector, forwards_and_backwards, memory):
+    def __init__(
+        self, overflow_detector: OverflowDetector, forwards_and_backwards: ForwardsAndBackwards, memory: MemoryInUse
+    ) -> None:
         super().__init__(auto_prefix=False)
         self.put_memory_back = PutMemoryBack(memory)
         self.overflow_detector = overflow_detector
@@ -59,7 +75,9 @@ class GradientCheck(nn.Cell):
         an overflow was found.
     """
 
-    def __init__(self, forward_state, unscale, complete, found_overflow):
+    def __init__(
+        self, forward_state: AnyForwardState, unscale: AnyUnscale, complete: Complete, found_overflow: FoundOverflow
+    ) -> None:
         super().__init__(auto_prefix=False)
         self.forward_state = forward_state
         self.unscale = unscale
@@ -85,7 +103,14 @@ class AttemptCheck(nn.Cell):
         unscaled_losses (tuple[int]): Which losses no scale takes part in, so that a lower one can't make them finite.
     """
 
-    def __init__(self, check, ranks, scaling, cycle_state, unscaled_losses):
+    def __init__(
+        self,
+        check: GradientCheck,
+        ranks: AnyRanks,
+        scaling: AnyScaling,
+        cycle_state: Optional["CycleState"],
+        unscaled_losses: tuple[int, ...],
+    ) -> None:
         super().__init__(auto_prefix=False)
         self.check = check
         self.ranks = ranks
@@ -136,7 +161,16 @@ class Attempts(nn.Cell):
     Inputs and outputs as those of :class:`Attempt`.
     """
 
-    def __init__(self, max_retries, attempt, check, scaling, forward_state, step_counters, keep):
+    def __init__(
+        self,
+        max_retries: int,
+        attempt: Attempt,
+        check: Union[AttemptCheck, Compiled],
+        scaling: AnyScaling,
+        forward_state: AnyForwardState,
+        step_counters: StepCounters,
+        keep: Union[CopyOfInputs, nn.Identity],
+    ) -> None:
         super().__init__(auto_prefix=False)
         self.attempt = attempt
         self.check = check

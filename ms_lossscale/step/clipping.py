@@ -1,12 +1,14 @@
 """Gradient clipping, and the global norm that it measures."""
 
 import math
+from typing import Optional, Union
 
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale.step.of_network import of_network
+from ms_lossscale.step.packing import AnyPacking
 
 # Where the sum of squares lies outside these, squares have overflowed or been flushed to zero. Then it is taken of the
 # gradients times a power of two, which brings their squares back into float32's range and rounds nothing.
@@ -39,7 +41,7 @@ class Clip(nn.Cell):
     # Whether `construct` takes gradients that are not divided yet, by what the norm was given.
     unscales = False
 
-    def __init__(self, norm=None):
+    def __init__(self, norm: Optional["GlobalNorm"] = None) -> None:
         super().__init__(auto_prefix=False)
         self.norm = norm
 
@@ -59,7 +61,7 @@ class ClipByValue(Clip):
         clip_value (float): The largest absolute value.
     """
 
-    def __init__(self, clip_value):
+    def __init__(self, clip_value: float) -> None:
         super().__init__()
         self._low, self._high = _tensor(-clip_value), _tensor(clip_value)
 
@@ -143,7 +145,7 @@ class ClipByGlobalNorm(Clip):
 
     unscales = True
 
-    def __init__(self, clip_norm, norm):
+    def __init__(self, clip_norm: float, norm: "GlobalNorm") -> None:
         super().__init__(norm)
         self._bound, self._one, self._smallest_normal = _tensor(clip_norm), _tensor(1.0), _tensor(_SMALLEST_NORMAL)
 
@@ -164,7 +166,7 @@ class NoClipping(nn.Cell):
 
     finds_overflow = unscales = False
 
-    def __init__(self, networks):
+    def __init__(self, networks: int) -> None:
         super().__init__(auto_prefix=False)
         self._networks = networks
 
@@ -192,7 +194,7 @@ class Clipping(nn.Cell):
     Inputs and outputs as those of :class:`Clip`, of all networks.
     """
 
-    def __init__(self, clips, packing):
+    def __init__(self, clips: list[Clip], packing: AnyPacking) -> None:
         super().__init__(auto_prefix=False)
         self.clips = nn.CellList(clips, auto_prefix=False)
         self.packing = packing
@@ -220,6 +222,9 @@ class Clipping(nn.Cell):
     def norms(self):
         """Reads for each network its global norm at the last check; None where nothing measures it."""
         return [measure and measure.value_of(*measure.parts()) for measure in self.measures()]
+
+
+AnyClipping = Union[NoClipping, Clipping]
 
 
 def make_clip(clip_norm, clip_value, weights, ranks, prefix):

@@ -1,13 +1,18 @@
 """What a training forward writes besides its result, and how a skipped step takes it back."""
 
+from typing import TYPE_CHECKING, Union
+
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._mindspore import only_if, write_in_place
-from ms_lossscale.forward_state.find import find_forward_state
+from ms_lossscale.forward_state.find import Found, find_forward_state
 from ms_lossscale.step.memory_in_use import MemoryInUse
+
+if TYPE_CHECKING:
+    from ms_lossscale.step.accumulation import CycleState
 
 
 class NoForwardState(nn.Cell):
@@ -45,7 +50,7 @@ class ForwardState(nn.Cell):
 
     copies = ()
 
-    def __init__(self, found):
+    def __init__(self, found: Found) -> None:
         super().__init__(auto_prefix=False)
         _set_written(self, found)
 
@@ -83,7 +88,7 @@ class CycleForwardState(nn.Cell):
         restores_calls (bool): Whether a call is undone by itself, too.
     """
 
-    def __init__(self, found, state, prefix, restores_calls):
+    def __init__(self, found: Found, state: "CycleState", prefix: str, restores_calls: bool) -> None:
         super().__init__(auto_prefix=False)
         _set_written(self, found)
         self._found = found
@@ -112,6 +117,9 @@ class CycleForwardState(nn.Cell):
 
     def restore_step(self, saved):
         gradients.assign(self.written, self.copies)
+
+
+AnyForwardState = Union[NoForwardState, ForwardState, CycleForwardState]
 
 
 def _not_copied(parameter):

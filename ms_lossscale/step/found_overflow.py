@@ -5,12 +5,17 @@ Where each network has a loss scale of its own it is of shape (N,): whose gradie
 FoundOverflow, made of what looks at the gradients (a detector, each gradient, or the norms) and of whose they are.
 """
 
+from typing import Union
+
 import numpy as np
 from mindspore import Tensor, get_context, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale.overflow_detector import FiniteGradients, OverflowDetector
+from ms_lossscale.step.clipping import AnyClipping
 from ms_lossscale.step.of_network import any_of, of_any_network
+from ms_lossscale.step.packing import AnyPacking
+from ms_lossscale.step.ranks import AnyRanks
 
 
 class OwnDetector(nn.Cell):
@@ -27,7 +32,7 @@ class OwnDetector(nn.Cell):
         Tensor, its answer, bool of shape :math:`()`.
     """
 
-    def __init__(self, overflow_detector):
+    def __init__(self, overflow_detector: OverflowDetector) -> None:
         super().__init__(auto_prefix=False)
         name = type(overflow_detector).__name__
         if type(overflow_detector).construct is OverflowDetector.construct:
@@ -72,7 +77,7 @@ class Detector(nn.Cell):
         if they became known with it, else empty.
     """
 
-    def __init__(self, overflow_detector, whose):
+    def __init__(self, overflow_detector: OverflowDetector, whose: "Whose") -> None:
         super().__init__(auto_prefix=False)
         is_own = type(overflow_detector).__module__ != OverflowDetector.__module__
         self.detect = OwnDetector(overflow_detector) if is_own else overflow_detector
@@ -93,7 +98,7 @@ class EachGradient(nn.Cell):
     Inputs and outputs as those of :class:`Detector`.
     """
 
-    def __init__(self, packing, whose):
+    def __init__(self, packing: AnyPacking, whose: "Whose") -> None:
         super().__init__(auto_prefix=False)
         self.packing = packing
         self.whose = whose
@@ -114,7 +119,7 @@ class Norms(nn.Cell):
     Inputs and outputs as those of :class:`Detector`.
     """
 
-    def __init__(self, whose):
+    def __init__(self, whose: "Whose") -> None:
         super().__init__(auto_prefix=False)
         self.whose = whose
 
@@ -163,7 +168,7 @@ class OfEach(nn.Cell):
         Tensor, bool of shape :math:`(N,)`, of which none is True unless the step overflowed.
     """
 
-    def __init__(self, packing):
+    def __init__(self, packing: AnyPacking) -> None:
         super().__init__(auto_prefix=False)
         self.packing = packing
         networks = np.array(packing.networks_of_flags())
@@ -190,6 +195,9 @@ class OfEach(nn.Cell):
         return ops.logical_and(overflow, ops.logical_or(overflowed, none_did))
 
 
+Whose = Union[OfAll, OfEach]
+
+
 class FoundOverflow(nn.Cell):
     """
     Whether an overflow was found in gradients.
@@ -208,7 +216,7 @@ class FoundOverflow(nn.Cell):
     Outputs as those of `looks`.
     """
 
-    def __init__(self, clipping, looks, ranks):
+    def __init__(self, clipping: AnyClipping, looks: Union[Detector, EachGradient, Norms], ranks: AnyRanks) -> None:
         super().__init__(auto_prefix=False)
         self.clipping = clipping
         self.looks = looks
@@ -228,6 +236,9 @@ class KnownOverflow(nn.Cell):
 
     def construct(self, grads, divisor, others, known):
         return any_of(known[0], known[1:]), ()
+
+
+AnyFoundOverflow = Union[FoundOverflow, KnownOverflow]
 
 
 def make_looks(overflow_detector, packing, whose, norms_suffice=False):

@@ -1,12 +1,15 @@
 """What becomes of gradients before they are judged: what the user's transforms do, and what float16 can't hold."""
 
 import itertools
+from collections.abc import Sequence
 
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale.step.packing import AnyPacking
 from ms_lossscale.step.parameter_names import add_prefix, network_prefix
+from ms_lossscale.step.ranks import AnyRanks
 
 
 class OwnTransform(nn.Cell):
@@ -24,7 +27,7 @@ class OwnTransform(nn.Cell):
         tuple[Tensor], float32, of the same shapes.
     """
 
-    def __init__(self, owner, transform):
+    def __init__(self, owner: str, transform: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
         self.transform = transform
         self._must = (
@@ -70,7 +73,7 @@ class GradientTransforms(nn.Cell):
         tuple[Tensor], of the same shapes.
     """
 
-    def __init__(self, owner, of_each, packing):
+    def __init__(self, owner: str, of_each: Sequence[Sequence[nn.Cell]], packing: AnyPacking) -> None:
         super().__init__(auto_prefix=False)
         checked = [[OwnTransform(owner, transform) for transform in its] for its in of_each]
         self.of_each = nn.CellList([nn.CellList(its, auto_prefix=False) for its in checked], auto_prefix=False)
@@ -96,7 +99,7 @@ class Float16Overflow(nn.Cell):
     Inputs and outputs as those of :class:`GradientTransforms`.
     """
 
-    def __init__(self, become_float16):
+    def __init__(self, become_float16: Sequence[bool]) -> None:
         super().__init__(auto_prefix=False)
         self._become_float16 = become_float16
 
@@ -115,7 +118,7 @@ class Complete(nn.Cell):
     Inputs and outputs as those of :class:`GradientTransforms`.
     """
 
-    def __init__(self, ranks, stages):
+    def __init__(self, ranks: AnyRanks, stages: list[nn.Cell]) -> None:
         super().__init__(auto_prefix=False)
         self.ranks = ranks
         self.stages = nn.CellList(stages, auto_prefix=False)

@@ -2,6 +2,7 @@
 
 import bisect
 import itertools
+from typing import Union
 
 import numpy as np
 from mindspore import Tensor, nn, ops
@@ -141,3 +142,6 @@ def _parts(tuples):
     """Where each tuple starts and ends in the flat tuple of all of them."""
     ends = list(itertools.accumulate(map(len, tuples)))
     return tuple(zip([0, *ends], ends))
+
+
+AnyPacking = Union[Unpacked, Packing]

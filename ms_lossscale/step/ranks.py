@@ -1,5 +1,7 @@
 """What the ranks of a parallel job do together within a step; alone there is nothing to do."""
 
+from typing import Union
+
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
@@ -58,3 +60,6 @@ class Ranks(nn.Cell):
     def own(self, weights):
         """For each weight whether every rank has a part of its own of it, whose gradient `reduce` leaves alone."""
         return tuple(weight.layerwise_parallel for weight in weights)
+
+
+AnyRanks = Union[Alone, Ranks]

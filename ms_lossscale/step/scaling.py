@@ -1,11 +1,18 @@
 """The loss scale within a step: read once, multiplied in and divided out, moved once by its update rule."""
 
+from typing import TYPE_CHECKING, Optional, Union
+
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._mindspore import only_if
+from ms_lossscale.loss_scale import LossScale
 from ms_lossscale.step.of_network import of_any_network, of_network
+from ms_lossscale.step.packing import AnyPacking
+
+if TYPE_CHECKING:
+    from ms_lossscale.step.accumulation import CycleState
 
 
 def scaled(loss, scale):
@@ -22,7 +29,7 @@ class Scaling(nn.Cell):
         *further (Parameter): What moves with them.
     """
 
-    def __init__(self, loss_scale, *further):
+    def __init__(self, loss_scale: LossScale, *further: Parameter) -> None:
         super().__init__(auto_prefix=False)
         self.loss_scales = nn.CellList([loss_scale], auto_prefix=False)
         self.loss_scale = loss_scale
@@ -56,7 +63,7 @@ class CycleScaling(Scaling):
         prefix (str): For the name of the Parameter that holds the cycle's scale.
     """
 
-    def __init__(self, loss_scale, state, steps, prefix):
+    def __init__(self, loss_scale: LossScale, state: "CycleState", steps: int, prefix: str) -> None:
         cycle_scale = Parameter(
             Tensor(1.0, mstype.float32), name=f"{prefix}accumulation.loss_scale", requires_grad=False
         )
@@ -108,7 +115,7 @@ class OwnScaling(nn.Cell):
         scalings (list[Union[Scaling, CycleScaling]]): For each network, of its own loss scale.
     """
 
-    def __init__(self, scalings):
+    def __init__(self, scalings: list[Scaling]) -> None:
         super().__init__(auto_prefix=False)
         self.scalings = nn.CellList(scalings, auto_prefix=False)
         self.loss_scales = nn.CellList([scaling.loss_scale for scaling in scalings], auto_prefix=False)
@@ -161,7 +168,7 @@ class Unscale(nn.Cell):
         Tuple of the gradients and of what they are still to be divided by.
     """
 
-    def __init__(self, share, packing=None):
+    def __init__(self, share: float, packing: Optional[AnyPacking] = None) -> None:
         super().__init__(auto_prefix=False)
         self.packing = packing
         self._share, self._one = Tensor(share, mstype.float32), Tensor(1.0, mstype.float32)
@@ -183,3 +190,7 @@ class UnscaleInClipping(nn.Cell):
 
     def construct(self, grads, scale):
         return grads, scale
+
+
+AnyScaling = Union[Scaling, OwnScaling]
+AnyUnscale = Union[Unscale, UnscaleInClipping]

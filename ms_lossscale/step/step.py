@@ -7,14 +7,13 @@ from mindspore import nn
 from ms_lossscale._mindspore import Compiled
 from ms_lossscale.step.accumulation import Accumulation, EveryCall, Flush
 from ms_lossscale.step.attempts import Attempt, Attempts
-from ms_lossscale.step.forward_state import CycleForwardState, ForwardState, NoForwardState
-from ms_lossscale.step.found_overflow import FoundOverflow, KnownOverflow
+from ms_lossscale.step.forward_state import AnyForwardState
+from ms_lossscale.step.found_overflow import AnyFoundOverflow
 from ms_lossscale.step.gradient_transforms import Complete
-from ms_lossscale.step.scaling import OwnScaling, Scaling, Unscale, UnscaleInClipping
+from ms_lossscale.step.scaling import AnyScaling, AnyUnscale
 from ms_lossscale.step.trial import Trial
 from ms_lossscale.step.update import AlwaysUpdate, Nothing, Update, UpdateOrUndo
 
-AnyForwardState = Union[NoForwardState, ForwardState, CycleForwardState]
 AnyAccumulation = Union[EveryCall, Accumulation]
 
 
@@ -51,7 +50,7 @@ class Step(nn.Cell):
     def __init__(
         self,
         *,
-        scaling: Union[Scaling, OwnScaling],
+        scaling: AnyScaling,
         forward_state: AnyForwardState,
         attempts: Union[Attempt, Attempts],
         attempt: Attempt,
@@ -102,7 +101,7 @@ class AfterBackward(nn.Cell):
     def __init__(
         self,
         forward_state: AnyForwardState,
-        unscale: Union[Unscale, UnscaleInClipping],
+        unscale: AnyUnscale,
         accumulation: AnyAccumulation,
     ) -> None:
         super().__init__(auto_prefix=False)
@@ -135,8 +134,8 @@ class Decision(nn.Cell):
     def __init__(
         self,
         complete: Complete,
-        found_overflow: Union[FoundOverflow, KnownOverflow],
-        scaling: Union[Scaling, OwnScaling],
+        found_overflow: AnyFoundOverflow,
+        scaling: AnyScaling,
         update_or_undo: Union[UpdateOrUndo, AlwaysUpdate],
     ) -> None:
         super().__init__(auto_prefix=False)

@@ -1,8 +1,13 @@
 """A step that only asks whether it would overflow."""
 
+from typing import Union
+
 from mindspore import nn
 
-from ms_lossscale._mindspore import UseInOutermostGraph
+from ms_lossscale._mindspore import Compiled, UseInOutermostGraph
+from ms_lossscale.step.attempts import Attempt, CopyOfInputs, GradientCheck
+from ms_lossscale.step.forward_state import AnyForwardState
+from ms_lossscale.step.scaling import AnyScaling
 
 
 class Trial(nn.Cell):
@@ -24,7 +29,14 @@ class Trial(nn.Cell):
         Tensor, whether an overflow was found, as :class:`FoundOverflow` gives it.
     """
 
-    def __init__(self, scaling, forward_state, attempt, check, keep):
+    def __init__(
+        self,
+        scaling: AnyScaling,
+        forward_state: AnyForwardState,
+        attempt: Attempt,
+        check: Union[GradientCheck, Compiled],
+        keep: Union[CopyOfInputs, nn.Identity],
+    ) -> None:
         super().__init__(auto_prefix=False)
         self.scaling = scaling
         self.forward_state = forward_state

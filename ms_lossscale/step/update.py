@@ -3,7 +3,13 @@
 from mindspore import nn, ops
 
 from ms_lossscale._mindspore import only_if
+from ms_lossscale.step.clipping import AnyClipping
+from ms_lossscale.step.forward_state import AnyForwardState
+from ms_lossscale.step.moving_average import MovingAverage
 from ms_lossscale.step.of_network import of_any_network
+from ms_lossscale.step.optimizers import Optimizers
+from ms_lossscale.step.packing import AnyPacking
+from ms_lossscale.step.step_counters import StepCounters
 
 
 class Update(nn.Cell):
@@ -25,7 +31,15 @@ class Update(nn.Cell):
         Tensor, to wait for.
     """
 
-    def __init__(self, clipping, packing, optimizers, after_update, moving_averages, step_counters):
+    def __init__(
+        self,
+        clipping: AnyClipping,
+        packing: AnyPacking,
+        optimizers: Optimizers,
+        after_update: nn.Cell,
+        moving_averages: list[MovingAverage],
+        step_counters: StepCounters,
+    ) -> None:
         super().__init__(auto_prefix=False)
         self.clipping = clipping
         self.packing = packing
@@ -62,7 +76,7 @@ class Undo(nn.Cell):
         Tensor, to wait for.
     """
 
-    def __init__(self, forward_state, packing, step_counters):
+    def __init__(self, forward_state: AnyForwardState, packing: AnyPacking, step_counters: StepCounters) -> None:
         super().__init__(auto_prefix=False)
         self.forward_state = forward_state
         self.packing = packing
@@ -88,7 +102,7 @@ class UpdateOrUndo(nn.Cell):
         Tensor, whether the step overflowed, bool of shape :math:`()`, after all that the branch did.
     """
 
-    def __init__(self, update, undo):
+    def __init__(self, update: Update, undo: Undo) -> None:
         super().__init__(auto_prefix=False)
         self.update = update
         self.undo = undo
@@ -102,7 +116,7 @@ class UpdateOrUndo(nn.Cell):
 class AlwaysUpdate(nn.Cell):
     """No branch, where nothing is checked. Inputs and outputs as those of :class:`UpdateOrUndo`."""
 
-    def __init__(self, update):
+    def __init__(self, update: Update) -> None:
         super().__init__(auto_prefix=False)
         self.update = update
 

@@ -5,17 +5,18 @@ A program of its own, since MindSpore decides when it compiles its first graph w
 """
 
 import json
+import os
+import re
 import sys
+from collections import Counter
 from pathlib import Path
 
-# For the package `support`, as a program, and for a tool of the benchmarks.
+# For the package `support`, as a program.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import mindspore
 import numpy as np
 from mindspore import Tensor, nn, ops
-from operators import counted
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
 from support.gan_networks import (
@@ -27,6 +28,10 @@ from support.gan_networks import (
     two_optimizers,
 )
 from support.networks import weight
+
+# Nodes that only lead values from one operator, or one branch, to the next.
+_WIRING = {"Depend", "Load", "MakeTuple", "Partial", "Switch", "TupleGetItem", "UpdateState"}
+_DEFINITION = re.compile(r"^ *%\d+\(.*?\) = (?:PrimFunc_)?(\w+)\(", re.M)
 
 SMALL, LARGE = 8, 160  # 160 x 160 is more elements than a small tensor has.
 
@@ -49,8 +54,18 @@ def momentum(network):
 
 
 def operators(folder, cell, *inputs):
-    """Compiles the cell for the inputs. Returns a Counter of its operators, all branches included."""
-    return counted(folder, lambda: cell.set_train().compile(*inputs))
+    """
+    Compiles the cell for the inputs. Returns a Counter of its operators, all branches included. MindSpore decides when
+    it compiles the first graph of a process whether it writes graphs down at all.
+    """
+    os.environ["MS_DEV_SAVE_GRAPHS"] = "2"
+    os.environ["MS_DEV_SAVE_GRAPHS_PATH"] = str(folder)
+    cell.set_train().compile(*inputs)
+    # The graphs that are going to run are named so.
+    texts = [path.read_text() for path in folder.rglob("graph_build_*.ir")]
+    assert texts
+    names = Counter(name for text in texts for name in _DEFINITION.findall(text))
+    return Counter({name: count for name, count in names.items() if name not in _WIRING})
 
 
 def added(folder, size, count, **keywords):

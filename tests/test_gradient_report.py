@@ -218,8 +218,7 @@ def test_the_printed_table():
 def test_the_printed_table_of_one_parameter_needs_no_total():
     table = str(report_of({"weight": [1.0, 0.0]}, clip=0.25, loss_scale=2.0**20))
     assert table.startswith(
-        "Unscaled gradients of 1 parameter in 1 batch, clipped to the global norm 0.25, computed at loss scale "
-        "2**20; "
+        "Unscaled gradients of 1 parameter in 1 batch, clipped to the global norm 0.25, computed at loss scale 2**20; "
     )
     assert [line.split()[0] for line in table.splitlines()[2:4]] == ["parameter", "weight"]
     assert table.splitlines()[4] == ""

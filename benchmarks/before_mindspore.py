@@ -21,14 +21,3 @@ def measured_by(script, *arguments, **variables):
     if result.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{result.stderr[-3000:]}")
     return json.loads(result.stdout.splitlines()[-1]), result.stdout + result.stderr
-
-
-def chosen_cases(parser, cases, default):
-    """The cases that are named on the command line."""
-    parser.add_argument(
-        "cases", nargs="*", metavar="CASE", help=f"of {', '.join(cases)} (default: {' '.join(default)})"
-    )
-    chosen = parser.parse_args().cases or default
-    if unknown := set(chosen) - set(cases):
-        parser.error(f"no such case: {', '.join(sorted(unknown))}. There are {', '.join(cases)}.")
-    return chosen

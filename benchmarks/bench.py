@@ -125,23 +125,18 @@ def _ratio(figures, side, reference):
     return f"{figures[side] / figures[reference]:.2f}" if side in figures else "-"
 
 
-def measure_all(folder, name, cases, table_of):
-    """Measures cases, as arguments of `measure`; writes what was measured and its table, and prints the table."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    results = [measure(*case) for case in tqdm(cases, unit="case", dynamic_ncols=True)]
-    table = table_of(results)
-    with replacing(folder / f"{name}.json") as part:
-        part.write_text(json.dumps({"machine": machine(), "results": results}, indent=1))
-    with replacing(folder / f"{name}.md") as part:
-        part.write_text(table)
-    print(table, end="")
-
-
 def main():
     args = parse_arguments()
-    cases = [(case, mode, args.rounds, args.all) for case in args.cases for mode in args.modes]
-    measure_all(args.output, "bench", cases, markdown)
+    folder = Path(args.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    cases = [(case, mode) for case in args.cases for mode in args.modes]
+    results = [measure(*case, args.rounds, args.all) for case in tqdm(cases, unit="case", dynamic_ncols=True)]
+    table = markdown(results)
+    with replacing(folder / "bench.json") as part:
+        part.write_text(json.dumps({"machine": machine(), "results": results}, indent=1))
+    with replacing(folder / "bench.md") as part:
+        part.write_text(table)
+    print(table, end="")
     return 0
 
 

@@ -15,7 +15,7 @@ import sys
 from collections import Counter
 from datetime import datetime
 
-from before_mindspore import chosen_cases, measured_by
+from before_mindspore import measured_by
 from common.output import markdown_table
 from tqdm import tqdm
 
@@ -80,13 +80,24 @@ def row(case, side, result):
     return [case, side, *(f"{seconds:.2f} s" for seconds in figures), str(own), str(sum(parsed.values()))]
 
 
+def _chosen_cases(parser, cases, default):
+    """The cases that are named on the command line."""
+    parser.add_argument(
+        "cases", nargs="*", metavar="CASE", help=f"of {', '.join(cases)} (default: {' '.join(default)})"
+    )
+    chosen = parser.parse_args().cases or default
+    if unknown := set(chosen) - set(cases):
+        parser.error(f"no such case: {', '.join(sorted(unknown))}. There are {', '.join(cases)}.")
+    return chosen
+
+
 def main():
     if sys.argv[1:2] == ["--child"]:
         return child(*sys.argv[2:])
     from sides import CASES
 
     parser = argparse.ArgumentParser(description="Show where the time of a first call in graph mode goes.")
-    chosen = chosen_cases(parser, CASES, ["lenet", "resnet18"])
+    chosen = _chosen_cases(parser, CASES, ["lenet", "resnet18"])
     header = ["case", "side", "first call", *PHASES.values(), "the rest", "functions of ms_lossscale parsed", "others"]
     pairs = [(case, side) for case in chosen for side in list(CASES[case])[:2]]
     rows = [row(case, side, measured(case, side)) for case, side in tqdm(pairs, unit="process", dynamic_ncols=True)]

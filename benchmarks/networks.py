@@ -1,7 +1,5 @@
 """The networks of the benchmarks, each with a batch of its inputs."""
 
-import functools
-
 import before_mindspore  # noqa: F401
 import gan.network
 import numpy as np
@@ -50,21 +48,9 @@ class _Narrow(nn.Cell):
         return self.classify(x)
 
 
-def narrow(tensors):
-    """So many small parameter tensors: those of half as many layers of 8."""
-    return _classified(_Narrow(tensors // 2), (8,))
-
-
 def deep_narrow():
     """250 layers of 8: 500 small parameter tensors."""
-    return narrow(500)
-
-
-def wide(values):
-    """About so many values in 4 square matrices."""
-    width = round((values / 4) ** 0.5)
-    layers = [nn.Dense(width, width, has_bias=False, activation="tanh") for _ in range(3)]
-    return _classified(nn.SequentialCell(*layers, nn.Dense(width, width, has_bias=False)), (width,))
+    return _classified(_Narrow(250), (8,))
 
 
 class _Block(nn.Cell):
@@ -119,11 +105,5 @@ def dcgan():
     noise = Tensor(rng.standard_normal((32, 64)).astype(np.float32))
     return generator, discriminator, (images, noise)
 
-
-# How costs grow: with the number of tensors, and with that of values.
-GROWTH = {f"{count} tensors": functools.partial(narrow, count) for count in (10, 100, 1000)}
-GROWTH.update(
-    (f"{values:.0e} values".replace("e+0", "e"), functools.partial(wide, values)) for values in (1e5, 1e6, 1e7, 1e8)
-)
 
 ONE_NETWORK = {"tiny": tiny, "lenet": small_convolutions, "mlp": mlp, "deep_narrow": deep_narrow, "resnet18": resnet18}

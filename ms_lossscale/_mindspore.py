@@ -2,9 +2,9 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
-from mindspore import Parameter, ParameterTuple, Tensor, jit, mutable, nn, ops
+from mindspore import GRAPH_MODE, Parameter, ParameterTuple, Tensor, get_context, jit, mutable, nn, ops
 from mindspore import dtype as mstype
 from mindspore.ops.composite.base import _Grad, _pynative_executor
 
@@ -123,6 +123,25 @@ class DeviceOverflowCheck(nn.TrainOneStepWithLossScaleCell):
         return self.get_overflow_status(self._no_status, grads)
 
 
+class CompilePhase(nn.Cell):
+    """
+    In each call in graph mode MindSpore, from 2.8 on, writes the name of the compiled graph into each cell below the
+    called one, once for each way that leads to it: 4 us a cell, with hundreds of layers as long as a small step. They
+    need it when a graph is compiled. This cell hands a name on once, until there is another.
+    """
+
+    if hasattr(nn.Cell, "compile_phase"):
+
+        @property
+        def compile_phase(self) -> Optional[str]:
+            return nn.Cell.compile_phase.fget(self)
+
+        @compile_phase.setter
+        def compile_phase(self, value: Optional[str]) -> None:
+            if value != self.compile_phase or value not in self.compile_cache:
+                nn.Cell.compile_phase.fset(self, value)
+
+
 def only_if(condition, write, *args):
     """
     A branch that only writes: calls `write` if `condition`, a bool tensor of shape (), says so. Returns the condition.
@@ -181,3 +200,42 @@ class Compiled(nn.Cell):
     @jit
     def construct(self, *inputs):
         return self.cell(*inputs)
+
+
+# A gradient within the loss of the very cell that another loss of the step calls, too: either, by the losses' order.
+_INNER_GRADIENT = ("Illegal AnfNode", "real_primal_func")
+_OTHER_FUNCTION = "The parameters number of the function is"
+
+
+def explanation(cell, error):
+    """
+    What an error of MindSpore means for a training cell, where it does not say it.
+
+    Args:
+        cell (TrainingCell): The cell that was called.
+        error (Exception): What its call raised.
+
+    Returns:
+        str, a sentence for the user; None if there is nothing to add.
+    """
+    if get_context("mode") != GRAPH_MODE:
+        return None
+    name, text = type(cell).__name__, str(error)
+    if any(part in text for part in _INNER_GRADIENT):
+        return (
+            f"For '{name}', MindSpore could not compile a network that takes the gradient of a Cell which another loss "
+            f"of the step calls as well (a gradient penalty of a critic, say). Take the gradient of a method of the "
+            f"loss cell instead: in its __init__, self.gradient = ops.GradOperation()(self.score), with "
+            f"def score(self, x): return self.critic(x)."
+        )
+    if _OTHER_FUNCTION not in text:
+        return None
+    for _, part in cell.cells_and_names():
+        # Left by `mindspore.jit`; MindSpore then parses that method in the place of `construct`.
+        compiled = getattr(part, "__parse_method__", "construct")
+        if compiled != "construct" and f" : {compiled}_" in text:
+            return (
+                f"For '{name}', MindSpore can't compile '{type(part).__name__}' into a graph, since '{compiled}' of it "
+                f"was compiled by itself, in PYNATIVE_MODE. Call the training cell in one mode only."
+            )
+    return None

@@ -238,6 +238,7 @@ def test_networks_take_part_in_whole_windows(mode):
         trained.control.every = every
     # All windows but the fourth, which 3 does not divide; all but the first and the fifth, which 2 does not.
     assert [counters["applied_steps"] for counters in trained.cell.counters()] == [4, 3]
+    assert trained.cell.steps_made() == 5
 
 
 # Of so many calls the number that is kept has no place but in its sign.

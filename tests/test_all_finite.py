@@ -73,6 +73,14 @@ def test_the_largest_values_are_finite_though_their_sum_is_not(check, dtype):
     assert not check(*tensors([[largest] * 8] * 8, [largest] * 7 + [np.inf], dtype=dtype))
 
 
+def test_of_a_large_tensor_too(check):
+    """Of which only the sum is looked at first."""
+    largest = np.full(2**14 + 1, 3e38)
+    assert check(*tensors(largest, [1.0]))
+    largest[-1] = np.inf
+    assert not check(*tensors(largest, [1.0]))
+
+
 def test_tensors_that_overflow_the_sum_only_together(check):
     assert check(*tensors([3e38], [3e38], [-3e38]))
 

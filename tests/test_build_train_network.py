@@ -4,14 +4,13 @@ import inspect
 
 import numpy as np
 import pytest
+from conftest import quick_in_graph_mode
 from mindspore import Parameter, Tensor, amp, nn
 from mindspore import dtype as mstype
 from mindspore.experimental import optim
 from support.networks import FEATURES, batch_for
 
 from ms_lossscale import DynamicLossScale, FixedLossScale, ScaledTrainOneStepCell, build_train_network
-
-pytestmark = pytest.mark.long
 
 LEVELS = ["O0", "O1", "O2", "O3", "auto"]
 
@@ -49,6 +48,7 @@ def sgd(network):
     return nn.SGD(network.trainable_params(), learning_rate=0.01)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("with_loss_fn", [True, False], ids=["loss_fn", "loss_in_network"])
 def test_converts_as_mindspore_does(mode, level, with_loss_fn):
@@ -69,6 +69,7 @@ def test_converts_as_mindspore_does(mode, level, with_loss_fn):
         np.testing.assert_array_equal(loss.asnumpy(), expected.asnumpy())
 
 
+@pytest.mark.long
 def test_the_levels_are_not_all_the_same():
     # The control of the test above: float16 gives another loss than float32.
     by_level = {}
@@ -89,6 +90,7 @@ class TestLossScale:
         assert isinstance(cell.loss_scale, DynamicLossScale) == (level == "O2")
         assert isinstance(cell.loss_scale, FixedLossScale) == (level != "O2")
 
+    @pytest.mark.long
     def test_a_dynamic_manager_which_mindspore_refuses_on_cpu(self, mode):
         network = Backbone()
         manager = amp.DynamicLossScaleManager(init_loss_scale=512, scale_factor=2, scale_window=2)
@@ -99,6 +101,7 @@ class TestLossScale:
         assert [bool(overflow) for overflow, _ in reported] == [False, False, True, False]
         assert [float(scale) for _, scale in reported] == [512.0, 512.0, 1024.0, 512.0]
 
+    @quick_in_graph_mode
     def test_o2_backs_off_until_it_trains(self, mode):
         network = Backbone()
         cell = build_train_network(network, nn.AdamWeightDecay(network.trainable_params()), nn.MSELoss(), "O2")
@@ -126,12 +129,14 @@ class TestLossScale:
 
 
 class TestOtherKeywords:
+    @pytest.mark.long
     def test_are_those_of_mindspore(self):
         ours = inspect.signature(build_train_network).parameters
         stock = inspect.signature(amp.build_train_network).parameters
         assert list(ours) == list(stock)
         assert [parameter.default for parameter in ours.values()] == [p.default for p in stock.values()]
 
+    @pytest.mark.long
     @pytest.mark.parametrize("level, keep", [("O2", True), ("O2", False), ("O3", True), ("O3", False)])
     def test_keep_batchnorm_fp32(self, mode, level, keep):
         def build(function):
@@ -142,6 +147,7 @@ class TestOtherKeywords:
         expected = build(amp.build_train_network)(*inputs())
         np.testing.assert_array_equal(build(build_train_network)(*inputs())[0].asnumpy(), expected.asnumpy())
 
+    @pytest.mark.long
     @pytest.mark.parametrize("level, cast", [("O0", mstype.float16), ("O3", mstype.float32)])
     def test_cast_model_type(self, mode, level, cast):
         def build(function):
@@ -152,6 +158,7 @@ class TestOtherKeywords:
         expected = build(amp.build_train_network)(*inputs())
         np.testing.assert_array_equal(build(build_train_network)(*inputs())[0].asnumpy(), expected.asnumpy())
 
+    @quick_in_graph_mode
     def test_those_of_the_training_cell(self, mode):
         network = BackboneWithLoss()
         counts = CountsUpdates()
@@ -160,6 +167,7 @@ class TestOtherKeywords:
             assert bool(cell(*inputs(overflow=overflow))[1]) == bool(overflow)
         assert int(counts.updates.asnumpy()) == 2
 
+    @pytest.mark.long
     def test_an_optimizer_that_mindspore_refuses(self, mode):
         network = Backbone()
         optimizer = optim.AdamW(network.trainable_params(), lr=0.01)
@@ -186,6 +194,7 @@ class CountsUpdates(nn.Cell):
 
 
 class TestWhatItRefuses:
+    @pytest.mark.long
     @pytest.mark.parametrize(
         "keywords, names",
         [
@@ -206,6 +215,7 @@ class TestWhatItRefuses:
         for name in names:
             assert name in str(error.value)
 
+    @pytest.mark.long
     def test_an_optimizer_with_a_loss_scale_of_its_own(self):
         network = Backbone()
         optimizer = nn.SGD(network.trainable_params(), learning_rate=0.01, loss_scale=1024.0)

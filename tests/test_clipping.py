@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from conftest import quick_in_graph_mode
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mindspore import Parameter, Tensor, nn, ops
@@ -17,8 +18,6 @@ from ms_lossscale import (
     DynamicLossScale,
     ScaledTrainOneStepCell,
 )
-
-pytestmark = pytest.mark.long
 
 NAN, INF = float("nan"), float("inf")
 
@@ -92,6 +91,7 @@ GRADIENTS = {
 }
 
 
+@quick_in_graph_mode
 @pytest.mark.parametrize("clip_norm", [1.0, 1e-10, 1e25])
 def test_by_norm(mode, clip_norm):
     clipped = Clipped(clip_norm=clip_norm)
@@ -104,6 +104,7 @@ def test_by_norm(mode, clip_norm):
             np.testing.assert_array_equal(actual, np.asarray(gradient, np.float32))
 
 
+@pytest.mark.long
 def test_by_norm_agrees_with_mindspore(mode):
     clipped = Clipped(clip_norm=1.5)
     for name in ("ordinary", "below the bound", "one element", "tiny and ordinary"):
@@ -112,6 +113,7 @@ def test_by_norm_agrees_with_mindspore(mode):
         assert_close(clipped(gradient)[0], np.concatenate([part.asnumpy() for part in parts]))
 
 
+@quick_in_graph_mode
 def test_by_norm_over_the_whole_range_of_float32(mode):
     clipped = Clipped(clip_norm=2.0)
     elements = st.one_of(
@@ -135,6 +137,7 @@ def test_by_norm_over_the_whole_range_of_float32(mode):
     check()
 
 
+@quick_in_graph_mode
 @pytest.mark.parametrize("clip_value", [1.0, 1e-30])
 def test_by_value(mode, clip_value):
     clipped = Clipped(clip_value=clip_value)
@@ -145,6 +148,7 @@ def test_by_value(mode, clip_value):
         np.testing.assert_array_equal(actual, np.clip(np.asarray(gradient, np.float32), -bound, bound))
 
 
+@quick_in_graph_mode
 @pytest.mark.parametrize("clip", [{"clip_norm": 1.0}, {"clip_value": 0.5}, {"clip_norm": INF}], ids=str)
 def test_not_finite_gradients_skip_and_reach_no_weight(mode, clip):
     clipped = Clipped(DynamicLossScale(2.0**10), ema_decay=0.5, **clip)
@@ -174,6 +178,7 @@ def test_not_finite_gradients_skip_and_reach_no_weight(mode, clip):
     assert all(np.isfinite(value).all() for name, value in state(clipped.cell).items() if "ema" in name)
 
 
+@quick_in_graph_mode
 @pytest.mark.parametrize("clip", [{"clip_norm": 1.0}, {"clip_value": 0.5}], ids=str)
 def test_unscaled_gradients_are_clipped(mode, clip):
     clipped = Clipped(1.0, **clip)
@@ -191,6 +196,7 @@ def test_unscaled_gradients_are_clipped(mode, clip):
             assert_close(actual, np.clip(np.asarray(gradient, np.float32), -0.5, 0.5))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", CELLS)
 @pytest.mark.parametrize("clip", [{}, {"clip_value": 1.0}], ids=["no_clip", "clip_value"])
 def test_grad_norm_needs_clip_norm(kind, clip):
@@ -198,6 +204,7 @@ def test_grad_norm_needs_clip_norm(kind, clip):
         Trained(kind, **clip).cell.grad_norm()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind, steps", [("scaled", 1), ("scaled", 2), ("simultaneous", 1), ("alternating", 2)])
 def test_an_infinite_bound_only_measures(mode, kind, steps):
     # 1000: a scale with which a changed order of the operations would show.
@@ -214,6 +221,7 @@ def test_an_infinite_bound_only_measures(mode, kind, steps):
     assert changed({name: state(measured.cell)[name] for name in common}, common) == set()
 
 
+@quick_in_graph_mode
 @pytest.mark.parametrize("steps", [1, 2], ids=["every_call", "accumulation"])
 @pytest.mark.parametrize("clip", [{"clip_norm": 0.25}, {"clip_value": 0.25}], ids=str)
 def test_float16_weights(mode, clip, steps):

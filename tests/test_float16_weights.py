@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from conftest import quick_in_graph_mode
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 from support.training import bookkeeping, changed, state
 
@@ -51,6 +51,27 @@ def assert_skips(cell, names):
     assert cell.overflowed_parameters() == names
     # Of other weights it is as good as any.
     assert not bool(cell(slope(TOO_LARGE), slope(1))[1].asnumpy().any())
+
+
+class Strict(nn.Cell):
+    """An optimizer that refuses gradients of another dtype than its weights'."""
+
+    def __init__(self, parameters):
+        super().__init__(auto_prefix=False)
+        self.parameters = ParameterTuple(parameters)
+
+    def construct(self, grads):
+        for i, parameter in enumerate(self.parameters):
+            if grads[i].dtype != parameter.dtype:
+                raise TypeError("a gradient of another dtype")
+            ops.assign_sub(parameter, grads[i])
+
+
+def test_the_optimizer_gets_gradients_of_its_weights_dtypes(mode):
+    network = Mixed()
+    cell = ScaledTrainOneStepCell(network, Strict(network.trainable_params()), SCALE).set_train()
+    assert not bool(cell(slope(1), slope(1))[1])
+    np.testing.assert_array_equal(network.half_3.asnumpy(), np.zeros(3, np.float16))
 
 
 @pytest.mark.parametrize("keywords", [{}, {"clip_norm": 1.0}, {"max_retries": 1}], ids=str)

@@ -3,6 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
+from conftest import quick_in_graph_mode
 from mindspore import dataset, nn
 from mindspore.train import Model
 from support.linear_pair import First, Trained, arrays, momentum
@@ -10,9 +11,8 @@ from test_accumulation import Saturating, saturating_batch
 
 from ms_lossscale import DynamicLossScale, FlushAccumulation, ScaledTrainOneStepCell, emulation
 
-pytestmark = pytest.mark.long
 
-
+@quick_in_graph_mode
 def test_knows_what_the_register_said(mode):
     with emulation.saturation_mode() as register:
         network = Saturating("only")
@@ -41,6 +41,7 @@ class Recorder(mindspore.train.Callback):
         self.applied.append(self.cell.counters()["applied_steps"])
 
 
+@quick_in_graph_mode
 @pytest.mark.parametrize("sink", [False, True], ids=["no_sink", "sink"])
 def test_the_callback_flushes_at_the_end_of_each_epoch(mode, sink):
     epochs, rows = 3, [arrays(seed) for seed in range(5)]
@@ -59,6 +60,7 @@ def test_the_callback_flushes_at_the_end_of_each_epoch(mode, sink):
     assert trained.cell.counters()["applied_steps"] == 9
 
 
+@pytest.mark.long
 def test_the_callback_serves_several_networks(mode):
     rows = [arrays(seed) for seed in range(3)]
     trained = Trained("alternating", steps=2, every=(1, 2))
@@ -72,6 +74,7 @@ def test_the_callback_serves_several_networks(mode):
     trained.compare()
 
 
+@pytest.mark.long
 def test_the_callback_says_what_it_needs(mode):
     network = First()
     cell = nn.TrainOneStepCell(network, momentum(network.trainable_params()))

@@ -54,8 +54,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*no checkpoint has them:Runtime
 _OF_THE_BACKWARD = ("ByBackwardHook", "ByHookOfATensor", "ByInsertGradientOf", "ByBprop")
 
 
-# What MindSpore 2.7 loses in a step that does not overflow: graph mode runs these writes in Python, on a copy; a view
-# that is assigned within an accumulation cycle with retries is lost.
+# What MindSpore 2.7 loses in any call of a network, without a training cell, too: graph mode runs these writes in
+# Python, on a copy; in PyNative mode what `ops.depend` returns is a copy, so that a view of it is not the Parameter.
 _LOST_BEFORE_2_10 = {
     "graph": ("ByAugmentedPartOfADict", "ByAugmentedPartOfAList", "ByAttrgetter", "ByMintInPlace"),
     "pynative": ("ByView",),

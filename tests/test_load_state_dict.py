@@ -34,6 +34,15 @@ def test_names_that_do_not_fit(name):
             np.testing.assert_array_equal(loaded[key], before[key] + 1)
 
 
+def test_one_name_too_many_or_too_few():
+    cell, parameters = build("scaled_momentum"), small("scaled_momentum")
+    with pytest.raises(RuntimeError, match=r"none is missing and stranger is unexpected.*Nothing was loaded"):
+        cell.load_state_dict({**parameters, "stranger": Tensor(1.0)})
+    del parameters["first.weight"]
+    with pytest.raises(RuntimeError, match=r"first.weight is missing and none is unexpected.*Nothing was loaded"):
+        cell.load_state_dict(parameters)
+
+
 def test_what_is_no_checkpoint():
     cell = build("scaled_momentum")
     before = state(cell)

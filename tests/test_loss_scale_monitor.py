@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import quick_in_graph_mode
 from mindspore import dataset, nn
 from mindspore.train import Callback, Model
 from support.gan_networks import rows_of
@@ -23,8 +24,6 @@ from ms_lossscale import (
     locate_overflow,
 )
 from ms_lossscale.callbacks.watched_step import WatchedStep
-
-pytestmark = pytest.mark.long
 
 COLUMNS = [
     "step",
@@ -97,6 +96,7 @@ def rows(path="steps.csv"):
 # Lines.
 
 
+@quick_in_graph_mode
 def test_the_lines_of_one_network(mode, capsys):
     losses = Losses()
     cell = scaled_cell(Mlp())
@@ -111,6 +111,7 @@ def test_the_lines_of_one_network(mode, capsys):
     ]
 
 
+@pytest.mark.long
 def test_the_lines_of_simultaneous_networks(mode, capsys):
     trained = Trained("simultaneous")
     train(trained.cell, [arrays(0), arrays(1, (False, True)), arrays(2)], LossScaleMonitor(3))
@@ -123,6 +124,7 @@ def test_the_lines_of_simultaneous_networks(mode, capsys):
     assert re.fullmatch(r"step 3: loss [\d.]+, loss scale 512, 2 applied, 1 skipped", printed[1])
 
 
+@quick_in_graph_mode
 def test_the_lines_of_alternating_networks(mode, capsys):
     trained = Trained("alternating")
     train(trained.cell, [arrays(0, (True, False)), arrays(1, (True, True))], LossScaleMonitor(2))
@@ -144,6 +146,7 @@ def test_the_lines_of_alternating_networks(mode, capsys):
     assert len(printed) == 4
 
 
+@pytest.mark.long
 def test_the_lines_of_windows(mode, capsys):
     cell = scaled_cell(gradient_accumulation_steps=2)
     train(cell, linear_batches([False, False, True, False, False, False]), LossScaleMonitor(3))
@@ -158,6 +161,7 @@ def test_the_lines_of_windows(mode, capsys):
     assert len(printed) == 3
 
 
+@pytest.mark.long
 def test_many_parameters_are_abridged(capsys):
     class Many(nn.Cell):
         def __init__(self):
@@ -178,6 +182,7 @@ FINITE = (
 )
 
 
+@pytest.mark.long
 def test_the_register_is_named_if_it_told(mode, capsys):
     with emulation.saturation_mode():
         cell = scaled_cell(Saturating("only"))
@@ -185,6 +190,7 @@ def test_the_register_is_named_if_it_told(mode, capsys):
     assert lines(capsys)[0].endswith(FINITE)
 
 
+@pytest.mark.long
 def test_what_the_forward_wrote_is_named_if_it_told(mode, capsys):
     network = BehindStopGradient()
     cell = ScaledTrainOneStepCell(network, nn.SGD(network.score.trainable_params(), 0.01), DynamicLossScale(2.0**10))
@@ -195,6 +201,7 @@ def test_what_the_forward_wrote_is_named_if_it_told(mode, capsys):
 # The CSV file.
 
 
+@quick_in_graph_mode
 @pytest.mark.parametrize("every_n_steps", [1, 2, 100])
 def test_the_rows(mode, every_n_steps):
     losses = Losses()
@@ -233,6 +240,7 @@ def test_the_rows_of_all_cells_do_not_depend_on_how_often_they_are_read(kind):
     assert len(written[0]) == 5 * (2 if kind == "alternating" else 1)
 
 
+@pytest.mark.long
 def test_the_rows_of_alternating_networks():
     trained = Trained("alternating", every=(1, 2))
     batches = [arrays(seed, (False, seed == 1)) for seed in range(4)]
@@ -245,6 +253,7 @@ def test_the_rows_of_alternating_networks():
     assert [float(row["loss_scale"]) for row in written[1::2]] == [1024.0, 1024.0, 512.0, 512.0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", [(BATCH, 1), (1,), ()])
 def test_a_loss_that_is_no_scalar_is_written_as_its_sum(shape):
     losses = Losses()
@@ -252,6 +261,7 @@ def test_a_loss_that_is_no_scalar_is_written_as_its_sum(shape):
     np.testing.assert_allclose(float(rows("s.csv")[0]["loss"]), losses.losses[0], rtol=1e-6)
 
 
+@pytest.mark.long
 def test_a_second_run_continues_the_file():
     cell = scaled_cell()
     batches = linear_batches([False, True])
@@ -264,12 +274,14 @@ def test_a_second_run_continues_the_file():
         assert file.read().count("applied_steps") == 1
 
 
+@pytest.mark.long
 def test_an_empty_file_is_begun(tmp_path):
     (tmp_path / "steps.csv").touch()
     train(scaled_cell(), linear_batches([False]), LossScaleMonitor(csv=tmp_path / "steps.csv"))
     assert len(rows()) == 1
 
 
+@pytest.mark.long
 def test_a_file_of_another_kind_is_refused(tmp_path):
     path = tmp_path / "notes.csv"
     path.write_text("a,b\n1,2\n")
@@ -278,6 +290,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
     assert path.read_text() == "a,b\n1,2\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [1, 3])
 def test_an_interrupted_training_loses_no_row(step):
     monitor = LossScaleMonitor(100, csv="steps.csv")
@@ -286,6 +299,7 @@ def test_an_interrupted_training_loses_no_row(step):
     assert [row["step"] for row in rows()] == [str(i + 1) for i in range(step)]
 
 
+@pytest.mark.long
 def test_a_reading_that_is_interrupted_loses_no_row(monkeypatch):
     """The host waits for the device there, so that it is where the keyboard interrupts."""
     monitor = LossScaleMonitor(100, csv="steps.csv")
@@ -303,6 +317,7 @@ def test_a_reading_that_is_interrupted_loses_no_row(monkeypatch):
     assert [(row["step"], row["skipped"]) for row in rows()] == [("1", "0"), ("2", "1"), ("3", "1"), ("4", "0")]
 
 
+@pytest.mark.long
 def test_a_warning_that_is_an_error_loses_no_row():
     cell = scaled_cell(loss_scale=DynamicLossScale(2.0, min_loss_scale=1.0))
     with warnings.catch_warnings():
@@ -312,6 +327,7 @@ def test_a_warning_that_is_an_error_loses_no_row():
     assert [row["step"] for row in rows()] == ["1", "2", "3", "4"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cut", [1, 5, -2])
 def test_what_a_killed_run_left_of_a_line_is_dropped(cut):
     cell, batches = scaled_cell(), linear_batches([False, False])
@@ -325,6 +341,7 @@ def test_what_a_killed_run_left_of_a_line_is_dropped(cut):
     assert [row["step"] for row in rows()] == ["1", "1", "2"]
 
 
+@pytest.mark.long
 def test_a_header_without_the_end_of_its_line_is_written_anew():
     Path("steps.csv").write_text(",".join(COLUMNS))
     train(scaled_cell(), linear_batches([False]), LossScaleMonitor(csv="steps.csv"))
@@ -334,6 +351,7 @@ def test_a_header_without_the_end_of_its_line_is_written_anew():
 # Stopping.
 
 
+@quick_in_graph_mode
 def test_it_stops_a_training_that_only_skips(mode, tmp_path):
     cell = scaled_cell()
     batches = linear_batches([False, True, False, True, True, True, False])
@@ -361,6 +379,7 @@ def test_it_stops_a_training_that_only_skips(mode, tmp_path):
     assert trace.note == "The batch itself holds values that are not finite."
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["batch", "batch.data"])
 def test_the_saved_file_has_the_name_that_was_asked_for(name, tmp_path):
     with pytest.raises(RuntimeError, match="The batch was saved"):
@@ -368,6 +387,7 @@ def test_the_saved_file_has_the_name_that_was_asked_for(name, tmp_path):
     assert len(np.load(tmp_path / name).files) == 2
 
 
+@pytest.mark.long
 def test_it_says_how_to_save_the_batch():
     with pytest.raises(
         RuntimeError, match=r"With save_batch='batch\.npz', LossScaleMonitor saves the batch that stops"
@@ -383,6 +403,7 @@ def test_it_saves_the_call_of_a_window_that_overflowed():
     np.testing.assert_array_equal(np.load("batch.npz")["input_0"], batches[4][0])
 
 
+@pytest.mark.long
 def test_it_stops_for_one_of_alternating_networks():
     trained = Trained("alternating", every=(1, 2))
     batches = [arrays(seed, (False, True)) for seed in range(6)]
@@ -401,6 +422,7 @@ def test_skips_that_are_not_in_a_row_stop_nothing():
     assert cell.counters()["skipped_steps"] == 4
 
 
+@pytest.mark.long
 def test_skips_of_an_earlier_run_stop_no_later_one():
     cell = scaled_cell(gradient_accumulation_steps=2)
     with pytest.raises(RuntimeError):
@@ -424,6 +446,7 @@ def test_it_warns_once_at_the_floor():
     assert len([each for each in caught if each.category is RuntimeWarning]) == 1
 
 
+@pytest.mark.long
 def test_it_warns_again_after_an_applied_step():
     cell = scaled_cell(loss_scale=DynamicLossScale(1.0))
     with pytest.warns(RuntimeWarning, match="stuck at its floor") as caught:
@@ -431,6 +454,7 @@ def test_it_warns_again_after_an_applied_step():
     assert len([each for each in caught if each.category is RuntimeWarning]) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "loss_scale, monitor",
     [
@@ -449,6 +473,7 @@ def test_it_does_not_warn_otherwise(loss_scale, monitor):
 # Model.
 
 
+@pytest.mark.long
 def test_with_the_data_sink(mode, capsys):
     cell = scaled_cell()
     monitor = LossScaleMonitor(1, csv="steps.csv")
@@ -459,6 +484,7 @@ def test_with_the_data_sink(mode, capsys):
     assert "step 6: " in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_with_the_data_sink_the_batch_is_not_known():
     with pytest.raises(RuntimeError, match="the last 2 steps were skipped") as stopped:
         train(
@@ -471,6 +497,7 @@ def test_with_the_data_sink_the_batch_is_not_known():
     assert saved or "The batch could not be saved: with a data sink" in str(stopped.value)
 
 
+@pytest.mark.long
 def test_training_is_the_same_with_it(mode):
     cells = [scaled_cell(Mlp()) for _ in range(2)]
     batches = linear_batches([False, True, False])
@@ -483,6 +510,7 @@ def test_training_is_the_same_with_it(mode):
 # Bad input.
 
 
+@pytest.mark.long
 def test_another_cell(mode):
     network = Linear()
     cell = nn.TrainOneStepCell(network, nn.SGD(network.trainable_params()))
@@ -490,6 +518,7 @@ def test_another_cell(mode):
         train(cell, linear_batches([False]), LossScaleMonitor())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "arguments, error, message",
     [

@@ -2,13 +2,12 @@
 
 import numpy as np
 import pytest
+from conftest import quick_in_graph_mode
 from mindspore.train import Model
 from support.linear_pair import Trained, arrays
 from test_loss_scale_monitor import dataset_of, linear_batches, lines, rows, scaled_cell, train
 
 from ms_lossscale import DynamicLossScale, FlushAccumulation, LossScaleMonitor
-
-pytestmark = pytest.mark.long
 
 SKIPPED = "skipped ({} in a row), now {}; not finite: weight (1 of 1 gradients)"
 
@@ -24,6 +23,7 @@ def flush_first(request):
     return request.param
 
 
+@quick_in_graph_mode
 def test_a_flushed_window_is_of_its_epochs_last_step(mode, flush_first, capsys):
     cell = scaled_cell(gradient_accumulation_steps=2)
     monitor = LossScaleMonitor(100, csv="steps.csv")
@@ -49,12 +49,14 @@ def test_a_flushed_window_that_is_applied_has_a_row(flush_first):
     assert [(row["step"], row["applied_steps"]) for row in rows()] == [("1", "0"), ("2", "1"), ("3", "1"), ("3", "2")]
 
 
+@pytest.mark.long
 def test_without_a_partial_window_there_is_no_further_row(flush_first):
     cell = scaled_cell(gradient_accumulation_steps=2)
     train_with_flush(cell, linear_batches([False] * 4), LossScaleMonitor(csv="steps.csv"), flush_first, epochs=2)
     assert [row["step"] for row in rows()] == [str(step) for step in range(1, 9)]
 
 
+@pytest.mark.long
 def test_a_flushed_window_of_alternating_networks(flush_first, capsys):
     trained = Trained("alternating", steps=2, every=(1, 2))
     batches = [arrays(seed, (seed == 2, False)) for seed in range(3)]
@@ -68,6 +70,7 @@ def test_a_flushed_window_of_alternating_networks(flush_first, capsys):
     assert last == [("0", "1", "1"), ("1", "1", "0")]
 
 
+@quick_in_graph_mode
 def test_flushed_windows_stop_a_training_in_time(mode, flush_first):
     cell = scaled_cell(gradient_accumulation_steps=3)
     batches = linear_batches([False, True])
@@ -78,6 +81,7 @@ def test_flushed_windows_stop_a_training_in_time(mode, flush_first):
     np.testing.assert_array_equal(np.load("batch.npz")["input_0"], batches[1][0])
 
 
+@pytest.mark.long
 def test_a_flushed_window_stops_a_training_at_its_end(flush_first):
     cell = scaled_cell(gradient_accumulation_steps=3)
     with pytest.raises(RuntimeError, match="at step 2: the last 1 steps were skipped"):
@@ -92,6 +96,7 @@ def in_a_row(capsys):
     return [int(line.split("skipped (")[1].split(" ")[0]) for line in lines(capsys) if "skipped (" in line]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("every_n_steps", [1, 7, 1000])
 def test_endless_skips_are_told_ever_more_seldom(every_n_steps, capsys):
     cell = scaled_cell(loss_scale=DynamicLossScale(2.0**100, max_loss_scale=2.0**100))
@@ -115,6 +120,7 @@ def test_a_line_tells_how_many_there_were_since_the_last_one(capsys):
     ]
 
 
+@pytest.mark.long
 def test_a_training_that_goes_on_skipping_tells_so_at_once(capsys):
     cell = scaled_cell(loss_scale=DynamicLossScale(2.0**30, max_loss_scale=2.0**30))
     train(cell, linear_batches([True] * 3), LossScaleMonitor())

@@ -85,6 +85,8 @@ def test_contexts_nest(mode):
         with trained.cell.ema_weights():
             assert same_bits(trained.weights[0].asnumpy(), outer)
         assert same_bits(trained.weights[0].asnumpy(), outer)
+        with pytest.raises(RuntimeError, match="ema_weights"):
+            trained.call_cell(1)
     assert changed(before, state(trained.cell)) == set()
 
 

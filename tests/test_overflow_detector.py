@@ -70,6 +70,27 @@ class LargerThan(OverflowDetector):
         return ops.abs(grads[0]).max() > self.bound
 
 
+class OtherThanFour(OverflowDetector):
+    """An overflow is another number of gradients than four."""
+
+    def __init__(self):
+        super().__init__()
+        self.yes, self.no = Tensor(True), Tensor(False)
+
+    def construct(self, grads):
+        return ops.depend(self.no if len(grads) == 4 else self.yes, grads)
+
+
+class FourEqualWeights(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third, self.fourth = (weight(FEATURES, 1, name=f"w{i}") for i in range(4))
+
+    def construct(self, x, y):
+        sum_of_two = ops.matmul(x, self.first) + ops.matmul(x, self.second)
+        return ops.square(sum_of_two + ops.matmul(x, self.third) + ops.matmul(x, self.fourth) - y).mean()
+
+
 class WithoutAVerdict(OverflowDetector):
     pass
 
@@ -149,6 +170,10 @@ class TestADetectorOfTheUser:
         largest = np.abs(2 / len(x) * x.T @ (x @ Linear().weight.asnumpy() - y)).max()
         cell = cell_of(Linear(), LargerThan(float(largest) * factor), loss_scale=2.0**16)
         assert bool(cell(*batch())[1]) == overflow
+
+    def test_is_given_each_weights_own_gradient(self, mode):
+        """Also where the package's own would get those of one shape as one tensor."""
+        assert not bool(cell_of(FourEqualWeights(), OtherThanFour())(*batch())[1])
 
     def test_start_comes_before_the_forward_and_the_verdict_after_it(self, mode):
         events = Events()

@@ -3,6 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
+from conftest import quick_in_graph_mode
 from mindspore import Parameter, Tensor, nn
 from support.gan_networks import gan_batch
 from support.linear_pair import CELLS, Trained
@@ -12,8 +13,6 @@ from test_accumulation import Saturating, saturating_batch
 from test_profile_gradients import gan
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, emulation
-
-pytestmark = pytest.mark.long
 
 
 class GivenGradients(nn.Cell):
@@ -35,6 +34,7 @@ def given_gradients(**keywords):
     return ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params()), 8.0, **keywords).set_train()
 
 
+@quick_in_graph_mode
 @pytest.mark.parametrize("keywords", [{}, {"clip_norm": 1.0}, {"clip_value": 1.0}], ids=["plain", "norm", "value"])
 def test_names_exactly_those(mode, keywords):
     cell = given_gradients(**keywords)
@@ -52,6 +52,7 @@ def test_names_exactly_those(mode, keywords):
         assert cell.overflowed_parameters() == names
 
 
+@quick_in_graph_mode
 @pytest.mark.parametrize("kind", CELLS)
 @pytest.mark.parametrize("steps", [1, 3])
 def test_in_all_cells(mode, kind, steps):
@@ -77,6 +78,7 @@ def test_in_all_cells(mode, kind, steps):
     assert trained.cell.overflowed_parameters() == names
 
 
+@pytest.mark.long
 def test_nothing_is_remembered_before_the_window_ends(mode):
     cell = given_gradients(gradient_accumulation_steps=2)
     cell(INF, GOOD, GOOD)
@@ -89,6 +91,7 @@ def test_nothing_is_remembered_before_the_window_ends(mode):
     assert cell.overflowed_parameters() == ["c"]
 
 
+@quick_in_graph_mode
 def test_of_a_tuple_of_losses(mode):
     cell, _, _ = gan("tuple")
     cell.set_train()
@@ -97,6 +100,7 @@ def test_of_a_tuple_of_losses(mode):
     assert cell.overflowed_parameters() == [weight.name for weight in cell.weights if "discriminator" in weight.name]
 
 
+@pytest.mark.long
 def test_with_batch_norm(mode):
     network = Normalised()
     cell = ScaledTrainOneStepCell(network, nn.Adam(network.trainable_params()), 8.0).set_train()
@@ -104,6 +108,7 @@ def test_with_batch_norm(mode):
     assert cell.overflowed_parameters() == [weight.name for weight in network.trainable_params()]
 
 
+@pytest.mark.long
 def test_without_a_check_nothing_is_ever_skipped(mode):
     network = LinearWithBias()
     cell = ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params()), None).set_train()
@@ -111,6 +116,7 @@ def test_without_a_check_nothing_is_ever_skipped(mode):
     assert cell.overflowed_parameters() == []
 
 
+@pytest.mark.long
 def test_empty_if_only_the_register_told(mode):
     with emulation.saturation_mode():
         network = Saturating("only")
@@ -120,6 +126,7 @@ def test_empty_if_only_the_register_told(mode):
     assert cell.overflowed_parameters() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", CELLS)
 def test_a_checkpoint_keeps_them(mode, kind, tmp_path):
     trained, resumed = Trained(kind), Trained(kind)
@@ -132,6 +139,7 @@ def test_a_checkpoint_keeps_them(mode, kind, tmp_path):
     assert resumed.cell.overflowed_parameters() == ["first.weight"]
 
 
+@pytest.mark.long
 def test_a_step_does_not_read_them_on_the_host(mode, monkeypatch):
     cell = given_gradients()
     remembered = cell.step_counters.overflowed

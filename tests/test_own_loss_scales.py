@@ -186,6 +186,15 @@ def test_any_number_of_networks_with_any_number_of_weights(mode, counts, keyword
                 np.testing.assert_array_equal(each.asnumpy(), np.full(3, weight, np.float32))
 
 
+@quick_in_graph_mode
+def test_nothing_is_tried_again_if_one_of_those_that_overflowed_is_at_its_floor(mode):
+    _, cell = make([DynamicLossScale(2.0**15), DynamicLossScale(2.0**15, min_loss_scale=2.0**15)], max_retries=2)
+    assert bool(cell(*inputs(4.0, 4.0))[1])
+    assert cell.counters()["retries"] == 0
+    assert not bool(cell(*inputs(4.0, 1.0))[1])
+    assert cell.counters()["retries"] == 1
+
+
 def test_a_scale_set_within_a_window_is_that_networks_next(mode):
     _, cell = make(gradient_accumulation_steps=2)
     cell(*inputs(1.0, 1.0))

@@ -27,20 +27,18 @@ def sgd(network):
     return nn.SGD([network.weight], LEARNING_RATE)
 
 
-@pytest.mark.parametrize("aux", [False, True])
-def test_a_retried_step_is_the_step_at_the_lower_scale(mode, aux):
+@pytest.mark.parametrize("aux, steps", [(False, 1), (True, 2)])
+def test_a_retried_step_is_the_step_at_the_lower_scale(mode, aux, steps):
     """Bit for bit: weights, optimizer, BatchNorm, a user's own state, averages, losses and aux."""
     cells = []
     for scale in (2.0**15, 2.0**10):
         network = WithAux() if aux else Slope()
         optimizer = nn.Adam([network.weight], 0.01)
-        law = DynamicLossScale(scale, scale_window=100)
-        cells.append(
-            ScaledTrainOneStepCell(
-                network, optimizer, law, max_retries=8, ema_decay=0.5, clip_norm=1.0, has_aux=aux
-            ).set_train()
-        )
-    for seed in range(3):
+        loss_scale = DynamicLossScale(scale, scale_window=100)
+        keywords = {"max_retries": 8, "ema_decay": 0.5, "clip_norm": 1.0, "has_aux": aux}
+        cell = ScaledTrainOneStepCell(network, optimizer, loss_scale, gradient_accumulation_steps=steps, **keywords)
+        cells.append(cell.set_train())
+    for seed in range(4):
         outputs = [cell(*inputs(63.0, seed=seed)) for cell in cells]
         for one, other in zip(*map(flat, outputs)):
             assert same_bits(one, other)

@@ -183,6 +183,7 @@ class TestAfterUpdate:
         assert changed(before, state(cell)) == bookkeeping(changed(before, state(cell)))
         cell(*batch())
         assert int(cell.parameters_dict()["clip_weights.runs"].asnumpy()) == 2
+        assert cell.steps_made() == 3
 
 
 class CountsItsForwards(nn.Cell):

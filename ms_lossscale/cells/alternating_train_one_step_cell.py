@@ -14,7 +14,7 @@ from ms_lossscale.cells.turns import Turns
 from ms_lossscale.input_gradient import holds_input_gradient
 from ms_lossscale.loss_scale import AcceptedLossScale, LossScale, check_distinct
 from ms_lossscale.overflow_detector import OverflowDetector
-from ms_lossscale.step.network_inputs import inputs_of
+from ms_lossscale.step.forward_backward import inputs_of
 from ms_lossscale.step.settings import check_settings, transforms_of_each
 from ms_lossscale.step.step_counters import StepCounters
 

@@ -3,7 +3,7 @@
 from mindspore import Tensor
 
 from ms_lossscale._mindspore import write_in_place
-from ms_lossscale.step.cycle_count import other_steps
+from ms_lossscale.step.accumulation import other_steps
 
 # What the names end in, also those of a cell that has cycles where this one has none.
 _COUNT = "accumulation.micro_steps"

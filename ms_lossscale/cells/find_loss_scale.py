@@ -9,7 +9,7 @@ from mindspore import dtype as mstype
 from ms_lossscale._mindspore import write_in_place
 from ms_lossscale._output import written_scale
 from ms_lossscale.loss_scale import DynamicLossScale
-from ms_lossscale.step.network_inputs import inputs_of
+from ms_lossscale.step.forward_backward import inputs_of
 
 
 class FindsLossScale(nn.Cell):

@@ -8,11 +8,9 @@ from mindspore import GRAPH_MODE, PYNATIVE_MODE, Parameter, Tensor, get_auto_par
 from mindspore import dtype as mstype
 
 from ms_lossscale._arguments import OneOrEach, check_cell, one_each
-from ms_lossscale._mindspore import Float32Cell, UseInOutermostGraph, forget_failed_calls
+from ms_lossscale._mindspore import CompilePhase, Float32Cell, UseInOutermostGraph, explanation, forget_failed_calls
 from ms_lossscale.cells.begun_cycles import BegunCycles
-from ms_lossscale.cells.compile_phase import CompilePhase
 from ms_lossscale.cells.endless_skips import EndlessSkips
-from ms_lossscale.cells.explained_errors import explanation
 from ms_lossscale.cells.find_loss_scale import FindsLossScale
 from ms_lossscale.cells.load_in_place import check_parameters, load_in_place
 from ms_lossscale.cells.rank_comparison import check_parallel, compare, described_weights, settings_of
@@ -20,11 +18,11 @@ from ms_lossscale.cells.trains_only import TrainsOnly
 from ms_lossscale.loss_scale import LossScale, as_loss_scale, check_distinct
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.build import build_step
+from ms_lossscale.step.forward_backward import check_network_inputs
 from ms_lossscale.step.forward_state import copy_what_is_missing
 from ms_lossscale.step.gradient_transforms import prefix_own_states
 from ms_lossscale.step.memory_in_use import MemoryInUse
 from ms_lossscale.step.moving_average import averages_in_place
-from ms_lossscale.step.network_inputs import check_network_inputs
 from ms_lossscale.step.optimizers import Optimizers, check_optimizers, prefix_states
 from ms_lossscale.step.parameter_names import add_prefix, check_unique_names, network_prefix
 from ms_lossscale.step.ranks import Alone, Ranks

@@ -4,7 +4,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from ms_lossscale.step.cycle_count import CycleCount
+from ms_lossscale.step.accumulation import CycleCount
 
 
 class Turns(nn.Cell):

@@ -8,7 +8,6 @@ from mindspore import Parameter, Tensor, nn
 from ms_lossscale._arguments import listed
 from ms_lossscale.forward_state.may_write import Reading
 from ms_lossscale.forward_state.reachable import is_users, reachable
-from ms_lossscale.forward_state.shared_buffer import SharedBuffer
 
 # So many elements are copied in each step without asking what writes them.
 _FEW = 10**6
@@ -18,6 +17,32 @@ _WRITTEN_BY_LAYERS = (
     *("moving_mean", "moving_variance", "running_mean", "running_var", "num_batches_tracked"),
     *("matrix_a", "matrix_g", "matrix_a_cov", "matrix_g_cov", "a_normalizer", "g_normalizer"),
 )
+
+
+class SharedBuffer:
+    """
+    A registered buffer, and a Parameter that shares its memory: compiled code reads a buffer as the constant that it
+    was, but not a Parameter.
+
+    Args:
+        name (str): For the Parameter.
+        buffer (Tensor): The buffer.
+        cell (Cell): Where it is registered.
+        attribute (str): And under which name.
+    """
+
+    def __init__(self, name, buffer, cell, attribute):
+        self._cell, self._attribute = cell, attribute
+        self.parameter = Parameter(Tensor(buffer.asnumpy()), name=name, requires_grad=False)
+        self.share()
+
+    def registered(self):
+        """The buffer that is registered now."""
+        return getattr(self._cell, self._attribute)
+
+    def share(self):
+        """Before the first step: pretrained values may have come with memory of their own."""
+        self.parameter.assign_value(self.registered())
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ MUTANTS = [
     ),
     Mutant(
         "a buffer has memory of its own",
-        "forward_state/shared_buffer.py",
+        "forward_state/find.py",
         "self.parameter.assign_value(self.registered())",
         "self.parameter.assign_value(Tensor(self.registered().asnumpy()))",
         (_WRITES,),

@@ -59,7 +59,7 @@ MUTANTS = [
         "step/forward_state.py",
         "def restore_call(self, saved):\n        gradients.assign(self.written, saved)",
         "def restore_call(self, saved):\n        pass",
-        ("test_retries.py",),
+        ("test_retries.py", "test_forwards.py"),
     ),
     Mutant(
         "an average takes the wrong share",
@@ -117,11 +117,11 @@ MUTANTS = [
         "            for moving_average in self.update.moving_averages:\n"
         "                moving_average()\n"
         "        done = self.undo(grads, flags, saved) if overflow else",
-        (_AVERAGES,),
+        (_AVERAGES, "test_configurations.py"),
     ),
     Mutant(
         "a network takes the input before its own",
-        "step/network_inputs.py",
+        "step/forward_backward.py",
         "taken += (inputs[position],)",
         "taken += (inputs[position - 1],)",
         (_SIMULTANEOUS,),
@@ -145,14 +145,14 @@ MUTANTS = [
         "step/optimizers.py",
         "nn.Identity() if all_float32 else CastLike(self.parameters)",
         "nn.Identity()",
-        (_SCALED,),
+        (_SCALED, "test_float16_weights.py"),
     ),
     Mutant(
         "an optimizer that divides by itself is not refused",
         "step/optimizers.py",
         "    scale = _own_loss_scale(optimizer)\n    if scale != 1.0:",
         "    scale = _own_loss_scale(optimizer)\n    if scale < 0.0:",
-        ("test_in_processes_of_their_own.py",),
+        ("test_in_processes_of_their_own.py", "test_arguments.py"),
     ),
     Mutant(
         "the weights of several networks get other names",

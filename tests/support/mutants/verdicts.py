@@ -113,7 +113,7 @@ MUTANTS = [
         "step/found_overflow.py",
         "return any_of(known[0], known[1:]), ()",
         "return known[0], ()",
-        (_RETRIES,),
+        (_RETRIES, "test_configurations.py"),
     ),
     Mutant(
         "ranks do not agree on the detector's verdict",
@@ -127,7 +127,7 @@ MUTANTS = [
         "step/found_overflow.py",
         "any_of(not_finite[0], (*not_finite[1:], *others))",
         "any_of(not_finite[0], others)",
-        ("test_clipping.py", "test_simultaneous_train_one_step_cell.py"),
+        ("test_clipping.py", "test_simultaneous_train_one_step_cell.py", "test_configurations.py"),
     ),
     Mutant(
         "where a norm is measured what the forward wrote tells of nothing",
@@ -243,14 +243,14 @@ MUTANTS = [
         "step/scaling.py",
         "ops.assign(self.cycle_scale, ops.select(is_set, -next_scale, next_scale))",
         "ops.assign(self.cycle_scale, next_scale)",
-        (_SET_IN_WINDOW,),
+        (_SET_IN_WINDOW, "test_configurations.py"),
     ),
     Mutant(
         "a retry moves the scale that was set within the window",
         "step/scaling.py",
         "ops.assign(present, ops.select(is_next, present, next_scale))",
         "ops.assign(present, next_scale)",
-        (_SET_IN_WINDOW,),
+        (_SET_IN_WINDOW, "test_configurations.py"),
     ),
     Mutant(
         "a window's gradients may become subnormal",
@@ -264,7 +264,7 @@ MUTANTS = [
         "step/scaling.py",
         "moves = ops.logical_or(overflow, ops.logical_not(of_any_network(overflow)))",
         "moves = ops.logical_or(overflow, ops.logical_not(overflow))",
-        (_OWN_SCALES,),
+        (_OWN_SCALES, "test_configurations.py"),
     ),
     Mutant(
         "a retry lowers the scales of all",
@@ -278,6 +278,6 @@ MUTANTS = [
         "step/scaling.py",
         "return ops.logical_and(of_any_network(overflow), ops.ReduceAll()(of_each))",
         "return ops.logical_and(of_any_network(overflow), ops.ReduceAny()(of_each))",
-        (_OWN_SCALES,),
+        (_OWN_SCALES, "test_configurations.py"),
     ),
 ]

@@ -34,6 +34,9 @@ TRAIN = FOLDER.parent / "examples" / "gan" / "train.py"
 SKIP, RETRIES, OWN_SCALES = ["--max-retries", "0"], ["--max-retries", "3"], ["--separate-scales"]
 SIMULTANEOUS, ALTERNATING = ["--update", "simultaneous"], ["--update", "alternating"]
 
+# Where every run begins: what a policy makes of a scale that is too high belongs to it.
+BEGIN = ["--scale", "65536"]
+
 # What each is called in the table, and its options of train.py.
 POLICIES = {
     "simultaneous-skip": ("simultaneous, skip", SIMULTANEOUS + SKIP),
@@ -176,7 +179,7 @@ def make_runs(args):
     runs = []
     for policy in args.policies:
         for seed in args.seeds:
-            options = [*args.train, *POLICIES[policy][1], "--epochs", str(args.epochs), "--seed", str(seed)]
+            options = [*BEGIN, *args.train, *POLICIES[policy][1], "--epochs", str(args.epochs), "--seed", str(seed)]
             runs.append(Run(policy, seed, Path(args.output, policy, str(seed)), options))
     return runs
 

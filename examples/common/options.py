@@ -7,6 +7,7 @@ import numpy as np
 
 from common.data import add_data_argument
 from common.input_error import InputError
+from common.output import written_scale
 from ms_lossscale import DynamicLossScale, FixedLossScale, ScheduledLossScale
 
 MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
@@ -137,8 +138,9 @@ def add_loss_scale_arguments(group, loss_scales):
     add(
         "--scale",
         type=positive_float,
-        help=f"the scale of fixed and fixed-no-drop (default: {loss_scales['fixed']['scale']:g}), or the one that "
-        f"dynamic begins with (default: {loss_scales['dynamic']['scale']:g})",
+        help="the scale of fixed and fixed-no-drop (default: "
+        f"{loss_scales['fixed']['scale']:g}), or the one that dynamic begins with (default: half of the "
+        "largest power of two at which the first batch does not overflow, see find_loss_scale)",
     )
     add(
         "--scale-window",
@@ -182,7 +184,7 @@ def complete_loss_scale(parser, args, loss_scales):
         # No retries are what the others make.
         elif name not in defaults and value != 0:
             kinds = " or ".join(kind for kind, taken in loss_scales.items() if name in taken)
-            given = " ".join(f"{each:g}" for each in np.atleast_1d(value))
+            given = " ".join(f"{each:.9g}" for each in np.atleast_1d(value))
             option = f"--{name.replace('_', '-')}"
             refuse_unused(parser, option, f"--loss-scale {args.loss_scale}", f"--loss-scale {kinds}", given)
     args.max_retries = args.max_retries or 0
@@ -194,12 +196,21 @@ def make_loss_scale(args):
         if args.loss_scale == "none":
             return None
         if args.loss_scale == "dynamic":
-            return DynamicLossScale(args.scale, scale_window=args.scale_window)
+            its = {} if args.scale is None else {"init_loss_scale": args.scale}
+            return DynamicLossScale(**its, scale_window=args.scale_window)
         if args.loss_scale == "scheduled":
             return ScheduledLossScale(args.milestone, args.scales)
         return FixedLossScale(args.scale, drop_overflow_update=args.loss_scale == "fixed")
     except ValueError as error:
         raise InputError(str(error)) from None
+
+
+def find_first_scale(cell, args, batch, ranks):
+    """Unless a scale was given, finds the one to begin with: no step is skipped before the first update."""
+    if args.loss_scale == "dynamic" and args.scale is None:
+        found = np.atleast_1d(cell.set_train().find_loss_scale(*batch))
+        if ranks.is_first:
+            print(f"Beginning at loss scale {' and '.join(map(written_scale, found))}, found by trying the first batch")
 
 
 # What argparse calls them when the text is no number at all.

@@ -1,6 +1,7 @@
 """What examples and benchmarks write: whole files or none, and tables."""
 
 import contextlib
+import math
 import os
 
 from tabulate import tabulate
@@ -15,6 +16,12 @@ def replacing(path):
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def written_scale(value):
+    """A loss scale as one writes it: a power of two of more than six digits as such, 2**20."""
+    significand, exponent = math.frexp(value)
+    return f"2**{exponent - 1}" if significand == 0.5 and value >= 2.0**20 else f"{value:.9g}"
 
 
 def markdown_table(header, rows, left=1):

@@ -19,7 +19,7 @@ LOSS_SCALES = {
     "none": {},
     "fixed": {"scale": 1024.0},
     "fixed-no-drop": {"scale": 1024.0},
-    "dynamic": {"scale": 65536.0, "scale_window": 200, "max_retries": 3},
+    "dynamic": {"scale": None, "scale_window": 200, "max_retries": 3},
     "scheduled": {"milestone": [250, 500, 1000], "scales": [256.0, 1024.0, 4096.0]},
 }
 
@@ -44,7 +44,7 @@ def make_parser():
         help="non-saturating: cross-entropy of real and drawn digits, and the generator is to make the discriminator "
         "take its digits for real; wgan-gp: Wasserstein with gradient penalty, the discriminator is a critic without "
         "BatchNorm, and the gradient within its loss is taken under its own loss scale. In float16 that always "
-        "overflows at 65536, so begin below or let a dynamic scale back off (default: %(default)s)",
+        "overflows at 65536, so a fixed scale must be below (default: %(default)s)",
     )
     add(
         "--filters",

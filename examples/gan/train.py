@@ -28,7 +28,8 @@ import numpy as np
 import wgan_gp
 from common.data import load_digits, steps_per_epoch, train_dataset
 from common.input_error import InputError
-from common.options import make_loss_scale, step_keywords
+from common.options import find_first_scale, make_loss_scale, step_keywords
+from common.output import written_scale
 from common.ranks import finish_ranks, is_first_process, start_ranks
 from common.retries import Retries, print_steps
 from mindspore import Tensor, amp, nn
@@ -130,7 +131,7 @@ class StepRecorder:
             self._steps.append(Step(len(self._steps) + 1, *losses, *overflow, *loss_scale, *retries))
         recent = self._steps[-len(self._outputs) :]
         losses = [sum(values) / len(recent) for values in zip(*(step[1:3] for step in recent))]
-        scales = sorted({f"{scale:g}" for scale in recent[-1][5:7]})
+        scales = map(written_scale, sorted(set(recent[-1][5:7])))
         self._bar.set_postfix_str(
             f"D {losses[0]:.3f}, G {losses[1]:.3f}, scale {'/'.join(scales)}, skipped {skipped(self._steps)}",
             refresh=False,
@@ -205,6 +206,8 @@ def train(args):
     weights = cell.ema_weights if args.ema else contextlib.nullcontext
     total = args.epochs * epoch_steps
     try:
+        if epoch == 0:
+            find_first_scale(cell, args, next(training_inputs(digits, args, 1, ranks)), ranks)
         with tqdm(
             total=total,
             initial=len(steps),

@@ -7,7 +7,6 @@ Writes the reports as tables and plots, and the test accuracies, to the output f
 """
 
 import argparse
-import math
 import os
 import sys
 from pathlib import Path
@@ -22,7 +21,7 @@ import mindspore
 from common.data import add_data_argument, test_dataset, train_dataset
 from common.lenet5 import accuracy
 from common.options import positive_int, seed_int
-from common.output import replacing
+from common.output import replacing, written_scale
 from tqdm import tqdm
 from weighted_training import add_weighted_arguments, load_or_exit, make_folder_or_exit, train
 
@@ -55,10 +54,6 @@ def make_parser():
     )
     add_weighted_arguments(parser)
     return parser
-
-
-def power(scale):
-    return f"2^{math.log2(scale):.0f}"
 
 
 class Diagnosis:
@@ -110,11 +105,11 @@ def diagnose(args, digits, folder, bar):
 
     table = diagnosis.train("no loss scale", None, look_inside)
     scale = reports["gradients_scaled"].recommended_loss_scale
-    title = f"fixed scale, {power(scale)} as recommended before training"
+    title = f"fixed scale, {written_scale(scale)} as recommended before training"
     table += diagnosis.train(title, FixedLossScale(scale), look_at_stage)
     schedule = suggest_schedule(stages)
     starts = [0, *schedule.milestone[:-1]]
-    scales = ", ".join(f"{power(value)} from step {step}" for value, step in zip(schedule.loss_scales, starts))
+    scales = ", ".join(f"{written_scale(value)} from step {step}" for value, step in zip(schedule.loss_scales, starts))
     table += diagnosis.train(f"scheduled scale, {scales}", schedule)
 
     for name, report in reports.items():
@@ -145,7 +140,7 @@ def main():
     print(reports["activations"])
     print("\n== The gradients that come out of that\n")
     print(reports["gradients"])
-    print(f"\n== The same, computed at loss scale {power(reports['gradients_scaled'].loss_scale)}\n")
+    print(f"\n== The same, computed at loss scale {written_scale(reports['gradients_scaled'].loss_scale)}\n")
     print(reports["gradients_scaled"])
     print(f"\n== Test accuracy after {args.epochs} epochs in float16\n\n{table}", end="")
     print(f"\nWrote the reports as .csv, .json and .png, and accuracy.txt, to {folder}")

@@ -29,10 +29,12 @@ from common.options import (
     add_run_arguments,
     add_step_arguments,
     complete_loss_scale,
+    find_first_scale,
     make_loss_scale,
     positive_float,
     step_keywords,
 )
+from common.output import written_scale
 from common.ranks import finish_ranks, is_first_process, start_ranks
 from common.retries import Retries, print_steps
 from common.run_folder import RunFolder
@@ -61,7 +63,7 @@ LOSS_SCALES = {
     "none": {},
     "fixed": {"scale": 1024.0},
     "fixed-no-drop": {"scale": 1024.0},
-    "dynamic": {"scale": 65536.0, "scale_window": 100, "max_retries": 0},
+    "dynamic": {"scale": None, "scale_window": 100, "max_retries": 0},
     "scheduled": {"milestone": [250, 500, 1000], "scales": [256.0, 4096.0, 65536.0]},
 }
 
@@ -147,8 +149,9 @@ class StepRecorder(Callback):
             self._steps.append(Step(len(self._steps) + 1, loss, overflow, loss_scale, retries))
         recent = [step.loss for step in self._steps[-len(self._outputs) :]]
         skipped = sum(step.overflow for step in self._steps)
+        scale = written_scale(self._steps[-1].loss_scale)
         self._bar.set_postfix_str(
-            f"loss {sum(recent) / len(recent):.3f}, scale {self._steps[-1].loss_scale:g}, skipped {skipped}",
+            f"loss {sum(recent) / len(recent):.3f}, scale {scale}, skipped {skipped}",
             refresh=False,
         )
         self._bar.update(len(self._outputs))
@@ -172,6 +175,9 @@ def train(args):
     model = Model(cell)
     total = args.epochs * epoch_steps
     try:
+        if epoch == 0:
+            dataset = train_dataset(digits, args.batch_size, args.seed, 1, ranks.share)
+            find_first_scale(cell, args, next(dataset.create_tuple_iterator(num_epochs=1)), ranks)
         with tqdm(
             total=total,
             initial=len(steps),

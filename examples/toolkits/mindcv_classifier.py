@@ -19,6 +19,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import mindspore
 import numpy as np
 from common.data import load_digits
+from common.output import written_scale
 from comparison import Losses, compare_first_steps, print_changes
 from mindcv.loss import create_loss
 from mindcv.models import create_model
@@ -145,7 +146,7 @@ def main():
     with cell.ema_weights():
         averaged = model.eval(test_data, dataset_sink_mode=False)["accuracy"]
     print(f"accuracy on {TEST_DIGITS} test digits, averaged weights: {averaged:.1%}")
-    print(f"{cell.counters()}, loss scale {cell.get_loss_scale():g}")
+    print(f"{cell.counters()}, loss scale {written_scale(cell.get_loss_scale())}")
     print_changes(before, after)
 
 

@@ -20,6 +20,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import mindspore
 import numpy as np
 from common.data import load_digits
+from common.output import written_scale
 from comparison import Losses, compare_first_steps, print_changes
 from mindone.diffusers import AutoencoderKL
 from mindone.trainers.callback import EvalSaveCallback, OverflowMonitor
@@ -282,13 +283,14 @@ def main():
     model = Model(cell)
     callbacks = [OverflowMonitor(), saving, LossScaleMonitor(8)]
     model.train(EPOCHS, digits(DIGITS), callbacks=callbacks, dataset_sink_mode=False)
-    print(f"{cell.counters()}, loss scale {cell.get_loss_scale():g}")
+    print(f"{cell.counters()}, loss scale {written_scale(cell.get_loss_scale())}")
     resumed = Both(both_at_once).step
     parameters = load_checkpoint(str(output / "train_resume.ckpt"))
     # What mindone's callback saves beside the cell.
     epoch, loss_scale = (parameters.pop(name) for name in ("epoch_num", "loss_scale"))
     resumed.load_state_dict(parameters)
-    print(f"resumed after epoch {epoch.asnumpy()}, at loss scale {loss_scale.asnumpy():g}: {resumed.counters()}")
+    scale = written_scale(loss_scale.asnumpy())
+    print(f"resumed after epoch {epoch.asnumpy()}, at loss scale {scale}: {resumed.counters()}")
     print_changes(before, after)
     print_changes(both_before, both_after)
 

@@ -19,6 +19,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import mindspore
 import numpy as np
 from common.data import load_digits
+from common.output import written_scale
 from comparison import compare_first_steps, print_changes
 from mindspore import Tensor, amp, nn
 from mindspore.dataset import NumpySlicesDataset
@@ -237,7 +238,7 @@ def main():
     cell.set_loss_scale(2.0**20)
     dataset = NumpySlicesDataset({"images": images, "labels": labels}, shuffle=False).batch(BATCH_SIZE).repeat(EPOCHS)
     training.train(dataset, output)
-    print(f"{cell.counters()}, loss scale {cell.get_loss_scale():g}")
+    print(f"{cell.counters()}, loss scale {written_scale(cell.get_loss_scale())}")
     print_changes(before, after)
 
 

@@ -11,7 +11,8 @@ from mindspore.train import Callback, RunContext
 from ms_lossscale._arguments import StrPath, check_positive_int, describe
 from ms_lossscale._output import replacing, written_scale
 from ms_lossscale.callbacks.files import CsvFile, Summary
-from ms_lossscale.callbacks.watched_step import ADVICE, Record, WatchedStep
+from ms_lossscale.callbacks.watched_step import Record, WatchedStep
+from ms_lossscale.cells.endless_skips import EndlessSkips
 from ms_lossscale.cells.training_cell import TrainingCell
 
 
@@ -103,6 +104,7 @@ class LossScaleMonitor(Callback):
         self._last: Optional[tuple] = None
         self._printed_step = 0
         self._watched: list[WatchedStep] = []
+        self._endless_skips: Optional[EndlessSkips] = None
 
     def on_train_begin(self, run_context: RunContext) -> None:
         """Checks the training cell and the CSV file, and opens the summary."""
@@ -112,6 +114,7 @@ class LossScaleMonitor(Callback):
                 f"For 'LossScaleMonitor', the training cell must be one of ms_lossscale, but got a "
                 f"'{type(cell).__name__}'. Pass Model a ScaledTrainOneStepCell, say, without loss_fn and optimizer."
             )
+        self._endless_skips = cell.endless_skips
         self._watched = [
             WatchedStep(step, i, cell.each_decides, self._summary_dir is not None) for i, step in enumerate(cell.steps)
         ]
@@ -196,8 +199,8 @@ class LossScaleMonitor(Callback):
                 each.print_retry(record)
             if record.skipped:
                 each.print_skip(record)
-                if self._max_skips is None:
-                    each.warn_at_floor(record)
+                if self._max_skips is None and each.warn_at_floor(record):
+                    self._endless_skips.has_been_said()
         if step // self._every_n_steps > self._printed_step // self._every_n_steps:
             self._printed_step = step
             print(f"step {step}: {'; '.join(map(self._summary, records))}", flush=True)
@@ -222,8 +225,7 @@ class LossScaleMonitor(Callback):
                 raise RuntimeError(
                     f"For 'LossScaleMonitor', training was stopped at step {step}: the last "
                     f"{each.consecutive} steps{each.of_network} were skipped (max_consecutive_skips="
-                    f"{self._max_skips}), at the loss scales {scales}; {each.what_overflowed()}. {ADVICE} "
-                    f"{self._save(each)}"
+                    f"{self._max_skips}), at the loss scales {scales}; {each.what_it_means()} {self._save(each)}"
                 )
 
     def _save(self, watched):
@@ -243,7 +245,7 @@ class LossScaleMonitor(Callback):
             )
         return (
             f"The batch was saved: locate_overflow(network, tuple(np.load({str(self._save_batch)!r}).values()), "
-            f"loss_scale={written_scale(watched.overflowed_scale())})."
+            f"loss_scale={written_scale(watched.series.overflowed_scale())})."
         )
 
 

@@ -6,15 +6,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._output import LossScaleValues, written_scale
+from ms_lossscale._output import LossScaleValues, counted, written_scale
+from ms_lossscale.cells.skipped_series import SkippedSeries
 from ms_lossscale.diagnosis.cell_watch import as_array
 from ms_lossscale.loss_scale import DynamicLossScale
 
 _MOST_NAMES = 5
-ADVICE = (
-    "What to try: locate_overflow on this batch names the first cell whose values leave float16's range; compute that "
-    "cell in float32; look for NaN in the data; lower the learning rate or clip the gradients."
-)
 
 
 class Record(NamedTuple):
@@ -75,6 +72,8 @@ class WatchedStep:
         self.batch = None
         self._is_in_overflow = False
         self._overflowed = []
+        # The skipped steps since the last one that was not.
+        self.series = SkippedSeries(step)
         # Which of its loss scales were warned of.
         self._warned = set()
         # Whether a line was printed for the present series of skipped steps, and how many it has had since.
@@ -113,6 +112,7 @@ class WatchedStep:
         self._is_in_overflow = overflow and not skipped
         if self.consecutive == 0:
             self.skipped_at.clear()
+            self.series = SkippedSeries(self._step)
             self._warned.clear()
         if self.consecutive <= skipped:
             # No step of an earlier series is among those in a row.
@@ -120,6 +120,7 @@ class WatchedStep:
         if skipped:
             self.skipped_at.append(loss_scale)
             self._overflowed = [name for name, bad in zip(self._names, snapshot.overflowed[0].asnumpy()) if bad]
+            self.series.add(step, self._overflowed, loss, loss_scale)
         return Record(
             step,
             self._network,
@@ -154,12 +155,15 @@ class WatchedStep:
         return {f"{prefix}{name}": value for value in values}
 
     def print_retry(self, record):
-        """Prints a line of a step that was saved."""
-        print(
-            f"step {record.step}: overflow{self.of_network} at {self._tried_first_at.written()}, done again at "
-            f"{record.loss_scale.written()}",
-            flush=True,
-        )
+        """Prints a line of a call that was tried again."""
+        again = f"done again at {record.loss_scale.written()}"
+        if self._is_in_overflow:
+            again = f"{self._in_retries(record)}: its accumulation cycle will be skipped"
+        print(f"step {record.step}: overflow{self.of_network} at {self._tried_first_at.written()}, {again}", flush=True)
+
+    def _in_retries(self, record):
+        retries = counted(record.retries, "retry", "retries")
+        return f"and in {retries} down to {record.loss_scale.written()}"
 
     def print_skip(self, record):
         """Prints a line, but ever more seldom of an endless series."""
@@ -168,9 +172,13 @@ class WatchedStep:
         if self._is_printed and not any(map(_is_milestone, new)):
             return
         more = f", {self._unprinted} since the last line" if self._unprinted > 1 else ""
+        used, counts = record.loss_scale.written(), ""
+        if record.retries:
+            used = f"{self._tried_first_at.written()} {self._in_retries(record)}"
+            counts = ", since the first attempt counts"
         print(
-            f"step {record.step}: overflow{self.of_network} at loss scale {record.loss_scale.written()}, skipped "
-            f"({self.consecutive} in a row{more}), now {record.next_loss_scale.written()}; {self.what_overflowed()}",
+            f"step {record.step}: overflow{self.of_network} at loss scale {used}, skipped ({self.consecutive} in a "
+            f"row{more}), now {record.next_loss_scale.written()}{counts}; {self.what_overflowed()}",
             flush=True,
         )
         self._is_printed, self._unprinted = True, 0
@@ -187,7 +195,8 @@ class WatchedStep:
         return f"not finite: {shown} ({len(names)} of {len(self._names)} gradients)"
 
     def warn_at_floor(self, record):
-        """Warns, once until a step is applied, if no smaller scale can come."""
+        """Warns, once until a step is applied, if no smaller scale can come. Returns whether it has."""
+        warned = len(self._warned)
         scales = zip(self._step.loss_scales, record.loss_scale, self._step.overflowed_loss_scales(self._overflowed))
         for i, (loss_scale, used, has_overflowed) in enumerate(scales):
             is_at_floor = isinstance(loss_scale, DynamicLossScale) and used <= loss_scale.min_loss_scale
@@ -197,14 +206,18 @@ class WatchedStep:
                 warnings.warn(
                     f"The loss scale{of_network} is stuck at its floor, min_loss_scale="
                     f"{written_scale(loss_scale.min_loss_scale)}: step {record.step} overflowed all the same; "
-                    f"{self.what_overflowed()}. {ADVICE}",
+                    f"{self.what_it_means()}",
                     RuntimeWarning,
                     stacklevel=2,
                 )
+        return len(self._warned) > warned
 
-    def overflowed_scale(self):
-        """The loss scale of the last step that was skipped; of several the first whose gradients overflowed."""
-        return self.skipped_at[-1][self._step.overflowed_loss_scales(self._overflowed).index(True)]
+    def what_it_means(self):
+        """Since when the steps in a row are skipped, what was not finite in them, and what to look at."""
+        return (
+            f"since step {self.series.since} all were skipped, and {self.series.what_was_not_finite()}. "
+            f"{self.series.advice(has_trained=self._applied_steps > 0)}"
+        )
 
 
 def _ints(tensors):

@@ -2,66 +2,84 @@
 
 import warnings
 
-from ms_lossscale._output import LossScaleValues, written_scale
+import numpy as np
 
-# Calls between two looks, each of which waits for the device; and more steps than a dynamic scale needs to fall.
-_CALLS, _SKIPS = 500, 100
+from ms_lossscale._output import LossScaleValues
+from ms_lossscale.cells.skipped_series import SkippedSeries
+from ms_lossscale.loss_scale import DynamicLossScale
+
+# Calls between two looks, each of which waits for the device; before the first look there are fewer.
+_CALLS, _FIRST_CALLS = 500, 50
+# So many skips in a row are suspect, or one at the floor; and so many more are looked at before anything is said.
+_SKIPS, _LOOKS = 100, 5
 
 
 class EndlessSkips:
     """
-    Warns, once, of a training that skips every step.
+    Warns, once, of a training that skips every step, or whose loss scale is at its floor and does so.
 
     Args:
         owner (str): The training cell's name.
         steps (CellList[Step]): Its steps.
+        each_decides (bool): Whether each of several networks has its step.
     """
 
-    def __init__(self, owner, steps):
+    def __init__(self, owner, steps, each_decides):
         self._owner = owner
         self._steps = steps
+        self._each_decides = each_decides
         self._calls = 0
-        self._warned = False
+        self._has_warned = False
+        # Of the step that is looked at, its number, what it skips, and its skips so far.
+        self._number, self._series, self._skips = None, None, 0
 
-    def count_call(self):
-        """Before each call."""
+    def after_call(self, outputs):
+        """Counts a call, and looks at what it returned if there is reason to."""
         self._calls += 1
-        if self._calls % _CALLS == 0 and not self._warned:
-            for step in self._steps:
+        if self._series is not None:
+            self._look(outputs)
+        elif not self._has_warned and (self._calls == _FIRST_CALLS or self._calls % _CALLS == 0):
+            for i, step in enumerate(self._steps):
                 skips = step.step_counters.as_dict()["consecutive_skipped_steps"]
-                if skips >= _SKIPS:
-                    self._warned = True
-                    self._warn(step, skips)
+                if skips >= _SKIPS or (skips and _is_at_floor(step)):
+                    self._number, self._series, self._skips = i, SkippedSeries(step), skips
 
-    def _warn(self, step, skips):
+    def has_been_said(self):
+        """Somebody else has warned."""
+        self._has_warned = True
+        self._series = None
+
+    def _look(self, outputs):
+        step, before = self._steps[self._number], self._skips
+        counters = step.step_counters.as_dict()
+        self._skips = counters["consecutive_skipped_steps"]
+        if self._skips < before:
+            self._series = None
+        elif self._skips > before:
+            first = counters["applied_steps"] + counters["skipped_steps"] - self._skips + 1
+            loss, loss_scales = outputs[0], outputs[2]
+            if self._each_decides:
+                loss, loss_scales = outputs[3][self._number], loss_scales[self._number]
+            used = np.atleast_1d(loss_scales.asnumpy()).tolist()
+            self._series.add(first, step.step_counters.overflowed_parameters(), loss.asnumpy(), used)
+            if len(self._series) == _LOOKS:
+                self._warn(step, counters["applied_steps"] > 0)
+
+    def _warn(self, step, has_trained):
+        series = self._series
+        self.has_been_said()
         scales = LossScaleValues(loss_scale.get_loss_scale() for loss_scale in step.loss_scales)
+        of_network = f" of network {self._number}" if self._each_decides else ""
         warnings.warn(
-            f"For '{self._owner}', the last {skips} steps were all skipped, now at a loss scale of "
-            f"{scales.written()}, so that no weight moves any more: {_cause(step, scales)}",
+            f"For '{self._owner}', the last {self._skips} steps{of_network}, all since step {series.since}, were "
+            f"skipped, now at a loss scale of {scales.written()}, so that no weight moves any more: "
+            f"{series.what_was_not_finite()}. {series.advice(has_trained)}",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
-def _cause(step, scales):
-    overflowed = step.step_counters.overflowed_parameters()
-    if overflowed:
-        loss_scale = scales[step.overflowed_loss_scales(overflowed).index(True)]
-        return (
-            f"the gradients of {_listed(overflowed)} are not finite. Look for NaN in the weights and in the data: "
-            f"ms_lossscale.locate_overflow(cell, inputs, loss_scale={written_scale(loss_scale)}) names where they "
-            f"begin."
-        )
-    # The status register is a detector, too.
-    written = step.forward_state.names
-    if not written:
-        return "all gradients are finite, but the overflow detector reports an overflow. Look for it in the forward."
-    return (
-        f"all gradients are finite, but what the forward writes ({_listed(written)}) became not finite, or the "
-        f"overflow detector reports an overflow. Look at what the forward writes there: a value that is infinite on "
-        f"purpose must be in its Parameter before the first step."
+def _is_at_floor(step):
+    return any(
+        isinstance(its, DynamicLossScale) and its.get_loss_scale() <= its.min_loss_scale for its in step.loss_scales
     )
-
-
-def _listed(names):
-    return f"{', '.join(names[:3])}{' and others' if names[3:] else ''}"

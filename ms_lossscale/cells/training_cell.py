@@ -89,7 +89,7 @@ class TrainingCell(FindsLossScale, TrainsOnly, CompilePhase, Float32Cell, nn.Tra
             self.grad_reducer = nn.Identity()
         self._compared = not self.reducer_flag
         self._evaluates = False
-        self._endless_skips = EndlessSkips(owner, self.steps)
+        self.endless_skips = EndlessSkips(owner, self.steps, self.each_decides)
         check_unique_names(owner, self.get_parameters())
         self.use_parameters = UseInOutermostGraph(list(self.get_parameters()))
         written = {id(parameter) for step in self.steps for parameter in step.forward_state.written}
@@ -139,13 +139,13 @@ class TrainingCell(FindsLossScale, TrainsOnly, CompilePhase, Float32Cell, nn.Tra
         if not self._compared:
             self.compare_ranks()
         self._check_loaded()
-        self._endless_skips.count_call()
         with self._explaining_errors():
             output = super().__call__(*args, **kwargs)
         self._others.has_run()
         for i, step in enumerate(self.steps):
             step.forward_state.memory.settle(lambda i=i: output[1].asnumpy().reshape(-1)[i])
             step.forward_state.memory.has_run()
+        self.endless_skips.after_call(output)
         if self._several_networks and self._has_aux:
             auxes = tuple(() if aux is None else aux for aux in output[-1])
             output = (*output[:-1], auxes)

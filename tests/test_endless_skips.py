@@ -18,9 +18,10 @@ from ms_lossscale.cells import endless_skips
 
 @pytest.fixture
 def few(monkeypatch):
-    """It looks at every 8th call, and 5 skips are endless."""
+    """It looks at every 8th call, 5 skips are endless, and 2 more are looked at."""
     monkeypatch.setattr(endless_skips, "_CALLS", 8)
     monkeypatch.setattr(endless_skips, "_SKIPS", 5)
+    monkeypatch.setattr(endless_skips, "_LOOKS", 2)
 
 
 def linear():
@@ -29,28 +30,70 @@ def linear():
     return network, ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(2.0**10)).set_train()
 
 
-def check_weights_that_are_nan(calls):
-    network, cell = linear()
-    ops.assign(network.weight, Tensor(np.full(network.weight.shape, np.nan, np.float32)))
-    inputs = batch(0)
-    message = f"the last {calls - 1} steps were all skipped, now at a loss scale of .*: the gradients of weight are not"
-    with pytest.warns(RuntimeWarning, match=message) as caught:
-        for _ in range(2 * calls + 1):
+def warning_of(cell, inputs, calls):
+    """The one warning of so many calls, which has to come at the last one and not again."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(calls - 1):
             cell(*inputs)
-    assert len(caught) == 1
-    assert caught[0].filename == __file__
-    return str(caught[0].message)
+    with pytest.warns(RuntimeWarning) as caught:
+        for _ in range(calls):
+            cell(*inputs)
+    (warning,) = caught
+    assert warning.filename == __file__
+    return str(warning.message)
+
+
+def set_to_nan(weight):
+    ops.assign(weight, Tensor(np.full(weight.shape, np.nan, np.float32)))
 
 
 @quick_in_graph_mode
 def test_weights_that_are_nan(mode, few):
-    assert "at a loss scale of 8," in check_weights_that_are_nan(8)
+    network, cell = linear()
+    set_to_nan(network.weight)
+    assert warning_of(cell, batch(0), calls=10) == (
+        "For 'ScaledTrainOneStepCell', the last 10 steps, all since step 1, were skipped, now at a loss scale of 1, so "
+        "that no weight moves any more: in the last 2 skips the gradients of weight (2) were not finite; the loss was "
+        "not finite in 2 of them. What to try: no loss scale mends a loss that is not finite, so look for NaN in the "
+        "data and in the weights; ms_lossscale.locate_overflow(cell, inputs, loss_scale=2) names where it begins, "
+        "ms_lossscale.advise_float32(cell, [inputs]) which cells need float32."
+    )
+
+
+def test_a_training_that_went_well_before(mode, few):
+    _, cell = linear()
+    good, bad = batch(0), batch_for(True)
+    for _ in range(3):
+        cell(*good)
+    message = warning_of(cell, bad, calls=7)
+    assert "the last 7 steps, all since step 4, were skipped" in message
+    assert message.endswith("If it trained before, lower the learning rate or pass clip_norm.")
 
 
 @pytest.mark.long
-def test_with_500_calls():
+@pytest.mark.parametrize(
+    "loss_scale, calls, written",
+    [(DynamicLossScale(2.0**10), 55, "1"), (2.0**24, 505, "2**24")],
+    ids=["floor", "fixed"],
+)
+def test_the_calls_between_two_looks(loss_scale, calls, written):
     with in_mode(MODES["graph"]):
-        assert "at a loss scale of 1," in check_weights_that_are_nan(500)
+        network = Linear()
+        cell = ScaledTrainOneStepCell(network, nn.SGD([network.weight], 0.01), loss_scale).set_train()
+        set_to_nan(network.weight)
+        assert f"{calls} steps, all since step 1, were skipped, now at a loss scale of {written}," in warning_of(
+            cell, batch(0), calls
+        )
+
+
+@quick_in_graph_mode
+def test_a_backward_that_overflows_at_a_fixed_scale(mode, few):
+    network = Linear()
+    cell = ScaledTrainOneStepCell(network, nn.SGD([network.weight], 0.01), 2.0**126).set_train()
+    x, y = batch(0)
+    message = warning_of(cell, (x, 1000 * y), calls=10)
+    assert "of weight (2) were not finite; the loss was finite. What to try: this loss scale does not fall" in message
 
 
 @quick_in_graph_mode
@@ -59,13 +102,10 @@ def test_what_the_forward_writes(mode, few):
     optimizer = nn.SGD(network.score.trainable_params(), 0.01)
     cell = ScaledTrainOneStepCell(network, optimizer, 128.0).set_train()
     inputs = overflowing()
-    with pytest.warns(RuntimeWarning, match="now at a loss scale of 128, ") as caught:
-        for _ in range(9):
-            cell(*inputs)
-    (message,) = [str(each.message) for each in caught]
+    message = warning_of(cell, inputs, calls=10)
     assert (
-        "all gradients are finite, but what the forward writes (generator.1.moving_mean, generator.1.moving_variance) "
-        "became not finite, or the overflow detector reports"
+        "in the last 2 skips all gradients were finite; the loss was finite. What to try: what the forward writes "
+        "(generator.1.moving_mean, generator.1.moving_variance) became not finite, or the overflow detector reports"
     ) in message
     assert "locate_overflow" not in message
 
@@ -75,9 +115,8 @@ def test_the_status_register(mode, few):
         network = Saturating("only")
         cell = ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params()), 128.0).set_train()
         inputs = saturating_batch(True, 0)
-        with pytest.warns(RuntimeWarning, match="all gradients are finite, but the overflow detector reports"):
-            for _ in range(9):
-                cell(*inputs)
+        message = warning_of(cell, inputs, calls=10)
+        assert "all gradients were finite; the loss was finite. What to try: the overflow detector reports" in message
 
 
 @quick_in_graph_mode
@@ -86,14 +125,15 @@ def test_a_training_that_recovers_says_nothing(mode, few):
     good, bad = batch(0), batch_for(True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for i in range(17):
-            cell(*(good if i in (4, 12) else bad))
+        # Once between two looks, and twice while it is looked at.
+        for i in range(25):
+            cell(*(good if i in (4, 16, 24) else bad))
 
 
 @quick_in_graph_mode
 def test_one_of_several_networks(mode, few):
     trained = Trained("alternating")
-    ops.assign(trained.weights[1], Tensor(np.full(trained.weights[1].shape, np.nan, np.float32)))
-    with pytest.warns(RuntimeWarning, match="gradients of second.weight are not finite"):
-        for _ in range(9):
+    set_to_nan(trained.weights[1])
+    with pytest.warns(RuntimeWarning, match="10 steps of network 1, all since .* of second.weight .2. were not finite"):
+        for _ in range(10):
             trained.call_cell(0)

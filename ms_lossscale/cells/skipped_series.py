@@ -48,15 +48,13 @@ class SkippedSeries:
 
     def what_was_not_finite(self):
         """Which gradients, how often, and whether the loss itself was finite: a sentence without its full stop."""
-        skips = len(self._last)
-        of_last = f"of the last {counted(skips, 'skip', 'skips')}"
-        if self._names():
-            names = [f"{name} ({count})" for name, count in self._names().most_common()]
-            text = f"{of_last} not finite: the gradients of {listed(names, _MOST_NAMES)}"
-        else:
-            text = f"{of_last}: all gradients were finite"
+        names = [f"{name} ({count})" for name, count in self._names().most_common()]
+        gradients = (
+            f"the gradients of {listed(names, _MOST_NAMES)} were not finite" if names else "all gradients were finite"
+        )
         losses = self._losses_not_finite()
-        return f"{text}; the loss was {f'not finite in {losses}' if losses else 'finite'}"
+        loss = f"not finite in {losses} of them" if losses else "finite"
+        return f"in the last {counted(len(self._last), 'skip', 'skips')} {gradients}; the loss was {loss}"
 
     def advice(self, has_trained):
         """

@@ -69,7 +69,7 @@ def test_a_fixed_update_cell():
     ],
     ids=["manager", "update_cell"],
 )
-def test_a_dynamic_one_of_mindspore_gives_its_scale_factor_and_window(stock):
+def test_a_dynamic_one_of_mindspore_gives_its_scale_factor_and_scale_window(stock):
     cell = cell_with(stock())
     assert isinstance(cell.loss_scale, DynamicLossScale)
     overflows, scales = run(cell, (0, 0, 1, 1, 0, 0, 0))
@@ -82,11 +82,11 @@ def test_a_dynamic_one_of_mindspore_may_begin_above_our_ceiling():
     assert run(cell, (1, 0, 0)) == ([True, False, False], [2.0**30, 2.0**29, 2.0**30])
 
 
-class WithoutALaw(LossScale):
+class WithoutARule(LossScale):
     pass
 
 
 @pytest.mark.parametrize("drop_overflow_update", [True, False])
-def test_a_loss_scale_without_a_law_is_refused(drop_overflow_update):
-    with pytest.raises(TypeError, match=r"'WithoutALaw' does not define 'next_scale\(self, loss_scale, overflow\)'"):
-        cell_with(WithoutALaw(8.0, drop_overflow_update))
+def test_a_loss_scale_without_an_update_rule_is_refused(drop_overflow_update):
+    with pytest.raises(TypeError, match=r"'WithoutARule' does not define 'next_scale\(self, loss_scale, overflow\)'"):
+        cell_with(WithoutARule(8.0, drop_overflow_update))

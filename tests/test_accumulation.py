@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from mindspore import Tensor, dataset, nn, ops
 from mindspore.train import Model
-from support import resume_mid_window
+from support import resume_mid_cycle
 from support.linear_pair import CELLS, ROUNDING, Trained
 from support.networks import BATCH, FEATURES, HalfPrecision, Mlp, batch, batch_for, weight
 from support.python_process import check_python
-from support.resume_mid_window import OVERFLOWS, STEPS, Normalised, build, train
+from support.resume_mid_cycle import OVERFLOWS, STEPS, Normalised, build, train
 from support.training import changed, same_bits, state, weights
 
 from ms_lossscale import (
@@ -19,13 +19,13 @@ from ms_lossscale import (
     emulation,
 )
 
-WINDOWS = 4
+CYCLES = 4
 
 
 def data():
-    """The inputs and targets of all windows, one after the other."""
+    """The inputs and targets of all cycles, one after the other."""
     rng = np.random.default_rng(0)
-    rows = WINDOWS * STEPS * BATCH
+    rows = CYCLES * STEPS * BATCH
     return rng.normal(size=(rows, FEATURES)).astype(np.float32), rng.normal(size=(rows, 1)).astype(np.float32)
 
 
@@ -37,7 +37,7 @@ def batches(size):
 
 def test_small_batches_equal_a_large_one_through_model(mode):
     network, expected = Mlp(), Mlp()
-    # MindSpore's own cell, with batches of a whole window.
+    # MindSpore's own cell, with batches of a whole cycle.
     large = nn.TrainOneStepCell(expected, nn.Momentum(expected.trainable_params(), 0.05, 0.9)).set_train()
     for each in batches(STEPS * BATCH):
         large(*each)
@@ -73,25 +73,25 @@ class GivenGradient(nn.Cell):
         return (self.weight * gradient).sum()
 
 
-def test_statistics_of_an_overflowing_window_are_undone(mode):
+def test_statistics_of_an_overflowing_cycle_are_undone(mode):
     network = Normalised()
     cell = ScaledTrainOneStepCell(
         network, nn.SGD(network.trainable_params(), 0.1), DynamicLossScale(), gradient_accumulation_steps=3
     ).set_train()
     statistics = (network.norm.moving_mean, network.norm.moving_variance)
 
-    def window(overflows, seed):
+    def cycle(overflows, seed):
         before = [parameter.asnumpy().copy() for parameter in statistics]
         for call, overflow in enumerate(overflows):
             cell(*batch_for(overflow, seed + call))
         return before, [parameter.asnumpy().copy() for parameter in statistics]
 
     for clean in range(2):
-        before, after = window((0, 0, 0), 10 * clean)
+        before, after = cycle((0, 0, 0), 10 * clean)
         assert not any(same_bits(*pair) for pair in zip(before, after))
-    before, after = window((0, 1, 0), 30)
+    before, after = cycle((0, 1, 0), 30)
     assert all(same_bits(*pair) for pair in zip(before, after))
-    before, after = window((0, 0, 0), 40)
+    before, after = cycle((0, 0, 0), 40)
     assert np.isfinite(after).all()
     assert not any(same_bits(*pair) for pair in zip(before, after))
 
@@ -116,7 +116,7 @@ def saturating_batch(overflow, seed):
     return x, y
 
 
-def test_the_register_is_remembered_over_the_calls_of_a_window(mode):
+def test_the_register_is_remembered_over_the_calls_of_a_cycle(mode):
     with emulation.saturation_mode() as register:
         network = Saturating("only")
         cell = ScaledTrainOneStepCell(
@@ -126,7 +126,7 @@ def test_the_register_is_remembered_over_the_calls_of_a_window(mode):
         def read_by_somebody_else():
             register.read()
 
-        windows = [
+        cycles = [
             # What overflows, what happens on the device between the calls, and what the calls say.
             ((0, 0, 0), register.clear, [False, False, False]),
             ((1, 0, 0), register.clear, [True, True, True]),
@@ -136,21 +136,21 @@ def test_the_register_is_remembered_over_the_calls_of_a_window(mode):
             ((1, 0, 0), register.raise_status, [True, True, True]),
             ((0, 0, 0), read_by_somebody_else, [False, False, False]),
         ]
-        for window, (overflows, in_between, expected) in enumerate(windows):
+        for cycle, (overflows, in_between, expected) in enumerate(cycles):
             before = network.weight.asnumpy().copy()
             said = []
             for call, overflow in enumerate(overflows):
                 in_between()
-                said.append(bool(cell(*saturating_batch(overflow, 3 * window + call))[1]))
-            assert said == expected, window
+                said.append(bool(cell(*saturating_batch(overflow, 3 * cycle + call))[1]))
+            assert said == expected, cycle
             assert same_bits(before, network.weight.asnumpy()) == expected[-1]
             assert np.isfinite(network.weight.asnumpy()).all()
-        # Once per window: three clean ones, four that overflowed.
+        # Once per cycle: three clean ones, four that overflowed.
         assert cell.counters() == {"applied_steps": 3, "skipped_steps": 4, "consecutive_skipped_steps": 0}
         assert cell.get_loss_scale() == 2.0**6
 
 
-def test_the_register_blames_nobody_else_over_a_window(mode):
+def test_the_register_shows_nobody_elses_over_a_cycle(mode):
     with emulation.saturation_mode() as register:
         networks = [Saturating("first"), Saturating("second", seed=1)]
         cell = AlternatingTrainOneStepCell(
@@ -160,8 +160,8 @@ def test_the_register_blames_nobody_else_over_a_window(mode):
             network_inputs=[(0, 2), (1, 2)],
             gradient_accumulation_steps=2,
         ).set_train()
-        windows = [
-            # For each call what overflows in each network; what the window's calls say.
+        cycles = [
+            # For each call what overflows in each network; what the cycle's calls say.
             (((0, 0), (0, 0)), [[False, False], [False, False]]),
             (((1, 0), (0, 0)), [[True, False], [True, False]]),
             (((0, 1), (0, 0)), [[False, True], [False, True]]),
@@ -170,14 +170,14 @@ def test_the_register_blames_nobody_else_over_a_window(mode):
             (((1, 0), (0, 1)), [[True, False], [True, True]]),
             (((0, 0), (0, 0)), [[False, False], [False, False]]),
         ]
-        for window, (calls, expected) in enumerate(windows):
+        for cycle, (calls, expected) in enumerate(cycles):
             said = []
             for call, overflows in enumerate(calls):
                 register.raise_status()
-                seed = 2 * window + call
+                seed = 2 * cycle + call
                 (x0, y), (x1, _) = (saturating_batch(overflow, seed) for overflow in overflows)
                 said.append(cell(x0, x1, y)[1].asnumpy().tolist())
-            assert said == expected, window
+            assert said == expected, cycle
         assert [counters["skipped_steps"] for counters in cell.counters()] == [3, 3]
 
 
@@ -191,7 +191,7 @@ class LossAndPredictions(nn.Cell):
         return ops.square(predictions - y).mean(), predictions, predictions.sum()
 
 
-def test_values_are_those_of_the_call_and_the_scale_is_the_windows(mode):
+def test_values_are_those_of_the_call_and_the_scale_is_the_cycles(mode):
     network = LossAndPredictions()
     cell = ScaledTrainOneStepCell(
         network,
@@ -206,7 +206,7 @@ def test_values_are_those_of_the_call_and_the_scale_is_the_windows(mode):
             cell.set_loss_scale(2.0**5)
             assert cell.get_loss_scale() == 2.0**5
         if call == 11:
-            # In a window that ends in an overflow.
+            # In a cycle that ends in an overflow.
             cell.set_loss_scale(2.0**7)
         before = network.weight.asnumpy().copy()
         x, y = batch_for(call == 9, seed=call)
@@ -219,31 +219,31 @@ def test_values_are_those_of_the_call_and_the_scale_is_the_windows(mode):
             np.testing.assert_allclose(loss.asnumpy(), np.mean((predictions - y.asnumpy()) ** 2), rtol=1e-5)
             np.testing.assert_allclose(aux[0].asnumpy(), predictions, rtol=1e-5, atol=1e-5)
             np.testing.assert_allclose(aux[1].asnumpy(), predictions.sum(), rtol=1e-5, atol=1e-5)
-    # What was set in the window of calls 3 to 5 holds for the next one as it is, though the law would have doubled the
-    # scale then; what was set in the window of calls 9 to 11 too, though the law would have halved it.
+    # What was set in the cycle of calls 3 to 5 holds for the next one as it is, though the update rule would have
+    # doubled the scale then; what was set in the cycle of calls 9 to 11 too, though it would have halved it.
     assert scales == [2.0**10] * 6 + [2.0**5] * 6 + [2.0**7] * 3
 
 
-def test_networks_take_part_in_whole_windows(mode):
+def test_networks_take_part_in_whole_cycles(mode):
     trained = Trained("alternating", steps=2, every=(1, 2))
-    for window, every in enumerate([(1, 1), (1, 3), (3, 1), (1, 2), (1, 1)]):
-        trained.call(2 * window)
-        # Set within a window, it counts from the next one.
+    for cycle, every in enumerate([(1, 1), (1, 3), (3, 1), (1, 2), (1, 1)]):
+        trained.call(2 * cycle)
+        # Set within a cycle, it counts from the next one.
         trained.cell.set_every(every)
         # A flush ends it as well.
-        if window == 2:
+        if cycle == 2:
             trained.flush()
         else:
-            trained.call(2 * window + 1)
+            trained.call(2 * cycle + 1)
         trained.control.every = every
-    # All windows but the fourth, which 3 does not divide; all but the first and the fifth, which 2 does not.
+    # All cycles but the fourth, which 3 does not divide; all but the first and the fifth, which 2 does not.
     assert [counters["applied_steps"] for counters in trained.cell.counters()] == [4, 3]
     assert trained.cell.steps_made() == 5
 
 
 # Of so many calls the number that is kept has no place but in its sign.
 @pytest.mark.parametrize("steps", [3, 2**15])
-def test_a_flush_ends_a_window_that_has_begun_and_nothing_else(mode, steps):
+def test_a_flush_ends_a_cycle_that_has_begun_and_nothing_else(mode, steps):
     trained = Trained("scaled", steps=steps)
     trained.cell.flush()
     trained.call()
@@ -263,7 +263,7 @@ def test_resumes_in_a_new_process_with_the_same_bits(tmp_path):
     finally:
         mindspore.set_context(mode=before)
     options = ("graph", "middle.ckpt", 4, len(OVERFLOWS), "resumed.npz")
-    check_python(resume_mid_window.__file__, *options, cwd=tmp_path)
+    check_python(resume_mid_cycle.__file__, *options, cwd=tmp_path)
     with np.load(tmp_path / "resumed.npz") as resumed:
         assert changed(dict(resumed), state(cell)) == set()
 
@@ -275,7 +275,7 @@ def test_memory_is_one_float32_buffer_for_each_weight(kind):
     weights_of = 1 if kind == "scaled" else 2
     tensors = [value for value in added if value.ndim]
     assert [(value.shape, value.dtype) for value in tensors] == [((FEATURES, 1), np.float32)] * weights_of
-    # What is left are scalars: how far the window is, what it knows, its scale.
+    # What is left are scalars: how far the cycle is, what it knows, its scale.
     assert all(value.size == 1 for value in added if not value.ndim)
 
 

@@ -1,5 +1,5 @@
 """
-AlternatingTrainOneStepCell: each network makes its whole step, with its own scale, verdict and counters.
+AlternatingTrainOneStepCell: each network makes its whole step, with its own scale, overflow check and counters.
 
 The oracle are MindSpore's unscaled TrainOneStepCells, called one after the other. The GAN is trained once in each mode;
 several tests read what was recorded then.
@@ -125,9 +125,9 @@ class TestGan:
             "alternation.last_losses",
         }
 
-    def test_each_network_has_its_own_verdict(self, mode):
-        verdicts = [tuple(np.flatnonzero(overflow)) for _, overflow, _, _ in recorded(mode).outputs]
-        assert verdicts == OVERFLOWS
+    def test_each_network_has_its_own_overflow_check(self, mode):
+        found_overflows = [tuple(np.flatnonzero(overflow)) for _, overflow, _, _ in recorded(mode).outputs]
+        assert found_overflows == OVERFLOWS
 
     def test_each_network_has_its_own_counters(self, mode):
         assert recorded(mode).cell.counters() == [
@@ -136,8 +136,8 @@ class TestGan:
         ]
 
     def test_each_network_has_its_own_scale(self, mode):
-        # By the law, for each network: two clean steps in a row double it, an overflow halves it. Read when all calls
-        # are over: what was returned does not move with the scales.
+        # By the update rule, for each network: two clean steps in a row double it, an overflow halves it. Read when all
+        # calls are over: what was returned does not move with the scales.
         scales = [loss_scale.asnumpy().tolist() for _, _, loss_scale, _ in recorded(mode).tensors]
         assert [scale for scale, _ in scales] == [1024, 1024, 2048, 1024, 1024, 2048, 1024]
         assert [scale for _, scale in scales] == [1024, 1024, 2048, 2048, 4096, 2048, 1024]

@@ -1,4 +1,4 @@
-"""A training cell that is cast as a whole would run its law in float16: it says so, where it is cast."""
+"""A training cell that is cast as a whole would run its update rule in float16: it says so, where it is cast."""
 
 import mindspore
 import pytest
@@ -33,7 +33,7 @@ def make_cell():
         lambda cell: amp.auto_mixed_precision(cell, "O3"),
         lambda cell: FiniteGradients().to_float(mindspore.float16),
     ],
-    ids=["float16", "bfloat16", "a parent", "the law", "O2", "O3", "a detector"],
+    ids=["float16", "bfloat16", "a parent", "the update rule", "O2", "O3", "a detector"],
 )
 def test_is_refused(mode, cast):
     with pytest.raises(

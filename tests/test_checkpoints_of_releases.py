@@ -1,4 +1,4 @@
-"""Checkpoints that earlier versions wrote in the middle of a window, with everything on, resume bit for bit."""
+"""Checkpoints that earlier versions wrote in the middle of a cycle, with everything on, resume bit for bit."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def assert_finishes(cell, name, expected):
     finished = finish(cell, name)
     assert finished.keys() == expected.keys() | set(COPIED_NOW.get(name, ()))
     if name == "alternating":
-        # In the fifth window the second network waits. Both its turns before were skipped, the last of which counted
+        # In the fifth cycle the second network waits. Both its turns before were skipped, the last of which counted
         # in 0.1.
         waits = slice(2, 2 + STEPS)
         expected["returned.3"][waits, 1] = 0.0
@@ -42,7 +42,7 @@ def test_resumes_bit_for_bit(name, mode):
     cell.set_loss_scale(1.0)
     assert mindspore.load_param_into_net(cell, checkpoint, strict_load=True) == (COPIED_NOW.get(name, []), [])
     assert_finishes(cell, name, expected)
-    # The same cell in the middle of another window, and at its end.
+    # The same cell in the middle of another cycle, and at its end.
     train(cell, name, 2, 12)
     for _ in range(2):
         # Read again, since the cell may have taken over what it was given.
@@ -59,9 +59,9 @@ def test_training_arrives_at_the_checkpoint(name, mode, tmp_path):
     written = mindspore.load_checkpoint(str(tmp_path / "cell.ckpt"))
     assert written.keys() == checkpoint.keys() | set(COPIED_NOW.get(name, ()))
     different = {key for key in checkpoint if not same_bits(written[key].asnumpy(), checkpoint[key].asnumpy())}
-    # These had the plain count of the window's calls.
+    # These had the plain count of the cycle's calls.
     counts = {key for key in checkpoint if key.endswith((".micro_steps", "alternation.calls")) and checkpoint[key] > 0}
     assert [int(written[key]) - int(checkpoint[key]) for key in counts] == [STEPS * 2**16] * len(counts)
-    # And this the losses of the window's last call.
+    # And this the losses of the cycle's last call.
     turns = {"alternation.last_losses"} if name == "alternating" else set()
     assert different == counts | turns

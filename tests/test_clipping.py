@@ -209,7 +209,7 @@ def test_grad_norm_needs_clip_norm(kind, clip):
 def test_an_infinite_bound_only_measures(mode, kind, steps):
     # 1000: a scale with which a changed order of the operations would show.
     measured, plain = (
-        Trained(kind, scale=1000.0, window=None, steps=steps, **clip) for clip in ({"clip_norm": INF}, {})
+        Trained(kind, scale=1000.0, scale_window=None, steps=steps, **clip) for clip in ({"clip_norm": INF}, {})
     )
     for seed in range(8):
         overflows = (seed == 2, seed == 5)

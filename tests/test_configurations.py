@@ -44,15 +44,15 @@ def test_the_loss_of_a_turn_that_was_skipped_does_not_count():
     assert losses[2] == 0.0
 
 
-def test_nor_does_that_of_an_earlier_call_of_a_window_that_was_skipped(mode):
-    # The second network takes part in each second window of two calls. Two of its windows are flushed after one call.
-    windows = ["..", ".N", "..", ".|", "..", "N|", "..", "..", "."]
-    slopes = [[1.0, NAN if call == "N" else 1.0] for window in windows for call in window.strip("|")]
+def test_nor_does_that_of_an_earlier_call_of_a_cycle_that_was_skipped(mode):
+    # The second network takes part in each second cycle of two calls. Two of its cycles are flushed after one call.
+    cycles = ["..", ".N", "..", ".|", "..", "N|", "..", "..", "."]
+    slopes = [[1.0, NAN if call == "N" else 1.0] for cycle in cycles for call in cycle.strip("|")]
     training = ConfiguredTraining(alternating(slopes, every=[1, 2], gradient_accumulation_steps=2))
     shown = []
-    for window in windows:
+    for cycle in cycles:
         shown.append([])
-        for call in window:
+        for call in cycle:
             if call == "|":
                 training.act(("flush",))
             else:
@@ -70,8 +70,8 @@ class Reaches(Sloped):
         self.other = other
 
 
-@pytest.mark.xfail(strict=True, reason="a window that is skipped puts back all state that its network can reach")
-def test_a_skipped_window_leaves_what_another_networks_applied_one_wrote():
+@pytest.mark.xfail(strict=True, reason="a cycle that is skipped puts back all state that its network can reach")
+def test_a_skipped_cycle_leaves_what_another_networks_applied_one_wrote():
     configuration = alternating([[1.0, 1.0], [1.0, NAN]])
     networks = [Sloped(0, None, 0)]
     networks.append(Reaches(networks[0]))

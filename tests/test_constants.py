@@ -141,16 +141,16 @@ def run(kind, wrap, loss_scale, **keywords):
     return state(cell), reported
 
 
-WINDOW = {"gradient_accumulation_steps": 3, "clip_norm": 0.5, "ema_decay": 0.5}
+CYCLE = {"gradient_accumulation_steps": 3, "clip_norm": 0.5, "ema_decay": 0.5}
 CASES = {
     "dynamic": (lambda: DynamicLossScale(2.0**10, scale_window=2, hysteresis=2), {"clip_norm": 0.5, "ema_decay": 0.5}),
-    "window": (lambda: DynamicLossScale(2.0**10, scale_window=2), WINDOW),
+    "cycle": (lambda: DynamicLossScale(2.0**10, scale_window=2), CYCLE),
     "scheduled": (lambda: ScheduledLossScale([2, 4], [2.0**8, 2.0**10]), {"clip_value": 0.5}),
     "unchecked": (lambda: FixedLossScale(2.0**10, drop_overflow_update=False), {}),
 }
 # What is the same for all kinds of cells is shown once.
 KINDS_AND_CASES = [("scaled", case) for case in CASES] + [
-    (kind, case) for kind in ("simultaneous", "alternating", "tuple") for case in ("dynamic", "window")
+    (kind, case) for kind in ("simultaneous", "alternating", "tuple") for case in ("dynamic", "cycle")
 ]
 
 

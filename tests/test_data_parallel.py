@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from mindspore import nn
 from support import data_parallel_training as scenarios
-from support.data_parallel_training import CLIP_NORM, PLAN, STEPS, WINDOW_CALLS, WINDOW_PLAN, Place, run
+from support.data_parallel_training import CLIP_NORM, CYCLE_CALLS, CYCLE_PLAN, PLAN, STEPS, Place, run
 from support.networks import Linear, LinearWithBias
 from support.npu_networks import LOSS_SCALE
 from support.python_process import check_msrun, skip_with_older_mindspore
@@ -32,11 +32,11 @@ COMPARED = pytest.mark.parametrize(
         pytest.param("one_network", 4, marks=long),
         *(
             pytest.param(name, 2, marks=long)
-            for name in ("summed", "window", "simultaneous", "alternating", "unchecked")
+            for name in ("summed", "cycle", "simultaneous", "alternating", "unchecked")
         ),
     ],
 )
-WINDOWS = ("window", "alternating")
+CYCLES = ("cycle", "alternating")
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +87,8 @@ def moved(records, call):
 
 
 def of_step(name, calls):
-    """The records after which every rank must hold the same: those of whole windows."""
-    return range(0, calls + 1, 2 if name in WINDOWS else 1)
+    """The records after which every rank must hold the same: those of whole cycles."""
+    return range(0, calls + 1, 2 if name in CYCLES else 1)
 
 
 @COMPARED
@@ -103,7 +103,7 @@ def test_ranks_hold_the_same_after_every_step(job, mode, name, ranks):
 
 @COMPARED
 def test_ranks_with_parts_of_a_batch_train_as_one_with_the_whole(job, control, mode, name, ranks):
-    """Scale, counters and verdicts are equal; weights, momentum, EMA and norms up to the rounding of float32."""
+    """Scale, counters and overflows are equal; weights, momentum, EMA and norms up to the rounding of float32."""
     records, expected = job(name, mode, ranks)[-1], control(name, mode, ranks)
     assert len(records) == len(expected)
     for i in of_step(name, len(records) - 1):
@@ -143,12 +143,12 @@ def test_the_norm_of_the_reduced_gradients_clips(job, control, mode, ranks):
 
 
 @long
-def test_a_window_is_skipped_on_all_ranks_for_one_call_on_one_rank(job, mode):
+def test_a_cycle_is_skipped_on_all_ranks_for_one_call_on_one_rank(job, mode):
     """And the statistics of its other calls, which each rank's forwards have moved, are taken back."""
-    for records in job("window", mode):
-        for end in range(2, WINDOW_CALLS, 2):
+    for records in job("cycle", mode):
+        for end in range(2, CYCLE_CALLS, 2):
             before, after = records[end - 2], records[end]
-            skipped = not WINDOW_PLAN.keys().isdisjoint((end - 2, end - 1))
+            skipped = not CYCLE_PLAN.keys().isdisjoint((end - 2, end - 1))
             assert bool(after["overflow"]) == skipped
             assert after["step_counters.skipped_steps"] - before["step_counters.skipped_steps"] == skipped
             for name in ("mean", "variance", "hidden.weight", "ema.hidden.weight"):
@@ -156,19 +156,19 @@ def test_a_window_is_skipped_on_all_ranks_for_one_call_on_one_rank(job, mode):
 
 
 @long
-def test_inside_a_window_a_rank_knows_of_its_own_overflow_only(job, mode):
-    first, last = job("window", mode)
+def test_inside_a_cycle_a_rank_knows_of_its_own_overflow_only(job, mode):
+    first, last = job("cycle", mode)
     assert not first[3]["overflow"]
     assert last[3]["overflow"]
     assert first[4]["overflow"]
 
 
 @long
-def test_a_partial_window_is_flushed_on_all_ranks(job, control, mode):
-    """The last call was the only one of its window."""
-    for records in job("window", mode):
+def test_a_partial_cycle_is_flushed_on_all_ranks(job, control, mode):
+    """The last call was the only one of its cycle."""
+    for records in job("cycle", mode):
         assert not same_bits(records[-2]["hidden.weight"], records[-1]["hidden.weight"])
-        expected = control("window", mode, 2)[-1]["hidden.weight"]
+        expected = control("cycle", mode, 2)[-1]["hidden.weight"]
         np.testing.assert_allclose(records[-1]["hidden.weight"], expected, rtol=2e-5)
 
 
@@ -183,9 +183,9 @@ def test_the_simultaneous_cell_skips_both_networks_on_all_ranks(job, mode):
 
 @long
 def test_the_alternating_cell_skips_the_network_that_overflowed_on_all_ranks(job, mode):
-    """The second network takes part in the second and the fourth window of two calls, and overflows in the second."""
+    """The second network takes part in the second and the fourth cycle of two calls, and overflows in the second."""
     for records in job("alternating", mode):
-        for call in range(WINDOW_CALLS):
+        for call in range(CYCLE_CALLS):
             names = moved(records, call)
             assert ("0.hidden" in names) == (call % 2 == 1)
             assert ("1.hidden" in names) == (call == 7)
@@ -207,8 +207,8 @@ def test_a_register_on_one_rank_skips_the_step_on_all(job, mode, ranks):
 
 
 @long
-def test_a_register_on_one_rank_in_one_call_skips_the_window_on_all(job, mode):
-    for records in job("saturating_window", mode):
+def test_a_register_on_one_rank_in_one_call_skips_the_cycle_on_all(job, mode):
+    for records in job("saturating_cycle", mode):
         weights = [float(record["network.weight"][0]) for record in records]
         assert weights == [1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.0]
 
@@ -294,9 +294,9 @@ def test_ranks_compare_their_cells_once(job, mode):
         assert [int(record["comparisons"]) for record in records] == [0] + [1] * STEPS
 
 
-@pytest.mark.parametrize(("name", "steps"), [pytest.param("retried", 1, marks=long), ("retried_window", 2)])
+@pytest.mark.parametrize(("name", "steps"), [pytest.param("retried", 1, marks=long), ("retried_cycle", 2)])
 def test_all_try_again_together(job, mode, name, steps):
-    """Whichever of them overflowed; what a try wrote is not there."""
+    """Whichever of them overflowed; what an attempt wrote is not there."""
     # Overflow, scale, counters, weight and forwards.
     expected = [
         (False, 2.0**12, [1, 0, 0, 3], 1 - 4.5 * LEARNING_RATE, steps),
@@ -317,7 +317,7 @@ def test_all_try_again_together(job, mode, name, steps):
         ] == expected
 
 
-# For each call the verdict, the scales that it used, and those of the next one.
+# For each call whether it overflowed, the scales that it used, and those of the next one.
 OWN_SCALES = {
     "own_scales": [
         (False, [2.0**15, 2.0**14], [2.0**15, 2.0**14]),
@@ -356,7 +356,7 @@ def test_all_find_the_same_scales(job, mode):
 
 
 @pytest.mark.parametrize("parallel_mode", ["semi_auto_parallel", "auto_parallel"])
-def test_with_sharded_weights_ranks_agree_on_the_verdict_and_the_rest_is_refused(job, parallel_mode):
+def test_with_sharded_weights_ranks_agree_on_overflows_and_the_rest_is_refused(job, parallel_mode):
     for cells, refused in job(parallel_mode, "graph"):
         assert cells["agrees"].tolist() == [True] * 3
         for name in ("gradient_accumulation_steps", "ema_decay"):

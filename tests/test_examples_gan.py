@@ -150,7 +150,7 @@ def test_a_wasserstein_gan(data, tmp_path):
 
 
 @pytest.mark.release
-def test_scales_of_their_own_under_one_verdict(data, tmp_path):
+def test_scales_of_their_own_under_one_overflow_check(data, tmp_path):
     options = ("--loss", "wgan-gp", "--update", "simultaneous", "--separate-scales", "--scale", 2**16)
     rows = train_whole_and_in_parts(data, tmp_path, *options, "--max-retries", 8)
     assert all(row[f"{name}_overflow"] == "0" for row in rows for name in ("discriminator", "generator"))

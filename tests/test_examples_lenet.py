@@ -73,7 +73,7 @@ def assert_refused(result, *words):
         assert word in lines[0]
 
 
-# A first scale at which float16 overflows, so that there are skipped steps, and a window in which it grows.
+# A first scale at which float16 overflows, so that there are skipped steps, and a cycle in which it grows.
 OPTIONS = ("--scale", 2**24, "--scale-window", 3)
 EPOCHS = 4
 
@@ -244,7 +244,7 @@ def test_retries_that_can_not_be_are_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_windows_longer_than_an_epoch_are_refused(data, tmp_path):
+def test_cycles_longer_than_an_epoch_are_refused(data, tmp_path):
     result = run("train.py", "--data", data, "--accumulate", 3, "--output", "out", cwd=tmp_path)
     assert_refused(result, "--accumulate 3 is more than the 2 batches of an epoch", "pass 2 or less")
     assert not (tmp_path / "out").exists()

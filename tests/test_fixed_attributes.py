@@ -19,13 +19,13 @@ from ms_lossscale import DynamicLossScale, FixedLossScale, ScaledTrainOneStepCel
         (ScheduledLossScale([2, 4], [8, 16]), ["milestone", "loss_scales"]),
     ],
 )
-def test_settings_of_a_law(loss_scale, names):
-    for law in (loss_scale, copy.deepcopy(loss_scale)):
+def test_settings_of_an_update_rule(loss_scale, names):
+    for rule in (loss_scale, copy.deepcopy(loss_scale)):
         for name in names:
-            before = getattr(law, name)
+            before = getattr(rule, name)
             with pytest.raises(AttributeError, match=f"'{name}' is fixed"):
-                setattr(law, name, 5)
-            assert getattr(law, name) == before
+                setattr(rule, name, 5)
+            assert getattr(rule, name) == before
 
 
 def test_whether_steps_are_skipped(mode):

@@ -77,8 +77,8 @@ def test_the_optimizer_gets_gradients_of_its_weights_dtypes(mode):
 @pytest.mark.parametrize("keywords", [{}, {"clip_norm": 1.0}, {"max_retries": 1}], ids=str)
 def test_a_gradient_that_the_cast_makes_infinite_skips_the_step(mode, keywords):
     network = Mixed()
-    law = DynamicLossScale(SCALE, min_loss_scale=2.0**-6)
-    cell = ScaledTrainOneStepCell(network, descent(network), law, **keywords).set_train()
+    rule = DynamicLossScale(SCALE, min_loss_scale=2.0**-6)
+    cell = ScaledTrainOneStepCell(network, descent(network), rule, **keywords).set_train()
     assert_skips(cell, network.halves)
     assert cell.get_loss_scale() == SCALE / 2
     if "clip_norm" in keywords:
@@ -90,7 +90,7 @@ def test_a_gradient_that_the_cast_makes_infinite_skips_the_step(mode, keywords):
 
 
 @quick_in_graph_mode
-def test_of_a_window_the_mean_is_what_is_cast(mode):
+def test_of_a_cycle_the_mean_is_what_is_cast(mode):
     network = Mixed()
     cell = ScaledTrainOneStepCell(network, descent(network), SCALE, gradient_accumulation_steps=2).set_train()
     before = state(network)
@@ -108,9 +108,9 @@ def test_of_a_window_the_mean_is_what_is_cast(mode):
 @quick_in_graph_mode
 def test_of_several_scales_that_of_its_network_moves(mode):
     networks = [Mixed("first"), Mixed("second")]
-    laws = [DynamicLossScale(SCALE, min_loss_scale=2.0**-6) for _ in networks]
+    rules = [DynamicLossScale(SCALE, min_loss_scale=2.0**-6) for _ in networks]
     cell = SimultaneousTrainOneStepCell(
-        networks, [descent(network) for network in networks], laws, network_inputs=[(0, 0), (0, 1)]
+        networks, [descent(network) for network in networks], rules, network_inputs=[(0, 0), (0, 1)]
     ).set_train()
     assert bool(cell(slope(1), slope(TOO_LARGE))[1])
     assert cell.overflowed_parameters() == networks[1].halves

@@ -1,4 +1,4 @@
-"""flush() ends a partial window, averaged over the calls that it had; FlushAccumulation calls it at epoch end."""
+"""flush() ends a partial cycle, averaged over the calls that it had; FlushAccumulation calls it at epoch end."""
 
 import mindspore
 import numpy as np
@@ -19,15 +19,15 @@ def test_knows_what_the_register_said(mode):
         cell = ScaledTrainOneStepCell(
             network, nn.SGD(network.trainable_params(), 0.1), DynamicLossScale(2.0**10), gradient_accumulation_steps=3
         ).set_train()
-        for window, (overflow, after_the_call, skipped) in enumerate(
+        for cycle, (overflow, after_the_call, skipped) in enumerate(
             [(False, register.clear, 0), (True, register.clear, 1), (False, register.raise_status, 1)]
         ):
-            cell(*saturating_batch(overflow, window))
-            # What other work leaves in the register is none of this window's business.
+            cell(*saturating_batch(overflow, cycle))
+            # What other work leaves in the register is none of this cycle's business.
             after_the_call()
             cell.flush()
             counters = cell.counters()
-            assert (counters["applied_steps"], counters["skipped_steps"]) == (window + 1 - skipped, skipped)
+            assert (counters["applied_steps"], counters["skipped_steps"]) == (cycle + 1 - skipped, skipped)
 
 
 class Recorder(mindspore.train.Callback):
@@ -55,7 +55,7 @@ def test_the_callback_flushes_at_the_end_of_each_epoch(mode, sink):
     recorder = Recorder(trained.cell)
     Model(trained.cell).train(epochs, batches, callbacks=[recorder, FlushAccumulation()], dataset_sink_mode=sink)
     trained.compare()
-    # Windows of two, two and one.
+    # Cycles of two, two and one.
     assert recorder.applied == [0, 3, 6]
     assert trained.cell.counters()["applied_steps"] == 9
 

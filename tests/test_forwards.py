@@ -74,9 +74,9 @@ THIRD = "clean clean scale other data clean"
 
 CONFIGURATIONS = {
     "single": ("single", EARLY, {}),
-    "window": ("single", THIRD, {"gradient_accumulation_steps": 2, "ema_decay": 0.5, "clip_norm": 1.0}),
+    "cycle": ("single", THIRD, {"gradient_accumulation_steps": 2, "ema_decay": 0.5, "clip_norm": 1.0}),
     "simultaneous retries": ("simultaneous", THIRD, {"max_retries": 2}),
-    "alternating retries in a window": (
+    "alternating retries in a cycle": (
         "alternating",
         SECOND,
         {"gradient_accumulation_steps": 2, "max_retries": 2, "ema_decay": 0.5},
@@ -84,13 +84,13 @@ CONFIGURATIONS = {
     "average and clipping": ("single", SECOND, {"ema_decay": 0.5, "clip_norm": 1.0}),
     "retries": ("single", THIRD, {"max_retries": 2}),
     "simultaneous": ("simultaneous", THIRD, {}),
-    "simultaneous retries in a window": (
+    "simultaneous retries in a cycle": (
         "simultaneous",
         EARLY,
         {"gradient_accumulation_steps": 3, "max_retries": 1, "clip_norm": 1.0},
     ),
     "alternating": ("alternating", EARLY, {}),
-    "alternating window": ("alternating", THIRD, {"gradient_accumulation_steps": 2}),
+    "alternating cycle": ("alternating", THIRD, {"gradient_accumulation_steps": 2}),
 }
 # Each way is in one group, and each group in one of the configurations of `make test`: one compilation for many ways.
 GROUPS = 4

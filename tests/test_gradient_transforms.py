@@ -131,7 +131,7 @@ def test_a_skipped_step_takes_back_what_they_write(mode):
     assert "calls" in cell.forward_state_names()
 
 
-def test_a_window_is_transformed_once_as_its_mean(mode):
+def test_a_cycle_is_transformed_once_as_its_mean(mode):
     cell = make("scaled", [Counted()], gradient_accumulation_steps=2)
     cell(slopes(1))
     cell(slopes(3))
@@ -145,7 +145,7 @@ def test_a_window_is_transformed_once_as_its_mean(mode):
 
 
 @pytest.mark.parametrize("kind", ["scaled", "simultaneous", "alternating"])
-def test_each_try_is_transformed_before_its_verdict_and_one_is_applied(mode, kind):
+def test_each_attempt_is_transformed_before_its_overflow_check_and_one_is_applied(mode, kind):
     transforms = [Counted()] if kind == "scaled" else [[Counted()], [Counted()]]
     cell = make(kind, transforms, 4 * LARGEST_SCALE, max_retries=2)
     cell(slopes())
@@ -156,7 +156,7 @@ def test_each_try_is_transformed_before_its_verdict_and_one_is_applied(mode, kin
     assert not any(name.endswith("calls") for name in changed(before, state(cell)))
 
 
-def test_retries_within_a_window(mode):
+def test_retries_within_a_cycle(mode):
     cell = make("scaled", [Counted()], 4 * LARGEST_SCALE, max_retries=2, gradient_accumulation_steps=2)
     cell(slopes(1))
     cell(slopes(1))
@@ -184,7 +184,7 @@ class Huge(nn.Cell):
 
 
 @pytest.mark.parametrize("clip_norm", [None, 1.0])
-def test_the_verdict_is_on_what_they_return(mode, clip_norm):
+def test_the_overflow_check_is_on_what_they_return(mode, clip_norm):
     network = Sloped()
     # Through the drop-in, which takes the keyword, too.
     cell = build_train_network(
@@ -199,7 +199,7 @@ def test_the_verdict_is_on_what_they_return(mode, clip_norm):
     assert_moved(cell, "net", 0 * SLOPE, 0 * SLOPE)
 
 
-def test_of_several_scales_the_one_is_to_blame_whose_gradients_they_make_infinite(mode):
+def test_of_several_scales_the_one_moves_whose_gradients_they_make_infinite(mode):
     scales = [DynamicLossScale(8.0), DynamicLossScale(8.0)]
     cell = make("simultaneous", [[], [Huge()]], loss_scale=scales)
     cell(slopes())
@@ -222,7 +222,7 @@ def test_wrong_arguments(kind, transforms, error, message):
         make(kind, transforms)
 
 
-def test_a_window_goes_on_from_a_checkpoint(mode):
+def test_a_cycle_goes_on_from_a_checkpoint(mode):
     training, resumed = (make("scaled", [Counted()], gradient_accumulation_steps=2) for _ in range(2))
     for factor in (1, 2, 3):
         training(slopes(factor))

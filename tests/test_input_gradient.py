@@ -218,12 +218,12 @@ class TestOfTinyNumbers:
 
 
 CELLS = {
-    "scaled": lambda losses, optimizers, law: ScaledTrainOneStepCell(losses[0], optimizers[0], law),
+    "scaled": lambda losses, optimizers, rule: ScaledTrainOneStepCell(losses[0], optimizers[0], rule),
     "list": SimultaneousTrainOneStepCell,
     "tuple": lambda losses, *rest: SimultaneousTrainOneStepCell(TwoLosses(*losses), *rest),
-    "alternating": lambda losses, optimizers, law: AlternatingTrainOneStepCell(losses, optimizers, [law, 16.0]),
-    "generator first": lambda losses, optimizers, law: AlternatingTrainOneStepCell(
-        losses[::-1], optimizers[::-1], [16.0, law]
+    "alternating": lambda losses, optimizers, rule: AlternatingTrainOneStepCell(losses, optimizers, [rule, 16.0]),
+    "generator first": lambda losses, optimizers, rule: AlternatingTrainOneStepCell(
+        losses[::-1], optimizers[::-1], [16.0, rule]
     ),
 }
 
@@ -233,16 +233,16 @@ CELLS = {
     [(kind, "shared") for kind in CELLS if kind != "scaled"] + [("scaled", None), ("alternating", 64.0)],
 )
 def test_in_each_cell_beside_another_loss_of_the_critic(mode, kind, loss_scale):
-    generator, critic, law = Generator(), Critic(), DynamicLossScale(2.0**10, scale_window=1)
-    loss = CriticLoss(critic, law if loss_scale == "shared" else loss_scale, generator)
+    generator, critic, rule = Generator(), Critic(), DynamicLossScale(2.0**10, scale_window=1)
+    loss = CriticLoss(critic, rule if loss_scale == "shared" else loss_scale, generator)
     optimizers = [sgd(critic), nn.SGD(generator.trainable_params(), 0.0)]
-    cell = CELLS[kind]([loss, GeneratorLoss(generator, critic)], optimizers, law).set_train()
+    cell = CELLS[kind]([loss, GeneratorLoss(generator, critic)], optimizers, rule).set_train()
     expected = critic_gradients(critic, REAL, FAKE)
     _, moved = step(cell, critic, REAL, FAKE)
     for its, wanted in zip(moved, expected):
         assert_close(its, wanted, FLOAT32)
-    # The law has moved, and a second step, at other weights, is right as well.
-    assert law.get_loss_scale() == 2.0**11
+    # The update rule has moved, and a second step, at other weights, is right as well.
+    assert rule.get_loss_scale() == 2.0**11
     ops.assign(critic.hidden, Tensor(values(2, (FEATURES, HIDDEN), 0.25)))
     expected = critic_gradients(critic, REAL, FAKE)
     _, moved = step(cell, critic, REAL, FAKE)
@@ -261,11 +261,11 @@ def test_in_each_cell_beside_another_loss_of_the_critic(mode, kind, loss_scale):
 
 
 def test_the_scale_is_that_of_the_step_and_an_overflow_skips_it(mode):
-    """A float16 output is infinite at 65536, to which the law moves in the first step, after it was used."""
-    critic, law = Critic(dtype=mstype.float16), DynamicLossScale(2.0**15, scale_window=1)
+    """A float16 output is infinite at 65536, to which the update rule moves in the first step, after it was used."""
+    critic, rule = Critic(dtype=mstype.float16), DynamicLossScale(2.0**15, scale_window=1)
     # So small a part of the loss that its gradients bear 65536.
     factor = 2.0**-6 / PENALTY
-    cell = ScaledTrainOneStepCell(Penalty(InputGradient(critic, law), 2.0**-6), sgd(critic), law)
+    cell = ScaledTrainOneStepCell(Penalty(InputGradient(critic, rule), 2.0**-6), sgd(critic), rule)
     _, gradients = penalty_and_gradients(critic, REAL)
     for call, (scale, overflows) in enumerate([(2.0**15, False), (2.0**16, True), (2.0**15, False)]):
         (loss, overflow, used), moved = step(cell, critic, REAL)
@@ -285,12 +285,12 @@ def test_an_overflow_at_a_number_of_its_own_skips_the_step(mode):
 
 
 def test_a_shared_scale_is_followed(mode):
-    critic, law = Critic(SMALL, mstype.float16), DynamicLossScale(2.0**14)
-    slope = InputGradient(critic, law)
-    assert slope.loss_scale is law
+    critic, rule = Critic(SMALL, mstype.float16), DynamicLossScale(2.0**14)
+    slope = InputGradient(critic, rule)
+    assert slope.loss_scale is rule
     assert InputGradient(critic, 8).loss_scale is InputGradient(critic).loss_scale is None
     for scale, held in ((2.0**14, True), (1.0, False), (2.0**12, True)):
-        law.set_loss_scale(scale)
+        rule.set_loss_scale(scale)
         assert (error(slope(REAL).asnumpy(), gradient_by_input(critic, REAL)) < FLOAT16) == held
 
 
@@ -310,8 +310,8 @@ def test_what_the_forward_of_the_critic_writes_is_undone(mode):
 
 def test_a_checkpoint_resumes(mode):
     def make():
-        critic, law = Critic(), DynamicLossScale(2.0**10, scale_window=1)
-        return critic, ScaledTrainOneStepCell(CriticLoss(critic, law), nn.Adam(critic.trainable_params()), law)
+        critic, rule = Critic(), DynamicLossScale(2.0**10, scale_window=1)
+        return critic, ScaledTrainOneStepCell(CriticLoss(critic, rule), nn.Adam(critic.trainable_params()), rule)
 
     critic, cell = make()
     cell(REAL, FAKE)

@@ -29,7 +29,7 @@ def test_names_that_do_not_fit(name):
     assert unexpected_keys == ["stranger"]
     loaded = state(cell)
     for key in parameters:
-        # A window of one call that does not tell of how many is of 0.1 or 0.2, whose losses of skipped turns go.
+        # A cycle of one call that does not tell of how many is of 0.1 or 0.2, whose losses of skipped turns go.
         if key not in ("stranger", "alternation.last_losses"):
             np.testing.assert_array_equal(loaded[key], before[key] + 1)
 
@@ -57,7 +57,7 @@ def test_what_is_no_checkpoint():
 
 
 @pytest.mark.parametrize("kind", CELLS)
-def test_a_window_that_was_begun_with_another_number_of_calls(kind):
+def test_a_cycle_that_was_begun_with_another_number_of_calls(kind):
     begun = Trained(kind, steps=3)
     begun.call(0)
     within = {name: Tensor(value) for name, value in state(begun.cell).items()}
@@ -77,7 +77,7 @@ def test_a_window_that_was_begun_with_another_number_of_calls(kind):
     assert Trained(kind, steps=3).cell.load_state_dict(within) == ([], [])
 
 
-def test_windows_that_are_longer_than_can_be_told():
+def test_cycles_that_are_longer_than_can_be_told():
     few, many = (Trained("scaled", steps=steps).cell for steps in (3, 2**15))
     within = {name: Tensor(value) for name, value in state(many).items()}
     # After five calls.

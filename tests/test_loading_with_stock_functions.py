@@ -93,7 +93,7 @@ def test_of_every_cell_and_before_a_flush(mode, kind):
 
 
 @pytest.mark.parametrize("kind", CELLS)
-def test_a_window_that_was_begun_with_another_number_of_calls_is_refused_at_the_next_call(mode, kind):
+def test_a_cycle_that_was_begun_with_another_number_of_calls_is_refused_at_the_next_call(mode, kind):
     begun, other = Trained(kind, steps=3), Trained(kind, steps=2)
     begun.call(0)
     within = state(begun.cell)

@@ -210,13 +210,13 @@ def test_a_value_that_a_cast_between_cells_makes_infinite():
     assert (trace.cell, trace.kind, trace.index, trace.value) == ("first", "saturated", (1, 0), 2e5)
 
 
-def test_a_large_float32_value_is_not_blamed_for_another_overflow():
+def test_a_large_float32_value_is_not_named_for_another_overflow():
     network = Chain(Multiply(1e5), Multiply(1e-5), Function(lambda x: ops.log(x - 4.0)), dtype=mstype.float32)
     trace = locate_overflow(network, rows(1.0, 2.0), loss_scale=1.0)
     assert (trace.cell, trace.kind, trace.index) == ("cells_.2", "NaN", (0, 0))
 
 
-def test_a_large_float32_value_is_not_blamed_for_an_overflow_in_the_backward():
+def test_a_large_float32_value_is_not_named_for_an_overflow_in_the_backward():
     network = Chain(Function(lambda x: x * 1e5 * 1e-5), Function(lambda x: ops.sqrt(x - 2.0)), dtype=mstype.float32)
     trace = locate_overflow(network, rows(1.0), loss_scale=2.0**20)
     assert (trace.cell, trace.direction, trace.kind) == ("cells_.1", "backward", "inf")
@@ -261,7 +261,7 @@ class WeightOutside(nn.Cell):
         return self.inner(ops.matmul(x.astype(mstype.float16), self.weight)).astype(mstype.float32).mean()
 
 
-def test_a_weight_used_before_the_cell_is_not_to_blame():
+def test_a_weight_used_before_the_cell_is_not_named():
     trace = locate_overflow(WeightOutside(), rows(1.0), loss_scale=1024.0)
     assert (trace.cell, trace.what) == ("inner", "gradient")
 

@@ -1,4 +1,4 @@
-"""Loss scales: their laws, alone, in MindSpore's two protocols, and in a training cell."""
+"""Loss scales: their update rules, alone, in MindSpore's two protocols, and in a training cell."""
 
 import functools
 import inspect
@@ -17,7 +17,7 @@ from support.training import assert_equal_weights, restore, state
 
 from ms_lossscale import DynamicLossScale, FixedLossScale, ScaledTrainOneStepCell, ScheduledLossScale, all_finite
 
-LAWS = json.loads((Path(__file__).parent / "golden" / "scale_laws.json").read_text())
+RULES = json.loads((Path(__file__).parent / "golden" / "scale_laws.json").read_text())
 
 # The fixtures that these tests use hold nothing that one example could leave to the next.
 few_examples = settings(
@@ -58,13 +58,13 @@ class ScaleAndUnscale(nn.Cell):
         return self.loss_scale.scale(tensors), self.loss_scale.unscale(tensors)
 
 
-def dynamic_loss_scale(law):
+def dynamic_loss_scale(rule):
     names = ("scale_factor", "scale_window", "backoff_factor", "hysteresis", "min_loss_scale", "max_loss_scale")
-    return DynamicLossScale(law["init_loss_scale"], **{name: law[name] for name in names})
+    return DynamicLossScale(rule["init_loss_scale"], **{name: rule[name] for name in names})
 
 
-def written_law(init, factor, window, backoff, hysteresis, low, high, overflows):
-    """The law of DynamicLossScale's docstring, word for word, in float32."""
+def written_rule(init, factor, scale_window, backoff, hysteresis, low, high, overflows):
+    """The update rule of DynamicLossScale's docstring, word for word, in float32."""
     scale, clean, bad = np.float32(init), 0, 0
     for overflow in overflows:
         if overflow:
@@ -76,52 +76,54 @@ def written_law(init, factor, window, backoff, hysteresis, low, high, overflows)
         else:
             bad = 0
             clean += 1
-            if clean == window:
+            if clean == scale_window:
                 scale = min(scale * np.float32(factor), np.float32(high))
                 clean = 0
         yield float(scale)
 
 
 class TestDynamicLossScale:
-    """The sequences in golden/ were computed by other implementations, or by hand from the written law."""
+    """The sequences in golden/ were computed by other implementations, or by hand from the written update rule."""
 
-    @pytest.mark.parametrize("law", LAWS, ids=lambda law: law["name"])
-    def test_adjust_follows_the_law(self, mode, law):
-        loss_scale = dynamic_loss_scale(law)
+    @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["name"])
+    def test_adjust_follows_the_update_rule(self, mode, rule):
+        loss_scale = dynamic_loss_scale(rule)
         adjust = Adjust(loss_scale)
         history = []
-        for overflow in law["overflow"]:
+        for overflow in rule["overflow"]:
             adjust(Tensor(not overflow))
             history.append(loss_scale.get_loss_scale())
-        assert history == law["scale_after"]
+        assert history == rule["scale_after"]
 
-    @pytest.mark.parametrize("law", LAWS, ids=lambda law: law["name"])
-    def test_a_call_as_scale_sense_follows_the_law(self, mode, law):
-        scale_sense = ScaleSense(dynamic_loss_scale(law))
+    @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["name"])
+    def test_a_call_as_scale_sense_follows_the_update_rule(self, mode, rule):
+        scale_sense = ScaleSense(dynamic_loss_scale(rule))
         history = []
-        for overflow in law["overflow"]:
+        for overflow in rule["overflow"]:
             assert bool(scale_sense(Tensor(bool(overflow)))) == bool(overflow)
             history.append(float(scale_sense.held_scale.asnumpy()))
             assert scale_sense.loss_scale.get_loss_scale() == history[-1]
-        assert history == law["scale_after"]
+        assert history == rule["scale_after"]
 
     @pytest.mark.parametrize(
-        "law", [law for law in LAWS if law["name"] in ("hysteresis_2", "ceiling")], ids=lambda law: law["name"]
+        "rule",
+        [rule for rule in RULES if rule["name"] in ("hysteresis_2", "ceiling")],
+        ids=lambda rule: rule["name"],
     )
-    def test_a_training_cell_follows_the_law(self, mode, law):
+    def test_a_training_cell_follows_the_update_rule(self, mode, rule):
         network = Linear()
         optimizer = nn.SGD(network.trainable_params(), learning_rate=0.01)
-        cell = ScaledTrainOneStepCell(network, optimizer, dynamic_loss_scale(law))
+        cell = ScaledTrainOneStepCell(network, optimizer, dynamic_loss_scale(rule))
         used, after = [], []
-        for overflow in law["overflow"]:
+        for overflow in rule["overflow"]:
             _, overflowed, loss_scale = cell(*batch_for(overflow))
             assert bool(overflowed) == bool(overflow)
             used.append(float(loss_scale))
             after.append(cell.get_loss_scale())
-        assert used == [law["init_loss_scale"], *law["scale_after"][:-1]]
-        assert after == law["scale_after"]
+        assert used == [rule["init_loss_scale"], *rule["scale_after"][:-1]]
+        assert after == rule["scale_after"]
 
-    # init, factor, window, backoff, hysteresis, floor, ceiling. The second set has no powers of two.
+    # init, factor, scale_window, backoff, hysteresis, floor, ceiling. The second set has no powers of two.
     SETTINGS = (
         (64.0, 2.0, 3, 0.5, 1, 1.0, 2.0**10),
         (100.0, 1.7, 2, 0.3, 2, 0.9, 1000.0),
@@ -131,9 +133,15 @@ class TestDynamicLossScale:
     @staticmethod
     @functools.cache
     def _compiled(mode, numbers):
-        init, factor, window, backoff, hysteresis, low, high = numbers
+        init, factor, scale_window, backoff, hysteresis, low, high = numbers
         loss_scale = DynamicLossScale(
-            init, factor, window, backoff_factor=backoff, hysteresis=hysteresis, min_loss_scale=low, max_loss_scale=high
+            init,
+            factor,
+            scale_window,
+            backoff_factor=backoff,
+            hysteresis=hysteresis,
+            min_loss_scale=low,
+            max_loss_scale=high,
         )
         adjust = Adjust(loss_scale)
         return adjust, state(adjust)
@@ -141,14 +149,14 @@ class TestDynamicLossScale:
     @pytest.mark.parametrize("numbers", SETTINGS)
     @few_examples
     @given(overflows=st.lists(st.booleans(), min_size=1, max_size=30))
-    def test_random_overflows_follow_the_written_law(self, mode, numbers, overflows):
+    def test_random_overflows_follow_the_written_update_rule(self, mode, numbers, overflows):
         adjust, start = self._compiled(mode, numbers)
         restore(adjust, start)
         history = []
         for overflow in overflows:
             adjust(Tensor(not overflow))
             history.append(adjust.loss_scale.get_loss_scale())
-        assert history == list(written_law(*numbers, overflows))
+        assert history == list(written_rule(*numbers, overflows))
 
     def test_backs_off_by_the_reciprocal_of_the_growth_unless_told(self):
         loss_scale = DynamicLossScale(1024.0, scale_factor=8.0)
@@ -256,7 +264,7 @@ def test_set_loss_scale_takes_effect_at_once(mode, kind):
     assert float(unscaled) == 0.0078125
 
 
-def test_the_law_goes_on_from_a_scale_set_by_hand(mode):
+def test_the_update_rule_goes_on_from_a_scale_set_by_hand(mode):
     loss_scale = DynamicLossScale(64.0, 2.0, 2)
     adjust = Adjust(loss_scale)
     adjust(Tensor(True))
@@ -312,7 +320,7 @@ class TestAsScaleSenseOfTheStockCell:
             ("scheduled", [64.0, 16.0, 16.0, 2.0, 2.0]),
         ],
     )
-    def test_the_stock_cell_moves_its_scale_by_the_law(self, mode, kind, expected):
+    def test_the_stock_cell_moves_its_scale_by_the_update_rule(self, mode, kind, expected):
         loss_scale = ALL_THREE[kind]()
         network = Linear()
         stock_cell = nn.TrainOneStepWithLossScaleCell(

@@ -147,11 +147,11 @@ def test_the_lines_of_alternating_networks(mode, capsys):
 
 
 @pytest.mark.long
-def test_the_lines_of_windows(mode, capsys):
+def test_the_lines_of_cycles(mode, capsys):
     cell = scaled_cell(gradient_accumulation_steps=2)
     train(cell, linear_batches([False, False, True, False, False, False]), LossScaleMonitor(3))
     printed = lines(capsys)
-    # The window of steps 3 and 4 is skipped at its end.
+    # The cycle of steps 3 and 4 is skipped at its end.
     assert printed[1] == (
         "step 4: overflow at loss scale 1024, skipped (1 in a row), now 512; not finite: weight (1 of 1 gradients)"
     )
@@ -397,7 +397,7 @@ def test_it_says_how_to_save_the_batch():
         train(scaled_cell(), linear_batches([True]), LossScaleMonitor(max_consecutive_skips=1))
 
 
-def test_it_saves_the_call_of_a_window_that_overflowed():
+def test_it_saves_the_call_of_a_cycle_that_overflowed():
     cell = scaled_cell(gradient_accumulation_steps=3)
     batches = linear_batches([False, True, True, False, True, False])
     with pytest.raises(RuntimeError, match="at step 6: the last 2 steps were skipped"):
@@ -429,7 +429,7 @@ def test_skips_of_an_earlier_run_stop_no_later_one():
     cell = scaled_cell(gradient_accumulation_steps=2)
     with pytest.raises(RuntimeError):
         train(cell, linear_batches([True] * 4), LossScaleMonitor(max_consecutive_skips=2))
-    # The first call of a window: nothing has been skipped anew.
+    # The first call of a cycle: nothing has been skipped anew.
     train(cell, linear_batches([False, False]), LossScaleMonitor(max_consecutive_skips=2))
     assert cell.counters() == {"applied_steps": 1, "skipped_steps": 2, "consecutive_skipped_steps": 0}
 

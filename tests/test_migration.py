@@ -7,7 +7,7 @@ import pytest
 from conftest import MODES
 from support.in_mode import in_mode
 from support.python_process import ROOT, check_python, import_code
-from support.reference import DynamicLaw
+from support.reference import DynamicRule
 
 PAGE = (ROOT / "docs" / "migration.md").read_text()
 BLOCK = re.compile(r"```python\n# (Set-up|Before: not on CPU|Before|After)\n(.*?)```", re.S)
@@ -211,7 +211,7 @@ def test_cells_that_accumulate(mode, tmp_path):
 
 
 def test_mindformers(mode, tmp_path):
-    """Against the accumulating cell with windows of one call, which unscales, checks, clips and updates like theirs."""
+    """Against the accumulating cell with cycles of one call, which unscales, checks, clips and updates like theirs."""
     one_call = ("accumulation_steps=2", "accumulation_steps=1")
     before = run_on_cpu(tmp_path, "Cells that accumulate", replace=[one_call], overflow=OVERFLOW)
     after = run(tmp_path, "MindFormers", "After", overflow=OVERFLOW)
@@ -261,20 +261,20 @@ def dense_gradients(weights, x, y, loss_scale):
 
 def grad_scaler_loop(weights, batches):
     """PyTorch's loop in NumPy, under Momentum: the losses, the weights and the scale in the end."""
-    law, losses = DynamicLaw(2.0**16, 2000), []
+    rule, losses = DynamicRule(2.0**16, 2000), []
     velocities = [np.zeros_like(weight) for weight in weights]
     for x, y in batches:
-        loss, grads = dense_gradients(weights, x, y, law.scale)
+        loss, grads = dense_gradients(weights, x, y, rule.scale)
         losses.append(loss)
-        grads = [grad / np.float32(law.scale) for grad in grads]
+        grads = [grad / np.float32(rule.scale) for grad in grads]
         overflow = not all(np.isfinite(grad).all() for grad in grads)
         if not overflow:
             norm = np.sqrt(sum(np.square(grad).sum() for grad in grads))
             factor = min(1, 1 / norm)
             velocities = [np.float32(0.9) * velocity + grad * factor for velocity, grad in zip(velocities, grads)]
             weights = [weight - np.float32(0.05) * velocity for weight, velocity in zip(weights, velocities)]
-        law.step(overflow)
-    return losses, weights, law.scale
+        rule.step(overflow)
+    return losses, weights, rule.scale
 
 
 def test_grad_scaler(mode, tmp_path):

@@ -54,7 +54,7 @@ def test_the_forward_of_a_gan_runs_once_and_each_loss_goes_back_to_its_own_weigh
     assert counts["GAN, two loss cells"]["MatMul"] == products + 2
 
 
-# In graph mode the calls that end a window are those of the one graph.
+# In graph mode the calls that end a cycle are those of the one graph.
 @pytest.mark.parametrize("mode, steps", [("pynative", 1), ("pynative", 2), ("graph", 2)], indirect=["mode"])
 def test_the_host_reads_nothing_in_a_step(mode, steps, monkeypatch):
     network = Chain(SMALL, 3)

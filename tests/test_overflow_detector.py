@@ -33,10 +33,10 @@ class TestTheDefault:
 
 class TestFiniteGradients:
     @pytest.mark.parametrize("bad, overflow", [(1.0, False), (np.inf, True), (-np.inf, True), (np.nan, True)])
-    def test_verdict(self, mode, bad, overflow):
+    def test_what_is_found(self, mode, bad, overflow):
         grads = (Tensor(np.float32([[1.0, 2.0]])), Tensor(np.float32([bad])))
-        verdict = FiniteGradients()(grads)
-        assert (verdict.dtype, verdict.shape, bool(verdict)) == (mstype.bool_, (), overflow)
+        found_overflow = FiniteGradients()(grads)
+        assert (found_overflow.dtype, found_overflow.shape, bool(found_overflow)) == (mstype.bool_, (), overflow)
 
     def test_start_leaves_the_inputs_alone(self):
         inputs = batch()
@@ -53,10 +53,10 @@ class OnDemand(OverflowDetector):
 
     def __init__(self):
         super().__init__()
-        self.verdict = Parameter(Tensor(0, mstype.int32), name="on_demand.verdict", requires_grad=False)
+        self.found_overflow = Parameter(Tensor(0, mstype.int32), name="on_demand.found_overflow", requires_grad=False)
 
     def construct(self, grads):
-        return ops.depend(self.verdict > 0, grads)
+        return ops.depend(self.found_overflow > 0, grads)
 
 
 class LargerThan(OverflowDetector):
@@ -91,7 +91,7 @@ class FourEqualWeights(nn.Cell):
         return ops.square(sum_of_two + ops.matmul(x, self.third) + ops.matmul(x, self.fourth) - y).mean()
 
 
-class WithoutAVerdict(OverflowDetector):
+class WithoutACheck(OverflowDetector):
     pass
 
 
@@ -123,13 +123,13 @@ class Events:
 class Recording(OverflowDetector):
     def __init__(self, events):
         super().__init__()
-        self._start, self._verdict = events.operator("start"), events.operator("verdict")
+        self._start, self._found_overflow = events.operator("start"), events.operator("found_overflow")
 
     def start(self, inputs):
         return ops.depend(inputs, self._start(inputs[0]))
 
     def construct(self, grads):
-        return self._verdict(grads[0]).sum() > 1e30
+        return self._found_overflow(grads[0]).sum() > 1e30
 
 
 class RecordedNetwork(nn.Cell):
@@ -143,13 +143,13 @@ class RecordedNetwork(nn.Cell):
 
 
 class TestADetectorOfTheUser:
-    def test_its_verdict_is_obeyed_though_all_gradients_are_finite(self, mode):
+    def test_what_it_finds_is_obeyed_though_all_gradients_are_finite(self, mode):
         cell = cell_of(Linear(), AlwaysOverflow())
         before = state(cell)
         assert bool(cell(*batch())[1])
         assert changed(before, state(cell)) == bookkeeping(changed(before, state(cell)))
 
-    def test_its_verdict_is_obeyed_though_gradients_are_not_finite(self, mode):
+    def test_what_it_finds_is_obeyed_though_gradients_are_not_finite(self, mode):
         detector = OnDemand()
         cell = cell_of(Linear(), detector)
         assert not bool(cell(*overflowing_batch())[1])
@@ -159,8 +159,8 @@ class TestADetectorOfTheUser:
         detector = OnDemand()
         cell = cell_of(Linear(), detector)
         reported = []
-        for verdict in (False, True, False):
-            ops.assign(detector.verdict, Tensor(int(verdict), mstype.int32))
+        for found_overflow in (False, True, False):
+            ops.assign(detector.found_overflow, Tensor(int(found_overflow), mstype.int32))
             reported.append(bool(cell(*batch())[1]))
         assert reported == [False, True, False]
 
@@ -175,21 +175,21 @@ class TestADetectorOfTheUser:
         """Also where the package's own would get those of one shape as one tensor."""
         assert not bool(cell_of(FourEqualWeights(), OtherThanFour())(*batch())[1])
 
-    def test_start_comes_before_the_forward_and_the_verdict_after_it(self, mode):
+    def test_start_comes_before_the_forward_and_the_check_after_it(self, mode):
         events = Events()
         cell = cell_of(RecordedNetwork(events), Recording(events))
         for _ in range(2):
             events.happened.clear()
             cell(*batch())[1].asnumpy()
-            assert events.happened == ["start", "forward", "verdict"]
+            assert events.happened == ["start", "forward", "found_overflow"]
 
-    def test_a_subclass_without_a_verdict_is_refused(self):
-        detector = WithoutAVerdict()
-        with pytest.raises(TypeError, match=r"'WithoutAVerdict'.*must define 'construct\(self, grads\)'"):
+    def test_a_subclass_without_a_check_is_refused(self):
+        detector = WithoutACheck()
+        with pytest.raises(TypeError, match=r"'WithoutACheck'.*must define 'construct\(self, grads\)'"):
             cell_of(Linear(), detector)
 
     @pytest.mark.parametrize("answer, steps", [([1], 2), ([[1.5]], 1), (True, 2), (1, 1), (np.nan, 2)], ids=str)
-    def test_one_element_of_any_shape_and_dtype_is_a_verdict(self, mode, answer, steps):
+    def test_one_element_of_any_shape_and_dtype_is_an_answer(self, mode, answer, steps):
         for value, overflow in ((answer, True), (np.zeros_like(answer), False)):
             cell = cell_of(Linear(), Answers(value), steps=steps)
             for _ in range(steps):

@@ -51,11 +51,11 @@ def test_the_step_is_skipped(mode, keywords):
     assert cell.get_loss_scale() == 2.0**9
 
 
-# With a norm, too: that of the window's sum is finite, whatever call had overflowed.
+# With a norm, too: that of the cycle's sum is finite, whatever call had overflowed.
 @pytest.mark.parametrize(
     "bad, keywords", [(0, {}), pytest.param(1, {}, marks=pytest.mark.long), (2, {}), (1, {"clip_norm": 1.0})], ids=str
 )
-def test_a_window_is_skipped(mode, bad, keywords):
+def test_a_cycle_is_skipped(mode, bad, keywords):
     _, cell = cell_of(DynamicLossScale(2.0**10), gradient_accumulation_steps=3, **keywords)
     for seed in range(3):
         cell(*batch(seed))

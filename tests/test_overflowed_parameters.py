@@ -8,7 +8,7 @@ from mindspore import Parameter, Tensor, nn
 from support.gan_networks import gan_batch
 from support.linear_pair import CELLS, Trained
 from support.networks import LinearWithBias, overflowing_batch
-from support.resume_mid_window import Normalised
+from support.resume_mid_cycle import Normalised
 from test_accumulation import Saturating, saturating_batch
 from test_profile_gradients import gan
 
@@ -61,31 +61,31 @@ def test_in_all_cells(mode, kind, steps):
     names = ["first.weight", "second.weight"][:count]
     assert trained.cell.overflowed_parameters() == []
 
-    def window(overflows):
-        # In the middle of a window, whose other calls are clean.
+    def cycle(overflows):
+        # In the middle of a cycle, whose other calls are clean.
         for call in range(steps):
             trained.call(call, overflows if call == steps // 2 else (False, False))
 
     for i in range(count):
         overflows = tuple(i == j for j in range(2))
-        window(overflows)
+        cycle(overflows)
         # Alternating networks remember their own.
         seen = names[: i + 1] if kind == "alternating" else [names[i]]
         assert trained.cell.overflowed_parameters() == seen
-        window((False, False))
+        cycle((False, False))
         assert trained.cell.overflowed_parameters() == seen
-    window((True, True))
+    cycle((True, True))
     assert trained.cell.overflowed_parameters() == names
 
 
 @pytest.mark.long
-def test_nothing_is_remembered_before_the_window_ends(mode):
+def test_nothing_is_remembered_before_the_cycle_ends(mode):
     cell = given_gradients(gradient_accumulation_steps=2)
     cell(INF, GOOD, GOOD)
     assert cell.overflowed_parameters() == []
     cell(GOOD, GOOD, GOOD)
     assert cell.overflowed_parameters() == ["a"]
-    # In a window that is ended early likewise.
+    # In a cycle that is ended early likewise.
     cell(GOOD, GOOD, NAN)
     cell.flush()
     assert cell.overflowed_parameters() == ["c"]
@@ -154,7 +154,7 @@ def test_a_step_does_not_read_them_on_the_host(mode, monkeypatch):
     monkeypatch.setattr(Tensor, "asnumpy", spying)
     cell(INF, GOOD, GOOD)
     cell(GOOD, GOOD, GOOD)
-    # In PyNative mode the branch reads the verdict, and nothing else; in graph mode the host reads nothing.
+    # In PyNative mode the branch reads whether there is an overflow, and no more; in graph mode the host reads nothing.
     assert all(tensor.shape == () for tensor in reads)
     assert mode == "pynative" or not reads
     reads.clear()

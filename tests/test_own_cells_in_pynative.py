@@ -92,7 +92,7 @@ def test_they_run_in_each_step(accumulated, clip_norm):
         **keywords,
     )
     assert [cell.optimizer.runs, cell.loss_scale.runs, own[1].runs, own[2].runs] == [3, 3, 3, 3]
-    # Each call is looked at once, the last one of a window as part of the mean.
+    # Each call is looked at once, the last one of a cycle as part of the mean.
     assert own[0].runs == steps
 
 

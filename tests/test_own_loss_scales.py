@@ -167,17 +167,17 @@ def test_any_number_of_networks_with_any_number_of_weights(mode, counts, keyword
     ).set_train()
     scales, weights = np.full(len(counts), 2.0**15), np.ones(len(counts))
     # No network overflows, then each in its turn; two retries are enough.
-    for to_blame in range(-1, len(counts)):
-        slopes = np.where(np.arange(len(counts)) == to_blame, 4.0, 1.0)
-        overflows = to_blame >= 0
+    for overflowed in range(-1, len(counts)):
+        slopes = np.where(np.arange(len(counts)) == overflowed, 4.0, 1.0)
+        overflows = overflowed >= 0
         is_lost = overflows and not retries
         if overflows and retries:
-            scales[to_blame] /= 4
+            scales[overflowed] /= 4
         for _ in range(steps):
             outputs = cell(*(Tensor(np.float32(slope)) for slope in slopes))
             assert (bool(outputs[1].asnumpy()), outputs[2].asnumpy().tolist()) == (is_lost, scales.tolist())
         if is_lost:
-            scales[to_blame] /= 2
+            scales[overflowed] /= 2
         else:
             weights -= LEARNING_RATE * slopes
         assert cell.get_loss_scale() == scales.tolist()
@@ -195,12 +195,12 @@ def test_nothing_is_tried_again_if_one_of_those_that_overflowed_is_at_its_floor(
     assert cell.counters()["retries"] == 1
 
 
-def test_a_scale_set_within_a_window_is_that_networks_next(mode):
+def test_a_scale_set_within_a_cycle_is_that_networks_next(mode):
     _, cell = make(gradient_accumulation_steps=2)
     cell(*inputs(1.0, 1.0))
     cell.loss_scale[0].set_loss_scale(64.0)
     assert cell(*inputs(64.0, 64.0))[2].asnumpy().tolist() == [2.0**15, 2.0**13]
-    # The second law has a hysteresis of 2, and has seen one overflow.
+    # The second update rule has a hysteresis of 2, and has seen one overflow.
     assert cell.loss_scale[1].overflow_steps.asnumpy() == 1
     assert cell(*inputs(1.0, 1.0))[2].asnumpy().tolist() == [64.0, 2.0**13]
 
@@ -247,7 +247,7 @@ def test_the_monitor_writes_all_scales(mode, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("pair", "warned"), [((64.0, 1.0), 0), ((1.0, float("nan")), 1)])
-def test_the_monitor_warns_of_the_floor_of_the_one_to_blame(recwarn, pair, warned):
+def test_the_monitor_warns_of_the_floor_of_the_one_that_overflowed(recwarn, pair, warned):
     _, cell = make(loss_scales=[DynamicLossScale(2.0**15), DynamicLossScale(1.0)])
     data = {"x": np.ones((1, 4, 3), np.float32), "first": np.float32(pair[:1]), "second": np.float32(pair[1:])}
     batches = dataset.NumpySlicesDataset(data, shuffle=False)

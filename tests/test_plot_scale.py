@@ -35,7 +35,7 @@ def drawn(monkeypatch):
 
 @pytest.mark.parametrize("kind", CELLS)
 def test_what_it_draws(kind, drawn):
-    trained = Trained(kind, window=None if kind == "simultaneous" else 2)
+    trained = Trained(kind, scale_window=None if kind == "simultaneous" else 2)
     train(trained.cell, batches_for(kind), LossScaleMonitor(csv="scale.csv"))
     assert plot_scale("scale.csv", title="A training") == Path("scale.png")
     assert image.imread("scale.png").std() > 0.01
@@ -114,7 +114,7 @@ def test_a_line_that_is_being_written(drawn, part):
 
 @pytest.mark.parametrize("kind", ["scaled", "alternating"])
 def test_trainings_in_one_file_are_drawn_one_after_the_other(kind, drawn):
-    trained = Trained(kind, window=2)
+    trained = Trained(kind, scale_window=2)
     for _ in range(2):
         train(trained.cell, batches_for(kind), LossScaleMonitor(csv="scale.csv"))
     plot_scale("scale.csv")

@@ -23,7 +23,7 @@ from support.gan_networks import (
 )
 from support.networks import FEATURES, HalfPrecision, Linear, LossOfShape, Mlp, batch, overflowing_batch
 from support.numpy_casts import counts_of, shares_of_cast
-from support.resume_mid_window import Normalised
+from support.resume_mid_cycle import Normalised
 from support.training import changed, restore, state
 from support.untouched import untouched
 

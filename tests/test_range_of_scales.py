@@ -15,7 +15,7 @@ from ms_lossscale import (
 )
 from ms_lossscale.loss_scale import LossScale
 
-# The largest scale for so many calls in a window: 1 / calls / scale is a normal float32, which 2**-126 is.
+# The largest scale for so many calls in a cycle: 1 / calls / scale is a normal float32, which 2**-126 is.
 LARGEST = {1: 2.0**126, 2: 2.0**125, 3: 2.0**124, 4: 2.0**124, 5: 2.0**123}
 
 
@@ -93,7 +93,7 @@ def test_one_that_was_set_before_is_refused_too():
             cell_of(loss_scale, 2)
 
 
-def test_a_users_law_goes_no_further(mode):
+def test_a_users_update_rule_goes_no_further(mode):
     cell = cell_of(Doubles(2.0**122), 3)
     x, y = (tensor.asnumpy() for tensor in batch())
     scales = [float(cell(Tensor(x / 8), Tensor(y / 8))[2].asnumpy()) for _ in range(4 * 3)]

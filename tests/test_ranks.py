@@ -167,23 +167,23 @@ def two_networks_with_scales_of_their_own(ranks, clip_norm):
     for i, network in enumerate(networks):
         network.update_parameters_name(f"{i}.")
     optimizers = tuple(nn.SGD(network.trainable_params(), 0.125) for network in networks)
-    laws = [DynamicLossScale(2.0**10), DynamicLossScale(2.0**12)]
-    for i, law in enumerate(laws):
-        law.update_parameters_name(f"{i}.")
+    rules = [DynamicLossScale(2.0**10), DynamicLossScale(2.0**12)]
+    for i, rule in enumerate(rules):
+        rule.update_parameters_name(f"{i}.")
     its_settings = dataclasses.replace(
         settings(), clip_norm=(clip_norm,) * 2, clip_value=(None,) * 2, ema_decay=(None,) * 2, has_aux=(False,) * 2
     )
-    return build_step("test", networks, optimizers, laws, its_settings, ranks).set_train(), laws
+    return build_step("test", networks, optimizers, rules, its_settings, ranks).set_train(), rules
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
 def test_scales_of_their_own_are_agreed_on_in_one_message(mode, clip_norm):
     ranks = CountedMessages()
-    step, laws = two_networks_with_scales_of_their_own(ranks, clip_norm)
+    step, rules = two_networks_with_scales_of_their_own(ranks, clip_norm)
     assert step(*batch(0))[2].asnumpy()
-    assert [law.get_loss_scale() for law in laws] == [2.0**10, 2.0**11]
+    assert [rule.get_loss_scale() for rule in rules] == [2.0**10, 2.0**11]
     assert step(*overflowing_batch(1))[2].asnumpy()
-    assert [law.get_loss_scale() for law in laws] == [2.0**9, 2.0**10]
+    assert [rule.get_loss_scale() for rule in rules] == [2.0**9, 2.0**10]
     assert int(ranks.messages.asnumpy()[0]) == 2
 
 
@@ -206,10 +206,10 @@ class OwnWeightsOverflowElsewhere(TwoRanks):
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.5, float("inf")])
-def test_the_norm_over_weights_of_ones_own_blames_nobody_else(mode, clip_norm):
-    step, laws = two_networks_with_scales_of_their_own(OwnWeightsOverflowElsewhere(), clip_norm)
+def test_the_norm_over_weights_of_ones_own_shows_nobody_elses(mode, clip_norm):
+    step, rules = two_networks_with_scales_of_their_own(OwnWeightsOverflowElsewhere(), clip_norm)
     assert step(*batch(0))[2].asnumpy()
-    assert [law.get_loss_scale() for law in laws] == [2.0**10, 2.0**11]
+    assert [rule.get_loss_scale() for rule in rules] == [2.0**10, 2.0**11]
 
 
 @pytest.mark.parametrize("ranks, skips", [(TwoRanks, True), (Alone, False)], ids=["two ranks", "alone"])

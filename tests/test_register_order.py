@@ -60,7 +60,7 @@ def compiled(form, mode, count):
 
 
 def step(form, mode, *behaviours, stale=False):
-    """One step from weights of 1. Returns the verdict or verdicts, the weights afterwards, and the events."""
+    """One step from weights of 1. Returns what was found, the weights afterwards, and the events."""
     cell, networks = compiled(form, mode, len(behaviours))
     reset(networks)
     register.clear()
@@ -86,7 +86,7 @@ CULPRITS = {
 
 @pytest.mark.parametrize("stale", [False, True], ids=["clear", "stale"])
 @pytest.mark.parametrize("behaviours", CULPRITS.values(), ids=CULPRITS)
-class TestVerdicts:
+class TestFoundOverflows:
     """Bits that unrelated work left in the register before the step ("stale") change nothing."""
 
     @pytest.mark.parametrize("form", ["list", "tuple"])
@@ -111,7 +111,7 @@ def computing(*names):
 
 
 def assert_phase(events, names, status):
-    """Asserts the order of one verdict's events: clear, all computing, get, clear."""
+    """Asserts the order of one overflow check's events: clear, all computing, get, clear."""
     first, *computed, get, last = events
     assert first == "clear"
     assert set(computed) == computing(*names)
@@ -161,7 +161,7 @@ class TestWithoutTheRegister:
         assert weights_of(networks)[1] != updated(BACKWARD)
 
     @pytest.mark.parametrize(
-        "behaviours, verdicts",
+        "behaviours, overflow checks",
         [
             ((INNOCENT, INNOCENT), [False, False]),
             ((BACKWARD, INNOCENT), [True, False]),
@@ -171,13 +171,13 @@ class TestWithoutTheRegister:
         ],
         ids=["none", "first", "second", "both"],
     )
-    def test_two_checks_after_both_backwards_blame_the_wrong_network(self, mode, behaviours, verdicts):
+    def test_two_checks_after_both_backwards_show_the_wrong_network(self, mode, behaviours, found_overflows):
         cell, networks = naive(mode)
         reset(networks)
-        assert cell(*inputs_for(*behaviours)).asnumpy().tolist() == verdicts
+        assert cell(*inputs_for(*behaviours)).asnumpy().tolist() == found_overflows
         first, second = weights_of(networks)
         # The innocent first network loses its step whenever the second one overflows...
-        assert first == (1.0 if verdicts[0] else updated(INNOCENT))
+        assert first == (1.0 if found_overflows[0] else updated(INNOCENT))
         # ... and the second network is updated with gradients that saturated.
         assert second == (updated(INNOCENT) if behaviours[1] == INNOCENT else ruined(BACKWARD))
 

@@ -1,4 +1,4 @@
-"""Retries: that nothing of a try is left, how often a detector is asked, and what is refused."""
+"""Retries: that nothing of an attempt is left, how often a detector is asked, and what is refused."""
 
 import mindspore
 import numpy as np
@@ -114,7 +114,7 @@ def test_each_try_is_started_and_asked(mode, steps):
         cell(*inputs(8.0 if seed == 0 else 1.0, seed=seed))
     assert cell.counters()["retries"] == 3
     started, asked = cell.overflow_detector.count.asnumpy()
-    # Of a window that ends, the sum is asked about as well.
+    # Of a cycle that ends, the sum is asked about as well.
     assert (started, asked) == (3 + steps, 3 + steps + (steps > 1))
 
 

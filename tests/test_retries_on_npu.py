@@ -1,4 +1,4 @@
-"""Retries on the emulated NPU in saturation mode: the register is cleared before and read after each try."""
+"""Retries on the emulated NPU in saturation mode: the register is cleared before and read after each attempt."""
 
 import mindspore
 import numpy as np

@@ -61,15 +61,15 @@ def test_a_callback_sets_the_scale_of_each_stage(mode, kind):
     stage = Stage(cell, [2.0**4, 2.0**12, 2.0**8])
     Model(cell).train(3, rows_of(kind, 3), callbacks=[stage, FlushAccumulation()], dataset_sink_mode=False)
     used = [scales[0] if kind == "alternating" else scales for scales in stage.used]
-    # Each epoch is a full window and a flushed one, so that the stage begins with a window.
+    # Each epoch is a full cycle and a flushed one, so that the stage begins with a cycle.
     assert used == [2.0**4] * 3 + [2.0**12] * 3 + [2.0**8] * 3
     if kind == "alternating":
         assert all(first == second for first, second in stage.used)
 
 
-def test_a_stage_that_begins_within_a_window_counts_from_the_next(mode):
+def test_a_stage_that_begins_within_a_cycle_counts_from_the_next(mode):
     cell = cell_of("scaled", DynamicLossScale(2.0**16), gradient_accumulation_steps=2)
     stage = Stage(cell, [2.0**4, 2.0**12])
     Model(cell).train(2, rows_of("scaled", 3), callbacks=[stage], dataset_sink_mode=False)
-    # Not flushed: the fourth call, the first of the second stage, ends a window that began at the third.
+    # Not flushed: the fourth call, the first of the second stage, ends a cycle that began at the third.
     assert stage.used == [2.0**4] * 4 + [2.0**12] * 2

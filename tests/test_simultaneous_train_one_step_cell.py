@@ -1,5 +1,5 @@
 """
-SimultaneousTrainOneStepCell: one verdict and one update for several networks.
+SimultaneousTrainOneStepCell: one overflow check and one update for several networks.
 
 The oracle is MindSpore's own differentiation of each loss alone, followed by the stock optimizers. The GAN is trained
 once for each form and mode; most tests read what was recorded then.
@@ -159,8 +159,8 @@ class TestGan:
                 }
 
     def test_there_is_one_scale_for_all(self, mode, form):
-        # By the law: two clean steps in a row double it, each overflow halves it. Read when all steps are over: what
-        # was returned does not move with the scale.
+        # By the update rule: two clean steps in a row double it, each overflow halves it. Read when all steps are over:
+        # what was returned does not move with the scale.
         scales = [float(loss_scale) for _, _, loss_scale, _ in recorded(form, mode).tensors]
         assert scales == [1024, 1024, 2048, 1024, 1024, 512, 256]
         assert recorded(form, mode).cell.get_loss_scale() == 256

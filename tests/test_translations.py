@@ -30,14 +30,14 @@ ENGLISH = """# A scale
 
 ## Why 2 of them?
 
-Of 1,000 steps `Model` makes 3 at 0.5, see [the law](#the-law) and [the README](../README.md).
+Of 1,000 steps `Model` makes 3 at 0.5, see [the update rule](#the-update rule) and [the README](../README.md).
 Two networks have 25.6 million weights.
 
 | step | scale |
 |---|---:|
 | 1 | `2.0` |
 
-## The law
+## The update rule
 
 - It **doubles**.
 
@@ -140,7 +140,7 @@ def test_a_link_to_no_file_is_told(pages, language, link):
     assert ":7: nowhere.md leads to no file" in found
 
 
-@pytest.mark.parametrize("language, heading", [("english", "## The law"), ("chinese", "## 更新规则")])
+@pytest.mark.parametrize("language, heading", [("english", "## The update rule"), ("chinese", "## 更新规则")])
 def test_a_link_to_no_heading_is_told(pages, language, heading):
     english, chinese = pages(heading, "## Another", of=language)
     (found,) = broken_links(english if language == "english" else chinese)

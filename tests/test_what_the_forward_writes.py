@@ -64,7 +64,7 @@ def test_a_parameter(mode, make, steps):
     assert "u" in changed(before, state(cell))
 
 
-def test_a_window_that_was_saved_without_copies_is_taken_back_to_where_it_was_loaded(mode):
+def test_a_cycle_that_was_saved_without_copies_is_taken_back_to_where_it_was_loaded(mode):
     begun, resumed = (of_one(SpectralNorm(), gradient_accumulation_steps=2) for _ in range(2))
     begun(*batch(0))
     saved = {name: value for name, value in state(begun).items() if not name.startswith("forward_state.")}

@@ -46,7 +46,7 @@ class RunFolder:
         if self._args.accumulate > steps_per_epoch:
             raise InputError(
                 f"--accumulate {self._args.accumulate} is more than the {steps_per_epoch} batches of an epoch, and no "
-                f"window goes on in the next one: pass {steps_per_epoch} or less"
+                f"cycle goes on in the next one: pass {steps_per_epoch} or less"
             )
         if self._args.resume:
             epoch, steps = self._resume(cell, steps_per_epoch)

@@ -173,7 +173,7 @@ def training_inputs(digits, args, epoch, ranks):
 def train_epoch(cell, digits, args, epoch, recorder, ranks):
     for inputs in training_inputs(digits, args, epoch, ranks):
         recorder.add(cell(*inputs))
-    # The last window of the epoch may be a partial one.
+    # The last cycle of the epoch may be a partial one.
     cell.flush()
     recorder.flush()
 

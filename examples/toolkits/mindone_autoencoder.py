@@ -5,7 +5,7 @@ callbacks, alone and against a discriminator.
     python examples/toolkits/mindone_autoencoder.py
 
 First a few steps of mindone's own steps and the same ones of ms_lossscale, then a training of both networks with one
-verdict and one update.
+overflow check and one update.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""What a user's own cell answers wrongly, a law, a detector or a critic, is an error that says what would be right."""
+"""A wrong answer of a user's own cell, an update rule, a detector or a critic, is an error that says what is right."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def run_in_a_cell(loss_scale, steps):
 
 USES = {
     "cell": lambda loss_scale: run_in_a_cell(loss_scale, 1),
-    "window": lambda loss_scale: run_in_a_cell(loss_scale, 2),
+    "cycle": lambda loss_scale: run_in_a_cell(loss_scale, 2),
     "loop": lambda loss_scale: loss_scale.adjust(Tensor(True)),
     "mindspore": lambda loss_scale: loss_scale(loss_scale.scale_value, Tensor(False)),
 }
@@ -54,7 +54,7 @@ USES = {
 @pytest.mark.parametrize(
     ("value", "error"), [(Tensor(np.float32([16.0, 32.0])), ValueError), (16.0, TypeError)], ids=["two", "a number"]
 )
-def test_a_law(mode, use, value, error):
+def test_an_update_rule(mode, use, value, error):
     with pytest.raises(error, match=r"'Returns', 'next_scale' must return the next step's scale"):
         USES[use](Returns(value))
 

@@ -4,7 +4,7 @@ and tests/golden/checkpoints_0_2/ with version 0.2.0:
 
     python checkpoints_of_releases.py MODE FOLDER CASE [CASE ...]
 
-For each case it trains up to the middle of a window, writes FOLDER/CASE.ckpt, goes on, and writes what the calls
+For each case it trains up to the middle of a cycle, writes FOLDER/CASE.ckpt, goes on, and writes what the calls
 returned and all Parameters to FOLDER/CASE.npz. The files are what users of these versions have: they are not to be
 rewritten.
 
@@ -35,7 +35,7 @@ from ms_lossscale import (
 
 STEPS = 3
 CALLS = 6 * STEPS
-# After the first call of the fourth window, which is one that the second network takes part in, if it takes turns.
+# After the first call of the fourth cycle, which is one that the second network takes part in, if it takes turns.
 STOP = 3 * STEPS + 1
 
 # Of the inputs first_x, second_x and samples.
@@ -103,7 +103,7 @@ def adam(network):
     return nn.Adam([network.weight], learning_rate=LEARNING_RATES, beta1=0.5, beta2=0.5, eps=2.0**-10)
 
 
-def law(hysteresis=1):
+def rule(hysteresis=1):
     return DynamicLossScale(2.0**10, scale_window=2, hysteresis=hysteresis)
 
 
@@ -122,12 +122,12 @@ def two_networks(start):
 
 def scaled_momentum(start):
     network = first_network(start)
-    return ScaledTrainOneStepCell(network, momentum(network), law(), clip_norm=10.0, **EVERYTHING)
+    return ScaledTrainOneStepCell(network, momentum(network), rule(), clip_norm=10.0, **EVERYTHING)
 
 
 def scaled_adam(start):
     network = first_network(start)
-    return ScaledTrainOneStepCell(network, adam(network), law(hysteresis=2), clip_value=1.0, **EVERYTHING)
+    return ScaledTrainOneStepCell(network, adam(network), rule(hysteresis=2), clip_value=1.0, **EVERYTHING)
 
 
 def simultaneous(start):
@@ -135,7 +135,7 @@ def simultaneous(start):
     return SimultaneousTrainOneStepCell(
         [first, second],
         [momentum(first), adam(second)],
-        law(),
+        rule(),
         network_inputs=NETWORK_INPUTS,
         **CLIPPING_OF_BOTH,
         **EVERYTHING,
@@ -145,7 +145,7 @@ def simultaneous(start):
 def simultaneous_tuple(start):
     first, second = two_networks(start)
     return SimultaneousTrainOneStepCell(
-        BothLosses(first, second), [momentum(first), adam(second)], law(), **CLIPPING_OF_BOTH, **EVERYTHING
+        BothLosses(first, second), [momentum(first), adam(second)], rule(), **CLIPPING_OF_BOTH, **EVERYTHING
     )
 
 
@@ -154,7 +154,7 @@ def alternating(start):
     return AlternatingTrainOneStepCell(
         [first, second],
         [momentum(first), adam(second)],
-        law(),
+        rule(),
         every=(1, 2),
         network_inputs=NETWORK_INPUTS,
         **CLIPPING_OF_BOTH,
@@ -164,7 +164,7 @@ def alternating(start):
 
 def retried(start):
     network = Remembering("first", start * np.array([1.0, 2.0]))
-    return ScaledTrainOneStepCell(network, momentum(network), law(), clip_value=1.0, max_retries=1, **EVERYTHING)
+    return ScaledTrainOneStepCell(network, momentum(network), rule(), clip_value=1.0, max_retries=1, **EVERYTHING)
 
 
 def own_scales(start):
@@ -173,7 +173,7 @@ def own_scales(start):
     return SimultaneousTrainOneStepCell(
         [first, second],
         [momentum(first), adam(second)],
-        [law(), law(hysteresis=2)],
+        [rule(), rule(hysteresis=2)],
         network_inputs=NETWORK_INPUTS,
         max_retries=1,
         **CLIPPING_OF_BOTH,
@@ -184,7 +184,7 @@ def own_scales(start):
 class Case(NamedTuple):
     """
     How a cell is made, given a factor for its first weights, in which calls which networks' gradients overflow, and in
-    which they do so at the first scale only. In each case a window before the stop and one after it are skipped, and
+    which they do so at the first scale only. In each case a cycle before the stop and one after it are skipped, and
     others are applied.
     """
 
@@ -195,7 +195,7 @@ class Case(NamedTuple):
 
 CASES_OF_0_1 = {
     "scaled_momentum": Case(scaled_momentum, {4: (0,), 13: (0,)}),
-    # Stopped with one overflow of two counted, and in a window that has overflowed already.
+    # Stopped with one overflow of two counted, and in a cycle that has overflowed already.
     "scaled_adam": Case(scaled_adam, {8: (0,), STOP - 1: (0,), 14: (0,)}),
     "simultaneous": Case(simultaneous, {4: (1,), 13: (0, 1)}),
     "simultaneous_tuple": Case(simultaneous_tuple, {3: (0,), STOP - 1: (1,), 14: (0,)}),
@@ -203,7 +203,7 @@ CASES_OF_0_1 = {
 }
 CASES_OF_0_2 = {
     "retried": Case(retried, {3: (0,), 14: (0,)}, {1: (0,), STOP: (0,)}),
-    # The window in which training stops is skipped after the stop.
+    # The cycle in which training stops is skipped after the stop.
     "own_scales": Case(own_scales, {4: (1,), STOP + 1: (0,)}, {STOP - 1: (0,)}),
 }
 CASES = {**CASES_OF_0_1, **CASES_OF_0_2}
@@ -215,8 +215,8 @@ def build(name, start=1.0):
 
 def inputs(name, call):
     """The inputs of a call. The norm of the first network's mean gradients is 5, 10, or 20."""
-    window, place = divmod(call, STEPS)
-    size = (-1.0) ** window * 2.0 ** (window % 3 - 2) * (1, 1, 2)[place]
+    cycle, place = divmod(call, STEPS)
+    size = (-1.0) ** cycle * 2.0 ** (cycle % 3 - 2) * (1, 1, 2)[place]
     xs = [size * np.array([9.0, 12.0]), size * np.array([3.0, -6.0])]
     for i in CASES[name].overflows.get(call, ()):
         xs[i][0] = HUGE

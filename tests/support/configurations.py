@@ -14,32 +14,32 @@ import numpy as np
 
 from ms_lossscale import DynamicLossScale, ScheduledLossScale
 from support.optimizers import RUN_EVERYWHERE
-from support.reference import DynamicLaw, FixedLaw, ScheduledLaw
+from support.reference import DynamicRule, FixedRule, ScheduledRule
 
 CELLS = ("scaled", "simultaneous", "tuple", "alternating")
 CALLS = 12
 NAN, INF = float("nan"), float("inf")
 
-# For each loss scale the argument that a cell takes, and its law.
-LAWS = {
-    "plain": (lambda: DynamicLossScale(2.0**13, scale_window=3), lambda: DynamicLaw(2.0**13, 3)),
+# For each loss scale the argument that a cell takes, and its update rule.
+RULES = {
+    "plain": (lambda: DynamicLossScale(2.0**13, scale_window=3), lambda: DynamicRule(2.0**13, 3)),
     "hysteresis": (
         lambda: DynamicLossScale(2.0**15, scale_window=2, hysteresis=2, min_loss_scale=2.0**10),
-        lambda: DynamicLaw(2.0**15, 2, hysteresis=2, low=2.0**10),
+        lambda: DynamicRule(2.0**15, 2, hysteresis=2, low=2.0**10),
     ),
     "steep": (
         lambda: DynamicLossScale(2.0**12, 4.0, 2, backoff_factor=2.0**-3, hysteresis=1, max_loss_scale=2.0**15),
-        lambda: DynamicLaw(2.0**12, 2, factor=4.0, backoff=2.0**-3, high=2.0**15),
+        lambda: DynamicRule(2.0**12, 2, factor=4.0, backoff=2.0**-3, high=2.0**15),
     ),
-    "fixed": (lambda: 2.0**11, lambda: FixedLaw(2.0**11)),
+    "fixed": (lambda: 2.0**11, lambda: FixedRule(2.0**11)),
     "scheduled": (
         lambda: ScheduledLossScale([1, 3, 4], [2.0**8, 2.0**13, 2.0**10]),
-        lambda: ScheduledLaw([1, 3, 4], [2.0**8, 2.0**13, 2.0**10]),
+        lambda: ScheduledRule([1, 3, 4], [2.0**8, 2.0**13, 2.0**10]),
     ),
-    "none": (lambda: None, lambda: FixedLaw(1.0)),
+    "none": (lambda: None, lambda: FixedRule(1.0)),
     "unchecked": (
         lambda: ScheduledLossScale([1, 3], [2.0**8, 2.0**4], drop_overflow_update=False),
-        lambda: ScheduledLaw([1, 3], [2.0**8, 2.0**4]),
+        lambda: ScheduledRule([1, 3], [2.0**8, 2.0**4]),
     ),
 }
 DYNAMIC, STATIC, UNCHECKED = ("plain", "hysteresis", "steep"), ("fixed", "scheduled"), ("none", "unchecked")
@@ -84,7 +84,7 @@ class Configuration:
 
     cell: str
     count: int
-    laws: list
+    rules: list
     optimizers: list
     keywords: dict
     transforms: bool
@@ -98,11 +98,11 @@ class Configuration:
 
     @property
     def has_own_scales(self):
-        return len(self.laws) > 1
+        return len(self.rules) > 1
 
     @property
     def checks(self):
-        return self.laws[0] not in UNCHECKED
+        return self.rules[0] not in UNCHECKED
 
     @property
     def is_exact(self):
@@ -116,7 +116,7 @@ class Configuration:
         actions = self._actions()
         return {
             "cell": self.cell,
-            "law": next(i for i, group in enumerate((DYNAMIC, STATIC, UNCHECKED)) if self.laws[0] in group),
+            "update rule": next(i for i, group in enumerate((DYNAMIC, STATIC, UNCHECKED)) if self.rules[0] in group),
             "has_own_scales": self.has_own_scales,
             "accumulates": self.steps > 1,
             "retries": self.keywords["max_retries"] > 0,
@@ -128,18 +128,18 @@ class Configuration:
             "optimizer": self.optimizers[0],
             "is_resumed": self.resume is not None,
             "forward_overflows": any(call.forward_overflows_in is not None for call in self.calls),
-            "flush in a window": "flush in a window" in actions,
+            "flush in a cycle": "flush in a cycle" in actions,
             "set_loss_scale": "set_loss_scale" in actions,
-            "set_loss_scale in a window": "set_loss_scale in a window" in actions,
-            "set_every in a window": "set_every in a window" in actions,
+            "set_loss_scale in a cycle": "set_loss_scale in a cycle" in actions,
+            "set_every in a cycle": "set_every in a cycle" in actions,
         }
 
     def _actions(self):
-        """Which there are, and which of them while a window has begun."""
+        """Which there are, and which of them while a cycle has begun."""
         actions, calls = set(), 0
         for call in self.calls:
             name = call.action[0] if call.action else None
-            actions.add(f"{name} in a window" if calls else name)
+            actions.add(f"{name} in a cycle" if calls else name)
             calls = 0 if name == "flush" else calls
             calls = (calls + 1) % self.steps
         return actions
@@ -162,7 +162,7 @@ def draw(choose, optimizers=ALL_OPTIMIZERS, counts=(2, 3)):
     cell = choose(CELLS)
     count = 1 if cell == "scaled" else choose(counts)
     clip, ema, retries = choose(tuple(CLIPS)), choose(tuple(DECAYS)), choose((0, 1, 2))
-    laws = _draw_laws(choose, cell, count, retries)
+    rules = _draw_rules(choose, cell, count, retries)
     steps = choose((1, 2, 3))
     keywords = {"gradient_accumulation_steps": steps, "max_retries": retries}
     keywords.update({name: _for(count, value) for name, value in CLIPS[clip].items()})
@@ -174,7 +174,7 @@ def draw(choose, optimizers=ALL_OPTIMIZERS, counts=(2, 3)):
     configuration = Configuration(
         cell,
         count,
-        laws,
+        rules,
         [choose(optimizers) for _ in range(count)],
         keywords,
         choose((False, True)),
@@ -193,7 +193,7 @@ def _for(count, value):
     return value[0] if count == 1 else list(value[:count])
 
 
-def _draw_laws(choose, cell, count, retries):
+def _draw_rules(choose, cell, count, retries):
     """One name, or one for each network, all of which must check alike, and back off if there are retries."""
     group = DYNAMIC if retries else choose((DYNAMIC, DYNAMIC, DYNAMIC + STATIC, UNCHECKED))
     own = cell != "scaled" and choose((False, True))
@@ -207,8 +207,11 @@ def _draw_call(choose, configuration, is_last):
         actions += [("set_every",)] * 3
     action = choose(actions)
     if action == ("set_loss_scale",):
-        # The law's first one, too: what is set within a window stays, also if it was so before.
-        scales = (*(2.0**exponent for exponent in (4, 9, 14)), *(LAWS[name][1]().scale for name in configuration.laws))
+        # The update rule's first one, too: what is set within a cycle stays, also if it was so before.
+        scales = (
+            *(2.0**exponent for exponent in (4, 9, 14)),
+            *(RULES[name][1]().scale for name in configuration.rules),
+        )
         values = [choose(scales) for _ in range(count)]
         one = not configuration.has_own_scales and configuration.cell != "alternating"
         action += (values[0] if one else values,)
@@ -221,7 +224,7 @@ def _draw_call(choose, configuration, is_last):
     slopes = [choose(ORDINARY) for _ in range(count)]
     for _ in range(choose((1, 1, count))):
         slopes[choose(range(count))] = choose(SLOPES)
-    # With scales of their own, whose overflow a window's was that began so is told by each call for itself.
+    # With scales of their own, whose overflow a cycle's was that began so is told by each call for itself.
     may_overflow = not (configuration.has_own_scales and configuration.steps > 1)
     overflows_in = choose(range(count)) if may_overflow and choose((False,) * 9 + (True,)) else None
     return Call(slopes, overflows_in, action)
@@ -250,7 +253,7 @@ def covering(pool=500):
         choose = random.Random(seed).choice
         mode, drawn = choose(("graph", "pynative")), draw(choose, FEW_OPTIMIZERS, (2,))
         covers = set(itertools.combinations({"mode": mode, **drawn.settings()}.items(), 2))
-        covers.update(drawn.laws, [("steps", drawn.steps), ("retries", drawn.keywords["max_retries"]), drawn.resume])
+        covers.update(drawn.rules, [("steps", drawn.steps), ("retries", drawn.keywords["max_retries"]), drawn.resume])
         candidates.append((covers, mode, drawn))
     missing = set().union(*(covers for covers, _, _ in candidates))
     while missing:

@@ -6,7 +6,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import AlternatingTrainOneStepCell, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
-from support.configurations import LAWS, inputs
+from support.configurations import RULES, inputs
 from support.in_mode import in_mode
 from support.optimizers import make_optimizer
 from support.reference import AlternatingReference, NetworkReference, Run, StepReference
@@ -138,7 +138,7 @@ class ConfiguredTraining:
         for i in range(configuration.count):
             self.networks.append(Sloped(i, self.networks[-1] if i else None, seed))
         self.optimizers = [make_optimizer(*pair)[0] for pair in zip(configuration.optimizers, self.networks)]
-        loss_scales = [LAWS[name][0]() for name in configuration.laws]
+        loss_scales = [RULES[name][0]() for name in configuration.rules]
         loss_scale = loss_scales if configuration.has_own_scales else loss_scales[0]
         keywords = dict(configuration.keywords)
         if configuration.transforms:
@@ -186,14 +186,14 @@ class Reference:
         settings = (configuration.steps, configuration.keywords["max_retries"], configuration.checks)
         self.alternates = configuration.cell == "alternating"
         if self.alternates:
-            names = configuration.laws if configuration.has_own_scales else configuration.laws * configuration.count
+            names = configuration.rules if configuration.has_own_scales else configuration.rules * configuration.count
             self.phases = [
-                StepReference([network], [LAWS[name][1]()], *settings) for network, name in zip(self.networks, names)
+                StepReference([network], [RULES[name][1]()], *settings) for network, name in zip(self.networks, names)
             ]
             self.whole = AlternatingReference(self.phases, configuration.keywords.get("every"))
         else:
-            laws = [LAWS[name][1]() for name in configuration.laws]
-            self.whole = StepReference(self.networks, laws, *settings)
+            rules = [RULES[name][1]() for name in configuration.rules]
+            self.whole = StepReference(self.networks, rules, *settings)
             self.phases = [self.whole]
 
     def act(self, action):
@@ -203,9 +203,9 @@ class Reference:
         elif name == "set_every":
             self.whole.every = action[1]
         elif name == "set_loss_scale":
-            laws = [(phase, i) for phase in self.phases for i in range(len(phase.laws))]
+            rules = [(phase, i) for phase in self.phases for i in range(len(phase.rules))]
             values = action[1] if isinstance(action[1], list) else [action[1]]
-            for (phase, i), value in zip(laws, values):
+            for (phase, i), value in zip(rules, values):
                 phase.set_loss_scale(i, value)
 
     def call(self, index):
@@ -213,7 +213,7 @@ class Reference:
         return self.whole.call([values[2 * i : 2 * i + 2] for i in range(self.configuration.count)])
 
     def scales(self):
-        scales = [law.scale for phase in self.phases for law in phase.laws]
+        scales = [rule.scale for phase in self.phases for rule in phase.rules]
         return scales if self.alternates or self.configuration.has_own_scales else scales[0]
 
     def counters(self):
@@ -326,7 +326,7 @@ def check(configuration):
     training = ConfiguredTraining(configuration)
     comparison, second = Comparison(training), None
     for index, call in enumerate(configuration.calls):
-        # What networks that take turns show of a window that is flushed are the losses of a call before the checkpoint.
+        # What networks that take turns show of a cycle that is flushed are the losses of a call before the checkpoint.
         flushes = call.action == ("flush",) and configuration.cell == "alternating"
         resumes = index == configuration.resume_at
         if resumes and not flushes:

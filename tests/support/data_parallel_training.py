@@ -25,9 +25,9 @@ STEPS = 6
 CLIP_NORM = 0.5
 # The calls in which a rank's batch overflows: -1 is the last rank.
 PLAN = {1: (-1,), 3: (0,), 4: (0, -1)}
-# With two calls in a window: the first call of one, the last call of the next.
-WINDOW_PLAN = {2: (-1,), 5: (0,)}
-WINDOW_CALLS = 9
+# With two calls in a cycle: the first call of one, the last call of the next.
+CYCLE_PLAN = {2: (-1,), 5: (0,)}
+CYCLE_CALLS = 9
 
 
 class Place(NamedTuple):
@@ -158,10 +158,10 @@ def summed(place, ranks=None):
     yield from records(cell, (batch(place, call, PLAN, ranks) for call in range(STEPS)))
 
 
-def window(place, ranks=None):
+def cycle(place, ranks=None):
     parallel(place)
     cell = scaled(Observed(), gradient_accumulation_steps=2, clip_norm=CLIP_NORM, ema_decay=0.5)
-    yield from records(cell, (batch(place, call, WINDOW_PLAN, ranks) for call in range(WINDOW_CALLS)))
+    yield from records(cell, (batch(place, call, CYCLE_PLAN, ranks) for call in range(CYCLE_CALLS)))
     cell.flush()
     yield state(cell)
 
@@ -175,7 +175,7 @@ def simultaneous(place, ranks=None):
 def alternating(place, ranks=None):
     parallel(place)
     cell = pair(AlternatingTrainOneStepCell, every=(1, 2), gradient_accumulation_steps=2)
-    yield from records(cell, (pair_of_batches(place, call, WINDOW_PLAN, ranks) for call in range(WINDOW_CALLS)))
+    yield from records(cell, (pair_of_batches(place, call, CYCLE_PLAN, ranks) for call in range(CYCLE_CALLS)))
 
 
 def on_npu(place, **keywords):
@@ -202,7 +202,7 @@ def saturating(place):
             register.events.clear()
 
 
-def saturating_window(place):
+def saturating_cycle(place):
     parallel(place)
     with emulation.saturation_mode():
         cell, inputs = on_npu(place, gradient_accumulation_steps=2)

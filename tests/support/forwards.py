@@ -28,7 +28,7 @@ FEATURES, BATCH = 3, 4
 SCALE, STEEP, GENTLE = 2.0**12, 2.0**10, 1.0
 
 # What a skipped step may change: the state of the loss scale and of the counters; and what the step itself keeps for
-# the next one: copies of what the forward writes, the turns, the window's scale, the norm that was measured.
+# the next one: copies of what the forward writes, the turns, the cycle's scale, the norm that was measured.
 _MAY_CHANGE = re.compile(
     r"(network_\d\.)?((loss_scale|step_counters|forward_state|alternation|clipping)\.|accumulation\.loss_scale)"
 )
@@ -146,7 +146,7 @@ class Training:
 
         Args:
             step (str): "clean"; or what overflows: "data", "scale" (of all networks), "own" or "other" (the scale of
-                the first or of the second network alone). A number behind it says at which call of a window.
+                the first or of the second network alone). A number behind it says at which call of a cycle.
         """
         kind, call = step.rstrip("0123456789"), int(re.search(r"\d*$", step).group() or 0) % self._calls
         kind = "own" if kind == "other" and self._kind == "single" else kind
@@ -155,7 +155,7 @@ class Training:
         for i in range(self._calls):
             overflow = self.cell(*self._batch(kind if i == call else "clean"))[1].asnumpy()
         overflowed = [self._overflows(kind, i) for i in range(overflow.size)]
-        assert overflow.reshape(-1).tolist() == overflowed, f"the verdict of {step} is {overflow}"
+        assert overflow.reshape(-1).tolist() == overflowed, f"whether {step} is {overflow}"
         moved = {name for name in changed(before, self._all.values()) if not _MAY_CHANGE.match(name)}
         if all(overflowed):
             assert not moved, f"a step that overflowed by {step} left {sorted(moved)} behind"

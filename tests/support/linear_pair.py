@@ -10,13 +10,13 @@ from ms_lossscale import (
     SimultaneousTrainOneStepCell,
 )
 from support.networks import BATCH, FEATURES, weight
-from support.reference import AlternatingReference, DynamicLaw, FixedLaw, NetworkReference, Run, StepReference
+from support.reference import AlternatingReference, DynamicRule, FixedRule, NetworkReference, Run, StepReference
 
 LEARNING_RATE = 0.1
 MOMENTUM = 0.9
 
 # The reference computes in float64, the cells in float32. Each of their operations rounds to 2**-24 = 6e-8 of values of
-# the order of 1; some 20 windows of some 20 roundings each, that add up like a random walk, stay well below 1e-5. A
+# the order of 1; some 20 cycles of some 20 roundings each, that add up like a random walk, stay well below 1e-5. A
 # forgotten or doubled micro-step, division, clip or average is off by 1e-2 or more.
 ROUNDING = {"rtol": 1e-5, "atol": 1e-5}
 
@@ -96,7 +96,7 @@ class Trained:
 
     Args:
         kind (str): One of CELLS.
-        scale, window: Of the DynamicLossScale; with `window=None` the scale is fixed.
+        scale, scale_window: Of the DynamicLossScale; with `scale_window=None` the scale is fixed.
         steps, clip_norm, clip_value, ema_decay, every: As in the contract; lists are one entry for each network.
     """
 
@@ -105,7 +105,7 @@ class Trained:
         kind,
         *,
         scale=2.0**10,
-        window=2,
+        scale_window=2,
         steps=1,
         clip_norm=None,
         clip_value=None,
@@ -124,7 +124,7 @@ class Trained:
         keywords.update(
             gradient_accumulation_steps=steps, clip_norm=clip_norm, clip_value=clip_value, ema_decay=ema_decay
         )
-        loss_scale = scale if window is None else DynamicLossScale(scale, scale_window=window)
+        loss_scale = scale if scale_window is None else DynamicLossScale(scale, scale_window=scale_window)
         if kind == "scaled":
             self.cell = ScaledTrainOneStepCell(self.networks[0], self.optimizers[0], loss_scale, **keywords)
         elif kind == "simultaneous":
@@ -153,18 +153,18 @@ class Trained:
                 )
             )
 
-        def law():
-            return FixedLaw(scale) if window is None else DynamicLaw(scale, window)
+        def rule():
+            return FixedRule(scale) if scale_window is None else DynamicRule(scale, scale_window)
 
         if kind == "alternating":
-            phases = [StepReference([own], [law()], steps) for own in self.references]
+            phases = [StepReference([own], [rule()], steps) for own in self.references]
             self.control = AlternatingReference(phases, every)
         else:
-            self.control = StepReference(self.references, [law()], steps)
+            self.control = StepReference(self.references, [rule()], steps)
 
     @property
-    def verdicts(self):
-        """The references that hold a law and counters."""
+    def steps(self):
+        """The references that hold an update rule and counters."""
         return self.control.phases if self.kind == "alternating" else [self.control]
 
     def call_cell(self, seed=0, overflows=(False, False)):
@@ -212,8 +212,8 @@ class Trained:
                     assert norm is None
                 else:
                     np.testing.assert_allclose(finite_or_nan(norm), finite_or_nan(control.grad_norm), **ROUNDING)
-        scales = [verdict.laws[0].scale for verdict in self.verdicts]
-        counters = [verdict.counters for verdict in self.verdicts]
+        scales = [step.rules[0].scale for step in self.steps]
+        counters = [step.counters for step in self.steps]
         if self.kind == "alternating":
             assert self.cell.get_loss_scale() == scales
             assert self.cell.counters() == counters

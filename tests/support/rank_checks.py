@@ -112,7 +112,7 @@ def retried(place, steps=1):
         yield {**record(cell, outputs), "counters": np.array(list(cell.counters().values()))}
 
 
-def retried_window(place):
+def retried_cycle(place):
     yield from retried(place, steps=2)
 
 

@@ -1,6 +1,7 @@
 """
-What the training cells do, by the public contract, in plain NumPy: laws of the loss scale, tries, windows, verdicts,
-updates, moving averages and counters. What a network computes, and its optimizer, are given.
+What the training cells do, by the public contract, in plain NumPy: update rules of the loss scale,
+attempts, cycles, overflow checks, updates, moving averages and counters. What a network computes, and its optimizer,
+are given.
 
 It is written to be obvious: whatever moves is an attribute, and a step that does not happen is put back from a copy.
 """
@@ -11,8 +12,8 @@ import dataclasses
 import numpy as np
 
 
-class FixedLaw:
-    """The law of FixedLossScale, and of no loss scale."""
+class FixedRule:
+    """The update rule of FixedLossScale, and of no loss scale."""
 
     def __init__(self, scale):
         self.scale = float(scale)
@@ -25,8 +26,8 @@ class FixedLaw:
         return False
 
 
-class ScheduledLaw(FixedLaw):
-    """The law of ScheduledLossScale."""
+class ScheduledRule(FixedRule):
+    """The update rule of ScheduledLossScale."""
 
     def __init__(self, milestone, scales):
         super().__init__(scales[0])
@@ -38,11 +39,11 @@ class ScheduledLaw(FixedLaw):
         return self.starts.get(self.steps, scale)
 
 
-class DynamicLaw:
-    """The law of DynamicLossScale, in the contract's words."""
+class DynamicRule:
+    """The update rule of DynamicLossScale, in the contract's words."""
 
-    def __init__(self, scale, window, *, factor=2.0, backoff=0.5, hysteresis=1, low=1.0, high=2.0**24):
-        self.scale, self.window, self.factor, self.backoff = float(scale), window, factor, backoff
+    def __init__(self, scale, scale_window, *, factor=2.0, backoff=0.5, hysteresis=1, low=1.0, high=2.0**24):
+        self.scale, self.scale_window, self.factor, self.backoff = float(scale), scale_window, factor, backoff
         self.hysteresis, self.low, self.high = hysteresis, low, high
         self.clean = self.bad = 0
 
@@ -55,7 +56,7 @@ class DynamicLaw:
         else:
             self.bad = 0
             self.clean += 1
-            if self.clean == self.window:
+            if self.clean == self.scale_window:
                 scale, self.clean = min(scale * self.factor, self.high), 0
         return scale
 
@@ -116,45 +117,45 @@ class NetworkReference:
 
 class StepReference:
     """
-    Networks that share one window, one verdict and one update.
+    Networks that share one cycle, one overflow check and one update.
 
     Args:
         networks (list[NetworkReference]): The networks.
-        laws (list): The law of the loss scale that they share, alone in the list, or that of each.
-        steps (int): Calls in a window.
+        rules (list): The update rule of the loss scale that they share, alone in the list, or that of each.
+        steps (int): Calls in a cycle.
         max_retries (int): How many tries beyond the first a call has.
         checks (bool): Whether an overflow is looked for.
     """
 
-    def __init__(self, networks, laws, steps=1, max_retries=0, checks=True):
-        self.networks, self.laws, self.steps = networks, laws, steps
+    def __init__(self, networks, rules, steps=1, max_retries=0, checks=True):
+        self.networks, self.rules, self.steps = networks, rules, steps
         self.max_retries, self.checks = max_retries, checks
         self.counters = {"applied_steps": 0, "skipped_steps": 0, "consecutive_skipped_steps": 0}
         if max_retries:
             self.counters["retries"] = 0
-        self._begin_window()
+        self._begin_cycle()
 
-    def _begin_window(self):
+    def _begin_cycle(self):
         self.calls = []  # For each call the gradients of each network.
-        self.to_blame = [False] * len(self.laws)
-        self.is_set = [False] * len(self.laws)
+        self.overflowed = [False] * len(self.rules)
+        self.is_set = [False] * len(self.rules)
 
     @property
     def lost(self):
-        """Whether an overflow is known of in this window."""
-        return any(self.to_blame)
+        """Whether an overflow is known of in this cycle."""
+        return any(self.overflowed)
 
     def set_loss_scale(self, i, value):
-        """What is set within a window is for the next one."""
-        self.laws[i].scale = float(value)
+        """What is set within a cycle is for the next one."""
+        self.rules[i].scale = float(value)
         self.is_set[i] = bool(self.calls)
 
     def call(self, inputs):
         """`inputs` holds each network's. Returns the losses, the overflow and the scales that were used."""
         if not self.calls:
-            self.scales = [law.scale for law in self.laws]
+            self.scales = [rule.scale for rule in self.rules]
             self.states = [network.state for network in self.networks]
-        before, left, first_flags = copy.deepcopy((self.laws, self.scales)), self.max_retries, None
+        before, left, first_flags = copy.deepcopy((self.rules, self.scales)), self.max_retries, None
         while True:
             runs, flags = self._try(inputs)
             first_flags = first_flags or flags
@@ -164,57 +165,57 @@ class StepReference:
             left -= 1
         used = list(self.scales)
         if any(flags):
-            # The law sees one overflow, that of the first try.
-            (self.laws, self.scales), flags = before, first_flags
-        self.to_blame = [earlier or flag for earlier, flag in zip(self.to_blame, flags)]
+            # The update rule sees one overflow, that of the first try.
+            (self.rules, self.scales), flags = before, first_flags
+        self.overflowed = [earlier or flag for earlier, flag in zip(self.overflowed, flags)]
         overflow = self.lost
         for network, run, state in zip(self.networks, runs, self.states):
             network.state = state if overflow else run.state
         self.calls.append([run.gradients for run in runs])
         if len(self.calls) == self.steps:
-            self._end_window()
+            self._end_cycle()
         return [run.loss for run in runs], overflow, used
 
     def _try(self, inputs):
-        """The networks' runs, and for each law whether it is to blame for an overflow."""
-        of_one = len(self.laws) == 1
+        """The networks' runs, and for each update rule whether its gradients overflowed."""
+        of_one = len(self.rules) == 1
         scales = self.scales * len(self.networks) if of_one else self.scales
         runs = [network.run(its, scale) for network, its, scale in zip(self.networks, inputs, scales)]
         not_finite = [not all(np.isfinite(gradient).all() for gradient in run.gradients) for run in runs]
         in_a_forward = any(run.forward_overflowed for run in runs)
         if not self.checks:
-            flags = [False] * len(self.laws)
+            flags = [False] * len(self.rules)
         elif of_one:
             flags = [any(not_finite) or in_a_forward]
         else:
-            # Where no gradient tells whose it was, all are to blame.
-            flags = not_finite if any(not_finite) else [in_a_forward] * len(self.laws)
+            # Where no gradient tells whose it was, all overflowed.
+            flags = not_finite if any(not_finite) else [in_a_forward] * len(self.rules)
         return runs, flags
 
     def _can_be_mended(self, runs, flags):
-        """Whether a lower scale may help: not what overflowed in a forward, and not a window that is lost already."""
+        """Whether a lower scale may help: not what overflowed in a forward, and not a cycle that is lost already."""
         hopeless = any(run.forward_overflowed or not np.isfinite(run.loss) for run in runs) or self.lost
-        to_blame = [(law, scale) for law, scale, flag in zip(self.laws, self.scales, flags) if flag]
-        return bool(to_blame) and not hopeless and all(law.can_back_off(scale) for law, scale in to_blame)
+        overflowed = [(rule, scale) for rule, scale, flag in zip(self.rules, self.scales, flags) if flag]
+        return bool(overflowed) and not hopeless and all(rule.can_back_off(scale) for rule, scale in overflowed)
 
     def _back_off(self, flags):
-        """The laws to blame take their step for an overflow, and the window goes on at the lower scale."""
+        """The update rules of those that overflowed see an overflow, and the cycle goes on at the lower scale."""
         self.counters["retries"] += 1
         for i, flag in enumerate(flags):
             if flag:
-                self.scales[i] = self._step_law(i, overflow=True)
+                self.scales[i] = self._step_rule(i, overflow=True)
 
-    def _step_law(self, i, overflow):
-        next_scale = self.laws[i].next(self.scales[i], overflow)
+    def _step_rule(self, i, overflow):
+        next_scale = self.rules[i].next(self.scales[i], overflow)
         if not self.is_set[i]:
-            self.laws[i].scale = next_scale
+            self.rules[i].scale = next_scale
         return next_scale
 
-    def _end_window(self):
-        for i, to_blame in enumerate(self.to_blame):
-            # In a step that overflowed, the others' laws stand still.
-            if to_blame or not self.lost:
-                self._step_law(i, to_blame)
+    def _end_cycle(self):
+        for i, overflowed in enumerate(self.overflowed):
+            # In a step that overflowed, the others' update rules stand still.
+            if overflowed or not self.lost:
+                self._step_rule(i, overflowed)
         count = len(self.calls)
         for network, of_calls in zip(self.networks, zip(*self.calls)):
             means = [sum(of_weight) / of_weight[0].dtype.type(count) for of_weight in zip(*of_calls)]
@@ -228,59 +229,59 @@ class StepReference:
         else:
             self.counters["applied_steps"] += 1
             self.counters["consecutive_skipped_steps"] = 0
-        self._begin_window()
+        self._begin_cycle()
 
     def flush(self):
         if self.calls:
-            self._end_window()
+            self._end_cycle()
 
 
 class AlternatingReference:
     """
-    Networks that step one after the other, each with a scale, windows and a verdict of its own.
+    Networks that step one after the other, each with a scale, cycles and an overflow check of its own.
 
     Args:
         phases (list[StepReference]): One for each network.
-        every (tuple[int]): Network i takes part in the windows k, 2k, 3k, ... with k = every[i].
+        every (tuple[int]): Network i takes part in the cycles k, 2k, 3k, ... with k = every[i].
     """
 
     def __init__(self, phases, every=None):
         self.phases, self.steps = phases, phases[0].steps
         self.every = every or (1,) * len(phases)
-        self.every_in_window = self.every
-        self.windows = self.calls = 0
+        self.every_in_cycle = self.every
+        self.cycles = self.calls = 0
         self.last_losses = [0.0] * len(phases)
 
     def takes_part(self, i):
         """Whether network i takes part in the next call."""
-        every = self.every_in_window if self.calls else self.every
-        return (self.windows + 1) % every[i] == 0
+        every = self.every_in_cycle if self.calls else self.every
+        return (self.cycles + 1) % every[i] == 0
 
     def call(self, inputs):
         """`inputs` holds each network's. Returns the lists of losses, overflows and scales."""
         if self.calls == 0:
-            self.every_in_window = self.every
+            self.every_in_cycle = self.every
         self.losses, overflows, scales = list(self.last_losses), [], []
         for i, (phase, its) in enumerate(zip(self.phases, inputs)):
-            overflow, scale = False, phase.laws[0].scale
+            overflow, scale = False, phase.rules[0].scale
             if self.takes_part(i):
                 (self.losses[i],), overflow, (scale,) = phase.call([its])
             overflows.append(overflow)
             scales.append(scale)
         self.calls += 1
         if self.calls == self.steps:
-            self._end_window()
+            self._end_cycle()
         return self.losses, overflows, scales
 
-    def _end_window(self):
+    def _end_cycle(self):
         for i, phase in enumerate(self.phases):
             # The loss of a turn that was skipped does not count.
             if self.takes_part(i) and not phase.counters["consecutive_skipped_steps"]:
                 self.last_losses[i] = self.losses[i]
-        self.windows, self.calls = self.windows + 1, 0
+        self.cycles, self.calls = self.cycles + 1, 0
 
     def flush(self):
         if self.calls:
             for phase in self.phases:
                 phase.flush()
-            self._end_window()
+            self._end_cycle()

@@ -3,7 +3,7 @@
 from support.mutants.mutant import Mutant
 
 _ALTERNATING = "test_alternating_train_one_step_cell.py"
-_WINDOWS = "test_accumulation.py"
+_CYCLES = "test_accumulation.py"
 _MONITOR = "test_loss_scale_monitor.py"
 _AVERAGES = "test_moving_average.py"
 _LOAD = "test_load_state_dict.py"
@@ -54,28 +54,28 @@ MUTANTS = [
         ("test_accumulation.py", _ALTERNATING),
     ),
     Mutant(
-        "turns count calls and not windows",
+        "turns count calls and not cycles",
         "cells/turns.py",
         "            cycles = ops.select(is_last, cycles, self.cycles)\n",
         "",
         ("test_accumulation.py", _ALTERNATING),
     ),
     Mutant(
-        "whose turn it is changes within a window",
+        "whose turn it is changes within a cycle",
         "cells/turns.py",
         "ops.select(self.calls.is_first(), self.every, self.cycle_every) if self._accumulates else self.every",
         "self.every",
         ("test_accumulation.py", _ALTERNATING, "test_configurations.py"),
     ),
     Mutant(
-        "the losses of a window are remembered before its verdict",
+        "the losses of a cycle are remembered before its overflow check",
         "cells/turns.py",
         "ops.logical_or(overflows, ops.logical_not(is_last))",
         "ops.logical_or(overflows, is_last)",
         ("test_accumulation.py", _ALTERNATING, "test_configurations.py"),
     ),
     Mutant(
-        "a flushed window is none for whose turn it is",
+        "a flushed cycle is none for whose turn it is",
         "cells/turns.py",
         "            ops.assign(self.cycles, self.cycles + self._one)\n",
         "",
@@ -117,7 +117,7 @@ MUTANTS = [
         (_LOAD,),
     ),
     Mutant(
-        "a window is not loaded",
+        "a cycle is not loaded",
         "cells/load_in_place.py",
         "for name, parameter in own.items() if name in parameters]",
         'for name, parameter in own.items() if name in parameters and not name.startswith("accumulation.")]',
@@ -278,7 +278,7 @@ MUTANTS = [
         ("test_training_mode.py", "test_build_train_network.py"),
     ),
     Mutant(
-        "an epoch's last window is not flushed",
+        "an epoch's last cycle is not flushed",
         "callbacks/flush_accumulation.py",
         "        network.flush()\n",
         "        pass\n",
@@ -292,14 +292,14 @@ MUTANTS = [
         (_MONITOR,),
     ),
     Mutant(
-        "a monitor forgets the window that was flushed after it",
+        "a monitor forgets the cycle that was flushed after it",
         "callbacks/loss_scale_monitor.py",
         "        self._read_flush()\n        self._close_event_files()\n",
         "        self._close_event_files()\n",
-        ("test_loss_scale_monitor_windows.py", "test_summary.py"),
+        ("test_loss_scale_monitor_cycles.py", "test_summary.py"),
     ),
     Mutant(
-        "a monitor saves the last batch of a window that overflowed",
+        "a monitor saves the last batch of a cycle that overflowed",
         "callbacks/watched_step.py",
         "if overflow and not self._is_in_overflow:",
         "if overflow:",
@@ -331,22 +331,22 @@ MUTANTS = [
         "callbacks/watched_step.py",
         "if self._is_printed and not any(map(_is_milestone, new)):",
         "if not self._is_printed and not any(map(_is_milestone, new)):",
-        ("test_loss_scale_monitor_windows.py",),
+        ("test_loss_scale_monitor_cycles.py",),
     ),
     Mutant(
-        "a summary shows a norm where there was no verdict",
+        "a summary shows a norm where nothing was checked",
         "callbacks/watched_step.py",
         "        if self._has_decided:\n",
         "        if snapshot.norms:\n",
         ("test_summary.py",),
     ),
     Mutant(
-        "a monitor reads a flushed window one epoch late",
+        "a monitor reads a flushed cycle one epoch late",
         "callbacks/loss_scale_monitor.py",
         '        """Reads what a callback after this one has flushed at the end of the epoch before."""\n'
         "        self._read_flush()\n",
         '        """Reads what a callback after this one has flushed at the end of the epoch before."""\n',
-        ("test_loss_scale_monitor_windows.py",),
+        ("test_loss_scale_monitor_cycles.py",),
     ),
     Mutant(
         "a monitor prints every step",

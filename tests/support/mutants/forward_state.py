@@ -154,7 +154,7 @@ MUTANTS = [
         (_STOCK,),
     ),
     Mutant(
-        "a window of an earlier version has no copies",
+        "a cycle of an earlier version has no copies",
         "cells/training_cell.py",
         "                if step.accumulation.has_begun():\n",
         "                if not step.accumulation.has_begun():\n",

@@ -49,14 +49,14 @@ MUTANTS = [
         (_SIMULTANEOUS,),
     ),
     Mutant(
-        "a window of networks with scales of their own is not averaged",
+        "a cycle of networks with scales of their own is not averaged",
         "step/build.py",
         "Unscale(1.0 / steps, self.packing",
         "Unscale(1.0, self.packing",
         (_OWN_SCALES,),
     ),
     Mutant(
-        "calls of a window are added up undivided where they are clipped",
+        "calls of a cycle are added up undivided where they are clipped",
         "step/build.py",
         "            and steps == 1\n",
         "",
@@ -203,7 +203,7 @@ MUTANTS = [
         (_TRANSFORMS,),
     ),
     Mutant(
-        "a retried window is judged by its last call alone",
+        "a retried cycle is judged by its last call alone",
         "step/build.py",
         "if self._settings.max_retries and self._cycle_state is None:",
         "if self._settings.max_retries:",
@@ -294,7 +294,7 @@ MUTANTS = [
         ("test_in_processes_of_their_own.py",),
     ),
     Mutant(
-        "the verdict comes before the exchange",
+        "the overflow check comes before the exchange",
         "step/step.py",
         "        grads = self.complete(grads)  # 6. Reduce the gradients across ranks, and transform them.\n"
         "        overflow, flags = self.found_overflow(grads, divisor, others, known)  # 7. One overflow check.\n",

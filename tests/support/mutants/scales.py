@@ -1,9 +1,9 @@
 """Ways to break loss scales, and what tells of an overflow."""
 
+from support.mutants.found_overflow import BLIND
 from support.mutants.mutant import Mutant
-from support.mutants.verdicts import BLIND
 
-_LAWS = "test_loss_scale.py"
+_RULES = "test_loss_scale.py"
 _DETECTOR = "test_overflow_detector.py"
 _FINITE = "test_all_finite.py"
 _ACCEPTED = "test_accepted_loss_scale.py"
@@ -11,20 +11,20 @@ _INPUT_GRADIENT = "test_input_gradient.py"
 
 MUTANTS = [
     Mutant(
-        "the dynamic law is off by one",
+        "the dynamic update rule is off by one",
         "loss_scale/update_rules.py",
         "grows = clean >= self._window",
         "grows = clean > self._window",
-        (_LAWS,),
+        (_RULES,),
         frozenset({"the-dynamic-law-is-that-of-others", "the-dynamic-law-keeps-its-bounds", "hysteresis-waits"}),
     ),
     Mutant(
-        "the dynamic law has no bounds",
+        "the dynamic update rule has no bounds",
         "loss_scale/update_rules.py",
         "larger = ops.minimum(loss_scale * self._factor, self._ceiling)\n"
         "        smaller = ops.maximum(loss_scale * self._backoff, self._floor)\n",
         "larger, smaller = loss_scale * self._factor, loss_scale * self._backoff\n",
-        (_LAWS,),
+        (_RULES,),
         frozenset({"the-dynamic-law-keeps-its-bounds"}),
     ),
     Mutant(
@@ -32,7 +32,7 @@ MUTANTS = [
         "loss_scale/update_rules.py",
         "backs_off = bad >= self._hysteresis",
         "backs_off = overflow",
-        (_LAWS,),
+        (_RULES,),
         frozenset({"hysteresis-waits"}),
     ),
     Mutant(
@@ -40,35 +40,35 @@ MUTANTS = [
         "loss_scale/update_rules.py",
         "bad = ops.select(overflow, self.overflow_steps + self._one_step, self._no_steps)",
         "bad = ops.select(overflow, self.overflow_steps + self._one_step, self.overflow_steps)",
-        (_LAWS,),
+        (_RULES,),
     ),
     Mutant(
         "after the scale has backed off, overflows are counted on",
         "loss_scale/update_rules.py",
         "            bad = ops.select(backs_off, self._no_steps, bad)\n",
         "",
-        (_LAWS,),
+        (_RULES,),
     ),
     Mutant(
         "an overflow does not end a series of clean steps",
         "loss_scale/update_rules.py",
         "clean = ops.select(overflow, self._no_steps, self.clean_steps + self._one_step)",
         "clean = ops.select(overflow, self.clean_steps, self.clean_steps + self._one_step)",
-        (_LAWS,),
+        (_RULES,),
     ),
     Mutant(
         "after the scale has grown, clean steps are counted on",
         "loss_scale/update_rules.py",
         "ops.assign(self.clean_steps, ops.select(grows, self._no_steps, clean))",
         "ops.assign(self.clean_steps, clean)",
-        (_LAWS,),
+        (_RULES,),
     ),
     Mutant(
         "the scale is always halved",
         "loss_scale/update_rules.py",
         "backoff_factor = 1.0 / self.scale_factor",
         "backoff_factor = 0.5",
-        (_LAWS,),
+        (_RULES,),
     ),
     Mutant(
         "a scale at its floor can still back off",
@@ -83,7 +83,7 @@ MUTANTS = [
         "return ops.depend(next_scale, ops.assign(self.steps, step))",
         "next_scale = ops.select(overflow, loss_scale * 0.5, next_scale)\n"
         "        return ops.depend(next_scale, ops.assign(self.steps, step))",
-        (_LAWS,),
+        (_RULES,),
         frozenset({"fixed-and-scheduled-scales-ignore-overflows"}),
     ),
     Mutant(
@@ -91,56 +91,56 @@ MUTANTS = [
         "loss_scale/update_rules.py",
         "starts = ops.equal(self._starts, step)",
         "starts = ops.equal(self._starts, self.steps)",
-        (_LAWS,),
+        (_RULES,),
     ),
     Mutant(
         "a hand-written loop does not divide",
         "loss_scale/base.py",
         "return gradients.multiply(inputs, self._one / self.scale_value)",
         "return gradients.multiply(inputs, self._one)",
-        (_LAWS,),
+        (_RULES,),
     ),
     Mutant(
-        "a hand-written loop tells the law the opposite",
+        "a hand-written loop tells the update rule the opposite",
         "loss_scale/base.py",
         "self.advance(self.scale_value, ops.logical_not(grads_finite))",
         "self.advance(self.scale_value, grads_finite)",
-        (_LAWS,),
+        (_RULES,),
     ),
     Mutant(
         "a stock cell's loss scale does not follow the scale that it holds",
         "loss_scale/base.py",
         "return ops.depend(overflow, ops.assign(self.scale_value, next_scale.reshape(())))",
         "return overflow",
-        (_LAWS, "test_migration.py"),
+        (_RULES, "test_migration.py"),
     ),
     Mutant(
-        "a window does not hear that its scale was set",
+        "a cycle does not hear that its scale was set",
         "loss_scale/base.py",
         "ops.assign(scale_of_cycle, -ops.abs(scale_of_cycle))",
         "ops.assign(scale_of_cycle, ops.abs(scale_of_cycle))",
-        ("test_scale_set_within_a_window.py",),
+        ("test_scale_set_within_a_cycle.py",),
     ),
     Mutant(
-        "the largest scale of a window is twice too large",
+        "the largest scale of a cycle is twice too large",
         "loss_scale/base.py",
         "2.0 ** (126 - (steps - 1).bit_length())",
         "2.0 ** (127 - (steps - 1).bit_length())",
         ("test_range_of_scales.py",),
     ),
     Mutant(
-        "a user's law may give a scale of 0",
+        "a user's update rule may give a scale of 0",
         "loss_scale/base.py",
         "is_scale = ops.logical_and(next_scale >= self._smallest, next_scale <= self._largest)",
         "is_scale = next_scale <= self._largest",
-        ("test_own_laws.py",),
+        ("test_own_update_rules.py",),
     ),
     Mutant(
-        "a user's law may give a scale of another dtype",
+        "a user's update rule may give a scale of another dtype",
         "loss_scale/base.py",
         "        next_scale = next_scale.astype(mstype.float32)\n",
         "",
-        ("test_own_laws.py",),
+        ("test_own_update_rules.py",),
     ),
     Mutant(
         "a schedule may be changed in vain",

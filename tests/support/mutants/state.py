@@ -34,14 +34,14 @@ MUTANTS = [
         (_IN_FORWARD,),
     ),
     Mutant(
-        "each call of a window copies what the forward writes",
+        "each call of a cycle copies what the forward writes",
         "step/forward_state.py",
         "only_if(self.state.is_first(), gradients.assign, self.copies, self.written)",
         "gradients.assign(self.copies, self.written)",
         ("test_accumulation.py",),
     ),
     Mutant(
-        "what a window wrote is not put back",
+        "what a cycle wrote is not put back",
         "step/forward_state.py",
         "gradients.assign(self.written, self.copies)",
         "gradients.assign(self.copies, self.written)",
@@ -55,7 +55,7 @@ MUTANTS = [
         (_IN_FORWARD,),
     ),
     Mutant(
-        "a try in a window begins with what the last one wrote",
+        "an attempt in a cycle begins with what the last one wrote",
         "step/forward_state.py",
         "def restore_call(self, saved):\n        gradients.assign(self.written, saved)",
         "def restore_call(self, saved):\n        pass",
@@ -191,7 +191,7 @@ MUTANTS = [
         ("test_overflowed_parameters.py",),
     ),
     Mutant(
-        "of stacked gradients the wrong network is to blame",
+        "of stacked gradients the wrong network overflowed",
         "step/packing.py",
         "bisect.bisect_right(ends, place)",
         "bisect.bisect_left(ends, place)",

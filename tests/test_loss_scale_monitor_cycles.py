@@ -1,4 +1,4 @@
-"""LossScaleMonitor where FlushAccumulation ends windows, and where a training skips without end."""
+"""LossScaleMonitor where FlushAccumulation ends cycles, and where a training skips without end."""
 
 import numpy as np
 import pytest
@@ -24,12 +24,12 @@ def flush_first(request):
 
 
 @quick_in_graph_mode
-def test_a_flushed_window_is_of_its_epochs_last_step(mode, flush_first, capsys):
+def test_a_flushed_cycle_is_of_its_epochs_last_step(mode, flush_first, capsys):
     cell = scaled_cell(gradient_accumulation_steps=2)
     monitor = LossScaleMonitor(100, csv="steps.csv")
     train_with_flush(cell, linear_batches([False, False, True]), monitor, flush_first, epochs=2)
     assert cell.counters() == {"applied_steps": 2, "skipped_steps": 2, "consecutive_skipped_steps": 1}
-    # The second epoch begins with a window that is applied.
+    # The second epoch begins with a cycle that is applied.
     assert lines(capsys) == [
         "step 3: overflow at loss scale 1024, " + SKIPPED.format(1, 512),
         "step 6: overflow at loss scale 512, " + SKIPPED.format(1, 256),
@@ -43,21 +43,21 @@ def test_a_flushed_window_is_of_its_epochs_last_step(mode, flush_first, capsys):
     assert [row["overflowed_parameters"] for row in written if row["skipped"] == "1"] == ["weight", "weight"]
 
 
-def test_a_flushed_window_that_is_applied_has_a_row(flush_first):
+def test_a_flushed_cycle_that_is_applied_has_a_row(flush_first):
     cell = scaled_cell(gradient_accumulation_steps=2)
     train_with_flush(cell, linear_batches([False] * 3), LossScaleMonitor(csv="steps.csv"), flush_first)
     assert [(row["step"], row["applied_steps"]) for row in rows()] == [("1", "0"), ("2", "1"), ("3", "1"), ("3", "2")]
 
 
 @pytest.mark.long
-def test_without_a_partial_window_there_is_no_further_row(flush_first):
+def test_without_a_partial_cycle_there_is_no_further_row(flush_first):
     cell = scaled_cell(gradient_accumulation_steps=2)
     train_with_flush(cell, linear_batches([False] * 4), LossScaleMonitor(csv="steps.csv"), flush_first, epochs=2)
     assert [row["step"] for row in rows()] == [str(step) for step in range(1, 9)]
 
 
 @pytest.mark.long
-def test_a_flushed_window_of_alternating_networks(flush_first, capsys):
+def test_a_flushed_cycle_of_alternating_networks(flush_first, capsys):
     trained = Trained("alternating", steps=2, every=(1, 2))
     batches = [arrays(seed, (seed == 2, False)) for seed in range(3)]
     train_with_flush(trained.cell, batches, LossScaleMonitor(csv="steps.csv"), flush_first)
@@ -65,13 +65,13 @@ def test_a_flushed_window_of_alternating_networks(flush_first, capsys):
         "step 3: overflow of network 0 at loss scale 1024, skipped (1 in a row), now 512; not finite: first.weight "
         "(1 of 1 gradients)"
     ]
-    # Network 1 takes part in the second window, too.
+    # Network 1 takes part in the second cycle, too.
     last = [(row["network"], row["applied_steps"], row["skipped"]) for row in rows() if row["step"] == "3"][-2:]
     assert last == [("0", "1", "1"), ("1", "1", "0")]
 
 
 @quick_in_graph_mode
-def test_flushed_windows_stop_a_training_in_time(mode, flush_first):
+def test_flushed_cycles_stop_a_training_in_time(mode, flush_first):
     cell = scaled_cell(gradient_accumulation_steps=3)
     batches = linear_batches([False, True])
     monitor = LossScaleMonitor(max_consecutive_skips=2, save_batch="batch.npz")
@@ -82,7 +82,7 @@ def test_flushed_windows_stop_a_training_in_time(mode, flush_first):
 
 
 @pytest.mark.long
-def test_a_flushed_window_stops_a_training_at_its_end(flush_first):
+def test_a_flushed_cycle_stops_a_training_at_its_end(flush_first):
     cell = scaled_cell(gradient_accumulation_steps=3)
     with pytest.raises(RuntimeError, match="at step 2: the last 1 steps were skipped"):
         train_with_flush(cell, linear_batches([False, True]), LossScaleMonitor(max_consecutive_skips=1), flush_first)

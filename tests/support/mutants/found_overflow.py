@@ -1,14 +1,14 @@
-"""Ways to break what decides: the verdict, the order of events, the scale within a step."""
+"""Ways to break what decides: the overflow check, the order of events, the scale within a step."""
 
 from support.mutants.mutant import Mutant
 
 _SCALED = "test_scaled_train_one_step_cell.py"
-_WINDOWS = "test_accumulation.py"
+_CYCLES = "test_accumulation.py"
 _FLUSH = "test_flush_accumulation.py"
 _OWN_SCALES = "test_own_loss_scales.py"
 _RETRIES = "test_retries.py"
 _RANKS = "test_ranks.py"
-_SET_IN_WINDOW = "test_scale_set_within_a_window.py"
+_SET_IN_CYCLE = "test_scale_set_within_a_cycle.py"
 _OVERFLOWED = "test_overflowed_parameters.py"
 _DETECTOR = "test_overflow_detector.py"
 _IN_FORWARD = "test_overflow_in_the_forward.py"
@@ -67,56 +67,56 @@ MUTANTS = [
         (_IN_FORWARD,),
     ),
     Mutant(
-        "what the forwards of a window wrote tells of no overflow",
+        "what the forwards of a cycle wrote tells of no overflow",
         "step/forward_state.py",
         "return _became_not_finite(self.copies, self.written)",
         "return ()",
         (_IN_FORWARD,),
     ),
     Mutant(
-        "where a detector tells none is to blame",
+        "where a detector shows it none overflowed",
         "step/found_overflow.py",
         "ops.logical_and(overflow, ops.logical_or(overflowed, none_did))",
         "ops.logical_and(overflow, ops.logical_and(overflowed, ops.logical_not(none_did)))",
         (_OWN_SCALES,),
     ),
     Mutant(
-        "the other networks are to blame",
+        "the other networks overflowed",
         "step/found_overflow.py",
         "networks == np.unique(networks)[:, None]",
         "networks != np.unique(networks)[:, None]",
         (_OWN_SCALES,),
     ),
     Mutant(
-        "a call of a window forgets those before it",
+        "a call of a cycle forgets those before it",
         "step/accumulation.py",
         "overflow = self.found_in_call(grads, divisor, others, known)[0]",
         "overflow = self.found_in_call(grads, divisor, others, ())[0]",
-        (_WINDOWS,),
+        (_CYCLES,),
     ),
     Mutant(
-        "the last call of a window forgets those before it",
+        "the last call of a cycle forgets those before it",
         "step/found_overflow.py",
         "return self.ranks.agree(any_of(overflow, known)), flags",
         "return self.ranks.agree(overflow), flags",
-        (_WINDOWS,),
+        (_CYCLES,),
     ),
     Mutant(
-        "a norm at a window's end forgets the calls before it",
+        "a norm at a cycle's end forgets the calls before it",
         "step/found_overflow.py",
         "return self.ranks.agree(any_of(overflow, known)), flags",
         "return self.ranks.agree(any_of(overflow, known if flags else ())), flags",
         (_IN_FORWARD,),
     ),
     Mutant(
-        "a retried window forgets the calls before it",
+        "a retried cycle forgets the calls before it",
         "step/found_overflow.py",
         "return any_of(known[0], known[1:]), ()",
         "return known[0], ()",
         (_RETRIES, "test_configurations.py"),
     ),
     Mutant(
-        "ranks do not agree on the detector's verdict",
+        "ranks do not agree on what the detector finds",
         "step/found_overflow.py",
         "return self.ranks.agree(any_of(overflow, known)), flags",
         "return any_of(overflow, known), flags",
@@ -151,7 +151,7 @@ MUTANTS = [
         ("test_scale_schedules_in_cells.py", _SCALED),
     ),
     Mutant(
-        "a step reports the scale of its first try",
+        "a step reports the scale of its first attempt",
         "step/step.py",
         "losses, auxes, backward, scale = self.attempts(scale, inputs, saved)",
         "losses, auxes, backward, _ = self.attempts(scale, inputs, saved)",
@@ -172,7 +172,7 @@ MUTANTS = [
         (_SCALED,),
     ),
     Mutant(
-        "the law is told the opposite of the verdict",
+        "the update rule is told the opposite of what was found",
         "step/scaling.py",
         "ops.assign(self.loss_scale.scale_value, self.loss_scale.advance(scale, overflow))",
         "ops.assign(self.loss_scale.scale_value, self.loss_scale.advance(scale, ops.logical_not(overflow)))",
@@ -195,11 +195,11 @@ MUTANTS = [
         _UNSCALED | {"averages-follow-the-weights"},
     ),
     Mutant(
-        "a window is not averaged",
+        "a cycle is not averaged",
         "step/scaling.py",
         "return gradients.multiply(grads, self._share / scale), self._one",
         "return gradients.multiply(grads, self._one / scale), self._one",
-        (_WINDOWS,),
+        (_CYCLES,),
         frozenset({"accumulated-gradients-are-averaged"}),
     ),
     Mutant(
@@ -218,49 +218,49 @@ MUTANTS = [
         (_OWN_SCALES,),
     ),
     Mutant(
-        "a scale that is set within a window is used at once",
+        "a scale that is set within a cycle is used at once",
         "step/scaling.py",
         "scale = ops.select(self.cycle_state.is_first(), self.loss_scale.scale_value, self.cycle_scale)",
         "scale = self.loss_scale.scale_value",
-        (_SET_IN_WINDOW,),
+        (_SET_IN_CYCLE,),
     ),
     Mutant(
-        "a scale that is set within a window is lost",
+        "a scale that is set within a cycle is lost",
         "step/scaling.py",
         "ops.assign(present, ops.select(is_set, present, next_scale))",
         "ops.assign(present, next_scale)",
-        (_SET_IN_WINDOW,),
+        (_SET_IN_CYCLE,),
     ),
     Mutant(
-        "a scale that is set to what it was within a window is moved",
+        "a scale that is set to what it was within a cycle is moved",
         "step/scaling.py",
         "is_set = ops.logical_or(self._is_set(), ops.not_equal(present, scale))",
         "is_set = ops.not_equal(present, scale)",
-        (_SET_IN_WINDOW,),
+        (_SET_IN_CYCLE,),
     ),
     Mutant(
-        "a retry forgets that the scale was set within the window",
+        "a retry forgets that the scale was set within the cycle",
         "step/scaling.py",
         "ops.assign(self.cycle_scale, ops.select(is_set, -next_scale, next_scale))",
         "ops.assign(self.cycle_scale, next_scale)",
-        (_SET_IN_WINDOW, "test_configurations.py"),
+        (_SET_IN_CYCLE, "test_configurations.py"),
     ),
     Mutant(
-        "a retry moves the scale that was set within the window",
+        "a retry moves the scale that was set within the cycle",
         "step/scaling.py",
         "ops.assign(present, ops.select(is_next, present, next_scale))",
         "ops.assign(present, next_scale)",
-        (_SET_IN_WINDOW, "test_configurations.py"),
+        (_SET_IN_CYCLE, "test_configurations.py"),
     ),
     Mutant(
-        "a window's gradients may become subnormal",
+        "a cycle's gradients may become subnormal",
         "step/scaling.py",
         "loss_scale.limit(steps)",
         "loss_scale.limit(1)",
         ("test_range_of_scales.py",),
     ),
     Mutant(
-        "an overflow moves the laws of those that are not to blame",
+        "an overflow moves the update rules of those that did not overflow",
         "step/scaling.py",
         "moves = ops.logical_or(overflow, ops.logical_not(of_any_network(overflow)))",
         "moves = ops.logical_or(overflow, ops.logical_not(overflow))",
@@ -274,7 +274,7 @@ MUTANTS = [
         (_OWN_SCALES,),
     ),
     Mutant(
-        "a step is tried again though one of those to blame can't go lower",
+        "a step is tried again though one of those that overflowed can't go lower",
         "step/scaling.py",
         "return ops.logical_and(of_any_network(overflow), ops.ReduceAll()(of_each))",
         "return ops.logical_and(of_any_network(overflow), ops.ReduceAny()(of_each))",

@@ -1,7 +1,7 @@
 """
-A training that can be stopped in the middle of an accumulation window, and the script that resumes it in a new process:
+A training that can be stopped in the middle of an accumulation cycle, and the script that resumes it in a new process:
 
-    python resume_mid_window.py MODE CHECKPOINT FIRST_CALL LAST_CALL RESULT.npz
+    python resume_mid_cycle.py MODE CHECKPOINT FIRST_CALL LAST_CALL RESULT.npz
 """
 
 import os
@@ -20,7 +20,7 @@ from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 from support.networks import FEATURES, batch_for, weight
 
 STEPS = 3
-# Windows of three calls: a clean one; one that overflows in its first call; a clean one, in which the scale grows.
+# Cycles of three calls: a clean one; one that overflows in its first call; a clean one, in which the scale grows.
 OVERFLOWS = (False, False, False, True, False, False, False, False, False)
 
 

@@ -1,4 +1,4 @@
-"""A law of the user's own: whatever it returns, the scale stays one."""
+"""An update rule of the user's own: whatever it returns, the scale stays one."""
 
 import functools
 
@@ -26,7 +26,7 @@ class Returns(LossScale):
 
 
 class Quadruples(DynamicLossScale):
-    """A law that goes on from one of the package's."""
+    """An update rule that goes on from one of the package's."""
 
     def next_scale(self, loss_scale, overflow):
         return super().next_scale(loss_scale, overflow) * 4.0
@@ -66,7 +66,7 @@ def run_in_mindspores_cell(loss_scale, shape):
 # From a loss scale to what makes a step with it, and returns the scale after it.
 USES = {
     "cell": lambda loss_scale: in_a_cell(loss_scale, 1),
-    "window": lambda loss_scale: in_a_cell(loss_scale, 2),
+    "cycle": lambda loss_scale: in_a_cell(loss_scale, 2),
     "loop": lambda loss_scale: functools.partial(run_in_a_loop, loss_scale),
     "mindspore": lambda loss_scale: functools.partial(run_in_mindspores_cell, loss_scale, ()),
     "mindspore (1,)": lambda loss_scale: functools.partial(run_in_mindspores_cell, loss_scale, (1,)),
@@ -98,7 +98,7 @@ def test_the_ends_of_the_range_are_taken(mode, value):
     assert in_a_cell(Returns(np.float32(value)), 1)() == value
 
 
-def test_a_law_that_runs_away_stays_within_the_range(mode):
+def test_an_update_rule_that_runs_away_stays_within_the_range(mode):
     cell = cell_of(Quadruples(2.0**118, max_loss_scale=2.0**120), 1)
     scales = [float(cell(*batch())[2].asnumpy()) for _ in range(6)]
     # 2**128, infinite, would come next.

@@ -1,4 +1,4 @@
-"""A scale that is set by hand within an accumulation window is the next window's, whatever its value is."""
+"""A scale that is set by hand within an accumulation cycle is the next cycle's, whatever its value is."""
 
 from conftest import quick_in_graph_mode
 from mindspore import nn
@@ -10,8 +10,8 @@ STEPS = 3
 START = 2.0**10
 
 
-def law():
-    # Moves after each window.
+def rule():
+    # Moves after each cycle.
     return DynamicLossScale(START, scale_window=1)
 
 
@@ -25,18 +25,18 @@ def call(cell, overflow=False):
     return cell(*batch_for(overflow))[2].asnumpy().tolist()
 
 
-def rest_of_the_window(cell, calls):
+def rest_of_the_cycle(cell, calls):
     return [call(cell) for _ in range(calls)]
 
 
 @quick_in_graph_mode
 def test_one_that_is_set_twice(mode):
-    cell = cell_of(law())
+    cell = cell_of(rule())
     call(cell)
     cell.set_loss_scale(2.0**5)
     call(cell)
     cell.set_loss_scale(START)
-    assert rest_of_the_window(cell, 2) == [START] * 2
+    assert rest_of_the_cycle(cell, 2) == [START] * 2
 
 
 @quick_in_graph_mode
@@ -45,19 +45,19 @@ def test_only_the_network_whose_scale_was_set_keeps_it(mode):
     for i, network in enumerate(networks):
         network.update_parameters_name(f"{i}.")
     optimizers = [nn.SGD(network.trainable_params(), learning_rate=0.01) for network in networks]
-    cell = AlternatingTrainOneStepCell(networks, optimizers, law(), gradient_accumulation_steps=STEPS).set_train()
+    cell = AlternatingTrainOneStepCell(networks, optimizers, rule(), gradient_accumulation_steps=STEPS).set_train()
     call(cell)
     cell.loss_scale[0].set_loss_scale(START)
-    assert rest_of_the_window(cell, 3) == [[START] * 2, [START] * 2, [START, 2 * START]]
+    assert rest_of_the_cycle(cell, 3) == [[START] * 2, [START] * 2, [START, 2 * START]]
 
 
 @quick_in_graph_mode
 def test_two_cells_of_one_loss_scale(mode):
-    loss_scale = law()
+    loss_scale = rule()
     cells = [cell_of(loss_scale) for _ in range(2)]
     for cell in cells:
         call(cell)
     cells[0].set_loss_scale(START)
     for cell in cells:
-        rest_of_the_window(cell, 2)
+        rest_of_the_cycle(cell, 2)
         assert cell.get_loss_scale() == START

@@ -204,6 +204,14 @@ def test_grad_norm_needs_clip_norm(kind, clip):
         Trained(kind, **clip).cell.grad_norm()
 
 
+@quick_in_graph_mode
+def test_the_norm_of_either_network_decides_for_both(mode):
+    trained = Trained("simultaneous", clip_norm=0.25)
+    for seed, overflows in enumerate([(False, False), (False, True), (True, False)]):
+        trained.call(seed, overflows)
+    assert trained.cell.counters()["skipped_steps"] == 2
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("kind, steps", [("scaled", 1), ("scaled", 2), ("simultaneous", 1), ("alternating", 2)])
 def test_an_infinite_bound_only_measures(mode, kind, steps):

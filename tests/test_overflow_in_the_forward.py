@@ -51,6 +51,13 @@ def test_the_step_is_skipped(mode, keywords):
     assert cell.get_loss_scale() == 2.0**9
 
 
+@quick_in_graph_mode
+def test_no_lower_scale_is_tried(mode):
+    _, cell = cell_of(DynamicLossScale(2.0**10), max_retries=2)
+    assert bool(cell(*overflowing())[1])
+    assert cell.counters()["retries"] == 0
+
+
 # With a norm, too: that of the cycle's sum is finite, whatever call had overflowed.
 @pytest.mark.parametrize(
     "bad, keywords", [(0, {}), pytest.param(1, {}, marks=pytest.mark.long), (2, {}), (1, {"clip_norm": 1.0})], ids=str

@@ -4,7 +4,7 @@ import mindspore
 import numpy as np
 import pytest
 from conftest import quick_in_graph_mode
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, ParameterTuple, Tensor, nn
 from support.gan_networks import gan_batch
 from support.linear_pair import CELLS, Trained
 from support.networks import LinearWithBias, overflowing_batch
@@ -50,6 +50,34 @@ def test_names_exactly_those(mode, keywords):
         # An applied step leaves them.
         assert not bool(cell(GOOD, GOOD, GOOD)[1])
         assert cell.overflowed_parameters() == names
+
+
+class Stacked(nn.Cell):
+    """Four weights of one shape, which are stacked, and one of another among them. Their gradients are its inputs."""
+
+    def __init__(self):
+        super().__init__()
+        shapes = {"a": 2, "b": 3, "c": 2, "d": 2, "e": 2}
+        self.weights = ParameterTuple(
+            Parameter(Tensor(np.zeros(shape, np.float32)), name=name) for name, shape in shapes.items()
+        )
+
+    def construct(self, *grads):
+        loss = 0.0
+        for weight, grad in zip(self.weights, grads):
+            loss += (weight * grad).sum()
+        return loss
+
+
+@quick_in_graph_mode
+def test_of_stacked_gradients(mode):
+    network = Stacked()
+    cell = ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params()), 8.0).set_train()
+    names = [weight.name for weight in network.weights]
+    for i, name in enumerate(names):
+        grads = [np.full(its.shape, np.inf if i == j else 1.0, np.float32) for j, its in enumerate(network.weights)]
+        assert bool(cell(*map(Tensor, grads))[1])
+        assert cell.overflowed_parameters() == [name]
 
 
 @quick_in_graph_mode

@@ -1,8 +1,10 @@
 """A scale that is set by hand within an accumulation cycle is the next cycle's, whatever its value is."""
 
+import pytest
 from conftest import quick_in_graph_mode
 from mindspore import nn
 from support.networks import Linear, batch_for
+from support.retried_networks import Slope, inputs
 
 from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale, ScaledTrainOneStepCell
 
@@ -61,3 +63,23 @@ def test_two_cells_of_one_loss_scale(mode):
     for cell in cells:
         rest_of_the_cycle(cell, 2)
         assert cell.get_loss_scale() == START
+
+
+@quick_in_graph_mode
+@pytest.mark.parametrize("value", [2.0**10, 2.0**5], ids=["what the retry finds", "another"])
+def test_a_retry_leaves_it_to_the_next_cycle(mode, value):
+    network = Slope()
+    cell = ScaledTrainOneStepCell(
+        network,
+        nn.SGD([network.weight], 0.01),
+        DynamicLossScale(2.0**11, scale_window=1),
+        gradient_accumulation_steps=STEPS,
+        max_retries=1,
+    ).set_train()
+    small, large = inputs(1.0), inputs(63.0)
+    cell(*small)
+    cell.set_loss_scale(value)
+    # Overflows in float16 at 2**11, and not at 2**10.
+    scales = [float(cell(*each)[2]) for each in (large, small, small)]
+    assert scales == [2.0**10, 2.0**10, value]
+    assert cell.counters() == {"applied_steps": 1, "skipped_steps": 0, "consecutive_skipped_steps": 0, "retries": 1}

@@ -25,8 +25,8 @@ class FindsLossScale(nn.Cell):
         headroom, but not less than `min_loss_scale`.
 
         Nothing else changes: no weight moves, no step is counted, the update rule of the scale takes no step, and the
-        side effects of the forward are undone. It takes a forward and backward for each scale that it tries, five or
-        six with the default range, and in graph mode a compilation of its own.
+        side effects of the forward are undone. It takes a forward and backward for each scale that it tries, five with
+        the default range, and in graph mode a compilation of its own.
 
         The networks are in the mode that they are in: call `set_train()` before, which `Model.train` does later. Within
         an accumulation cycle the scale is for the next cycle, as with :meth:`set_loss_scale`. With several loss scales

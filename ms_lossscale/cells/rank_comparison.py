@@ -6,11 +6,68 @@ import numbers
 import zlib
 
 import numpy as np
-from mindspore import Tensor, get_auto_parallel_context, nn, ops
+from mindspore import GRAPH_MODE, Tensor, get_auto_parallel_context, get_context, nn, ops
 from mindspore import dtype as mstype
 from mindspore.communication import GlobalComm, get_group_size, get_rank
 
+from ms_lossscale.step.parameter_names import network_prefix
+
 _SHOWN = 4
+
+
+class ComparesRanks(nn.Cell):
+    """The method of the training cells that compares them with those of the other ranks."""
+
+    def compare_ranks(self) -> None:
+        """
+        Compares this cell with those of the other ranks: settings, weights, loss scale and counters. Ranks that differ
+        would wait for each other for ever, or train apart in silence.
+
+        The first call of the cell does it. Only where MindSpore compiles the cell into another one (in GRAPH_MODE: a
+        cell of your own that calls it, or `dataset_sink_mode` on a device) nobody does, unless all ranks call this
+        method before.
+
+        Raises:
+            ValueError: On all ranks, if one of them differs from rank 0. The message names the differences.
+        """
+        if self.reducer_flag:
+            _compare(type(self).__name__, self._described())
+        self._compared = True
+
+    def _described(self):
+        graph_mode = get_context("mode") == GRAPH_MODE
+        described = {
+            "cell": type(self).__name__,
+            "mode": "GRAPH_MODE" if graph_mode else "PYNATIVE_MODE",
+            "parallel_mode": self.parallel_mode,
+            "gradients_mean": self.mean,
+            "networks": len(self.network) if isinstance(self.network, nn.CellList) else 1,
+            "network_inputs": self.network_inputs,
+        }
+        for i, (step, settings) in enumerate(zip(self.steps, self._settings)):
+            prefix = network_prefix(i) if self.each_decides else ""
+            optimizers = [type(optimizer).__name__ for optimizer in step.optimizers.optimizers]
+            its = {"optimizers": optimizers, **settings.described()}
+            # The one that is used: none where nothing is checked.
+            its["overflow_detector"] = type(step.overflow_detector).__name__
+            described.update((f"{prefix}{name}", value) for name, value in its.items())
+        for i, loss_scale in enumerate(self._loss_scales):
+            prefix = "" if self._is_one_loss_scale else network_prefix(i)
+            described.update((f"{prefix}loss_scale.{name}", value) for name, value in _settings_of(loss_scale).items())
+        # Only in GRAPH_MODE MindSpore heeds it.
+        broadcasts = graph_mode and get_auto_parallel_context("parameter_broadcast")
+        described.update(_described_weights(self.weights, broadcasts))
+        described.update((parameter.name, parameter.asnumpy().tolist()) for parameter in self._shared_state())
+        return described
+
+    def _shared_state(self):
+        """The small Parameters that have the same values on all ranks."""
+        parameters = []
+        for step in self.steps:
+            parameters += [*step.optimizers.shared_state(), *step.scaling.parameters]
+            parameters += step.step_counters.shared_state()
+        parameters += [count.value for count in self._cycle_counts()]
+        return parameters + (self.turns.shared_state() if self.each_decides else [])
 
 
 def check_parallel(owner, settings):
@@ -46,7 +103,7 @@ def check_parallel(owner, settings):
                 )
 
 
-def described_weights(weights, are_broadcast):
+def _described_weights(weights, are_broadcast):
     """The weights by name, with a checksum of the values that must be the same on all ranks."""
     described = {}
     for i, weight in enumerate(weights):
@@ -58,7 +115,7 @@ def described_weights(weights, are_broadcast):
     return described
 
 
-def settings_of(cell):
+def _settings_of(cell):
     """The numbers, and lists of them, that a cell keeps of its arguments, by name."""
     settings = {"class": type(cell).__name__}
     common = vars(nn.Cell())
@@ -69,7 +126,7 @@ def settings_of(cell):
     return settings
 
 
-def compare(owner, settings):
+def _compare(owner, settings):
     """
     Compares a dict with those of the other ranks.
 

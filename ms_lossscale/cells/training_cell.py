@@ -1,25 +1,22 @@
 """What all training cells let their user read and set."""
 
 import contextlib
-from collections.abc import Mapping
 from typing import Any, Optional, Union
 
-from mindspore import GRAPH_MODE, PYNATIVE_MODE, Parameter, Tensor, get_auto_parallel_context, get_context, nn
+from mindspore import PYNATIVE_MODE, Parameter, Tensor, get_context, nn
 from mindspore import dtype as mstype
 
 from ms_lossscale._arguments import OneOrEach, check_cell, one_each
 from ms_lossscale._mindspore import CompilePhase, Float32Cell, UseInOutermostGraph, explanation, forget_failed_calls
-from ms_lossscale.cells.begun_cycles import BegunCycles
 from ms_lossscale.cells.endless_skips import EndlessSkips
 from ms_lossscale.cells.find_loss_scale import FindsLossScale
-from ms_lossscale.cells.load_in_place import check_parameters, load_in_place
-from ms_lossscale.cells.rank_comparison import check_parallel, compare, described_weights, settings_of
+from ms_lossscale.cells.loading import BegunCycles, LoadsInPlace
+from ms_lossscale.cells.rank_comparison import ComparesRanks, check_parallel
 from ms_lossscale.cells.trains_only import TrainsOnly
 from ms_lossscale.loss_scale import LossScale, as_loss_scale, check_distinct
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.build import build_step
 from ms_lossscale.step.forward_backward import check_network_inputs
-from ms_lossscale.step.forward_state import copy_what_is_missing
 from ms_lossscale.step.gradient_transforms import prefix_own_states
 from ms_lossscale.step.memory_in_use import MemoryInUse
 from ms_lossscale.step.moving_average import averages_in_place
@@ -29,7 +26,9 @@ from ms_lossscale.step.ranks import Alone, Ranks
 from ms_lossscale.step.step_counters import StepCounters
 
 
-class TrainingCell(FindsLossScale, TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell):
+class TrainingCell(
+    LoadsInPlace, FindsLossScale, ComparesRanks, TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell
+):
     """
     Base class of the training cells: a cell has one step for all its networks, or one for each. A subclass gives
     `construct`.
@@ -169,16 +168,6 @@ class TrainingCell(FindsLossScale, TrainsOnly, CompilePhase, Float32Cell, nn.Tra
                 f"there, and be lost when the trained weights come back. Leave the context first."
             )
 
-    def _check_loaded(self):
-        """Before each step, what may have been loaded into Parameters since the last one."""
-        if self._begun_cycles.may_have_been_loaded():
-            for step in self.steps:
-                if step.accumulation.has_begun():
-                    copy_what_is_missing(step.forward_state)
-            if self.each_decides:
-                self.turns.forget_losses()
-        self._put_memory_back()
-
     def _put_memory_back(self):
         for memory in (self._others, *(step.forward_state.memory for step in self.steps)):
             memory.put_back()
@@ -246,43 +235,6 @@ class TrainingCell(FindsLossScale, TrainsOnly, CompilePhase, Float32Cell, nn.Tra
     def scale_sense(self) -> Tensor:
         """The present loss scale, float32 of shape (), for callbacks; of shape (N,) where each network has its own."""
         return Tensor(self.get_loss_scale(), mstype.float32)
-
-    def load_state_dict(self, parameters: Mapping[str, Tensor], strict: bool = True) -> tuple[list[str], list[str]]:
-        """
-        Loads a checkpoint of this kind of cell, at any time, in place.
-
-        Args:
-            parameters (dict): From names to Parameters or Tensors, what :func:`mindspore.load_checkpoint` returns.
-            strict (bool): Whether the names must be those of this cell. Default: ``True`` .
-
-        Returns:
-            Tuple of two lists of names: those of this cell that are missing in `parameters`, and those that it does not
-            have.
-
-        Raises:
-            TypeError: If `parameters` is no dict of Parameters or Tensors.
-            ValueError: If a value has another shape than its Parameter, or if `parameters` come from within an
-                accumulation cycle that was begun with another `gradient_accumulation_steps`.
-            RuntimeError: If `strict` and names are missing or unexpected, or within :meth:`ema_weights`. Nothing was
-                written then.
-        """
-        self._check_trains("'load_state_dict()'")
-        owner, own = type(self).__name__, self.parameters_dict()
-        check_parameters(owner, own, parameters)
-        self._begun_cycles.check(own, parameters)
-        names = load_in_place(owner, own, {**self._copies_in(parameters), **parameters}, strict)
-        if self.each_decides:
-            self.turns.forget_losses()
-        return names
-
-    def _copies_in(self, parameters):
-        """The copies of forward state, which a checkpoint of a version that copied less does not have."""
-        pairs = (
-            (copy, its)
-            for step in self.steps
-            for copy, its in zip(step.forward_state.copies, step.forward_state.written)
-        )
-        return {copy.name: parameters.get(its.name, its) for copy, its in pairs}
 
     def forward_state_names(self) -> list[str]:
         """
@@ -414,60 +366,9 @@ class TrainingCell(FindsLossScale, TrainsOnly, CompilePhase, Float32Cell, nn.Tra
             )
         return moving_averages
 
-    def compare_ranks(self) -> None:
-        """
-        Compares this cell with those of the other ranks: settings, weights, loss scale and counters. Ranks that differ
-        would wait for each other for ever, or train apart in silence.
-
-        The first call of the cell does it. Only where MindSpore compiles the cell into another one (in GRAPH_MODE: a
-        cell of your own that calls it, or `dataset_sink_mode` on a device) nobody does, unless all ranks call this
-        method before.
-
-        Raises:
-            ValueError: On all ranks, if one of them differs from rank 0. The message names the differences.
-        """
-        if self.reducer_flag:
-            compare(type(self).__name__, self._described())
-        self._compared = True
-
-    def _described(self):
-        graph_mode = get_context("mode") == GRAPH_MODE
-        described = {
-            "cell": type(self).__name__,
-            "mode": "GRAPH_MODE" if graph_mode else "PYNATIVE_MODE",
-            "parallel_mode": self.parallel_mode,
-            "gradients_mean": self.mean,
-            "networks": len(self.network) if isinstance(self.network, nn.CellList) else 1,
-            "network_inputs": self.network_inputs,
-        }
-        for i, (step, settings) in enumerate(zip(self.steps, self._settings)):
-            prefix = network_prefix(i) if self.each_decides else ""
-            optimizers = [type(optimizer).__name__ for optimizer in step.optimizers.optimizers]
-            its = {"optimizers": optimizers, **settings.described()}
-            # The one that is used: none where nothing is checked.
-            its["overflow_detector"] = type(step.overflow_detector).__name__
-            described.update((f"{prefix}{name}", value) for name, value in its.items())
-        for i, loss_scale in enumerate(self._loss_scales):
-            prefix = "" if self._is_one_loss_scale else network_prefix(i)
-            described.update((f"{prefix}loss_scale.{name}", value) for name, value in settings_of(loss_scale).items())
-        # Only in GRAPH_MODE MindSpore heeds it.
-        broadcasts = graph_mode and get_auto_parallel_context("parameter_broadcast")
-        described.update(described_weights(self.weights, broadcasts))
-        described.update((parameter.name, parameter.asnumpy().tolist()) for parameter in self._shared_state())
-        return described
-
     def _cycle_counts(self):
         counts = [count for step in self.steps for count in step.accumulation.counts()]
         return counts + ([self.turns.calls] if self.each_decides else [])
-
-    def _shared_state(self):
-        """The small Parameters that have the same values on all ranks."""
-        parameters = []
-        for step in self.steps:
-            parameters += [*step.optimizers.shared_state(), *step.scaling.parameters]
-            parameters += step.step_counters.shared_state()
-        parameters += [count.value for count in self._cycle_counts()]
-        return parameters + (self.turns.shared_state() if self.each_decides else [])
 
 
 def or_none(aux):

@@ -254,14 +254,14 @@ MUTANTS = [
     ),
     Mutant(
         "a cycle of another length is loaded",
-        "cells/begun_cycles.py",
+        "cells/loading.py",
         "if name in names or (name not in own",
         "if name in names and (name not in own",
         (_LOAD,),
     ),
     Mutant(
         "a cycle of another length is gone on with after a stock function loaded it",
-        "cells/begun_cycles.py",
+        "cells/loading.py",
         '            self._check(count, "what was loaded")\n',
         "            pass\n",
         ("test_loading_with_stock_functions.py",),

@@ -141,7 +141,7 @@ MUTANTS = [
     ),
     Mutant(
         "a running cell goes on with the memory that loading replaced",
-        "cells/training_cell.py",
+        "cells/loading.py",
         "                self.turns.forget_losses()\n        self._put_memory_back()\n",
         "                self.turns.forget_losses()\n",
         (_STOCK,),
@@ -155,7 +155,7 @@ MUTANTS = [
     ),
     Mutant(
         "a cycle of an earlier version has no copies",
-        "cells/training_cell.py",
+        "cells/loading.py",
         "                if step.accumulation.has_begun():\n",
         "                if not step.accumulation.has_begun():\n",
         (_WRITES, "test_checkpoints_of_releases.py"),

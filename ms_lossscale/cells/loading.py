@@ -1,0 +1,157 @@
+"""Loading a checkpoint into a training cell: its own way, and what MindSpore's functions may have loaded."""
+
+from collections.abc import Mapping
+
+from mindspore import Tensor, nn
+
+from ms_lossscale._arguments import describe, listed
+from ms_lossscale._mindspore import write_in_place
+from ms_lossscale.step.accumulation import other_steps
+from ms_lossscale.step.forward_state import copy_what_is_missing
+
+# What the names end in, also those of a cell that has cycles where this one has none.
+_COUNT = "accumulation.micro_steps"
+_SHOWN = 5
+
+
+class LoadsInPlace(nn.Cell):
+    """The method of the training cells that loads a checkpoint, and what they do where another function loaded one."""
+
+    def _check_loaded(self):
+        """Before each step, what may have been loaded into Parameters since the last one."""
+        if self._begun_cycles.may_have_been_loaded():
+            for step in self.steps:
+                if step.accumulation.has_begun():
+                    copy_what_is_missing(step.forward_state)
+            if self.each_decides:
+                self.turns.forget_losses()
+        self._put_memory_back()
+
+    def load_state_dict(self, parameters: Mapping[str, Tensor], strict: bool = True) -> tuple[list[str], list[str]]:
+        """
+        Loads a checkpoint of this kind of cell, at any time, in place.
+
+        Args:
+            parameters (dict): From names to Parameters or Tensors, what :func:`mindspore.load_checkpoint` returns.
+            strict (bool): Whether the names must be those of this cell. Default: ``True`` .
+
+        Returns:
+            Tuple of two lists of names: those of this cell that are missing in `parameters`, and those that it does not
+            have.
+
+        Raises:
+            TypeError: If `parameters` is no dict of Parameters or Tensors.
+            ValueError: If a value has another shape than its Parameter, or if `parameters` come from within an
+                accumulation cycle that was begun with another `gradient_accumulation_steps`.
+            RuntimeError: If `strict` and names are missing or unexpected, or within :meth:`ema_weights`. Nothing was
+                written then.
+        """
+        self._check_trains("'load_state_dict()'")
+        owner, own = type(self).__name__, self.parameters_dict()
+        _check_parameters(owner, own, parameters)
+        self._begun_cycles.check(own, parameters)
+        names = _load_in_place(owner, own, {**self._copies_in(parameters), **parameters}, strict)
+        if self.each_decides:
+            self.turns.forget_losses()
+        return names
+
+    def _copies_in(self, parameters):
+        """The copies of forward state, which a checkpoint of a version that copied less does not have."""
+        pairs = (
+            (copy, its)
+            for step in self.steps
+            for copy, its in zip(step.forward_state.copies, step.forward_state.written)
+        )
+        return {copy.name: parameters.get(its.name, its) for copy, its in pairs}
+
+
+class BegunCycles:
+    """
+    Refuses to go on within a cycle that was begun with another `gradient_accumulation_steps`: the next update would be
+    off by the ratio of the two.
+
+    Args:
+        owner (str): The training cell's name.
+        steps (int): Calls in a full cycle of this cell.
+        counts (list[CycleCount]): Of its cycles.
+    """
+
+    def __init__(self, owner, steps, counts):
+        self._owner = owner
+        self._steps = steps
+        self._counts = [count.value for count in counts]
+        self._aliases = None
+        self._addresses = None if counts else []
+
+    def may_have_been_loaded(self):
+        """
+        Before each call: whether MindSpore's own functions may have loaded values since the last one, which gives a
+        Parameter other memory. Only then the host reads them. Costs 0.2 us for each cycle.
+        """
+        if self._addresses is not None and self._addresses == list(map(Tensor.data_ptr, self._counts)):
+            return False
+        for count in self._counts:
+            self._check(count, "what was loaded")
+        # MindSpore 2.7 gives a tensor its memory when it is first used.
+        write_in_place([(count, count) for count in self._counts])
+        # Other tensors of the same memory, which keep it, so that nothing else gets its address.
+        self._aliases = list(map(Tensor, self._counts))
+        self._addresses = list(map(Tensor.data_ptr, self._counts))
+        return True
+
+    def check(self, own, parameters):
+        """Before `parameters` are written into those of `own` that have the same names."""
+        names = {count.name for count in self._counts}
+        for name, value in parameters.items():
+            if name in names or (name not in own and name.endswith(_COUNT) and value.shape == ()):
+                self._check(value, "'parameters'", " Nothing was loaded.")
+
+    def _check(self, count, what, end=""):
+        its_steps = other_steps(int(count.asnumpy()), self._steps)
+        if its_steps is not None:
+            raise ValueError(
+                f"For '{self._owner}', the argument 'gradient_accumulation_steps' must be {its_steps}, but got "
+                f"{self._steps}: {what} was saved within an accumulation cycle that was begun with {its_steps}, and "
+                f"holds gradients divided by that. Go on with it to the end of the cycle, or to a flush(), and save "
+                f"then: between two cycles a checkpoint loads with any number.{end}"
+            )
+
+
+def _check_parameters(owner, own, parameters):
+    """What `_load_in_place` takes: Parameters or Tensors, of the shapes of `own`."""
+    what = (
+        f"For '{owner}.load_state_dict', the argument 'parameters' must be a dict from names to Parameters or Tensors"
+    )
+    if not isinstance(parameters, Mapping):
+        raise TypeError(f"{what}, but got {describe(parameters)}. Pass what mindspore.load_checkpoint returns.")
+    for name, value in parameters.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{what}, but {name!r} is {describe(value)}.")
+        if name in own and tuple(value.shape) != tuple(own[name].shape):
+            raise ValueError(
+                f"For '{owner}.load_state_dict', {name!r} must have the shape {tuple(own[name].shape)}, but got "
+                f"{tuple(value.shape)}. Nothing was loaded."
+            )
+
+
+def _load_in_place(owner, own, parameters, strict):
+    """
+    Writes `parameters`, which were checked, into those of `own` that have the same names; see
+    `LoadsInPlace.load_state_dict`.
+    """
+    missing = [name for name in own if name not in parameters]
+    unexpected = [name for name in parameters if name not in own]
+    if strict and (missing or unexpected):
+        raise RuntimeError(
+            f"For '{owner}.load_state_dict', 'parameters' must hold what the cell has, but {_listed(missing)} missing "
+            f"and {_listed(unexpected)} unexpected. Construct the cell with the same arguments as the one that was "
+            f"saved, or pass strict=False to load what fits. Nothing was loaded."
+        )
+    write_in_place([(parameter, parameters[name]) for name, parameter in own.items() if name in parameters])
+    return missing, unexpected
+
+
+def _listed(names):
+    if not names:
+        return "none is"
+    return f"{listed(names, _SHOWN)} {'is' if len(names) == 1 else 'are'}"

@@ -194,7 +194,7 @@ MUTANTS = [
         "step/accumulation.py",
         "            overflow = only_if(of_any_network(overflow), self.forward_state.restore_step, saved)\n",
         "            overflow = of_any_network(overflow)\n",
-        (_IN_FORWARD, "test_forwards.py"),
+        (_CYCLES,),
     ),
     Mutant(
         "a flushed cycle is averaged over a full one",

@@ -29,9 +29,9 @@ class FindsLossScale(nn.Cell):
         the default range, and in graph mode a compilation of its own.
 
         The networks are in the mode that they are in: call `set_train()` before, which `Model.train` does later. Within
-        an accumulation cycle the scale is for the next cycle, as with :meth:`set_loss_scale`. With several loss scales
-        each is tried by itself; one that does not move by itself stays as it is. In a parallel job all ranks call it,
-        each with its own batch, and find the same.
+        an accumulation cycle the scale is for the next cycle, as with :meth:`ScaledTrainOneStepCell.set_loss_scale`.
+        With several loss scales each is tried by itself; one that does not move by itself stays as it is. In a parallel
+        job all ranks call it, each with its own batch, and find the same.
 
         Args:
             *inputs (Any): The inputs of a step.

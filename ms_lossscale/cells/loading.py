@@ -43,8 +43,8 @@ class LoadsInPlace(nn.Cell):
             TypeError: If `parameters` is no dict of Parameters or Tensors.
             ValueError: If a value has another shape than its Parameter, or if `parameters` come from within an
                 accumulation cycle that was begun with another `gradient_accumulation_steps`.
-            RuntimeError: If `strict` and names are missing or unexpected, or within :meth:`ema_weights`. Nothing was
-                written then.
+            RuntimeError: If `strict` and names are missing or unexpected, or within
+                :meth:`ScaledTrainOneStepCell.ema_weights`. Nothing was written then.
         """
         self._check_trains("'load_state_dict()'")
         owner, own = type(self).__name__, self.parameters_dict()

@@ -161,7 +161,7 @@ class TestWithoutTheRegister:
         assert weights_of(networks)[1] != updated(BACKWARD)
 
     @pytest.mark.parametrize(
-        "behaviours, overflow checks",
+        "behaviours, found_overflows",
         [
             ((INNOCENT, INNOCENT), [False, False]),
             ((BACKWARD, INNOCENT), [True, False]),

@@ -11,10 +11,10 @@ import griffe
 from markdown.extensions import Extension
 from markdown.treeprocessors import Treeprocessor
 from mkdocs.structure.files import File
-from mkdocs.structure.nav import Navigation
+from mkdocs.structure.nav import Navigation, Section
 
 ROOT = Path(__file__).parent.parent
-API_PAGE = "api/index.md"
+API_PAGES = "api/*.md"
 # Where files of the repository that are not in docs/ stand in the site.
 FROM_BESIDE_DOCS = {
     "README.md": "index.md",
@@ -27,6 +27,13 @@ FROM_BESIDE_DOCS = {
 BESIDE_DOCS = {page: path for path, page in FROM_BESIDE_DOCS.items()}
 LANGUAGES = {"en": "English", "zh": "中文"}
 TITLES_OF_HOME = {"index.md": "Home", "zh/index.md": "首页"}
+CHINESE_SECTIONS = {
+    "Getting started": "入门",
+    "Training": "训练",
+    "Devices and speed": "设备与性能",
+    "API reference": "API参考 (英文)",
+    "About": "关于",
+}
 
 log = logging.getLogger(f"mkdocs.hooks.{__name__}")
 
@@ -76,8 +83,25 @@ _menus = {}
 
 def on_config(config):
     config.markdown_extensions.append(_links)
-    chinese = [f"zh/{page}" for page in config.nav]
+    chinese = [f"zh/{page}" for page in _pages_of(config.nav)]
     config.nav += [page for page in chinese if (ROOT / _path_in_repository(page)).exists()]
+    _check_public_names("".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob(API_PAGES)))
+
+
+def _pages_of(nav):
+    for entry in nav:
+        if isinstance(entry, str):
+            yield entry
+        else:
+            for entries in entry.values():
+                yield from _pages_of(entries)
+
+
+def _check_public_names(markdown):
+    listed = Counter(re.findall(r"^::: ms_lossscale\.(?:\w+\.)*(\w+)$", markdown, re.MULTILINE))
+    for name in griffe.load("ms_lossscale", search_paths=[ROOT], submodules=False).exports:
+        if listed[name] != 1:
+            log.warning(f"docs/{API_PAGES} must list the public name '{name}' once, but have it {listed[name]} times.")
 
 
 def on_files(files, config):
@@ -88,15 +112,6 @@ def on_files(files, config):
 
 def on_page_markdown(markdown, page, config, files):
     _links.page = page.file.src_uri
-    if page.file.src_uri == API_PAGE:
-        _check_public_names(markdown)
-
-
-def _check_public_names(markdown):
-    listed = Counter(re.findall(r"^::: ms_lossscale\.(?:\w+\.)*(\w+)$", markdown, re.MULTILINE))
-    for name in griffe.load("ms_lossscale", search_paths=[ROOT], submodules=False).exports:
-        if listed[name] != 1:
-            log.warning(f"'{API_PAGE}' must list the public name '{name}' once, but has it {listed[name]} times.")
 
 
 def on_nav(nav, config, files):
@@ -104,13 +119,33 @@ def on_nav(nav, config, files):
         if page.file.src_uri in TITLES_OF_HOME:
             page.title = TITLES_OF_HOME[page.file.src_uri]
     chinese = {_other_language(page): page for page in nav.pages if _language(page) == "zh"}
-    english = [page for page in nav.pages if _language(page) == "en"]
-    # What is only in English stands in the Chinese menu as well.
-    for language, pages in {"en": english, "zh": [chinese.get(page.file.src_uri, page) for page in english]}.items():
-        _menus[language] = Navigation(pages, pages)
-        of_language = [page for page in pages if _language(page) == language]
+    items = [item for item in nav.items if not (item.is_page and _language(item) == "zh")]
+    # What is only in English stands in the Chinese menu as well; it knows its section in the English one, made last.
+    for language, translations in (("zh", chinese), ("en", {})):
+        menu = [_of_menu(item, translations) for item in items]
+        _menus[language] = Navigation(menu, list(_pages_in(menu)))
+        of_language = [page for page in _menus[language].pages if _language(page) == language]
         for page, before, after in zip(of_language, [None, *of_language], [*of_language[1:], None]):
             page.previous_page, page.next_page = before, after
+
+
+def _of_menu(item, translations):
+    """A page or section of the English menu as it stands in the menu of these translations."""
+    if item.is_page:
+        return translations.get(item.file.src_uri, item)
+    section = Section(CHINESE_SECTIONS[item.title] if translations else item.title, [])
+    section.children = [_of_menu(child, translations) for child in item.children]
+    for child in section.children:
+        child.parent = section
+    return section
+
+
+def _pages_in(items):
+    for item in items:
+        if item.is_page:
+            yield item
+        else:
+            yield from _pages_in(item.children)
 
 
 def on_page_context(context, page, config, nav):

@@ -30,7 +30,7 @@ ENGLISH = """# A scale
 
 ## Why 2 of them?
 
-Of 1,000 steps `Model` makes 3 at 0.5, see [the update rule](#the-update rule) and [the README](../README.md).
+Of 1,000 steps `Model` makes 3 at 0.5, see [the update rule](#the-update-rule) and [the README](../README.md).
 Two networks have 25.6 million weights.
 
 | step | scale |

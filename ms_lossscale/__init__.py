@@ -3,6 +3,7 @@
 from ms_lossscale import emulation
 from ms_lossscale.all_finite import all_finite
 from ms_lossscale.build_train_network import build_train_network
+from ms_lossscale.callbacks.expose_optimizer import ExposeOptimizer
 from ms_lossscale.callbacks.flush_accumulation import FlushAccumulation
 from ms_lossscale.callbacks.loss_scale_monitor import LossScaleMonitor
 from ms_lossscale.cells.alternating_train_one_step_cell import AlternatingTrainOneStepCell
@@ -28,6 +29,7 @@ __all__ = [
     "ActivationReport",
     "AlternatingTrainOneStepCell",
     "DynamicLossScale",
+    "ExposeOptimizer",
     "FiniteGradients",
     "FixedLossScale",
     "FloatStatusRegister",

@@ -2,7 +2,7 @@
 
 import numbers
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, Union
 
 import numpy as np
@@ -12,6 +12,7 @@ from mindspore.dataset import Dataset
 T = TypeVar("T")
 
 OneOrEach = Union[T, Sequence[T]]
+AfterUpdate = Union[nn.Cell, Callable[[], Any]]
 StrPath = Union[str, os.PathLike[str]]
 Batch = Union[Tensor, np.ndarray, Sequence[Union[Tensor, np.ndarray]]]
 Batches = Union[Dataset, Iterable[Batch]]

@@ -1,5 +1,6 @@
 """What the scripts of examples/toolkits share; `make toolkits` runs the scripts, which need the toolkits."""
 
+import ast
 import re
 import sys
 
@@ -47,3 +48,16 @@ def test_the_changes_that_the_page_shows_are_those_of_the_scripts():
     lines = [line for block in re.findall(r"```diff\n(.*?)```", page, re.S) for line in block.splitlines()]
     assert len(lines) > 50
     assert [line for line in lines if line[1:] and f"    {line[1:]}\n" not in scripts] == []
+
+
+def test_the_classes_that_the_page_shows_are_those_of_the_scripts():
+    page = (ROOT / "docs" / "toolkits.md").read_text()
+    blocks = "".join(block for block in re.findall(r"```py\n(.*?)```", page, re.S) if block.startswith("class "))
+    scripts = [ast.parse(path.read_text()) for path in (ROOT / "examples" / "toolkits").glob("*.py")]
+    classes = {node.name: node for script in scripts for node in script.body if isinstance(node, ast.ClassDef)}
+    shown = ast.parse(blocks).body
+    assert len(shown) == 2
+    for node in shown:
+        # What they are for, the page says in its own words.
+        without_docstring = ast.Module(classes[node.name].body[1:], [])
+        assert ast.dump(ast.Module(node.body, [])) == ast.dump(without_docstring), node.name

@@ -1,15 +1,16 @@
 """Callbacks that move the learning rate, in `Model(cell)`."""
 
+import mindspore
 import numpy as np
 import pytest
 from conftest import quick_in_graph_mode
-from mindspore import Model, Tensor, nn, ops
+from mindspore import Model, Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.dataset import NumpySlicesDataset
 from mindspore.experimental import optim
 from mindspore.train import Callback, LearningRateScheduler, ReduceLROnPlateau
 
-from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
+from ms_lossscale import DynamicLossScale, ExposeOptimizer, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
 
 CALLS = 4
 
@@ -35,14 +36,6 @@ def make_two(*learning_rates):
     optimizers = [nn.Momentum(net.trainable_params(), rate, 0.9) for net, rate in zip(nets, learning_rates)]
     losses = [nn.WithLossCell(net, nn.MSELoss()) for net in nets]
     return optimizers, SimultaneousTrainOneStepCell(losses, optimizers, DynamicLossScale())
-
-
-class OptimizerOfTheCell(Callback):
-    """As in docs/step.md."""
-
-    def on_train_begin(self, run_context):
-        arguments = run_context.original_args()
-        arguments.optimizer = arguments.network.optimizer
 
 
 class Weights(Callback):
@@ -74,21 +67,67 @@ def assert_only_the_first_step_moved(weights):
         np.testing.assert_array_equal(weight, weights.after[1])
 
 
+def halve(learning_rate, step):
+    """At every second step, so that weights tell when it was."""
+    return learning_rate / 2 if step % 2 == 0 else learning_rate
+
+
 @quick_in_graph_mode
-def test_the_scheduler_sets_it(mode):
-    net, _, cell = make()
-    weights = Weights(net)
-    stop = LearningRateScheduler(lambda learning_rate, step: 0.0)
-    Model(cell).train(1, dataset(), callbacks=[OptimizerOfTheCell(), stop, weights], dataset_sink_mode=False)
-    assert_only_the_first_step_moved(weights)
+@pytest.mark.parametrize(
+    "callback",
+    [lambda: LearningRateScheduler(halve), lambda: ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=1e6)],
+    ids=["scheduler", "plateau"],
+)
+def test_they_do_what_they_do_without_a_training_cell(mode, callback):
+    nets, rates, weights = [], [], []
+    for is_ours in (False, True):
+        net, optimizer, cell = make()
+        if is_ours:
+            mindspore.load_param_into_net(net, {name: Parameter(value) for name, value in nets[0].items()})
+            model, callbacks = Model(cell), [ExposeOptimizer(), callback()]
+        else:
+            nets.append({name: value.asnumpy().copy() for name, value in net.parameters_dict().items()})
+            model, callbacks = Model(net, nn.MSELoss(), optimizer), [callback()]
+        weights.append(Weights(net))
+        model.train(3, dataset(), callbacks=[*callbacks, weights[-1]], dataset_sink_mode=False)
+        rates.append(optimizer.learning_rate.asnumpy().item())
+    assert rates[0] == rates[1] < 0.5
+    np.testing.assert_allclose(weights[1].after, weights[0].after, rtol=1e-6)
 
 
-def test_a_plateau_reduces_it(mode):
-    _, optimizer, cell = make()
-    plateau = ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=1e6)
-    Model(cell).train(3, dataset(), callbacks=[OptimizerOfTheCell(), plateau], dataset_sink_mode=False)
-    # The first epoch is the best so far.
-    assert optimizer.learning_rate.asnumpy() == 0.125
+@quick_in_graph_mode
+def test_each_moves_that_of_its_own_of_several_optimizers(mode):
+    optimizers, cell = make_two(0.5, 0.25)
+    callbacks = [
+        ExposeOptimizer(optimizers[1]),
+        LearningRateScheduler(lambda learning_rate, step: learning_rate / 2),
+        ExposeOptimizer(optimizers[0]),
+        ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=1e6),
+    ]
+    Model(cell).train(3, dataset(), callbacks=callbacks, dataset_sink_mode=False)
+    rates = [optimizer.learning_rate.asnumpy().item() for optimizer in optimizers]
+    # To a plateau, the first epoch is the best so far. To print a rate, as a scheduler does, rounds it.
+    assert rates == pytest.approx([0.5 / 2**2, 0.25 / 2 ** (3 * CALLS)], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "make_model, make_optimizer, error, message",
+    [
+        (lambda: Model(make()[0], nn.MSELoss()), None, TypeError, "a 'Dense', which has no optimizer"),
+        (lambda: Model(make()[2]), lambda: make()[1], ValueError, "one of the training cell's, but got another Moment"),
+        (
+            lambda: Model(make(lambda parameters: optim.SGD(parameters, 0.1))[2]),
+            None,
+            TypeError,
+            "the SGD keeps its learning rates in 'param_groups'",
+        ),
+    ],
+    ids=["no optimizer", "another optimizer", "experimental"],
+)
+def test_what_it_needs(make_model, make_optimizer, error, message):
+    callback = ExposeOptimizer(make_optimizer and make_optimizer())
+    with pytest.raises(error, match=f"For 'ExposeOptimizer'.*{message}"):
+        make_model().train(1, dataset(), callbacks=[callback], dataset_sink_mode=False)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +169,8 @@ def test_callbacks_that_ask_the_cell_for_its_optimizer(mode):
 )
 def test_they_do_not_move_that_of_one_network_alone(callback):
     optimizers, cell = make_two(0.5, 0.5)
-    with pytest.raises(RuntimeError, match=r"2 optimizers.*Set each in a callback of your own"):
-        Model(cell).train(3, dataset(), callbacks=[OptimizerOfTheCell(), callback], dataset_sink_mode=False)
+    with pytest.raises(RuntimeError, match=r"2 optimizers.*ExposeOptimizer\(optimizer\) before it"):
+        Model(cell).train(3, dataset(), callbacks=[ExposeOptimizer(), callback], dataset_sink_mode=False)
     assert [optimizer.learning_rate.asnumpy().item() for optimizer in optimizers] == [0.5, 0.5]
 
 

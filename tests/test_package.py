@@ -15,6 +15,7 @@ CLASSES_AND_FUNCTIONS = {
     "ActivationReport",
     "AlternatingTrainOneStepCell",
     "DynamicLossScale",
+    "ExposeOptimizer",
     "FiniteGradients",
     "FixedLossScale",
     "FloatStatusRegister",

@@ -162,18 +162,22 @@ class ClipWeights(nn.Cell):
         self.runs = Parameter(Tensor(0, mstype.int32), name="clip_weights.runs", requires_grad=False)
 
     def construct(self):
+        self.clip()
+
+    def clip(self):
         for parameter in self.parameters:
             ops.assign(parameter, ops.clip_by_value(parameter, -self.bound, self.bound))
         ops.assign_add(self.runs, Tensor(1, mstype.int32))
 
 
 class TestAfterUpdate:
-    def test_runs_after_the_optimizer_in_clean_steps_only(self, mode):
+    @pytest.mark.parametrize("is_method", [False, True], ids=["cell", "method"])
+    def test_runs_after_the_optimizer_in_clean_steps_only(self, mode, is_method):
         network, expected = Linear(), Linear()
         optimizer = sgd(network, 0.01)
-        cell = ScaledTrainOneStepCell(
-            network, optimizer, DynamicLossScale(64.0), after_update=ClipWeights(optimizer.parameters, 0.05)
-        )
+        clip_weights = ClipWeights(optimizer.parameters, 0.05)
+        after_update = clip_weights.clip if is_method else clip_weights
+        cell = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(64.0), after_update=after_update)
         nn.TrainOneStepCell(expected, sgd(expected, 0.01))(*batch())
         # Wanted: clipped after the first update, so at the bound somewhere, and not the bound everywhere.
         cell(*batch())

@@ -82,7 +82,7 @@ def after(network, loss_fn, optimizer, ema):
         optimizer,
         DynamicLossScale(1024),
         has_aux=True,
-        after_update=UpdateOf(ema),
+        after_update=ema.update,
         max_retries=4,
     )
 
@@ -102,17 +102,6 @@ class DetectionLoss(nn.Cell):
 
     def construct(self, images, labels):
         return self.loss_fn(self.network(images), labels, images)
-
-
-class UpdateOf(nn.Cell):
-    """Moves mindyolo's EMA."""
-
-    def __init__(self, ema):
-        super().__init__(auto_prefix=False)
-        self.ema = ema
-
-    def construct(self):
-        return self.ema.update()
 
 
 class CellAsScaler:

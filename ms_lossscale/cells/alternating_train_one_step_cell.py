@@ -8,7 +8,15 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._arguments import OneOrEach, check_cells, check_one_each, check_positive_int, describe, one_each
+from ms_lossscale._arguments import (
+    AfterUpdate,
+    OneOrEach,
+    check_cells,
+    check_one_each,
+    check_positive_int,
+    describe,
+    one_each,
+)
 from ms_lossscale.cells.training_cell import TrainingCell, or_none
 from ms_lossscale.cells.turns import Turns
 from ms_lossscale.input_gradient import holds_input_gradient
@@ -49,8 +57,9 @@ class AlternatingTrainOneStepCell(TrainingCell):
             Default: ``()`` .
         gradient_transforms (Union[list, tuple]): As for :class:`ScaledTrainOneStepCell`, Cells that are applied to the
             gradients of each network by itself, or a list with a list of Cells for each network. Default: ``()`` .
-        after_update (Union[Cell, list[Cell]], optional): A Cell without inputs that runs after each applied update of
-            each network, or a list with one (or None) for each. Default: ``None`` .
+        after_update (Union[Cell, Callable, list], optional): A Cell without inputs or such a method of a Cell
+            (`ema.update`) that runs after each applied update of each network, or a list with one (or None) for each.
+            Default: ``None`` .
         overflow_detector (OverflowDetector, optional): As for :class:`ScaledTrainOneStepCell`. Default: ``None`` .
         max_retries (int): As for :class:`ScaledTrainOneStepCell`, of each network by itself. Default: ``0`` .
 
@@ -117,7 +126,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
         has_aux: OneOrEach[bool] = False,
         forward_state: Sequence[Parameter] = (),
         gradient_transforms: Union[Sequence[nn.Cell], Sequence[Sequence[nn.Cell]]] = (),
-        after_update: OneOrEach[Optional[nn.Cell]] = None,
+        after_update: OneOrEach[Optional[AfterUpdate]] = None,
         overflow_detector: Optional[OverflowDetector] = None,
         max_retries: int = 0,
     ) -> None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Optional
 
 from mindspore import Parameter, nn
 
+from ms_lossscale._arguments import AfterUpdate
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.loss_scale import AcceptedLossScale, LossScale
 from ms_lossscale.overflow_detector import OverflowDetector
@@ -48,7 +49,8 @@ class ScaledTrainOneStepCell(TrainingCell):
             with a tuple of one gradient for each weight, in the order of `optimizer.parameters`, and returns a tuple
             of as many, of the same shapes. A skipped step restores what they write of their own Parameters.
             Default: ``()`` .
-        after_update (Cell, optional): A Cell without inputs that runs after each applied update. Default: ``None`` .
+        after_update (Union[Cell, Callable], optional): A Cell without inputs or such a method of a Cell (`ema.update`)
+            that runs after each applied update. Default: ``None`` .
         overflow_detector (OverflowDetector, optional): Default: ``None`` , which picks the right one for the device:
             :class:`FloatStatusRegister` on an NPU in saturation mode, else :class:`FiniteGradients`.
         max_retries (int): How many times a call whose gradients overflowed runs again, on the same inputs and at the
@@ -108,7 +110,7 @@ class ScaledTrainOneStepCell(TrainingCell):
         has_aux: bool = False,
         forward_state: Sequence[Parameter] = (),
         gradient_transforms: Sequence[nn.Cell] = (),
-        after_update: Optional[nn.Cell] = None,
+        after_update: Optional[AfterUpdate] = None,
         overflow_detector: Optional[OverflowDetector] = None,
         max_retries: int = 0,
     ) -> None:

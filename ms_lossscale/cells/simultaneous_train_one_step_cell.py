@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Optional, Union
 from mindspore import Parameter, nn, ops
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._arguments import OneOrEach, check_cells, check_one_each, describe, one_each
+from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_cells, check_one_each, describe, one_each
 from ms_lossscale.cells.training_cell import TrainingCell, or_none
 from ms_lossscale.loss_scale import AcceptedLossScale
 from ms_lossscale.overflow_detector import OverflowDetector
@@ -48,7 +48,8 @@ class SimultaneousTrainOneStepCell(TrainingCell):
             Default: ``()`` .
         gradient_transforms (Union[list, tuple]): As for :class:`ScaledTrainOneStepCell`, Cells that are applied to the
             gradients of each network by itself, or a list with a list of Cells for each network. Default: ``()`` .
-        after_update (Cell, optional): A Cell without inputs that runs after each applied update. Default: ``None`` .
+        after_update (Union[Cell, Callable], optional): A Cell without inputs or such a method of a Cell (`ema.update`)
+            that runs after each applied update. Default: ``None`` .
         overflow_detector (OverflowDetector, optional): As for :class:`ScaledTrainOneStepCell`. Default: ``None`` .
         max_retries (int): As for :class:`ScaledTrainOneStepCell`. Default: ``0`` .
 
@@ -126,7 +127,7 @@ class SimultaneousTrainOneStepCell(TrainingCell):
         has_aux: OneOrEach[bool] = False,
         forward_state: Sequence[Parameter] = (),
         gradient_transforms: Union[Sequence[nn.Cell], Sequence[Sequence[nn.Cell]]] = (),
-        after_update: Optional[nn.Cell] = None,
+        after_update: Optional[AfterUpdate] = None,
         overflow_detector: Optional[OverflowDetector] = None,
         max_retries: int = 0,
     ) -> None:

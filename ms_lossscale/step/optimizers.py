@@ -171,9 +171,9 @@ class Optimizers(nn.Cell):
         if len(self.optimizers) > 1 and isinstance(learning_rate, Parameter):
             raise RuntimeError(
                 f"A callback asked a training cell with {len(self.optimizers)} optimizers for its learning rate, and "
-                f"would move that of the first optimizer alone. Set each in a callback of your own, with "
-                f"ops.assign(optimizer.learning_rate, ...). For a callback that only shows the learning rate, give the "
-                f"first optimizer a schedule in the place of a constant."
+                f"would move that of the first optimizer alone. Put a callback ExposeOptimizer(optimizer) before it, "
+                f"with the optimizer whose learning rate it shall move; for each optimizer such a pair. For a callback "
+                f"that only shows the learning rate, give the first optimizer a schedule in the place of a constant."
             )
         return learning_rate
 

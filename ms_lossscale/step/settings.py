@@ -71,8 +71,6 @@ def check_settings(
     has_aux = one_each(owner, "has_aux", has_aux, networks)
     for its in has_aux:
         check_bool(owner, "has_aux", its)
-    if after_update is not None:
-        check_cell(owner, "after_update", after_update, "Pass a Cell without inputs.")
     clip_norm, clip_value, ema_decay = (
         one_each(owner, name, value, networks)
         for name, value in (("clip_norm", clip_norm), ("clip_value", clip_value), ("ema_decay", ema_decay))
@@ -95,10 +93,33 @@ def check_settings(
         has_aux=tuple(has_aux),
         forward_state=_check_forward_state(owner, forward_state),
         gradient_transforms=tuple(_check_gradient_transforms(owner, its) for its in gradient_transforms),
-        after_update=after_update,
+        after_update=_check_after_update(owner, after_update),
         overflow_detector=_check_overflow_detector(owner, overflow_detector),
         max_retries=check_int_from(owner, "max_retries", max_retries, 0),
     )
+
+
+class CallOfMethod(nn.Cell):
+    """A method of a Cell that takes no inputs, as a Cell."""
+
+    def __init__(self, method):
+        super().__init__(auto_prefix=False)
+        self.of_cell = method.__self__
+        self.method = method
+
+    def construct(self):
+        return self.method()
+
+
+def _check_after_update(owner, after_update):
+    if after_update is None or isinstance(after_update, nn.Cell):
+        return after_update
+    if not isinstance(getattr(after_update, "__self__", None), nn.Cell):
+        raise TypeError(
+            f"For '{owner}', the argument 'after_update' must be a Cell or a method of a Cell, but got "
+            f"{describe(after_update)}. Pass a Cell without inputs, or a method such as ema.update of a Cell 'ema'."
+        )
+    return CallOfMethod(after_update)
 
 
 def _check_bound(owner, name, value):

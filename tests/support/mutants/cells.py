@@ -8,6 +8,7 @@ _MONITOR = "test_loss_scale_monitor.py"
 _AVERAGES = "test_moving_average.py"
 _LOAD = "test_load_state_dict.py"
 _RANKS = "test_ranks.py"
+_RATES = "test_learning_rate_callbacks.py"
 
 MUTANTS = [
     Mutant(
@@ -375,5 +376,26 @@ MUTANTS = [
         "            if whole < len(before):\n                file.truncate(whole)\n",
         "",
         ("test_full_disk.py",),
+    ),
+    Mutant(
+        "a callback shows the cell's optimizer, whichever it was given",
+        "callbacks/expose_optimizer.py",
+        "arguments.optimizer = arguments.network.optimizer if self._optimizer is None else self._optimizer",
+        "arguments.optimizer = arguments.network.optimizer",
+        (_RATES,),
+    ),
+    Mutant(
+        "after a step, a callback finds the optimizer that was shown last",
+        "callbacks/expose_optimizer.py",
+        "def on_train_step_end(",
+        "def on_train_step_begin(",
+        (_RATES,),
+    ),
+    Mutant(
+        "a method that is an after_update is not called",
+        "step/settings.py",
+        "        return self.method()\n",
+        "        pass\n",
+        ("test_scaled_train_one_step_cell.py",),
     ),
 ]

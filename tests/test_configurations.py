@@ -12,7 +12,14 @@ from support.in_mode import in_mode
 from ms_lossscale import AlternatingTrainOneStepCell
 
 
-@pytest.mark.parametrize(("its_mode", "configuration"), list(covering()))
+# The first cover nine tenths of all pairs.
+QUICK = 11
+
+
+@pytest.mark.parametrize(
+    ("its_mode", "configuration"),
+    [pytest.param(*each, marks=pytest.mark.long if i >= QUICK else ()) for i, each in enumerate(covering())],
+)
 def test_each_two_values_of_different_settings_meet(its_mode, configuration):
     with in_mode(MODES[its_mode]):
         check(configuration)

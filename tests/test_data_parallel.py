@@ -3,7 +3,7 @@ Training on several ranks: processes that msrun starts, as a user does.
 
 All ranks are compared with each other, and with what one process does that sees the whole batches, which knows nothing
 of ranks. MindSpore takes seconds to start, so a job runs many scenarios of `data_parallel_training.py` and
-`rank_checks.py` in both modes, and the tests read what its ranks wrote.
+`rank_checks.py`, and the tests read what its ranks wrote.
 """
 
 import mindspore
@@ -39,6 +39,12 @@ COMPARED = pytest.mark.parametrize(
 CYCLES = ("cycle", "alternating")
 
 
+@pytest.fixture(params=["graph", pytest.param("pynative", marks=long)])
+def mode(request):
+    """The mode of the job, and of its control."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
     """A function that gives for each rank the records of a scenario. The job that has it runs once."""
@@ -47,7 +53,7 @@ def job(tmp_path_factory):
     def of(name, mode, ranks=2):
         if ranks > 2:
             skip_with_older_mindspore()
-        its = next(job for job in JOBS if job.ranks == ranks and name in job.scenarios)
+        its = next(job for job in JOBS if job.ranks == ranks and f"{name}/{mode}" in job.scenarios)
         if its not in results:
             folder = tmp_path_factory.mktemp("ranks")
             results[its] = None
@@ -55,7 +61,7 @@ def job(tmp_path_factory):
             results[its] = [written(folder / f"rank_{rank}.npz") for rank in range(ranks)]
         if results[its] is None:
             pytest.fail("its job has failed, as the first test that needed it shows")
-        return [scenarios[name, mode] for scenarios in results[its]]
+        return [scenarios[f"{name}/{mode}"] for scenarios in results[its]]
 
     return of
 
@@ -344,9 +350,9 @@ def test_the_same_scales_move_on_all_ranks(job, mode, name):
         assert [tuple(record[key].tolist() for key in names) for record in records] == OWN_SCALES[name]
 
 
-def test_all_find_the_same_scales(job, mode):
+def test_all_find_the_same_scales(job):
     """Those that do for the batches of all ranks, or none if one has none."""
-    for *records, different in job("found", mode):
+    for *records, different in job("found", "graph"):
         assert "loss_scale.max_loss_scale: 1048576.0 on rank 0, 2097152.0 on rank 1" in str(different["error"])
         assert len(records) == 2
         for record in records:
@@ -355,7 +361,7 @@ def test_all_find_the_same_scales(job, mode):
             assert record["scales"].tolist() == record["found"].tolist()
 
 
-@pytest.mark.parametrize("parallel_mode", ["semi_auto_parallel", "auto_parallel"])
+@pytest.mark.parametrize("parallel_mode", ["semi_auto_parallel", pytest.param("auto_parallel", marks=long)])
 def test_with_sharded_weights_ranks_agree_on_overflows_and_the_rest_is_refused(job, parallel_mode):
     for cells, refused in job(parallel_mode, "graph"):
         assert cells["agrees"].tolist() == [True] * 3

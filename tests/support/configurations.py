@@ -246,7 +246,7 @@ def inputs(configuration, index):
 def covering(pool=500):
     """
     Few configurations and modes, in which each two values of different settings meet that meet in any of a large pool,
-    and which have each loss scale, number of calls and tries, and way to resume.
+    and which have each loss scale, number of calls and attempts, and way to resume. Those that cover most come first.
     """
     candidates = []
     for seed in range(pool):

@@ -1,12 +1,13 @@
 """
 The jobs of `test_data_parallel.py`, and what msrun starts on each rank:
 
-    ranks_program.py FOLDER [SCENARIO ...]
+    ranks_program.py FOLDER [SCENARIO/MODE ...]
 
-It runs the scenarios of `data_parallel_training.py` and `rank_checks.py` in both modes and writes what it saw to
+It runs the scenarios of `data_parallel_training.py` and `rank_checks.py`, each in a mode, and writes what it saw to
 FOLDER/rank_N.npz.
 """
 
+import itertools
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -25,66 +26,66 @@ SCENARIOS = {**vars(data_parallel_training), **vars(rank_checks)}
 
 
 class Job(NamedTuple):
-    """How many ranks, and the scenarios that they go through."""
+    """How many ranks, and the scenarios that they go through: "name/mode"."""
 
     ranks: int
     scenarios: tuple
 
 
+def _in(modes, *names):
+    return tuple(map("/".join, itertools.product(names, modes)))
+
+
+# One for all that ranks do with each other in a step.
+_ESSENTIAL = (
+    "one_network",
+    "saturating",
+    "own_weights",
+    "partly_own_weights",
+    "large_gradients",
+    "different",
+    "retried_cycle",
+    "own_scales_retried",
+    "semi_auto_parallel",
+)
+_FURTHER = (
+    "summed",
+    "cycle",
+    "simultaneous",
+    "alternating",
+    "unchecked",
+    "saturating_cycle",
+    "alone",
+    "through_model",
+    "retried",
+    "own_scales",
+)
 JOBS = (
-    # The first is in `make test`: one scenario for all that ranks do with each other in a step.
-    Job(
-        2,
-        (
-            "one_network",
-            "saturating",
-            "own_weights",
-            "partly_own_weights",
-            "large_gradients",
-            "different",
-            "retried_cycle",
-            "own_scales_retried",
-            "found",
-            "semi_auto_parallel",
-            "auto_parallel",
-        ),
-    ),
-    Job(
-        2,
-        (
-            "summed",
-            "cycle",
-            "simultaneous",
-            "alternating",
-            "unchecked",
-            "saturating_cycle",
-            "alone",
-            "through_model",
-            "retried",
-            "own_scales",
-        ),
-    ),
-    Job(4, ("one_network", "saturating")),
+    # The first is in `make test`. What `found` tries takes PyNative mode long, and does not depend on the mode.
+    Job(2, _in(["graph"], *_ESSENTIAL, "found")),
+    Job(2, _in(["pynative"], *_ESSENTIAL) + _in(["graph"], "auto_parallel")),
+    Job(2, _in(MODES, *_FURTHER)),
+    Job(4, _in(MODES, "one_network", "saturating")),
 )
 
 
 def written(file):
-    """What a rank wrote: for each scenario and mode the list of its records, a dict each."""
+    """What a rank wrote: for each scenario the list of its records, a dict each."""
     arrays, scenarios = np.load(file), {}
     for path in arrays.files:
         name, mode, i, key = path.split("/", 3)
-        scenarios.setdefault((name, mode), {}).setdefault(int(i), {})[key] = arrays[path]
+        scenarios.setdefault(f"{name}/{mode}", {}).setdefault(int(i), {})[key] = arrays[path]
     return {scenario: [records[i] for i in sorted(records)] for scenario, records in scenarios.items()}
 
 
-def main(folder, *names):
+def main(folder, *scenarios):
     init()
     place = Place(get_rank(), get_group_size())
     arrays = {}
-    for name in names:
-        for mode in MODES:
-            for i, values in enumerate(run(SCENARIOS[name], mode, place)):
-                arrays.update((f"{name}/{mode}/{i}/{key}", value) for key, value in values.items())
+    for scenario in scenarios:
+        name, mode = scenario.split("/")
+        for i, values in enumerate(run(SCENARIOS[name], mode, place)):
+            arrays.update((f"{scenario}/{i}/{key}", value) for key, value in values.items())
     np.savez(Path(folder) / f"rank_{place.rank}.npz", **arrays)
 
 

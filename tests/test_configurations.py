@@ -11,7 +11,6 @@ from support.in_mode import in_mode
 
 from ms_lossscale import AlternatingTrainOneStepCell
 
-
 # The first cover nine tenths of all pairs.
 QUICK = 11
 

@@ -14,7 +14,7 @@ T = TypeVar("T")
 OneOrEach = Union[T, Sequence[T]]
 AfterUpdate = Union[nn.Cell, Callable[[], Any]]
 StrPath = Union[str, os.PathLike[str]]
-Batch = Union[Tensor, np.ndarray, Sequence[Union[Tensor, np.ndarray]]]
+Batch = Union[Tensor, np.ndarray, Sequence[Union[Tensor, np.ndarray, float]]]
 Batches = Union[Dataset, Iterable[Batch]]
 
 

@@ -6,7 +6,7 @@ from typing import Any, Callable, Optional
 
 from mindspore import GRAPH_MODE, Parameter, ParameterTuple, Tensor, get_context, jit, mutable, nn, ops
 from mindspore import dtype as mstype
-from mindspore.ops.composite.base import _Grad, _pynative_executor
+from mindspore.ops.composite.base import _Grad, _pynative_executor, _TaylorOperation, _Vmap
 
 # `ops.vjp` is made of it. That one differentiates by all weights in each backward, and compiled code keeps all it
 # computes since the forward has side effects: in a GAN, the gradients of the discriminator's weights twice. This one is
@@ -68,6 +68,44 @@ def noticing_gradients(notice: Callable[[], None]) -> Iterator[None]:
         # Set on the object, where they hid its class's.
         for name in _GRADIENTS:
             delattr(_pynative_executor, name)
+
+
+@contextlib.contextmanager
+def around_transforms(context: Callable[[], contextlib.AbstractContextManager]) -> Iterator[None]:
+    """
+    A context in which `context()` is entered wherever `vmap` (which `jacrev` and `jacfwd` use) or `jet` runs what it
+    transforms. Both exist in compiled code only: with MS_JIT=0 in the environment they call themselves without end.
+    """
+
+    def around(transform):
+        def call(self, *args, **kwargs):
+            def transformed(*inputs, **keywords):
+                with context():
+                    return transform(self, *args, **kwargs)(*inputs, **keywords)
+
+            return transformed
+
+        return call
+
+    transforms = {each: each.__call__ for each in (_Vmap, _TaylorOperation)}
+    try:
+        for each, transform in transforms.items():
+            each.__call__ = around(transform)
+        yield
+    finally:
+        for each, transform in transforms.items():
+            each.__call__ = transform
+
+
+def register_forward_hook(cell: nn.Cell, hook: Callable) -> Any:
+    """
+    As the cell's own method, which registers nothing on a cell with a `bprop`, though such a cell calls its hooks, too.
+    """
+    has_bprop, cell.has_bprop = cell.has_bprop, False
+    try:
+        return cell.register_forward_hook(hook)
+    finally:
+        cell.has_bprop = has_bprop
 
 
 class Float32Cell(nn.Cell):

@@ -14,6 +14,7 @@ from ms_lossscale.step.forward_backward import inputs_of
 from ms_lossscale.step.nested import described
 
 _CURE_OF_NETWORKS = "Pass a network that returns the loss, an nn.WithLossCell say, or a training cell of ms_lossscale."
+_INPUTS = (Tensor, np.ndarray, int, float)
 _CURE_OF_BATCHES = "Pass a list with a tuple of the network's inputs for each batch, or a dataset."
 
 
@@ -101,13 +102,13 @@ def _check_parameters(owner, network, parameters):
 
 
 def as_inputs(owner, name, batch):
-    """A batch as a tuple of Tensors."""
+    """A batch as a tuple of Tensors, and of numbers where there are some."""
     if isinstance(batch, (Tensor, np.ndarray)):
         batch = (batch,)
-    if not isinstance(batch, (list, tuple)) or not all(isinstance(each, (Tensor, np.ndarray)) for each in batch):
+    if not isinstance(batch, (list, tuple)) or not all(isinstance(each, _INPUTS) for each in batch):
         raise TypeError(
-            f"For '{owner}', the argument '{name}' must be a Tensor, a NumPy array, or a tuple of them, but got "
-            f"{describe(batch)}. {_CURE_OF_BATCHES}"
+            f"For '{owner}', the argument '{name}' must be a Tensor, a NumPy array, or a tuple of them and of numbers, "
+            f"but got {describe(batch)}. {_CURE_OF_BATCHES}"
         )
     return tuple(Tensor(each) if isinstance(each, np.ndarray) else each for each in batch)
 

@@ -1,10 +1,13 @@
 """Watching what goes through the cells of a network."""
 
 import contextlib
+from functools import partial
 from typing import NamedTuple
 
-from mindspore import Parameter, Tensor
+from mindspore import Tensor
 from mindspore import dtype as mstype
+
+from ms_lossscale._mindspore import around_transforms, register_forward_hook
 
 _FLOATS = (mstype.float16, mstype.float32, mstype.float64, mstype.bfloat16)
 
@@ -42,9 +45,8 @@ def is_float(value):
     return isinstance(value, Tensor) and value.dtype in _FLOATS
 
 
-def can_be_hooked(tensor):
-    """Whether MindSpore (2.7 is strict) takes a hook for the gradient: for a frozen Parameter it computes none."""
-    return not isinstance(tensor, Parameter) or tensor.requires_grad
+class WatchError(RuntimeError):
+    """Watching failed, not what was watched."""
 
 
 def as_array(tensor):
@@ -65,34 +67,78 @@ class CellWatch:
     innermost cells first.
 
     Args:
+        prefix (str): Goes before the cells' names.
+        network (Cell): The network.
         on_output (Callable): Called with a Place, the cell's inputs (a tuple), and the tensor that it puts out.
         on_gradient_in (Callable): Called with a Place and the gradient that flows into what the cell put out.
         on_gradient_out (Callable, optional): Called with a Place and the gradient that the cell's backward passes on
             to its inputs; `item` is the input's position. Default: ``None`` .
+        on_weight (Callable, optional): Called with a weight when its gradient is computed. Default: ``None`` .
     """
 
-    def __init__(self, prefix, network, on_output, on_gradient_in, on_gradient_out=None):
+    def __init__(self, prefix, network, on_output, on_gradient_in, on_gradient_out=None, on_weight=None):
         self._network = network
         self._names = cell_names(prefix, network)
         self._on_output = on_output
         self._on_gradient_in = on_gradient_in
         self._on_gradient_out = on_gradient_out
+        self._on_weight = on_weight
         self._calls = {}
 
     @contextlib.contextmanager
     def watching(self):
         """A context for one forward and one backward."""
         self._calls.clear()
-        self._handles = []
+        self._failure = None
+        # What registers each hook, and the handles that remove them.
+        self._registrations, self._handles = list(self._of_network()), []
+        self._register()
         try:
-            for _, cell in self._network.cells_and_names():
-                if self._on_gradient_out is not None:
-                    self._handles.append(cell.register_backward_hook(self._backward_hook))
-                self._handles.append(cell.register_forward_hook(self._forward_hook))
+            # Compiled code would have the hooks compiled, too.
+            with around_transforms(self._unwatched):
+                yield
+        finally:
+            self._remove()
+            self._registrations.clear()
+            if self._failure is not None:
+                raise WatchError(
+                    f"watching the cells failed, through no fault of the network; please report it: {self._failure!r}"
+                ) from self._failure
+
+    @contextlib.contextmanager
+    def _unwatched(self):
+        self._remove()
+        try:
             yield
         finally:
-            for handle in self._handles:
-                handle.remove()
+            self._register()
+
+    def _register(self):
+        self._handles += [register() for register in self._registrations]
+
+    def _remove(self):
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _of_network(self):
+        for _, cell in self._network.cells_and_names():
+            if self._on_gradient_out is not None:
+                yield partial(cell.register_backward_hook, self._hook(self._backward_hook))
+            yield partial(register_forward_hook, cell, self._hook(self._forward_hook))
+        if self._on_weight is not None:
+            for weight in self._network.trainable_params():
+                yield partial(weight.register_hook, self._hook(partial(self._weight_hook, weight)))
+
+    def _hook(self, note):
+        """A function, since MindSpore 2.7 takes nothing else that can be called, which keeps what `note` raises."""
+
+        def hook(*args):
+            try:
+                note(*args)
+            except Exception as error:
+                self._failure = self._failure or error
+
+        return hook
 
     def _forward_hook(self, cell, inputs, output):
         name = self._names[id(cell)]
@@ -101,16 +147,19 @@ class CellWatch:
             if is_float(tensor):
                 place = Place(name, call, item)
                 self._on_output(place, inputs, tensor)
-                if can_be_hooked(tensor):
-                    # Removed afterwards, since it may be a Parameter or one of the batch's tensors.
-                    self._handles.append(tensor.register_hook(self._gradient_hook(place)))
+                register = partial(tensor.register_hook, self._hook(partial(self._gradient_hook, place)))
+                # A constant gets no gradient, nor does what comes of frozen Parameters: MindSpore refuses.
+                with contextlib.suppress(RuntimeError):
+                    self._handles.append(register())
+                    self._registrations.append(register)
 
-    def _gradient_hook(self, place):
-        # A function, since MindSpore 2.7 takes nothing else that can be called.
-        def hook(gradient):
+    def _weight_hook(self, weight, _gradient):
+        self._on_weight(weight)
+
+    def _gradient_hook(self, place, gradient):
+        # None of an output that nothing uses, such as the states of an LSTM.
+        if gradient is not None:
             self._on_gradient_in(place, gradient)
-
-        return hook
 
     def _backward_hook(self, cell, grad_input, grad_output):
         name = self._names[id(cell)]

@@ -9,9 +9,14 @@ from mindspore import nn
 from ms_lossscale._arguments import Batch, check_scale
 from ms_lossscale._output import written_scale
 from ms_lossscale.diagnosis.arguments import as_inputs, trained_parts
-from ms_lossscale.diagnosis.cell_watch import CellWatch, as_array, can_be_hooked, cell_names, is_float
+from ms_lossscale.diagnosis.cell_watch import CellWatch, WatchError, as_array, cell_names, is_float
 from ms_lossscale.diagnosis.distribution import FLOAT16
 from ms_lossscale.diagnosis.replay import replay, running
+
+_ONLY_IN_GRAPH = (
+    "The network runs in graph mode only, in which cells can't be watched: only its loss and the gradients of its "
+    "weights were looked at."
+)
 
 
 class Range(NamedTuple):
@@ -74,7 +79,8 @@ class OverflowTrace(NamedTuple):
     def __str__(self) -> str:
         at_scale = f"at loss scale {written_scale(self.loss_scale)}"
         if not self.found:
-            return f"No overflow: all values are finite and below 65504 in float16 {at_scale}."
+            none = f"No overflow: all values are finite and below 65504 in float16 {at_scale}."
+            return f"{none} {self.note}".rstrip()
         what = {
             "output": "its output",
             "gradient": "the gradient that it passes back",
@@ -105,7 +111,8 @@ def locate_overflow(network: nn.Cell, inputs: Batch, *, loss_scale: float) -> Ov
 
     Where a network takes a gradient in its forward (a gradient penalty), PyNative mode loses the gradients of that
     gradient. The gradients of its parameters are then computed in graph mode; those of its cells lack them, so that
-    such an overflow is named at a parameter.
+    such an overflow is named at a parameter. Of a network that runs in graph mode only, the loss and the gradients of
+    its parameters are looked at, and the trace says so. What `vmap` or `jacrev` transforms can't be watched either.
 
     Args:
         network (Cell): Returns the loss, as :class:`mindspore.nn.WithLossCell` does; or a training cell of this
@@ -140,7 +147,7 @@ def locate_overflow(network: nn.Cell, inputs: Batch, *, loss_scale: float) -> Ov
     parts = trained_parts(owner, network)
     loss_scale = check_scale(owner, "loss_scale", loss_scale)
     inputs = as_inputs(owner, "inputs", inputs)
-    held = None
+    held, note = None, ""
     with replay(owner, parts) as replayed:
         for loss_and_grads in replayed:
             search = _Search(loss_and_grads, loss_scale)
@@ -151,7 +158,9 @@ def locate_overflow(network: nn.Cell, inputs: Batch, *, loss_scale: float) -> Ov
                 return search.explained(overflow)
             if held is None and search.overflows:
                 held = search.explained(search.overflows[0])
-    return held or OverflowTrace(False, loss_scale)
+            if search.only_in_graph:
+                note = _ONLY_IN_GRAPH
+    return held or OverflowTrace(False, loss_scale, note=note)
 
 
 class _Overflow(NamedTuple):
@@ -187,18 +196,21 @@ class _Search:
 
     def run(self, batch):
         watch = CellWatch(
-            self._part.prefix, self._part.network, self._note_output, self._note_gradient_in, self._note_gradient_out
+            self._part.prefix,
+            self._part.network,
+            self._note_output,
+            self._note_gradient_in,
+            self._note_gradient_out,
+            self._note_weight,
         )
         self._batch = [_range(as_array(each), each) for each in self._part.inputs(batch) if is_float(each)]
-        handles = [
-            weight.register_hook(self._weight_hook(weight)) for weight in self._part.weights if can_be_hooked(weight)
-        ]
         try:
             with watch.watching():
                 _, grads = self._loss_and_grads.in_pynative(self._loss_scale, batch)
-        finally:
-            for handle in handles:
-                handle.remove()
+        except WatchError:
+            raise
+        except Exception as error:
+            grads = self._run_in_graph(error, batch)
         if self._loss_and_grads.takes_gradient:
             _, grads = self._loss_and_grads.correct(self._loss_scale, batch)
         for weight, grad in zip(self._part.weights, grads):
@@ -206,11 +218,17 @@ class _Search:
             self._note(moment, "backward", self._owners.get(id(weight), self._root), 0, weight.name, grad)
         self.overflows.sort(key=lambda overflow: overflow.moment)
 
-    def _weight_hook(self, weight):
-        def hook(_gradient):
-            self._moments_of_weights[id(weight)] = self._next_moment()
+    def _run_in_graph(self, error, batch):
+        loss, grads = self._loss_and_grads.in_graph_instead(error, self._loss_scale, batch)
+        self.overflows.clear()
+        self._inputs.clear()
+        self._note(self._next_moment(), "forward", self._root, 0, "output", loss)
+        # The backward goes from the last weight to the first.
+        self._moments_of_weights = {id(weight): self._next_moment() for weight in reversed(self._part.weights)}
+        return grads
 
-        return hook
+    def _note_weight(self, weight):
+        self._moments_of_weights[id(weight)] = self._next_moment()
 
     def _next_moment(self):
         self._moment += 1
@@ -264,6 +282,11 @@ class _Search:
             for each in self._inputs_of(overflow)
         )
 
+    @property
+    def only_in_graph(self):
+        """Whether the cells could not be watched."""
+        return self._loss_and_grads.only_in_graph
+
     def explained(self, overflow):
         """The trace of an overflow, with what else there is to say."""
         inputs = self._inputs_of(overflow)
@@ -273,6 +296,8 @@ class _Search:
         trace = overflow.trace
         if any(each.non_finite for each in self._batch):
             return "The batch itself holds values that are not finite."
+        if self.only_in_graph:
+            return _ONLY_IN_GRAPH
         if trace.direction == "forward" and any(each.non_finite for each in inputs):
             return (
                 "Its input is not finite already, though no cell put that out: it was computed between cells, in the "

@@ -27,7 +27,8 @@ def profile_activations(
     other random numbers, whose state MindSpore keeps inside the operators.
 
     Where a network takes a gradient in its forward (a gradient penalty), PyNative mode loses the gradients of that
-    gradient: what flows back into its cells lacks them, and a warning says so.
+    gradient: what flows back into its cells lacks them, and a warning says so. The cells that `vmap` or `jacrev`
+    transforms can't be watched, nor can a network that runs in graph mode only; :func:`profile_gradients` can see both.
 
     Args:
         network (Cell): Returns the loss, as :class:`mindspore.nn.WithLossCell` does; or a training cell of this

@@ -40,7 +40,8 @@ def profile_gradients(
     other random numbers. Of each parameter it keeps counts by binade, so that memory does not grow with the batches.
 
     A network that takes a gradient in its forward (a gradient penalty) is computed in graph mode, since PyNative mode
-    loses the gradients of that gradient; where it does not compile, a warning says what is missing.
+    loses the gradients of that gradient; where it does not compile, a warning says what is missing. So is a network
+    that runs in graph mode only, if graph mode is MindSpore's mode.
 
     A training cell of this package knows its networks and weights: ``profile_gradients(cell, batches)`` .
 

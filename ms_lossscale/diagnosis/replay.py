@@ -8,7 +8,8 @@ import mindspore
 from mindspore import ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from ms_lossscale._mindspore import forget_failed_calls, noticing_gradients, write_in_place
+from ms_lossscale._mindspore import around_transforms, forget_failed_calls, noticing_gradients, write_in_place
+from ms_lossscale.diagnosis.cell_watch import WatchError
 from ms_lossscale.step.scaling import scaled
 
 
@@ -23,11 +24,12 @@ def replay(owner, parts):
     that is in training already runs as it is, with the cells inside that its user has taken out of training.
     """
     networks = [part.network for part in parts]
+    trains_in_graph_mode = mindspore.get_context("mode") == mindspore.GRAPH_MODE
     random_state = mindspore.get_rng_state()
     cells = {id(cell): cell for network in networks for _, cell in network.cells_and_names()}.values()
     in_training = [(cell, cell.training) for cell in cells]
     state = {id(s): s for network in networks for s in (*network.get_parameters(), *network.buffers())}.values()
-    with _in_mode(mindspore.PYNATIVE_MODE, "0"):
+    with _in_mode(mindspore.PYNATIVE_MODE, "0"), around_transforms(_compiling):
         forget_failed_calls()
         values = [(each, ops.deepcopy(each)) for each in state if each is not None]
 
@@ -39,7 +41,7 @@ def replay(owner, parts):
                 if not network.training:
                     for _, cell in network.cells_and_names():
                         cell.add_flags(training=True)
-            yield [LossAndGrads(owner, part, restore) for part in parts]
+            yield [LossAndGrads(owner, part, restore, trains_in_graph_mode) for part in parts]
         finally:
             restore()
             for cell, training in in_training:
@@ -54,17 +56,26 @@ def in_graph_mode():
 
 @contextlib.contextmanager
 def _in_mode(mode, ms_jit):
-    mode_before, jit = mindspore.get_context("mode"), os.environ.get("MS_JIT")
+    mode_before = mindspore.get_context("mode")
     mindspore.set_context(mode=mode)
-    os.environ["MS_JIT"] = ms_jit
+    try:
+        with _compiling(ms_jit):
+            yield
+    finally:
+        mindspore.set_context(mode=mode_before)
+
+
+@contextlib.contextmanager
+def _compiling(ms_jit="1"):
+    """Whether what is decorated with `mindspore.jit` is compiled."""
+    before, os.environ["MS_JIT"] = os.environ.get("MS_JIT"), ms_jit
     try:
         yield
     finally:
-        if jit is None:
+        if before is None:
             del os.environ["MS_JIT"]
         else:
-            os.environ["MS_JIT"] = jit
-        mindspore.set_context(mode=mode_before)
+            os.environ["MS_JIT"] = before
 
 
 @contextlib.contextmanager
@@ -72,9 +83,12 @@ def running(owner, inputs):
     """Says which inputs, `batches[0]` say, it was that a network failed on."""
     try:
         yield
+    except WatchError as error:
+        raise RuntimeError(f"For '{owner}', {error}") from error
     except Exception as error:
         raise RuntimeError(
-            f"For '{owner}', the network fails on {inputs}, before there is anything to look at: {error}"
+            f"For '{owner}', the network fails on {inputs} in PyNative mode, in which the diagnosis runs, before there "
+            f"is anything to look at: {error}"
         ) from error
 
 
@@ -90,9 +104,10 @@ class LossAndGrads:
         restore (Callable): Restores what forwards have written, of all parts.
         takes_gradient (bool): Whether the network took a gradient in a forward so far.
         compiles (bool): Whether graph mode, if it was asked so far, could compute the network.
+        only_in_graph (bool): Whether graph mode computes the network and PyNative mode does not.
     """
 
-    def __init__(self, owner, part, restore):
+    def __init__(self, owner, part, restore, trains_in_graph_mode):
         self._owner = owner
         self.part = part
         self.restore = restore
@@ -100,6 +115,9 @@ class LossAndGrads:
         self._pynative = ops.value_and_grad(self._scaled_loss, None, ParameterTuple(part.weights), has_aux=True)
         self._graph = None
         self.compiles = True
+        self.only_in_graph = False
+        # Whether it is worth a try.
+        self._may_be_only_in_graph = trains_in_graph_mode
 
     def _scaled_loss(self, scale, *inputs):
         with noticing_gradients(self._notice):
@@ -113,12 +131,33 @@ class LossAndGrads:
         """The loss and the gradients of a batch as PyNative mode computes them, whose cells can be watched."""
         inputs = self.part.inputs(batch)
         (_, loss), grads = self._pynative(Tensor(loss_scale, mstype.float32), *inputs)
+        self._may_be_only_in_graph = False
         return loss, grads
+
+    def in_graph_instead(self, error, loss_scale, batch):
+        """
+        The loss and the gradients as graph mode computes them, where PyNative mode failed with this error: of a network
+        that is written for graph mode only. Raises the error if graph mode fails, too, or its user is in PyNative mode.
+        """
+        if not self._may_be_only_in_graph:
+            raise error
+        self.restore()
+        try:
+            loss_and_grads = self._in_graph(loss_scale, self.part.inputs(batch))
+        except Exception:
+            raise error from None
+        self.only_in_graph = True
+        return loss_and_grads
 
     def correct(self, loss_scale, batch):
         """The loss and the gradients, of a network that takes a gradient in graph mode, if it compiles there."""
+        if self.only_in_graph:
+            return self._in_graph(loss_scale, self.part.inputs(batch))
         if not (self.takes_gradient and self.compiles):
-            loss_and_grads = self.in_pynative(loss_scale, batch)
+            try:
+                loss_and_grads = self.in_pynative(loss_scale, batch)
+            except Exception as error:
+                return self.in_graph_instead(error, loss_scale, batch)
             if not (self.takes_gradient and self.compiles):
                 return loss_and_grads
             self.restore()

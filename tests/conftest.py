@@ -23,10 +23,14 @@ def mode(request):
         yield request.param
 
 
-# For what is the same code in both modes.
-quick_in_graph_mode = pytest.mark.parametrize(
-    "mode", ["graph", pytest.param("pynative", marks=pytest.mark.long)], indirect=True
-)
+def _quick_in(quick):
+    modes = [name if name == quick else pytest.param(name, marks=pytest.mark.long) for name in MODES]
+    return pytest.mark.parametrize("mode", modes, indirect=True)
+
+
+# Where the mode decides nothing of what is shown: in the one that takes less time, mostly PyNative mode, which compiles
+# less. Graph mode compiles for a second or more.
+quick_in_graph_mode, quick_in_pynative_mode = map(_quick_in, MODES)
 
 
 @pytest.fixture(autouse=True)

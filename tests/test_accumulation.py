@@ -3,6 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
+from conftest import quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Tensor, dataset, nn, ops
 from mindspore.train import Model
 from support import resume_mid_cycle
@@ -35,6 +36,7 @@ def batches(size):
     return [(Tensor(x[i : i + size]), Tensor(y[i : i + size])) for i in range(0, len(x), size)]
 
 
+@quick_in_graph_mode
 def test_small_batches_equal_a_large_one_through_model(mode):
     network, expected = Mlp(), Mlp()
     # MindSpore's own cell, with batches of a whole cycle.
@@ -73,6 +75,7 @@ class GivenGradient(nn.Cell):
         return (self.weight * gradient).sum()
 
 
+@quick_in_graph_mode
 def test_statistics_of_an_overflowing_cycle_are_undone(mode):
     network = Normalised()
     cell = ScaledTrainOneStepCell(
@@ -117,6 +120,7 @@ def saturating_batch(overflow, seed):
     return x, y
 
 
+@quick_in_graph_mode
 def test_the_register_is_remembered_over_the_calls_of_a_cycle(mode):
     with emulation.saturation_mode() as register:
         network = Saturating("only")
@@ -151,6 +155,7 @@ def test_the_register_is_remembered_over_the_calls_of_a_cycle(mode):
         assert cell.get_loss_scale() == 2.0**6
 
 
+@quick_in_graph_mode
 def test_the_register_shows_nobody_elses_over_a_cycle(mode):
     with emulation.saturation_mode() as register:
         networks = [Saturating("first"), Saturating("second", seed=1)]
@@ -192,6 +197,7 @@ class LossAndPredictions(nn.Cell):
         return ops.square(predictions - y).mean(), predictions, predictions.sum()
 
 
+@quick_in_pynative_mode
 def test_values_are_those_of_the_call_and_the_scale_is_the_cycles(mode):
     network = LossAndPredictions()
     cell = ScaledTrainOneStepCell(
@@ -225,6 +231,7 @@ def test_values_are_those_of_the_call_and_the_scale_is_the_cycles(mode):
     assert scales == [2.0**10] * 6 + [2.0**5] * 6 + [2.0**7] * 3
 
 
+@quick_in_pynative_mode
 def test_networks_take_part_in_whole_cycles(mode):
     trained = Trained("alternating", steps=2, every=(1, 2))
     for cycle, every in enumerate([(1, 1), (1, 3), (3, 1), (1, 2), (1, 1)]):
@@ -243,6 +250,7 @@ def test_networks_take_part_in_whole_cycles(mode):
 
 
 # Of so many calls the number that is kept has no place but in its sign.
+@quick_in_pynative_mode
 @pytest.mark.parametrize("steps", [3, 2**15])
 def test_a_flush_ends_a_cycle_that_has_begun_and_nothing_else(mode, steps):
     trained = Trained("scaled", steps=steps)
@@ -253,6 +261,7 @@ def test_a_flush_ends_a_cycle_that_has_begun_and_nothing_else(mode, steps):
     assert trained.cell.counters() == {"applied_steps": 1, "skipped_steps": 0, "consecutive_skipped_steps": 0}
 
 
+@pytest.mark.long
 def test_resumes_in_a_new_process_with_the_same_bits(tmp_path):
     before = mindspore.get_context("mode")
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
@@ -280,6 +289,7 @@ def test_memory_is_one_float32_buffer_for_each_weight(kind):
     assert all(value.size == 1 for value in added if not value.ndim)
 
 
+@quick_in_pynative_mode
 def test_float16_weights_are_accumulated_in_float32(mode):
     network = HalfPrecision()
     cell = ScaledTrainOneStepCell(

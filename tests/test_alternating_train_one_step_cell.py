@@ -9,6 +9,7 @@ import functools
 
 import numpy as np
 import pytest
+from conftest import quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Model, nn
 from mindspore import dtype as mstype
 from mindspore.dataset import GeneratorDataset
@@ -162,6 +163,7 @@ class TestGan:
         for loss, _, _, losses in recorded(mode).outputs:
             np.testing.assert_allclose(loss, losses.sum(), rtol=1e-6)
 
+    @quick_in_graph_mode
     def test_model_trains_as_direct_calls_do(self, mode):
         calls = 4
         cell = gan_cell()
@@ -190,6 +192,7 @@ def pair_batch(call, overflow_in=()):
 
 
 class TestOneForEach:
+    @quick_in_pynative_mode
     def test_loss_scales_of_a_list_are_used_as_they_are(self, mode):
         networks = linear_pair()
         loss_scales = [FixedLossScale(8.0), DynamicLossScale(2.0**10, scale_window=1)]
@@ -204,6 +207,7 @@ class TestOneForEach:
         cell.set_loss_scale(2.0)
         assert cell.get_loss_scale() == [2.0, 2.0]
 
+    @quick_in_pynative_mode
     def test_one_loss_scale_is_copied_for_each(self, mode):
         networks = linear_pair()
         loss_scale = DynamicLossScale(2.0**10)
@@ -212,6 +216,7 @@ class TestOneForEach:
         assert cell.get_loss_scale() == [1024.0, 512.0]
         assert loss_scale.get_loss_scale() == 1024.0
 
+    @quick_in_pynative_mode
     @pytest.mark.parametrize("which", [(1,), None])
     def test_after_update_runs_after_each_applied_update_of_its_network(self, mode, which):
         networks, unclipped = linear_pair(), linear_pair()
@@ -239,6 +244,7 @@ class TestOneForEach:
             assert same_bits(networks[i].weight.asnumpy(), expected)
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("make", [SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell])
 @pytest.mark.parametrize("max_retries", [0, 1])
 def test_aux_of_one_of_the_networks(mode, make, max_retries):
@@ -257,6 +263,7 @@ def test_aux_of_one_of_the_networks(mode, make, max_retries):
     np.testing.assert_array_equal(auxes[1][0].asnumpy(), 2 * take(PAIRS[1], inputs)[0].asnumpy())
 
 
+@quick_in_pynative_mode
 def test_aux_of_each_network(mode):
     networks, expected = linear_pair(), linear_pair()
     cell = AlternatingTrainOneStepCell(
@@ -275,6 +282,7 @@ def test_aux_of_each_network(mode):
         assert same_bits(networks[i].weight.asnumpy(), expected[i].weight.asnumpy())
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("count", [1, 3])
 def test_any_number_of_networks(mode, count):
     networks = [renamed(f"{i}.", Linear(seed=i)) for i in range(count)]

@@ -61,6 +61,7 @@ def test_weights_that_are_nan(mode, few):
     )
 
 
+@quick_in_graph_mode
 def test_a_training_that_went_well_before(mode, few):
     _, cell = linear()
     good, bad = batch(0), batch_for(True)
@@ -110,6 +111,7 @@ def test_what_the_forward_writes(mode, few):
     assert "locate_overflow" not in message
 
 
+@quick_in_graph_mode
 def test_the_status_register(mode, few):
     with emulation.saturation_mode():
         network = Saturating("only")

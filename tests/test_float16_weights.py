@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode
+from conftest import quick_in_pynative_mode
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 from support.training import bookkeeping, changed, state
@@ -74,6 +74,7 @@ def test_the_optimizer_gets_gradients_of_its_weights_dtypes(mode):
     np.testing.assert_array_equal(network.half_3.asnumpy(), np.zeros(3, np.float16))
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("keywords", [{}, {"clip_norm": 1.0}, {"max_retries": 1}], ids=str)
 def test_a_gradient_that_the_cast_makes_infinite_skips_the_step(mode, keywords):
     network = Mixed()
@@ -89,7 +90,7 @@ def test_a_gradient_that_the_cast_makes_infinite_skips_the_step(mode, keywords):
         assert not np.isfinite(cell.grad_norm())
 
 
-@quick_in_graph_mode
+@quick_in_pynative_mode
 def test_of_a_cycle_the_mean_is_what_is_cast(mode):
     network = Mixed()
     cell = ScaledTrainOneStepCell(network, descent(network), SCALE, gradient_accumulation_steps=2).set_train()
@@ -105,7 +106,7 @@ def test_of_a_cycle_the_mean_is_what_is_cast(mode):
     assert not bool(cell(slope(1), slope(0))[1])
 
 
-@quick_in_graph_mode
+@quick_in_pynative_mode
 def test_of_several_scales_that_of_its_network_moves(mode):
     networks = [Mixed("first"), Mixed("second")]
     rules = [DynamicLossScale(SCALE, min_loss_scale=2.0**-6) for _ in networks]
@@ -117,6 +118,7 @@ def test_of_several_scales_that_of_its_network_moves(mode):
     assert cell.get_loss_scale() == [SCALE, SCALE / 2]
 
 
+@quick_in_pynative_mode
 def test_the_norm_is_that_before_the_cast(mode):
     network = Mixed()
     cell = ScaledTrainOneStepCell(network, descent(network), DynamicLossScale(2.0**10), clip_norm=float("inf"))

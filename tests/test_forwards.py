@@ -93,6 +93,10 @@ CONFIGURATIONS = {
     "alternating cycle": ("alternating", THIRD, {"gradient_accumulation_steps": 2}),
 }
 # Each way is in one group, and each group in one of the configurations of `make test`: one compilation for many ways.
+QUICK = {
+    "graph": ("single", "cycle", "simultaneous retries", "alternating retries in a cycle"),
+    "pynative": ("single", "cycle", "retries", "alternating"),
+}
 GROUPS = 4
 
 
@@ -110,12 +114,12 @@ def _no_globals():
 
 
 def _configured():
-    for (i, name), group in itertools.product(enumerate(CONFIGURATIONS), range(GROUPS)):
-        yield pytest.param(name, group, marks=[] if i == group else pytest.mark.long)
+    for mode, name, group in itertools.product(QUICK, CONFIGURATIONS, range(GROUPS)):
+        yield pytest.param(mode, name, group, marks=[] if QUICK[mode][group] == name else pytest.mark.long)
 
 
-@pytest.mark.parametrize("name, group", _configured())
-def test_each_way_to_write(name, group, mode):
+@pytest.mark.parametrize("mode, name, group", list(_configured()), indirect=["mode"])
+def test_each_way_to_write(mode, name, group):
     retries = "retries" in name
     classes = [WAYS[way] for way in list(WAYS)[group::GROUPS] if not (retries and way in _OF_THE_BACKWARD)]
     classes = _running_in(mode, classes)
@@ -135,13 +139,18 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["single", pytest.param("simultaneous", marks=pytest.mark.long), "alternating"])
+in_each_cell = pytest.mark.parametrize(
+    "kind", [kind if kind == "single" else pytest.param(kind, marks=pytest.mark.long) for kind in KINDS]
+)
+
+
+@in_each_cell
 def test_each_place(kind, mode):
     classes = _running_in(mode, PLACES.values())
     _train(KINDS[kind], [cls(part()) for cls in classes for part in (ByAssign, BufferByCopy, BatchNorm)])
 
 
-@pytest.mark.parametrize("kind", ["single", pytest.param("simultaneous", marks=pytest.mark.long), "alternating"])
+@in_each_cell
 def test_at_the_top(kind, mode):
     network = at_top(ByAssign)()
     _train(KINDS[kind], [network], network)

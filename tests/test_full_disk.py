@@ -63,6 +63,7 @@ def told(tmp_path_factory):
     return folder, json.loads(check_python("-c", PROGRAM, cwd=folder).splitlines()[-1])
 
 
+@pytest.mark.long
 def test_each_file_is_named_once_while_the_training_runs(told):
     of_csv, of_summary, of_batch = told[1]
     # Not at the end, but when the rows of two more steps no longer fit.

@@ -3,6 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
+from conftest import quick_in_pynative_mode
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from support.training import changed, state
@@ -110,6 +111,7 @@ def test_each_weight_has_its_own_gradient_and_the_norm_is_that_of_the_transforme
         assert_moved(cell, name, sign * CENTRALIZED, sign * SLOPE)
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("kind", ["simultaneous", "alternating"])
 def test_each_network_may_have_its_own_in_their_order(mode, kind):
     cell = make(kind, [[Counted(), Centralize()], [Centralize(), Counted()]])
@@ -131,6 +133,7 @@ def test_a_skipped_step_takes_back_what_they_write(mode):
     assert "calls" in cell.forward_state_names()
 
 
+@quick_in_pynative_mode
 def test_a_cycle_is_transformed_once_as_its_mean(mode):
     cell = make("scaled", [Counted()], gradient_accumulation_steps=2)
     cell(slopes(1))
@@ -144,6 +147,7 @@ def test_a_cycle_is_transformed_once_as_its_mean(mode):
     assert cell.counters()["skipped_steps"] == 1
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("kind", ["scaled", "simultaneous", "alternating"])
 def test_each_attempt_is_transformed_before_its_overflow_check_and_one_is_applied(mode, kind):
     transforms = [Counted()] if kind == "scaled" else [[Counted()], [Counted()]]
@@ -164,6 +168,7 @@ def test_retries_within_a_cycle(mode):
     assert_moved(cell, "net", SLOPE + 1, SLOPE + 1)
 
 
+@quick_in_pynative_mode
 def test_clips_what_they_return(mode):
     cell = make("scaled", [Counted(), Centralize()], clip_norm=1.0)
     cell(slopes())
@@ -183,6 +188,7 @@ class Huge(nn.Cell):
         return (grads[0] * self.factor, *grads[1:])
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("clip_norm", [None, 1.0])
 def test_the_overflow_check_is_on_what_they_return(mode, clip_norm):
     network = Sloped()
@@ -199,6 +205,7 @@ def test_the_overflow_check_is_on_what_they_return(mode, clip_norm):
     assert_moved(cell, "net", 0 * SLOPE, 0 * SLOPE)
 
 
+@quick_in_pynative_mode
 def test_of_several_scales_the_one_moves_whose_gradients_they_make_infinite(mode):
     scales = [DynamicLossScale(8.0), DynamicLossScale(8.0)]
     cell = make("simultaneous", [[], [Huge()]], loss_scale=scales)
@@ -222,6 +229,7 @@ def test_wrong_arguments(kind, transforms, error, message):
         make(kind, transforms)
 
 
+@quick_in_pynative_mode
 def test_a_cycle_goes_on_from_a_checkpoint(mode):
     training, resumed = (make("scaled", [Counted()], gradient_accumulation_steps=2) for _ in range(2))
     for factor in (1, 2, 3):

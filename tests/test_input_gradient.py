@@ -5,6 +5,7 @@ import copy
 import mindspore
 import numpy as np
 import pytest
+from conftest import quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Parameter, Tensor, amp, nn, ops
 from mindspore import dtype as mstype
 from support.gan_networks import renamed
@@ -197,6 +198,7 @@ class TestOfTinyNumbers:
         critic = Critic(SMALL, mstype.float16)
         assert error(make(critic)(REAL).asnumpy(), gradient_by_input(critic, REAL)) > 0.5
 
+    @quick_in_graph_mode
     @SCALES
     def test_a_penalty_trains_as_in_float64(self, mode, make):
         critic, loss_scale = Critic(SMALL, mstype.float16), make()
@@ -208,6 +210,7 @@ class TestOfTinyNumbers:
         for its, wanted in zip(moved, gradients):
             assert_close(its, wanted, FLOAT16)
 
+    @quick_in_graph_mode
     def test_a_penalty_without_a_scale_of_the_gradient_does_not(self, mode):
         """The scale of the loss comes too late."""
         critic = Critic(SMALL, mstype.float16)
@@ -276,6 +279,7 @@ def test_the_scale_is_that_of_the_step_and_an_overflow_skips_it(mode):
     assert cell.counters() == {"applied_steps": 2, "skipped_steps": 1, "consecutive_skipped_steps": 0}
 
 
+@quick_in_pynative_mode
 def test_an_overflow_at_a_number_of_its_own_skips_the_step(mode):
     critic = Critic(dtype=mstype.float16)
     assert not np.isfinite(InputGradient(critic, 2.0**16)(REAL).asnumpy()).any()
@@ -284,6 +288,7 @@ def test_an_overflow_at_a_number_of_its_own_skips_the_step(mode):
         assert bool(cell(REAL, FAKE)[1]) == overflows
 
 
+@quick_in_pynative_mode
 def test_a_shared_scale_is_followed(mode):
     critic, rule = Critic(SMALL, mstype.float16), DynamicLossScale(2.0**14)
     slope = InputGradient(critic, rule)
@@ -294,6 +299,7 @@ def test_a_shared_scale_is_followed(mode):
         assert (error(slope(REAL).asnumpy(), gradient_by_input(critic, REAL)) < FLOAT16) == held
 
 
+@quick_in_pynative_mode
 def test_what_the_forward_of_the_critic_writes_is_undone(mode):
     critic = renamed(
         "critic.", nn.SequentialCell(nn.Dense(FEATURES, HIDDEN), nn.BatchNorm1d(HIDDEN), nn.Dense(HIDDEN, 1))
@@ -308,6 +314,7 @@ def test_what_the_forward_of_the_critic_writes_is_undone(mode):
     np.testing.assert_array_equal(critic[1].moving_mean.asnumpy(), after)
 
 
+@quick_in_pynative_mode
 def test_a_checkpoint_resumes(mode):
     def make():
         critic, rule = Critic(), DynamicLossScale(2.0**10, scale_window=1)
@@ -326,6 +333,7 @@ def test_a_checkpoint_resumes(mode):
     assert resumed.get_loss_scale() == cell.get_loss_scale() == 2.0**12
 
 
+@quick_in_pynative_mode
 def test_weights_that_are_given_other_memory_are_seen(mode):
     """Compiled code in PyNative mode goes on with what it knew."""
     critic = Critic()
@@ -338,6 +346,7 @@ def test_weights_that_are_given_other_memory_are_seen(mode):
         assert_close(slope(REAL).asnumpy(), gradient_by_input(critic, REAL), FLOAT32)
 
 
+@quick_in_pynative_mode
 def test_the_mode_of_the_cells_is_seen(mode):
     critic = nn.SequentialCell(nn.Dropout(p=0.5), nn.Dense(100, 1, weight_init="ones"))
     slope, x = InputGradient(critic), Tensor(np.ones((4, 100), np.float32))
@@ -346,6 +355,7 @@ def test_the_mode_of_the_cells_is_seen(mode):
         assert set(np.unique(slope(x).asnumpy())) == ({0.0, 2.0} if training else {1.0})
 
 
+@quick_in_pynative_mode
 def test_a_copy_has_weights_of_its_own(mode):
     critic = Critic()
     slope = InputGradient(critic, 4.0)
@@ -356,6 +366,7 @@ def test_a_copy_has_weights_of_its_own(mode):
     assert_close(slope(REAL).asnumpy(), gradient_by_input(critic, REAL), FLOAT32)
 
 
+@quick_in_pynative_mode
 def test_further_inputs_and_outputs_of_any_shape(mode):
     class Weighted(nn.Cell):
         def construct(self, x, factor, power):
@@ -365,12 +376,14 @@ def test_further_inputs_and_outputs_of_any_shape(mode):
     np.testing.assert_array_equal(slope.asnumpy(), [[16.0, 32.0]])
 
 
+@quick_in_pynative_mode
 def test_float16_inputs(mode):
     slope = InputGradient(Critic(dtype=mstype.float16), 2.0**4)(REAL.astype(mstype.float16))
     assert slope.dtype == mstype.float32
     assert_close(slope.asnumpy(), gradient_by_input(Critic(), REAL), FLOAT16)
 
 
+@quick_in_pynative_mode
 def test_a_cast_of_the_loss_reaches_the_critic_and_not_the_scale(mode):
     class Square(nn.Cell):
         def construct(self, x):

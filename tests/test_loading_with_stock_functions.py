@@ -3,6 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
+from conftest import quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Parameter, Tensor, nn, ops
 from support.linear_pair import CELLS, Trained
 from support.networks import FEATURES, Linear, batch
@@ -42,6 +43,7 @@ def experimental_adamw(parameters):
     return mindspore.experimental.optim.AdamW(parameters, 0.01)
 
 
+@quick_in_graph_mode
 @pytest.mark.parametrize(
     ("load", "optimizer", "steps"),
     [
@@ -75,6 +77,7 @@ def test_training_goes_on_from_what_was_loaded(mode, load, optimizer, steps):
         assert changed(expected, state(cell)) == set()
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("kind", CELLS)
 def test_of_every_cell_and_before_a_flush(mode, kind):
     trained = Trained(kind, steps=2, ema_decay=0.9)
@@ -92,6 +95,7 @@ def test_of_every_cell_and_before_a_flush(mode, kind):
     assert all(same_bits(saved[name], state(trained.cell)[name]) for name in unknown)
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("kind", CELLS)
 def test_a_cycle_that_was_begun_with_another_number_of_calls_is_refused_at_the_next_call(mode, kind):
     begun, other = Trained(kind, steps=3), Trained(kind, steps=2)
@@ -114,6 +118,7 @@ def test_a_cycle_that_was_begun_with_another_number_of_calls_is_refused_at_the_n
         assert other.cell.steps_made() == 2
 
 
+@quick_in_pynative_mode
 def test_a_learning_rate_that_was_set(mode):
     cells = []
     for _ in range(2):

@@ -8,6 +8,7 @@ from pathlib import Path
 import mindspore
 import numpy as np
 import pytest
+from conftest import quick_in_graph_mode, quick_in_pynative_mode
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mindspore import Parameter, Tensor, amp, nn
@@ -85,6 +86,7 @@ def written_rule(init, factor, scale_window, backoff, hysteresis, low, high, ove
 class TestDynamicLossScale:
     """The sequences in golden/ were computed by other implementations, or by hand from the written update rule."""
 
+    @quick_in_graph_mode
     @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["name"])
     def test_adjust_follows_the_update_rule(self, mode, rule):
         loss_scale = dynamic_loss_scale(rule)
@@ -95,6 +97,7 @@ class TestDynamicLossScale:
             history.append(loss_scale.get_loss_scale())
         assert history == rule["scale_after"]
 
+    @quick_in_pynative_mode
     @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["name"])
     def test_a_call_as_scale_sense_follows_the_update_rule(self, mode, rule):
         scale_sense = ScaleSense(dynamic_loss_scale(rule))
@@ -105,6 +108,7 @@ class TestDynamicLossScale:
             assert scale_sense.loss_scale.get_loss_scale() == history[-1]
         assert history == rule["scale_after"]
 
+    @quick_in_pynative_mode
     @pytest.mark.parametrize(
         "rule",
         [rule for rule in RULES if rule["name"] in ("hysteresis_2", "ceiling")],
@@ -146,6 +150,7 @@ class TestDynamicLossScale:
         adjust = Adjust(loss_scale)
         return adjust, state(adjust)
 
+    @quick_in_graph_mode
     @pytest.mark.parametrize("numbers", SETTINGS)
     @few_examples
     @given(overflows=st.lists(st.booleans(), min_size=1, max_size=30))
@@ -209,6 +214,7 @@ class TestScheduledLossScale:
         ((3, 4), (100.0, 0.3)),
     )
 
+    @quick_in_pynative_mode
     @pytest.mark.parametrize("milestone, loss_scales", SCHEDULES)
     def test_means_the_same_as_piecewise_constant_lr(self, mode, milestone, loss_scales):
         oracle = nn.piecewise_constant_lr(milestone, list(loss_scales))
@@ -254,6 +260,7 @@ ALL_THREE = {
 }
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("kind", ALL_THREE)
 def test_set_loss_scale_takes_effect_at_once(mode, kind):
     loss_scale = ALL_THREE[kind]()
@@ -312,6 +319,7 @@ class TestAsScaleSenseOfTheStockCell:
         def construct(self, overflow):
             return self.stock_cell.process_loss_scale(overflow)
 
+    @quick_in_graph_mode
     @pytest.mark.parametrize(
         "kind, expected",
         [

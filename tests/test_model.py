@@ -5,7 +5,7 @@ import re
 import mindspore
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode
+from conftest import quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Model, nn
 from mindspore.dataset import GeneratorDataset
 from mindspore.train import Callback, CheckpointConfig, LossMonitor, ModelCheckpoint, TimeMonitor
@@ -48,6 +48,7 @@ class Record(Callback):
         self.outputs.append(run_context.original_args().net_outputs)
 
 
+@quick_in_graph_mode
 @pytest.mark.parametrize("sink", [True, False], ids=["sink", "no_sink"])
 def test_trains_with_the_stock_callbacks(mode, sink, tmp_path, capsys):
     network, expected = Linear(), Linear()
@@ -112,6 +113,7 @@ def test_evaluates_with_an_eval_network(mode):
     np.testing.assert_allclose(after["mae"], np.mean([np.abs(p - y) for p, y in predictions]), rtol=1e-4)
 
 
+@quick_in_pynative_mode
 def test_predict_is_refused_and_leaves_the_cell_in_its_mode(mode):
     network = Linear()
     frozen = network.frozen = nn.BatchNorm1d(FEATURES).set_train(False)
@@ -136,6 +138,7 @@ def test_predict_is_refused_and_leaves_the_cell_in_its_mode(mode):
     assert cell.counters()["applied_steps"] == 2 + STEPS
 
 
+@quick_in_pynative_mode
 def test_a_mode_that_was_set_before_predict_stays(mode):
     cell = scaled_cell(Linear(), 2.0**10).set_train(False)
     with pytest.raises(RuntimeError, match=r"Model\.predict"):

@@ -3,6 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
+from conftest import quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from support.linear_pair import CELLS, Trained
@@ -18,6 +19,7 @@ def averages(cell):
     return {name: average.asnumpy().copy() for name, average in cell.ema_parameters().items()}
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("kind", ["simultaneous", "alternating"])
 def test_a_network_without_decay_has_no_average(mode, kind):
     trained = Trained(kind, ema_decay=[None, 0.5])
@@ -49,6 +51,7 @@ class Interrupted(Exception):
     pass
 
 
+@quick_in_graph_mode
 @pytest.mark.parametrize("kind, steps", [("scaled", 1), ("simultaneous", 2), ("alternating", 2)])
 def test_evaluates_with_the_averages_and_trains_on_as_if_nothing_had_been(mode, kind, steps):
     evaluated, untouched = (Trained(kind, ema_decay=0.75, steps=steps) for _ in range(2))
@@ -76,6 +79,7 @@ def test_evaluates_with_the_averages_and_trains_on_as_if_nothing_had_been(mode, 
     assert changed(state(evaluated.cell), state(untouched.cell)) == set()
 
 
+@quick_in_pynative_mode
 def test_contexts_nest(mode):
     trained = Trained("scaled", ema_decay=0.75)
     trained.call(0)
@@ -97,6 +101,7 @@ def test_needs_a_decay(kind, method):
         getattr(Trained(kind).cell, method)()
 
 
+@quick_in_pynative_mode
 def test_float16_weights_have_float32_averages(mode):
     network = HalfPrecision()
     cell = ScaledTrainOneStepCell(
@@ -128,6 +133,7 @@ class ClipWeights(nn.Cell):
         return ops.assign(self.weight, ops.clamp(self.weight, -0.1, 0.1))
 
 
+@quick_in_pynative_mode
 def test_averages_the_weights_that_after_update_leaves(mode):
     network = Linear()
     start = network.weight.asnumpy().astype(np.float64)
@@ -141,6 +147,7 @@ def test_averages_the_weights_that_after_update_leaves(mode):
     np.testing.assert_allclose(averages(cell)["weight"], 0.5 * start + 0.5 * clipped, rtol=0, atol=1e-6)
 
 
+@quick_in_pynative_mode
 def test_begins_with_the_weights_of_the_first_applied_step(mode):
     network = Linear()
     cell = ScaledTrainOneStepCell(
@@ -162,6 +169,7 @@ def test_begins_with_the_weights_of_the_first_applied_step(mode):
         np.testing.assert_allclose(averages(cell)["weight"], expected, rtol=1e-6)
 
 
+@quick_in_pynative_mode
 def test_begins_with_weights_that_were_not_initialised_at_construction(mode):
     with nn.utils.no_init_parameters():
         network = nn.Dense(3, 1, has_bias=False)
@@ -175,6 +183,7 @@ def test_begins_with_weights_that_were_not_initialised_at_construction(mode):
     np.testing.assert_allclose(averages(cell)["weight"], expected, rtol=1e-6)
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("kind", CELLS)
 def test_a_step_within_ema_weights_raises(mode, kind):
     trained = Trained(kind, ema_decay=DECAY)
@@ -186,6 +195,7 @@ def test_a_step_within_ema_weights_raises(mode, kind):
     trained.call(1)
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("kind", CELLS)
 def test_flush_and_load_state_dict_within_ema_weights_raise(mode, kind):
     trained = Trained(kind, ema_decay=DECAY, steps=2)

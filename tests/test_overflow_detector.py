@@ -4,6 +4,7 @@ import inspect
 
 import numpy as np
 import pytest
+from conftest import quick_in_pynative_mode
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.ops.operations.math_ops import NPUClearFloatStatusV2, NPUGetFloatStatusV2
@@ -26,12 +27,14 @@ class TestTheDefault:
     def test_looks_at_the_gradients_on_cpu(self):
         assert isinstance(cell_of(Linear()).overflow_detector, FiniteGradients)
 
+    @quick_in_pynative_mode
     def test_needs_nothing_where_overflows_are_not_dropped(self, mode):
         cell = cell_of(Linear(), AlwaysOverflow(), FixedLossScale(1024, drop_overflow_update=False))
         assert not bool(cell(*batch())[1])
 
 
 class TestFiniteGradients:
+    @quick_in_pynative_mode
     @pytest.mark.parametrize("bad, overflow", [(1.0, False), (np.inf, True), (-np.inf, True), (np.nan, True)])
     def test_what_is_found(self, mode, bad, overflow):
         grads = (Tensor(np.float32([[1.0, 2.0]])), Tensor(np.float32([bad])))
@@ -155,6 +158,7 @@ class TestADetectorOfTheUser:
         assert not bool(cell(*overflowing_batch())[1])
         assert not np.isfinite(cell.network.weight.asnumpy()).any()
 
+    @quick_in_pynative_mode
     def test_is_asked_anew_in_each_step(self, mode):
         detector = OnDemand()
         cell = cell_of(Linear(), detector)
@@ -164,6 +168,7 @@ class TestADetectorOfTheUser:
             reported.append(bool(cell(*batch())[1]))
         assert reported == [False, True, False]
 
+    @quick_in_pynative_mode
     @pytest.mark.parametrize("factor, overflow", [(0.99, True), (1.01, False)])
     def test_is_given_the_unscaled_gradients(self, mode, factor, overflow):
         x, y = (tensor.asnumpy() for tensor in batch())
@@ -171,6 +176,7 @@ class TestADetectorOfTheUser:
         cell = cell_of(Linear(), LargerThan(float(largest) * factor), loss_scale=2.0**16)
         assert bool(cell(*batch())[1]) == overflow
 
+    @quick_in_pynative_mode
     def test_is_given_each_weights_own_gradient(self, mode):
         """Also where the package's own would get those of one shape as one tensor."""
         assert not bool(cell_of(FourEqualWeights(), OtherThanFour())(*batch())[1])
@@ -188,6 +194,7 @@ class TestADetectorOfTheUser:
         with pytest.raises(TypeError, match=r"'WithoutACheck'.*must define 'construct\(self, grads\)'"):
             cell_of(Linear(), detector)
 
+    @quick_in_pynative_mode
     @pytest.mark.parametrize("answer, steps", [([1], 2), ([[1.5]], 1), (True, 2), (1, 1), (np.nan, 2)], ids=str)
     def test_one_element_of_any_shape_and_dtype_is_an_answer(self, mode, answer, steps):
         for value, overflow in ((answer, True), (np.zeros_like(answer), False)):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode
+from conftest import quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Parameter, Tensor, nn, ops
 from support.networks import FEATURES, batch
 from support.training import bookkeeping, changed, state
@@ -59,6 +59,7 @@ def test_no_lower_scale_is_tried(mode):
 
 
 # With a norm, too: that of the cycle's sum is finite, whatever call had overflowed.
+@quick_in_pynative_mode
 @pytest.mark.parametrize(
     "bad, keywords", [(0, {}), pytest.param(1, {}, marks=pytest.mark.long), (2, {}), (1, {"clip_norm": 1.0})], ids=str
 )
@@ -120,6 +121,7 @@ def test_what_was_not_finite_before_is_no_overflow(mode):
     assert not bool(cell(*batch(1))[1].asnumpy())
 
 
+@quick_in_pynative_mode
 def test_one_network_of_several(mode):
     networks = [BehindStopGradient(), BehindStopGradient()]
     for i, network in enumerate(networks):

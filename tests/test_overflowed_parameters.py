@@ -3,7 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode
+from conftest import quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Parameter, ParameterTuple, Tensor, nn
 from support.gan_networks import gan_batch
 from support.linear_pair import CELLS, Trained
@@ -34,7 +34,7 @@ def given_gradients(**keywords):
     return ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params()), 8.0, **keywords).set_train()
 
 
-@quick_in_graph_mode
+@quick_in_pynative_mode
 @pytest.mark.parametrize("keywords", [{}, {"clip_norm": 1.0}, {"clip_value": 1.0}], ids=["plain", "norm", "value"])
 def test_names_exactly_those(mode, keywords):
     cell = given_gradients(**keywords)
@@ -80,7 +80,7 @@ def test_of_stacked_gradients(mode):
         assert cell.overflowed_parameters() == [name]
 
 
-@quick_in_graph_mode
+@quick_in_pynative_mode
 @pytest.mark.parametrize("kind", CELLS)
 @pytest.mark.parametrize("steps", [1, 3])
 def test_in_all_cells(mode, kind, steps):
@@ -119,7 +119,7 @@ def test_nothing_is_remembered_before_the_cycle_ends(mode):
     assert cell.overflowed_parameters() == ["c"]
 
 
-@quick_in_graph_mode
+@quick_in_pynative_mode
 def test_of_a_tuple_of_losses(mode):
     cell, _, _ = gan("tuple")
     cell.set_train()

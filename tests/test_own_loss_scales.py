@@ -3,7 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode
+from conftest import quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Model, Parameter, ParameterTuple, Tensor, dataset, nn, ops
 from support.retried_networks import (
     LEARNING_RATE,
@@ -37,6 +37,7 @@ def make(loss_scales=None, **keywords):
     return networks, cell.set_train()
 
 
+@quick_in_pynative_mode
 def test_reading_and_setting(mode):
     loss_scales = (DynamicLossScale(2.0**10), FixedLossScale(8.0))
     _, cell = make(loss_scales=loss_scales)
@@ -80,6 +81,7 @@ class BothOfThem(nn.Cell):
         return self.first(x, first), self.second(x, second)
 
 
+@quick_in_pynative_mode
 def test_each_loss_of_one_network_has_its_own(mode):
     apart, cell_of_two = make([FixedLossScale(8.0), FixedLossScale(2.0)])
     together = [Slope("first"), Slope("second")]
@@ -102,6 +104,7 @@ class Told(OverflowDetector):
         return ops.stack([(grad > self.limit).any() for grad in grads]).any()
 
 
+@quick_in_pynative_mode
 def test_where_a_detector_of_ones_own_tells_all_see_it(mode):
     _, cell = make(loss_scales=[DynamicLossScale(2.0**4), DynamicLossScale(2.0**3)], overflow_detector=Told())
     assert cell(*inputs(64.0, 1.0))[1].asnumpy()
@@ -118,6 +121,7 @@ class WritesTooMuch(Slope):
         return (self.weight * slope).sum()
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("clip_norm", [None, 1.0])
 @pytest.mark.parametrize(("first", "expected"), [(1.0, [8.0, 4.0]), (float("inf"), [8.0, 8.0])])
 def test_what_the_forward_writes_is_seen_by_all_unless_gradients_tell_whose_it_was(mode, clip_norm, first, expected):
@@ -150,9 +154,16 @@ class ManySlopes(nn.Cell):
         return loss
 
 
-@pytest.mark.parametrize("counts", [(5, 1, 6), (2,)])
-@pytest.mark.parametrize("keywords", [{}, {"clip_norm": 1e6}, {"gradient_accumulation_steps": 2}], ids=str)
-@pytest.mark.parametrize("retries", [0, 2])
+@pytest.mark.parametrize(
+    ("counts", "keywords", "retries"),
+    [
+        ((5, 1, 6), {"clip_norm": 1e6}, 2),
+        ((5, 1, 6), {"gradient_accumulation_steps": 2}, 0),
+        pytest.param((5, 1, 6), {}, 2, marks=pytest.mark.long),
+        pytest.param((2,), {"gradient_accumulation_steps": 2}, 2, marks=pytest.mark.long),
+    ],
+    ids=str,
+)
 @quick_in_graph_mode
 def test_any_number_of_networks_with_any_number_of_weights(mode, counts, keywords, retries):
     networks = [ManySlopes(count, f"network{i}") for i, count in enumerate(counts)]
@@ -195,6 +206,7 @@ def test_nothing_is_tried_again_if_one_of_those_that_overflowed_is_at_its_floor(
     assert cell.counters()["retries"] == 1
 
 
+@quick_in_pynative_mode
 def test_a_scale_set_within_a_cycle_is_that_networks_next(mode):
     _, cell = make(gradient_accumulation_steps=2)
     cell(*inputs(1.0, 1.0))
@@ -205,6 +217,7 @@ def test_a_scale_set_within_a_cycle_is_that_networks_next(mode):
     assert cell(*inputs(1.0, 1.0))[2].asnumpy().tolist() == [64.0, 2.0**13]
 
 
+@quick_in_pynative_mode
 def test_an_input_gradient_of_one_of_the_scales(mode):
     loss_scales = [DynamicLossScale(2.0**15), DynamicLossScale(2.0**15)]
     networks = [Penalised(loss_scales[0], "first"), Slope("second")]
@@ -229,6 +242,7 @@ def test_profiled_each_at_its_own():
     assert profile_gradients(cell, [inputs(1.0, 1.0)]).loss_scale == [256.0, 16.0]
 
 
+@quick_in_graph_mode
 def test_the_monitor_writes_all_scales(mode, tmp_path, capsys):
     _, cell = make(loss_scales=[DynamicLossScale(2.0**15), DynamicLossScale(2.0**15)])
     first = np.float32([1.0, 64.0, 1.0])

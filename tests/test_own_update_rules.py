@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 import pytest
+from conftest import quick_in_pynative_mode
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from support.networks import Linear, batch
@@ -73,6 +74,7 @@ USES = {
 }
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("use", USES)
 def test_what_can_be_no_scale_is_not_taken(mode, use):
     loss_scale = Returns(np.float32(0))
@@ -85,6 +87,7 @@ def test_what_can_be_no_scale_is_not_taken(mode, use):
     assert run() == 16.0
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("value", [np.float16(32.0), np.float32([32.0]), np.float64([[32.0]]), np.int32(32)], ids=repr)
 def test_the_scale_stays_a_float32_of_its_shape(mode, use, value):
@@ -93,6 +96,7 @@ def test_the_scale_stays_a_float32_of_its_shape(mode, use, value):
     assert (loss_scale.scale_value.dtype, loss_scale.scale_value.shape) == (mstype.float32, ())
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("value", [2.0**-126, 2.0**126])
 def test_the_ends_of_the_range_are_taken(mode, value):
     assert in_a_cell(Returns(np.float32(value)), 1)() == value

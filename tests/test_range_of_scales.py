@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from conftest import quick_in_pynative_mode
 from mindspore import Tensor, nn
 from support.networks import Linear, batch
 from support.training import assert_equal_weights
@@ -41,6 +42,7 @@ def trained(loss_scale, steps):
     return network
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("steps", [1, 3])
 def test_gradients_are_exact_at_the_largest_scale(mode, steps):
     expected = trained(1.0, steps)
@@ -93,6 +95,7 @@ def test_one_that_was_set_before_is_refused_too():
             cell_of(loss_scale, 2)
 
 
+@quick_in_pynative_mode
 def test_a_users_update_rule_goes_no_further(mode):
     cell = cell_of(Doubles(2.0**122), 3)
     x, y = (tensor.asnumpy() for tensor in batch())

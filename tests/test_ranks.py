@@ -5,6 +5,7 @@ import dataclasses
 import mindspore
 import numpy as np
 import pytest
+from conftest import quick_in_pynative_mode
 from mindspore import Parameter, Tensor, nn, ops
 from support.networks import HalfPrecision, Mlp, batch, overflowing_batch
 from support.training import state
@@ -71,6 +72,7 @@ def norm_alone():
     return step.clipping.norms()[0]
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("own, factor", [(False, 2.0), (True, 2.0**0.5)], ids=["shared weights", "own weights"])
 def test_the_norm_is_that_of_all_ranks_together(mode, own, factor):
     step = make_step(TwoRanks(own), clip_norm=float("inf"))
@@ -78,6 +80,7 @@ def test_the_norm_is_that_of_all_ranks_together(mode, own, factor):
     np.testing.assert_allclose(step.clipping.norms()[0], factor * norm_alone(), rtol=1e-5)
 
 
+@quick_in_pynative_mode
 def test_clips_what_only_all_ranks_together_exceed(mode):
     before = state(make_step(Alone()))
     moved = []
@@ -90,6 +93,7 @@ def test_clips_what_only_all_ranks_together_exceed(mode):
     np.testing.assert_allclose(clipped, 0.75 * free, rtol=1e-4, atol=1e-6)
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("keywords", KEYWORDS, ids=str)
 def test_gradients_are_reduced_before_they_are_used(mode, keywords):
     both, alone = make_step(TwoRanks(), **keywords), make_step(Alone(), **keywords)
@@ -106,6 +110,7 @@ def test_gradients_are_reduced_before_they_are_used(mode, keywords):
         np.testing.assert_allclose(weight.asnumpy() - before[weight.name], expected, rtol=1e-4, atol=1e-6)
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("keywords", KEYWORDS, ids=str)
 def test_the_overflow_of_another_rank_skips_the_step(mode, keywords):
     ranks = TwoRanks()
@@ -123,6 +128,7 @@ def test_the_overflow_of_another_rank_skips_the_step(mode, keywords):
     assert step.loss_scales[0].get_loss_scale() == 2.0**15
 
 
+@quick_in_pynative_mode
 def test_alone_nothing_is_exchanged(mode):
     step = make_step(Alone())
     assert not bool(step(*batch())[2])
@@ -176,6 +182,7 @@ def two_networks_with_scales_of_their_own(ranks, clip_norm):
     return build_step("test", networks, optimizers, rules, its_settings, ranks).set_train(), rules
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
 def test_scales_of_their_own_are_agreed_on_in_one_message(mode, clip_norm):
     ranks = CountedMessages()
@@ -205,6 +212,7 @@ class OwnWeightsOverflowElsewhere(TwoRanks):
         return ops.logical_or(overflow, self.theirs)
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("clip_norm", [None, 0.5, float("inf")])
 def test_the_norm_over_weights_of_ones_own_shows_nobody_elses(mode, clip_norm):
     step, rules = two_networks_with_scales_of_their_own(OwnWeightsOverflowElsewhere(), clip_norm)
@@ -212,6 +220,7 @@ def test_the_norm_over_weights_of_ones_own_shows_nobody_elses(mode, clip_norm):
     assert [rule.get_loss_scale() for rule in rules] == [2.0**10, 2.0**11]
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("ranks, skips", [(TwoRanks, True), (Alone, False)], ids=["two ranks", "alone"])
 def test_a_sum_that_float16_can_not_hold_has_overflowed(mode, ranks, skips):
     network = HalfPrecision()

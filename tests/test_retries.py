@@ -3,6 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
+from conftest import quick_in_pynative_mode
 from mindspore import Parameter, Tensor, nn
 from mindspore import dtype as mstype
 from support.retried_networks import (
@@ -99,6 +100,7 @@ class Recorded(OverflowDetector):
         return mindspore.ops.logical_not(mindspore.ops.isfinite(counted).all())
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("steps", [1, 2])
 def test_each_try_is_started_and_asked(mode, steps):
     network = Slope()
@@ -139,6 +141,7 @@ def test_without_retries_there_are_three_counters():
     assert "retries" not in ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale()).counters()
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("shares", [True, False])
 def test_a_loss_that_the_scale_makes_infinite_is_tried_again(mode, shares):
     scale = DynamicLossScale(2.0**15)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from conftest import quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 from support.networks import (
@@ -26,6 +27,7 @@ def sgd(network, learning_rate=0.1):
 
 
 class TestWhatItReturns:
+    @quick_in_pynative_mode
     def test_a_float16_loss_stays_float16_and_is_scaled_in_float32(self, mode):
         network = HalfPrecision()
         # 2**24 times the loss is infinite in float16.
@@ -81,6 +83,7 @@ class LossAndNothing(nn.Cell):
 
 
 class TestAux:
+    @quick_in_pynative_mode
     def test_is_a_tuple_with_the_values_of_this_step(self, mode):
         network, expected = WithAux(), Linear()
         cell = ScaledTrainOneStepCell(network, sgd(network), FixedLossScale(1024), has_aux=True)
@@ -98,6 +101,7 @@ class TestAux:
         nn.TrainOneStepCell(expected, sgd(expected))(*batch())
         assert_equal_weights(network, expected)
 
+    @quick_in_pynative_mode
     def test_may_be_empty(self, mode):
         network = LossAndNothing()
         loss, _, _, aux = ScaledTrainOneStepCell(network, sgd(network), has_aux=True)(*batch())
@@ -106,6 +110,7 @@ class TestAux:
 
 
 class TestWhatItTrains:
+    @quick_in_pynative_mode
     @pytest.mark.parametrize("shape", [(), (1,), (BATCH, 1)], ids=str)
     def test_the_sum_of_a_loss_of_any_shape_which_it_returns_with_the_overflow_and_the_scale(self, mode, shape):
         network, expected = LossOfShape(shape), LossOfShape(shape)
@@ -127,6 +132,7 @@ class TestWhatItTrains:
             assert (loss_scale.dtype, loss_scale.shape, float(loss_scale)) == (mstype.float32, (), 1024.0)
         assert_equal_weights(network, expected)
 
+    @quick_in_pynative_mode
     def test_float16_weights(self, mode):
         network, expected = HalfPrecision(), HalfPrecision()
         cell = ScaledTrainOneStepCell(network, sgd(network, 0.01), FixedLossScale(2.0**4))
@@ -139,6 +145,7 @@ class TestWhatItTrains:
         assert not np.array_equal(weights(network), weights(HalfPrecision()))
         assert_equal_weights(network, expected)
 
+    @quick_in_graph_mode
     def test_no_frozen_weight(self, mode):
         network, expected = Mlp(), Mlp()
         for frozen in (network.hidden, expected.hidden):
@@ -171,6 +178,7 @@ class ClipWeights(nn.Cell):
 
 
 class TestAfterUpdate:
+    @quick_in_pynative_mode
     @pytest.mark.parametrize("is_method", [False, True], ids=["cell", "method"])
     def test_runs_after_the_optimizer_in_clean_steps_only(self, mode, is_method):
         network, expected = Linear(), Linear()
@@ -240,6 +248,7 @@ class Interleaved(nn.Cell):
         return loss
 
 
+@quick_in_graph_mode
 def test_gradients_that_are_stacked_come_back_to_their_weights(mode):
     network = Interleaved()
     cell = ScaledTrainOneStepCell(network, nn.SGD(list(network.all), 1.0), DynamicLossScale(2.0**10)).set_train()

@@ -10,6 +10,7 @@ import functools
 import mindspore
 import numpy as np
 import pytest
+from conftest import quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Model, nn
 from mindspore import dtype as mstype
 from mindspore.dataset import GeneratorDataset
@@ -195,10 +196,12 @@ class TestForms:
         for values, others in zip(one.outputs, other.outputs):
             assert all(same_bits(*pair) for pair in zip(values, others))
 
+    @quick_in_graph_mode
     def test_the_tuple_does_shared_work_once(self, mode):
         assert recorded("tuple", mode).runs == [1, 2, 3, 4, 5, 6, 7]
 
 
+@quick_in_pynative_mode
 def test_model_trains_as_direct_calls_do(mode):
     steps = 4
     cell = gan_cell("list", *generator_and_discriminator())
@@ -209,6 +212,7 @@ def test_model_trains_as_direct_calls_do(mode):
 
 
 class TestOneNetwork:
+    @quick_in_pynative_mode
     def test_is_the_cell_for_one_network(self, mode):
         cells = []
         for make in (
@@ -229,6 +233,7 @@ class TestOneNetwork:
         assert simultaneous.counters() == scaled.counters()
         assert scaled.counters() == {"applied_steps": 4, "skipped_steps": 3, "consecutive_skipped_steps": 0}
 
+    @quick_in_pynative_mode
     def test_may_return_a_tuple_of_one_loss(self, mode):
         network, expected = Linear(), Linear()
         cell = SimultaneousTrainOneStepCell(
@@ -256,6 +261,7 @@ def errors_of(network, x, y):
     return errors, 2 * x.T @ errors, start
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("form", FORMS)
 def test_three_networks_with_losses_of_any_shape(mode, form):
     """As in stock MindSpore, the sum of a loss is what is trained."""
@@ -279,6 +285,7 @@ def test_three_networks_with_losses_of_any_shape(mode, form):
     assert cell.counters() == {"applied_steps": 2, "skipped_steps": 1, "consecutive_skipped_steps": 0}
 
 
+@quick_in_pynative_mode
 def test_each_network_takes_the_inputs_at_its_positions(mode):
     """In any order, and one input may serve several networks."""
     networks = [renamed(f"{i}.", LossOfShape(())) for i in range(2)]
@@ -304,6 +311,7 @@ class TwoLossesAndAux(nn.Cell):
 class TestAux:
     """What a network returns besides its loss comes back as it was in the forward, and is not trained."""
 
+    @quick_in_pynative_mode
     def test_of_a_list(self, mode):
         networks = [renamed(f"{i}.", LossOfShape(())) for i in range(2)]
         cell = SimultaneousTrainOneStepCell(
@@ -326,6 +334,7 @@ class TestAux:
         for network, (_, gradient, start) in zip(networks, controls):
             assert_one_step_of_sgd(network, start, gradient)
 
+    @quick_in_pynative_mode
     def test_of_one_tuple(self, mode):
         networks = [renamed(f"{i}.", LossOfShape(())) for i in range(2)]
         cell = SimultaneousTrainOneStepCell(

@@ -3,6 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
+from conftest import quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Parameter, Tensor, mint, nn, ops
 from support.networks import FEATURES, Mlp, batch, batch_for, overflowing_batch, weight
 from support.training import OneForward, bookkeeping, changed, state
@@ -79,17 +80,21 @@ class TestASkippedStepChangesNothing:
     def test_of_weights_and_moments(self, mode):
         check_transaction(Mlp(), must_move=["adam_m.hidden.weight", "adam_v.hidden.weight"])
 
+    @quick_in_pynative_mode
     def test_of_a_learning_rate_schedule(self, mode):
         schedule = nn.ExponentialDecayLR(0.01, decay_rate=0.5, decay_steps=1)
         check_transaction(Mlp(), must_move=["global_step"], learning_rate=schedule)
 
+    @quick_in_pynative_mode
     def test_of_batch_norm_1d(self, mode):
         network = Normalised(nn.BatchNorm1d(FEATURES))
         check_transaction(network, must_move=["norm.moving_mean", "norm.moving_variance"])
 
+    @quick_in_graph_mode
     def test_of_batch_norm_2d(self, mode):
         check_transaction(Convolution(), must_move=["norm.moving_mean", "norm.moving_variance"])
 
+    @quick_in_pynative_mode
     def test_of_batch_norm_of_mint(self, mode):
         network = Normalised(mint.nn.BatchNorm1d(FEATURES))
         try:
@@ -107,9 +112,11 @@ class TestASkippedStepChangesNothing:
             forward_state=[network.vector, network.calls],
         )
 
+    @quick_in_pynative_mode
     def test_and_of_state_that_nobody_names(self, mode):
         check_transaction(PowerIteration(), must_move=["power.vector", "power.calls"])
 
+    @quick_in_graph_mode
     def test_and_where_nothing_is_checked_it_is_not_undone(self, mode):
         # The control of the tests above: this is what it would look like.
         network = PowerIteration()
@@ -118,6 +125,7 @@ class TestASkippedStepChangesNothing:
         cell(*overflowing_batch())
         assert int(network.calls.asnumpy()) == 1
 
+    @quick_in_pynative_mode
     def test_and_batch_norm_would_keep_an_overflow_if_it_were_not_undone(self, mode):
         network = Normalised(nn.BatchNorm1d(FEATURES)).set_train()
         network(*overflowing_batch())

@@ -5,6 +5,7 @@ import types
 
 import numpy as np
 import pytest
+from conftest import quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Parameter, Tensor, load_param_into_net, nn, ops
 from support.networks import FEATURES, batch, batch_for
 from support.training import bookkeeping, changed, state
@@ -44,6 +45,7 @@ def of_each(network, **keywords):
     return AlternatingTrainOneStepCell([network], [optimizer], DynamicLossScale(2.0**10), **keywords).set_train()
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("make", [of_one, of_each])
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_parameter(mode, make, steps):
@@ -174,6 +176,7 @@ class Seen(nn.Cell):
         return ops.ReduceMean()(x)
 
 
+@quick_in_pynative_mode
 def test_buffers_of_clones_and_of_cells_that_are_registered_nowhere(mode):
     network = SeveralCounts()
     cell = of_one(network)
@@ -222,6 +225,7 @@ def test_what_is_kept_in_other_ways_is_found(make):
         assert of_one(network).forward_state_names() == ["unregistered_0.memory"]
 
 
+@quick_in_graph_mode
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("when", ["before the first step", "later"])
 def test_a_buffer_that_was_given_other_memory(mode, steps, when):
@@ -238,6 +242,7 @@ def test_a_buffer_that_was_given_other_memory(mode, steps, when):
     np.testing.assert_array_equal(network.seen.asnumpy(), loaded.asnumpy())
 
 
+@quick_in_pynative_mode
 def test_state_outside_of_the_networks_is_in_the_checkpoint(mode):
     network = SpectralNorm()
     outside = Parameter(Tensor(np.zeros(2, np.float32)), name="outside", requires_grad=False)

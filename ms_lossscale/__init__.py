@@ -11,8 +11,10 @@ from ms_lossscale.cells.scaled_train_one_step_cell import ScaledTrainOneStepCell
 from ms_lossscale.cells.simultaneous_train_one_step_cell import SimultaneousTrainOneStepCell
 from ms_lossscale.diagnosis import (
     ActivationReport,
+    Float32Advice,
     GradientReport,
     OverflowTrace,
+    advise_float32,
     locate_overflow,
     profile_activations,
     profile_gradients,
@@ -32,6 +34,7 @@ __all__ = [
     "ExposeOptimizer",
     "FiniteGradients",
     "FixedLossScale",
+    "Float32Advice",
     "FloatStatusRegister",
     "FlushAccumulation",
     "GradientReport",
@@ -43,6 +46,7 @@ __all__ = [
     "ScaledTrainOneStepCell",
     "ScheduledLossScale",
     "SimultaneousTrainOneStepCell",
+    "advise_float32",
     "all_finite",
     "build_train_network",
     "emulation",

@@ -2,11 +2,14 @@
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Callable, Optional
 
 from mindspore import GRAPH_MODE, Parameter, ParameterTuple, Tensor, get_context, jit, mutable, nn, ops
 from mindspore import dtype as mstype
+from mindspore._c_expression import Cell_, MixedPrecisionType
 from mindspore.ops.composite.base import _Grad, _pynative_executor, _TaylorOperation, _Vmap
+from mindspore.train.amp import _OutputTo16
 
 # `ops.vjp` is made of it. That one differentiates by all weights in each backward, and compiled code keeps all it
 # computes since the forward has side effects: in a GAN, the gradients of the discriminator's weights twice. This one is
@@ -277,3 +280,68 @@ def explanation(cell, error):
                 f"was compiled by itself, in PYNATIVE_MODE. Call the training cell in one mode only."
             )
     return None
+
+
+# Where a cell keeps which precision it computes in: `to_float` (a copy of its flags in a dict), amp's "auto" level.
+_OF_PRECISION = ("_func_graph_flags", "fp16", "fp32", "bf16", "_cell_init_args", "amp_strategy", "construct", "dtype")
+
+
+def put_in_float32(cell: nn.Cell) -> Callable[[], None]:
+    """
+    Has a cell and those inside it compute in float32, whatever it was that put them into float16. Returns what undoes
+    it, to the last attribute.
+
+    `to_float` alone does not reach what the levels of amp do: O1 rewrites the source of cells, with casts in it, as
+    subclasses of theirs; O2 wraps what it leaves in float32, and casts what comes out; "auto" wraps the `construct` of
+    the whole network. Nothing public says so, or takes it back, of a network that is there already.
+    """
+    undo = [_put_alone_in_float32(each) for _, each in cell.cells_and_names()]
+
+    def undo_all():
+        for each in undo:
+            each()
+
+    return undo_all
+
+
+def _put_alone_in_float32(cell):
+    its_class, attributes = type(cell), vars(cell)
+    precision = cell.mixed_precision_type
+    before = {name: attributes[name] for name in _OF_PRECISION if name in attributes}
+    if "_func_graph_flags" in before:
+        before["_func_graph_flags"] = dict(before["_func_graph_flags"])
+
+    cell.add_flags(fp16=False, fp32=True, bf16=False)
+    if is_rewritten(cell):
+        cell.__class__ = its_class.__mro__[1]
+    if isinstance(cell, _OutputTo16):
+        cell.dtype = mstype.float32
+    if attributes.pop("amp_strategy", None) is not None:
+        attributes.pop("construct", None)
+
+    def undo():
+        cell.__class__ = its_class
+        cell.mixed_precision_type = precision
+        Cell_.set_mixed_precision_type(cell, precision or MixedPrecisionType.NOTSET)
+        for name in _OF_PRECISION:
+            attributes.pop(name, None)
+        attributes.update(before)
+
+    return undo
+
+
+def is_rewritten(cell: nn.Cell) -> bool:
+    """Whether amp's O1, or a white list, has written the class of a cell: it is in a file of the folder for those."""
+    construct = vars(type(cell)).get("construct")
+    return construct is not None and Path(construct.__code__.co_filename).parent.name == "rewritten_network"
+
+
+def casts_its_output(cell: nn.Cell) -> bool:
+    """Whether amp's O2, or a black list, has put a cell round one that stays in float32, to cast what comes out."""
+    return isinstance(cell, _OutputTo16)
+
+
+def forget_compiled(cell: nn.Cell) -> None:
+    """Has the next call of a cell, or of one inside it, be compiled again: MindSpore does not see that flags change."""
+    for _, each in cell.cells_and_names():
+        each.compile_cache.clear()

@@ -145,16 +145,17 @@ def each_batch(owner, batches):
     else:
         total = len(batches) if hasattr(batches, "__len__") else None
     count = 0
-    for count, batch in enumerate(_with_progress_bar(batches, total, owner), start=1):
+    for count, batch in enumerate(with_progress_bar(batches, total, owner, "batch"), start=1):
         yield as_inputs(owner, f"batches[{count - 1}]", batch)
     if count == 0:
         raise ValueError(f"For '{owner}', the argument 'batches' must not be empty. {_CURE_OF_BATCHES}")
 
 
-def _with_progress_bar(batches, total, description):
+def with_progress_bar(iterable, total, description, unit):
+    """The iterable, with a progress bar if tqdm is installed; `total` is how many there are, None if unknown."""
     try:
         from tqdm import tqdm
     except ImportError:
-        return batches
+        return iterable
     # On a terminal only, and only for what takes longer than two seconds.
-    return tqdm(batches, total=total, desc=description, unit="batch", delay=2, leave=False, disable=None)
+    return tqdm(iterable, total=total, desc=description, unit=unit, delay=2, leave=False, disable=None)

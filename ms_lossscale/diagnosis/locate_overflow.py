@@ -150,7 +150,7 @@ def locate_overflow(network: nn.Cell, inputs: Batch, *, loss_scale: float) -> Ov
     held, note = None, ""
     with replay(owner, parts) as replayed:
         for loss_and_grads in replayed:
-            search = _Search(loss_and_grads, loss_scale)
+            search = Search(loss_and_grads, loss_scale)
             with running(owner, "these inputs"):
                 search.run(inputs)
             overflow = search.first_overflow()
@@ -172,38 +172,47 @@ class _Overflow(NamedTuple):
     trace: OverflowTrace
 
 
-class _Search:
+class Search:
+    """
+    Runs batches and notes what leaves float16's range, within `replay`.
+
+    Attributes:
+        part (TrainedPart): The network.
+        overflows (list[_Overflow]): What does, in its order.
+        inputs (dict): From a cell and the number of its call to the ranges of its inputs, in the order of the calls.
+    """
+
     def __init__(self, loss_and_grads, loss_scale):
         self._loss_and_grads = loss_and_grads
-        self._part = loss_and_grads.part
+        self.part = loss_and_grads.part
         self._loss_scale = loss_scale
         # In their order, once the search has run.
         self.overflows = []
-        self._inputs = {}
+        self.inputs = {}
         # How many values were looked at.
         self._moment = 0
         # When each weight's gradient was computed.
         self._moments_of_weights = {}
         # The cells into whose output a gradient flowed that was out of range already.
         self._received = set()
-        names = cell_names(self._part.prefix, self._part.network)
-        self._root = names[id(self._part.network)]
+        names = cell_names(self.part.prefix, self.part.network)
+        self._root = names[id(self.part.network)]
         self._owners = {
             id(parameter): names[id(cell)]
-            for _, cell in self._part.network.cells_and_names()
+            for _, cell in self.part.network.cells_and_names()
             for parameter in cell.get_parameters(expand=False)
         }
 
     def run(self, batch):
         watch = CellWatch(
-            self._part.prefix,
-            self._part.network,
+            self.part.prefix,
+            self.part.network,
             self._note_output,
             self._note_gradient_in,
             self._note_gradient_out,
             self._note_weight,
         )
-        self._batch = [_range(as_array(each), each) for each in self._part.inputs(batch) if is_float(each)]
+        self._batch = [_range(as_array(each), each) for each in self.part.inputs(batch) if is_float(each)]
         try:
             with watch.watching():
                 _, grads = self._loss_and_grads.in_pynative(self._loss_scale, batch)
@@ -213,7 +222,7 @@ class _Search:
             grads = self._run_in_graph(error, batch)
         if self._loss_and_grads.takes_gradient:
             _, grads = self._loss_and_grads.correct(self._loss_scale, batch)
-        for weight, grad in zip(self._part.weights, grads):
+        for weight, grad in zip(self.part.weights, grads):
             moment = self._moments_of_weights.get(id(weight), self._moment)
             self._note(moment, "backward", self._owners.get(id(weight), self._root), 0, weight.name, grad)
         self.overflows.sort(key=lambda overflow: overflow.moment)
@@ -221,10 +230,10 @@ class _Search:
     def _run_in_graph(self, error, batch):
         loss, grads = self._loss_and_grads.in_graph_instead(error, self._loss_scale, batch)
         self.overflows.clear()
-        self._inputs.clear()
+        self.inputs.clear()
         self._note(self._next_moment(), "forward", self._root, 0, "output", loss)
         # The backward goes from the last weight to the first.
-        self._moments_of_weights = {id(weight): self._next_moment() for weight in reversed(self._part.weights)}
+        self._moments_of_weights = {id(weight): self._next_moment() for weight in reversed(self.part.weights)}
         return grads
 
     def _note_weight(self, weight):
@@ -235,7 +244,7 @@ class _Search:
         return self._moment
 
     def _note_output(self, place, inputs, tensor):
-        self._inputs[place.cell, place.call] = tuple(_range(as_array(each), each) for each in inputs if is_float(each))
+        self.inputs[place.cell, place.call] = tuple(_range(as_array(each), each) for each in inputs if is_float(each))
         self._note(self._next_moment(), "forward", place.cell, place.call, "output", tensor)
 
     def _note_gradient_in(self, place, tensor):
@@ -271,15 +280,19 @@ class _Search:
                 return self.overflows[0] if self._comes_of_a_cast(overflow) else overflow
         return None
 
-    def _inputs_of(self, overflow):
-        return self._inputs.get((overflow.trace.cell, overflow.call), ())
+    def inputs_of(self, overflow):
+        return self.inputs.get((overflow.trace.cell, overflow.call), ())
+
+    def has_received(self, overflow):
+        """Whether the gradient that flowed into the cell's output was out of range already."""
+        return (overflow.trace.cell, overflow.call) in self._received
 
     def _comes_of_a_cast(self, overflow):
         """Whether the first cell to overflow was given what float16 can't hold, before or after a cast to it."""
         trace = overflow.trace
         return trace.direction == "forward" and any(
             each.non_finite or (trace.tensor.dtype == "Float16" and not each.fits(FLOAT16.largest))
-            for each in self._inputs_of(overflow)
+            for each in self.inputs_of(overflow)
         )
 
     @property
@@ -289,7 +302,7 @@ class _Search:
 
     def explained(self, overflow):
         """The trace of an overflow, with what else there is to say."""
-        inputs = self._inputs_of(overflow)
+        inputs = self.inputs_of(overflow)
         return overflow.trace._replace(inputs=inputs, note=self._remark(overflow, inputs))
 
     def _remark(self, overflow, inputs):
@@ -308,7 +321,7 @@ class _Search:
                 f"The loss is float16, and the loss scale {written_scale(self._loss_scale)} does not fit: cast the "
                 f"loss to float32."
             )
-        if trace.direction == "backward" and (trace.cell, overflow.call) in self._received:
+        if trace.direction == "backward" and self.has_received(overflow):
             return (
                 "The gradient that flows into its output is not finite already, though no cell passed that back: it "
                 "was computed between cells, in the construct of the cell around it."

@@ -143,7 +143,7 @@ class LossAndGrads:
             raise error
         self.restore()
         try:
-            loss_and_grads = self._in_graph(loss_scale, self.part.inputs(batch))
+            loss_and_grads = self.in_graph(loss_scale, batch)
         except Exception:
             raise error from None
         self.only_in_graph = True
@@ -152,7 +152,7 @@ class LossAndGrads:
     def correct(self, loss_scale, batch):
         """The loss and the gradients, of a network that takes a gradient in graph mode, if it compiles there."""
         if self.only_in_graph:
-            return self._in_graph(loss_scale, self.part.inputs(batch))
+            return self.in_graph(loss_scale, batch)
         if not (self.takes_gradient and self.compiles):
             try:
                 loss_and_grads = self.in_pynative(loss_scale, batch)
@@ -162,7 +162,7 @@ class LossAndGrads:
                 return loss_and_grads
             self.restore()
         try:
-            return self._in_graph(loss_scale, self.part.inputs(batch))
+            return self.in_graph(loss_scale, batch)
         except Exception as error:
             self.compiles = False
             self.restore()
@@ -174,7 +174,9 @@ class LossAndGrads:
             )
             return self.in_pynative(loss_scale, batch)
 
-    def _in_graph(self, loss_scale, inputs):
+    def in_graph(self, loss_scale, batch):
+        """The loss and the gradients as graph mode computes them; raises what it raises."""
+        inputs = self.part.inputs(batch)
         with in_graph_mode():
             if self._graph is None:
                 self._graph = _InGraph(self.part)

@@ -1,0 +1,134 @@
+"""Advising which cells of a float16 network need float32."""
+
+from collections.abc import Sequence
+from typing import Optional, Union
+
+import mindspore
+from mindspore import Parameter, nn
+
+from ms_lossscale._arguments import Batches
+from ms_lossscale.cells.training_cell import TrainingCell
+from ms_lossscale.diagnosis.arguments import each_batch, trained_parts
+from ms_lossscale.diagnosis.float32_advice import Float32Advice, NeedOfFloat32
+from ms_lossscale.diagnosis.float32_search import Float32Search
+from ms_lossscale.diagnosis.float32_trials import Trials
+from ms_lossscale.diagnosis.replay import replay
+from ms_lossscale.loss_scale import DynamicLossScale
+
+
+def advise_float32(
+    network: nn.Cell,
+    parameters: Union[Sequence[Parameter], Batches, None] = None,
+    batches: Optional[Batches] = None,
+) -> Float32Advice:
+    """
+    Finds which cells of a float16 network must compute in float32, so that some batches have finite losses and
+    gradients at a loss scale of 1 or more (of `min_loss_scale`, if that of a training cell is smaller).
+
+    It takes as few and as small cells as it finds, by trying: it puts the cell that overflows first into float32, goes
+    on to the next overflow, and then leaves out what can be left out. That takes tens of runs of the batches, forward
+    and backward in PyNative mode, and one compilation for graph mode, where it must hold, too. A few batches will do.
+
+    A cell in float32 casts its inputs to float32, and computes in it, as with `cell.to_float(mindspore.float32)` ; the
+    float16 cells around cast what it puts out. Its weights keep their dtype.
+
+    Nothing changes: not the network, its optimizer, the loss scale, the counters, BatchNorm's statistics or MindSpore's
+    mode; only dropout, where training runs in PyNative mode itself, goes on with other random numbers.
+
+    A training cell of this package knows its networks and weights: ``advise_float32(cell, batches)`` .
+
+    Args:
+        network (Cell): Returns the loss, as :class:`mindspore.nn.WithLossCell` does; or a training cell.
+        parameters (list[Parameter], optional): The parameters to differentiate by. Not given for a training cell.
+            Default: ``None`` , all that are trainable.
+        batches (iterable): For each batch the tuple of the network's inputs; or a dataset. They are kept in memory.
+
+    Returns:
+        Float32Advice.
+
+    Raises:
+        TypeError: If an argument has a wrong type.
+        ValueError: If there are no batches, or `parameters` is empty or not the network's.
+        RuntimeError: If the network fails on a batch, or returns no loss.
+
+    Supported Platforms:
+        ``Ascend`` ``GPU`` ``CPU``
+
+    Examples:
+        >>> import numpy as np
+        >>> from mindspore import nn
+        >>> from mindspore import dtype as mstype
+        >>> from ms_lossscale import advise_float32
+        >>> layers = [nn.Dense(2, 2, weight_init="ones", has_bias=False), nn.LayerNorm((2,))]
+        >>> net = nn.SequentialCell(*layers).to_float(mstype.float16)
+        >>> network = nn.WithLossCell(net, nn.MSELoss())
+        >>> batch = np.full((4, 2), 3e4, np.float32), np.zeros((4, 2), np.float32)
+        >>> advice = advise_float32(network, net.trainable_params(), [batch])
+        >>> advice.cells, advice.holds
+        (['_backbone.0', '_backbone.1'], True)
+        >>> advice.apply()
+    """
+    owner = "advise_float32"
+    if batches is None and isinstance(network, TrainingCell):
+        parameters, batches = None, parameters
+    parts = trained_parts(owner, network, parameters)
+    batches = list(each_batch(owner, batches))
+    in_graph_mode = mindspore.get_context("mode") == mindspore.GRAPH_MODE
+    with replay(owner, parts) as replayed:
+        return _advice(network, Trials(owner, replayed, batches, _smallest_scale(network)), in_graph_mode)
+
+
+def _smallest_scale(network):
+    """The smallest loss scale that is of use."""
+    loss_scales = (
+        [its for step in network.steps for its in step.loss_scales] if isinstance(network, TrainingCell) else []
+    )
+    return min([1.0, *(its.min_loss_scale for its in loss_scales if isinstance(its, DynamicLossScale))])
+
+
+def _advice(network, trials, in_graph_mode):
+    names, loss_scale, needs, trace, note = [], None, [], None, ""
+    if trials.are_finite(names) or trials.are_finite(trials.roots):
+        names, error = Float32Search(trials).cells()
+        needs = _needs(trials, names)
+        loss_scale = trials.largest_scale(names, in_graph_mode and error is None)
+        if error is not None:
+            note = f"It was tried in PyNative mode only, since graph mode said: {error}"
+    else:
+        trace, note = _why_not(trials)
+    return Float32Advice(
+        network,
+        {name: trials.cells[name] for name in names},
+        loss_scale,
+        needs,
+        all_cells=len(trials.cells),
+        runs=trials.runs,
+        is_training_cell=isinstance(network, TrainingCell),
+        trace=trace,
+        note=note,
+    )
+
+
+def _why_not(trials):
+    """Where it overflows with all cells in float32, None if that is not seen; and the line of the code."""
+    found = trials.look(trials.roots)
+    if found is None:
+        return None, ""
+    line = trials.line(found, trials.roots)
+    return found.trace, line and f"  at {line}"
+
+
+def _needs(trials, names):
+    """Why each of the cells needs float32."""
+    if not names:
+        return []
+    largest, needs, lines = trials.largest_values(names), [], {}
+    for name in names:
+        rest, kind = [each for each in names if each != name], trials.kind(name)
+        found = trials.look(rest)
+        value = largest.get((found.trace.direction, found.cell), 0.0)
+        # Of cells of one kind the line is the same.
+        if kind not in lines:
+            lines[kind] = trials.line(found, rest)
+        needs.append(NeedOfFloat32(name, kind, found.trace, value, lines[kind]))
+    return needs

@@ -1,0 +1,172 @@
+"""Which cells need float32, in words, and to be pasted."""
+
+from typing import NamedTuple, Optional
+
+from mindspore import nn
+
+from ms_lossscale._mindspore import casts_its_output, forget_compiled, is_rewritten, put_in_float32
+from ms_lossscale._output import counted, size, text_table, written_scale
+from ms_lossscale.diagnosis.distribution import FLOAT16
+from ms_lossscale.diagnosis.locate_overflow import OverflowTrace
+
+
+class NeedOfFloat32(NamedTuple):
+    """
+    Why a cell needs float32.
+
+    - **cell** (str) - The cell's name.
+    - **kind** (str) - Its class.
+    - **trace** (OverflowTrace) - The first overflow with all the others in float32, but not this one.
+    - **largest** (float) - The largest value there, absolute, with this one in float32, too.
+    - **line** (str) - The line of a cell of this kind that makes the values infinite or NaN in its forward, if any.
+    """
+
+    cell: str
+    kind: str
+    trace: OverflowTrace
+    largest: float
+    line: str
+
+    def row(self) -> list[str]:
+        """What stands in the table."""
+        trace = self.trace
+        whose = "its" if trace.cell == self.cell else f"{trace.cell}'s"
+        what = {"output": f"{whose} output", "gradient": f"{whose} gradient of the input"}.get(
+            trace.what, f"the gradient of {trace.what}"
+        )
+        times = self.largest / FLOAT16.largest
+        much = f"{times:.3g} x 65504" if times >= 1 else "fits: overflows on the way to it"
+        return [self.cell or "(the whole network)", self.kind, f"{trace.direction}: {what} is {trace.kind}"] + [
+            f"{size(self.largest)} ({much})"
+        ]
+
+
+class Float32Advice:
+    """
+    What :func:`advise_float32` found; `print(advice)` shows why, and the lines to paste into a script.
+
+    Attributes:
+        cells (list[str]): The names of the cells that must compute in float32, as in `network.cells_and_names()`; of a
+            training cell with several networks after ``networks[i].`` . Empty if none must, or if it does not help.
+        holds (bool): Whether the batches are finite, forward and backward, with exactly these cells in float32.
+        loss_scale (Union[float, None]): The largest power of two at which they are; None if `holds` is False.
+        needs (list[NeedOfFloat32]): Why, for each of the cells.
+        runs (int): How often the batches were run to find out.
+        trace (Union[OverflowTrace, None]): If `holds` is False, what overflows first with all cells in float32.
+        note (str): What else there is to say, or an empty text.
+    """
+
+    def __init__(
+        self,
+        owner: nn.Cell,
+        found: dict[str, nn.Cell],
+        loss_scale: Optional[float],
+        needs: list[NeedOfFloat32],
+        *,
+        all_cells: int,
+        runs: int,
+        is_training_cell: bool,
+        trace: Optional[OverflowTrace] = None,
+        note: str = "",
+    ) -> None:
+        self.cells = list(found)
+        self.holds = loss_scale is not None
+        self.loss_scale = loss_scale
+        self.needs = needs
+        self.runs = runs
+        self.trace = trace
+        self.note = note
+        self._owner = owner
+        self._found = found
+        self._all_cells = all_cells
+        self._is_training_cell = is_training_cell
+
+    def apply(self) -> None:
+        """
+        Puts the cells into float32, in place. The weights keep their dtype, so that the optimizer's state still fits.
+
+        A training cell, or network, that has run in graph mode already is compiled again at its next call. One that was
+        compiled as a part of something else is not: call this before.
+        """
+        for cell in self._found.values():
+            put_in_float32(cell)
+        if self._found:
+            forget_compiled(self._owner)
+
+    def lines(self) -> str:
+        """The lines that do the same in a script, as :meth:`apply` does it here."""
+        lines = ["import mindspore"]
+        for network, names in self._by_network().items():
+            lines += ["", f"cells = dict({network}.cells_and_names())"]
+            lines += [f"cells[{name!r}].to_float(mindspore.float32)" for name in names]
+            lines += [f"cells[{name!r}].dtype = mindspore.float32" for name in self._casts(names)]
+        return "\n".join(lines)
+
+    def _by_network(self):
+        """From how a script calls a network to its cells, with their names in it."""
+        by_network = {}
+        for name, cell in self._found.items():
+            network, within = ("cell.network" if self._is_training_cell else "network"), name
+            if name.startswith("networks["):
+                number, _, within = name[len("networks[") :].partition("]")
+                network, within = f"{network}[{number}]", within.lstrip(".")
+            by_network.setdefault(network, {})[within] = cell
+        return by_network
+
+    @staticmethod
+    def _casts(names):
+        """The names of the cells among these, or in them, that cast what comes out of others."""
+        return [
+            ".".join(filter(None, (name, inner)))
+            for name, cell in names.items()
+            for inner, each in cell.cells_and_names()
+            if casts_its_output(each)
+        ]
+
+    def __str__(self) -> str:
+        tried = f"tried in {counted(self.runs, 'run', 'runs')}"
+        if self.trace is not None:
+            text = [
+                f"float32 does not help: with all {self._all_cells} cells in float32 the batches are not finite either "
+                f"({tried}). Look at what goes in there.",
+                str(self.trace),
+            ]
+        elif self.loss_scale is None:
+            text = [f"float32 does not help: with all cells in float32 the batches are not finite either ({tried})."]
+        elif not self.cells:
+            text = [
+                f"No cell needs float32: the batches are finite, forward and backward, up to loss scale "
+                f"{written_scale(self.loss_scale)} ({tried})."
+            ]
+        else:
+            text = [
+                self._what_holds(written_scale(self.loss_scale), tried),
+                "",
+                self._table(),
+                *self._code(),
+                "",
+                self._when(),
+                "",
+                self.lines(),
+            ]
+        return "\n".join(text + ([self.note] if self.note else []))
+
+    def _what_holds(self, scale, tried):
+        return (
+            f"{counted(len(self.cells), 'cell', 'cells')} of {self._all_cells} must compute in float32. With exactly "
+            f"these the batches are finite, forward and backward, up to loss scale {scale}; "
+            f"without any one of them they are not ({tried})."
+        )
+
+    def _table(self):
+        header = ["cell", "kind", "overflows without float32", "largest value there in float32"]
+        return text_table(header, [need.row() for need in self.needs])
+
+    def _code(self):
+        lines = {need.kind: need.line for need in self.needs if need.line}
+        return ["", *(f"{kind}: {line}" for kind, line in lines.items())] if lines else []
+
+    def _when(self):
+        if any(is_rewritten(each) for cell in self._found.values() for _, each in cell.cells_and_names()):
+            return "In a script, before amp.auto_mixed_precision rewrites the network:"
+        return "In a script, after the network was put into float16 and before the first step:"

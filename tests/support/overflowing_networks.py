@@ -1,0 +1,107 @@
+"""Networks of which one cell, and which is known, leaves float16's range."""
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+
+N = 4
+
+
+def dense():
+    """Passes on nearly what it gets."""
+    weight = np.eye(N, dtype=np.float32) + 0.01
+    return nn.Dense(N, N, weight_init=Tensor(weight), bias_init="zeros")
+
+
+class SoftmaxByHand(nn.Cell):
+    """exp(5) to exp(15), and more in later blocks."""
+
+    def construct(self, x):
+        e = ops.exp(x * 5.0)
+        return e / e.sum(-1, keepdims=True)
+
+
+class RootMeanSquare(nn.Cell):
+    """Its squares overflow."""
+
+    def __init__(self):
+        super().__init__()
+        self.gamma = Parameter(Tensor(np.ones(N), mstype.float32))
+
+    def construct(self, x):
+        x = x * 400.0
+        return x / ops.sqrt((x * x).mean(-1, keep_dims=True) + 1e-3) * self.gamma
+
+
+class LongSum(nn.Cell):
+    """Adds up many before it divides by how many they are."""
+
+    def construct(self, x):
+        return x + ops.tile(x * 40.0, (1, 2000)).sum(-1, keepdims=True) / 320000.0
+
+
+class Attention(nn.Cell):
+    """Logits past 65504 in its own construct, which is no cell."""
+
+    def __init__(self):
+        super().__init__()
+        self.q = dense()
+        self.k = dense()
+        self.v = dense()
+
+    def construct(self, x):
+        q, k, v = self.q(x) * 150.0, self.k(x) * 150.0, self.v(x)
+        logits = ops.matmul(q, ops.swapaxes(k, 0, 1))
+        return ops.matmul(ops.softmax(logits / 65536.0, -1), v)
+
+
+class Amplified(nn.Cell):
+    """Its forward stays in range; in its backward the gradient is 2**22 times as large in between."""
+
+    def construct(self, x):
+        return x * 2.0**11 * 2.0**11 * 2.0**-11 * 2.0**-11
+
+
+class SmallInBetween(nn.Cell):
+    def construct(self, x):
+        return x * 2.0**-11 * 2.0**-9 * 2.0**9 * 2.0**11
+
+
+class Block(nn.Cell):
+    def __init__(self, middle):
+        super().__init__()
+        self.first = dense()
+        self.middle = middle
+        self.last = dense()
+
+    def construct(self, x):
+        return x + self.last(self.middle(self.first(x)))
+
+
+class SumOfSquares(nn.Cell):
+    """A loss that is too large for float16."""
+
+    def construct(self, x, label):
+        return ((x - ops.cast(label, x.dtype)) * 100.0).square().sum()
+
+
+class SigmoidAndEntropy(nn.Cell):
+    """A cross entropy by hand, of probabilities that float16 rounds to exactly 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.sigmoid = nn.Sigmoid()
+        self.entropy = Entropy()
+
+    def construct(self, x, label):
+        return self.entropy(self.sigmoid(x * 1.7), label)
+
+
+class Entropy(nn.Cell):
+    def construct(self, p, label):
+        return -(ops.log(p) * 0.5 + ops.log(1.0 - p) * 0.5).mean()
+
+
+def batch(seed=0):
+    random = np.random.default_rng(seed)
+    return tuple(Tensor(random.uniform(1.0, 3.0, (8, N)), mstype.float32) for _ in range(2))

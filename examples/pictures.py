@@ -69,8 +69,8 @@ def publish(path, name, width):
 def main():
     publish(run("lenet") / "curves.png", "lenet", 900)
     diagnosis = run("diagnose")
-    publish(diagnosis / "gradients.png", "gradients", 900)
-    publish(diagnosis / "activations.png", "activations", 700)
+    publish(diagnosis / "gradients_scaled.png", "gradients", 1100)
+    publish(diagnosis / "activations.png", "activations", 1100)
     publish(digits(run("gan")), "gan-digits", 900)
 
 

@@ -1,6 +1,7 @@
 """GradientReport: the recommended loss scale, the table, CSV, JSON and the plot."""
 
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -349,6 +350,38 @@ def test_the_plot_shows_the_histogram(monkeypatch):
         for exponent, height in heights.items():
             assert height == pytest.approx(100 * expected.get(exponent, 0) / ALL.size)
         assert set(expected) <= set(heights)
+
+
+def test_the_plot_shows_zeros_what_is_not_finite_the_recommended_scale_and_warnings(monkeypatch):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: (figures.append(figure), open(path, "w").close()))
+    report = report_of({"lost": [0.0, 0.0, 0.0, 2.0**-24], "kept": [2.0**-20] * 4})
+    report = dataclasses.replace(report, quantised=["lost"])
+    report.plot("report.png")
+    report_of({"weight": [1.0, 0.0, np.inf, np.nan]}).plot("report.png")
+    with_advice, without = figures
+
+    def heights_beside(figure):
+        """Of the column of zeros and of that of what is not finite."""
+        labels = figure.axes[-2].get_xticklabels()
+        assert (labels[0].get_text(), labels[-1].get_text()) == ("zero", "inf")
+        ordered = sorted(figure.axes[0].containers[0], key=lambda bar: bar.get_x())
+        return ordered[0].get_height(), ordered[-1].get_height()
+
+    assert heights_beside(with_advice) == (37.5, 0.0)
+    assert heights_beside(without) == (25.0, 50.0)
+    bars, strips = with_advice.axes[0], with_advice.axes[2]
+    assert "37.50 % zero, 0.00 % flushed to zero" in bars.get_title()
+    shares = strips.collections[0].get_array()
+    assert [shares[row, 0] for row in (0, 1)] == [np.ma.masked, 75.0]
+    # The arrow leads from the largest value to where the scale brings it, two binades below 65504.
+    scale = report.recommended_loss_scale
+    assert [text.get_text() for text in bars.texts] == ["", f"$\\times$ {written_scale(scale)}"]
+    assert (bars.texts[0].xyann[0], bars.texts[0].xy[0]) == (-20, 13)
+    printed = str(report).splitlines()[-1]
+    assert f"Profile again with loss_scale={written_scale(scale)} " in printed
+    for figure, expected in ((with_advice, printed), (without, "No loss scale can be recommended: 2 gradients")):
+        assert " ".join(figure.legends[0].get_title().get_text().split()).startswith(expected)
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])

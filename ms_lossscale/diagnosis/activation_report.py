@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, Optional
 from ms_lossscale._output import in_batches, size, text_table, written_scale
 from ms_lossscale.diagnosis.cell_watch import Place
 from ms_lossscale.diagnosis.distribution import COUNTS, Distribution, Shares
-from ms_lossscale.diagnosis.report import COLUMNS, Picture, Report, columns_of
+from ms_lossscale.diagnosis.picture import Picture
+from ms_lossscale.diagnosis.report import COLUMNS, Report, columns_of
 
 # A place with less than this share of values out of range is not worth a look.
 NOTABLE_SHARE = 0.01
@@ -97,13 +98,13 @@ class ActivationReport(Report):
         return sorted(self.activations, key=lambda activation: not activation.is_notable)
 
     def __str__(self) -> str:
-        compared = any(activation.relative_error is not None for activation in self.activations)
+        compared = self._is_compared()
         header = ["cell", "dtype", *COLUMNS, "flushed %", "subnormal %", "overflowed %"]
         if compared:
             header += ["error", "zeros gained"]
         rows = []
         for activation in self.notable_first():
-            row = [("* " if activation.is_notable else "  ") + str(activation), activation.dtype]
+            row = [_marked(activation), activation.dtype]
             row += columns_of(activation.distribution)
             if compared:
                 jump = " jump" if activation.error_jumps else ""
@@ -116,16 +117,19 @@ class ActivationReport(Report):
             "",
             text_table(header, rows),
             "",
-            self._meaning_of_marks(compared),
+            self._meaning_of_marks(),
             self._restored(),
         ]
         return "\n".join(lines)
 
-    def _meaning_of_marks(self, compared):
+    def _is_compared(self):
+        return any(activation.relative_error is not None for activation in self.activations)
+
+    def _meaning_of_marks(self):
         meaning = "* marks places where 1 % of the values or more are outside of float16's normal range or all are zero"
         if any(activation.keeps_float32 for activation in self.activations):
             meaning += " (but for places that a network partly in float16 keeps in float32)"
-        if compared:
+        if self._is_compared():
             meaning += f", or the error against float32 is {JUMP:g} times that of all places before"
         notable = sum(activation.is_notable for activation in self.activations)
         meaning += f": {notable} of {len(self.activations)}, in the order of execution."
@@ -165,7 +169,11 @@ class ActivationReport(Report):
         return {**{name: getattr(self, name) for name in names}, "activations": activations}
 
     def _picture(self) -> Picture:
-        rows = [(str(activation), activation.distribution) for activation in self.notable_first()]
+        rows = [(_marked(activation), activation.distribution) for activation in self.notable_first()]
         scales = {f"gradients at loss scale {written_scale(self.loss_scale)}": 1.0}
         title = f"Values at {len(rows)} places {in_batches(self.batches)}"
-        return Picture(title, scales, "place, out of range first", rows)
+        return Picture(title, scales, "place, out of range first", rows, [self._meaning_of_marks()])
+
+
+def _marked(activation):
+    return ("* " if activation.is_notable else "  ") + str(activation)

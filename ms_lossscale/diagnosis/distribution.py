@@ -101,6 +101,11 @@ class Distribution:
         self.min = low if self.min is None else min(self.min, low)
         self.max = high if self.max is None else max(self.max, high)
 
+    @property
+    def share_of_zeros(self) -> float:
+        """How many of the values are zero, from 0 to 1."""
+        return self.zeros / self.count if self.count else 0.0
+
     def merge(self, other: "Distribution") -> None:
         """Counts all that another distribution has counted."""
         self.count += other.count
@@ -166,3 +171,11 @@ class Distribution:
         """The place in the bins where values from `significand * 2**exponent` on begin."""
         place = (exponent - _LOWEST) * _PARTS_OF_A_BINADE + _PARTS.index(significand) + 1
         return min(max(place, 0), (_HIGHEST - _LOWEST + 1) * _PARTS_OF_A_BINADE)
+
+
+def sum_of(distributions):
+    """A distribution that counts what all of these do."""
+    total = Distribution()
+    for distribution in distributions:
+        total.merge(distribution)
+    return total

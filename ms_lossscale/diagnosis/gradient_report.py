@@ -9,8 +9,9 @@ from mindspore import dtype as mstype
 
 from ms_lossscale._arguments import check_number, check_positive_int, describe
 from ms_lossscale._output import counted, in_batches, percent, size, text_table, written_scale
-from ms_lossscale.diagnosis.distribution import COUNTS, FLOAT16, Distribution, Shares, float_format
-from ms_lossscale.diagnosis.report import COLUMNS, Picture, Report, columns_of, sum_of
+from ms_lossscale.diagnosis.distribution import COUNTS, FLOAT16, Distribution, Shares, float_format, sum_of
+from ms_lossscale.diagnosis.picture import Picture
+from ms_lossscale.diagnosis.report import COLUMNS, Report, columns_of
 from ms_lossscale.loss_scale import ScheduledLossScale
 
 # What the package takes as a loss scale.
@@ -177,7 +178,7 @@ class GradientReport(Report):
         return sorted(self.parameters, key=loss, reverse=True)
 
     def __str__(self) -> str:
-        problem, scales = self._why_not(), self._shown_scales()
+        scales = self._shown_scales()
         clipped = "" if self.clip is None else f", clipped to the global norm {self.clip:g}"
         header = ["parameter", *COLUMNS]
         for loss_scale in scales:
@@ -185,25 +186,35 @@ class GradientReport(Report):
         rows = self._rows()
         if len(rows) > 1:
             rows.append(("all", self.total))
+        advice = [] if self._why_not() else [self._advice(), self._bfloat16()]
         lines = [
             f"{self._title()}{clipped}, computed at loss scale {self._scale()}; what float16 does to them at loss "
             f"scale {' and '.join(map(written_scale, scales))}",
             "",
             text_table(header, [[name, *columns_of(distribution, scales)] for name, distribution in rows]),
             "",
+            *advice,
+            *self._warnings(),
         ]
-        if problem:
-            lines.append(f"No loss scale can be recommended: {problem}")
-        else:
-            lines += [self._advice(), self._bfloat16()]
-            if self.ceiling is not None:
-                lines.append(
-                    f"No loss scale above {written_scale(self.ceiling)} is recommended: inside the network gradients "
-                    f"overflowed."
-                )
-        if self.quantised and not problem and min(self._scales()) < self.recommended_loss_scale:
-            lines.append(self._hint())
         return "\n".join(lines)
+
+    def _warnings(self):
+        problem = self._why_not()
+        if problem:
+            return [f"No loss scale can be recommended: {problem}"]
+        warnings = []
+        if self.ceiling is not None:
+            warnings.append(
+                f"No loss scale above {written_scale(self.ceiling)} is recommended: inside the network gradients "
+                f"overflowed."
+            )
+        if self.quantised and min(self._scales()) < self.recommended_loss_scale:
+            warnings.append(
+                f"At this loss scale float16 rounded gradients of {len(self.quantised)} of {len(self.parameters)} "
+                f"parameters on the way, to zero or to a subnormal number: they are counted as rounded. Profile again "
+                f"with loss_scale={written_scale(self.recommended_loss_scale)} to see what they are."
+            )
+        return warnings
 
     def _shown_scales(self):
         return [1.0] if self._why_not() else [1.0, self.recommended_loss_scale]
@@ -216,13 +227,6 @@ class GradientReport(Report):
 
     def _scale(self):
         return " and ".join(map(written_scale, self._scales()))
-
-    def _hint(self):
-        return (
-            f"At this loss scale float16 rounded gradients of {len(self.quantised)} of {len(self.parameters)} "
-            f"parameters on the way, to zero or to a subnormal number: they are counted as rounded. Profile again with "
-            f"loss_scale={written_scale(self.recommended_loss_scale)} to see what they are."
-        )
 
     def _advice(self):
         advice = self.recommend()
@@ -262,11 +266,12 @@ class GradientReport(Report):
         }
 
     def _picture(self) -> Picture:
-        scales = {"loss scale 1": 1.0}
+        scales, recommended = {"loss scale 1": 1.0}, None
         if not self._why_not():
-            scale = self.recommended_loss_scale
-            scales[f"loss scale {written_scale(scale)} (recommended)"] = scale
-        return Picture(self._title(), scales, "parameter, worst first", self._rows())
+            recommended = self.recommended_loss_scale
+            scales[f"loss scale {written_scale(recommended)} (recommended)"] = recommended
+        title = f"{self._title()}, computed at loss scale {self._scale()}"
+        return Picture(title, scales, "parameter, worst first", self._rows(), self._warnings(), recommended)
 
 
 def suggest_schedule(

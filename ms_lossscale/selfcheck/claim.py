@@ -15,23 +15,25 @@ class Check(NamedTuple):
     claim: str
     run: Callable
     needs: tuple
+    quick: bool
 
 
 # In the order in which they are defined.
 CHECKS: list[Check] = []
 
 
-def check(*needs):
+def check(*needs, quick=False):
     """
     Makes a check of a function of a :class:`Device`. Its name, with dashes, is that of the check, and its docstring the
     claim, on one line.
 
     Args:
         *needs (str): Attributes of the device without which there is nothing to check: a status register, say.
+        quick (bool): Whether it is one of those that matter most.
     """
 
     def register(function):
-        CHECKS.append(Check(function.__name__.replace("_", "-"), inspect.getdoc(function), function, needs))
+        CHECKS.append(Check(function.__name__.replace("_", "-"), inspect.getdoc(function), function, needs, quick))
         return function
 
     return register

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import platform
 
 import mindspore
 from mindspore import nn
@@ -12,9 +13,34 @@ from ms_lossscale.overflow_detector import default_overflow_detector
 MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
 
 
-def has_ranks():
+class CouldNotRun(Exception):
+    """Nothing can be checked, or nothing more."""
+
+
+def is_rank():
     """Whether `msrun` started this process as one of several."""
     return int(os.environ.get("MS_WORKER_NUM", 1)) > 1
+
+
+def leave_ranks():
+    """Makes of this process, and of those that it starts from now on, one that runs alone."""
+    for name in ("MS_WORKER_NUM", "MS_ROLE"):
+        os.environ.pop(name, None)
+
+
+def start(target, emulate):
+    """Makes MindSpore use the device. Returns its name."""
+    try:
+        if target is not None:
+            mindspore.set_device(target)
+        target = mindspore.get_context("device_target")
+        # Only now it is known whether this MindSpore can compute there.
+        (mindspore.Tensor([1.0]) + 1.0).asnumpy()
+        if is_rank():
+            mindspore.communication.init()
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise CouldNotRun(f"MindSpore can't use the device {target}: {str(error).splitlines()[0]}") from None
+    return target
 
 
 class Device:
@@ -51,7 +77,17 @@ class Device:
     @property
     def has_ranks(self):
         """Whether there are other ranks."""
-        return has_ranks()
+        return is_rank()
+
+    @property
+    def chip(self):
+        """What the device calls itself."""
+        if self.target == "CPU":
+            return platform.processor() or platform.machine()
+        try:
+            return mindspore.hal.get_device_name(0, self.target)
+        except (AttributeError, RuntimeError, ValueError):
+            return "unknown chip"
 
     def __str__(self):
         return f"{self.target}, emulating a saturation-mode NPU" if self.emulated else self.target

@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 _numbers = itertools.count()
 
 
-def _environment():
+def python_environment():
+    """The variables of a new process."""
     # MindSpore's O1 and O2 put its folders, with their own math.py, on sys.path, which is therefore not handed on.
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PYTHONPATH": paths}
@@ -32,7 +33,7 @@ def run_python(*arguments, cwd, **variables):
     `stdout` and `stderr`.
     """
     command = [sys.executable, *map(str, arguments)]
-    environment = {**_environment(), **variables}
+    environment = {**python_environment(), **variables}
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
 
@@ -68,7 +69,7 @@ def run_msrun(ranks, script, *arguments, cwd, timeout=200, **variables):
     Runs `msrun script *arguments` with so many ranks on this machine, in the folder `cwd`, with further environment
     variables. Returns a Job.
     """
-    environment = {**_environment(), **variables}
+    environment = {**python_environment(), **variables}
     # What msrun starts is called `python`.
     environment["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), environment["PATH"]))
     # Ranks that came before the scheduler ask again after 1 s, instead of 3 to 5 s, and that several times.

@@ -36,10 +36,10 @@ def _expect_close(parameter, expected, what):
     expect(difference <= TOLERANCE, f"{what} is off by {difference:.2g}, more than {TOLERANCE:g}, from NumPy's")
 
 
-@check()
+@check(quick=True)
 def gradients_are_divided_by_the_scale(device):
     """The update does not depend on the loss scale: gradients are divided by it before the optimizer."""
-    for loss_scale in (1.0, 2.0**10, 1000.0):
+    for loss_scale in (2.0**10, 1000.0):
         cell, network, weight = _cell(loss_scale)
         for seed in range(3):
             _step(cell, seed)

@@ -9,7 +9,7 @@ from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 from ms_lossscale.selfcheck.claim import check, expect
 
 WIDTH, LAYERS, BATCH = 512, 4, 64
-CALLS, ROUNDS = 5, 10
+CALLS, ROUNDS = 4, 5
 # On CPU it is between 1 and 2, and more where other work disturbs. What waits for the host is far above.
 AT_MOST = 3.0
 

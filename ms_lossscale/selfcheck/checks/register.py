@@ -31,7 +31,7 @@ def _two_networks(device, cell_class):
     ).set_train()
 
 
-@check()
+@check(quick=True)
 def an_overflow_before_a_step_is_not_the_steps(device):
     """What overflowed before a step, an evaluation or an initialisation, is not taken for the step's overflow."""
     cell = cell_of_products(device, FixedLossScale(LOSS_SCALE))
@@ -42,23 +42,26 @@ def an_overflow_before_a_step_is_not_the_steps(device):
         expect(not overflow, f"step {step} was skipped for the overflow of an evaluation before it")
 
 
-@check()
+@check(quick=True)
 def phases_are_told_apart(device):
     """In the alternating cell each network receives its own overflow and not the other's, in all orders."""
     cell = _two_networks(device, AlternatingTrainOneStepCell)
-    patterns = list(itertools.product((False, True), repeat=2))
-    for value, first, second in itertools.product((FORWARD_OVERFLOWS, BACKWARD_OVERFLOWS), patterns, patterns):
-        for pattern in (first, second):
-            overflow = cell(*inputs(*(value if overflows else 1.0 for overflows in pattern)))[1]
-            expect_equal(
-                tuple(overflow.asnumpy().tolist()),
-                pattern,
-                f"which of two networks overflowed, at inputs of {value} after a step with {first}",
-            )
+    neither, first, second, both = (False, False), (True, False), (False, True), (True, True)
+    # Each of the four after each of the four.
+    order = [neither, neither, first, first, second, second, both, both, neither]
+    order += [second, first, both, first, neither, both, second, neither]
+    for i, pattern in enumerate(order):
+        value = (BACKWARD_OVERFLOWS, FORWARD_OVERFLOWS)[i % 2]
+        overflow = cell(*inputs(*(value if overflows else 1.0 for overflows in pattern)))[1]
+        expect_equal(
+            tuple(overflow.asnumpy().tolist()),
+            pattern,
+            f"which of two networks overflowed, at inputs of {value} after steps with {order[:i]}",
+        )
 
 
 @check()
-def networks_share_one_verdict(device):
+def networks_share_one_overflow_check(device):
     """In the simultaneous cell an overflow of either network skips both."""
     cell = _two_networks(device, SimultaneousTrainOneStepCell)
     weights = [network.weights[0] for network in cell.network]
@@ -72,7 +75,7 @@ def networks_share_one_verdict(device):
         expect_equal(moved, [not overflow] * 2, f"which weights moved where the networks' overflows are {pattern}")
 
 
-@check("has_register")
+@check("has_register", quick=True)
 def reading_the_register_consumes_it(device):
     """A detector sees a raised register once: what it has read is gone for the next one."""
     detector = FloatStatusRegister()

@@ -32,25 +32,15 @@ def _saved(cell):
         return mindspore.load_checkpoint(path)
 
 
-def _expect_to_continue(resumed):
-    """Expects that a cell goes on as another one does from whose checkpoint it is loaded."""
-    cell = _cell(0)
-    _train(cell, range(3))
-    resumed.load_state_dict(_saved(cell))
-    _train(cell, range(3, 10))
-    _train(resumed, range(3, 10))
-    expect_equal(differing(values(cell), values(resumed)), [], "what differs after seven more calls")
-
-
 @check()
-def a_new_cell_continues_bit_for_bit(device):
-    """A checkpoint saved in the middle of an accumulation cycle, loaded into a new cell, continues bit for bit."""
-    _expect_to_continue(_cell(1))
-
-
-@check()
-def a_running_cell_continues_bit_for_bit(device):
-    """A checkpoint loaded into a cell that has made steps of its own continues bit for bit."""
-    running = _cell(1)
+def a_checkpoint_continues_bit_for_bit(device):
+    """A checkpoint from within an accumulation cycle continues bit for bit, in a new cell and in a running one."""
+    cell, new, running = _cell(0), _cell(1), _cell(2)
     _train(running, range(20, 25))
-    _expect_to_continue(running)
+    _train(cell, range(3))
+    saved = _saved(cell)
+    _train(cell, range(3, 10))
+    for resumed, which in ((new, "a new cell"), (running, "one that has made steps of its own")):
+        resumed.load_state_dict(saved)
+        _train(resumed, range(3, 10))
+        expect_equal(differing(values(cell), values(resumed)), [], f"what differs after seven more calls of {which}")

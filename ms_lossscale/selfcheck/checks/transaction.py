@@ -30,23 +30,15 @@ def _moved(cell, *inputs):
     return differing(values(cell), before)
 
 
-@check()
+@check(quick=True)
 def a_skipped_step_leaves_every_parameter(device):
-    """A skipped step changes no Parameter in one bit: weights, optimizer, learning rate, BatchNorm, averages."""
+    """A skipped step changes no Parameter: weights, optimizer, learning rate, BatchNorm, averages. Others move all."""
     cell = _cell(device)
-    for seed in range(3):
-        cell(*_batch(seed, 1.0))
+    cell(*_batch(0, 1.0))
     for seed in range(3):
         moved = [name for name in _moved(cell, *_batch(seed, FORWARD_OVERFLOWS)) if not name.startswith(MAY_MOVE)]
         expect_equal(cell.counters()["skipped_steps"], seed + 1, "the steps that were skipped")
         expect_equal(moved, [], "what a skipped step changed")
-
-
-@check()
-def an_applied_step_moves_them(device):
-    """A step without overflow moves the weights, the optimizer, BatchNorm's statistics and the averages."""
-    cell = _cell(device)
-    cell(*_batch(0, 1.0))
     moved = _moved(cell, *_batch(1, 1.0))
     for part in ("dense.weight", "norm.moving_mean", "adam_m.", "ema.", "calls", "step_counters.applied_steps"):
         expect(any(part in name for name in moved), f"a step without overflow left '{part}' as it was")

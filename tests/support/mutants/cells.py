@@ -123,7 +123,7 @@ MUTANTS = [
         "for name, parameter in own.items() if name in parameters]",
         'for name, parameter in own.items() if name in parameters and not name.startswith("accumulation.")]',
         ("test_gradient_transforms.py", "test_checkpoints_of_releases.py"),
-        frozenset({"a-new-cell-continues-bit-for-bit", "a-running-cell-continues-bit-for-bit"}),
+        frozenset({"a-checkpoint-continues-bit-for-bit"}),
     ),
     Mutant(
         "a compiled branch goes on with the memory that loading replaced",

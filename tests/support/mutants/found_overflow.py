@@ -21,7 +21,7 @@ BLIND = frozenset(
         "finite-steps-are-not-flagged",
         "a-skipped-step-lowers-the-scale-at-once",
         "phases-are-told-apart",
-        "networks-share-one-verdict",
+        "networks-share-one-overflow-check",
         "a-retry-saves-the-batch",
         "what-no-scale-can-mend-is-skipped",
     }
@@ -54,7 +54,7 @@ MUTANTS = [
             {
                 "a-skipped-step-leaves-every-parameter",
                 "an-overflow-in-the-backward-is-seen",
-                "networks-share-one-verdict",
+                "networks-share-one-overflow-check",
                 "what-no-scale-can-mend-is-skipped",
             }
         ),

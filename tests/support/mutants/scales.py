@@ -16,7 +16,7 @@ MUTANTS = [
         "grows = clean >= self._window",
         "grows = clean > self._window",
         (_RULES,),
-        frozenset({"the-dynamic-law-is-that-of-others", "the-dynamic-law-keeps-its-bounds", "hysteresis-waits"}),
+        frozenset({"a-dynamic-scale-moves-as-that-of-others", "a-dynamic-scale-keeps-its-bounds", "hysteresis-waits"}),
     ),
     Mutant(
         "the dynamic update rule has no bounds",
@@ -25,7 +25,7 @@ MUTANTS = [
         "        smaller = ops.maximum(loss_scale * self._backoff, self._floor)\n",
         "larger, smaller = loss_scale * self._factor, loss_scale * self._backoff\n",
         (_RULES,),
-        frozenset({"the-dynamic-law-keeps-its-bounds"}),
+        frozenset({"a-dynamic-scale-keeps-its-bounds"}),
     ),
     Mutant(
         "hysteresis does not wait",

@@ -75,7 +75,7 @@ MUTANTS = [
         "return gradients.average(self._decay, self._rest, self.averages, self.weights)",
         "return self.averages[0]",
         (_AVERAGES,),
-        frozenset({"averages-follow-the-weights", "an-applied-step-moves-them"}),
+        frozenset({"averages-follow-the-weights", "a-skipped-step-leaves-every-parameter"}),
     ),
     Mutant(
         "the trained weights do not come back after an evaluation",

@@ -2,9 +2,11 @@
 
 import ast
 import inspect
+import re
 import typing
 from types import ModuleType
 
+import mypy.api
 import pytest
 from support.python_process import check_python, run_python
 
@@ -99,3 +101,42 @@ def test_importing_it_imports_nothing_of_the_examples(tmp_path):
     imported = ast.literal_eval(check_python("-c", program, cwd=tmp_path).splitlines()[-1])
     assert "ms_lossscale" in imported
     assert not {"matplotlib", "mlxtend", "tqdm", "tensorboardX", "hypothesis", "pytest"} & set(imported)
+
+
+# What type checkers are to see; MindSpore has no type hints, so that a Tensor is Any.
+TYPED = """
+from mindspore import Tensor, nn
+from ms_lossscale import *
+
+network, optimizer, x = nn.Dense(1, 1), nn.SGD([]), Tensor(1.0)
+plain = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(), clip_norm=1.0)
+reveal_type(plain(x))  # tuple[Any, Any, Any]
+loss, overflow = plain(x)  # error: Too many values to unpack (2 expected, 3 provided)
+reveal_type(ScaledTrainOneStepCell(network, optimizer, has_aux=True)(x))  # tuple[Any, ...]
+reveal_type(SimultaneousTrainOneStepCell([network], [optimizer], max_retries=1)(x))  # tuple[Any, Any, Any, Any]
+reveal_type(AlternatingTrainOneStepCell([network], [optimizer], every=(1,))(x))  # tuple[Any, Any, Any, Any]
+reveal_type(AlternatingTrainOneStepCell([network], [optimizer], has_aux=[True])(x))  # tuple[Any, ...]
+reveal_type(build_train_network(network, optimizer)(x))  # tuple[Any, ...]
+reveal_type(plain.get_loss_scale())  # float
+ScaledTrainOneStepCell(network, optimizer, klip_norm=1.0)  # error: Unexpected keyword argument "klip_norm"
+"""
+
+
+def test_type_checkers_know_what_a_call_returns(tmp_path):
+    code = TYPED + "def of_cells(args: tuple[nn.Cell, nn.Cell]) -> None:\n"
+    for name in sorted(name for name in CLASSES_AND_FUNCTIONS if name.endswith("TrainOneStepCell")):
+        parameters = inspect.signature(getattr(ms_lossscale, name)).parameters.values()
+        keywords = [each for each in parameters if each.kind is each.KEYWORD_ONLY and each.name != "has_aux"]
+        passed = ", ".join(f"{each.name}={each.default!r}" for each in keywords)
+        code += "".join(f"    {name}(*args, has_aux={has_aux}, {passed})\n" for has_aux in (True, False))
+    path = tmp_path / "typed.py"
+    path.write_text(code)
+    printed, errors, _ = mypy.api.run(["--config-file=", "--ignore-missing-imports", str(path)])
+    assert not errors
+    found: dict = {}
+    for line in printed.splitlines():
+        told = re.match(r".*typed\.py:(\d+): (?:note: Revealed type is \"(.*)\"|(error: .*?)(?: for .*)?  \[.*)$", line)
+        if told:
+            found.setdefault(int(told[1]), told[2] or told[3])
+    lines = enumerate(code.splitlines(), start=1)
+    assert found == {number: line.partition("  # ")[2] for number, line in lines if "  # " in line}

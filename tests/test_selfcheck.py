@@ -223,7 +223,7 @@ def results_of_broken(tmp_path_factory):
         mutant.copy_package(folder / str(i))
         packages.append((str(folder / str(i)), sorted(mutant.checks), mutant.emulated))
     (folder / "packages.json").write_text(json.dumps(packages))
-    printed = check_python(SUPPORT / "run_checks.py", folder / "packages.json", cwd=folder)
+    printed = check_python(SUPPORT / "run_checks.py", folder / "packages.json", cwd=folder, timeout=1200)
     return dict(zip(BROKEN, map(json.loads, printed.splitlines())))
 
 

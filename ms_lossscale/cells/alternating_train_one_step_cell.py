@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Optional, Union
+from typing import TYPE_CHECKING, Any, Literal, Optional, Union, overload
 
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
@@ -17,6 +17,7 @@ from ms_lossscale._arguments import (
     describe,
     one_each,
 )
+from ms_lossscale.cells.call_types import KeywordsOfSeveral, OfSeveralNetworks, Output
 from ms_lossscale.cells.training_cell import TrainingCell, or_none
 from ms_lossscale.cells.turns import Turns
 from ms_lossscale.input_gradient import holds_input_gradient
@@ -26,8 +27,11 @@ from ms_lossscale.step.forward_backward import inputs_of
 from ms_lossscale.step.settings import check_settings, transforms_of_each
 from ms_lossscale.step.step_counters import StepCounters
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-class AlternatingTrainOneStepCell(TrainingCell):
+
+class AlternatingTrainOneStepCell(TrainingCell[Output]):
     """
     Trains several networks one after the other: each makes its whole step, and the next one sees its new weights.
 
@@ -110,6 +114,34 @@ class AlternatingTrainOneStepCell(TrainingCell):
         >>> [counters["applied_steps"] for counters in cell.counters()]
         [1, 0]
     """
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(
+            self: "AlternatingTrainOneStepCell[OfSeveralNetworks]",
+            networks: Union[Sequence[nn.Cell], nn.CellList],
+            optimizers: Union[Sequence[nn.Cell], nn.CellList],
+            loss_scale: OneOrEach[AcceptedLossScale] = ...,
+            *,
+            every: Optional[Sequence[int]] = ...,
+            has_aux: Literal[False] = ...,
+            after_update: OneOrEach[Optional[AfterUpdate]] = ...,
+            **keywords: Unpack[KeywordsOfSeveral],
+        ) -> None: ...
+
+        @overload
+        def __init__(
+            self: "AlternatingTrainOneStepCell[tuple[Any, ...]]",
+            networks: Union[Sequence[nn.Cell], nn.CellList],
+            optimizers: Union[Sequence[nn.Cell], nn.CellList],
+            loss_scale: OneOrEach[AcceptedLossScale] = ...,
+            *,
+            every: Optional[Sequence[int]] = ...,
+            has_aux: OneOrEach[bool],
+            after_update: OneOrEach[Optional[AfterUpdate]] = ...,
+            **keywords: Unpack[KeywordsOfSeveral],
+        ) -> None: ...
 
     def __init__(
         self,

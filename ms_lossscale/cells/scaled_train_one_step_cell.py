@@ -1,19 +1,23 @@
 """The training cell for one network."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Any, Literal, Optional, overload
 
 from mindspore import Parameter, nn
 
 from ms_lossscale._arguments import AfterUpdate
+from ms_lossscale.cells.call_types import KeywordsOfOne, OfOneNetwork, Output
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.loss_scale import AcceptedLossScale, LossScale
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.settings import check_settings
 from ms_lossscale.step.step_counters import StepCounters
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-class ScaledTrainOneStepCell(TrainingCell):
+
+class ScaledTrainOneStepCell(TrainingCell[Output]):
     """
     Trains one network with a loss scale that is divided out inside the cell, so that any optimizer will do.
 
@@ -96,6 +100,30 @@ class ScaledTrainOneStepCell(TrainingCell):
         >>> cell.counters()
         {'applied_steps': 1, 'skipped_steps': 0, 'consecutive_skipped_steps': 0}
     """
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(
+            self: "ScaledTrainOneStepCell[OfOneNetwork]",
+            network: nn.Cell,
+            optimizer: nn.Cell,
+            loss_scale: AcceptedLossScale = ...,
+            *,
+            has_aux: Literal[False] = ...,
+            **keywords: Unpack[KeywordsOfOne],
+        ) -> None: ...
+
+        @overload
+        def __init__(
+            self: "ScaledTrainOneStepCell[tuple[Any, ...]]",
+            network: nn.Cell,
+            optimizer: nn.Cell,
+            loss_scale: AcceptedLossScale = ...,
+            *,
+            has_aux: bool,
+            **keywords: Unpack[KeywordsOfOne],
+        ) -> None: ...
 
     def __init__(
         self,

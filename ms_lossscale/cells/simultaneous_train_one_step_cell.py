@@ -1,20 +1,24 @@
 """The training cell for several networks that share one overflow check and one update."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Optional, Union
+from typing import TYPE_CHECKING, Any, Literal, Optional, Union, overload
 
 from mindspore import Parameter, nn, ops
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_cells, check_one_each, describe, one_each
+from ms_lossscale.cells.call_types import KeywordsOfSeveral, OfSeveralNetworks, Output
 from ms_lossscale.cells.training_cell import TrainingCell, or_none
 from ms_lossscale.loss_scale import AcceptedLossScale
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.settings import check_settings, transforms_of_each
 from ms_lossscale.step.step_counters import StepCounters
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-class SimultaneousTrainOneStepCell(TrainingCell):
+
+class SimultaneousTrainOneStepCell(TrainingCell[Output]):
     """
     Trains several networks, the two of a GAN say, with ONE check and ONE conditional update.
 
@@ -112,6 +116,32 @@ class SimultaneousTrainOneStepCell(TrainingCell):
         >>> print(overflow, loss_scale, losses.shape)
         False 65536.0 (2,)
     """
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(
+            self: "SimultaneousTrainOneStepCell[OfSeveralNetworks]",
+            networks: Union[Sequence[nn.Cell], nn.Cell],
+            optimizers: Union[Sequence[nn.Cell], nn.CellList],
+            loss_scale: OneOrEach[AcceptedLossScale] = ...,
+            *,
+            has_aux: Literal[False] = ...,
+            after_update: Optional[AfterUpdate] = ...,
+            **keywords: Unpack[KeywordsOfSeveral],
+        ) -> None: ...
+
+        @overload
+        def __init__(
+            self: "SimultaneousTrainOneStepCell[tuple[Any, ...]]",
+            networks: Union[Sequence[nn.Cell], nn.Cell],
+            optimizers: Union[Sequence[nn.Cell], nn.CellList],
+            loss_scale: OneOrEach[AcceptedLossScale] = ...,
+            *,
+            has_aux: OneOrEach[bool],
+            after_update: Optional[AfterUpdate] = ...,
+            **keywords: Unpack[KeywordsOfSeveral],
+        ) -> None: ...
 
     def __init__(
         self,

@@ -1,13 +1,14 @@
 """What all training cells let their user read and set."""
 
 import contextlib
-from typing import Any, Optional, Union
+from typing import Any, Generic, Optional, Union
 
 from mindspore import PYNATIVE_MODE, Parameter, Tensor, get_context, nn
 from mindspore import dtype as mstype
 
 from ms_lossscale._arguments import OneOrEach, check_cell, one_each
 from ms_lossscale._mindspore import CompilePhase, Float32Cell, UseInOutermostGraph, explanation, forget_failed_calls
+from ms_lossscale.cells.call_types import Output
 from ms_lossscale.cells.endless_skips import EndlessSkips
 from ms_lossscale.cells.find_loss_scale import FindsLossScale
 from ms_lossscale.cells.loading import BegunCycles, LoadsInPlace
@@ -27,7 +28,14 @@ from ms_lossscale.step.step_counters import StepCounters
 
 
 class TrainingCell(
-    LoadsInPlace, FindsLossScale, ComparesRanks, TrainsOnly, CompilePhase, Float32Cell, nn.TrainOneStepCell
+    LoadsInPlace,
+    FindsLossScale,
+    ComparesRanks,
+    TrainsOnly,
+    CompilePhase,
+    Float32Cell,
+    nn.TrainOneStepCell,
+    Generic[Output],
 ):
     """
     Base class of the training cells: a cell has one step for all its networks, or one for each. A subclass gives
@@ -133,7 +141,7 @@ class TrainingCell(
         for step in self.steps:
             step.forwards_and_backwards.set_inputs_of_compiled(inputs)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def __call__(self, *args: Any, **kwargs: Any) -> Output:
         self._check_trains("a step")
         if not self._compared:
             self.compare_ranks()

@@ -27,19 +27,19 @@ def python_environment():
     return {**os.environ, "PYTHONPATH": paths}
 
 
-def run_python(*arguments, cwd, **variables):
+def run_python(*arguments, cwd, timeout=300, **variables):
     """
     Runs `python *arguments` in the folder `cwd`, with further environment variables; the result has `returncode`,
     `stdout` and `stderr`.
     """
     command = [sys.executable, *map(str, arguments)]
     environment = {**python_environment(), **variables}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)
 
 
-def check_python(*arguments, cwd):
+def check_python(*arguments, cwd, timeout=300):
     """`run_python`, which must succeed; returns what was printed."""
-    result = run_python(*arguments, cwd=cwd)
+    result = run_python(*arguments, cwd=cwd, timeout=timeout)
     assert result.returncode == 0, result.stderr[-3000:]
     return result.stdout
 

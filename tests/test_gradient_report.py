@@ -208,12 +208,12 @@ def test_the_printed_table():
     # Columns are aligned: all rows end where the header ends.
     assert {len(row) for row in rows} == {len(header)}
     flushed = [shares_of_cast(ALL, scale).flushed for scale in (1.0, 4096.0)]
-    assert lines[-2] == (
+    assert lines[9] == (
         "Recommended loss scale for float16: 4096. It brings the largest gradient, 2.00e+00, to 8192, 2 binades "
         f"or more below 65504; saves {100 * (flushed[0] - flushed[1]):.2f} % of all values from being flushed to zero "
         f"or overflowing, and still loses {100 * flushed[1]:.2f} %."
     )
-    assert lines[-1] == "bfloat16 without a loss scale would flush 0.00 % of all values to zero."
+    assert lines[10] == "bfloat16 without a loss scale would flush 0.00 % of all values to zero."
 
 
 def test_the_printed_table_of_one_parameter_needs_no_total():
@@ -350,6 +350,16 @@ def test_the_plot_shows_the_histogram(monkeypatch):
         for exponent, height in heights.items():
             assert height == pytest.approx(100 * expected.get(exponent, 0) / ALL.size)
         assert set(expected) <= set(heights)
+
+
+@pytest.mark.parametrize(
+    ("smallest", "ceiling", "points"), [(2.0**-60, None, True), (2.0**-20, None, False), (2.0**-20, 256.0, True)]
+)
+def test_what_no_single_scale_serves_points_to_advise_float32(smallest, ceiling, points):
+    report = report_of({"large": [1.0] * 98, "small": [smallest] * 2})
+    text = str(dataclasses.replace(report, ceiling=ceiling))
+    assert text.endswith("advise_float32 says which cells to compute in float32.") == points
+    assert ("still flushes 2.00 % of all values to zero" in text) == (smallest == 2.0**-60)
 
 
 def test_the_plot_shows_zeros_what_is_not_finite_the_recommended_scale_and_warnings(monkeypatch):

@@ -8,10 +8,8 @@ from ms_lossscale._output import in_batches, size, text_table, written_scale
 from ms_lossscale.diagnosis.cell_watch import Place
 from ms_lossscale.diagnosis.distribution import COUNTS, Distribution, Shares
 from ms_lossscale.diagnosis.picture import Picture
-from ms_lossscale.diagnosis.report import COLUMNS, Report, columns_of
+from ms_lossscale.diagnosis.report import COLUMNS, NOTABLE_SHARE, Report, columns_of
 
-# A place with less than this share of values out of range is not worth a look.
-NOTABLE_SHARE = 0.01
 # float16 rounds with a relative error of up to 2**-11; an error this many times the largest one before is a jump.
 ROUNDING, JUMP = 2.0**-11, 8.0
 

@@ -11,7 +11,7 @@ from ms_lossscale._arguments import check_number, check_positive_int, describe
 from ms_lossscale._output import counted, in_batches, percent, size, text_table, written_scale
 from ms_lossscale.diagnosis.distribution import COUNTS, FLOAT16, Distribution, Shares, float_format, sum_of
 from ms_lossscale.diagnosis.picture import Picture
-from ms_lossscale.diagnosis.report import COLUMNS, Report, columns_of
+from ms_lossscale.diagnosis.report import COLUMNS, NOTABLE_SHARE, Report, columns_of
 from ms_lossscale.loss_scale import ScheduledLossScale
 
 # What the package takes as a loss scale.
@@ -149,7 +149,7 @@ class GradientReport(Report):
         if self.non_finite_losses:
             return (
                 f"in {self.non_finite_losses} of {self.batches} batches the loss is not finite. The forward overflows, "
-                f"which no loss scale mends; locate_overflow names the cell."
+                f"which no loss scale mends; locate_overflow names the cell, advise_float32 those that need float32."
             )
         non_finite = sum(distribution.non_finite for distribution in self.parameters.values())
         if non_finite:
@@ -202,17 +202,24 @@ class GradientReport(Report):
         problem = self._why_not()
         if problem:
             return [f"No loss scale can be recommended: {problem}"]
-        warnings = []
+        warnings, advice = [], self.recommend()
         if self.ceiling is not None:
             warnings.append(
                 f"No loss scale above {written_scale(self.ceiling)} is recommended: inside the network gradients "
                 f"overflowed."
             )
-        if self.quantised and min(self._scales()) < self.recommended_loss_scale:
+        if advice.lost >= NOTABLE_SHARE:
+            warnings.append(
+                f"No single loss scale serves all of the network: at {written_scale(advice.loss_scale)} float16 still "
+                f"flushes {percent(advice.lost)} % of all values to zero."
+            )
+        if warnings:
+            warnings.append("advise_float32 says which cells to compute in float32.")
+        if self.quantised and min(self._scales()) < advice.loss_scale:
             warnings.append(
                 f"At this loss scale float16 rounded gradients of {len(self.quantised)} of {len(self.parameters)} "
                 f"parameters on the way, to zero or to a subnormal number: they are counted as rounded. Profile again "
-                f"with loss_scale={written_scale(self.recommended_loss_scale)} to see what they are."
+                f"with loss_scale={written_scale(advice.loss_scale)} to see what they are."
             )
         return warnings
 

@@ -7,6 +7,9 @@ from ms_lossscale._arguments import StrPath
 from ms_lossscale._output import csv_text, percent, size, write_text
 from ms_lossscale.diagnosis.picture import Picture, draw
 
+# A smaller share of values out of range is not worth a look.
+NOTABLE_SHARE = 0.01
+
 # The columns of a table that show a Distribution, and then, at each loss scale, what float16 does to it.
 COLUMNS = ["values", "zero %", "non-finite", "min", "max"]
 

@@ -366,3 +366,27 @@ def clip(tensors, low, high):
 def average(decay, rest, averages, values):
     """Moves each average in place to `decay * average + rest * value`."""
     return _map(ops.partial(_average, decay, rest), averages, values)
+
+
+# Values and flags of a step that its networks share, of shape (), or of which each has its own, of shape (N,). A flag
+# of all may be joined with those of each: then it holds of each.
+
+
+def of_network(i, value):
+    """What network `i` has of it."""
+    # Not by an index: graph mode then warns of all that is unpacked anywhere and not used, and its compiler crashes
+    # (segmentation fault) where there are branches, too.
+    return ops.unstack(value)[i] if value.ndim else value
+
+
+def of_any_network(flag):
+    """Whether it holds of any network, bool of shape ()."""
+    return ops.ReduceAny()(flag) if flag.ndim else flag
+
+
+def any_of(flags):
+    """Whether any of a tuple holds."""
+    flag = flags[0]
+    for each in flags[1:]:
+        flag = ops.logical_or(flag, each)
+    return flag

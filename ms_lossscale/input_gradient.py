@@ -9,7 +9,7 @@ from mindspore import dtype as mstype
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._arguments import check_cell, check_scale, describe
 from ms_lossscale.loss_scale import LossScale
-from ms_lossscale.step.nested import described
+from ms_lossscale.step.returned import described
 from ms_lossscale.step.scaling import scaled
 
 _grad = ops.GradOperation()

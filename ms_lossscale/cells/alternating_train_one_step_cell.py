@@ -25,7 +25,7 @@ from ms_lossscale.loss_scale import AcceptedLossScale, LossScale, check_distinct
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.forward_backward import inputs_of
 from ms_lossscale.step.settings import check_settings, transforms_of_each
-from ms_lossscale.step.step_counters import StepCounters
+from ms_lossscale.step.update import StepCounters
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -21,7 +21,7 @@ class LoadsInPlace(nn.Cell):
         """Before each step, what may have been loaded into Parameters since the last one."""
         if self._begun_cycles.may_have_been_loaded():
             for step in self.steps:
-                if step.accumulation.has_begun():
+                if step.has_begun():
                     copy_what_is_missing(step.forward_state)
             if self.each_decides:
                 self.turns.forget_losses()

@@ -10,7 +10,7 @@ from mindspore import GRAPH_MODE, Tensor, get_auto_parallel_context, get_context
 from mindspore import dtype as mstype
 from mindspore.communication import GlobalComm, get_group_size, get_rank
 
-from ms_lossscale.step.parameter_names import network_prefix
+from ms_lossscale.step.optimizers import network_prefix
 
 _SHOWN = 4
 

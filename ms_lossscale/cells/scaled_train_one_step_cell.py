@@ -11,7 +11,7 @@ from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.loss_scale import AcceptedLossScale, LossScale
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.settings import check_settings
-from ms_lossscale.step.step_counters import StepCounters
+from ms_lossscale.step.update import StepCounters
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

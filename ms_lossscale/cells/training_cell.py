@@ -7,7 +7,14 @@ from mindspore import PYNATIVE_MODE, Parameter, Tensor, get_context, nn
 from mindspore import dtype as mstype
 
 from ms_lossscale._arguments import OneOrEach, check_cell, one_each
-from ms_lossscale._mindspore import CompilePhase, Float32Cell, UseInOutermostGraph, explanation, forget_failed_calls
+from ms_lossscale._mindspore import (
+    CompilePhase,
+    Float32Cell,
+    MemoryInUse,
+    UseInOutermostGraph,
+    explanation,
+    forget_failed_calls,
+)
 from ms_lossscale.cells.call_types import Output
 from ms_lossscale.cells.endless_skips import EndlessSkips
 from ms_lossscale.cells.find_loss_scale import FindsLossScale
@@ -19,12 +26,16 @@ from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.build import build_step
 from ms_lossscale.step.forward_backward import check_network_inputs
 from ms_lossscale.step.gradient_transforms import prefix_own_states
-from ms_lossscale.step.memory_in_use import MemoryInUse
-from ms_lossscale.step.moving_average import averages_in_place
-from ms_lossscale.step.optimizers import Optimizers, check_optimizers, prefix_states
-from ms_lossscale.step.parameter_names import add_prefix, check_unique_names, network_prefix
+from ms_lossscale.step.optimizers import (
+    Optimizers,
+    add_prefix,
+    check_optimizers,
+    check_unique_names,
+    network_prefix,
+    prefix_states,
+)
 from ms_lossscale.step.ranks import Alone, Ranks
-from ms_lossscale.step.step_counters import StepCounters
+from ms_lossscale.step.update import StepCounters, averages_in_place
 
 
 class TrainingCell(
@@ -375,7 +386,7 @@ class TrainingCell(
         return moving_averages
 
     def _cycle_counts(self):
-        counts = [count for step in self.steps for count in step.accumulation.counts()]
+        counts = [step.cycle_state.count for step in self.steps if step.cycle_state is not None]
         return counts + ([self.turns.calls] if self.each_decides else [])
 
 

@@ -11,7 +11,7 @@ from mindspore.dataset import Dataset
 from ms_lossscale._arguments import check_cell, describe
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.step.forward_backward import inputs_of
-from ms_lossscale.step.nested import described
+from ms_lossscale.step.returned import described
 
 _CURE_OF_NETWORKS = "Pass a network that returns the loss, an nn.WithLossCell say, or a training cell of ms_lossscale."
 _INPUTS = (Tensor, np.ndarray, int, float)

@@ -9,30 +9,19 @@ from ms_lossscale._mindspore import Compiled
 from ms_lossscale.forward_state.find import may_write_inputs
 from ms_lossscale.input_gradient import holds_input_gradient
 from ms_lossscale.overflow_detector import NoCheck
-from ms_lossscale.step.accumulation import Accumulation, CycleState, EveryCall, Flush
-from ms_lossscale.step.attempts import Attempt, AttemptCheck, Attempts, CopyOfInputs, GradientCheck
-from ms_lossscale.step.clipping import NoClipping, make_clip, make_clipping
+from ms_lossscale.step.accumulation import CycleState
+from ms_lossscale.step.attempts import AttemptCheck, Attempts, CopyOfInputs, GradientCheck, Trial
+from ms_lossscale.step.clipping import make_clip, make_clipping
 from ms_lossscale.step.forward_backward import ForwardBackward, ForwardsAndBackwards, SharedForwardBackward
 from ms_lossscale.step.forward_state import make_forward_state
-from ms_lossscale.step.found_overflow import (
-    FoundOverflow,
-    KnownOverflow,
-    OfAll,
-    OfEach,
-    asks_gradients_only,
-    make_looks,
-)
+from ms_lossscale.step.found_overflow import KnownOverflow, asks_gradients_only, make_found_overflow
 from ms_lossscale.step.gradient_transforms import Complete, make_before_check, state_of
-from ms_lossscale.step.moving_average import MovingAverage
-from ms_lossscale.step.optimizers import Optimizers
+from ms_lossscale.step.optimizers import Optimizers, network_prefix
 from ms_lossscale.step.packing import make_packing
-from ms_lossscale.step.parameter_names import network_prefix
-from ms_lossscale.step.ranks import Alone
 from ms_lossscale.step.scaling import CycleScaling, OwnScaling, Scaling, Unscale, UnscaleInClipping
-from ms_lossscale.step.step import AfterAttempts, AfterBackward, Decision, Step
-from ms_lossscale.step.step_counters import StepCounters
-from ms_lossscale.step.trial import Trial
-from ms_lossscale.step.update import AlwaysUpdate, Nothing, Undo, Update, UpdateOrUndo
+from ms_lossscale.step.stage import Alone, Clipping
+from ms_lossscale.step.step import Accumulation, AfterAttempts, AfterBackward, Decision, Flush, Step
+from ms_lossscale.step.update import MovingAverage, StepCounters, Undo, Update
 
 
 def build_step(
@@ -67,38 +56,28 @@ def build_step(
         Step.
     """
     stages = _Stages(owner, networks, optimizers, loss_scales, settings, ranks, prefix)
-    update = stages.update
-    accumulation, flush = stages.accumulation_and_flush()
     forward_backwards = _forward_backwards(owner, networks, stages.weights, settings.has_aux, may_return_tuple, number)
     forwards_and_backwards = ForwardsAndBackwards(
-        owner, forward_backwards, network_inputs, stages.packing, stages.scale_shape
+        owner,
+        forward_backwards,
+        network_inputs,
+        stages.packing,
+        stages.scale_shape,
+        stages.detector,
+        stages.forward_state.memory,
     )
-    attempt = Attempt(stages.detector, forwards_and_backwards, stages.forward_state.memory)
-    if settings.max_retries:
-        check = stages.compiled(stages.attempt_check())
-        attempts = Attempts(
-            settings.max_retries,
-            attempt,
-            check,
-            stages.scaling,
-            stages.forward_state,
-            update.step_counters,
-            stages.keep(),
-        )
-        after_backward = AfterAttempts(accumulation)
-    else:
-        attempts = attempt
-        after_backward = AfterBackward(stages.forward_state, stages.unscale, accumulation)
+    decision = stages.decision()
+    after_backward, attempts = stages.after_backward_and_attempts(decision, forwards_and_backwards)
     return Step(
         scaling=stages.scaling,
         forward_state=stages.forward_state,
+        forwards_and_backwards=forwards_and_backwards,
         attempts=attempts,
-        attempt=attempt,
-        after_backward=stages.compiled(after_backward),
-        accumulation=accumulation,
-        flush_cycle=flush,
-        update=update,
-        make_trial=partial(stages.trial, attempt),
+        after_backward=after_backward,
+        decision=decision,
+        cycle_state=stages.cycle_state,
+        flush_cycle=stages.flush(decision),
+        make_trial=partial(stages.trial, forwards_and_backwards),
     )
 
 
@@ -116,7 +95,7 @@ class _Stages:
         _refuse_sparse(owner, networks)
         all_weights = ParameterTuple([weight for its in self.weights for weight in its])
         steps = settings.gradient_accumulation_steps
-        self._cycle_state = CycleState(steps, all_weights, prefix, self.scale_shape) if steps > 1 else None
+        self.cycle_state = CycleState(steps, all_weights, prefix, self.scale_shape) if steps > 1 else None
         self.forward_state = self._make_forward_state(owner, prefix)
         # A user's own cells get the gradients as they are, and so do the operators that exchange them.
         transforms = settings.gradient_transforms
@@ -125,51 +104,117 @@ class _Stages:
         self._before_check = make_before_check(owner, transforms, self.packing, self._checks)
         self._clipping = _clipping(settings, self.weights, self.packing, ranks, prefix)
         self.scaling = self._make_scaling(loss_scales, prefix)
-        self.unscale = self._make_unscale()
-        self.update = Update(
-            self._clipping,
-            self.packing,
-            Optimizers(optimizers),
-            settings.after_update or Nothing(),
-            [MovingAverage(decay, its) for decay, its in zip(settings.ema_decay, self.weights) if decay is not None],
-            StepCounters(all_weights, prefix, settings.max_retries > 0),
+        self._unscale = self._make_unscale()
+        self._step_counters = StepCounters(all_weights, prefix, settings.max_retries > 0)
+        averages = zip(settings.ema_decay, self.weights)
+        self._update = Update(
+            clipping=self._clipping,
+            packing=self.packing,
+            optimizers=Optimizers(optimizers),
+            after_update=[] if settings.after_update is None else [settings.after_update],
+            moving_averages=[MovingAverage(decay, its) for decay, its in averages if decay is not None],
+            step_counters=self._step_counters,
         )
-        self._found_overflow = self._make_found_overflow()
-        self.compiled = _compiler(optimizers, loss_scales, self.detector, settings)
+        self._compiled = _compiler(optimizers, loss_scales, self.detector, settings)
 
-    def accumulation_and_flush(self):
-        """Which calls make a step, and what ends a cycle before its last call."""
-        if self._cycle_state is None:
-            return EveryCall(self._decision()), Nothing()
-        decision = self._decision()
-        of_call = KnownOverflow() if self._settings.max_retries else self._found_in_call(Alone())
-        accumulation = Accumulation(self._cycle_state, decision, of_call, self.forward_state, self.packing)
-        flush = Flush(self._cycle_state, decision, self.scaling, self.detector, self.packing)
-        return accumulation, self.compiled(flush)
+    def after_backward_and_attempts(self, decision, forwards_and_backwards):
+        """What follows the networks, and how often they run."""
+        end_of_call = decision if self.cycle_state is None else self._accumulation(decision)
+        if not self._settings.max_retries:
+            after_backward = AfterBackward(
+                forward_state=self.forward_state, unscale=self._unscale, end_of_call=end_of_call
+            )
+            return self._compiled(after_backward), forwards_and_backwards
+        attempts = Attempts(
+            self._settings.max_retries,
+            forwards_and_backwards,
+            self._compiled(self._attempt_check()),
+            self.scaling,
+            self.forward_state,
+            self._step_counters,
+            self._keep(),
+        )
+        return self._compiled(AfterAttempts(end_of_call=end_of_call)), attempts
 
-    def keep(self):
-        """Copies the inputs, where they are run more than once."""
-        return CopyOfInputs() if may_write_inputs(self._networks) else nn.Identity()
+    def decision(self):
+        """What ends a step."""
+        complete, clipping, found_overflow = self._complete(), self._clipping, self._found_overflow()
+        if self._settings.max_retries and self.cycle_state is None:
+            complete, clipping, found_overflow = nn.Identity(), self._no_clipping(), KnownOverflow()
+        undo = None
+        if self._checks:
+            undo = Undo(forward_state=self.forward_state, packing=self.packing, step_counters=self._step_counters)
+        return Decision(
+            complete=complete,
+            clipping=clipping,
+            found_overflow=found_overflow,
+            scaling=self.scaling,
+            update=self._update,
+            undo=undo,
+        )
 
-    def attempt_check(self):
-        """Checks attempts, and completes their gradients, in the place of the decision where each call is a step."""
-        # In a cycle it is the sum of the calls that is measured.
-        found_overflow = self._found_overflow if self._cycle_state is None else self._found_in_call(self._ranks)
-        check = self._check(self.forward_state, found_overflow)
-        return AttemptCheck(check, self._ranks, self.scaling, self._cycle_state, self._unscaled_losses())
+    def flush(self, decision):
+        """What ends a cycle before its last call."""
+        if self.cycle_state is None:
+            return None
+        flush = Flush(
+            state=self.cycle_state,
+            decision=decision,
+            scaling=self.scaling,
+            overflow_detector=self.detector,
+            packing=self.packing,
+        )
+        return self._compiled(flush)
 
     def trial(self, attempt):
         """What asks whether a call would overflow, and measures nothing."""
         forward_state = self.forward_state.of_one_call()
-        check = self._check(forward_state, self._found_in_call(self._ranks))
         scalings = [Scaling(loss_scale) for loss_scale in self.scaling.loss_scales]
-        scaling = OwnScaling(scalings) if self._has_own_scales else scalings[0]
-        return Trial(scaling, forward_state, attempt, self.compiled(check), self.keep())
+        check = self._check(forward_state, self._no_clipping(), self._found_in_call(self._ranks))
+        return Trial(
+            scaling=OwnScaling(scalings) if self._has_own_scales else scalings[0],
+            forward_state=forward_state,
+            attempt=attempt,
+            check=self._compiled(check),
+            keep=self._keep(),
+        )
 
-    def _check(self, forward_state, found_overflow):
-        # In a cycle it is the sum of the calls that is reduced and transformed.
-        complete = self._complete() if self._cycle_state is None else Complete(Alone(), [])
-        return GradientCheck(forward_state, self.unscale, complete, found_overflow)
+    def _accumulation(self, decision):
+        return Accumulation(
+            state=self.cycle_state,
+            decision=decision,
+            found_in_call=KnownOverflow() if self._settings.max_retries else self._found_in_call(Alone()),
+            forward_state=self.forward_state,
+            packing=self.packing,
+        )
+
+    def _keep(self):
+        """Copies the inputs, where they are run more than once."""
+        return CopyOfInputs() if may_write_inputs(self._networks) else nn.Identity()
+
+    def _attempt_check(self):
+        """Checks attempts, and completes their gradients, in the place of the decision where each call is a step."""
+        clipping, found_overflow = self._clipping, self._found_overflow()
+        if self.cycle_state is not None:
+            # It is the sum of the calls that is measured.
+            clipping, found_overflow = self._no_clipping(), self._found_in_call(self._ranks)
+        return AttemptCheck(
+            check=self._check(self.forward_state, clipping, found_overflow),
+            ranks=self._ranks,
+            scaling=self.scaling,
+            cycle_state=self.cycle_state,
+            unscaled_losses=self._unscaled_losses(),
+        )
+
+    def _check(self, forward_state, clipping, found_overflow):
+        return GradientCheck(
+            forward_state=forward_state,
+            unscale=self._unscale,
+            # In a cycle it is the sum of the calls that is reduced and transformed.
+            complete=self._complete() if self.cycle_state is None else nn.Identity(),
+            clipping=clipping,
+            found_overflow=found_overflow,
+        )
 
     def _unscaled_losses(self):
         # One network may return all losses, and one scale may be that of all.
@@ -178,31 +223,27 @@ class _Stages:
         )
         return tuple(i for i, network, loss_scale in losses if not holds_input_gradient((network,), loss_scale))
 
-    def _make_found_overflow(self):
-        looks = make_looks(self.detector, self.packing, self._whose(), norms_suffice=self._clipping.finds_overflow)
+    # A new one for each place: of one that stands in two, graph mode forgets how many gradients there are.
+
+    def _found_overflow(self):
         # Where nothing is checked there is nothing to agree on.
-        return FoundOverflow(self._clipping, looks, self._ranks if self._checks else Alone())
+        ranks = self._ranks if self._checks else Alone()
+        suffice = self._clipping.finds_overflow
+        return make_found_overflow(self.detector, ranks, self.packing, self._tells_whose(), norms_suffice=suffice)
 
     def _found_in_call(self, ranks):
-        return FoundOverflow(
-            NoClipping(len(self.weights)), make_looks(self.detector, self.packing, self._whose()), ranks
-        )
+        return make_found_overflow(self.detector, ranks, self.packing, self._tells_whose())
 
-    def _whose(self):
-        # A new one for each place: of one that stands in two, graph mode forgets how many gradients there are.
-        return OfEach(self.packing) if self._has_own_scales and self._checks else OfAll()
+    def _no_clipping(self):
+        return Clipping(len(self.weights))
+
+    def _tells_whose(self):
+        return self._has_own_scales and self._checks
 
     def _complete(self):
-        return Complete(self._ranks, self._before_check)
-
-    def _decision(self):
-        complete, found_overflow, update_or_undo = self._complete(), self._found_overflow, AlwaysUpdate(self.update)
-        if self._settings.max_retries and self._cycle_state is None:
-            complete, found_overflow = Complete(Alone(), []), KnownOverflow()
-        if self._checks:
-            undo = Undo(self.forward_state, self.packing, self.update.step_counters)
-            update_or_undo = UpdateOrUndo(self.update, undo)
-        return Decision(complete, found_overflow, self.scaling, update_or_undo)
+        stages = [self._ranks.grad_reducer] if self._ranks.exchanges else []
+        stages += self._before_check
+        return Complete(stages=stages) if stages else nn.Identity()
 
     def _make_forward_state(self, owner, prefix):
         # A transform runs before the overflow check, as the forward does: what it writes is restored alike.
@@ -213,7 +254,7 @@ class _Stages:
             (*self._networks, *transforms),
             declared,
             self._checks,
-            self._cycle_state,
+            self.cycle_state,
             prefix,
             restores_calls=self._settings.max_retries > 0,
         )
@@ -221,12 +262,12 @@ class _Stages:
     def _make_scaling(self, loss_scales, prefix):
         scalings = []
         for i, loss_scale in enumerate(loss_scales):
-            if self._cycle_state is None:
+            if self.cycle_state is None:
                 scalings.append(Scaling(loss_scale))
             else:
                 its_prefix = network_prefix(i) if self._has_own_scales else prefix
                 steps = self._settings.gradient_accumulation_steps
-                scalings.append(CycleScaling(loss_scale, self._cycle_state, steps, its_prefix))
+                scalings.append(CycleScaling(loss_scale, self.cycle_state, steps, its_prefix))
         return OwnScaling(scalings) if self._has_own_scales else scalings[0]
 
     def _make_unscale(self):

@@ -1,14 +1,15 @@
 """Gradient clipping, and the global norm that it measures."""
 
 import math
-from typing import Optional, Union
+from typing import Optional
 
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale.step.of_network import of_network
-from ms_lossscale.step.packing import AnyPacking
+from ms_lossscale._gradients import of_network
+from ms_lossscale.step.packing import Packing
+from ms_lossscale.step.stage import Clipping
 
 # Where the sum of squares lies outside these, squares have overflowed or been flushed to zero. Then it is taken of the
 # gradients times a power of two, which brings their squares back into float32's range and rounds nothing.
@@ -23,19 +24,8 @@ def _tensor(value):
 
 class Clip(nn.Cell):
     """
-    Base class of how the gradients of one network are clipped: not at all.
-
-    Gradients come as a flat tuple, in which small ones of one shape may be stacked as one tensor.
-
-    Args:
-        norm (GlobalNorm, optional): What measures them before the check, when they may be not finite.
-            Default: ``None`` .
-
-    Inputs:
-        - **grads** (tuple[Tensor]) - Unscaled float32 gradients of a step that did not overflow.
-
-    Outputs:
-        tuple[Tensor], of the same shapes.
+    How the gradients of one network are clipped: not at all. `norm` measures them before the check, when they may be
+    not finite.
     """
 
     # Whether `construct` takes gradients that are not divided yet, by what the norm was given.
@@ -54,12 +44,7 @@ class Clip(nn.Cell):
 
 
 class ClipByValue(Clip):
-    """
-    Clips each element.
-
-    Args:
-        clip_value (float): The largest absolute value.
-    """
+    """Clips each element; `clip_value` is the largest absolute value."""
 
     def __init__(self, clip_value: float) -> None:
         super().__init__()
@@ -71,23 +56,14 @@ class ClipByValue(Clip):
 
 class GlobalNorm(nn.Cell):
     """
-    The global norm of one network's gradients.
+    Measures the global norm of one network's gradients, which come times `divisor`. Gives whether it is finite, a bool
+    Tensor of shape :math:`()`.
 
     It is exact over the whole range of float32: it is finite whenever the gradients are, so it is the overflow check
     too. What it stands for may exceed float32 itself; it is held as three Parameters, `root / power / scale`.
 
-    Args:
-        ranks (Union[Alone, Ranks]): Who else has gradients.
-        own (tuple[bool]): For each gradient whether it is that of a weight of which every rank has a part of its own.
-            The norm is then that of all ranks together.
-        prefix (str): For the Parameters' names.
-
-    Inputs:
-        - **grads** (tuple[Tensor]) - The gradients times `divisor`.
-        - **divisor** (Tensor) - Float32 of shape :math:`()`.
-
-    Outputs:
-        Tensor, whether the norm is finite, bool of shape :math:`()`.
+    `own` says for each gradient whether it is that of a weight of which every rank has a part of its own. The norm is
+    then that of all ranks together.
     """
 
     def __init__(self, ranks, own, prefix):
@@ -137,10 +113,6 @@ class ClipByGlobalNorm(Clip):
     """
     Clips by the global norm, as :func:`mindspore.ops.clip_by_global_norm` does, and divides by the scale in the same
     multiplication.
-
-    Args:
-        clip_norm (float): The largest global norm.
-        norm (GlobalNorm): What measures it.
     """
 
     unscales = True
@@ -161,49 +133,17 @@ class ClipByGlobalNorm(Clip):
         return grads
 
 
-class NoClipping(nn.Cell):
-    """Nothing is clipped or measured. Inputs, outputs and methods as those of :class:`Clipping`."""
+class ClippingOfEach(Clipping):
+    """Each network's gradients are clipped, or measured, or not; `packing` tells which are whose."""
 
-    finds_overflow = unscales = False
-
-    def __init__(self, networks: int) -> None:
-        super().__init__(auto_prefix=False)
-        self._networks = networks
-
-    def measure(self, grads, divisor):
-        return ()
-
-    def construct(self, grads):
-        return grads
-
-    def measures(self):
-        return [None] * self._networks
-
-    def norms(self):
-        return self.measures()
-
-
-class Clipping(nn.Cell):
-    """
-    How the gradients of all networks of a step are clipped.
-
-    Args:
-        clips (list[Clip]): For each network.
-        packing (Packing): Tells which gradients are whose.
-
-    Inputs and outputs as those of :class:`Clip`, of all networks.
-    """
-
-    def __init__(self, clips: list[Clip], packing: AnyPacking) -> None:
-        super().__init__(auto_prefix=False)
+    def __init__(self, clips: list[Clip], packing: Packing) -> None:
+        super().__init__(len(clips))
         self.clips = nn.CellList(clips, auto_prefix=False)
         self.packing = packing
-        # Whether `measure` finds an overflow of any network.
         self.finds_overflow = all(clip.norm is not None for clip in clips)
         self.unscales = all(clip.unscales for clip in clips)
 
     def measure(self, grads, divisor):
-        """For each network that has a norm whether its gradients are finite, as a tuple."""
         are_finite = ()
         for i, clip in enumerate(self.clips):
             are_finite += clip.measure(self.packing.of_network(i, grads), of_network(i, divisor))
@@ -216,15 +156,7 @@ class Clipping(nn.Cell):
         return clipped
 
     def measures(self):
-        """For each network what measures its global norm, or None."""
         return [clip.norm for clip in self.clips]
-
-    def norms(self):
-        """Reads for each network its global norm at the last check; None where nothing measures it."""
-        return [measure and measure.value_of(*measure.parts()) for measure in self.measures()]
-
-
-AnyClipping = Union[NoClipping, Clipping]
 
 
 def make_clip(clip_norm, clip_value, weights, ranks, prefix):
@@ -240,5 +172,5 @@ def make_clip(clip_norm, clip_value, weights, ranks, prefix):
 def make_clipping(clips, packing):
     """The clipping of a step, given that of each network."""
     if all(type(clip) is Clip and clip.norm is None for clip in clips):
-        return NoClipping(len(clips))
-    return Clipping(clips, packing)
+        return Clipping(len(clips))
+    return ClippingOfEach(clips, packing)

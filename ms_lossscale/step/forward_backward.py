@@ -7,10 +7,19 @@ from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._arguments import describe
+from ms_lossscale._gradients import of_network
 from ms_lossscale._mindspore import backward_of_shared_forward
-from ms_lossscale.step.nested import form_of, in_form, leaves_in, of_each_tensor, tensors_in
-from ms_lossscale.step.of_network import of_network
-from ms_lossscale.step.returned import check_losses, loss_and_aux_of, loss_of
+from ms_lossscale.step.returned import (
+    check_losses,
+    check_no_image,
+    form_of,
+    in_form,
+    leaves_in,
+    loss_and_aux_of,
+    loss_of,
+    of_each_tensor,
+    tensors_in,
+)
 from ms_lossscale.step.scaling import scaled
 
 
@@ -21,23 +30,12 @@ def _copy(aux):
 
 class ForwardBackward(nn.Cell):
     """
-    Runs a network that returns one loss forward and backward, once each.
+    Runs a network forward and backward, once each, which returns one loss, of any shape, by which `weights` are
+    trained; with `has_aux` the tuple `(loss, *aux)`. Its number in the step and the owner, a training cell, are for
+    error messages; `may_return_tuple` allows a tuple of one loss.
 
-    Args:
-        network (Cell): Returns the loss, of any shape; with `has_aux` the tuple `(loss, *aux)`.
-        weights (ParameterTuple): What to differentiate by.
-        has_aux (bool): Whether the network returns more than the loss.
-        owner (str): The training cell's name, for error messages.
-        number (int): The network's number in the step.
-        may_return_tuple (bool): Whether a tuple of one loss is one loss.
-
-    Inputs:
-        - **scale** (Tensor) - The loss scale, float32 of shape :math:`()`, or one for each network, :math:`(N,)`.
-        - **\\*inputs** - The network's inputs.
-
-    Outputs:
-        Tuple of three: the tuple of the loss as the network gave it; the tuple of aux; the tuple of the gradients of
-        `sum(loss) * scale`.
+    Gives a tuple of three: the tuple of the loss as the network gave it; the tuple of aux; the tuple of the gradients
+    of `sum(loss) * scale`.
     """
 
     def __init__(self, network, weights, has_aux, owner, number=0, may_return_tuple=False):
@@ -57,6 +55,7 @@ class ForwardBackward(nn.Cell):
 
     def _scaled_loss(self, scale, *inputs):
         output = self.network(*inputs)
+        check_no_image(self._owner, self._number, output)
         if self.has_aux:
             loss, aux = loss_and_aux_of(self._owner, self._number, output)
         else:
@@ -70,21 +69,11 @@ class ForwardBackward(nn.Cell):
 
 class SharedForwardBackward(nn.Cell):
     """
-    Runs a network that returns N losses forward once, and backward once for each loss.
+    Runs a network that returns N losses, `(*losses, *aux)` with `has_aux`, forward once, and backward once for each
+    loss. `weights` holds those of each loss.
 
-    Args:
-        network (Cell): Returns a tuple of N losses, of any shape; with `has_aux` the tuple `(*losses, *aux)`.
-        weights (tuple[ParameterTuple]): For each loss, what to differentiate it by.
-        has_aux (bool): Whether the network returns more than the losses.
-        owner (str): The training cell's name, for error messages.
-
-    Inputs:
-        - **scale** (Tensor) - The loss scale, float32 of shape :math:`()`, or one for each loss, :math:`(N,)`.
-        - **\\*inputs** - The network's inputs.
-
-    Outputs:
-        Tuple of three: the tuple of the losses' sums, float32; the tuple of aux; the flat tuple of the gradients, of
-        each `sum(loss) * scale` by its own weights.
+    Gives a tuple of three: the tuple of the losses' sums, float32; the tuple of aux; the flat tuple of the gradients,
+    of each `sum(loss) * scale` by its own weights.
     """
 
     def __init__(self, network, weights, has_aux, owner):
@@ -102,6 +91,7 @@ class SharedForwardBackward(nn.Cell):
     def _losses_and_aux(self, *inputs):
         """The sums of the losses, the leaves of aux, and its form: MindSpore differentiates neither dicts nor None."""
         output = self.network(*inputs)
+        check_no_image(self._owner, 0, output)
         losses = check_losses(self._owner, self._losses, self.has_aux, output)
         # At once: one by one, graph mode fails with two dicts of other names in aux.
         results = gradients.sums(losses)
@@ -128,7 +118,7 @@ class SharedForwardBackward(nn.Cell):
 
 class ForwardsAndBackwards(nn.Cell):
     """
-    All networks of a step, one after the other, at the same weights.
+    Runs all networks of a step once, one after the other, at the same weights, after an NPU's register was cleared.
 
     Args:
         owner (str): The training cell's name, for error messages.
@@ -136,34 +126,47 @@ class ForwardsAndBackwards(nn.Cell):
         network_inputs (Union[tuple, None]): Positions of the inputs that each network takes; None means all.
         packing (Packing): For the gradients.
         scale_shape (tuple): The shape of the loss scale.
+        overflow_detector (OverflowDetector): Clears the register.
+        memory (MemoryInUse): Of what the forward may write.
 
     Inputs:
         - **scale** (Tensor) - The loss scale, float32 of shape :math:`()`, or one for each network, :math:`(N,)`.
         - **inputs** (tuple) - The inputs of the step.
+        - **saved** (tuple[Tensor]) - What the forward writes, as it was before.
 
     Outputs:
-        Tuple of three: the tuple of all losses, the tuple of each network's aux, and the flat tuple of all gradients,
-        packed.
+        Tuple of four: the tuple of all losses; the tuple of each network's aux; what follows takes of the backward, the
+        flat tuple of all gradients, packed, and the scale; the scale that was used.
     """
 
-    def __init__(self, owner, forward_backwards, network_inputs, packing, scale_shape):
+    def __init__(self, owner, forward_backwards, network_inputs, packing, scale_shape, overflow_detector, memory):
         super().__init__(auto_prefix=False)
         self.forward_backwards = nn.CellList(forward_backwards, auto_prefix=False)
         self.packing = packing
+        self.overflow_detector = overflow_detector
+        self._memory = memory
         self._owner = owner
         self._network_inputs = network_inputs
         self._scale_shape = scale_shape
 
-    def construct(self, scale, inputs):
+    def __call__(self, scale, inputs, saved):
+        # Not in graph mode, which knows `construct` only, and writes in place.
+        results = super().__call__(scale, inputs, saved)
+        self._memory.put_back_within_a_step()
+        return results
+
+    def construct(self, scale, inputs, saved):
+        inputs = self.overflow_detector.start(inputs)
         # The backward starts from the scale, and need not wait for the forward where a layer is linear.
-        scale = ops.depend(scale, inputs)
+        its_scale = ops.depend(scale, inputs)
         losses, auxes, grads = (), (), ()
         for i, forward_backward in enumerate(self.forward_backwards):
             its_inputs = inputs_of(self._owner, i, self._network_inputs, inputs)
-            its_losses, its_aux, its_grads = forward_backward(scale, *its_inputs)
+            its_losses, its_aux, its_grads = forward_backward(its_scale, *its_inputs)
             losses, auxes, grads = losses + its_losses, auxes + (its_aux,), grads + its_grads
         # Losses and aux are copies: none may be taken after an optimizer has moved what it shows.
-        return losses, auxes, ops.depend(self.packing.pack(grads), (losses, tensors_in(auxes)))
+        grads = ops.depend(self.packing.pack(grads), (losses, tensors_in(auxes)))
+        return losses, auxes, (grads, scale), scale
 
     def set_inputs_of_compiled(self, inputs):
         """Informs a part that PyNative mode compiles by itself which dimensions of its inputs vary."""

@@ -1,96 +1,51 @@
 """What a training forward writes besides its result, and how a skipped step takes it back."""
 
-from typing import TYPE_CHECKING, Union
-
 import numpy as np
-from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._mindspore import only_if, write_in_place
+from ms_lossscale._mindspore import MemoryInUse, only_if, write_in_place
 from ms_lossscale.forward_state.find import Found, find_forward_state
-from ms_lossscale.step.memory_in_use import MemoryInUse
-
-if TYPE_CHECKING:
-    from ms_lossscale.step.accumulation import CycleState
+from ms_lossscale.step.accumulation import CycleState
+from ms_lossscale.step.stage import ForwardState
 
 
-class NoForwardState(nn.Cell):
-    """The forward writes nothing, or nothing is ever undone. The methods are those of :class:`ForwardState`."""
-
-    names = written = copies = ()
-    memory = MemoryInUse(())
-
-    def __init__(self):
-        super().__init__(auto_prefix=False)
-
-    def of_one_call(self):
-        return self
-
-    def save(self, inputs):
-        return inputs, ()
-
-    def overflowed(self, saved):
-        return ()
-
-    def restore_call(self, saved):
-        pass
-
-    def restore_step(self, saved):
-        pass
-
-
-class ForwardState(nn.Cell):
-    """
-    What a training forward writes, where each call is a step.
-
-    Args:
-        found (Found): What it may write.
-    """
-
-    copies = ()
+class CallForwardState(ForwardState):
+    """What a training forward writes, where each call is a step."""
 
     def __init__(self, found: Found) -> None:
-        super().__init__(auto_prefix=False)
-        _set_written(self, found)
-
-    def of_one_call(self):
-        """The same for a call by itself, which is undone whatever becomes of its cycle."""
-        return self
+        super().__init__()
+        self.parameters = ParameterTuple(found.parameters)
+        # Not attributes that MindSpore registers: what stands for a buffer, or has no place among the networks' cells,
+        # is in no checkpoint. Loading would part the one from its buffer, and the other's name need not be its own.
+        others = [*found.unregistered, *(buffer.parameter for buffer in found.buffers)]
+        object.__setattr__(self, "written", ParameterTuple([*found.parameters, *others]))
+        self.names = found.names
+        self.memory = MemoryInUse([*found.parameters, *found.unregistered], found.buffers)
 
     def save(self, inputs):
-        """Copies the state before the forward, which `inputs` are tied to. Returns the inputs and the copies."""
         saved = gradients.copy(self.written)
         return ops.depend(inputs, saved), saved
 
     def overflowed(self, saved):
-        """Whether the forward left something not finite that was finite: a tuple of one bool tensor, or empty."""
         return _became_not_finite(saved, self.written)
 
     def restore_call(self, saved):
-        """Undoes the call."""
         gradients.assign(self.written, saved)
 
     def restore_step(self, saved):
-        """Undoes the step."""
-        self.restore_call(saved)
+        gradients.assign(self.written, saved)
 
 
-class CycleForwardState(nn.Cell):
+class CycleForwardState(CallForwardState):
     """
     The same where the calls of a cycle are one step: the first call copies, and the copies outlast the call, also if
-    training is stopped and resumed in between. The methods are those of :class:`ForwardState`.
-
-    Args:
-        found (Found): What the forward may write.
-        state (CycleState): Knows which call is the first.
-        prefix (str): For the names of the copies.
-        restores_calls (bool): Whether a call is undone by itself, too.
+    training is stopped and resumed in between. `restores_calls`: a call is undone by itself, too.
     """
 
-    def __init__(self, found: Found, state: "CycleState", prefix: str, restores_calls: bool) -> None:
-        super().__init__(auto_prefix=False)
-        _set_written(self, found)
+    def __init__(self, found: Found, state: CycleState, prefix: str, restores_calls: bool) -> None:
+        super().__init__(found)
         self._found = found
         self.state = state
         self._restores_calls = restores_calls
@@ -100,10 +55,10 @@ class CycleForwardState(nn.Cell):
         )
 
     def of_one_call(self):
-        return ForwardState(self._found)
+        return CallForwardState(self._found)
 
     def save(self, inputs):
-        inputs = ops.depend(inputs, only_if(self.state.is_first(), gradients.assign, self.copies, self.written))
+        inputs = ops.depend(inputs, only_if(self.state.count.is_first(), gradients.assign, self.copies, self.written))
         if not self._restores_calls:
             return inputs, ()
         saved = gradients.copy(self.written)
@@ -112,14 +67,8 @@ class CycleForwardState(nn.Cell):
     def overflowed(self, saved):
         return _became_not_finite(self.copies, self.written)
 
-    def restore_call(self, saved):
-        gradients.assign(self.written, saved)
-
     def restore_step(self, saved):
         gradients.assign(self.written, self.copies)
-
-
-AnyForwardState = Union[NoForwardState, ForwardState, CycleForwardState]
 
 
 def _not_copied(parameter):
@@ -140,16 +89,6 @@ def copy_what_is_missing(forward_state):
 def _can_be_marked(parameter):
     # NumPy knows no bfloat16, and a bool has no unlikely value.
     return parameter.dtype not in (mstype.bool_, mstype.bfloat16)
-
-
-def _set_written(cell, found):
-    cell.parameters = ParameterTuple(found.parameters)
-    # Not attributes that MindSpore registers: what stands for a buffer, or has no place among the networks' cells, is
-    # in no checkpoint. Loading would part the one from its buffer, and the other's name need not be its own.
-    others = [*found.unregistered, *(buffer.parameter for buffer in found.buffers)]
-    object.__setattr__(cell, "written", ParameterTuple([*found.parameters, *others]))
-    cell.names = found.names
-    cell.memory = MemoryInUse([*found.parameters, *found.unregistered], found.buffers)
 
 
 @ops.constexpr
@@ -184,10 +123,10 @@ def make_forward_state(owner, networks, declared, undoes, cycle_state, prefix, r
         restores_calls (bool): Whether a call is undone by itself, too.
     """
     if not undoes:
-        return NoForwardState()
+        return ForwardState()
     found = find_forward_state(owner, networks, declared)
     if not (found.parameters or found.unregistered or found.buffers):
-        return NoForwardState()
+        return ForwardState()
     if cycle_state is None:
-        return ForwardState(found)
+        return CallForwardState(found)
     return CycleForwardState(found, cycle_state, prefix, restores_calls)

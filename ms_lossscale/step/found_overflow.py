@@ -1,8 +1,8 @@
 """
 Whether an overflow was found: one answer over all gradients of all networks of a step, agreed across ranks.
 
-Where each network has a loss scale of its own it is of shape (N,): whose gradients overflowed. All of it is one cell,
-FoundOverflow, made of what looks at the gradients (a detector, each gradient, or the norms) and of whose they are.
+Where each network has a loss scale of its own it is of shape (N,): whose gradients overflowed. What looks at the
+gradients is a subclass of FoundOverflow: the detector, each gradient, or the norms.
 """
 
 from typing import Union
@@ -11,26 +11,114 @@ import numpy as np
 from mindspore import Tensor, get_context, nn, ops
 from mindspore import dtype as mstype
 
+from ms_lossscale._gradients import any_of, of_any_network
 from ms_lossscale.overflow_detector import FiniteGradients, OverflowDetector
-from ms_lossscale.step.clipping import AnyClipping
-from ms_lossscale.step.of_network import any_of, of_any_network
-from ms_lossscale.step.packing import AnyPacking
-from ms_lossscale.step.ranks import AnyRanks
+from ms_lossscale.step.packing import Packing
+from ms_lossscale.step.stage import Alone, Stage
 
 
-class OwnDetector(nn.Cell):
+class FoundOverflow(Stage):
     """
-    A user's own overflow detector, which may answer in another shape or dtype, or not at all.
-
-    Args:
-        overflow_detector (OverflowDetector): What is asked.
+    Base class of what looks at gradients, and tells whether an overflow was found in them: `construct`.
 
     Inputs:
         - **grads** (tuple[Tensor]) - The gradients.
+        - **norms_finite** (tuple[Tensor]) - For each network with a norm whether it is finite.
+        - **others** (tuple[Tensor]) - What else shows an overflow, bools of shape :math:`()`.
+        - **known** (tuple[Tensor]) - What was found in this step before, as outputs of this kind.
 
     Outputs:
-        Tensor, its answer, bool of shape :math:`()`.
+        Tuple of two: whether an overflow was found; and a tuple of the flags of :class:`Packing` if they became known
+        with it, else empty.
     """
+
+    ranks: Alone
+    # None where all networks share a loss scale, and whose gradients overflowed does not matter.
+    whose: Union["WhoseGradients", "WhoseNorms", None]
+
+    def agreed(self, found, grads, flags, others, known):
+        """The outputs, given what was found, a tuple of bools of shape ()."""
+        overflow = any_of(found + others) if self.whose is None else self.whose(found, grads, flags, others)
+        return self.ranks.agree(any_of((overflow,) + known)), flags
+
+
+class FoundByDetector(FoundOverflow):
+    """Asks an overflow detector."""
+
+    detect: nn.Cell
+
+    def construct(self, grads, norms_finite, others, known):
+        return self.agreed((self.detect(grads),), grads, (), others, known)
+
+
+class FoundInGradients(FoundOverflow):
+    """Looks at each gradient, in the place of :class:`FiniteGradients` on CPU."""
+
+    packing: Packing
+
+    def construct(self, grads, norms_finite, others, known):
+        are_finite = self.packing.check(grads)
+        found = (ops.logical_not(ops.ReduceAll()(are_finite)),)
+        return self.agreed(found, grads, (are_finite,), others, known)
+
+
+class FoundByNorms(FoundOverflow):
+    """Looks at the norms of all networks, which are measured anyhow, and are finite whenever the gradients are."""
+
+    def construct(self, grads, norms_finite, others, known):
+        found = ()
+        for is_finite in norms_finite:
+            found += (ops.logical_not(is_finite),)
+        return self.agreed(found, grads, (), others, known)
+
+
+class KnownOverflow(Stage):
+    """All is known that can be found. Inputs and outputs as those of :class:`FoundOverflow`."""
+
+    def construct(self, grads, norms_finite, others, known):
+        return any_of(known), ()
+
+
+class WhoseGradients(nn.Cell):
+    """
+    Of the networks of a step that overflowed those whose gradients are not finite. If all gradients are finite it is
+    all of them: something else showed the overflow. Gives a bool Tensor of shape :math:`(N,)`.
+    """
+
+    def __init__(self, packing: Packing) -> None:
+        super().__init__(auto_prefix=False)
+        self.packing = packing
+        networks = np.array(packing.networks_of_flags())
+        self._whose = Tensor(networks == np.unique(networks)[:, None])
+        self._all = Tensor(np.ones(len(networks), bool))
+
+    def construct(self, found, grads, flags, others):
+        overflow = any_of(found + others)
+        if flags:
+            are_finite = flags[0]
+        else:
+            are_finite = self._all
+            if overflow:
+                are_finite = self.packing.each_finite(grads)
+        are_not_finite = ops.logical_and(ops.logical_not(are_finite), self._whose)
+        return _or_all(ops.ReduceAny()(are_not_finite, 1), overflow)
+
+
+class WhoseNorms(Stage):
+    """The same where it was found of each network by itself."""
+
+    def construct(self, found, grads, flags, others):
+        overflowed = ops.stack(found)
+        return _or_all(overflowed, any_of((of_any_network(overflowed),) + others))
+
+
+def _or_all(overflowed, overflow):
+    none_did = ops.logical_not(of_any_network(overflowed))
+    return ops.logical_and(overflow, ops.logical_or(overflowed, none_did))
+
+
+class OwnDetector(nn.Cell):
+    """A user's own overflow detector, which may answer in another shape or dtype, or not at all."""
 
     def __init__(self, overflow_detector: OverflowDetector) -> None:
         super().__init__(auto_prefix=False)
@@ -59,196 +147,21 @@ class OwnDetector(nn.Cell):
         return overflow
 
 
-class Detector(nn.Cell):
-    """
-    Asks an overflow detector.
-
-    Args:
-        overflow_detector (OverflowDetector): What is asked.
-        whose (Cell): Whose gradients overflowed.
-
-    Inputs:
-        - **grads** (tuple[Tensor]) - The gradients.
-        - **norms_finite** (tuple[Tensor]) - For each network with a norm whether it is finite.
-        - **others** (tuple[Tensor]) - What else shows an overflow, bools of shape :math:`()`.
-
-    Outputs:
-        Tuple of two: whether an overflow was found, as `whose` says it; and a tuple of the flags of :class:`Packing`
-        if they became known with it, else empty.
-    """
-
-    def __init__(self, overflow_detector: OverflowDetector, whose: "Whose") -> None:
-        super().__init__(auto_prefix=False)
-        is_own = type(overflow_detector).__module__ != OverflowDetector.__module__
-        self.detect = OwnDetector(overflow_detector) if is_own else overflow_detector
-        self.whose = whose
-
-    def construct(self, grads, norms_finite, others):
-        return self.whose(any_of(self.detect(grads), others), grads, ()), ()
-
-
-class EachGradient(nn.Cell):
-    """
-    Looks at each gradient, in the place of :class:`FiniteGradients` on CPU.
-
-    Args:
-        packing (Packing): Checks them.
-        whose (Cell): Whose gradients overflowed.
-
-    Inputs and outputs as those of :class:`Detector`.
-    """
-
-    def __init__(self, packing: AnyPacking, whose: "Whose") -> None:
-        super().__init__(auto_prefix=False)
-        self.packing = packing
-        self.whose = whose
-
-    def construct(self, grads, norms_finite, others):
-        are_finite = self.packing.check(grads)
-        overflow = any_of(ops.logical_not(ops.ReduceAll()(are_finite)), others)
-        return self.whose(overflow, grads, (are_finite,)), (are_finite,)
-
-
-class Norms(nn.Cell):
-    """
-    Looks at the norms, which are measured anyhow, and are finite whenever the gradients are.
-
-    Args:
-        whose (Cell): Whose gradients overflowed.
-
-    Inputs and outputs as those of :class:`Detector`.
-    """
-
-    def __init__(self, whose: "Whose") -> None:
-        super().__init__(auto_prefix=False)
-        self.whose = whose
-
-    def construct(self, grads, norms_finite, others):
-        not_finite = ()
-        for is_finite in norms_finite:
-            not_finite += (ops.logical_not(is_finite),)
-        return self.whose.of_each(not_finite, others), ()
-
-
-class OfAll(nn.Cell):
-    """
-    All networks share a loss scale: whose gradients overflowed does not matter.
-
-    Inputs:
-        - **overflow** (Tensor) - Whether the step overflowed, bool of shape :math:`()`.
-        - **grads** (tuple[Tensor]) - The gradients.
-        - **flags** (tuple[Tensor]) - Which of them are finite, if that is known.
-
-    Outputs:
-        Tensor, the same.
-    """
-
-    def __init__(self):
-        super().__init__(auto_prefix=False)
-
-    def construct(self, overflow, grads, flags):
-        return overflow
-
-    def of_each(self, not_finite, others):
-        """The same where it is known of each network whether its gradients are not finite, as a tuple."""
-        return any_of(not_finite[0], (*not_finite[1:], *others))
-
-
-class OfEach(nn.Cell):
-    """
-    Each network has a loss scale of its own: in a step that overflowed, it is those whose gradients are not finite. If
-    all gradients are finite it is all of them: something else showed the overflow.
-
-    Args:
-        packing (Packing): Knows of each gradient whether it is finite.
-
-    Inputs as those of :class:`OfAll`.
-
-    Outputs:
-        Tensor, bool of shape :math:`(N,)`, of which none is True unless the step overflowed.
-    """
-
-    def __init__(self, packing: AnyPacking) -> None:
-        super().__init__(auto_prefix=False)
-        self.packing = packing
-        networks = np.array(packing.networks_of_flags())
-        self._whose = Tensor(networks == np.unique(networks)[:, None])
-        self._all = Tensor(np.ones(len(networks), bool))
-
-    def construct(self, overflow, grads, flags):
-        if flags:
-            are_finite = flags[0]
-        else:
-            are_finite = self._all
-            if overflow:
-                are_finite = self.packing.each_finite(grads)
-        are_not_finite = ops.logical_and(ops.logical_not(are_finite), self._whose)
-        return self._or_all(ops.ReduceAny()(are_not_finite, 1), overflow)
-
-    def of_each(self, not_finite, others):
-        overflowed = ops.stack(not_finite)
-        return self._or_all(overflowed, any_of(of_any_network(overflowed), others))
-
-    @staticmethod
-    def _or_all(overflowed, overflow):
-        none_did = ops.logical_not(of_any_network(overflowed))
-        return ops.logical_and(overflow, ops.logical_or(overflowed, none_did))
-
-
-Whose = Union[OfAll, OfEach]
-
-
-class FoundOverflow(nn.Cell):
-    """
-    Whether an overflow was found in gradients.
-
-    Args:
-        clipping (Clipping): Measures them first.
-        looks (Union[Detector, EachGradient, Norms]): What looks at them.
-        ranks (Union[Alone, Ranks]): Who must agree.
-
-    Inputs:
-        - **grads** (tuple[Tensor]) - The gradients, times `divisor`.
-        - **divisor** (Tensor) - What they are still to be divided by.
-        - **others** (tuple[Tensor]) - What else shows an overflow, bools of shape :math:`()`.
-        - **known** (tuple[Tensor]) - What was found in this step before, as outputs of this kind.
-
-    Outputs as those of `looks`.
-    """
-
-    def __init__(self, clipping: AnyClipping, looks: Union[Detector, EachGradient, Norms], ranks: AnyRanks) -> None:
-        super().__init__(auto_prefix=False)
-        self.clipping = clipping
-        self.looks = looks
-        self.ranks = ranks
-
-    def construct(self, grads, divisor, others, known):
-        norms_finite = self.clipping.measure(grads, divisor)
-        overflow, flags = self.looks(grads, norms_finite, others)
-        return self.ranks.agree(any_of(overflow, known)), flags
-
-
-class KnownOverflow(nn.Cell):
-    """All is known that can be found. Inputs and outputs as those of :class:`FoundOverflow`."""
-
-    def __init__(self):
-        super().__init__(auto_prefix=False)
-
-    def construct(self, grads, divisor, others, known):
-        return any_of(known[0], known[1:]), ()
-
-
-AnyFoundOverflow = Union[FoundOverflow, KnownOverflow]
-
-
-def make_looks(overflow_detector, packing, whose, norms_suffice=False):
-    """What looks at the gradients: the cheapest that finds what the detector would."""
+def make_found_overflow(overflow_detector, ranks, packing, tells_whose, norms_suffice=False):
+    """The cheapest that finds what the detector would; `tells_whose` where each network has its own loss scale."""
     if asks_gradients_only(overflow_detector):
         if norms_suffice:
-            return Norms(whose)
+            return FoundByNorms(ranks=ranks, whose=WhoseNorms() if tells_whose else None)
         if packing.checks and get_context("device_target") == "CPU":
-            return EachGradient(packing, whose)
-    return Detector(overflow_detector, whose)
+            return FoundInGradients(
+                ranks=ranks, whose=WhoseGradients(packing) if tells_whose else None, packing=packing
+            )
+    is_own = type(overflow_detector).__module__ != OverflowDetector.__module__
+    return FoundByDetector(
+        ranks=ranks,
+        whose=WhoseGradients(packing) if tells_whose else None,
+        detect=OwnDetector(overflow_detector) if is_own else overflow_detector,
+    )
 
 
 def asks_gradients_only(overflow_detector):

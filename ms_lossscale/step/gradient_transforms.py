@@ -1,4 +1,4 @@
-"""What becomes of gradients before they are judged: what the user's transforms do, and what float16 can't hold."""
+"""What becomes of gradients before the overflow check: what the user's transforms do, and what float16 can't hold."""
 
 import itertools
 from collections.abc import Sequence
@@ -7,25 +7,13 @@ from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale.step.packing import AnyPacking
-from ms_lossscale.step.parameter_names import add_prefix, network_prefix
-from ms_lossscale.step.ranks import AnyRanks
+from ms_lossscale.step.optimizers import add_prefix, network_prefix
+from ms_lossscale.step.packing import Packing
+from ms_lossscale.step.stage import Stage
 
 
 class OwnTransform(nn.Cell):
-    """
-    A user's transform of the gradients of one network, which may return something else.
-
-    Args:
-        owner (str): The training cell's name, for error messages.
-        transform (Cell): What is called.
-
-    Inputs:
-        - **grads** (tuple[Tensor]) - One gradient for each weight.
-
-    Outputs:
-        tuple[Tensor], float32, of the same shapes.
-    """
+    """A user's transform of the gradients of one network, which may return something else than it should."""
 
     def __init__(self, owner: str, transform: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
@@ -58,22 +46,9 @@ def _check_forms(must, given, returned):
 
 
 class GradientTransforms(nn.Cell):
-    """
-    The user's transforms of the gradients of all networks of a step, each network's in their order.
+    """The user's transforms of the gradients of all networks of a step, each network's in their order."""
 
-    Args:
-        owner (str): The training cell's name, for error messages.
-        of_each (tuple[tuple[Cell]]): For each network its transforms.
-        packing (Unpacked): Tells which gradients are whose, and leaves them one by one.
-
-    Inputs:
-        - **grads** (tuple[Tensor]) - The gradients of all networks.
-
-    Outputs:
-        tuple[Tensor], of the same shapes.
-    """
-
-    def __init__(self, owner: str, of_each: Sequence[Sequence[nn.Cell]], packing: AnyPacking) -> None:
+    def __init__(self, owner: str, of_each: Sequence[Sequence[nn.Cell]], packing: Packing) -> None:
         super().__init__(auto_prefix=False)
         checked = [[OwnTransform(owner, transform) for transform in its] for its in of_each]
         self.of_each = nn.CellList([nn.CellList(its, auto_prefix=False) for its in checked], auto_prefix=False)
@@ -89,66 +64,37 @@ class GradientTransforms(nn.Cell):
         return transformed
 
 
-class Float16Overflow(nn.Cell):
+class Float16Overflow(Stage):
     """
-    Makes infinite what the cast to its weight's float16 would: the optimizer's cast comes after the overflow check.
-
-    Args:
-        become_float16 (tuple[bool]): For each gradient whether it is cast so.
-
-    Inputs and outputs as those of :class:`GradientTransforms`.
+    Makes infinite those gradients that the cast to their weight's float16 would: the optimizer's cast comes after the
+    overflow check.
     """
 
-    def __init__(self, become_float16: Sequence[bool]) -> None:
-        super().__init__(auto_prefix=False)
-        self._become_float16 = become_float16
+    become_float16: tuple[bool, ...]
 
     def construct(self, grads):
-        return gradients.infinite_as_float16(self._become_float16, grads)
+        return gradients.infinite_as_float16(self.become_float16, grads)
 
 
-class Complete(nn.Cell):
-    """
-    All that happens to a step's gradients before they are judged.
+class Complete(Stage):
+    """All that happens to a step's gradients before the overflow check, in its order."""
 
-    Args:
-        ranks (Union[Alone, Ranks]): Reduce them.
-        stages (list[Cell]): What comes then.
-
-    Inputs and outputs as those of :class:`GradientTransforms`.
-    """
-
-    def __init__(self, ranks: AnyRanks, stages: list[nn.Cell]) -> None:
-        super().__init__(auto_prefix=False)
-        self.ranks = ranks
-        self.stages = nn.CellList(stages, auto_prefix=False)
+    stages: list[nn.Cell]
 
     def construct(self, grads):
-        grads = self.ranks.reduce(grads)
         for stage in self.stages:
             grads = stage(grads)
         return grads
 
 
 def make_before_check(owner, gradient_transforms, packing, checks):
-    """
-    What comes between the ranks' exchange and the overflow check.
-
-    Args:
-        owner (str): The training cell's name, for error messages.
-        gradient_transforms (tuple[tuple[Cell]]): For each network what the user passed.
-        packing (Union[Packing, Unpacked]): Knows the gradients.
-        checks (bool): Whether overflows are checked.
-
-    Returns:
-        list[Cell], empty if there is nothing to do.
-    """
+    """A list of what comes between the ranks' exchange and the overflow check, if overflows are checked."""
     stages = []
     if any(gradient_transforms):
         stages.append(GradientTransforms(owner, gradient_transforms, packing))
     become_float16 = tuple(dtype == mstype.float16 for dtype in packing.dtypes)
     if checks and any(become_float16):
-        stages.append(Float16Overflow(become_float16))
+        stages.append(Float16Overflow(become_float16=become_float16))
     return stages
 
 

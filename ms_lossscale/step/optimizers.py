@@ -1,4 +1,4 @@
-"""The optimizers of a training cell: what is required of them, and their names."""
+"""The optimizers of a training cell: what is required of them, and the names of Parameters in a checkpoint."""
 
 import inspect
 import itertools
@@ -10,7 +10,32 @@ from mindspore import dtype as mstype
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._arguments import check_cell
 from ms_lossscale._output import written_scale
-from ms_lossscale.step.parameter_names import add_prefix, check_unique_names
+from ms_lossscale.step.stage import Stage
+
+
+def network_prefix(i):
+    """What the names of what network `i` has of its own begin with, where several may have it."""
+    return f"network_{i}."
+
+
+def add_prefix(prefix, parameters):
+    """Puts the prefix before the parameters' names, once."""
+    for parameter in parameters:
+        if not parameter.name.startswith(prefix):
+            parameter.name = prefix + parameter.name
+
+
+def check_unique_names(owner, parameters):
+    """Raises a ValueError if two parameters share a name: a checkpoint would silently keep one of them."""
+    seen = {}
+    for parameter in parameters:
+        if seen.setdefault(parameter.name, parameter) is not parameter:
+            raise ValueError(
+                f"For '{owner}', every parameter must have a name of its own, since a checkpoint would silently keep "
+                f"one of two, but two are named '{parameter.name}'. Rename the parameters of one network before its "
+                f"optimizer is constructed: network.update_parameters_name('discriminator.'), say, or hold both "
+                f"networks in one cell with auto_prefix=True."
+            )
 
 
 def _own_loss_scale(optimizer):
@@ -130,15 +155,7 @@ def prefix_states(optimizers):
 
 
 class Optimizers(nn.Cell):
-    """
-    The optimizers of a step, or of a training cell.
-
-    Args:
-        optimizers (tuple[Cell]): The optimizers, checked.
-
-    Inputs:
-        - **grads** (tuple[Tensor]) - The gradients for all of them, one flat tuple.
-    """
+    """The optimizers of a step, or of a training cell, called with one flat tuple of the gradients for all of them."""
 
     def __init__(self, optimizers):
         super().__init__(auto_prefix=False)
@@ -150,7 +167,7 @@ class Optimizers(nn.Cell):
         unlisted = unlisted_state(optimizers)
         if unlisted:
             self.unlisted_state = ParameterTuple(unlisted)
-        self.cast = nn.Identity() if all_float32 else CastLike(self.parameters)
+        self.cast = nn.Identity() if all_float32 else CastLike(weights=self.parameters)
 
     def construct(self, grads):
         grads = self.cast(grads)
@@ -191,12 +208,10 @@ class Optimizers(nn.Cell):
         return [p for p in self.get_parameters() if p.size == 1 and id(p) not in weights]
 
 
-class CastLike(nn.Cell):
+class CastLike(Stage):
     """Optimizers want a gradient in the dtype of its weight."""
 
-    def __init__(self, weights):
-        super().__init__(auto_prefix=False)
-        self.weights = weights
+    weights: ParameterTuple
 
     def construct(self, grads):
         return gradients.cast_like(grads, self.weights)

@@ -1,18 +1,17 @@
 """The loss scale within a step: read once, multiplied in and divided out, moved once by its update rule."""
 
-from typing import TYPE_CHECKING, Optional, Union
+from typing import Optional
 
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale._gradients import of_any_network, of_network
 from ms_lossscale._mindspore import only_if
 from ms_lossscale.loss_scale import LossScale
-from ms_lossscale.step.of_network import of_any_network, of_network
-from ms_lossscale.step.packing import AnyPacking
-
-if TYPE_CHECKING:
-    from ms_lossscale.step.accumulation import CycleState
+from ms_lossscale.step.accumulation import CycleState
+from ms_lossscale.step.packing import Packing
+from ms_lossscale.step.stage import Stage
 
 
 def scaled(loss, scale):
@@ -21,13 +20,7 @@ def scaled(loss, scale):
 
 
 class Scaling(nn.Cell):
-    """
-    The scale where each call is a step.
-
-    Args:
-        loss_scale (LossScale): The scale and its update rule.
-        *further (Parameter): What moves with them.
-    """
+    """The scale where each call is a step; `further` Parameters move with it and its update rule."""
 
     def __init__(self, loss_scale: LossScale, *further: Parameter) -> None:
         super().__init__(auto_prefix=False)
@@ -53,17 +46,9 @@ class Scaling(nn.Cell):
 
 
 class CycleScaling(Scaling):
-    """
-    The scale where the calls of a cycle are one step: they use the one that the first call found.
+    """The scale where the `steps` calls of a cycle are one step: they use the one that the first call found."""
 
-    Args:
-        loss_scale (LossScale): The scale and its update rule.
-        state (CycleState): Knows which call is the first.
-        steps (int): Calls in a full cycle, over which gradients are averaged.
-        prefix (str): For the name of the Parameter that holds the cycle's scale.
-    """
-
-    def __init__(self, loss_scale: LossScale, state: "CycleState", steps: int, prefix: str) -> None:
+    def __init__(self, loss_scale: LossScale, state: CycleState, steps: int, prefix: str) -> None:
         cycle_scale = Parameter(
             Tensor(1.0, mstype.float32), name=f"{prefix}accumulation.loss_scale", requires_grad=False
         )
@@ -77,7 +62,7 @@ class CycleScaling(Scaling):
         loss_scale.mark_when_set(self.cycle_scale)
 
     def read(self):
-        scale = ops.select(self.cycle_state.is_first(), self.loss_scale.scale_value, self.cycle_scale)
+        scale = ops.select(self.cycle_state.count.is_first(), self.loss_scale.scale_value, self.cycle_scale)
         ops.assign(self.cycle_scale, scale)
         return self.of_cycle()
 
@@ -104,19 +89,14 @@ class CycleScaling(Scaling):
         return self.cycle_scale < self._no_scale
 
 
-class OwnScaling(nn.Cell):
+class OwnScaling(Scaling):
     """
-    The scales where each network of a step has its own: what is one number above is here one for each network. The
-    methods are those of :class:`Scaling`, and of :class:`CycleScaling`.
-
-    In a step that overflowed, the scales of the networks whose gradients did not overflow stand still.
-
-    Args:
-        scalings (list[Union[Scaling, CycleScaling]]): For each network, of its own loss scale.
+    The scales where each network of a step has its own: what is one number above is here one for each network. In a
+    step that overflowed, the scales of the networks whose gradients did not overflow stand still.
     """
 
     def __init__(self, scalings: list[Scaling]) -> None:
-        super().__init__(auto_prefix=False)
+        nn.Cell.__init__(self, auto_prefix=False)
         self.scalings = nn.CellList(scalings, auto_prefix=False)
         self.loss_scales = nn.CellList([scaling.loss_scale for scaling in scalings], auto_prefix=False)
         self.parameters = ParameterTuple([parameter for scaling in scalings for parameter in scaling.parameters])
@@ -154,21 +134,13 @@ class OwnScaling(nn.Cell):
 
 class Unscale(nn.Cell):
     """
-    Divides by the scale, in float32, and multiplies by the share that a call has in its step.
+    Divides by the scale, in float32, and multiplies by the share that a call has in its step. Gives a tuple of the
+    gradients and of what they are still to be divided by.
 
-    Args:
-        share (float): The share: 1, or one over the calls of an accumulation cycle.
-        packing (Packing): Knows the gradients of each network, if each has a scale of its own. Default: ``None`` .
-
-    Inputs:
-        - **grads** (tuple[Tensor]) - The gradients.
-        - **scale** (Tensor) - The scale that they hold, float32 of shape :math:`()`, or :math:`(N,)`.
-
-    Outputs:
-        Tuple of the gradients and of what they are still to be divided by.
+    `packing` knows the gradients of each network, if each has a scale of its own.
     """
 
-    def __init__(self, share: float, packing: Optional[AnyPacking] = None) -> None:
+    def __init__(self, share: float, packing: Optional[Packing] = None) -> None:
         super().__init__(auto_prefix=False)
         self.packing = packing
         self._share, self._one = Tensor(share, mstype.float32), Tensor(1.0, mstype.float32)
@@ -182,15 +154,8 @@ class Unscale(nn.Cell):
         return unscaled, self._one
 
 
-class UnscaleInClipping(nn.Cell):
-    """Divides nothing: clipping will, in one multiplication. Inputs and outputs as those of :class:`Unscale`."""
-
-    def __init__(self):
-        super().__init__(auto_prefix=False)
+class UnscaleInClipping(Stage):
+    """Divides nothing: clipping will, in one multiplication."""
 
     def construct(self, grads, scale):
         return grads, scale
-
-
-AnyScaling = Union[Scaling, OwnScaling]
-AnyUnscale = Union[Unscale, UnscaleInClipping]

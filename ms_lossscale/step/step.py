@@ -1,23 +1,25 @@
 """One training step as a transaction: all of it happens, or nothing but the loss scale and the counters moves."""
 
-from typing import Callable, Union
+from typing import Any, Callable, Optional, Union
 
-from mindspore import nn
+from mindspore import Tensor, nn, ops
+from mindspore import dtype as mstype
 
-from ms_lossscale._mindspore import Compiled
-from ms_lossscale.step.accumulation import Accumulation, EveryCall, Flush
-from ms_lossscale.step.attempts import Attempt, Attempts
-from ms_lossscale.step.forward_state import AnyForwardState
-from ms_lossscale.step.found_overflow import AnyFoundOverflow
-from ms_lossscale.step.gradient_transforms import Complete
-from ms_lossscale.step.scaling import AnyScaling, AnyUnscale
-from ms_lossscale.step.trial import Trial
-from ms_lossscale.step.update import AlwaysUpdate, Nothing, Update, UpdateOrUndo
+from ms_lossscale import _gradients as gradients
+from ms_lossscale._gradients import of_any_network
+from ms_lossscale._mindspore import Compiled, UseInOutermostGraph, only_if
+from ms_lossscale.overflow_detector import OverflowDetector
+from ms_lossscale.step.accumulation import CycleState
+from ms_lossscale.step.attempts import Attempts, Trial
+from ms_lossscale.step.forward_backward import ForwardsAndBackwards
+from ms_lossscale.step.found_overflow import FoundOverflow, KnownOverflow
+from ms_lossscale.step.packing import Packing
+from ms_lossscale.step.scaling import CycleScaling, OwnScaling, Scaling, Unscale, UnscaleInClipping
+from ms_lossscale.step.stage import Clipping, ForwardState, Stage
+from ms_lossscale.step.update import Undo, Update
 
-AnyAccumulation = Union[EveryCall, Accumulation]
 
-
-class Step(nn.Cell):
+class Step(Stage):
     """
     The order of events: 1 to 3 in `construct`, 4 and 5 in that of AfterBackward, 6 to 9 in that of Decision, below.
     The step is split in three because PyNative mode compiles from 4 on, and `flush()` enters at 6. With retries,
@@ -27,54 +29,37 @@ class Step(nn.Cell):
     4. Unscale. 5. Accumulate; all calls but the last of a cycle end here. 6. Reduce across ranks, and transform. 7. One
     overflow check. 8. One update of the scale. 9. One branch: update, or undo.
 
-    What a training cell does without is a stage that does nothing, and one network is the case N = 1 of several:
-    `build.py` chooses the stages.
-
-    Args:
-        scaling, forward_state, attempts, after_backward (Cell): The stages.
-        attempt (Attempt): A run of the networks: a stage of `attempts`.
-        accumulation (Cell): Which calls make a step: a stage of `after_backward`.
-        flush_cycle (Cell): Ends a cycle that has begun.
-        update (Update): What happens in a step that did not overflow: a stage of `accumulation`.
-        make_trial (Callable): Makes a :class:`Trial` of the same stages.
+    What a training cell does without is left out or does nothing, and one network is the case N = 1 of several:
+    `build.py` chooses the stages. The stages of `construct` are given along with what they are made of themselves.
 
     Inputs:
         - **\\*inputs** - The inputs of the networks.
 
     Outputs:
         Tuple of four: the tuples of losses and of aux, whether the step overflowed, and the scale that was used, of
-        shape :math:`()`, or those of the networks, of shape :math:`(N,)`. Index the result rather
-        than unpack it: graph mode warns about unused names.
+        shape :math:`()`, or those of the networks, of shape :math:`(N,)`. Index the result rather than unpack it: graph
+        mode warns about unused names.
     """
 
-    def __init__(
-        self,
-        *,
-        scaling: AnyScaling,
-        forward_state: AnyForwardState,
-        attempts: Union[Attempt, Attempts],
-        attempt: Attempt,
-        after_backward: Union["AfterBackward", "AfterAttempts", Compiled],
-        accumulation: AnyAccumulation,
-        flush_cycle: Union[Flush, Compiled, Nothing],
-        update: Update,
-        make_trial: Callable[[], Trial],
-    ) -> None:
-        super().__init__(auto_prefix=False)
-        self.scaling = scaling
-        self.forward_state = forward_state
-        self.attempts = attempts
-        self.overflow_detector = attempt.overflow_detector
-        self.forwards_and_backwards = attempt.forwards_and_backwards
-        self.after_backward = after_backward
-        self.accumulation = accumulation
-        self.flush_cycle = flush_cycle
-        self.loss_scales = scaling.loss_scales
+    scaling: Scaling
+    forward_state: ForwardState
+    forwards_and_backwards: ForwardsAndBackwards
+    attempts: Union[ForwardsAndBackwards, Attempts]
+    after_backward: Union["AfterBackward", "AfterAttempts", Compiled]
+    decision: "Decision"
+    cycle_state: Optional[CycleState]
+    flush_cycle: Union["Flush", Compiled, None]
+    make_trial: Callable[[], Trial]
+
+    def __init__(self, **stages: Any) -> None:
+        super().__init__(**stages)
+        self.overflow_detector = self.forwards_and_backwards.overflow_detector
+        self.loss_scales = self.scaling.loss_scales
+        update = self.decision.update
         self.optimizers = update.optimizers
         self.clipping = update.clipping
         self.moving_averages = update.moving_averages
         self.step_counters = update.step_counters
-        self.make_trial = make_trial
 
     def construct(self, *inputs):
         scale = self.scaling.read()  # 1. Read the scale once.
@@ -90,62 +75,112 @@ class Step(nn.Cell):
         weights = (optimizer.parameters for optimizer in self.optimizers.optimizers)
         return [any(weight.name in overflowed for weight in its) for its in weights]
 
+    def has_begun(self):
+        """Whether a cycle has begun."""
+        return self.cycle_state is not None and self.cycle_state.count.has_begun()
+
     def flush(self):
         """Ends a cycle that has begun. Returns whether it overflowed, a bool Tensor; None if none has begun."""
-        return self.flush_cycle() if self.accumulation.has_begun() else None
+        return self.flush_cycle() if self.has_begun() else None
 
 
-class AfterBackward(nn.Cell):
+class AfterBackward(Stage):
     """What follows the gradients: in PyNative mode, too, one compiled graph, hence a cell of its own."""
 
-    def __init__(
-        self,
-        forward_state: AnyForwardState,
-        unscale: AnyUnscale,
-        accumulation: AnyAccumulation,
-    ) -> None:
-        super().__init__(auto_prefix=False)
-        self.forward_state = forward_state
-        self.unscale = unscale
-        self.accumulation = accumulation
+    forward_state: ForwardState
+    unscale: Union[Unscale, UnscaleInClipping]
+    end_of_call: Union["Decision", "Accumulation"]
 
     def construct(self, grads, scale, saved):
         others = self.forward_state.overflowed(saved)  # 3. What the forward wrote may show what no gradient does.
         grads, divisor = self.unscale(grads, scale)  # 4. Unscale in float32.
-        return self.accumulation(grads, divisor, scale, others, (), saved)  # 5. Accumulate; at the cycle's end, decide.
+        return self.end_of_call(grads, divisor, scale, others, (), saved)  # 5. Accumulate; at the cycle's end, decide.
 
 
-class AfterAttempts(nn.Cell):
+class AfterAttempts(Stage):
     """The same where the gradients of each attempt were unscaled and checked: what is left of it."""
 
-    def __init__(self, accumulation: AnyAccumulation) -> None:
-        super().__init__(auto_prefix=False)
-        self.accumulation = accumulation
+    end_of_call: Union["Decision", "Accumulation"]
 
     def construct(self, grads, divisor, scale, overflow, saved):
-        return self.accumulation(
-            grads, divisor, scale, (), (overflow,), saved
-        )  # 5. Accumulate; at the cycle's end, decide.
+        return self.end_of_call(grads, divisor, scale, (), (overflow,), saved)  # 5. As above.
 
 
-class Decision(nn.Cell):
-    """What ends a step: of a call, of an accumulation cycle, or of one that is flushed."""
+class Accumulation(Stage):
+    """The calls of a cycle are one step, at its last call. Inputs and outputs as :class:`Decision`."""
 
-    def __init__(
-        self,
-        complete: Complete,
-        found_overflow: AnyFoundOverflow,
-        scaling: AnyScaling,
-        update_or_undo: Union[UpdateOrUndo, AlwaysUpdate],
-    ) -> None:
-        super().__init__(auto_prefix=False)
-        self.complete = complete
-        self.found_overflow = found_overflow
-        self.scaling = scaling
-        self.update_or_undo = update_or_undo
+    state: CycleState
+    decision: "Decision"
+    found_in_call: Union[FoundOverflow, KnownOverflow]
+    forward_state: ForwardState
+    packing: Packing
+
+    def construct(self, grads, divisor, scale, others, known, saved):
+        known += (self.state.overflow,)
+        if self.state.count.is_last():
+            grads = self.packing.pack(gradients.add(self.state.gradients, self.packing.unpack(grads)))
+            overflow = self.decision(grads, divisor, scale, others, known, saved)
+            self.state.reset(overflow)
+        else:
+            overflow = self.found_in_call(grads, (), others, known)[0]
+            self.state.add(self.packing.unpack(grads), overflow)
+            overflow = only_if(of_any_network(overflow), self.forward_state.restore_step, saved)
+        return overflow
+
+
+class Flush(Stage):
+    """Ends a cycle before its last call: averages over the calls that it has really had, and updates or skips."""
+
+    state: CycleState
+    decision: "Decision"
+    scaling: Union[CycleScaling, OwnScaling]
+    overflow_detector: OverflowDetector
+    packing: Packing
+
+    def __init__(self, **stages: Any) -> None:
+        super().__init__(**stages)
+        self._one = Tensor(1.0, mstype.float32)
+        self.use_parameters = UseInOutermostGraph(list(self.get_parameters()))
+
+    def construct(self):
+        # A register may have been raised by other work since the cycle's last call.
+        grads = self.packing.pack(self.overflow_detector.start(self.use_parameters(self.state.partial_mean())))
+        scale = self.scaling.of_cycle()
+        overflow = self.decision(grads, self._one, scale, (), (self.state.overflow,), ())
+        self.state.reset(overflow)
+        return overflow
+
+
+class Decision(Stage):
+    """
+    What ends a step: of a call, of an accumulation cycle, or of one that is flushed.
+
+    Inputs:
+        - **grads** (tuple[Tensor]) - The gradients of the step, times `divisor`.
+        - **divisor** (Tensor) - What they are still to be divided by: 1, or the scale.
+        - **scale** (Tensor) - The loss scale of the step.
+        - **others** (tuple[Tensor]) - What shows an overflow besides the gradients, bools of shape :math:`()`.
+        - **known** (tuple[Tensor]) - Overflows of the step that were found before.
+        - **saved** (tuple[Tensor]) - What the forward wrote, as it was before.
+
+    Outputs:
+        Tensor, whether the step overflowed, bool of shape :math:`()`, after all that the branch did.
+    """
+
+    complete: nn.Cell
+    clipping: Clipping
+    found_overflow: Union[FoundOverflow, KnownOverflow]
+    scaling: Scaling
+    update: Update
+    undo: Optional[Undo]
 
     def construct(self, grads, divisor, scale, others, known, saved):
         grads = self.complete(grads)  # 6. Reduce the gradients across ranks, and transform them.
-        overflow, flags = self.found_overflow(grads, divisor, others, known)  # 7. One overflow check.
+        norms_finite = self.clipping.measure(grads, divisor)
+        overflow, flags = self.found_overflow(grads, norms_finite, others, known)  # 7. One overflow check.
         self.scaling.adjust(scale, overflow)  # 8. One update of the scale.
-        return self.update_or_undo(overflow, grads, flags, saved)  # 9. One branch.
+        if self.undo is None:
+            return ops.depend(overflow, self.update(grads))  # 9. Nothing was checked: no branch.
+        overflow = of_any_network(overflow)
+        done = self.undo(grads, flags, saved) if overflow else self.update(grads)  # 9. One branch.
+        return ops.depend(overflow, done)

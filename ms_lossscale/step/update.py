@@ -1,134 +1,152 @@
-"""The two branches that a step can end in: all of it happens, or what the forward wrote is restored."""
+"""The two branches that a step can end in, and what they move besides weights: the averages and the counters."""
 
-from mindspore import nn, ops
+import contextlib
 
-from ms_lossscale._mindspore import only_if
-from ms_lossscale.step.clipping import AnyClipping
-from ms_lossscale.step.forward_state import AnyForwardState
-from ms_lossscale.step.moving_average import MovingAverage
-from ms_lossscale.step.of_network import of_any_network
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ms_lossscale import _gradients as gradients
+from ms_lossscale._mindspore import forget_failed_calls, only_if, write_in_place
 from ms_lossscale.step.optimizers import Optimizers
-from ms_lossscale.step.packing import AnyPacking
-from ms_lossscale.step.step_counters import StepCounters
+from ms_lossscale.step.packing import Packing
+from ms_lossscale.step.stage import Clipping, ForwardState, Stage
 
 
-class Update(nn.Cell):
+class MovingAverage(nn.Cell):
     """
-    All that happens in a step that did not overflow.
-
-    Args:
-        clipping (Clipping): Clips the gradients.
-        packing (Packing): Unpacks the gradients for the optimizers.
-        optimizers (Optimizers): Step together.
-        after_update (Cell): Takes no inputs.
-        moving_averages (list[MovingAverage]): Of the weights.
-        step_counters (StepCounters): Count the step.
-
-    Inputs:
-        - **grads** (tuple[Tensor]) - The gradients.
-
-    Outputs:
-        Tensor, to wait for.
+    The average `ema = decay * ema + (1 - decay) * weight` of one optimizer's weights, in float32, from the weights on
+    that the first applied update finds: loaded ones, say.
     """
 
-    def __init__(
-        self,
-        clipping: AnyClipping,
-        packing: AnyPacking,
-        optimizers: Optimizers,
-        after_update: nn.Cell,
-        moving_averages: list[MovingAverage],
-        step_counters: StepCounters,
-    ) -> None:
+    def __init__(self, decay, weights):
         super().__init__(auto_prefix=False)
-        self.clipping = clipping
-        self.packing = packing
-        self.optimizers = optimizers
-        self.after_update = after_update
-        self.moving_averages = nn.CellList(moving_averages, auto_prefix=False)
-        self.step_counters = step_counters
+        self.weights = weights
+        self.averages = ParameterTuple(
+            Parameter(ops.deepcopy(weight).astype(mstype.float32), name=f"ema.{weight.name}", requires_grad=False)
+            for weight in weights
+        )
+        self._decay = Tensor(decay, mstype.float32)
+        self._rest = Tensor(1.0 - decay, mstype.float32)
+
+    def begin(self):
+        """Takes the weights as they are."""
+        return gradients.assign(self.averages, gradients.cast_like(self.weights, self.averages))
+
+    def construct(self):
+        """Moves the averages, once the weights have been updated."""
+        return gradients.average(self._decay, self._rest, self.averages, self.weights)
+
+    def as_dict(self):
+        """The averaged Parameters, by the weights' names."""
+        return {weight.name: average for weight, average in zip(self.weights, self.averages)}
+
+
+@contextlib.contextmanager
+def averages_in_place(moving_averages):
+    """A context in which the weights hold their averages. Puts the trained weights back, exactly, whatever happens."""
+    forget_failed_calls()
+    pairs = [pair for average in moving_averages for pair in zip(average.weights, average.averages)]
+    trained = [(weight, ops.deepcopy(weight)) for weight, _ in pairs]
+    try:
+        write_in_place(pairs)
+        yield
+    finally:
+        write_in_place(trained)
+
+
+class StepCounters(nn.Cell):
+    """
+    Counts applied, skipped, and consecutively skipped steps, and retries if there are any, in int32 Parameters, and
+    remembers in a bool one which weights' gradients were not finite in the last step that was skipped.
+    """
+
+    def __init__(self, weights, prefix, counts_retries):
+        super().__init__(auto_prefix=False)
+        self._zero, self._one = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
+        self._names = tuple(weight.name for weight in weights)
+        self.applied_steps = self._state(prefix, "applied_steps", np.int32(0))
+        self.skipped_steps = self._state(prefix, "skipped_steps", np.int32(0))
+        self.consecutive_skipped_steps = self._state(prefix, "consecutive_skipped_steps", np.int32(0))
+        self.overflowed = self._state(prefix, "overflowed", np.zeros(len(weights), bool))
+        self._counts = ["applied_steps", "skipped_steps", "consecutive_skipped_steps"]
+        self.counts_retries = counts_retries
+        if counts_retries:
+            self.retries = self._state(prefix, "retries", np.int32(0))
+            self._counts.append("retries")
+
+    @staticmethod
+    def _state(prefix, name, value):
+        return Parameter(Tensor(value), name=f"{prefix}step_counters.{name}", requires_grad=False)
+
+    def none_applied(self):
+        """Whether no step was applied yet, bool of shape ()."""
+        return ops.equal(self.applied_steps, self._zero)
+
+    def count_applied(self):
+        ops.assign(self.consecutive_skipped_steps, self._zero)
+        return ops.assign_add(self.applied_steps, self._one)
+
+    def count_retry(self):
+        return ops.assign(self.retries, self.retries + self._one)
+
+    def count_skipped(self, are_finite):
+        ops.assign(self.overflowed, ops.logical_not(are_finite))
+        ops.assign(self.consecutive_skipped_steps, self.consecutive_skipped_steps + self._one)
+        ops.assign(self.skipped_steps, self.skipped_steps + self._one)
+        return self.skipped_steps
+
+    def as_dict(self):
+        """The counts as ints, by name."""
+        return {name: int(getattr(self, name).asnumpy()) for name in self._counts}
+
+    def steps_made(self):
+        """The steps so far, skipped ones included."""
+        counts = self.as_dict()
+        return counts["applied_steps"] + counts["skipped_steps"]
+
+    def shared_state(self):
+        """The small Parameters that have the same values on all ranks."""
+        # Not which gradients overflowed: of weights that are a rank's own, each rank knows its own.
+        return [p for p in self.get_parameters() if p is not self.overflowed]
+
+    def overflowed_parameters(self):
+        """The names of the weights whose gradients were not finite in the last step that was skipped."""
+        return [name for name, overflowed in zip(self._names, self.overflowed.asnumpy()) if overflowed]
+
+
+class Update(Stage):
+    """All that happens in a step that did not overflow. Returns a Tensor to wait for, as :class:`Undo` does."""
+
+    clipping: Clipping
+    packing: Packing
+    optimizers: Optimizers
+    after_update: list[nn.Cell]
+    moving_averages: list[MovingAverage]
+    step_counters: StepCounters
 
     def construct(self, grads):
         for moving_average in self.moving_averages:
             only_if(self.step_counters.none_applied(), moving_average.begin)
         self.optimizers(self.packing.unpack(self.clipping(grads)))
-        self.after_update()
+        for after_update in self.after_update:
+            after_update()
         for moving_average in self.moving_averages:
             moving_average()
         return self.step_counters.count_applied()
 
 
-class Undo(nn.Cell):
+class Undo(Stage):
     """
-    All that happens in a step that overflowed.
-
-    Args:
-        forward_state (Cell): Restores what the forward wrote.
-        packing (Packing): Knows which gradients were not finite.
-        step_counters (StepCounters): Count the step, and remember those gradients.
-
-    Inputs:
-        - **grads** (tuple[Tensor]) - The gradients.
-        - **flags** (tuple[Tensor]) - Which of them are finite, if the check found it, else empty.
-        - **saved** (tuple[Tensor]) - What the forward wrote, as it was before.
-
-    Outputs:
-        Tensor, to wait for.
+    All that happens in a step that overflowed, given its gradients, which of them are finite, if the check found it
+    (`flags`, else empty), and what the forward wrote as it was before (`saved`).
     """
 
-    def __init__(self, forward_state: AnyForwardState, packing: AnyPacking, step_counters: StepCounters) -> None:
-        super().__init__(auto_prefix=False)
-        self.forward_state = forward_state
-        self.packing = packing
-        self.step_counters = step_counters
+    forward_state: ForwardState
+    packing: Packing
+    step_counters: StepCounters
 
     def construct(self, grads, flags, saved):
         self.forward_state.restore_step(saved)
         are_finite = flags[0] if flags else self.packing.each_finite(grads)
         return self.step_counters.count_skipped(self.packing.by_weight(are_finite))
-
-
-class UpdateOrUndo(nn.Cell):
-    """
-    The one branch on whether an overflow was found.
-
-    Inputs:
-        - **overflow** (Tensor) - Whether an overflow was found.
-        - **grads** (tuple[Tensor]) - The gradients.
-        - **flags** (tuple[Tensor]) - As for :class:`Undo`.
-        - **saved** (tuple[Tensor]) - What the forward wrote, as it was before.
-
-    Outputs:
-        Tensor, whether the step overflowed, bool of shape :math:`()`, after all that the branch did.
-    """
-
-    def __init__(self, update: Update, undo: Undo) -> None:
-        super().__init__(auto_prefix=False)
-        self.update = update
-        self.undo = undo
-
-    def construct(self, overflow, grads, flags, saved):
-        overflow = of_any_network(overflow)
-        done = self.undo(grads, flags, saved) if overflow else self.update(grads)
-        return ops.depend(overflow, done)
-
-
-class AlwaysUpdate(nn.Cell):
-    """No branch, where nothing is checked. Inputs and outputs as those of :class:`UpdateOrUndo`."""
-
-    def __init__(self, update: Update) -> None:
-        super().__init__(auto_prefix=False)
-        self.update = update
-
-    def construct(self, overflow, grads, flags, saved):
-        return ops.depend(overflow, self.update(grads))
-
-
-class Nothing(nn.Cell):
-    """In the place of an `after_update`, or of a cycle to flush, that is not there."""
-
-    def __init__(self):
-        super().__init__(auto_prefix=False)
-
-    def construct(self):
-        pass

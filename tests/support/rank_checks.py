@@ -175,9 +175,10 @@ def sharding_cells(**keywords):
 def sharded(place, mode):
     """MindSpore runs the parallel modes that shard weights on GPU and Ascend only: cells are constructed, not run."""
     mindspore.set_auto_parallel_context(parallel_mode=mode)
-    decisions = [step.accumulation.decision for cell in sharding_cells() for step in cell.steps]
+    decisions = [step.decision for cell in sharding_cells() for step in cell.steps]
     agrees = [
-        isinstance(each.complete.ranks, Ranks) and each.complete.ranks is each.found_overflow.ranks
+        isinstance(each.found_overflow.ranks, Ranks)
+        and each.complete.stages[0] is each.found_overflow.ranks.grad_reducer
         for each in decisions
     ]
     yield {"agrees": np.array(agrees)}

@@ -108,14 +108,14 @@ MUTANTS = [
     ),
     Mutant(
         "a buffer that got pretrained values is parted from what stands for it",
-        "step/memory_in_use.py",
+        "_mindspore.py",
         "        for buffer in self._buffers:\n            buffer.share()\n",
         "",
         (_WRITES,),
     ),
     Mutant(
         "memory is put back before the assignment",
-        "step/memory_in_use.py",
+        "_mindspore.py",
         "        values = [(tensors[i], copy(tensors[i])) for i in moved]\n"
         "        for i in moved:\n"
         "            tensors[i].assign_value(self._aliases[i])\n"
@@ -127,14 +127,14 @@ MUTANTS = [
     ),
     Mutant(
         "what a forward wrote into other memory is lost",
-        "step/memory_in_use.py",
+        "_mindspore.py",
         "            ops.assign(tensor, value)\n",
         "            ops.assign(value, tensor)\n",
         (_FORWARDS,),
     ),
     Mutant(
         "a skipped step leaves what it wrote into other memory",
-        "step/memory_in_use.py",
+        "_mindspore.py",
         "if moved and not was_skipped():",
         "if moved:",
         (_FORWARDS,),
@@ -156,8 +156,8 @@ MUTANTS = [
     Mutant(
         "a cycle of an earlier version has no copies",
         "cells/loading.py",
-        "                if step.accumulation.has_begun():\n",
-        "                if not step.accumulation.has_begun():\n",
+        "                if step.has_begun():\n",
+        "                if not step.has_begun():\n",
         (_WRITES, "test_checkpoints_of_releases.py"),
     ),
 ]

@@ -79,8 +79,8 @@ MUTANTS = [
     Mutant(
         "what is to follow an update is left out",
         "step/build.py",
-        "settings.after_update or Nothing(),",
-        "Nothing(),",
+        "[] if settings.after_update is None else [settings.after_update]",
+        "[]",
         (_SCALED, _AVERAGES),
     ),
     Mutant(
@@ -93,8 +93,8 @@ MUTANTS = [
     Mutant(
         "each network takes all inputs",
         "step/build.py",
-        "owner, forward_backwards, network_inputs, stages.packing",
-        "owner, forward_backwards, None, stages.packing",
+        "        network_inputs,\n        stages.packing,",
+        "        None,\n        stages.packing,",
         (_SIMULTANEOUS,),
     ),
     Mutant(
@@ -205,7 +205,7 @@ MUTANTS = [
     Mutant(
         "a retried cycle is judged by its last call alone",
         "step/build.py",
-        "if self._settings.max_retries and self._cycle_state is None:",
+        "if self._settings.max_retries and self.cycle_state is None:",
         "if self._settings.max_retries:",
         (_TRANSFORMS,),
     ),
@@ -297,8 +297,10 @@ MUTANTS = [
         "the overflow check comes before the exchange",
         "step/step.py",
         "        grads = self.complete(grads)  # 6. Reduce the gradients across ranks, and transform them.\n"
-        "        overflow, flags = self.found_overflow(grads, divisor, others, known)  # 7. One overflow check.\n",
-        "        overflow, flags = self.found_overflow(grads, divisor, others, known)\n"
+        "        norms_finite = self.clipping.measure(grads, divisor)\n"
+        "        overflow, flags = self.found_overflow(grads, norms_finite, others, known)  # 7. One overflow check.\n",
+        "        norms_finite = self.clipping.measure(grads, divisor)\n"
+        "        overflow, flags = self.found_overflow(grads, norms_finite, others, known)\n"
         "        grads = self.complete(grads)\n",
         (_TRANSFORMS, "test_ranks.py"),
     ),

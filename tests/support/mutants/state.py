@@ -15,28 +15,22 @@ MUTANTS = [
     Mutant(
         "what the forward wrote is not put back",
         "step/forward_state.py",
-        '        """Undoes the step."""\n        self.restore_call(saved)',
-        "        pass",
+        "def restore_step(self, saved):\n        gradients.assign(self.written, saved)",
+        "def restore_step(self, saved):\n        pass",
         (_IN_FORWARD,),
         frozenset({"a-skipped-step-leaves-every-parameter"}),
     ),
     Mutant(
         "what the forward writes is not copied before",
         "step/forward_state.py",
-        "saved = gradients.copy(self.written)\n"
-        "        return ops.depend(inputs, saved), saved\n\n"
-        "    def overflowed(self, saved):\n"
-        '        """',
-        "saved = tuple(self.written)\n"
-        "        return ops.depend(inputs, saved), saved\n\n"
-        "    def overflowed(self, saved):\n"
-        '        """',
+        "def save(self, inputs):\n        saved = gradients.copy(self.written)\n",
+        "def save(self, inputs):\n        saved = tuple(self.written)\n",
         (_IN_FORWARD,),
     ),
     Mutant(
         "each call of a cycle copies what the forward writes",
         "step/forward_state.py",
-        "only_if(self.state.is_first(), gradients.assign, self.copies, self.written)",
+        "only_if(self.state.count.is_first(), gradients.assign, self.copies, self.written)",
         "gradients.assign(self.copies, self.written)",
         ("test_accumulation.py",),
     ),
@@ -63,7 +57,7 @@ MUTANTS = [
     ),
     Mutant(
         "an average takes the wrong share",
-        "step/moving_average.py",
+        "step/update.py",
         "gradients.average(self._decay, self._rest,",
         "gradients.average(self._rest, self._decay,",
         (_AVERAGES,),
@@ -71,7 +65,7 @@ MUTANTS = [
     ),
     Mutant(
         "an average stands",
-        "step/moving_average.py",
+        "step/update.py",
         "return gradients.average(self._decay, self._rest, self.averages, self.weights)",
         "return self.averages[0]",
         (_AVERAGES,),
@@ -79,7 +73,7 @@ MUTANTS = [
     ),
     Mutant(
         "the trained weights do not come back after an evaluation",
-        "step/moving_average.py",
+        "step/update.py",
         "trained = [(weight, ops.deepcopy(weight))",
         "trained = [(weight, weight)",
         (_AVERAGES,),
@@ -101,17 +95,19 @@ MUTANTS = [
     Mutant(
         "an average moves before what follows the update",
         "step/update.py",
-        "        self.after_update()\n"
+        "        for after_update in self.after_update:\n"
+        "            after_update()\n"
         "        for moving_average in self.moving_averages:\n"
         "            moving_average()\n",
         "        for moving_average in self.moving_averages:\n"
         "            moving_average()\n"
-        "        self.after_update()\n",
+        "        for after_update in self.after_update:\n"
+        "            after_update()\n",
         (_AVERAGES,),
     ),
     Mutant(
         "a skipped step's average moves",
-        "step/update.py",
+        "step/step.py",
         "        done = self.undo(grads, flags, saved) if overflow else",
         "        if overflow:\n"
         "            for moving_average in self.update.moving_averages:\n"
@@ -128,14 +124,14 @@ MUTANTS = [
     ),
     Mutant(
         "what each network has is that of the first",
-        "step/of_network.py",
+        "_gradients.py",
         "ops.unstack(value)[i] if value.ndim",
         "ops.unstack(value)[0] if value.ndim",
         (_OWN_SCALES,),
     ),
     Mutant(
         "an overflow must be told of by all that tell",
-        "step/of_network.py",
+        "_gradients.py",
         "flag = ops.logical_or(flag, each)",
         "flag = ops.logical_and(flag, each)",
         (_IN_FORWARD,),
@@ -143,7 +139,7 @@ MUTANTS = [
     Mutant(
         "weights of float16 get gradients of float32",
         "step/optimizers.py",
-        "nn.Identity() if all_float32 else CastLike(self.parameters)",
+        "nn.Identity() if all_float32 else CastLike(weights=self.parameters)",
         "nn.Identity()",
         (_SCALED, "test_float16_weights.py"),
     ),
@@ -178,8 +174,8 @@ MUTANTS = [
     Mutant(
         "the wrong weights are named",
         "step/packing.py",
-        "def by_weight(self, flags):\n        return flags",
-        "def by_weight(self, flags):\n        return ops.flip(flags, (0,))",
+        'The flags in the order of the weights."""\n        return flags',
+        'The flags in the order of the weights."""\n        return ops.flip(flags, (0,))',
         ("test_overflowed_parameters.py",),
         frozenset({"an-overflow-in-the-backward-is-seen"}),
     ),
@@ -206,23 +202,23 @@ MUTANTS = [
     ),
     Mutant(
         "a prefix is put before a name twice",
-        "step/parameter_names.py",
+        "step/optimizers.py",
         "if not parameter.name.startswith(prefix):",
         "if prefix:",
         ("test_names.py",),
     ),
     Mutant(
         "two parameters of one name are accepted",
-        "step/parameter_names.py",
+        "step/optimizers.py",
         "if seen.setdefault(parameter.name, parameter) is not parameter:",
         "if seen.setdefault(parameter.name, parameter) is None:",
         ("test_names.py", _SIMULTANEOUS),
     ),
     Mutant(
         "gradients are not exchanged",
-        "step/ranks.py",
-        "return self.grad_reducer(grads)",
-        "return grads",
+        "step/build.py",
+        "[self._ranks.grad_reducer] if self._ranks.exchanges else []",
+        "[]",
         ("test_data_parallel.py",),
         frozenset({"an-overflow-on-one-rank-skips-the-step-on-all"}),
         ranks=True,

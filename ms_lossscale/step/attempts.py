@@ -70,34 +70,26 @@ class CopyOfInputs(Stage):
         return of_each_tensor(gradients.copy, inputs)
 
 
-class Attempts(nn.Cell):
+class Attempts(Stage):
     """
-    Runs the networks until they do not overflow, as long as a lower scale can help and `max_retries` allows it. Inputs
-    and outputs as those of :class:`ForwardsAndBackwards`, one attempt.
+    Runs the networks until they do not overflow, as long as a lower scale can help and retries are left. Inputs and
+    outputs as those of :class:`ForwardsAndBackwards`, one attempt.
 
     Between two attempts what the forward wrote is restored, and the update rule of the scale takes its step for an
     overflow. If no attempt succeeds, the rule is restored to its state before the first: it sees one overflow, that of
     the first. Of several scales only those whose gradients overflowed do so.
     """
 
-    def __init__(
-        self,
-        max_retries: int,
-        attempt: ForwardsAndBackwards,
-        check: Union[AttemptCheck, Compiled],
-        scaling: Scaling,
-        forward_state: ForwardState,
-        step_counters: StepCounters,
-        keep: Union[CopyOfInputs, nn.Identity],
-    ) -> None:
-        super().__init__(auto_prefix=False)
-        self.attempt = attempt
-        self.check = check
-        self.scaling = scaling
-        self.forward_state = forward_state
-        self.step_counters = step_counters
-        self.keep = keep
-        self.rule_state = scaling.parameters
+    attempt: ForwardsAndBackwards
+    check: Union[AttemptCheck, Compiled]
+    scaling: Scaling
+    forward_state: ForwardState
+    step_counters: StepCounters
+    keep: Union[CopyOfInputs, nn.Identity]
+
+    def __init__(self, max_retries: int, **stages: Any) -> None:
+        super().__init__(**stages)
+        self.rule_state = self.scaling.parameters
         self._retries = Tensor(max_retries, mstype.int32)
         self._none, self._one = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
 

@@ -56,27 +56,24 @@ def build_step(
         Step.
     """
     stages = _Stages(owner, networks, optimizers, loss_scales, settings, ranks, prefix)
-    forward_backwards = _forward_backwards(owner, networks, stages.weights, settings.has_aux, may_return_tuple, number)
-    forwards_and_backwards = ForwardsAndBackwards(
-        owner,
-        forward_backwards,
-        network_inputs,
-        stages.packing,
-        stages.scale_shape,
-        stages.detector,
-        stages.forward_state.memory,
+    forwards_and_backwards = stages.make(
+        ForwardsAndBackwards,
+        owner=owner,
+        forward_backwards=_forward_backwards(
+            owner, networks, stages.weights, settings.has_aux, may_return_tuple, number
+        ),
+        network_inputs=network_inputs,
+        memory=stages.forward_state.memory,
     )
     decision = stages.decision()
     after_backward, attempts = stages.after_backward_and_attempts(decision, forwards_and_backwards)
-    return Step(
-        scaling=stages.scaling,
-        forward_state=stages.forward_state,
+    return stages.make(
+        Step,
         forwards_and_backwards=forwards_and_backwards,
         attempts=attempts,
         after_backward=after_backward,
         decision=decision,
-        cycle_state=stages.cycle_state,
-        flush_cycle=stages.flush(decision),
+        flush_cycle=None if stages.cycle_state is None else stages.compiled(stages.make(Flush, decision=decision)),
         make_trial=partial(stages.trial, forwards_and_backwards),
     )
 
@@ -85,12 +82,12 @@ class _Stages:
     """The stages of a step that others are made with, and how those are made. Args as of :func:`build_step`."""
 
     def __init__(self, owner, networks, optimizers, loss_scales, settings, ranks, prefix):
-        self._networks, self._settings, self._ranks = networks, settings, ranks
+        self._networks, self._settings, self.ranks = networks, settings, ranks
         self._has_own_scales = isinstance(loss_scales, list)
         loss_scales = loss_scales if self._has_own_scales else [loss_scales]
         self.scale_shape = (len(loss_scales),) if self._has_own_scales else ()
         self._checks = _check_loss_scales(owner, loss_scales, settings.max_retries)
-        self.detector = settings.overflow_detector if self._checks else NoCheck()
+        self.overflow_detector = settings.overflow_detector if self._checks else NoCheck()
         self.weights = [optimizer.parameters for optimizer in optimizers]
         _refuse_sparse(owner, networks)
         all_weights = ParameterTuple([weight for its in self.weights for weight in its])
@@ -99,122 +96,77 @@ class _Stages:
         self.forward_state = self._make_forward_state(owner, prefix)
         # A user's own cells get the gradients as they are, and so do the operators that exchange them.
         transforms = settings.gradient_transforms
-        packs = not ranks.exchanges and _is_library_cell(self.detector) and not any(transforms)
+        packs = not ranks.exchanges and _is_library_cell(self.overflow_detector) and not any(transforms)
         self.packing = make_packing(self.weights, packs)
         self._before_check = make_before_check(owner, transforms, self.packing, self._checks)
-        self._clipping = _clipping(settings, self.weights, self.packing, ranks, prefix)
+        self.clipping = _clipping(settings, self.weights, self.packing, ranks, prefix)
         self.scaling = self._make_scaling(loss_scales, prefix)
-        self._unscale = self._make_unscale()
-        self._step_counters = StepCounters(all_weights, prefix, settings.max_retries > 0)
+        self.unscale = self._make_unscale()
+        self.step_counters = StepCounters(all_weights, prefix, settings.max_retries > 0)
         averages = zip(settings.ema_decay, self.weights)
-        self._update = Update(
-            clipping=self._clipping,
-            packing=self.packing,
+        self.update = self.make(
+            Update,
             optimizers=Optimizers(optimizers),
             after_update=[] if settings.after_update is None else [settings.after_update],
             moving_averages=[MovingAverage(decay, its) for decay, its in averages if decay is not None],
-            step_counters=self._step_counters,
         )
-        self._compiled = _compiler(optimizers, loss_scales, self.detector, settings)
+        self.compiled = _compiler(optimizers, loss_scales, self.overflow_detector, settings)
 
-    def after_backward_and_attempts(self, decision, forwards_and_backwards):
+    def make(self, stage, **parts):
+        """A stage of these parts, and of those of the step that have the names which it declares."""
+        return stage(**{name: getattr(self, name) for name in stage.declared() - parts.keys()}, **parts)
+
+    def after_backward_and_attempts(self, decision, attempt):
         """What follows the networks, and how often they run."""
-        end_of_call = decision if self.cycle_state is None else self._accumulation(decision)
+        end_of_call = decision
+        if self.cycle_state is not None:
+            in_call = KnownOverflow() if self._settings.max_retries else self._found_in_call(Alone())
+            end_of_call = self.make(Accumulation, decision=decision, found_in_call=in_call)
         if not self._settings.max_retries:
-            after_backward = AfterBackward(
-                forward_state=self.forward_state, unscale=self._unscale, end_of_call=end_of_call
-            )
-            return self._compiled(after_backward), forwards_and_backwards
-        attempts = Attempts(
-            self._settings.max_retries,
-            forwards_and_backwards,
-            self._compiled(self._attempt_check()),
-            self.scaling,
-            self.forward_state,
-            self._step_counters,
-            self._keep(),
+            return self.compiled(self.make(AfterBackward, end_of_call=end_of_call)), attempt
+        # In a cycle it is the sum of the calls that is measured.
+        check = self._check() if self.cycle_state is None else self._check_of_call()
+        check = self.make(AttemptCheck, check=check, unscaled_losses=self._unscaled_losses())
+        attempts = self.make(
+            Attempts,
+            max_retries=self._settings.max_retries,
+            attempt=attempt,
+            check=self.compiled(check),
+            keep=self._keep(),
         )
-        return self._compiled(AfterAttempts(end_of_call=end_of_call)), attempts
+        return self.compiled(AfterAttempts(end_of_call=end_of_call)), attempts
 
     def decision(self):
-        """What ends a step."""
-        complete, clipping, found_overflow = self._complete(), self._clipping, self._found_overflow()
+        """What ends a step. With retries the attempts do a part of it where each call is a step."""
+        undo = self.make(Undo) if self._checks else None
         if self._settings.max_retries and self.cycle_state is None:
-            complete, clipping, found_overflow = nn.Identity(), self._no_clipping(), KnownOverflow()
-        undo = None
-        if self._checks:
-            undo = Undo(forward_state=self.forward_state, packing=self.packing, step_counters=self._step_counters)
-        return Decision(
-            complete=complete,
-            clipping=clipping,
-            found_overflow=found_overflow,
-            scaling=self.scaling,
-            update=self._update,
-            undo=undo,
-        )
-
-    def flush(self, decision):
-        """What ends a cycle before its last call."""
-        if self.cycle_state is None:
-            return None
-        flush = Flush(
-            state=self.cycle_state,
-            decision=decision,
-            scaling=self.scaling,
-            overflow_detector=self.detector,
-            packing=self.packing,
-        )
-        return self._compiled(flush)
+            known = {"complete": nn.Identity(), "clipping": self._no_clipping(), "found_overflow": KnownOverflow()}
+            return self.make(Decision, undo=undo, **known)
+        return self.make(Decision, complete=self._complete(), found_overflow=self._found_overflow(), undo=undo)
 
     def trial(self, attempt):
         """What asks whether a call would overflow, and measures nothing."""
-        forward_state = self.forward_state.of_one_call()
         scalings = [Scaling(loss_scale) for loss_scale in self.scaling.loss_scales]
-        check = self._check(forward_state, self._no_clipping(), self._found_in_call(self._ranks))
+        forward_state = self.forward_state.of_one_call()
         return Trial(
             scaling=OwnScaling(scalings) if self._has_own_scales else scalings[0],
             forward_state=forward_state,
             attempt=attempt,
-            check=self._compiled(check),
+            check=self.compiled(self._check_of_call(forward_state=forward_state)),
             keep=self._keep(),
-        )
-
-    def _accumulation(self, decision):
-        return Accumulation(
-            state=self.cycle_state,
-            decision=decision,
-            found_in_call=KnownOverflow() if self._settings.max_retries else self._found_in_call(Alone()),
-            forward_state=self.forward_state,
-            packing=self.packing,
         )
 
     def _keep(self):
         """Copies the inputs, where they are run more than once."""
         return CopyOfInputs() if may_write_inputs(self._networks) else nn.Identity()
 
-    def _attempt_check(self):
-        """Checks attempts, and completes their gradients, in the place of the decision where each call is a step."""
-        clipping, found_overflow = self._clipping, self._found_overflow()
-        if self.cycle_state is not None:
-            # It is the sum of the calls that is measured.
-            clipping, found_overflow = self._no_clipping(), self._found_in_call(self._ranks)
-        return AttemptCheck(
-            check=self._check(self.forward_state, clipping, found_overflow),
-            ranks=self._ranks,
-            scaling=self.scaling,
-            cycle_state=self.cycle_state,
-            unscaled_losses=self._unscaled_losses(),
-        )
+    def _check(self, **parts):
+        # In a cycle it is the sum of the calls that is reduced and transformed.
+        complete = self._complete() if self.cycle_state is None else nn.Identity()
+        return self.make(GradientCheck, complete=complete, **{"found_overflow": self._found_overflow(), **parts})
 
-    def _check(self, forward_state, clipping, found_overflow):
-        return GradientCheck(
-            forward_state=forward_state,
-            unscale=self._unscale,
-            # In a cycle it is the sum of the calls that is reduced and transformed.
-            complete=self._complete() if self.cycle_state is None else nn.Identity(),
-            clipping=clipping,
-            found_overflow=found_overflow,
-        )
+    def _check_of_call(self, **parts):
+        return self._check(clipping=self._no_clipping(), found_overflow=self._found_in_call(self.ranks), **parts)
 
     def _unscaled_losses(self):
         # One network may return all losses, and one scale may be that of all.
@@ -227,12 +179,14 @@ class _Stages:
 
     def _found_overflow(self):
         # Where nothing is checked there is nothing to agree on.
-        ranks = self._ranks if self._checks else Alone()
-        suffice = self._clipping.finds_overflow
-        return make_found_overflow(self.detector, ranks, self.packing, self._tells_whose(), norms_suffice=suffice)
+        ranks = self.ranks if self._checks else Alone()
+        suffice = self.clipping.finds_overflow
+        return make_found_overflow(
+            self.overflow_detector, ranks, self.packing, self._tells_whose(), norms_suffice=suffice
+        )
 
     def _found_in_call(self, ranks):
-        return make_found_overflow(self.detector, ranks, self.packing, self._tells_whose())
+        return make_found_overflow(self.overflow_detector, ranks, self.packing, self._tells_whose())
 
     def _no_clipping(self):
         return Clipping(len(self.weights))
@@ -241,7 +195,7 @@ class _Stages:
         return self._has_own_scales and self._checks
 
     def _complete(self):
-        stages = [self._ranks.grad_reducer] if self._ranks.exchanges else []
+        stages = [self.ranks.grad_reducer] if self.ranks.exchanges else []
         stages += self._before_check
         return Complete(stages=stages) if stages else nn.Identity()
 
@@ -274,9 +228,9 @@ class _Stages:
         # A cycle's sum, a detector, the other ranks and what comes before the check get gradients that are divided.
         steps = self._settings.gradient_accumulation_steps
         if (
-            self._clipping.unscales
-            and asks_gradients_only(self.detector)
-            and not self._ranks.exchanges
+            self.clipping.unscales
+            and asks_gradients_only(self.overflow_detector)
+            and not self.ranks.exchanges
             and not self._before_check
             and steps == 1
         ):

@@ -1,6 +1,7 @@
 """The scaled forward and backward of the networks of a step, and which of its inputs each network takes."""
 
 import numbers
+from typing import Optional
 
 from mindspore import Tensor, jit, nn, ops
 from mindspore import dtype as mstype
@@ -8,7 +9,9 @@ from mindspore import dtype as mstype
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._arguments import describe
 from ms_lossscale._gradients import of_network
-from ms_lossscale._mindspore import backward_of_shared_forward
+from ms_lossscale._mindspore import MemoryInUse, backward_of_shared_forward
+from ms_lossscale.overflow_detector import OverflowDetector
+from ms_lossscale.step.packing import Packing
 from ms_lossscale.step.returned import (
     check_losses,
     check_no_image,
@@ -21,6 +24,7 @@ from ms_lossscale.step.returned import (
     tensors_in,
 )
 from ms_lossscale.step.scaling import scaled
+from ms_lossscale.step.stage import Stage
 
 
 def _copy(aux):
@@ -116,18 +120,9 @@ class SharedForwardBackward(nn.Cell):
         return results[: self._losses], aux, grads
 
 
-class ForwardsAndBackwards(nn.Cell):
+class ForwardsAndBackwards(Stage):
     """
     Runs all networks of a step once, one after the other, at the same weights, after an NPU's register was cleared.
-
-    Args:
-        owner (str): The training cell's name, for error messages.
-        forward_backwards (list[Cell]): A ForwardBackward for each network, or one SharedForwardBackward.
-        network_inputs (Union[tuple, None]): Positions of the inputs that each network takes; None means all.
-        packing (Packing): For the gradients.
-        scale_shape (tuple): The shape of the loss scale.
-        overflow_detector (OverflowDetector): Clears the register.
-        memory (MemoryInUse): Of what the forward may write.
 
     Inputs:
         - **scale** (Tensor) - The loss scale, float32 of shape :math:`()`, or one for each network, :math:`(N,)`.
@@ -139,20 +134,22 @@ class ForwardsAndBackwards(nn.Cell):
         flat tuple of all gradients, packed, and the scale; the scale that was used.
     """
 
-    def __init__(self, owner, forward_backwards, network_inputs, packing, scale_shape, overflow_detector, memory):
-        super().__init__(auto_prefix=False)
-        self.forward_backwards = nn.CellList(forward_backwards, auto_prefix=False)
-        self.packing = packing
-        self.overflow_detector = overflow_detector
-        self._memory = memory
-        self._owner = owner
-        self._network_inputs = network_inputs
-        self._scale_shape = scale_shape
+    # The training cell's name, for error messages.
+    owner: str
+    # A ForwardBackward for each network, or one SharedForwardBackward.
+    forward_backwards: list[nn.Cell]
+    # Positions of the inputs that each network takes; None means all.
+    network_inputs: Optional[tuple[tuple[int, ...], ...]]
+    packing: Packing
+    scale_shape: tuple[int, ...]
+    overflow_detector: OverflowDetector
+    # Of what the forward may write.
+    memory: MemoryInUse
 
     def __call__(self, scale, inputs, saved):
         # Not in graph mode, which knows `construct` only, and writes in place.
         results = super().__call__(scale, inputs, saved)
-        self._memory.put_back_within_a_step()
+        self.memory.put_back_within_a_step()
         return results
 
     def construct(self, scale, inputs, saved):
@@ -161,7 +158,7 @@ class ForwardsAndBackwards(nn.Cell):
         its_scale = ops.depend(scale, inputs)
         losses, auxes, grads = (), (), ()
         for i, forward_backward in enumerate(self.forward_backwards):
-            its_inputs = inputs_of(self._owner, i, self._network_inputs, inputs)
+            its_inputs = inputs_of(self.owner, i, self.network_inputs, inputs)
             its_losses, its_aux, its_grads = forward_backward(its_scale, *its_inputs)
             losses, auxes, grads = losses + its_losses, auxes + (its_aux,), grads + its_grads
         # Losses and aux are copies: none may be taken after an optimizer has moved what it shows.
@@ -172,8 +169,8 @@ class ForwardsAndBackwards(nn.Cell):
         """Informs a part that PyNative mode compiles by itself which dimensions of its inputs vary."""
         for i, forward_backward in enumerate(self.forward_backwards):
             if isinstance(forward_backward, SharedForwardBackward):
-                its_inputs = inputs_of(self._owner, i, self._network_inputs, inputs)
-                forward_backward.set_inputs(Tensor(shape=self._scale_shape, dtype=mstype.float32), *its_inputs)
+                its_inputs = inputs_of(self.owner, i, self.network_inputs, inputs)
+                forward_backward.set_inputs(Tensor(shape=self.scale_shape, dtype=mstype.float32), *its_inputs)
 
     def losses(self):
         """For each loss the network, the weights that it trains, and its place in what the network returns."""

@@ -4,32 +4,28 @@ for is derived from them, in files of its own.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mindspore import Parameter, nn
 
 from ms_lossscale._mindspore import MemoryInUse
 
-if TYPE_CHECKING:
-    from typing_extensions import dataclass_transform
-else:
 
-    def dataclass_transform(**_):
-        return lambda cls: cls
-
-
-@dataclass_transform(kw_only_default=True)
 class Stage(nn.Cell):
     """A Cell with an attribute for each annotation of its class, passed by name; of a list it makes a CellList."""
 
     def __init__(self, **parts: Any) -> None:
         super().__init__(auto_prefix=False)
-        classes = [each for each in type(self).__mro__ if issubclass(each, Stage)]
-        declared = {name for each in classes for name in vars(each).get("__annotations__", ())}
-        if parts.keys() != declared:
-            raise TypeError(f"'{type(self).__name__}' is made of {sorted(declared)}, but got {sorted(parts)}.")
+        if parts.keys() != self.declared():
+            raise TypeError(f"'{type(self).__name__}' is made of {sorted(self.declared())}, but got {sorted(parts)}.")
         for name, part in parts.items():
             setattr(self, name, nn.CellList(part, auto_prefix=False) if isinstance(part, list) else part)
+
+    @classmethod
+    def declared(cls) -> set[str]:
+        """The names of what it is made of."""
+        classes = (each for each in cls.__mro__ if issubclass(each, Stage))
+        return {name for each in classes for name in vars(each).get("__annotations__", ())}
 
 
 class ForwardState(nn.Cell):

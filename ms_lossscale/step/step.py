@@ -109,21 +109,21 @@ class AfterAttempts(Stage):
 class Accumulation(Stage):
     """The calls of a cycle are one step, at its last call. Inputs and outputs as :class:`Decision`."""
 
-    state: CycleState
+    cycle_state: CycleState
     decision: "Decision"
     found_in_call: Union[FoundOverflow, KnownOverflow]
     forward_state: ForwardState
     packing: Packing
 
     def construct(self, grads, divisor, scale, others, known, saved):
-        known += (self.state.overflow,)
-        if self.state.count.is_last():
-            grads = self.packing.pack(gradients.add(self.state.gradients, self.packing.unpack(grads)))
+        known += (self.cycle_state.overflow,)
+        if self.cycle_state.count.is_last():
+            grads = self.packing.pack(gradients.add(self.cycle_state.gradients, self.packing.unpack(grads)))
             overflow = self.decision(grads, divisor, scale, others, known, saved)
-            self.state.reset(overflow)
+            self.cycle_state.reset(overflow)
         else:
             overflow = self.found_in_call(grads, (), others, known)[0]
-            self.state.add(self.packing.unpack(grads), overflow)
+            self.cycle_state.add(self.packing.unpack(grads), overflow)
             overflow = only_if(of_any_network(overflow), self.forward_state.restore_step, saved)
         return overflow
 
@@ -131,7 +131,7 @@ class Accumulation(Stage):
 class Flush(Stage):
     """Ends a cycle before its last call: averages over the calls that it has really had, and updates or skips."""
 
-    state: CycleState
+    cycle_state: CycleState
     decision: "Decision"
     scaling: Union[CycleScaling, OwnScaling]
     overflow_detector: OverflowDetector
@@ -144,10 +144,10 @@ class Flush(Stage):
 
     def construct(self):
         # A register may have been raised by other work since the cycle's last call.
-        grads = self.packing.pack(self.overflow_detector.start(self.use_parameters(self.state.partial_mean())))
+        grads = self.packing.pack(self.overflow_detector.start(self.use_parameters(self.cycle_state.partial_mean())))
         scale = self.scaling.of_cycle()
-        overflow = self.decision(grads, self._one, scale, (), (self.state.overflow,), ())
-        self.state.reset(overflow)
+        overflow = self.decision(grads, self._one, scale, (), (self.cycle_state.overflow,), ())
+        self.cycle_state.reset(overflow)
         return overflow
 
 

@@ -156,7 +156,7 @@ MUTANTS = [
     Mutant(
         "a cycle's last call makes the step alone",
         "step/step.py",
-        "self.packing.pack(gradients.add(self.state.gradients, self.packing.unpack(grads)))",
+        "self.packing.pack(gradients.add(self.cycle_state.gradients, self.packing.unpack(grads)))",
         "grads",
         (_CYCLES,),
     ),
@@ -171,7 +171,7 @@ MUTANTS = [
     Mutant(
         "a cycle is never emptied",
         "step/step.py",
-        "            self.state.reset(overflow)\n        else:",
+        "            self.cycle_state.reset(overflow)\n        else:",
         "        else:",
         (_CYCLES,),
     ),
@@ -206,15 +206,15 @@ MUTANTS = [
     Mutant(
         "a flushed cycle forgets that a call overflowed",
         "step/step.py",
-        "overflow = self.decision(grads, self._one, scale, (), (self.state.overflow,), ())",
+        "overflow = self.decision(grads, self._one, scale, (), (self.cycle_state.overflow,), ())",
         "overflow = self.decision(grads, self._one, scale, (), (), ())",
         (_FLUSH, "test_configurations.py"),
     ),
     Mutant(
         "the register's past tells of a flushed cycle",
         "step/step.py",
-        "self.overflow_detector.start(self.use_parameters(self.state.partial_mean()))",
-        "self.use_parameters(self.state.partial_mean())",
+        "self.overflow_detector.start(self.use_parameters(self.cycle_state.partial_mean()))",
+        "self.use_parameters(self.cycle_state.partial_mean())",
         (_FLUSH,),
     ),
     Mutant(

@@ -93,8 +93,8 @@ MUTANTS = [
     Mutant(
         "each network takes all inputs",
         "step/build.py",
-        "        network_inputs,\n        stages.packing,",
-        "        None,\n        stages.packing,",
+        "network_inputs=network_inputs,",
+        "network_inputs=None,",
         (_SIMULTANEOUS,),
     ),
     Mutant(
@@ -107,7 +107,7 @@ MUTANTS = [
     Mutant(
         "a user's own detector gets stacked gradients",
         "step/build.py",
-        "packs = not ranks.exchanges and _is_library_cell(self.detector)",
+        "packs = not ranks.exchanges and _is_library_cell(self.overflow_detector)",
         "packs = not ranks.exchanges",
         ("test_overflow_detector.py",),
     ),

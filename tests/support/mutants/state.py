@@ -217,7 +217,7 @@ MUTANTS = [
     Mutant(
         "gradients are not exchanged",
         "step/build.py",
-        "[self._ranks.grad_reducer] if self._ranks.exchanges else []",
+        "[self.ranks.grad_reducer] if self.ranks.exchanges else []",
         "[]",
         ("test_data_parallel.py",),
         frozenset({"an-overflow-on-one-rank-skips-the-step-on-all"}),

@@ -125,7 +125,7 @@ class _Stages:
         if not self._settings.max_retries:
             return self.compiled(self.make(AfterBackward, end_of_call=end_of_call)), attempt
         # In a cycle it is the sum of the calls that is measured.
-        check = self._check() if self.cycle_state is None else self._check_of_call()
+        check = self._check_of_call() if self.cycle_state else self._check(found_overflow=self._found_overflow())
         check = self.make(AttemptCheck, check=check, unscaled_losses=self._unscaled_losses())
         attempts = self.make(
             Attempts,
@@ -163,7 +163,7 @@ class _Stages:
     def _check(self, **parts):
         # In a cycle it is the sum of the calls that is reduced and transformed.
         complete = self._complete() if self.cycle_state is None else nn.Identity()
-        return self.make(GradientCheck, complete=complete, **{"found_overflow": self._found_overflow(), **parts})
+        return self.make(GradientCheck, complete=complete, **parts)
 
     def _check_of_call(self, **parts):
         return self._check(clipping=self._no_clipping(), found_overflow=self._found_in_call(self.ranks), **parts)
@@ -180,19 +180,14 @@ class _Stages:
     def _found_overflow(self):
         # Where nothing is checked there is nothing to agree on.
         ranks = self.ranks if self._checks else Alone()
-        suffice = self.clipping.finds_overflow
-        return make_found_overflow(
-            self.overflow_detector, ranks, self.packing, self._tells_whose(), norms_suffice=suffice
-        )
+        return self._found_in_call(ranks, norms_suffice=self.clipping.finds_overflow)
 
-    def _found_in_call(self, ranks):
-        return make_found_overflow(self.overflow_detector, ranks, self.packing, self._tells_whose())
+    def _found_in_call(self, ranks, norms_suffice=False):
+        tells_whose = self._has_own_scales and self._checks
+        return make_found_overflow(self.overflow_detector, ranks, self.packing, tells_whose, norms_suffice)
 
     def _no_clipping(self):
         return Clipping(len(self.weights))
-
-    def _tells_whose(self):
-        return self._has_own_scales and self._checks
 
     def _complete(self):
         stages = [self.ranks.grad_reducer] if self.ranks.exchanges else []

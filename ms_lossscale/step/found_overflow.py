@@ -147,7 +147,7 @@ class OwnDetector(nn.Cell):
         return overflow
 
 
-def make_found_overflow(overflow_detector, ranks, packing, tells_whose, norms_suffice=False):
+def make_found_overflow(overflow_detector, ranks, packing, tells_whose, norms_suffice):
     """The cheapest that finds what the detector would; `tells_whose` where each network has its own loss scale."""
     if asks_gradients_only(overflow_detector):
         if norms_suffice:

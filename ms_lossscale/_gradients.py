@@ -232,14 +232,12 @@ def multiply(tensors, factor):
     return _map(ops.partial(_multiply, factor), tensors)
 
 
-def sums(tensors):
-    """The sum of each tensor, in float32, of shape ()."""
-    return _map(_sum, tensors)
+# The sum of each tensor, in float32, of shape ().
+sums = ops.HyperMap(_sum)
 
 
-def kinds(tensors):
-    """For each tensor its dtype and shape."""
-    return _map(_kind, tensors)
+# For each tensor its dtype and shape.
+kinds = ops.HyperMap(_kind)
 
 
 def finite(tensors):
@@ -300,9 +298,8 @@ def infinite_as_float16(becomes_float16, tensor):
     return ops.select(_are_finite(rounded), tensor, rounded)
 
 
-def forms(tensors):
-    """For each item of a tuple its shape, or the word for what is no tensor; the tuple may hold tuples."""
-    return _map(_form, tensors)
+# For each item of a tuple its shape, or the word for what is no tensor; the tuple may hold tuples.
+forms = ops.HyperMap(_form)
 
 
 def never(tensor):

@@ -5,7 +5,7 @@ import pytest
 from support.in_mode import in_mode
 from support.python_process import ROOT
 
-FILES, CLASSES, DEEP = 28, 30, 11
+FILES, CLASSES, DEEP = 18, 22, 8
 
 
 @pytest.fixture

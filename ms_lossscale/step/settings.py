@@ -43,59 +43,37 @@ class Settings:
         return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
 
-def check_settings(
-    owner,
-    networks,
-    *,
-    gradient_accumulation_steps,
-    clip_norm,
-    clip_value,
-    ema_decay,
-    has_aux,
-    forward_state,
-    gradient_transforms,
-    after_update,
-    overflow_detector,
-    max_retries,
-):
+def check_settings(owner, networks, **keywords):
     """
-    Checks the keywords that all training cells have.
-
-    Args:
-        owner (str): The training cell's name, for error messages.
-        networks (int): How many networks it has; what may be a list has an entry for each, `gradient_transforms` has.
-
-    Returns:
-        Settings, of a step that all networks share.
+    Checks the keywords that all training cells have, those of :class:`Settings`. What may be a list has an entry for
+    each of so many networks, `gradient_transforms` has. Returns Settings, of a step that all networks share.
     """
-    has_aux = one_each(owner, "has_aux", has_aux, networks)
+    given = Settings(**keywords)
+    has_aux, clip_norm, clip_value, ema_decay = (
+        one_each(owner, name, keywords[name], networks) for name in ("has_aux", "clip_norm", "clip_value", "ema_decay")
+    )
     for its in has_aux:
         check_bool(owner, "has_aux", its)
-    clip_norm, clip_value, ema_decay = (
-        one_each(owner, name, value, networks)
-        for name, value in (("clip_norm", clip_norm), ("clip_value", clip_value), ("ema_decay", ema_decay))
-    )
     for norm, value in zip(clip_norm, clip_value):
         if norm is not None and value is not None:
             raise ValueError(
                 f"For '{owner}', a network's gradients are clipped by 'clip_norm' or by 'clip_value', but got both: "
                 f"{norm!r} and {value!r}. Set one of them to None."
             )
+    steps = given.gradient_accumulation_steps
     return Settings(
-        gradient_accumulation_steps=check_positive_int(
-            owner, "gradient_accumulation_steps", gradient_accumulation_steps
-        ),
+        gradient_accumulation_steps=check_positive_int(owner, "gradient_accumulation_steps", steps),
         clip_norm=tuple(_check_bound(owner, "clip_norm", bound) for bound in clip_norm),
         clip_value=tuple(_check_bound(owner, "clip_value", bound) for bound in clip_value),
         ema_decay=tuple(
             decay if decay is None else check_between(owner, "ema_decay", decay, 0.0, 1.0) for decay in ema_decay
         ),
         has_aux=tuple(has_aux),
-        forward_state=_check_forward_state(owner, forward_state),
-        gradient_transforms=tuple(_check_gradient_transforms(owner, its) for its in gradient_transforms),
-        after_update=_check_after_update(owner, after_update),
-        overflow_detector=_check_overflow_detector(owner, overflow_detector),
-        max_retries=check_int_from(owner, "max_retries", max_retries, 0),
+        forward_state=_check_forward_state(owner, given.forward_state),
+        gradient_transforms=tuple(_check_gradient_transforms(owner, its) for its in given.gradient_transforms),
+        after_update=_check_after_update(owner, given.after_update),
+        overflow_detector=_check_overflow_detector(owner, given.overflow_detector),
+        max_retries=check_int_from(owner, "max_retries", given.max_retries, 0),
     )
 
 

@@ -46,14 +46,11 @@ def build_step(
         optimizers (tuple[Cell]): The optimizers, checked.
         loss_scales (Union[LossScale, list[LossScale]]): One that the networks share, or a list with one for each.
         settings (Settings): All else that was passed.
-        ranks (Union[Alone, Ranks]): Who else takes part.
+        ranks (Alone): Who else takes part.
         network_inputs (Union[tuple, None]): Positions of the inputs that each network takes; None means all.
         may_return_tuple (bool): Whether a network may return its one loss as a tuple of one.
         prefix (str): For the names of the Parameters that each of several steps has.
         number (int): The first network's number in the cell, for error messages.
-
-    Returns:
-        Step.
     """
     stages = _Stages(owner, networks, optimizers, loss_scales, settings, ranks, prefix)
     forwards_and_backwards = stages.make(
@@ -114,7 +111,7 @@ class _Stages:
 
     def make(self, stage, **parts):
         """A stage of these parts, and of those of the step that have the names which it declares."""
-        return stage(**{name: getattr(self, name) for name in stage.declared() - parts.keys()}, **parts)
+        return stage(**{name: getattr(self, name) for name in stage.declared() if name not in parts}, **parts)
 
     def after_backward_and_attempts(self, decision, attempt):
         """What follows the networks, and how often they run."""

@@ -111,16 +111,8 @@ def _became_not_finite(before, after):
 
 def make_forward_state(owner, networks, declared, undoes, cycle_state, prefix, restores_calls):
     """
-    What a step undoes.
-
-    Args:
-        owner (str): The training cell's name, for a warning.
-        networks (tuple[Cell]): The networks, whose forward is searched for what it writes.
-        declared (tuple[Parameter]): Further Parameters that it writes.
-        undoes (bool): Whether a step is ever undone.
-        cycle_state (CycleState): None where each call is a step.
-        prefix (str): For the names of the copies.
-        restores_calls (bool): Whether a call is undone by itself, too.
+    What a step undoes, if it ever `undoes`: what is found in the forward of the networks, and what is declared besides.
+    `cycle_state` is None where each call is a step.
     """
     if not undoes:
         return ForwardState()

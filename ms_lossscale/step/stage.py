@@ -16,16 +16,18 @@ class Stage(nn.Cell):
 
     def __init__(self, **parts: Any) -> None:
         super().__init__(auto_prefix=False)
-        if parts.keys() != self.declared():
-            raise TypeError(f"'{type(self).__name__}' is made of {sorted(self.declared())}, but got {sorted(parts)}.")
-        for name, part in parts.items():
+        declared = self.declared()
+        if parts.keys() != set(declared):
+            raise TypeError(f"'{type(self).__name__}' is made of {declared}, but got {list(parts)}.")
+        for name in declared:
+            part = parts[name]
             setattr(self, name, nn.CellList(part, auto_prefix=False) if isinstance(part, list) else part)
 
     @classmethod
-    def declared(cls) -> set[str]:
-        """The names of what it is made of."""
-        classes = (each for each in cls.__mro__ if issubclass(each, Stage))
-        return {name for each in classes for name in vars(each).get("__annotations__", ())}
+    def declared(cls) -> list[str]:
+        """The names of what it is made of. In one order, since that of the Parameters follows it, on all ranks."""
+        classes = (each for each in cls.__mro__[::-1] if issubclass(each, Stage))
+        return [name for each in classes for name in vars(each).get("__annotations__", ())]
 
 
 class ForwardState(nn.Cell):

@@ -16,6 +16,16 @@ from ms_lossscale.step.ranks import Alone
 from ms_lossscale.step.settings import Settings, check_settings
 
 
+class Doubled(nn.Cell):
+    """The sum over two ranks with the same gradients."""
+
+    def construct(self, grads):
+        doubled = ()
+        for grad in grads:
+            doubled += (grad + grad,)
+        return doubled
+
+
 class TwoRanks(nn.Cell):
     """
     This rank, and one with the same gradients that overflows when it is told to. Sums, as `gradients_mean=False`.
@@ -28,16 +38,9 @@ class TwoRanks(nn.Cell):
     def __init__(self, own=False):
         super().__init__(auto_prefix=False)
         self.has_own = own
+        self.grad_reducer = nn.Identity() if own else Doubled()
         self.other_overflows = Parameter(Tensor([0], mindspore.int32), name="other_overflows", requires_grad=False)
         self.zero = Tensor([0], mindspore.int32)
-
-    def reduce(self, grads):
-        if self.has_own:
-            return grads
-        doubled = ()
-        for grad in grads:
-            doubled += (grad + grad,)
-        return doubled
 
     def agree(self, overflow):
         return ops.logical_or(overflow, ops.not_equal(self.other_overflows, self.zero).reshape(()))

@@ -1,6 +1,8 @@
 """Whatever a forward writes, however and wherever it keeps it: a step that overflows leaves nothing of it behind."""
 
 import itertools
+import re
+import warnings
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -21,6 +23,9 @@ from support.python_process import is_older_mindspore
 from support.ways_by_calls import Keeper, Writer
 from support.ways_to_reach import ByMemory
 from support.ways_to_write import ByAssign, Way
+
+from ms_lossscale.forward_state import find
+from ms_lossscale.forward_state.find import find_forward_state
 
 BOTH = ("graph", "pynative")
 _LISTS = ("InAList", "InALoopOverAList", "InATuple", "InADict", "InADictOfLists", "InAModule")
@@ -130,6 +135,22 @@ def test_each_way_to_write(mode, name, group):
         if retries:
             counters = cell.counters()
             assert sum(each["retries"] for each in (counters if isinstance(counters, list) else [counters])) > 0
+
+
+def test_each_way_to_write_what_is_large(monkeypatch):
+    """What is too large to be copied in case: its source is read, which finds it, or names it in a warning."""
+    monkeypatch.setattr(find, "_FEW", 0)
+    for cls in WAYS.values():
+        network = cls()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = " ".join(find_forward_state("cell", (network,)).names)
+        told = found + "".join(str(each.message) for each in caught)
+        names = [parameter.name for parameter in network.get_parameters()]
+        written = [name for name in names if re.search(r"loose|memory|variance|mean", name)]
+        written = written or ["seen" if "Buffer" in cls.__name__ else f"{cls.__name__}.u"]
+        for name in getattr(cls, "writes", written):
+            assert name.replace("buffer ", "") in told, cls
 
 
 KINDS = {

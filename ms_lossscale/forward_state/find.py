@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from mindspore import Parameter, Tensor, nn
 
 from ms_lossscale._arguments import listed
-from ms_lossscale.forward_state.may_write import Reading
 from ms_lossscale.forward_state.reachable import is_users, reachable
+from ms_lossscale.forward_state.reading import Reading, entries
 
 # So many elements are copied in each step without asking what writes them.
 _FEW = 10**6
@@ -85,9 +85,7 @@ def find_forward_state(owner, networks, declared=()):
     """
     things = reachable(networks)
     reading = Reading()
-    # A cell comes after those that it is made of: its calls of them are known, and not followed to any depth.
-    for thing in reversed(things):
-        reading.read(thing)
+    reading.read([function for thing in things for function in entries(thing)])
     cells = [thing for thing in things if isinstance(thing, nn.Cell)]
     buffers = _buffers(networks, cells)
     parameters = {id(thing): thing for thing in things if isinstance(thing, Parameter)}
@@ -123,8 +121,7 @@ def find_forward_state(owner, networks, declared=()):
 def may_write_inputs(networks):
     """Whether a network may write into what it is called with."""
     reading, stand_in = Reading(), Tensor(0.0)
-    for network in networks:
-        reading.read(network, stand_in)
+    reading.read(networks, [stand_in])
     return id(stand_in) in reading.written or id(stand_in) in reading.doubted
 
 

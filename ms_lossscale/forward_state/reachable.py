@@ -11,8 +11,8 @@ from mindspore.experimental import optim as experimental_optim
 
 from ms_lossscale.loss_scale import LossScale
 
-_CONTAINERS = (list, tuple, set, frozenset, collections.deque)
-_LEAVES = (str, bytes, int, float, complex, type(None), type(Ellipsis))
+SEQUENCES = (list, tuple, set, frozenset, collections.deque)
+LEAVES = (str, bytes, int, float, complex, type(None), type(Ellipsis))
 OPTIMIZERS = (nn.Optimizer, experimental_optim.Optimizer)
 _CODE_OF_OTHERS = ("mindspore", "ms_lossscale", "_c_expression", "numpy")
 
@@ -33,7 +33,7 @@ def reachable(networks):
     while waiting:
         thing = waiting.popleft()
         # A loss scale keeps what a skipped step moves.
-        if isinstance(thing, (*_LEAVES, LossScale)) or id(thing) in found:
+        if isinstance(thing, (*LEAVES, LossScale)) or id(thing) in found:
             continue
         found[id(thing)] = thing
         waiting.extend(_parts(thing))
@@ -68,7 +68,7 @@ def _parts(thing):
         return ()
     if isinstance(thing, collections.abc.Mapping):
         return thing.values()
-    if isinstance(thing, _CONTAINERS):
+    if isinstance(thing, SEQUENCES):
         return thing
     if isinstance(thing, types.ModuleType):
         # Functions name what they use of it.

@@ -1,8 +1,8 @@
-"""The source of functions, and what MindSpore's primitives declare in theirs."""
+"""The source of functions, taken apart, and what MindSpore's primitives declare in theirs."""
 
 import ast
+import builtins
 import functools
-import importlib.util
 import inspect
 import re
 import sys
@@ -52,13 +52,30 @@ def parameter_names(node):
     return [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
 
 
-def imported_by(node, package):
-    """Pairs of a name and what an import statement gives it. Modules that were not imported before hold nothing."""
-    if isinstance(node, ast.Import):
-        for alias in node.names:
-            name = alias.name if alias.asname else alias.name.partition(".")[0]
-            yield alias.asname or name, sys.modules.get(name)
-        return
-    module = sys.modules.get(importlib.util.resolve_name("." * node.level + (node.module or ""), package))
-    for alias in node.names:
-        yield alias.asname or alias.name, getattr(module, alias.name, None)
+def expressions_in(node):
+    return [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)]
+
+
+def assignments(node):
+    """Pairs of a target and what it is assigned, or, in a loop, what is iterated over."""
+    if isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.For, ast.comprehension, ast.withitem)):
+        targets = getattr(node, "targets", None) or [getattr(node, "target", None) or node.optional_vars]
+        value = next(getattr(node, name) for name in ("value", "iter", "context_expr") if hasattr(node, name))
+        yield from ((target, value) for target in targets if target is not None and value is not None)
+
+
+def outside(function, name):
+    """What a name that a function does not assign stands for; None if there is no such thing yet."""
+    code = function.__code__
+    if name in code.co_freevars and function.__closure__:
+        return function.__closure__[code.co_freevars.index(name)].cell_contents
+    return function.__globals__.get(name, getattr(builtins, name, None))
+
+
+def names_that_may_be(node, owners):
+    """The names of attributes of which the source has the parts."""
+    texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    parts = [part for text in texts for part in re.split(r"%\w|\{.*?\}", text)]
+    held = [vars(owner) for owner in owners.values() if hasattr(owner, "__dict__")]
+    held += [each[name] for each in held for name in ("_params", "_buffers", "_cells") if each.get(name)]
+    return {name for each in held for name in each if all(part in name for part in parts)}

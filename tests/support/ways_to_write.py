@@ -1,8 +1,8 @@
 """
 Cells whose forward writes state, each in another way.
 
-Unlike those of `ways_of_writing`, they are run: each in `modes`, all modes if it does not say. What is not there,
-MindSpore refuses to compile, or the write does not last. They take a batch of shape (4, 3) and return a tensor.
+Each is run in `modes`, in all modes if it does not say. What is not there, MindSpore refuses to compile, or the write
+does not last. They take a batch of shape (4, 3) and return a tensor.
 """
 
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops

@@ -177,8 +177,8 @@ def test_many_parameters_are_abridged(capsys):
 
 
 FINITE = (
-    "; all gradients are finite, so it was the status register, an overflow detector of your own, or what the forward "
-    "wrote (see forward_state_names()) that told"
+    "; all gradients are finite, so the overflow was reported by the status register, by an overflow detector of your "
+    "own, or by what the forward wrote (see forward_state_names())"
 )
 
 

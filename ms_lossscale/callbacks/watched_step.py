@@ -1,4 +1,4 @@
-"""What a monitor knows of a training cell's steps: read from copies, some time after they were made."""
+"""What a monitor knows of a training cell's steps: read from copies, some time afterwards."""
 
 import warnings
 from typing import NamedTuple
@@ -7,7 +7,7 @@ import numpy as np
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._output import LossScaleValues, counted, written_scale
-from ms_lossscale.cells.skipped_series import SkippedSeries
+from ms_lossscale.cells.endless_skips import SkippedSeries
 from ms_lossscale.diagnosis.cell_watch import as_array
 from ms_lossscale.loss_scale import DynamicLossScale
 
@@ -15,7 +15,7 @@ _MOST_NAMES = 5
 
 
 class Record(NamedTuple):
-    """One step, or the part of it that one network of several made: a row of the CSV file."""
+    """One step, or the part of it that belongs to one network of several: a row of the CSV file."""
 
     step: int
     network: int
@@ -41,15 +41,7 @@ class Snapshot(NamedTuple):
 
 
 class WatchedStep:
-    """
-    What a monitor knows of the steps that one overflow check decides on.
-
-    Args:
-        step (Step): The step that has the check.
-        network (int): Which of several networks that decide alone it is about.
-        is_one_of_several (bool): Whether there are several.
-        reads_norms (bool): Whether the norms of the gradients are read, where they are measured.
-    """
+    """What a monitor knows of the steps that one overflow check decides on, that of one of several networks perhaps."""
 
     def __init__(self, step, network, is_one_of_several, reads_norms):
         self._step = step
@@ -188,8 +180,8 @@ class WatchedStep:
         names = self._overflowed
         if not names:
             return (
-                "all gradients are finite, so it was the status register, an overflow detector of your own, or what "
-                "the forward wrote (see forward_state_names()) that told"
+                "all gradients are finite, so the overflow was reported by the status register, by an overflow "
+                "detector of your own, or by what the forward wrote (see forward_state_names())"
             )
         shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
         return f"not finite: {shown} ({len(names)} of {len(self._names)} gradients)"

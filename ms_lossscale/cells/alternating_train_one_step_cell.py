@@ -1,7 +1,7 @@
 """The training cell for several networks that step one after the other."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Optional, Union, overload
 
 from mindspore import Parameter, Tensor, nn, ops
@@ -202,23 +202,13 @@ class AlternatingTrainOneStepCell(TrainingCell[Output]):
         if every is not None:
             self.set_every(every)
 
-    if TYPE_CHECKING:
-        # Each network has its own.
-
-        @property
-        def loss_scale(self) -> list[LossScale]: ...
-
-        @property
-        def overflow_detector(self) -> list[OverflowDetector]: ...
-
-        @property
-        def step_counters(self) -> list[StepCounters]: ...
-
-        def get_loss_scale(self) -> list[float]: ...
-
-        def counters(self) -> list[dict[str, int]]: ...
-
-        def grad_norm(self) -> list[Optional[float]]: ...
+    if TYPE_CHECKING:  # Each network has its own.
+        loss_scale: list[LossScale]
+        overflow_detector: list[OverflowDetector]
+        step_counters: list[StepCounters]
+        get_loss_scale: Callable[[], list[float]]
+        counters: Callable[[], list[dict[str, int]]]
+        grad_norm: Callable[[], list[Optional[float]]]
 
     def _loss_scales(self, loss_scale, networks):
         owner = type(self).__name__

@@ -1,6 +1,6 @@
 """The training cell for one network."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Optional, overload
 
 from mindspore import Parameter, nn
@@ -158,23 +158,13 @@ class ScaledTrainOneStepCell(TrainingCell[Output]):
         )
         super().__init__((network,), (optimizer,), [loss_scale], [settings], several_networks=False)
 
-    if TYPE_CHECKING:
-        # Of one network no method returns a list.
-
-        @property
-        def loss_scale(self) -> LossScale: ...
-
-        @property
-        def overflow_detector(self) -> OverflowDetector: ...
-
-        @property
-        def step_counters(self) -> StepCounters: ...
-
-        def get_loss_scale(self) -> float: ...
-
-        def counters(self) -> dict[str, int]: ...
-
-        def grad_norm(self) -> float: ...
+    if TYPE_CHECKING:  # Of one network no method returns a list.
+        loss_scale: LossScale
+        overflow_detector: OverflowDetector
+        step_counters: StepCounters
+        get_loss_scale: Callable[[], float]
+        counters: Callable[[], dict[str, int]]
+        grad_norm: Callable[[], float]
 
     def construct(self, *inputs):
         step = self.steps[0](*self.use_parameters(inputs))

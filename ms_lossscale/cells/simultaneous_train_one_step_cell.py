@@ -1,6 +1,6 @@
 """The training cell for several networks that share one overflow check and one update."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Optional, Union, overload
 
 from mindspore import Parameter, nn, ops
@@ -201,18 +201,11 @@ class SimultaneousTrainOneStepCell(TrainingCell[Output]):
             has_own_scales=has_own_scales,
         )
 
-    if TYPE_CHECKING:
-        # There is one overflow check, and the gradients of several networks.
-
-        @property
-        def overflow_detector(self) -> OverflowDetector: ...
-
-        @property
-        def step_counters(self) -> StepCounters: ...
-
-        def counters(self) -> dict[str, int]: ...
-
-        def grad_norm(self) -> list[Optional[float]]: ...
+    if TYPE_CHECKING:  # There is one overflow check, and the gradients of several networks.
+        overflow_detector: OverflowDetector
+        step_counters: StepCounters
+        counters: Callable[[], dict[str, int]]
+        grad_norm: Callable[[], list[Optional[float]]]
 
     def construct(self, *inputs):
         step = self.steps[0](*self.use_parameters(inputs))

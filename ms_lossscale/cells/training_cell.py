@@ -49,19 +49,9 @@ class TrainingCell(
     Generic[Output],
 ):
     """
-    Base class of the training cells: a cell has one step for all its networks, or one for each. A subclass gives
-    `construct`.
-
-    Args:
-        networks (tuple[Cell]): The loss cells.
-        optimizers (tuple[Cell]): The optimizers.
-        loss_scales (list): For each step its loss scale, in any accepted form.
-        settings (list[Settings]): For each step what else was passed.
-        network_inputs (list[tuple[int]], optional): Positions of the inputs that each network takes.
-        may_return_tuple (bool): Whether a network may return its one loss as a tuple of one.
-        several_networks (bool): Whether what is measured of each network comes as a list.
-        has_own_scales (bool): Whether the entry of the one step is a list, of a loss scale for each network.
-        turns (Turns, optional): Given if there is a step for each network, which decides alone.
+    Base class of the training cells. A cell has one step for all its networks, or, with `turns`, one for each. There is
+    a loss scale, or with `has_own_scales` a list of them, and a `Settings` for each step. With `several_networks`, what
+    is measured of each network comes as a list. A subclass gives `construct`.
     """
 
     def __init__(
@@ -223,12 +213,7 @@ class TrainingCell(
         return self._of_steps([step.step_counters for step in self.steps])
 
     def get_loss_scale(self) -> Union[float, list[float]]:
-        """
-        Reads the loss scale.
-
-        Returns:
-            float, the scale that the next step will use; where each network has its own, the list of them.
-        """
+        """Reads the scale that the next step will use; where each network has its own, the list of them."""
         return self._of_loss_scales([loss_scale.get_loss_scale() for loss_scale in self._loss_scales])
 
     def set_loss_scale(self, value: OneOrEach[float]) -> None:
@@ -277,12 +262,7 @@ class TrainingCell(
         return self._of_steps([step.step_counters.as_dict() for step in self.steps])
 
     def steps_made(self) -> int:
-        """
-        Reads how many steps were made, skipped ones included.
-
-        Returns:
-            int.
-        """
+        """Reads how many steps there were, skipped ones included."""
         counts_steps = self.turns if self.each_decides else self.steps[0].step_counters
         return counts_steps.steps_made()
 

@@ -8,13 +8,7 @@ from ms_lossscale.step.accumulation import CycleCount
 
 
 class Turns(nn.Cell):
-    """
-    Counts the cycles (without accumulation: the calls) and says which network takes part in the present one.
-
-    Args:
-        networks (int): How many there are.
-        steps (int): Calls in a full cycle.
-    """
+    """Counts the cycles (without accumulation: the calls) and says which network takes part in the present one."""
 
     def __init__(self, networks, steps):
         super().__init__(auto_prefix=False)
@@ -29,7 +23,7 @@ class Turns(nn.Cell):
         # Of each network the loss of its last turn that was not skipped.
         self.last_losses = self._state(np.zeros(networks, np.float32), "last_losses")
         if self._accumulates:
-            # Unregistered: what a cycle's last call returned is in no checkpoint, as in none of earlier versions.
+            # Unregistered: what a cycle's last call returned is in no checkpoint, also not in those of 0.1 and 0.2.
             object.__setattr__(self, "losses", self._state(np.zeros(networks, np.float32), "losses"))
 
     @staticmethod
@@ -58,12 +52,7 @@ class Turns(nn.Cell):
         ops.assign(self.cycles, cycles)
 
     def flush(self, overflows):
-        """
-        Ends a cycle that has begun.
-
-        Args:
-            overflows (list[Tensor]): Of each network whether its turn was skipped; None if it takes no part.
-        """
+        """Ends a cycle that has begun, in which turns were skipped; None stands for a network that takes no part."""
         if self.calls.has_begun():
             skipped = Tensor([overflow is not None and bool(overflow) for overflow in overflows])
             ops.assign(self.last_losses, ops.select(skipped, self.last_losses, self.losses))

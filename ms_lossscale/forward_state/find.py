@@ -21,14 +21,8 @@ _WRITTEN_BY_LAYERS = (
 
 class SharedBuffer:
     """
-    A registered buffer, and a Parameter that shares its memory: compiled code reads a buffer as the constant that it
-    was, but not a Parameter.
-
-    Args:
-        name (str): For the Parameter.
-        buffer (Tensor): The buffer.
-        cell (Cell): Where it is registered.
-        attribute (str): And under which name.
+    A registered buffer of a cell, and a Parameter that shares its memory: compiled code reads a buffer as the constant
+    that it was, but not a Parameter.
     """
 
     def __init__(self, name, buffer, cell, attribute):
@@ -70,18 +64,10 @@ class Found:
 
 def find_forward_state(owner, networks, declared=()):
     """
-    Finds what the forward of networks may write.
+    Finds what the forward of networks may write, and what the user has `declared` that it writes.
 
-    Small state of whatever may write is found by walking objects, however it is written. The source is read only where
-    copying is dear: for what is large, for weights, and for frozen weights of MindSpore's layers.
-
-    Args:
-        owner (str): Who asks, for a warning.
-        networks (tuple[Cell]): The networks.
-        declared (tuple[Parameter]): What the user says that it writes.
-
-    Returns:
-        Found.
+    Small state is found by walking objects, however it is written. The source is read only where copying is expensive:
+    for what is large, for weights, and for frozen weights of MindSpore's layers. `owner` is named in warnings.
     """
     things = reachable(networks)
     reading = Reading()

@@ -19,15 +19,8 @@ _CODE_OF_OTHERS = ("mindspore", "ms_lossscale", "_c_expression", "numpy")
 
 def reachable(networks):
     """
-    Walks from the networks through attributes, containers, cells, helper objects, functions' closures, defaults and
-    the globals that they name, and classes. What MindSpore, NumPy and Python themselves bring along is not entered,
-    but for MindSpore's cells.
-
-    Args:
-        networks (Iterable): Where to begin.
-
-    Returns:
-        list, each object once, in the order in which it was found.
+    Lists each object that can be reached through attributes, containers, cells, helper objects, classes, and functions'
+    closures, defaults and globals. Of MindSpore, NumPy and Python only MindSpore's cells are entered.
     """
     found, waiting = {}, collections.deque(networks)
     while waiting:
@@ -66,10 +59,8 @@ def _is_pythons(module):
 def _parts(thing):
     if isinstance(thing, Tensor):
         return ()
-    if isinstance(thing, collections.abc.Mapping):
-        return thing.values()
-    if isinstance(thing, SEQUENCES):
-        return thing
+    if isinstance(thing, (collections.abc.Mapping, *SEQUENCES)):
+        return thing.values() if isinstance(thing, collections.abc.Mapping) else thing
     if isinstance(thing, types.ModuleType):
         # Functions name what they use of it.
         return ()

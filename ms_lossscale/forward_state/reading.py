@@ -71,8 +71,8 @@ class Reading:
 
     def __init__(self):
         self.written, self.doubted = {}, {}
-        # What is made must stay what it is for as long as its identity counts.
-        self._functions, self._made = {}, {}
+        # What is kept must stay what it is for as long as its identity counts.
+        self._functions, self._kept = {}, {}
         # What may be assigned to attributes and globals, by name.
         self._assigned = {}
         self._is_news = False
@@ -220,14 +220,14 @@ class Reading:
                 found.update(self._call(computed.fget, [_of(thing)], {}))
             else:
                 its = self._keep(_Partial(getattr(thing, name, None), ()), id(thing), name).function
-                # A class stands for what is made of it, too.
+                # A class also stands for its instances.
                 is_method = isinstance(thing, type) and isinstance(its, types.FunctionType)
                 found.update(_of(its, *([types.MethodType(its, thing)] if is_method else [])))
         return found
 
-    def _keep(self, made, *key):
-        """What was made first of those with the same key."""
-        return self._made.setdefault((type(made), *key), made)
+    def _keep(self, new, *key):
+        """The first object that was given with this key."""
+        return self._kept.setdefault((type(new), *key), new)
 
     # Calls
     def _evaluate_call(self, node, reader):
@@ -327,8 +327,8 @@ class Reading:
         module = (getattr(function, "__module__", None) or cls.__module__).partition(".")[0]
         given = _union(*args, *kwargs.values())
         if name.lower() == "partial":
-            made = (self._keep(_Partial(f, args[1:]), id(f), *map(frozenset, args)) for f in _called(args[0]).values())
-            return _of(*made)
+            functions = _called(args[0]).values()
+            return _of(*(self._keep(_Partial(f, args[1:]), id(f), *map(frozenset, args)) for f in functions))
         may_renormalise = "max_norm" in kwargs or (name.startswith("embedding") and len(args) > 3)
         if name == "Custom":
             self._doubt(given, "it is passed to an ops.Custom")
@@ -341,11 +341,11 @@ class Reading:
         self._run_within(function, name, args, kwargs)
         if _QUERIES.fullmatch(name):
             return args[0]
-        # A class stands for what is made of it, too; what one of Python's is given, it may hold.
-        made = _of(function) if isinstance(function, type) else {}
+        # A class also stands for its instances, and one of Python's for a container of what it is given.
+        instance = _of(function) if isinstance(function, type) else {}
         if module not in ("mindspore", "_c_expression"):
-            return {**_elements(given), **made, **(_SOME_CONTAINER if made else {})}
-        return {**_elements(given), **made} if _SHARES.fullmatch(name) else made
+            return {**_elements(given), **instance, **(_SOME_CONTAINER if instance else {})}
+        return {**_elements(given), **instance} if _SHARES.fullmatch(name) else instance
 
     def _run_within(self, function, name, args, kwargs):
         """The functions that MindSpore or Python calls with what else it is given."""

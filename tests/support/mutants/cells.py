@@ -183,7 +183,7 @@ MUTANTS = [
     ),
     Mutant(
         "a loss that is not finite is not told of",
-        "cells/skipped_series.py",
+        "cells/endless_skips.py",
         "bool(np.isfinite(loss).all())",
         "True",
         ("test_endless_skips.py",),

@@ -1,8 +1,8 @@
 """
-An NPU in saturation mode, emulated on CPU: one process-wide float-status register and computing that saturates.
+An NPU in saturation mode, emulated on CPU: one process-wide float-status register, and arithmetic that saturates.
 
-On a saturation-mode NPU an overflow is visible in no tensor (inf becomes 65504, NaN becomes 0); only the device's one
-float-status register shows it, and reading consumes what it says. Here the same happens without an NPU:
+On a saturation-mode NPU no tensor shows an overflow: inf becomes 65504, NaN becomes 0. Only the device's one
+float-status register shows it, and reading it clears it. Here the same happens without an NPU:
 
     with emulation.saturation_mode():
         cell = ScaledTrainOneStepCell(emulation.saturate(network), optimizer, DynamicLossScale())
@@ -91,11 +91,11 @@ def _operator(function, **keywords):
 @contextlib.contextmanager
 def saturation_mode() -> Iterator[Register]:
     """
-    A context in which the detectors that are made read the emulated register.
+    A context in which new overflow detectors read the emulated register.
 
     Inside it, :class:`ms_lossscale.FloatStatusRegister` uses the emulated operators, and a training cell that is
-    constructed with ``overflow_detector=None`` chooses it, as on a real NPU in saturation mode. What was constructed
-    inside goes on working outside. The register is clear and its log empty at the beginning.
+    constructed with ``overflow_detector=None`` chooses it, as on a real NPU in saturation mode. What you construct
+    inside also works outside. The register is clear and its log empty at the beginning.
 
     Yields:
         Register, the process-wide one.

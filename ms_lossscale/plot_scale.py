@@ -43,8 +43,8 @@ class History(NamedTuple):
 
 def plot_scale(path: StrPath, picture: Optional[StrPath] = None, title: Optional[str] = None) -> Path:
     """
-    Draws the loss and the loss scale over the steps of a training, with those marked that were skipped or done again
-    at a lower scale. Trainings that continued the file are drawn one after the other.
+    Draws the loss and the loss scale over the steps of a training, and marks the steps that were skipped or done again
+    at a lower scale. If several trainings wrote to the file, they are drawn one after the other.
 
     Args:
         path (str): The CSV file of a :class:`LossScaleMonitor`.

@@ -21,21 +21,22 @@ class LossScaleMonitor(Callback):
     Prints the loss, the loss scale and the counters of a training cell, and for every skipped step the new scale and
     the parameters whose gradients were not finite.
 
-    Of skipped steps in a row the 1st, 2nd, 3rd, 5th, 10th, 20th, 50th, 100th and so on are printed; the CSV file has
-    all.
+    If steps are skipped in a row, the 1st, 2nd, 3rd, 5th, 10th, 20th, 50th, 100th and so on are printed. The CSV file
+    has all of them.
 
-    Values are read from the device every `every_n_steps` steps, and in each step if `max_consecutive_skips` is set.
-    With the data sink of Ascend and GPU, MindSpore calls callbacks less often: what they miss is counted, not named.
+    Values are read from the device every `every_n_steps` steps, or in each step if `max_consecutive_skips` is set. With
+    the data sink of Ascend and GPU, MindSpore calls callbacks less often. Skipped steps in between are then counted,
+    but not named.
 
-    A partial accumulation cycle that :class:`FlushAccumulation` ends belongs to the epoch's last step, wherever it
-    stands among the callbacks: that step then has a second row in the CSV file.
+    A partial accumulation cycle that :class:`FlushAccumulation` ends belongs to the epoch's last step, in whichever
+    order you pass the two callbacks. That step then has a second row in the CSV file.
 
-    A CSV or event file that can't be written while the training runs, since the disk is full say, does not end it: a
-    `RuntimeWarning` names the file, or `summary_dir`, and the error, once, and no more is written there before the next
-    training begins. The CSV file then holds whole rows. Errors of its own event files MindSpore only logs.
+    If a CSV or event file can't be written during the training, because the disk is full for example, the training goes
+    on. One `RuntimeWarning` names the file, or `summary_dir`, and the error. Nothing more is written there before the
+    next training begins, and the CSV file holds whole rows. MindSpore only logs errors of its own event files.
 
     Args:
-        every_n_steps (int): After how many steps a line is printed, beside those of skipped steps. Default: ``100`` .
+        every_n_steps (int): After how many steps a line is printed, besides those of skipped steps. Default: ``100`` .
         csv (str, optional): A file to write a row for each step to; with an :class:`AlternatingTrainOneStepCell` one
             for each of its networks. Several loss scales of one step stand there as ``65536.0/4096.0``. An existing
             file of this kind is continued. Default: ``None`` .
@@ -45,10 +46,10 @@ class LossScaleMonitor(Callback):
         save_batch (str, optional): Where to save the inputs of the step that stopped the training, an ``.npz`` file
             for `locate_overflow`; when accumulating, those of the cycle's first call that overflowed.
             Default: ``None`` .
-        summary_dir (str, optional): A folder to write each step's loss and loss scale to, the gradients' norm where the
-            cell has a `clip_norm` and the call ended a step, and how many steps were skipped and how many retries there
-            were so far: for MindInsight by :class:`mindspore.SummaryRecord` and, if tensorboardX or PyTorch is
-            installed, for TensorBoard. It is made if it does not exist. Default: ``None`` .
+        summary_dir (str, optional): A folder for the scalars of each step: the loss, the loss scale, and how many steps
+            were skipped and how many retries there were so far. With `clip_norm`, calls that end a step add the
+            gradients' norm. They are written for MindInsight by :class:`mindspore.SummaryRecord` and, if tensorboardX
+            or PyTorch is installed, for TensorBoard. The folder is created if it does not exist. Default: ``None`` .
 
     Raises:
         TypeError: If an argument has a wrong type, or, when the training begins, if the cell is none of this package.

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 class AlternatingTrainOneStepCell(TrainingCell[Output]):
     """
-    Trains several networks one after the other: each makes its whole step, and the next one sees its new weights.
+    Trains several networks one after the other. Each completes its step, and the next one sees its new weights.
 
-    Each network's step is a transaction with its own loss scale, its own overflow check and its own counters. On an NPU
-    in saturation mode the device's one status register is cleared before and read after each of them, in one
-    compiled graph, so that each check is about its own network only.
+    Each network's step is a transaction with its own loss scale, overflow check and counters. On an NPU in saturation
+    mode, the device's one status register is cleared before and read after each step, in one compiled graph, so each
+    check sees its own network only.
 
     Args:
         networks (list[Cell]): Loss cells, one for each optimizer.

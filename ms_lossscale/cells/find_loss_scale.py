@@ -20,18 +20,18 @@ class FindsLossScale(nn.Cell):
 
     def find_loss_scale(self, *inputs: Any) -> Union[float, list[float]]:
         """
-        Finds the loss scale to begin with: tries a batch at powers of two between `min_loss_scale` and
-        `max_loss_scale` of the :class:`DynamicLossScale`, and sets half of the largest at which nothing overflows, for
-        headroom, but not less than `min_loss_scale`.
+        Finds the loss scale to begin with. It runs a batch at powers of two between the `min_loss_scale` and the
+        `max_loss_scale` of the :class:`DynamicLossScale`. Then it sets half of the largest at which nothing overflows,
+        for headroom, but not less than `min_loss_scale`.
 
-        Nothing else changes: no weight moves, no step is counted, the update rule of the scale takes no step, and the
-        side effects of the forward are undone. It takes a forward and backward for each scale that it tries, five with
-        the default range, and in graph mode a compilation of its own.
+        Nothing else changes: no weight moves, no step is counted, the scale's update rule takes no step, and the side
+        effects of the forward are undone. Each scale costs a forward and a backward. With the default range these are
+        five, and in graph mode there is one compilation more.
 
-        The networks are in the mode that they are in: call `set_train()` before, which `Model.train` does later. Within
-        an accumulation cycle the scale is for the next cycle, as with :meth:`ScaledTrainOneStepCell.set_loss_scale`.
-        With several loss scales each is tried by itself; one that does not move by itself stays as it is. In a parallel
-        job all ranks call it, each with its own batch, and find the same.
+        Call `set_train()` before, since the networks run in the mode that they are in; `Model.train` sets it only
+        later. Within an accumulation cycle the scale is for the next cycle, as with
+        :meth:`ScaledTrainOneStepCell.set_loss_scale`. Several loss scales are searched one after the other; those that
+        never move stay as they are. In a parallel job all ranks call this, each with its own batch, and find the same.
 
         Args:
             *inputs (Any): The inputs of a step.

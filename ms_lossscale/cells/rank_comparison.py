@@ -20,11 +20,11 @@ class ComparesRanks(nn.Cell):
 
     def compare_ranks(self) -> None:
         """
-        Compares this cell with those of the other ranks: settings, weights, loss scale and counters. Ranks that differ
-        would wait for each other for ever, or train apart in silence.
+        Compares settings, weights, loss scale and counters of this cell with those of the other ranks. Ranks that
+        differ would wait for each other forever, or silently train apart.
 
-        The first call of the cell does it. Only where MindSpore compiles the cell into another one (in GRAPH_MODE: a
-        cell of your own that calls it, or `dataset_sink_mode` on a device) nobody does, unless all ranks call this
+        The first call of the cell does this by itself, unless MindSpore compiles the cell into another one in
+        GRAPH_MODE: a cell of your own that calls it, or `dataset_sink_mode` on a device. Then let all ranks call this
         method before.
 
         Raises:

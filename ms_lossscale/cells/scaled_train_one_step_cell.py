@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 class ScaledTrainOneStepCell(TrainingCell[Output]):
     """
-    Trains one network with a loss scale that is divided out inside the cell, so that any optimizer will do.
+    Trains one network with a loss scale. The cell itself divides the gradients by the scale, so any optimizer works.
 
-    A step is a transaction: either nothing overflowed, no gradient and nothing that the forward writes, and everything
-    happens; or something did and nothing changes but the loss scale and the step counters. No weight moves then, no
-    optimizer state (the learning-rate schedule does not advance either), no moving statistic of BatchNorm, nothing that
-    a user's own cells write in their forward, and no moving average.
+    A step is a transaction. If no gradient overflowed, nor anything that the forward writes, the whole update happens.
+    Otherwise only the loss scale and the step counters change. Weights, optimizer state (and with it the learning-rate
+    schedule), BatchNorm's moving statistics, what your own cells write in their forward, and moving averages all stay
+    as they were.
 
     Args:
         network (Cell): Returns the loss, as :class:`mindspore.nn.WithLossCell` does. The loss may have any shape; its
@@ -34,20 +34,20 @@ class ScaledTrainOneStepCell(TrainingCell[Output]):
             :class:`FixedLossScale`; None, for no scaling and no check; or MindSpore's `FixedLossScaleManager`,
             `DynamicLossScaleManager`, `FixedLossScaleUpdateCell` or `DynamicLossScaleUpdateCell`, whose settings are
             taken over. Default: ``None`` .
-        gradient_accumulation_steps (int): Calls whose gradients are averaged, in float32, for one update. The calls
-            of such a cycle use one scale and are checked together, at the cycle's end; a step of the loss scale and of
-            the counters is a cycle. Default: ``1`` .
+        gradient_accumulation_steps (int): The number of calls whose gradients are averaged, in float32, for one update.
+            The calls of such an accumulation cycle use one scale and are checked together at its end. The loss scale
+            and the counters count a cycle as one step. Default: ``1`` .
         clip_norm (float, optional): The largest global norm of the unscaled gradients; ``float("inf")`` only measures
             it, for :meth:`TrainingCell.grad_norm`. Default: ``None`` .
         clip_value (float, optional): The largest absolute value of an unscaled gradient; not together with
             `clip_norm`. Default: ``None`` .
-        ema_decay (float, optional): In (0, 1): keeps the moving average `ema = decay * ema + (1 - decay) * weight`,
-            which only applied updates move. Default: ``None`` .
+        ema_decay (float, optional): In (0, 1). Keeps the moving average `ema = decay * ema + (1 - decay) * weight`.
+            Skipped steps do not move it. Default: ``None`` .
         has_aux (bool): Whether the network returns `(loss, *aux)`. `aux` is not trained. Default: ``False`` .
         forward_state (Union[list[Parameter], tuple[Parameter]]): Further Parameters that the forward writes and a
-            skipped step must undo. Found by the cell itself are Parameters without gradient and registered buffers, up
-            to :math:`10^6` elements in all, and of larger ones and of weights those that the networks' source may
-            write, see :meth:`forward_state_names`. Default: ``()`` .
+            skipped step must undo. The cell finds Parameters without gradient and registered buffers by itself, up to
+            :math:`10^6` elements in all. It finds larger ones, and weights, if the networks' source may write them.
+            :meth:`forward_state_names` lists what was found. Default: ``()`` .
         gradient_transforms (Union[list[Cell], tuple[Cell]]): Cells that are applied in their order to the unscaled
             float32 gradients, once a step, before their norm is measured and the overflow is judged. Each is called
             with a tuple of one gradient for each weight, in the order of `optimizer.parameters`, and returns a tuple
@@ -57,9 +57,9 @@ class ScaledTrainOneStepCell(TrainingCell[Output]):
             that runs after each applied update. Default: ``None`` .
         overflow_detector (OverflowDetector, optional): Default: ``None`` , which picks the right one for the device:
             :class:`FloatStatusRegister` on an NPU in saturation mode, else :class:`FiniteGradients`.
-        max_retries (int): How many times a call whose gradients overflowed runs again, on the same inputs and at the
-            scale that its update rule gives, before its step is skipped; only where a lower scale can help.
-            Default: ``0`` .
+        max_retries (int): How many times a call whose gradients overflowed runs again before its step is skipped. Each
+            attempt uses the same inputs and the scale that the update rule gives. A call runs again only if a lower
+            scale can help. Default: ``0`` .
 
     Inputs:
         - **\\*inputs** (tuple) - The inputs of the network.

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 class SimultaneousTrainOneStepCell(TrainingCell[Output]):
     """
-    Trains several networks, the two of a GAN say, with ONE check and ONE conditional update.
+    Trains several networks, such as the two of a GAN, with one overflow check and one conditional update.
 
-    All losses and gradients are computed at the same weights. Then all optimizers step, or, if any gradient of any
-    network overflowed, or what any forward writes, none does, and nothing changes but the loss scale and the step
-    counters. On an NPU in saturation mode this is the arrangement in which an overflow is never blamed on the wrong
-    network: the device's one status register is read once, after all gradients.
+    All losses and gradients are computed at the same weights. Then all optimizers step. If any gradient of any network
+    overflowed, or anything that a forward writes, none does, and only the loss scale and the step counters change. On
+    an NPU in saturation mode, this cell never attributes an overflow to the wrong network: it reads the device's one
+    status register once, after all gradients.
 
-    Loss i reaches the parameters of optimizer i only, also where the networks are nested in each other.
+    Loss i reaches the parameters of optimizer i only, even if the networks are nested in each other.
 
     Args:
         networks (Union[list[Cell], Cell]): A list of loss cells, one for each optimizer; or one cell that returns a
@@ -36,9 +36,9 @@ class SimultaneousTrainOneStepCell(TrainingCell[Output]):
         optimizers (list[Cell]): Optimizers that do not divide by a loss scale of their own. The names of their states
             get the prefixes ``optimizer_0.`` , ``optimizer_1.`` and so on, so that a checkpoint keeps all of them.
         loss_scale (Union[None, float, LossScale, list, ...]): As for :class:`ScaledTrainOneStepCell`, one that all
-            networks share; or a list with one for each, all with the same `drop_overflow_update`. Of these, in a step
-            that overflowed, only those move whose network's gradients are not finite; all do if it was something else
-            that found it, a status register or an overflow detector of your own. Default: ``None`` .
+            networks share; or a list with one for each, all with the same `drop_overflow_update`. In a step that
+            overflowed, only the scales of networks whose gradients are not finite move. If a status register or an
+            overflow detector of your own found the overflow, all of them move. Default: ``None`` .
         network_inputs (list[tuple[int]], optional): For each network, the positions of the inputs that it takes,
             ``[(1,), (0, 1)]`` say. Default: ``None`` , all networks take all inputs.
         gradient_accumulation_steps (int): As for :class:`ScaledTrainOneStepCell`. Default: ``1`` .

@@ -242,8 +242,8 @@ class TrainingCell(
 
     def forward_state_names(self) -> list[str]:
         """
-        Names what a skipped step restores because the forward may write it: found in the networks, passed as
-        `forward_state`, or a Parameter of `gradient_transforms`.
+        Names what a skipped step restores because the forward may write it. This is what was found in the networks,
+        what was passed as `forward_state`, and the Parameters of `gradient_transforms`.
 
         Returns:
             list[str], the names of Parameters; of one that MindSpore does not find itself, ``"unregistered_0."`` and
@@ -269,21 +269,19 @@ class TrainingCell(
     def overflowed_parameters(self) -> list[str]:
         """
         Reads which gradients were not finite in the last step that was skipped; where each network decides alone, in
-        the last one of each. Training itself never waits for it.
+        the last one of each. Training itself never waits for this.
 
         Returns:
-            list[str], the names of their parameters. It is empty if no step was skipped, and if all gradients were
-            finite: only an NPU's register showed the overflow, as in saturation mode, or an overflow detector of
-            your own, or what the forward wrote (see :meth:`forward_state_names`).
+            list[str], the names of their parameters. It is empty if no step was skipped. It is also empty if all
+            gradients were finite, and an NPU's status register, an overflow detector of your own, or what the forward
+            wrote (see :meth:`forward_state_names`) showed the overflow.
         """
         return [name for step in self.steps for name in step.step_counters.overflowed_parameters()]
 
     def flush(self) -> None:
         """
-        Ends a partial accumulation cycle: averages over the calls that it really had, and updates or skips; where each
-        network decides alone, one after the other.
-
-        Does nothing without accumulation, or at the beginning of a cycle.
+        Ends a partial accumulation cycle: averages over the calls that it had, and updates or skips. Where each network
+        decides alone, they follow one another. Without accumulation, and between cycles, this does nothing.
 
         Raises:
             RuntimeError: Within :meth:`ema_weights`.
@@ -331,8 +329,8 @@ class TrainingCell(
     def ema_weights(self) -> contextlib.AbstractContextManager[None]:
         """
         A context in which the weights hold their exponential moving average, for evaluation. It puts the trained
-        weights back, exactly, also if the evaluation raises. A training step, :meth:`flush` and :meth:`load_state_dict`
-        within it are errors.
+        weights back exactly, even if the evaluation raises. Within it you can't make a training step, nor call
+        :meth:`flush` or :meth:`load_state_dict`.
 
         Returns:
             Context manager.

@@ -79,10 +79,12 @@ class Reading:
 
     def read(self, functions, given=()):
         """Reads what may run if functions are called with any of what is given."""
-        for function in functions:
-            self._call(function, [_of(*given)] * _MANY, {})
         for _ in range(_MOST_ROUNDS):
+            # What can't be decided may only not be known yet.
             self._is_news = False
+            self.doubted.clear()
+            for function in functions:
+                self._call(function, [_of(*given)] * _MANY, {})
             for reader in list(self._functions.values()):
                 self._read(reader)
             if not self._is_news:
@@ -125,10 +127,10 @@ class Reading:
                 self._assign(target, self._call_all(enter, [], {}), reader)
         if isinstance(node, ast.AugAssign):
             values, old = self._evaluate(node.value, reader), self._evaluate(node.target, reader)
-            if not _containers(old):
-                self._write(old)
-            elif _containers(values):
+            if _containers(values):
                 self._grow(node.target, values, reader)
+            if not (_containers(values) and _containers(old)):
+                self._write(_elements(old))
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             names = {"__package__": reader.function.__globals__.get("__package__")}
             with contextlib.suppress(ImportError):

@@ -142,7 +142,7 @@ class DynamicLossScale(LossScale):
         return ops.maximum(loss_scale * self._backoff, self._floor) < loss_scale
 
     def next_scale(self, loss_scale: Tensor, overflow: Tensor) -> Tensor:
-        # Compared with >= and not ==, so that a checkpoint of a longer window or hysteresis does not block the rule.
+        # >= and not ==, so that a checkpoint with a larger scale_window or hysteresis does not block the rule.
         clean = ops.select(overflow, self._no_steps, self.clean_steps + self._one_step)
         grows = clean >= self._window
         if self.hysteresis == 1:
@@ -160,8 +160,8 @@ class DynamicLossScale(LossScale):
 
 class ScheduledLossScale(LossScale):
     """
-    A loss scale that is piecewise constant over the steps of the cell, skipped steps included; in a list of loss scales
-    of :class:`SimultaneousTrainOneStepCell`, but for those that another network's overflow skipped.
+    A loss scale that is piecewise constant over the steps of the cell, including skipped steps. In a list of loss
+    scales of :class:`SimultaneousTrainOneStepCell`, steps that another network's overflow skipped do not count.
 
     `milestone` means what it means for :func:`mindspore.nn.piecewise_constant_lr`: step :math:`i`, counted from 0, uses
 
@@ -219,10 +219,10 @@ class ScheduledLossScale(LossScale):
                 f"{len(milestone)} and {len(loss_scales)}. Give one scale for each milestone; the last one holds on."
             )
         milestone = [check_positive_int(owner, f"milestone[{i}]", step) for i, step in enumerate(milestone)]
-        for earlier, later in zip(milestone, milestone[1:]):
-            if earlier >= later:
+        for step, next_step in zip(milestone, milestone[1:]):
+            if step >= next_step:
                 raise ValueError(
-                    f"For '{owner}', the argument 'milestone' must increase, but got {earlier} before {later}."
+                    f"For '{owner}', the argument 'milestone' must increase, but got {step} before {next_step}."
                 )
         loss_scales = [check_scale(owner, f"loss_scales[{i}]", scale) for i, scale in enumerate(loss_scales)]
         super().__init__(loss_scales[0], drop_overflow_update)

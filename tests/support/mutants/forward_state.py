@@ -81,7 +81,7 @@ MUTANTS = [
     Mutant(
         "arithmetic in place is no writing",
         "forward_state/reading.py",
-        "                self._write(old)\n",
+        "                self._write(_elements(old))\n",
         "                pass\n",
         (_MAY_WRITE,),
     ),

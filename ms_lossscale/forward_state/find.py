@@ -92,9 +92,11 @@ def find_forward_state(owner, networks, declared=()):
     )
     registered = {id(p): p for network in networks for p in network.get_parameters()}
     registered.update((id(parameter), parameter) for parameter in declared)
-    its_buffers = [
-        buffers[key] for key in dict.fromkeys((*reading.written, *buffers)) if key in written and key in buffers
-    ]
+    # The order of 0.2, whose checkpoints have the numbers.
+    positions = {id(cell): i for i, cell in enumerate(cells)}
+    read = [key for key in reading.written if key in buffers]
+    read.sort(key=lambda key: -positions[id(buffers[key][2])])
+    its_buffers = [buffers[key] for key in dict.fromkeys((*read, *buffers)) if key in written]
     found = Found(
         [parameter for key, parameter in registered.items() if key in written],
         [parameter for key, parameter in parameters.items() if key in written and key not in registered],

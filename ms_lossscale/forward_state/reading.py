@@ -14,7 +14,7 @@ import types
 from mindspore import Tensor, nn, ops
 from mindspore.ops.primitive import Primitive
 
-from ms_lossscale.forward_state.reachable import LEAVES, OPTIMIZERS, SEQUENCES, is_users, reachable
+from ms_lossscale.forward_state.reachable import OPTIMIZERS, is_users, reachable
 from ms_lossscale.forward_state.source import (
     assignments,
     declares_writing,
@@ -23,6 +23,18 @@ from ms_lossscale.forward_state.source import (
     outside,
     parameter_names,
     tree_of,
+)
+from ms_lossscale.forward_state.values import (
+    SOME_CONTAINER,
+    Function,
+    Partial,
+    called,
+    elements,
+    functions_in,
+    has_containers,
+    of,
+    tensors,
+    union,
 )
 
 # Methods of tensors that write them, and MindSpore's functions and primitives that write their first argument.
@@ -38,26 +50,8 @@ _QUERIES = re.compile(r"\w*(params|parameters|parameters_dict|buffers|cells|para
 _NEW_TENSORS = (ast.BinOp, ast.UnaryOp, ast.Compare, ast.FormattedValue, ast.JoinedStr)
 _CONTAINERS_IN_SOURCE = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.ListComp, ast.SetComp, ast.DictComp)
 _NOT_OF_A_FORWARD = ("__init__", "__new__", "__init_subclass__", "__repr__", "__str__")
-_CONTAINERS = (*SEQUENCES, dict)
-# Stands for a container that the source makes, whose elements stand beside it.
-_SOME_CONTAINER = {"some": ()}
 # More arguments than functions have, where it is not known which is which; and far more rounds than any source needs.
 _MANY, _MOST_ROUNDS = 20, 100
-
-
-class _Function:
-    """A function that is read, or one within it, whose names and returned values count as its own."""
-
-    def __init__(self, function, node, outer=None):
-        self.function, self.node = function, node
-        self.names, self.returned = (outer.names, outer.returned) if outer else ({}, {})
-
-
-class _Partial:
-    """A function with its first arguments."""
-
-    def __init__(self, function, args):
-        self.function, self.args = function, args
 
 
 class Reading:
@@ -84,7 +78,7 @@ class Reading:
             self._is_news = False
             self.doubted.clear()
             for function in functions:
-                self._call(function, [_of(*given)] * _MANY, {})
+                self._call(function, [of(*given)] * _MANY, {})
             for reader in list(self._functions.values()):
                 self._read(reader)
             if not self._is_news:
@@ -103,7 +97,7 @@ class Reading:
 
     def _doubt_all(self, reader, error):
         owner = reader.function.__qualname__.partition(".")[0]
-        self._doubt(_union(*reader.names.values()), f"'{owner}' can't be followed: {error or type(error).__name__}")
+        self._doubt(union(*reader.names.values()), f"'{owner}' can't be followed: {error or type(error).__name__}")
 
     def _add(self, known, values):
         if not values.keys() <= known.keys():
@@ -111,7 +105,7 @@ class Reading:
             self._is_news = True
 
     def _write(self, values):
-        new = [values[key] for key in values.keys() - self.written.keys()]
+        new = [each for key, each in values.items() if key not in self.written]
         self.written.update((id(each), each) for each in reachable(new) if isinstance(each, Tensor))
 
     def _doubt(self, values, why):
@@ -127,16 +121,16 @@ class Reading:
                 self._assign(target, self._call_all(enter, [], {}), reader)
         if isinstance(node, ast.AugAssign):
             values, old = self._evaluate(node.value, reader), self._evaluate(node.target, reader)
-            if _containers(values):
+            if has_containers(values):
                 self._grow(node.target, values, reader)
-            if not (_containers(values) and _containers(old)):
-                self._write(_elements(old))
+            if not (has_containers(values) and has_containers(old)):
+                self._write(elements(old))
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             names = {"__package__": reader.function.__globals__.get("__package__")}
             with contextlib.suppress(ImportError):
                 exec(compile(ast.Module([node], []), "<import>", "exec"), names)
             for name in names.keys() - {"__package__", "__builtins__"}:
-                self._grow(ast.Name(name), _of(names[name]), reader)
+                self._grow(ast.Name(name), of(names[name]), reader)
         elif isinstance(node, ast.FunctionDef) and node is not reader.node:
             self._grow(ast.Name(node.name), self._local(node, reader), reader)
         elif isinstance(node, ast.Global):
@@ -148,7 +142,7 @@ class Reading:
             for name in names - {None}:
                 self._grow(ast.Name(name), self._evaluate(node.subject, reader), reader)
         elif isinstance(node, (ast.stmt, ast.comprehension, ast.withitem, ast.ExceptHandler)):
-            values = _union(*(self._evaluate(each, reader) for each in expressions_in(node)))
+            values = union(*(self._evaluate(each, reader) for each in expressions_in(node)))
             self._add(reader.returned, values if isinstance(node, ast.Return) else {})
 
     def _assign_parts(self, target, value, reader, is_loop):
@@ -160,21 +154,21 @@ class Reading:
                 self._assign_parts(each, part, reader, is_zip)
         else:
             values = self._evaluate(value, reader)
-            self._assign(target, _elements(values) if is_loop else values, reader)
+            self._assign(target, elements(values) if is_loop else values, reader)
 
     def _assign(self, target, values, reader):
         if isinstance(target, ast.Starred):
             self._assign(target.value, values, reader)
         elif isinstance(target, (ast.Tuple, ast.List)):
             for each in target.elts:
-                self._assign(each, _elements(values), reader)
+                self._assign(each, elements(values), reader)
         elif isinstance(target, ast.Name):
             self._grow(target, values, reader)
         else:
             is_part = isinstance(target, ast.Subscript)
             present = self._evaluate(target.value if is_part else target, reader)
-            self._write(_elements(present, nn.Cell) if is_part else _tensors(present))
-            if _containers(present) or not _tensors(present):
+            self._write(elements(present, nn.Cell) if is_part else tensors(present))
+            if has_containers(present) or not tensors(present):
                 self._grow(target, values, reader)
 
     def _grow(self, target, values, reader):
@@ -191,7 +185,7 @@ class Reading:
         if isinstance(node, ast.Name):
             if node.id in reader.names:
                 return reader.names[node.id]
-            return {**_of(outside(reader.function, node.id)), **self._assigned.get(node.id, {})}
+            return {**of(outside(reader.function, node.id)), **self._assigned.get(node.id, {})}
         if isinstance(node, ast.Attribute):
             return self._attribute(self._evaluate(node.value, reader), node.attr)
         if isinstance(node, ast.Call):
@@ -199,32 +193,32 @@ class Reading:
         if isinstance(node, ast.Lambda):
             self._add(reader.returned, self._evaluate(node.body, reader))
             return self._local(node, reader)
-        values = _union(*(self._evaluate(each, reader) for each in expressions_in(node)))
+        values = union(*(self._evaluate(each, reader) for each in expressions_in(node)))
         if isinstance(node, (ast.Yield, ast.YieldFrom)):
             self._add(reader.returned, values)
         if isinstance(node, _CONTAINERS_IN_SOURCE):
-            return {**values, **_SOME_CONTAINER}
-        if isinstance(node, _NEW_TENSORS) and not _containers(values):
+            return {**values, **SOME_CONTAINER}
+        if isinstance(node, _NEW_TENSORS) and not has_containers(values):
             return {}
-        return _elements(values) if isinstance(node, (ast.Subscript, ast.Starred)) else values
+        return elements(values) if isinstance(node, (ast.Subscript, ast.Starred)) else values
 
     def _local(self, node, reader):
-        local = self._keep(_Function(reader.function, node, reader), id(node), id(reader))
-        defaults = _union(*(self._evaluate(each, reader) for each in node.args.defaults))
+        local = self._keep(Function(reader.function, node, reader), id(node), id(reader))
+        defaults = union(*(self._evaluate(each, reader) for each in node.args.defaults))
         self._give(local, [], {}, defaults)
-        return _of(local)
+        return of(local)
 
     def _attribute(self, values, name):
-        found = {**self._assigned.get(name, {}), **(_tensors(values) if _SHARES.fullmatch(name) else {})}
-        for thing in _elements(values, Tensor, _Function, _Partial).values():
+        found = {**self._assigned.get(name, {}), **(tensors(values) if _SHARES.fullmatch(name) else {})}
+        for thing in elements(values, Tensor, Function, Partial).values():
             computed = getattr(type(thing), name, None)
             if isinstance(computed, property) and is_users(computed.fget):
-                found.update(self._call(computed.fget, [_of(thing)], {}))
+                found.update(self._call(computed.fget, [of(thing)], {}))
             else:
-                its = self._keep(_Partial(getattr(thing, name, None), ()), id(thing), name).function
+                its = self._keep(Partial(getattr(thing, name, None), ()), id(thing), name).function
                 # A class also stands for its instances.
                 is_method = isinstance(thing, type) and isinstance(its, types.FunctionType)
-                found.update(_of(its, *([types.MethodType(its, thing)] if is_method else [])))
+                found.update(of(its, *([types.MethodType(its, thing)] if is_method else [])))
         return found
 
     def _keep(self, new, *key):
@@ -235,54 +229,54 @@ class Reading:
     def _evaluate_call(self, node, reader):
         args = [self._evaluate(each, reader) for each in node.args]
         kwargs = {each.arg: self._evaluate(each.value, reader) for each in node.keywords}
-        given = _union(*args, *kwargs.values())
+        given = union(*args, *kwargs.values())
         if None in kwargs or any(isinstance(each, ast.Starred) for each in node.args):
-            args, kwargs = [_elements(given)] * _MANY, {}
+            args, kwargs = [elements(given)] * _MANY, {}
         func, name = node.func, getattr(node.func, "id", getattr(node.func, "attr", ""))
         if name in ("getattr", "setattr"):
-            found = _union(*(self._attribute(args[0], each) for each in names_that_may_be(node.args[1], args[0])))
-            self._write(_tensors(found) if name == "setattr" else {})
+            found = union(*(self._attribute(args[0], each) for each in names_that_may_be(node.args[1], args[0])))
+            self._write(tensors(found) if name == "setattr" else {})
             return found
         if name == "super":
             return self._super(args, reader)
         receivers = self._evaluate(func.value, reader) if isinstance(func, ast.Attribute) else {}
-        functions = _called(self._attribute(receivers, name) if receivers else self._evaluate(func, reader))
+        functions = called(self._attribute(receivers, name) if receivers else self._evaluate(func, reader))
         # What is passed to what is not known may be called there, a hook say.
-        found = self._call_all(functions, args, kwargs) if functions else self._call_all(_functions(given), [], {})
-        is_of_tensor = isinstance(func, ast.Attribute) and hasattr(Tensor, name) and not _but(receivers, Tensor)
+        found = self._call_all(functions, args, kwargs) if functions else self._call_all(functions_in(given), [], {})
+        is_of_tensor = isinstance(func, ast.Attribute) and hasattr(Tensor, name) and not elements(receivers, Tensor)
         if _WRITES.fullmatch(name):
-            self._write(_tensors(receivers) if functions else receivers)
-        elif _containers(receivers):
+            self._write(tensors(receivers) if functions else receivers)
+        elif has_containers(receivers):
             self._grow(func.value, given, reader)
-            return {**found, **_elements(receivers), **given}
+            return {**found, **elements(receivers), **given}
         elif not functions and not is_of_tensor:
             self._doubt(given, f"it is passed to '{ast.unparse(func)}', which is not known")
         shares = _WRITES.fullmatch(name) or _SHARES.fullmatch(name)
-        return {**found, **(_tensors(receivers) if shares else {})}
+        return {**found, **(tensors(receivers) if shares else {})}
 
     def _super(self, args, reader):
         own = [ast.Name(name) for name in ("__class__", reader.function.__code__.co_varnames[0])]
         classes, owners = args or [self._evaluate(name, reader) for name in own]
         pairs = [(cls, its) for cls in classes.values() for its in owners.values() if isinstance(cls, type)]
         parents = (self._keep(super(cls, its), id(cls), id(its)) for cls, its in pairs if isinstance(its, cls))
-        return _of(*parents)
+        return of(*parents)
 
     def _call_all(self, functions, args, kwargs):
-        return _union(*(self._call(function, args, kwargs) for function in _called(functions).values()))
+        return union(*(self._call(function, args, kwargs) for function in called(functions).values()))
 
     def _call(self, function, args, kwargs):
         """What a call may return."""
-        given = _union(*args, *kwargs.values())
+        given = union(*args, *kwargs.values())
         if isinstance(function, types.MethodType):
-            return self._call(function.__func__, [_of(function.__self__), *args], kwargs)
+            return self._call(function.__func__, [of(function.__self__), *args], kwargs)
         if isinstance(function, functools.partial):
-            return self._call(function.func, [*map(_of, function.args), *args], kwargs)
-        if isinstance(function, _Partial):
+            return self._call(function.func, [*map(of, function.args), *args], kwargs)
+        if isinstance(function, Partial):
             return self._call(function.function, [*function.args, *args], kwargs)
-        if isinstance(function, _Function):
+        if isinstance(function, Function):
             return self._give(function, args, kwargs, {})
         if isinstance(function, OPTIMIZERS):
-            self._write(_of(function))
+            self._write(of(function))
             return {}
         if isinstance(function, types.FunctionType):
             inner = self._call(function.__wrapped__, args, kwargs) if hasattr(function, "__wrapped__") else {}
@@ -292,24 +286,24 @@ class Reading:
         if isinstance(function, type) and is_users(function):
             # From then on, all that the class can do to what it was given may be done.
             methods = [each for each in vars(function).values() if isinstance(each, types.FunctionType)]
-            return {**given, **self._call_all(_of(*methods), [{**given, **_of(function)}] * _MANY, {}), **_of(function)}
+            return {**given, **self._call_all(of(*methods), [{**given, **of(function)}] * _MANY, {}), **of(function)}
         if not is_users(function if hasattr(function, "__module__") else type(function)):
             return self._call_of_others(function, args, kwargs)
         if isinstance(type(function).__call__, types.FunctionType):
-            return self._call(type(function).__call__, [_of(function), *args], kwargs)
+            return self._call(type(function).__call__, [of(function), *args], kwargs)
         self._doubt(given, f"it is passed to {function!r}, which can't be read")
         return {}
 
     def _enter(self, function, args, kwargs):
         node = tree_of(function.__code__)
         if node is None:
-            held = [_of(cell.cell_contents) for cell in function.__closure__ or ()]
+            held = [of(cell.cell_contents) for cell in function.__closure__ or ()]
             why = f"it is passed to '{function.__qualname__}', whose source can't be read"
-            self._doubt(_union(*args, *kwargs.values(), *held), why)
+            self._doubt(union(*args, *kwargs.values(), *held), why)
             return {}
         if id(function) not in self._functions:
-            self._functions[id(function)], self._is_news = _Function(function, node), True
-        defaults = _of(*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+            self._functions[id(function)], self._is_news = Function(function, node), True
+        defaults = of(*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         return self._give(self._functions[id(function)], args, kwargs, defaults)
 
     def _give(self, reader, args, kwargs, defaults):
@@ -317,7 +311,7 @@ class Reading:
         for i, name in enumerate(names):
             values = args[i] if i < len(args) else kwargs.get(name, defaults)
             self._add(reader.names.setdefault(name, {}), values)
-        rest = _union(_SOME_CONTAINER, *args[len(names) :], *(kwargs[name] for name in kwargs if name not in names))
+        rest = union(SOME_CONTAINER, *args[len(names) :], *(kwargs[name] for name in kwargs if name not in names))
         for more in filter(None, (reader.node.args.vararg, reader.node.args.kwarg)):
             self._add(reader.names.setdefault(more.arg, {}), rest)
         return reader.returned
@@ -327,15 +321,15 @@ class Reading:
         cls = function if isinstance(function, type) else type(function)
         name = getattr(function, "__name__", cls.__name__)
         module = (getattr(function, "__module__", None) or cls.__module__).partition(".")[0]
-        given = _union(*args, *kwargs.values())
+        given = union(*args, *kwargs.values())
         if name.lower() == "partial":
-            functions = _called(args[0]).values()
-            return _of(*(self._keep(_Partial(f, args[1:]), id(f), *map(frozenset, args)) for f in functions))
+            functions = called(args[0]).values()
+            return of(*(self._keep(Partial(f, args[1:]), id(f), *map(frozenset, args)) for f in functions))
         may_renormalise = "max_norm" in kwargs or (name.startswith("embedding") and len(args) > 3)
         if name == "Custom":
             self._doubt(given, "it is passed to an ops.Custom")
         elif name.startswith("batch_norm"):
-            self._write(_union(*args[1:3], kwargs.get("running_mean", {}), kwargs.get("running_var", {})))
+            self._write(union(*args[1:3], kwargs.get("running_mean", {}), kwargs.get("running_var", {})))
         elif _WRITES.fullmatch(name) or module in ("operator", "_operator"):
             self._write(args[0] if args else given)
         elif may_renormalise or (issubclass(cls, Primitive) and declares_writing(cls)):
@@ -344,25 +338,25 @@ class Reading:
         if _QUERIES.fullmatch(name):
             return args[0]
         # A class also stands for its instances, and one of Python's for a container of what it is given.
-        instance = _of(function) if isinstance(function, type) else {}
+        instance = of(function) if isinstance(function, type) else {}
         if module not in ("mindspore", "_c_expression"):
-            return {**_elements(given), **instance, **(_SOME_CONTAINER if instance else {})}
-        return {**_elements(given), **instance} if _SHARES.fullmatch(name) else instance
+            return {**elements(given), **instance, **(SOME_CONTAINER if instance else {})}
+        return {**elements(given), **instance} if _SHARES.fullmatch(name) else instance
 
     def _run_within(self, function, name, args, kwargs):
         """The functions that MindSpore or Python calls with what else it is given."""
         held = vars(function).values() if hasattr(function, "__dict__") and not isinstance(function, type) else ()
         if isinstance(function, ops.MultitypeFuncGraph):
             held = [entry[-1] for entry in function.entries]
-        self._call_all(_functions(_of(*held)), args, kwargs)
-        others = [_elements(values) for values in args if not _functions(values)]
+        self._call_all(functions_in(of(*held)), args, kwargs)
+        others = [elements(values) for values in args if not functions_in(values)]
         if re.fullmatch(r"(?i)\w*grad\w*|vjp|jvp", name):
             others = []  # The weights, say, by which it differentiates.
         elif not re.fullmatch(r"(?i)\w*(map|reduce)", name):
-            others = [_union(*others)] * _MANY
-        self._call_all(_functions(_union(*args, *kwargs.values())), others, {})
+            others = [union(*others)] * _MANY
+        self._call_all(functions_in(union(*args, *kwargs.values())), others, {})
         if isinstance(function, nn.Cell):
-            self._call_all(_of(*function.cells()), args, kwargs)
+            self._call_all(of(*function.cells()), args, kwargs)
 
 
 def entries(thing):
@@ -380,48 +374,3 @@ def entries(thing):
 def inner_function(method):
     function = getattr(method, "__func__", getattr(method, "func", method))
     return getattr(function, "__wrapped__", function)
-
-
-def _of(*things):
-    """Objects by identity, with those that containers hold."""
-    found, waiting = {}, list(things)
-    while waiting:
-        thing = waiting.pop()
-        key = (id(thing.__func__), id(thing.__self__)) if isinstance(thing, types.MethodType) else id(thing)
-        if key not in found and not isinstance(thing, LEAVES):
-            found[key] = thing
-            if isinstance(thing, (dict, nn.CellDict)):
-                waiting.extend(thing.values())
-            elif isinstance(thing, (*SEQUENCES, nn.CellList, nn.SequentialCell)):
-                waiting.extend(thing)
-    return found
-
-
-def _union(*many):
-    return {key: thing for values in many for key, thing in values.items()}
-
-
-def _tensors(values):
-    return {key: thing for key, thing in values.items() if isinstance(thing, Tensor)}
-
-
-def _but(values, *classes):
-    return {key: thing for key, thing in values.items() if not isinstance(thing, classes)}
-
-
-def _elements(values, *but):
-    """What iterating or indexing may give."""
-    return _but(values, *_CONTAINERS, *but)
-
-
-def _containers(values):
-    return any(isinstance(each, _CONTAINERS) for each in values.values())
-
-
-def _called(values):
-    return {key: thing for key, thing in values.items() if callable(thing) or isinstance(thing, (_Function, _Partial))}
-
-
-def _functions(values):
-    kinds = (_Function, _Partial, types.FunctionType, types.MethodType, functools.partial, ops.MultitypeFuncGraph)
-    return {key: thing for key, thing in values.items() if isinstance(thing, kinds)}

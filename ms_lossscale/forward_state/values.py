@@ -1,0 +1,68 @@
+"""What a name or an expression of the source may stand for: a set of real objects, by identity."""
+
+import functools
+import types
+
+from mindspore import Tensor, nn, ops
+
+from ms_lossscale.forward_state.reachable import LEAVES, SEQUENCES
+
+_CONTAINERS = (*SEQUENCES, dict)
+# Stands for a container that the source makes, whose elements stand beside it.
+SOME_CONTAINER = {"some": ()}
+
+
+class Function:
+    """A function that is read, or one within it, whose names and returned values count as its own."""
+
+    def __init__(self, function, node, outer=None):
+        self.function, self.node = function, node
+        self.names, self.returned = (outer.names, outer.returned) if outer else ({}, {})
+
+
+class Partial:
+    """A function with its first arguments."""
+
+    def __init__(self, function, args):
+        self.function, self.args = function, args
+
+
+def of(*things):
+    """Objects by identity, with those that containers hold."""
+    found, waiting = {}, list(things)
+    while waiting:
+        thing = waiting.pop()
+        key = (id(thing.__func__), id(thing.__self__)) if isinstance(thing, types.MethodType) else id(thing)
+        if key not in found and not isinstance(thing, LEAVES):
+            found[key] = thing
+            if isinstance(thing, (dict, nn.CellDict)):
+                waiting.extend(thing.values())
+            elif isinstance(thing, (*SEQUENCES, nn.CellList, nn.SequentialCell)):
+                waiting.extend(thing)
+    return found
+
+
+def union(*many):
+    return {key: thing for values in many for key, thing in values.items()}
+
+
+def tensors(values):
+    return {key: thing for key, thing in values.items() if isinstance(thing, Tensor)}
+
+
+def elements(values, *but):
+    """What iterating or indexing may give."""
+    return {key: thing for key, thing in values.items() if not isinstance(thing, (*_CONTAINERS, *but))}
+
+
+def has_containers(values):
+    return any(isinstance(each, _CONTAINERS) for each in values.values())
+
+
+def called(values):
+    return {key: thing for key, thing in values.items() if callable(thing) or isinstance(thing, (Function, Partial))}
+
+
+def functions_in(values):
+    kinds = (Function, Partial, types.FunctionType, types.MethodType, functools.partial, ops.MultitypeFuncGraph)
+    return {key: thing for key, thing in values.items() if isinstance(thing, kinds)}

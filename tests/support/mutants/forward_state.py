@@ -81,15 +81,15 @@ MUTANTS = [
     Mutant(
         "arithmetic in place is no writing",
         "forward_state/reading.py",
-        "                self._write(_elements(old))\n",
+        "                self._write(elements(old))\n",
         "                pass\n",
         (_MAY_WRITE,),
     ),
     Mutant(
         "an attribute that is assigned is not written",
         "forward_state/reading.py",
-        "self._write(_elements(present, nn.Cell) if is_part else _tensors(present))",
-        "self._write(_elements(present, nn.Cell) if is_part else {})",
+        "self._write(elements(present, nn.Cell) if is_part else tensors(present))",
+        "self._write(elements(present, nn.Cell) if is_part else {})",
         (_MAY_WRITE,),
     ),
     Mutant(
@@ -102,7 +102,7 @@ MUTANTS = [
     Mutant(
         "what a tensor is given as a hook is not read",
         "forward_state/reading.py",
-        "else self._call_all(_functions(given), [], {})",
+        "else self._call_all(functions_in(given), [], {})",
         "else {}",
         (_FORWARDS,),
     ),

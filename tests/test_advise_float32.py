@@ -13,6 +13,7 @@ from ms_lossscale._mindspore import is_rewritten
 
 CAUSES = {
     "softmax": networks.SoftmaxByHand,
+    "a norm": networks.RootMeanSquare,
     "a long sum": networks.LongSum,
     "logits in a construct": networks.Attention,
     "the backward only": networks.SmallInBetween,
@@ -135,7 +136,14 @@ def test_each_cause(mode, cause, level):
     inputs = networks.batch()
     advice = advise_float32(cell, [inputs])
     assert (advice.cells, advice.holds) == ([f"{prefix}1.middle"], True)
-    check_trains(cell, advice, inputs)
+    if cause == "a norm":
+        # It trains without, but on zeros.
+        assert "its output is zero" in str(advice)
+        assert not overflows(cell, 1.0, inputs)
+        advice.apply()
+        assert not overflows(cell, advice.loss_scale, inputs)
+    else:
+        check_trains(cell, advice, inputs)
 
 
 class Large(nn.Cell):

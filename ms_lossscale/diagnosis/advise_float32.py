@@ -26,7 +26,8 @@ def advise_float32(
     gradients at a loss scale of 1 or more (of `min_loss_scale`, if that of a training cell is smaller).
 
     It takes as few and as small cells as it finds, by trying: it puts the cell that overflows first into float32, goes
-    on to the next overflow, and then leaves out what can be left out. That takes tens of runs of the batches, forward
+    on to the next overflow, and then leaves out what can be left out. A cell counts, too, whose output float16 loses
+    because it was divided by an infinity, as in a norm whose squares overflow: it is zero then. That takes tens of runs of the batches, forward
     and backward in PyNative mode, and one compilation for graph mode, where it must hold, too. A few batches will do.
 
     A cell in float32 casts its inputs to float32, and computes in it, as with `cell.to_float(mindspore.float32)` ; the
@@ -90,6 +91,9 @@ def _advice(network, trials, in_graph_mode):
     names, loss_scale, needs, trace, note = [], None, [], None, ""
     if trials.are_finite(names) or trials.are_finite(trials.roots):
         names, error = Float32Search(trials).cells()
+        if trials.first_lost(names) is not None and trials.first_lost(trials.roots) is None:
+            trials.counts_lost = True
+            names, error = Float32Search(trials).cells()
         needs = _needs(trials, names)
         loss_scale = trials.largest_scale(names, in_graph_mode and error is None)
         if error is not None:

@@ -12,6 +12,7 @@ from ms_lossscale._mindspore import forget_failed_calls, is_rewritten, put_in_fl
 from ms_lossscale.all_finite import all_finite
 from ms_lossscale.diagnosis.arguments import with_progress_bar
 from ms_lossscale.diagnosis.cell_watch import CellWatch, as_array, cell_names, is_float
+from ms_lossscale.diagnosis.distribution import FLOAT16
 from ms_lossscale.diagnosis.gradient_report import LOSS_SCALES
 from ms_lossscale.diagnosis.locate_overflow import OverflowTrace, Search
 from ms_lossscale.diagnosis.replay import LossAndGrads, running
@@ -19,6 +20,9 @@ from ms_lossscale.diagnosis.source_line import LineWatch
 
 # Exponents of the scales at which the search for the largest one stops to look.
 _STEPS = (8, 16, 24, 32, 64, int(math.log2(LOSS_SCALES[-1])))
+_SMALLEST_NORMAL = 2.0**FLOAT16.min_exponent
+# Dropout draws anew, and float16 rounds: an output is lost if fewer are left.
+_KEPT = 0.01
 
 
 class Found(NamedTuple):
@@ -52,6 +56,7 @@ class Trials:
     Attributes:
         cells (dict[str, Cell]): All cells.
         runs (int): How often the batches were run, forward and backward, until something overflowed.
+        counts_lost (bool): Whether a cell with a lost output, see `first_lost`, is as bad as one that overflows.
     """
 
     def __init__(self, owner, replayed, batches, smallest_scale):
@@ -79,7 +84,10 @@ class Trials:
         self._random_state = mindspore.get_rng_state()
         self._bar = iter(with_progress_bar(itertools.count(1), None, owner, "run"))
         self.runs = 0
+        self.counts_lost = False
         self._known = {}
+        # Of each batch, network and cell how many values are not small with all cells in float32.
+        self._expected = None
         # For the cells that are in float32 now: what is compiled for others is of no use.
         self._of_names = None
 
@@ -126,10 +134,12 @@ class Trials:
     def are_finite(self, names, loss_scale=None):
         """Whether all batches are finite, forward and backward, with these cells in float32."""
         loss_scale = loss_scale or self.smallest_scale
-        key = frozenset(names), loss_scale
+        key = frozenset(names), loss_scale, self.counts_lost
         if key not in self._known:
             with self._run(names):
                 self._known[key] = self._find_overflow(loss_scale, bool(names)) is None
+            if self._known[key] and self.counts_lost:
+                self._known[key] = self.first_lost(names) is None
         return self._known[key]
 
     def _find_overflow(self, loss_scale, may_fail):
@@ -179,7 +189,38 @@ class Trials:
                 if overflow is not None:
                     return self._found(search, overflow, (batch, number))
                 self._replayed[0].restore()
+        return self.first_lost(names) if self.counts_lost else None
+
+    def first_lost(self, names):
+        """
+        Where an output is lost first, None if none is: in float32 it has values that float16 holds, in float16 hardly
+        one. It was divided by an infinity on the way: a norm does so whose squares overflow.
+        """
+        if self._expected is None:
+            self._expected = self._sizeable(self.roots)
+        counts = self._sizeable(names)
+        for (at, cell), expected in self._expected.items():
+            if counts.get((at, cell), 0) < _KEPT * expected:
+                trace = OverflowTrace(True, self.smallest_scale, cell, "forward", "output", "zero")
+                order = list(dict.fromkeys(each for _, each in counts))
+                return Found(trace, cell, cell, order, at)
         return None
+
+    def _sizeable(self, names):
+        """Of each batch, network and cell how many values of its outputs are normal numbers in float16, or larger."""
+        counts = {}
+        with self._run(names):
+            for at in sorted(self._work):
+                part, of_part = self._replayed[at[1]].part, self._names_in(self._replayed[at[1]].part)
+
+                def note(place, _, tensor, at=at, of_part=of_part):
+                    key = at, of_part[place.cell]
+                    counts[key] = counts.get(key, 0) + int((np.abs(as_array(tensor)) >= _SMALLEST_NORMAL).sum())
+
+                with CellWatch(part.prefix, part.network, note, lambda *_: None).watching():
+                    part.loss(*part.inputs(self._batches[at[0]]))
+                self._replayed[0].restore()
+        return counts
 
     def _found(self, search, overflow, at):
         names = self._names_in(search.part)

@@ -9,7 +9,6 @@ import mindspore
 import numpy as np
 
 from ms_lossscale._mindspore import forget_failed_calls, is_rewritten, put_in_float32
-from ms_lossscale.all_finite import all_finite
 from ms_lossscale.diagnosis.arguments import with_progress_bar
 from ms_lossscale.diagnosis.cell_watch import CellWatch, as_array, cell_names, is_float
 from ms_lossscale.diagnosis.distribution import FLOAT16
@@ -80,7 +79,7 @@ class Trials:
             for each in (*part.network.get_parameters(), *part.network.buffers())
             if each is not None and is_float(each) and not each.requires_grad
         ]
-        self._state = [each for each in self._state if bool(all_finite([each]))]
+        self._state = [each for each in self._state if _are_finite([each])]
         self._random_state = mindspore.get_rng_state()
         self._bar = iter(with_progress_bar(itertools.count(1), None, owner, "run"))
         self.runs = 0
@@ -148,7 +147,7 @@ class Trials:
             try:
                 with running(self._owner, f"batches[{batch}]"):
                     loss, grads = self._replayed[number].correct(loss_scale, self._batches[batch])
-                is_finite = bool(all_finite([loss, *grads, *self._state]))
+                is_finite = _are_finite([loss, *grads, *self._state])
             except RuntimeError:
                 # Operators that take no two dtypes, say: not with these cells.
                 if not may_fail:
@@ -290,6 +289,10 @@ class Trials:
                 except Exception as error:
                     forget_failed_calls()
                     return str(error)
-                if not bool(all_finite([loss, *grads, *self._state])):
+                if not _are_finite([loss, *grads, *self._state]):
                     return f"batches[{batch}] is not finite"
         return None
+
+
+def _are_finite(tensors):
+    return all(np.isfinite(as_array(each)).all() for each in tensors)

@@ -27,8 +27,9 @@ def advise_float32(
 
     It takes as few and as small cells as it finds, by trying: it puts the cell that overflows first into float32, goes
     on to the next overflow, and then leaves out what can be left out. A cell counts, too, whose output float16 loses
-    because it was divided by an infinity, as in a norm whose squares overflow: it is zero then. That takes tens of runs of the batches, forward
-    and backward in PyNative mode, and one compilation for graph mode, where it must hold, too. A few batches will do.
+    because it was divided by an infinity, as in a norm whose squares overflow: it is zero then. That takes tens of runs
+    of the batches, forward and backward in PyNative mode, and one compilation for graph mode, where it must hold, too.
+    A few batches will do.
 
     A cell in float32 casts its inputs to float32, and computes in it, as with `cell.to_float(mindspore.float32)` ; the
     float16 cells around cast what it puts out. Its weights keep their dtype.

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode
-from mindspore import dataset, nn
+from conftest import quick_in_graph_mode, quick_in_pynative_mode
+from mindspore import Parameter, Tensor, dataset, nn
+from mindspore import dtype as mstype
 from mindspore.train import Callback, Model
 from support.gan_networks import rows_of
 from support.linear_pair import CELLS, Trained, arrays
@@ -108,6 +109,30 @@ def test_the_lines_of_one_network(mode, capsys):
         f"step 2: loss {losses.losses[1]:.6g}, loss scale 1024, 1 applied, 1 skipped",
         f"step 3: overflow at loss scale 512, skipped (2 in a row), now 256; not finite: {names}",
         f"step 4: loss {losses.losses[3]:.6g}, loss scale 256, 2 applied, 2 skipped",
+    ]
+
+
+class Steep(nn.Cell):
+    """Its gradient is the sum of a batch of float16 numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = Parameter(Tensor(np.ones(1, np.float32)), name="weight")
+
+    def construct(self, x):
+        return (self.weight.astype(mstype.float16) * x.astype(mstype.float16)).astype(mstype.float32).sum()
+
+
+@quick_in_pynative_mode
+def test_the_lines_of_retries(mode, capsys):
+    cell = scaled_cell(Steep(), DynamicLossScale(2.0**15), max_retries=2)
+    # These overflow from 2**14 on, and at all scales here.
+    batches = [(np.full((BATCH, 1), size / BATCH, np.float32),) for size in (6.0, 400.0)]
+    train(cell, batches, LossScaleMonitor(100))
+    assert lines(capsys) == [
+        "step 1: overflow at 32768, done again at 8192",
+        "step 2: overflow at loss scale 8192 and in 2 retries down to 2048, skipped (1 in a row), now 4096, since the "
+        "first attempt counts; not finite: weight (1 of 1 gradients)",
     ]
 
 

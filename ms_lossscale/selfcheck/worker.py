@@ -83,13 +83,14 @@ class Worker:
                 self._start()
             if not self.surroundings.has.issuperset(check.needs):
                 raise _Stopped("an earlier check ended the process of this rank, and its successor runs alone")
-            self._connection.send((check.name, mode))
-            return self._answer(self._limit)
+            return self._answer(self._limit, (check.name, mode))
         except _Stopped as stopped:
             return described(check, mode, time.perf_counter() - begin, str(stopped))
 
-    def _answer(self, limit):
+    def _answer(self, limit, question=None):
         try:
+            if question is not None:
+                self._connection.send(question)
             if self._connection.poll(limit):
                 answer = self._connection.recv()
                 if isinstance(answer, CouldNotRun):

@@ -321,6 +321,27 @@ MUTANTS = [
         (_MONITOR,),
     ),
     Mutant(
+        "a monitor tells the last attempt of a call as its first",
+        "callbacks/watched_step.py",
+        "self._tried_first_at, self._scale_before = self._scale_before, scales",
+        "self._tried_first_at = self._scale_before = scales",
+        (_MONITOR,),
+    ),
+    Mutant(
+        "the self-check ends with the process of a check",
+        "selfcheck/worker.py",
+        "            if not self._process.is_alive():\n",
+        "            if False:\n",
+        ("test_selfcheck.py",),
+    ),
+    Mutant(
+        "what crashes holds",
+        "selfcheck/worker.py",
+        '        "held": not message,\n',
+        '        "held": "SIG" in message or not message,\n',
+        ("test_selfcheck.py",),
+    ),
+    Mutant(
         "a monitor warns of no floor",
         "callbacks/watched_step.py",
         "used <= loss_scale.min_loss_scale",

@@ -23,6 +23,7 @@ VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "DEVICE_ID",
     "RANK_TABLE_FILE",
+    "GLOG_v",
     "ONEDNN_MAX_CPU_ISA",
     "MS_WORKER_NUM",
     "MS_ROLE",

@@ -7,14 +7,8 @@ from mindspore import PYNATIVE_MODE, Parameter, Tensor, get_context, nn
 from mindspore import dtype as mstype
 
 from ms_lossscale._arguments import OneOrEach, check_cell, one_each
-from ms_lossscale._mindspore import (
-    CompilePhase,
-    Float32Cell,
-    MemoryInUse,
-    UseInOutermostGraph,
-    explanation,
-    forget_failed_calls,
-)
+from ms_lossscale._memory_in_use import MemoryInUse, UseInOutermostGraph
+from ms_lossscale._mindspore import CompilePhase, Float32Cell, explanation, forget_failed_calls
 from ms_lossscale.cells.call_types import Output
 from ms_lossscale.cells.endless_skips import EndlessSkips
 from ms_lossscale.cells.find_loss_scale import FindsLossScale

@@ -7,7 +7,8 @@ from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._gradients import any_of, of_any_network
-from ms_lossscale._mindspore import Compiled, UseInOutermostGraph
+from ms_lossscale._memory_in_use import UseInOutermostGraph
+from ms_lossscale._mindspore import Compiled
 from ms_lossscale.step.accumulation import CycleState
 from ms_lossscale.step.forward_backward import ForwardsAndBackwards
 from ms_lossscale.step.found_overflow import FoundOverflow

@@ -9,7 +9,8 @@ from mindspore import dtype as mstype
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._arguments import describe
 from ms_lossscale._gradients import of_network
-from ms_lossscale._mindspore import MemoryInUse, backward_of_shared_forward
+from ms_lossscale._memory_in_use import MemoryInUse
+from ms_lossscale._mindspore import backward_of_shared_forward
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.packing import Packing
 from ms_lossscale.step.returned import (

@@ -5,7 +5,8 @@ from mindspore import Parameter, ParameterTuple, Tensor, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._mindspore import MemoryInUse, only_if, write_in_place
+from ms_lossscale._memory_in_use import MemoryInUse
+from ms_lossscale._mindspore import only_if, write_in_place
 from ms_lossscale.forward_state.find import Found, find_forward_state
 from ms_lossscale.step.accumulation import CycleState
 from ms_lossscale.step.stage import ForwardState

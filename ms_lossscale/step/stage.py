@@ -8,7 +8,7 @@ from typing import Any
 
 from mindspore import Parameter, nn
 
-from ms_lossscale._mindspore import MemoryInUse
+from ms_lossscale._memory_in_use import MemoryInUse
 
 
 class Stage(nn.Cell):

@@ -7,7 +7,8 @@ from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._gradients import of_any_network
-from ms_lossscale._mindspore import Compiled, UseInOutermostGraph, only_if
+from ms_lossscale._memory_in_use import UseInOutermostGraph
+from ms_lossscale._mindspore import Compiled, only_if
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.accumulation import CycleState
 from ms_lossscale.step.attempts import Attempts, Trial

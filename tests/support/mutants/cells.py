@@ -127,7 +127,7 @@ MUTANTS = [
     ),
     Mutant(
         "a compiled branch goes on with the memory that loading replaced",
-        "_mindspore.py",
+        "_memory_in_use.py",
         "return ops.depend(inputs, self.parameters)",
         "return inputs",
         ("test_loading_with_stock_functions.py", "test_loading_into_a_running_cell.py"),

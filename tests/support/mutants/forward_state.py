@@ -115,14 +115,14 @@ MUTANTS = [
     ),
     Mutant(
         "a buffer that got pretrained values is parted from what stands for it",
-        "_mindspore.py",
+        "_memory_in_use.py",
         "        for buffer in self._buffers:\n            buffer.share()\n",
         "",
         (_WRITES,),
     ),
     Mutant(
         "memory is put back before the assignment",
-        "_mindspore.py",
+        "_memory_in_use.py",
         "        values = [(tensors[i], copy(tensors[i])) for i in moved]\n"
         "        for i in moved:\n"
         "            tensors[i].assign_value(self._aliases[i])\n"
@@ -134,14 +134,14 @@ MUTANTS = [
     ),
     Mutant(
         "what a forward wrote into other memory is lost",
-        "_mindspore.py",
+        "_memory_in_use.py",
         "            ops.assign(tensor, value)\n",
         "            ops.assign(value, tensor)\n",
         (_FORWARDS,),
     ),
     Mutant(
         "a skipped step leaves what it wrote into other memory",
-        "_mindspore.py",
+        "_memory_in_use.py",
         "if moved and not was_skipped():",
         "if moved:",
         (_FORWARDS,),

@@ -77,7 +77,7 @@ def test_training_goes_on_from_what_was_loaded(mode, load, optimizer, steps):
         assert changed(expected, state(cell)) == set()
 
 
-@quick_in_pynative_mode
+@quick_in_graph_mode
 @pytest.mark.parametrize("kind", CELLS)
 def test_of_every_cell_and_before_a_flush(mode, kind):
     trained = Trained(kind, steps=2, ema_decay=0.9)

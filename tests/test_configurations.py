@@ -24,17 +24,30 @@ def test_each_two_values_of_different_settings_meet(its_mode, configuration):
         check(configuration)
 
 
+_RANDOM = {
+    "deadline": None,
+    "database": None,
+    "derandomize": True,
+    "suppress_health_check": list(HealthCheck),
+}
+
+
+def _check_random(data):
+    check(draw(lambda values: data.draw(st.sampled_from(values))))
+
+
 @pytest.mark.long
-@settings(
-    max_examples=20,
-    deadline=None,
-    database=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)
+@settings(max_examples=6, **_RANDOM)
 @given(st.data())
 def test_any(mode, data):
-    check(draw(lambda values: data.draw(st.sampled_from(values))))
+    _check_random(data)
+
+
+@pytest.mark.release
+@settings(max_examples=40, **_RANDOM)
+@given(st.data())
+def test_many(mode, data):
+    _check_random(data)
 
 
 def alternating(slopes, **keywords):

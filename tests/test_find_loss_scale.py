@@ -1,12 +1,11 @@
 """`find_loss_scale`: that it finds what a step at each power of two shows, and changes nothing but the scale."""
 
-import mindspore
 import numpy as np
 import pytest
 from conftest import quick_in_graph_mode
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Tensor, nn, ops
 from support.npu_networks import INNOCENT, NAN, OnNpu, inputs_for
-from support.retried_networks import LEARNING_RATE, Penalised, Slope, inputs
+from support.retried_networks import LEARNING_RATE, HalvesItsInput, Penalised, Slope, inputs
 from support.training import changed, state
 
 from ms_lossscale import (
@@ -197,18 +196,6 @@ def test_on_an_npu_each_network_has_its_own_largest(mode):
             cell.find_loss_scale(*inputs_for(NAN, INNOCENT))
         assert not register.raised
         assert not changed(before, state(cell))
-
-
-class HalvesItsInput(nn.Cell):
-    """The gradient of its weight is half of what it is called with, in float16."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = Parameter(Tensor(np.ones(3, np.float32)), name="weight")
-
-    def construct(self, x):
-        x.copy_(x * 0.5)
-        return (self.weight.astype(mindspore.float16) * x.astype(mindspore.float16)).sum()
 
 
 @pytest.mark.parametrize("mode", ["graph"], indirect=True)  # PyNative mode refuses to differentiate such a network.

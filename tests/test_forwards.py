@@ -119,8 +119,10 @@ def _no_globals():
 
 
 def _configured():
-    for mode, name, group in itertools.product(QUICK, CONFIGURATIONS, range(GROUPS)):
-        yield pytest.param(mode, name, group, marks=[] if QUICK[mode][group] == name else pytest.mark.long)
+    """Each group in each configuration, of which further ones are long, and the rest is for releases."""
+    for mode, (i, name), group in itertools.product(QUICK, enumerate(CONFIGURATIONS), range(GROUPS)):
+        later = pytest.mark.long if (i + group) % 4 == 2 else pytest.mark.release
+        yield pytest.param(mode, name, group, marks=[] if QUICK[mode][group] == name else later)
 
 
 def test_each_way_to_write_what_is_large(monkeypatch):
@@ -214,8 +216,8 @@ def test_random_forwards(mode, data):
     _check_random(mode, data)
 
 
-@pytest.mark.long
-@settings(max_examples=15, **_RANDOM)
+@pytest.mark.release
+@settings(max_examples=30, **_RANDOM)
 @given(data=st.data())
 def test_many_random_forwards(mode, data):
     _check_random(mode, data)

@@ -4,10 +4,10 @@ import mindspore
 import numpy as np
 import pytest
 from conftest import quick_in_pynative_mode
-from mindspore import Parameter, Tensor, nn
-from mindspore import dtype as mstype
+from mindspore import Tensor, nn
 from support.retried_networks import (
     LEARNING_RATE,
+    HalvesItsInput,
     Penalised,
     Slope,
     inputs,
@@ -46,18 +46,6 @@ def test_a_retried_step_is_the_step_at_the_lower_scale(mode, aux, steps):
     retried, plain = map(state, cells)
     assert changed(retried, plain) == {"step_counters.retries"}
     assert cells[0].counters()["retries"] == 5
-
-
-class HalvesItsInput(nn.Cell):
-    """The gradient of its weight is half of what it is called with, in float16."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = Parameter(Tensor(np.ones(3, np.float32)), name="weight")
-
-    def construct(self, x):
-        x.copy_(x * 0.5)
-        return (self.weight.astype(mstype.float16) * x.astype(mstype.float16)).sum()
 
 
 @pytest.mark.parametrize("mode", ["graph"], indirect=True)  # PyNative mode refuses to differentiate such a network.

@@ -45,6 +45,18 @@ class _Steep(nn.Cell):
         return (x.astype(mstype.float16) * 16.0).sum()
 
 
+class HalvesItsInput(nn.Cell):
+    """The gradient of its weight is half of what it is called with, in float16."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = Parameter(Tensor(np.ones(3, np.float32)), name="weight")
+
+    def construct(self, x):
+        x.copy_(x * 0.5)
+        return (self.weight.astype(mstype.float16) * x.astype(mstype.float16)).sum()
+
+
 def inputs(*slopes, seed=0):
     """A batch, and the slopes of the networks that it is for."""
     x = np.random.default_rng(seed).normal(size=(4, 3)).astype(np.float32)

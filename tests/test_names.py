@@ -1,14 +1,10 @@
-"""With several networks a checkpoint keeps every Parameter, and training resumes from it as if it had not stopped."""
+"""With several networks a checkpoint keeps every Parameter."""
 
 import mindspore
 import pytest
 from mindspore import nn
-from support import resume_several_networks
 from support.gan_networks import generator_and_discriminator, renamed, two_losses, two_optimizers
 from support.networks import Linear
-from support.python_process import check_python
-from support.resume_several_networks import CELLS, INTERRUPTED_AT, OVERFLOWS, train
-from support.training import changed, state
 
 from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale, SimultaneousTrainOneStepCell
 
@@ -106,22 +102,3 @@ class TestNames:
         first = make(two_losses(*networks), optimizers)
         names = list(first.parameters_dict())
         assert list(make(two_losses(*networks), optimizers).parameters_dict()) == names
-
-
-class TestResume:
-    @pytest.mark.long
-    def test_in_a_new_process(self, mode, tmp_path):
-        """Both cells, with an overflow before the interruption and one after it: bit for bit as if uninterrupted."""
-        expected = {}
-        for name, make in CELLS.items():
-            cell = make()
-            train(cell, 0, INTERRUPTED_AT)
-            mindspore.save_checkpoint(cell, f"{tmp_path}/{name}_{INTERRUPTED_AT}.ckpt")
-            interrupted = state(cell)
-            train(cell, INTERRUPTED_AT, len(OVERFLOWS))
-            expected[name] = state(cell)
-            assert len(changed(interrupted, expected[name])) > 20
-        check_python(resume_several_networks.__file__, mode, INTERRUPTED_AT, len(OVERFLOWS), tmp_path, cwd=tmp_path)
-        for name in CELLS:
-            resumed = mindspore.load_checkpoint(f"{tmp_path}/{name}_{len(OVERFLOWS)}.ckpt")
-            assert not changed(expected[name], {key: value.asnumpy() for key, value in resumed.items()})

@@ -7,8 +7,7 @@ from conftest import quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Parameter, ParameterTuple, Tensor, nn
 from support.gan_networks import gan_batch
 from support.linear_pair import CELLS, Trained
-from support.networks import LinearWithBias, overflowing_batch
-from support.resume_mid_cycle import Normalised
+from support.networks import LinearWithBias, Normalised, overflowing_batch
 from test_accumulation import Saturating, saturating_batch
 from test_profile_gradients import gan
 

@@ -21,9 +21,8 @@ from support.gan_networks import (
     two_losses,
     two_optimizers,
 )
-from support.networks import FEATURES, HalfPrecision, Linear, LossOfShape, Mlp, batch, overflowing_batch
+from support.networks import FEATURES, HalfPrecision, Linear, LossOfShape, Mlp, Normalised, batch, overflowing_batch
 from support.numpy_casts import counts_of, shares_of_cast
-from support.resume_mid_cycle import Normalised
 from support.training import changed, restore, state
 from support.untouched import untouched
 

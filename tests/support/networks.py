@@ -72,6 +72,18 @@ class Mlp(nn.Cell):
         return ops.square(ops.matmul(hidden, self.output) + self.output_bias - y).mean()
 
 
+class Normalised(nn.Cell):
+    """A linear model whose inputs go through a normalisation with moving statistics."""
+
+    def __init__(self, norm=None):
+        super().__init__()
+        self.norm = norm or nn.BatchNorm1d(FEATURES)
+        self.weight = weight(FEATURES, 1, name="weight")
+
+    def construct(self, x, y):
+        return ops.square(ops.matmul(self.norm(x), self.weight) - y).mean()
+
+
 class LossOfShape(nn.Cell):
     """A linear model whose squared errors come back as a loss of shape (), (1,) or (B, 1)."""
 

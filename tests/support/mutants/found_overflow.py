@@ -150,7 +150,7 @@ MUTANTS = [
         "step/step.py",
         "        self.scaling.adjust(scale, overflow)  # 8. One update of the scale.\n",
         "",
-        ("test_scale_schedules_in_cells.py", _SCALED),
+        (_SCALED,),
     ),
     Mutant(
         "a step reports the scale of its first attempt",

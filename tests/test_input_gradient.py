@@ -231,9 +231,17 @@ CELLS = {
 }
 
 
+@quick_in_graph_mode
 @pytest.mark.parametrize(
     "kind, loss_scale",
-    [(kind, "shared") for kind in CELLS if kind != "scaled"] + [("scaled", None), ("alternating", 64.0)],
+    [
+        ("tuple", "shared"),
+        ("alternating", "shared"),
+        ("scaled", None),
+        pytest.param("list", "shared", marks=pytest.mark.long),
+        pytest.param("generator first", "shared", marks=pytest.mark.long),
+        pytest.param("alternating", 64.0, marks=pytest.mark.long),
+    ],
 )
 def test_in_each_cell_beside_another_loss_of_the_critic(mode, kind, loss_scale):
     generator, critic, rule = Generator(), Critic(), DynamicLossScale(2.0**10, scale_window=1)

@@ -47,8 +47,8 @@ def experimental_adamw(parameters):
 @pytest.mark.parametrize(
     ("load", "optimizer", "steps"),
     [
-        (load_param_into_net, momentum, 1),
-        (assign_value, momentum, 1),
+        pytest.param(load_param_into_net, momentum, 1, marks=pytest.mark.long),
+        pytest.param(assign_value, momentum, 1, marks=pytest.mark.long),
         (set_data, adam_with_schedule, 1),
         (load_param_into_net, experimental_adamw, 2),
     ],
@@ -78,7 +78,7 @@ def test_training_goes_on_from_what_was_loaded(mode, load, optimizer, steps):
 
 
 @quick_in_graph_mode
-@pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.parametrize("kind", [*(pytest.param(kind, marks=pytest.mark.long) for kind in CELLS[:2]), CELLS[2]])
 def test_of_every_cell_and_before_a_flush(mode, kind):
     trained = Trained(kind, steps=2, ema_decay=0.9)
     for seed in range(3):

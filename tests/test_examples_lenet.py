@@ -175,6 +175,7 @@ def test_a_spoilt_file_is_one_line(data, spoil, words, monkeypatch):
         assert word in message
 
 
+@pytest.mark.long
 def test_a_truncated_file_is_one_line_and_status_2(data, tmp_path):
     truncate(data / "train-labels-idx1-ubyte")
     for script in SCRIPTS:

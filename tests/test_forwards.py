@@ -100,7 +100,7 @@ CONFIGURATIONS = {
 # Each way is in one group, and each group in one of the configurations of `make test`: one compilation for many ways.
 QUICK = {
     "graph": ("single", "cycle", "simultaneous retries", "alternating retries in a cycle"),
-    "pynative": ("single", "cycle", "retries", "alternating"),
+    "pynative": ("single", "average and clipping", "retries", "alternating"),
 }
 GROUPS = 4
 

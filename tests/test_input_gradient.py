@@ -341,7 +341,6 @@ def test_a_checkpoint_resumes(mode):
     assert resumed.get_loss_scale() == cell.get_loss_scale() == 2.0**12
 
 
-@quick_in_graph_mode
 def test_weights_that_are_given_other_memory_are_seen(mode):
     """Compiled code in PyNative mode goes on with what it knew."""
     critic = Critic()

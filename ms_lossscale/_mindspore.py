@@ -1,7 +1,7 @@
 """What MindSpore has no public function for, and what goes round its faults: each with its reason."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -278,6 +278,18 @@ def put_in_float32(cell: nn.Cell) -> Callable[[], None]:
             each()
 
     return undo_all
+
+
+@contextlib.contextmanager
+def in_float32(cells: Iterable[nn.Cell]) -> Iterator[None]:
+    """A context in which these cells, and those inside them, compute in float32."""
+    undo = [put_in_float32(cell) for cell in cells]
+    try:
+        yield
+    finally:
+        # Also of cells within cells.
+        for each in reversed(undo):
+            each()
 
 
 def _put_alone_in_float32(cell):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import mindspore
 import numpy as np
 
-from ms_lossscale._mindspore import forget_failed_calls, is_rewritten, put_in_float32
+from ms_lossscale._mindspore import forget_failed_calls, in_float32, is_rewritten
 from ms_lossscale.diagnosis.arguments import with_progress_bar
 from ms_lossscale.diagnosis.cell_watch import CellWatch, as_array, cell_names, is_float
 from ms_lossscale.diagnosis.distribution import FLOAT16
@@ -108,23 +108,13 @@ class Trials:
         return [each for each in self.cells if name in self.inside(each)]
 
     @contextlib.contextmanager
-    def _in_float32(self, names):
-        undo = [put_in_float32(self.cells[name]) for name in names]
-        try:
-            yield
-        finally:
-            # Also of cells within cells.
-            for each in reversed(undo):
-                each()
-
-    @contextlib.contextmanager
     def _run(self, names):
         self.runs = next(self._bar)
         if self._of_names != frozenset(names):
             self._of_names = frozenset(names)
             self._replayed = [LossAndGrads(self._owner, each.part, each.restore, False) for each in self._replayed]
         mindspore.set_rng_state(self._random_state)
-        with self._in_float32(names):
+        with in_float32(self.cells[name] for name in names):
             try:
                 yield
             finally:

@@ -1,11 +1,10 @@
 """Profiling the values inside a network."""
 
-import contextlib
-
 import numpy as np
 from mindspore import nn
 
 from ms_lossscale._arguments import Batches, check_bool, check_scale
+from ms_lossscale._mindspore import in_float32
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.diagnosis.activation_report import JUMP, ROUNDING, Activation, ActivationReport
 from ms_lossscale.diagnosis.arguments import each_batch, trained_parts
@@ -83,7 +82,7 @@ def profile_activations(
             with running(owner, f"batches[{count}]"):
                 profile.add(batch)
                 if compare_float32:
-                    with _computing_in_float32(in_low_precision):
+                    with in_float32(in_low_precision):
                         profile.compare(batch)
             count += 1
     for each in loss_and_grads:
@@ -200,24 +199,8 @@ def _cells(networks):
 
 
 def _in_low_precision(networks):
-    """The cells that MindSpore casts to float16 or bfloat16, with the flags that make it do so."""
-    found = []
-    for cell in _cells(networks):
-        flags = {name: cell.get_flags().get(name, False) for name in ("fp16", "fp32", "bf16")}
-        if flags["fp16"] or flags["bf16"]:
-            found.append((cell, flags))
-    return found
-
-
-@contextlib.contextmanager
-def _computing_in_float32(in_low_precision):
-    try:
-        for cell, _ in in_low_precision:
-            cell.add_flags(fp16=False, fp32=True, bf16=False)
-        yield
-    finally:
-        for cell, flags in in_low_precision:
-            cell.add_flags(**flags)
+    """The cells that MindSpore casts to float16 or bfloat16."""
+    return [cell for cell in _cells(networks) if cell.get_flags().get("fp16") or cell.get_flags().get("bf16")]
 
 
 def _switch_dropout_off(networks):

@@ -10,6 +10,8 @@ PROSE = re.compile(r"^(Inputs|Outputs|Returns|Yields|Supported Platforms):\n((?:
 ROLE = re.compile(r":(class|func|meth):`([\w.]+)`")
 FORMULA = re.compile(r":math:`([^`]+)`")
 DISPLAYED_FORMULA = re.compile(r"^\.\. math::\n((?:(?: {4}.*)?\n)+)", re.MULTILINE)
+CODE = re.compile(r"::\n\n((?:(?: {4}.*)?\n)+)")
+LINK = re.compile(r"`([^`<]+) <(\S+)>`_")
 # RST wants a space after a literal, and the list of parameters shows the default by itself.
 SPACE_AFTER_LITERAL = re.compile(r"(``[^`]+``) (?=[.,;:)])")
 DEFAULT = re.compile(r"\s+Default: ``[^`]+``\.$", re.MULTILINE)
@@ -21,7 +23,7 @@ class MindSporeDocstrings(griffe.Extension):
     def on_package(self, *, pkg, **_):
         for each in list(_objects(pkg)):
             if each.docstring:
-                each.docstring.value = _markdown(each, each.docstring.value)
+                each.docstring.value = _markdown(each, each.docstring.value) + _source(each)
 
 
 def _objects(parent):
@@ -36,7 +38,16 @@ def _markdown(owner, text):
     text = ROLE.sub(lambda match: _reference(owner, match[1], match[2]), text)
     text = DISPLAYED_FORMULA.sub(lambda match: f"{_scrolled(_formula(match[1], 'block'))}\n\n", text)
     text = FORMULA.sub(lambda match: _formula(match[1], "inline"), text)
+    text = CODE.sub(lambda match: f":\n\n```text\n{_dedented(match[1]).strip()}\n```\n\n", text)
+    text = LINK.sub(r"[\1](\2)", text)
     return DEFAULT.sub("", SPACE_AFTER_LITERAL.sub(r"\1", text))
+
+
+def _source(each):
+    """Where a class or function is written."""
+    if not each.parent.is_module or not (each.is_class or each.is_function):
+        return ""
+    return f"\n\nSource: `{each.relative_package_filepath}`, line {each.lineno}"
 
 
 def _title(section):

@@ -1,13 +1,17 @@
 """MkDocs hooks: pages from beside docs/, links as GitHub reads them, two languages, all public names in the API."""
 
+import json
 import logging
 import posixpath
 import re
+import sys
+import unicodedata
 from collections import Counter
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import griffe
+import jieba
 from markdown.extensions import Extension
 from markdown.treeprocessors import Treeprocessor
 from mkdocs.structure.files import File
@@ -34,6 +38,13 @@ CHINESE_SECTIONS = {
     "API reference": "API参考 (英文)",
     "About": "关于",
 }
+
+# The cells of a table with at most so many letters (a Chinese character counts as two) stay on one line.
+SHORT_CELL = 14
+SEARCH_INDEX = "search/search_index.json"
+
+# Of its dictionary, jieba keeps a cache: in the virtual environment, and not in the folder for temporary files.
+jieba.dt.tmp_dir = sys.prefix
 
 log = logging.getLogger(f"mkdocs.hooks.{__name__}")
 
@@ -77,12 +88,28 @@ class _Links(Extension, Treeprocessor):
                     element.set(attribute, link)
 
 
+class _Cells(Extension, Treeprocessor):
+    """Marks the short cells of tables. Chinese breaks after any character, and so does a cell that is not kept whole."""
+
+    def extendMarkdown(self, md):
+        md.treeprocessors.register(self, "short_cells", 6)
+
+    def run(self, root):
+        for element in root.iter():
+            if element.tag in ("td", "th") and _width("".join(element.itertext())) <= SHORT_CELL:
+                element.set("class", "short")
+
+
+def _width(text):
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text.strip())
+
+
 _links = _Links()
 _menus = {}
 
 
 def on_config(config):
-    config.markdown_extensions.append(_links)
+    config.markdown_extensions += [_links, _Cells()]
     chinese = [f"zh/{page}" for page in _pages_of(config.nav)]
     config.nav += [page for page in chinese if (ROOT / _path_in_repository(page)).exists()]
     _check_public_names("".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob(API_PAGES)))
@@ -156,6 +183,31 @@ def on_page_context(context, page, config, nav):
         {"name": name, "lang": other, "link": (page if other == language else _translation(page, other)).url}
         for other, name in LANGUAGES.items()
     ]
+
+
+def on_post_page(output, page, config):
+    """A Chinese page searches in the index of its language, which is in zh/."""
+    if _language(page) == "zh":
+        base = posixpath.relpath("zh", posixpath.dirname(page.url))
+        output = re.sub(r'(<script id="__config".*?"base": )"[^"]*"', rf'\1"{base}"', output, count=1)
+    return output
+
+
+def on_post_build(config):
+    """Splits the index of the search: Chinese, with what is only in English, and English."""
+    path = Path(config.site_dir, SEARCH_INDEX)
+    index = json.loads(path.read_text(encoding="utf-8"))
+    for language, folder in (("zh", "zh"), ("en", "")):
+        urls = {page.url for page in _menus[language].pages}
+        docs = [
+            {**each, "location": posixpath.relpath(page, folder) + hash_sign + anchor}
+            for each in index["docs"]
+            for page, hash_sign, anchor in [each["location"].partition("#")]
+            if page in urls
+        ]
+        target = Path(config.site_dir, folder, SEARCH_INDEX)
+        target.parent.mkdir(exist_ok=True)
+        target.write_text(json.dumps({**index, "docs": docs}, ensure_ascii=False), encoding="utf-8")
 
 
 def _language(page):

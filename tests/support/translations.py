@@ -190,4 +190,4 @@ def _translated_place(target, anchor):
     if isinstance(target, Path):
         return _place(target, anchor).replace(str(target), str(counterpart(target)))
     # MindSpore's own site has Chinese for its language without a folder.
-    return _place(target.replace("mindspore.cn/en", "mindspore.cn"), anchor)
+    return _place(re.sub(r"(mindspore\.cn(?:/install)?)/en\b", r"\1", target), anchor)

@@ -1,4 +1,4 @@
-# `make lenet`, `gan` and `test` need nothing but Python 3.9 to 3.12: they make the virtual environment themselves.
+# Each target needs nothing but Python 3.9 to 3.12: it makes the virtual environment that it needs.
 PYTHON ?= python3
 VENV ?= .venv
 MINDSPORE ?= mindspore
@@ -8,36 +8,40 @@ export ONEDNN_MAX_CPU_ISA ?= AVX2
 
 .PHONY: lenet lenet-2 gan gan-2 gan-policies compare bench scaling pictures toolkits test test-long test-all mutants lint docs dist
 
-lenet: $(VENV)/installed
+lenet: $(VENV)/examples
 	$(VENV)/bin/python examples/lenet/train.py
 
-gan: $(VENV)/installed
+gan: $(VENV)/examples
+	@echo "Trains a DCGAN: about 5 minutes on 2 CPU cores."
 	$(VENV)/bin/python examples/gan/train.py
 
 # The same on two ranks.
-lenet-2 gan-2: %-2: $(VENV)/installed
+lenet-2 gan-2: %-2: $(VENV)/examples
 	PATH="$(abspath $(VENV)/bin):$$PATH" msrun --worker_num=2 --local_worker_num=2 --join=True \
 		--log_dir=output/$*/ranks examples/$*/train.py
 
 # 18 runs like that of `make gan`; called again, it goes on where it was interrupted.
-gan-policies: $(VENV)/installed
+gan-policies: $(VENV)/examples
+	@echo "Trains 18 GANs: more than an hour on 2 CPU cores."
 	$(VENV)/bin/python benchmarks/gan_policies.py
 
-compare: $(VENV)/installed
+compare: $(VENV)/examples
+	@echo "Trains LeNet-5 15 times: about 5 minutes on 2 CPU cores."
 	$(VENV)/bin/python examples/lenet/compare.py
 
-bench: $(VENV)/installed
+bench: $(VENV)/examples
 	$(VENV)/bin/python benchmarks/bench.py
 
-scaling: $(VENV)/installed
+scaling: $(VENV)/examples
 	$(VENV)/bin/python benchmarks/data_parallel.py
 
 # Runs the examples and makes docs/pictures of what they show.
-pictures: $(VENV)/installed
+pictures: $(VENV)/examples
 	$(VENV)/bin/python examples/pictures.py
 
 # Trains with MindSpore's toolkits, unmodified, in an environment of their own.
 toolkits: .venv-toolkits/installed
+	@echo "Trains with mindcv, mindyolo and mindone: about 4 minutes on 2 CPU cores."
 	.venv-toolkits/bin/python examples/toolkits/mindcv_classifier.py
 	.venv-toolkits/bin/python examples/toolkits/mindyolo_detector.py
 	.venv-toolkits/bin/python examples/toolkits/mindone_autoencoder.py
@@ -86,8 +90,7 @@ dist:
 	cd dist && ../.venv-wheel/bin/python -m ms_lossscale.selfcheck
 
 .venv-toolkits/installed: setup.cfg pyproject.toml
-	$(PYTHON) -m venv .venv-toolkits
-	.venv-toolkits/bin/python -m pip install --quiet "$(MINDSPORE)" --editable ".[examples,toolkits]"
+	$(call install,.venv-toolkits,examples$(comma)toolkits)
 	touch $@
 
 # Any warning fails it. To look at the pages, open site/index.html; with search:
@@ -103,7 +106,21 @@ docs: .venv-docs/installed
 	.venv-docs/bin/python -m pip install --quiet --requirement .venv-docs/requirements.txt
 	touch $@
 
-$(VENV)/installed: setup.cfg pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet "$(MINDSPORE)" --editable ".[examples,test]"
+comma := ,
+
+# Makes a virtual environment with MindSpore, the package and some of its extras.
+define install
+@echo "Installing MindSpore and what this needs into $(1). It takes 2 minutes or more, and pip is silent meanwhile."
+$(PYTHON) -m venv $(1)
+$(1)/bin/python -m pip install --quiet "$(MINDSPORE)" --editable ".[$(2)]"
+endef
+
+# What the examples and the benchmarks need.
+$(VENV)/examples: setup.cfg pyproject.toml
+	$(call install,$(VENV),examples)
 	touch $@
+
+# What the tests need, which is more.
+$(VENV)/installed: setup.cfg pyproject.toml
+	$(call install,$(VENV),examples$(comma)test)
+	touch $(VENV)/examples $@

@@ -89,7 +89,7 @@ class _Links(Extension, Treeprocessor):
 
 
 class _Cells(Extension, Treeprocessor):
-    """Marks the short cells of tables. Chinese breaks after any character, and so does a cell that is not kept whole."""
+    """Marks the short cells of tables, to be kept on one line: Chinese may break after any character."""
 
     def extendMarkdown(self, md):
         md.treeprocessors.register(self, "short_cells", 6)

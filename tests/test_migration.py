@@ -247,6 +247,17 @@ def test_a_gan_with_one_cell_with_two_optimizers(mode, tmp_path):
     assert_same(before, after)
 
 
+def test_a_gan_whose_loss_cell_returns_more(mode, tmp_path):
+    heading = "A GAN: loss cells with several outputs"
+    snippets = SECTIONS["A GAN"]["Set-up"] + SECTIONS[heading]["Set-up"]
+    define = [(SECTIONS[heading]["Set-up"], snippets)]
+    before = run(tmp_path, heading, "Before", replace=define)
+    after = run(tmp_path, heading, "After", replace=define)
+    assert_same(before, after)
+    assert np.shape(after.pool)[0] == 8
+    np.testing.assert_array_equal(after.pool, before.pool)
+
+
 def dense_gradients(weights, x, y, loss_scale):
     """The loss of the page's network, and its gradients under a loss scale, in float32."""
     first, first_bias, second, second_bias = weights

@@ -284,7 +284,7 @@ def main():
     callbacks = [OverflowMonitor(), saving, LossScaleMonitor(8)]
     model.train(EPOCHS, digits(DIGITS), callbacks=callbacks, dataset_sink_mode=False)
     trained = test_error(both.autoencoder)
-    print(f"squared error of {TEST_DIGITS} test digits: {untrained:.3f} before the training, {trained:.3f} after it")
+    print(f"mean squared error of {TEST_DIGITS} test digits: {untrained:.3f} before training, {trained:.3f} after it")
     print(f"{cell.counters()}, loss scale {written_scale(cell.get_loss_scale())}")
     resumed = Both(both_at_once).step
     parameters = load_checkpoint(str(output / "train_resume.ckpt"))

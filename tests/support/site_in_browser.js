@@ -34,7 +34,7 @@ function faultsOf(page, width, mostColumns) {
   const root = page.documentElement;
   if (root.scrollWidth > root.clientWidth) found.push(`the page is ${root.scrollWidth} wide`);
   for (const table of page.querySelectorAll(".md-content table:not([class])")) {
-    const room = table.closest(".md-typeset__scrollwrap");
+    const room = table.closest(".md-typeset__scrollwrap") || page.body;
     const name = table.rows[0].innerText.replace(/\s+/g, " ");
     if (table.rows[0].cells.length <= mostColumns && table.scrollWidth > room.clientWidth)
       found.push(`the table '${name}' is ${table.scrollWidth} wide, in ${room.clientWidth}`);
@@ -64,8 +64,8 @@ async function look({ pages, widths, searches }) {
   for (const page of pages) {
     const frame = await opened(page, widths[0][0]);
     // The theme wraps the tables when it starts.
-    while (frame.contentDocument.querySelector(".md-content table:not([class]):not(.md-typeset__table *)"))
-      await pause(20);
+    const unwrapped = ".md-content table:not([class]):not(.md-typeset__table *)";
+    for (let i = 0; i < 1000 && frame.contentDocument.querySelector(unwrapped); i++) await pause(20);
     for (const [width, mostColumns] of widths) {
       frame.width = width;
       faults.push(...faultsOf(frame.contentDocument, width, mostColumns));

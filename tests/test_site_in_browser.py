@@ -14,6 +14,8 @@ from support.python_process import ROOT
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chromium-browser"))), None)
 MKDOCS = shutil.which("mkdocs", path=os.pathsep.join([str(ROOT / ".venv-docs" / "bin"), os.environ["PATH"]]))
 
+pytestmark = pytest.mark.long
+
 # The width of the window, and how many columns a table may have that must be seen whole.
 WIDTHS = [(1400, 99), (390, 4)]
 # What is looked for, and the page that answers it.
@@ -43,9 +45,7 @@ CHINESE = {
 SEARCHES = {("/index.html", words): f"/{page}" for words, page in ENGLISH.items()}
 SEARCHES.update({("/zh/index.html", words): f"/{page}" for words, page in CHINESE.items()})
 
-PAGE = (
-    "<!doctype html><meta charset=utf-8><body><script src=/site_in_browser.js></script><script>report({jobs})</script>"
-)
+PAGE = "<!doctype html><meta charset=utf-8><body><script src=/look.js></script><script>report({jobs})</script>"
 
 
 class Site(SimpleHTTPRequestHandler):
@@ -109,7 +109,6 @@ def test_building_it_leaves_nothing_elsewhere(site):
     assert list(temporary.iterdir()) == []
 
 
-@pytest.mark.long
 @pytest.mark.skipif(not CHROMIUM, reason="there is no chromium, of the package 'chromium' of Debian say")
 def test_it_is_legible_and_its_search_finds_the_page(site, tmp_path):
     folder, _ = site

@@ -1,5 +1,6 @@
 """The README as the wheel has it: no link of it is dead, once the project has an address."""
 
+import configparser
 import email
 import importlib.util
 import shutil
@@ -39,10 +40,11 @@ def test_the_wheel_has_it(tmp_path, address):
     for name in ("README.md", "LICENSE", "pyproject.toml", "setup.py", "setup.cfg"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "ms_lossscale", tmp_path / "ms_lossscale", ignore=shutil.ignore_patterns("__pycache__"))
-    settings = (ROOT / "setup.cfg").read_text(encoding="utf-8")
-    if address:
-        settings = settings.replace("[metadata]\n", f"[metadata]\nproject_urls =\n    Source = {address}\n", 1)
-    (tmp_path / "setup.cfg").write_text(settings, encoding="utf-8")
+    settings = configparser.RawConfigParser()
+    settings.read(ROOT / "setup.cfg", encoding="utf-8")
+    settings["metadata"]["project_urls"] = f"\nSource = {address}" if address else ""
+    with (tmp_path / "setup.cfg").open("w", encoding="utf-8") as file:
+        settings.write(file)
     program = "from setuptools import build_meta; print(build_meta.prepare_metadata_for_build_wheel('.'))"
     built = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, capture_output=True, text=True)
     path = tmp_path / built.stdout.split()[-1] / "METADATA"

@@ -12,7 +12,7 @@ lenet: $(VENV)/examples
 	$(VENV)/bin/python examples/lenet/train.py
 
 gan: $(VENV)/examples
-	@echo "Trains a DCGAN: about 5 minutes on 2 CPU cores."
+	@echo "Trains a DCGAN: some minutes on 2 CPU cores. The bar shows how long it still takes."
 	$(VENV)/bin/python examples/gan/train.py
 
 # The same on two ranks.
@@ -22,11 +22,11 @@ lenet-2 gan-2: %-2: $(VENV)/examples
 
 # 18 runs like that of `make gan`; called again, it goes on where it was interrupted.
 gan-policies: $(VENV)/examples
-	@echo "Trains 18 GANs: more than an hour on 2 CPU cores."
+	@echo "Trains 18 GANs: 18 times as long as make gan."
 	$(VENV)/bin/python benchmarks/gan_policies.py
 
 compare: $(VENV)/examples
-	@echo "Trains LeNet-5 15 times: about 5 minutes on 2 CPU cores."
+	@echo "Trains LeNet-5 15 times: some minutes on 2 CPU cores. The bar shows how long it still takes."
 	$(VENV)/bin/python examples/lenet/compare.py
 
 bench: $(VENV)/examples

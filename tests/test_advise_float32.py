@@ -200,3 +200,17 @@ def test_losses(mode):
     advice = advise_float32(cell, [inputs])
     assert sorted(advice.cells) == ["_loss_fn.entropy", "_loss_fn.sigmoid"]
     check_trains(cell, advice, inputs)
+
+
+def test_one_scale_can_not_serve_the_whole_network():
+    network = blocks(networks.Peak(), networks.Faint()).to_float(mstype.float16)
+    network = nn.WithLossCell(network, nn.MSELoss())
+    inputs = networks.batch()
+    advice = advise_float32(network, None, [inputs])
+    assert (advice.cells, advice.holds) == ([], True)
+    assert advice.widening.lost == ["1.middle.faint"]
+    assert advice.widening.cell in ("_backbone.0.middle", "_backbone.1.middle")
+    dict(network.cells_and_names())[advice.widening.cell].to_float(mstype.float32)
+    after = advise_float32(network, None, [inputs])
+    assert after.widening is None
+    assert after.loss_scale == advice.widening.loss_scale

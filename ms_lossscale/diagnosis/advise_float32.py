@@ -10,6 +10,7 @@ from ms_lossscale._arguments import Batches
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.diagnosis.arguments import each_batch, trained_parts
 from ms_lossscale.diagnosis.float32_advice import Float32Advice, NeedOfFloat32
+from ms_lossscale.diagnosis.float32_range import widest
 from ms_lossscale.diagnosis.float32_search import Float32Search
 from ms_lossscale.diagnosis.float32_trials import Trials
 from ms_lossscale.diagnosis.replay import replay
@@ -30,6 +31,9 @@ def advise_float32(
     because it was divided by an infinity, as in a norm whose squares overflow: it is zero then. That takes tens of runs
     of the batches, forward and backward in PyNative mode, and one compilation for graph mode, where it must hold, too.
     A few batches will do.
+
+    Where one loss scale can't serve the whole network, since gradients are lost at the largest one, the advice also
+    says which one cell more in float32 widens the range of scales most.
 
     A cell in float32 casts its inputs to float32, and computes in it, as with `cell.to_float(mindspore.float32)` ; the
     float16 cells around cast what it puts out. Its weights keep their dtype.
@@ -89,7 +93,7 @@ def _smallest_scale(network):
 
 
 def _advice(network, trials, in_graph_mode):
-    names, loss_scale, needs, trace, note = [], None, [], None, ""
+    names, loss_scale, needs, trace, note, widening = [], None, [], None, "", None
     if trials.are_finite(names) or trials.are_finite(trials.roots):
         names, error = Float32Search(trials).cells()
         if trials.first_lost(names) is not None and trials.first_lost(trials.roots) is None:
@@ -97,6 +101,7 @@ def _advice(network, trials, in_graph_mode):
             names, error = Float32Search(trials).cells()
         needs = _needs(trials, names)
         loss_scale = trials.largest_scale(names, in_graph_mode and error is None)
+        widening = widest(trials, names, loss_scale)
         if error is not None:
             note = f"It was tried in PyNative mode only, since graph mode said: {error}"
     else:
@@ -110,6 +115,7 @@ def _advice(network, trials, in_graph_mode):
         runs=trials.runs,
         is_training_cell=isinstance(network, TrainingCell),
         trace=trace,
+        widening=widening,
         note=note,
     )
 

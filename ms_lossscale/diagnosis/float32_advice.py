@@ -7,6 +7,7 @@ from mindspore import nn
 from ms_lossscale._mindspore import casts_its_output, forget_compiled, is_rewritten, put_in_float32
 from ms_lossscale._output import counted, size, text_table, written_scale
 from ms_lossscale.diagnosis.distribution import FLOAT16
+from ms_lossscale.diagnosis.float32_range import Widening
 from ms_lossscale.diagnosis.locate_overflow import OverflowTrace
 
 
@@ -53,6 +54,8 @@ class Float32Advice:
         needs (list[NeedOfFloat32]): Why, for each of the cells.
         runs (int): How often the batches were run to find out.
         trace (Union[OverflowTrace, None]): If `holds` is False, what overflows first with all cells in float32.
+        widening (Union[Widening, None]): If gradients are lost at `loss_scale`, which further cell in float32 widens
+            the range of loss scales most, and by how much. It is not one of `cells`.
         note (str): What else there is to say, or an empty text.
     """
 
@@ -67,6 +70,7 @@ class Float32Advice:
         runs: int,
         is_training_cell: bool,
         trace: Optional[OverflowTrace] = None,
+        widening: Optional[Widening] = None,
         note: str = "",
     ) -> None:
         self.cells = list(found)
@@ -75,6 +79,7 @@ class Float32Advice:
         self.needs = needs
         self.runs = runs
         self.trace = trace
+        self.widening = widening
         self.note = note
         self._owner = owner
         self._found = found
@@ -149,6 +154,8 @@ class Float32Advice:
                 "",
                 self.lines(),
             ]
+        if self.widening is not None:
+            text += ["", str(self.widening)]
         return "\n".join(text + ([self.note] if self.note else []))
 
     def _what_holds(self, scale, tried):

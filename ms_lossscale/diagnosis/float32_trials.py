@@ -87,6 +87,8 @@ class Trials:
         self._known = {}
         # Of each batch, network and cell how many values are not small with all cells in float32.
         self._expected = None
+        # Of each weight how many gradients are not zero then.
+        self._nonzero = None
         # For the cells that are in float32 now: what is compiled for others is of no use.
         self._of_names = None
 
@@ -224,6 +226,36 @@ class Trials:
             suspect = next(iter(self.around(suspect)), suspect)
         order = list(dict.fromkeys(names[cell] for cell, _ in search.inputs))
         return Found(search.explained(overflow), cell, suspect, order, at)
+
+    def lost_gradients(self, names, loss_scale):
+        """
+        The weights, as numbers of their networks and names, of whose gradients float16 keeps less than half of what is
+        not zero with all cells in float32.
+        """
+        if self._nonzero is None:
+            self._nonzero = self._nonzero_gradients(self.roots, self.smallest_scale)
+        kept = self._nonzero_gradients(names, loss_scale)
+        return [key for key, expected in self._nonzero.items() if kept[key] < expected / 2]
+
+    def _nonzero_gradients(self, names, loss_scale):
+        """Of each weight how many gradients are finite and not zero."""
+        counts = {}
+        with self._run(names):
+            for batch, number in self._work:
+                _, grads = self._replayed[number].correct(loss_scale, self._batches[batch])
+                for weight, grad in zip(self._replayed[number].part.weights, grads):
+                    values, key = as_array(grad), (number, weight.name)
+                    counts[key] = counts.get(key, 0) + int((np.isfinite(values) & (values != 0)).sum())
+                self._replayed[0].restore()
+        return counts
+
+    def owner(self, weight):
+        """The innermost cell that has a weight, given as `lost_gradients` gives it."""
+        number, name = weight
+        for _, cell in self._replayed[number].part.network.cells_and_names():
+            if any(each.name == name for each in cell.get_parameters(expand=False)):
+                return self._names[id(cell)]
+        return self.roots[0]
 
     def line(self, found, names):
         """The line of the suspect's construct from which the overflow comes, as text; empty if that is not seen."""

@@ -4,6 +4,7 @@ from support.mutants.mutant import Mutant
 
 _OTHERS = ("test_diagnosis_of_other_networks.py",)
 _REPORT = ("test_gradient_report.py",)
+_FLOAT32 = ("test_advise_float32.py",)
 
 MUTANTS = [
     Mutant(
@@ -47,5 +48,33 @@ MUTANTS = [
         "counts[0], counts[-1] = distribution.zeros, distribution.non_finite",
         "counts[-1] = distribution.non_finite",
         _REPORT,
+    ),
+    Mutant(
+        "no cell is left out again",
+        "diagnosis/float32_search.py",
+        "self._smallest(self._fewest(self._enough(), []))",
+        "self._enough()",
+        _FLOAT32,
+    ),
+    Mutant(
+        "asking leaves the cells in float32",
+        "_mindspore.py",
+        "        attributes.update(before)\n",
+        "",
+        _FLOAT32,
+    ),
+    Mutant(
+        "a cell in float32 is not compiled again",
+        "diagnosis/float32_advice.py",
+        "            forget_compiled(self._owner)\n",
+        "            pass\n",
+        _FLOAT32,
+    ),
+    Mutant(
+        "gradients are not looked at",
+        "diagnosis/float32_trials.py",
+        "is_finite = _are_finite([loss, *grads, *self._state])",
+        "is_finite = _are_finite([loss, *self._state])",
+        _FLOAT32,
     ),
 ]

@@ -24,6 +24,8 @@ from ms_lossscale.input_gradient import InputGradient
 from ms_lossscale.loss_scale import DynamicLossScale, FixedLossScale, LossScale, ScheduledLossScale
 from ms_lossscale.overflow_detector import FiniteGradients, FloatStatusRegister, OverflowDetector
 from ms_lossscale.plot_scale import plot_scale
+from ms_lossscale.sharding.merge_shards import merge_shards
+from ms_lossscale.sharding.sharded_optimizer import ShardedOptimizer
 
 __version__ = "0.2.0"
 
@@ -45,12 +47,14 @@ __all__ = [
     "OverflowTrace",
     "ScaledTrainOneStepCell",
     "ScheduledLossScale",
+    "ShardedOptimizer",
     "SimultaneousTrainOneStepCell",
     "advise_float32",
     "all_finite",
     "build_train_network",
     "emulation",
     "locate_overflow",
+    "merge_shards",
     "plot_scale",
     "profile_activations",
     "profile_gradients",

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-from mindspore import GRAPH_MODE, Parameter, ParameterTuple, Tensor, get_context, jit, mutable, nn, ops
+from mindspore import GRAPH_MODE, Parameter, ParameterTuple, Tensor, experimental, get_context, jit, mutable, nn, ops
 from mindspore import dtype as mstype
 from mindspore._c_expression import Cell_, MixedPrecisionType
 from mindspore.ops.composite.base import _Grad, _pynative_executor, _TaylorOperation, _Vmap
@@ -46,6 +46,22 @@ def write_in_place(values: list[tuple[Parameter, Tensor]]) -> None:
         except RuntimeError:
             # A view, as `parameter.set_data(value.reshape(...))` makes it one, is refused.
             parameter.copy_(value)
+
+
+def unlisted_state(optimizer: nn.Cell) -> list[Parameter]:
+    """
+    The Parameters that get_parameters(), and so a checkpoint, does not see, since MindSpore's experimental optimizers
+    keep them in plain lists: their learning rates, `mu_product` of NAdam.
+    """
+    # Other optimizers have lists, too, with a learning rate that another one took the place of.
+    if not isinstance(optimizer, experimental.optim.Optimizer):
+        return []
+    listed = {id(parameter) for parameter in optimizer.get_parameters()}
+    found = {}
+    for value in vars(optimizer).values():
+        if isinstance(value, (list, tuple)):
+            found.update({id(p): p for p in value if isinstance(p, Parameter) and id(p) not in listed})
+    return list(found.values())
 
 
 # The methods, MindSpore 2.7 has both, that compute every gradient in PyNative mode, whichever function asks for it.

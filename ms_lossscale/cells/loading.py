@@ -19,6 +19,7 @@ class LoadsInPlace(nn.Cell):
 
     def _check_loaded(self):
         """Before each step, what may have been loaded into Parameters since the last one."""
+        self._loaded_parts.check()
         if self._begun_cycles.may_have_been_loaded():
             for step in self.steps:
                 if step.has_begun():
@@ -32,7 +33,9 @@ class LoadsInPlace(nn.Cell):
         Loads a checkpoint of this kind of cell, at any time, in place.
 
         Args:
-            parameters (dict): From names to Parameters or Tensors, what :func:`mindspore.load_checkpoint` returns.
+            parameters (dict): From names to Parameters or Tensors, what :func:`mindspore.load_checkpoint` returns. With
+                a :class:`ShardedOptimizer`, that of this rank, or one of a plain optimizer, as :func:`merge_shards`
+                makes it of those of any number of ranks. A plain optimizer has no use for its masters.
             strict (bool): Whether the names must be those of this cell. Default: ``True`` .
 
         Returns:
@@ -42,13 +45,15 @@ class LoadsInPlace(nn.Cell):
         Raises:
             TypeError: If `parameters` is no dict of Parameters or Tensors.
             ValueError: If a value has another shape than its Parameter, or if `parameters` come from within an
-                accumulation cycle that was begun with another `gradient_accumulation_steps`.
+                accumulation cycle that was begun with another `gradient_accumulation_steps`, or are another rank's.
             RuntimeError: If `strict` and names are missing or unexpected, or within
                 :meth:`ScaledTrainOneStepCell.ema_weights`. Nothing was written then.
         """
         self._check_trains("'load_state_dict()'")
         owner, own = type(self).__name__, self.parameters_dict()
-        _check_parameters(owner, own, parameters)
+        _check_types(owner, parameters)
+        parameters = self._loaded_parts.of(own, parameters)
+        _check_shapes(owner, own, parameters)
         self._begun_cycles.check(own, parameters)
         names = _load_in_place(owner, own, {**self._copies_in(parameters), **parameters}, strict)
         if self.each_decides:
@@ -117,8 +122,8 @@ class BegunCycles:
             )
 
 
-def _check_parameters(owner, own, parameters):
-    """What `_load_in_place` takes: Parameters or Tensors, of the shapes of `own`."""
+def _check_types(owner, parameters):
+    """What `load_state_dict` takes: Parameters or Tensors."""
     what = (
         f"For '{owner}.load_state_dict', the argument 'parameters' must be a dict from names to Parameters or Tensors"
     )
@@ -127,6 +132,10 @@ def _check_parameters(owner, own, parameters):
     for name, value in parameters.items():
         if not isinstance(value, Tensor):
             raise TypeError(f"{what}, but {name!r} is {describe(value)}.")
+
+
+def _check_shapes(owner, own, parameters):
+    for name, value in parameters.items():
         if name in own and tuple(value.shape) != tuple(own[name].shape):
             raise ValueError(
                 f"For '{owner}.load_state_dict', {name!r} must have the shape {tuple(own[name].shape)}, but got "

@@ -10,7 +10,7 @@ from mindspore import GRAPH_MODE, Tensor, get_auto_parallel_context, get_context
 from mindspore import dtype as mstype
 from mindspore.communication import GlobalComm, get_group_size, get_rank
 
-from ms_lossscale.step.optimizers import network_prefix
+from ms_lossscale.step.optimizers import network_prefix, updating
 
 _SHOWN = 4
 
@@ -46,7 +46,7 @@ class ComparesRanks(nn.Cell):
         }
         for i, (step, settings) in enumerate(zip(self.steps, self._settings)):
             prefix = network_prefix(i) if self.each_decides else ""
-            optimizers = [type(optimizer).__name__ for optimizer in step.optimizers.optimizers]
+            optimizers = [type(updating(optimizer)).__name__ for optimizer in step.optimizers.optimizers]
             its = {"optimizers": optimizers, **settings.described()}
             # The one that is used: none where nothing is checked.
             its["overflow_detector"] = type(step.overflow_detector).__name__

@@ -17,6 +17,7 @@ from ms_lossscale.cells.rank_comparison import ComparesRanks, check_parallel
 from ms_lossscale.cells.trains_only import TrainsOnly
 from ms_lossscale.loss_scale import LossScale, as_loss_scale, check_distinct
 from ms_lossscale.overflow_detector import OverflowDetector
+from ms_lossscale.sharding.load_parts import LoadedParts
 from ms_lossscale.step.build import build_step
 from ms_lossscale.step.forward_backward import check_network_inputs
 from ms_lossscale.step.gradient_transforms import prefix_own_states
@@ -98,6 +99,7 @@ class TrainingCell(
         others = [parameter for parameter in self.get_parameters() if id(parameter) not in written]
         # Graph mode itself notices what is given other memory between steps.
         self._others = MemoryInUse(others if get_context("mode") == PYNATIVE_MODE else ())
+        self._loaded_parts = LoadedParts(owner, optimizers)
         self._begun_cycles = BegunCycles(owner, settings[0].gradient_accumulation_steps, self._cycle_counts())
 
     def _build_steps(self, networks, optimizers, loss_scales, may_return_tuple):

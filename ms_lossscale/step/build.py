@@ -16,7 +16,7 @@ from ms_lossscale.step.forward_backward import ForwardBackward, ForwardsAndBackw
 from ms_lossscale.step.forward_state import make_forward_state
 from ms_lossscale.step.found_overflow import KnownOverflow, asks_gradients_only, make_found_overflow
 from ms_lossscale.step.gradient_transforms import Complete, make_before_check, state_of
-from ms_lossscale.step.optimizers import Optimizers, network_prefix
+from ms_lossscale.step.optimizers import Optimizers, network_prefix, updating
 from ms_lossscale.step.packing import make_packing
 from ms_lossscale.step.scaling import CycleScaling, OwnScaling, Scaling, Unscale, UnscaleInClipping
 from ms_lossscale.step.stage import Alone, Clipping
@@ -278,6 +278,7 @@ def _compiler(optimizers, loss_scales, detector, settings):
     But a user's own cell runs in Python there, as it is written, and so does an optimizer that reads its settings in
     each step.
     """
+    optimizers = [updating(optimizer) for optimizer in optimizers]
     cells = (*optimizers, *loss_scales, detector, *itertools.chain(*settings.gradient_transforms))
     in_python = (
         settings.after_update is not None

@@ -4,12 +4,14 @@ import inspect
 import itertools
 
 import numpy as np
-from mindspore import Parameter, ParameterTuple, Tensor, experimental, nn
+from mindspore import Parameter, ParameterTuple, Tensor, nn
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._arguments import check_cell
+from ms_lossscale._mindspore import unlisted_state
 from ms_lossscale._output import written_scale
+from ms_lossscale.sharding.sharded_optimizer import ShardedOptimizer
 from ms_lossscale.step.stage import Stage
 
 
@@ -85,6 +87,8 @@ def _check_pairs(owner, optimizers, networks):
 
 def _check_optimizer(owner, optimizer, networks):
     check_cell(owner, "optimizer", optimizer, "Pass an optimizer of mindspore.nn.optim, say.")
+    if isinstance(optimizer, ShardedOptimizer):
+        optimizer.check_ranks(owner)
     name = type(optimizer).__name__
     parameters = tuple(getattr(optimizer, "parameters", ()))
     if not parameters:
@@ -103,7 +107,7 @@ def _check_optimizer(owner, optimizer, networks):
             f"For '{owner}', the argument 'optimizer' must not divide by a loss scale, since the cell does, but the "
             f"{name} divides by {written_scale(scale)}. Construct it with loss_scale=1.0."
         )
-    wanted = _wants_besides_gradients(optimizer)
+    wanted = _wants_besides_gradients(updating(optimizer))
     if wanted:
         raise ValueError(
             f"For '{owner}', the argument 'optimizer' must be one that is called with the gradients only, but "
@@ -128,21 +132,9 @@ def _wants_besides_gradients(optimizer):
     return [p.name for p in (*positional[1:], *by_keyword) if p.default is p.empty]
 
 
-def unlisted_state(optimizers):
-    """
-    The Parameters that get_parameters(), and so a checkpoint, does not see, since MindSpore's experimental optimizers
-    keep them in plain lists: their learning rates, `mu_product` of NAdam.
-    """
-    found = {}
-    for optimizer in optimizers:
-        # Other optimizers have lists, too, with a learning rate that another one took the place of.
-        if not isinstance(optimizer, experimental.optim.Optimizer):
-            continue
-        listed = {id(parameter) for parameter in optimizer.get_parameters()}
-        for value in vars(optimizer).values():
-            if isinstance(value, (list, tuple)):
-                found.update({id(p): p for p in value if isinstance(p, Parameter) and id(p) not in listed})
-    return list(found.values())
+def updating(optimizer):
+    """The optimizer that does the arithmetic: of a :class:`ShardedOptimizer` the one that updates the shards."""
+    return optimizer.optimizer if isinstance(optimizer, ShardedOptimizer) else optimizer
 
 
 def prefix_states(optimizers):
@@ -150,7 +142,7 @@ def prefix_states(optimizers):
     if len(optimizers) > 1:
         for i, optimizer in enumerate(optimizers):
             weights = {id(weight) for weight in optimizer.parameters}
-            parameters = (*optimizer.get_parameters(), *unlisted_state([optimizer]))
+            parameters = (*optimizer.get_parameters(), *unlisted_state(optimizer))
             add_prefix(f"optimizer_{i}.", (state for state in parameters if id(state) not in weights))
 
 
@@ -163,11 +155,12 @@ class Optimizers(nn.Cell):
         ends = list(itertools.accumulate(len(optimizer.parameters) for optimizer in optimizers))
         self._slices = tuple(zip([0, *ends], ends))
         self.parameters = ParameterTuple([p for optimizer in optimizers for p in optimizer.parameters])
-        all_float32 = all(parameter.dtype == mstype.float32 for parameter in self.parameters)
-        unlisted = unlisted_state(optimizers)
+        updated = [p for optimizer in optimizers for p in updating(optimizer).parameters]
+        all_float32 = all(parameter.dtype == mstype.float32 for parameter in updated)
+        unlisted = [state for optimizer in optimizers for state in unlisted_state(optimizer)]
         if unlisted:
             self.unlisted_state = ParameterTuple(unlisted)
-        self.cast = nn.Identity() if all_float32 else CastLike(weights=self.parameters)
+        self.cast = nn.Identity() if all_float32 else CastLike(weights=ParameterTuple(updated))
 
     def construct(self, grads):
         grads = self.cast(grads)
@@ -203,9 +196,12 @@ class Optimizers(nn.Cell):
         return self.optimizers[0].is_group_lr
 
     def shared_state(self):
-        """The small Parameters that have the same values on all ranks: those of one element beside the weights."""
+        """
+        The small Parameters that have the same values on all ranks: those of one element beside the weights, unless
+        they are a rank's own.
+        """
         weights = {id(weight) for weight in self.parameters}
-        return [p for p in self.get_parameters() if p.size == 1 and id(p) not in weights]
+        return [p for p in self.get_parameters() if p.size == 1 and not p.layerwise_parallel and id(p) not in weights]
 
 
 class CastLike(Stage):

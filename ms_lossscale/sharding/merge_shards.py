@@ -1,0 +1,212 @@
+"""Makes of the checkpoints of all ranks, whose optimizer was sharded, the one that the plain optimizer would have."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Union
+
+import mindspore
+import numpy as np
+from mindspore import Parameter, Tensor
+
+from ms_lossscale._arguments import StrPath, describe, listed
+from ms_lossscale.sharding.layout import LAYOUT, MASTER, SHARD, Layout, shard_length, values_of, whole_of
+
+_OWNER = "merge_shards"
+_SHOWN = 5
+# What a training cell keeps of an accumulation cycle, and of its counts what all ranks must have in common.
+_GATHERED = re.compile(r"(?:^|\.)accumulation\.(.+)$")
+_CYCLE_OVERFLOW = re.compile(r"(^|\.)accumulation\.overflow$")
+_COUNTS = re.compile(r"(^|\.)(step_counters\.\w+_steps|step_counters\.retries|accumulation\.micro_steps|alternation\.\w+s)$")
+
+Checkpoint = Mapping[str, Tensor]
+
+
+def merge_shards(checkpoints: Sequence[Union[StrPath, Checkpoint]]) -> dict[str, Parameter]:
+    """
+    Makes one checkpoint of those that all ranks saved of a training cell with :class:`ShardedOptimizer`: what training
+    with the plain optimizer would have saved, with its names and shapes.
+
+    It loads into a cell with the plain optimizer, and with `load_state_dict` into one with a sharded optimizer on any
+    number of ranks. Where a weight is not float32, its float32 master comes as ``master.`` and the weight's name
+    besides, and the optimizer's state is float32. What is each rank's own, such as BatchNorm's statistics, is that of
+    rank 0. Within an accumulation cycle, gathered gradients are the mean over the ranks, so that any number of ranks
+    can go on from there.
+
+    Args:
+        checkpoints (Union[list, tuple]): For each rank, in the order of the ranks, the checkpoint's file name, or the
+            dict that :func:`mindspore.load_checkpoint` returned.
+
+    Returns:
+        dict, from names to Parameters, for :func:`mindspore.load_param_into_net` and `load_state_dict` of training
+        cells.
+
+    Raises:
+        TypeError: If `checkpoints` is no list of file names or dicts.
+        ValueError: If a checkpoint can't be read; if a rank is missing, comes twice, or in another place; if a part
+            lacks something, or does not belong to the others. If ranks that sum their gradients, instead of averaging
+            them, saved within an accumulation cycle.
+
+    Supported Platforms:
+        ``Ascend`` ``GPU`` ``CPU``
+
+    Examples:
+        >>> import mindspore
+        >>> from mindspore import nn
+        >>> from ms_lossscale import ScaledTrainOneStepCell, ShardedOptimizer, merge_shards
+        >>> network = nn.Dense(4, 1)
+        >>> optimizer = ShardedOptimizer(network.trainable_params(), nn.Adam)
+        >>> cell = ScaledTrainOneStepCell(nn.WithLossCell(network, nn.MSELoss()), optimizer)
+        >>> mindspore.save_checkpoint(cell, "rank_0.ckpt")  # On each of its ranks; here there is one.
+        >>> merged = merge_shards(["rank_0.ckpt"])
+        >>> "moment1.weight" in merged
+        True
+    """
+    if isinstance(checkpoints, (str, os.PathLike)) or not isinstance(checkpoints, Sequence):
+        raise TypeError(
+            f"For '{_OWNER}', the argument 'checkpoints' must be a list with a file name or a dict for each rank, but "
+            f"got {describe(checkpoints)}."
+        )
+    if not checkpoints:
+        raise ValueError(f"For '{_OWNER}', the argument 'checkpoints' must not be empty. Pass that of each rank.")
+    parts = [_Part(i, each) for i, each in enumerate(checkpoints)]
+    if len(parts) == 1 and not parts[0].layouts:
+        # What one rank saved is the plain optimizer's.
+        return _as_parameters(parts[0].values)
+    _check_ranks(parts)
+    _check_parts(parts)
+    return _as_parameters(_merged(parts))
+
+
+class _Part:
+    """What one rank saved: its values, and the layouts of its sharded optimizers by the prefix of their names."""
+
+    def __init__(self, i, checkpoint):
+        self.name = f"checkpoints[{i}]"
+        if isinstance(checkpoint, (str, os.PathLike)):
+            self.name += f" ({os.fspath(checkpoint)})"
+            try:
+                checkpoint = mindspore.load_checkpoint(os.fspath(checkpoint))
+            except (ValueError, RuntimeError, OSError, TypeError) as error:
+                self.fail(f"can't be read: {str(error).splitlines()[0]}", "Save it again.", error)
+        if not isinstance(checkpoint, Mapping) or not all(isinstance(each, Tensor) for each in checkpoint.values()):
+            raise TypeError(
+                f"For '{_OWNER}', {self.name} must be a file name, or a dict from names to Parameters, but got "
+                f"{describe(checkpoint)}. Pass what mindspore.load_checkpoint returns."
+            )
+        self.values = dict(checkpoint)
+        self.layouts = {}
+        for name in [name for name in self.values if name.endswith(LAYOUT)]:
+            try:
+                self.layouts[name[: -len(LAYOUT)]] = Layout.of(self.values.pop(name))
+            except ValueError as error:
+                self.fail(f"is damaged: {error}", "Save it again.", error)
+
+    def fail(self, what, cure, cause=None):
+        raise ValueError(f"For '{_OWNER}', {self.name} {what}. {cure} Nothing was merged.") from cause
+
+    def place(self):
+        """The rank and the number of ranks, which all its layouts have in common; None if it has none."""
+        places = {(layout.rank, layout.ranks) for layout in self.layouts.values()}
+        if len(places) > 1:
+            self.fail(f"holds parts of different ranks: {sorted(places)}", "Pass files as they were saved.")
+        return places.pop() if places else None
+
+    def shards(self):
+        """For each split value its name, that in a merged checkpoint, that of its weight, and its layout."""
+        for prefix, layout in self.layouts.items():
+            for name, weight in layout.splits().items():
+                merged = prefix + name
+                if name in layout.weights:
+                    merged = MASTER + name if name in layout.masters else None
+                yield prefix + SHARD + name, merged, weight, layout
+
+
+def _check_ranks(parts):
+    """Raises unless these are the parts of all ranks, each once, in order."""
+    for part in parts:
+        if part.place() is None:
+            part.fail(
+                "holds no part of a sharded optimizer", "Pass what the ranks saved of a cell with ShardedOptimizer."
+            )
+    ranks = max(part.place()[1] for part in parts)
+    got = [part.place()[0] for part in parts]
+    faults = [f"rank {rank} is missing" for rank in range(ranks) if rank not in got]
+    faults += [f"rank {rank} comes {got.count(rank)} times" for rank in sorted(set(got)) if got.count(rank) > 1]
+    faults += [f"{part.name} is of a job with {part.place()[1]} ranks" for part in parts if part.place()[1] != ranks]
+    if not faults:
+        faults = [f"{part.name} is that of rank {rank}" for i, (part, rank) in enumerate(zip(parts, got)) if i != rank]
+    if faults:
+        raise ValueError(
+            f"For '{_OWNER}', the argument 'checkpoints' must hold those of all {ranks} ranks, in their order, but "
+            f"{listed(faults, _SHOWN)}. Nothing was merged."
+        )
+
+
+def _check_parts(parts):
+    """Raises unless the parts are whole, and of one and the same moment of one training."""
+    first = parts[0]
+    for part in parts:
+        if {prefix: its.of_all() for prefix, its in part.layouts.items()} != {
+            prefix: its.of_all() for prefix, its in first.layouts.items()
+        }:
+            part.fail(f"has other weights, or other state, than {first.name}", "Pass parts of one training.")
+        names = {*first.values, *part.values}
+        names.update(shard for shard, *_ in part.shards())
+        names.update(weight for layout in part.layouts.values() for weight in layout.weights)
+        missing = sorted(names - part.values.keys())
+        if missing:
+            part.fail(f"lacks {listed(missing, _SHOWN)}", "Save it again, or pass parts of one training.")
+        for shard, _, weight, layout in part.shards():
+            _check_shard(part, shard, weight, layout)
+        same = [prefix + name for prefix, layout in part.layouts.items() for name in (*layout.weights, *layout.shared)]
+        same += [name for name in first.values if _COUNTS.search(name)]
+        for name in same:
+            if not np.array_equal(*(values_of(each.values[name]) for each in (part, first)), equal_nan=True):
+                part.fail(
+                    f"has another '{name}' than {first.name}",
+                    "Pass parts that were saved after the same step of one training.",
+                )
+
+
+def _check_shard(part, name, weight, layout):
+    wanted = (shard_length(int(np.prod(layout.weights[weight], dtype=np.int64)), layout.ranks),)
+    got = tuple(part.values[name].shape)
+    if got != wanted:
+        part.fail(f"must have '{name}' of the shape {wanted}, but it has {got}", "Save it again.")
+
+
+def _merged(parts):
+    first = parts[0]
+    shards = {name: rest for name, *rest in first.shards()}
+    merged = {}
+    for name, value in first.values.items():
+        if name not in shards:
+            merged[name] = _of_cycle(name, parts) if _GATHERED.search(name) else value
+            continue
+        merged_name, weight, layout = shards[name]
+        if merged_name is not None:
+            whole = whole_of([values_of(part.values[name]) for part in parts], layout.weights[weight])
+            merged[merged_name] = Tensor(whole)
+    return merged
+
+
+def _of_cycle(name, parts):
+    """What ranks gathered in an accumulation cycle: the mean of gradients, and whether any rank's overflowed."""
+    values = [values_of(part.values[name]) for part in parts]
+    if _CYCLE_OVERFLOW.search(name):
+        return Tensor(np.logical_or.reduce(values))
+    if _GATHERED.search(name)[1] not in parts[0].values or not any(value.any() for value in values):
+        return parts[0].values[name]
+    for part in parts:
+        if not all(layout.averages for layout in part.layouts.values()):
+            part.fail(
+                "was saved within an accumulation cycle by ranks that sum their gradients, of which each has its own "
+                "share",
+                "Save at the end of a cycle, or call flush() before.",
+            )
+    return Tensor(np.mean(values, axis=0, dtype=np.float32))
+
+
+def _as_parameters(values):
+    return {name: Parameter(Tensor(value), name=name, requires_grad=False) for name, value in values.items()}

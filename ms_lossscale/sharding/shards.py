@@ -1,0 +1,109 @@
+"""What a step does with shards: takes a rank's part of tensors, and gathers the weights."""
+
+import math
+
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore import dtype as mstype
+from mindspore.communication import get_group_size, get_rank
+
+from ms_lossscale import _gradients as gradients
+from ms_lossscale.sharding.layout import shard_length
+
+# So many elements are gathered at once, or those of one weight: so much memory it takes besides.
+_LARGEST_MESSAGE = 2**24
+
+_to, _slice, _concat, _equal, _select = ops.Cast(), ops.Slice(), ops.Concat(), ops.Equal(), ops.Select()
+_map = ops.HyperMap()
+
+_part = ops.MultitypeFuncGraph("part")
+_follow = ops.MultitypeFuncGraph("follow")
+_whole = ops.MultitypeFuncGraph("whole")
+
+
+@_part.register("Tensor", "Number", "Number", "Number", "Tensor")
+def _part_dense(zeros, begin, count, padding, tensor):
+    if count == 0:
+        return _slice(zeros, (0,), (padding,))
+    part = _to(_slice(tensor.reshape((-1,)), (begin,), (count,)), mstype.float32)
+    if padding:
+        part = _concat((part, _slice(zeros, (0,), (padding,))))
+    return part
+
+
+@_follow.register("Tensor", "Number", "Number", "Number", "Tensor", "Tensor")
+def _follow_dense(zeros, begin, count, padding, shard, weight):
+    part = _part_dense(zeros, begin, count, padding, weight)
+    if weight.dtype != mstype.float32:
+        # A master stays as it is unless something else has written its weight.
+        rounded = _to(_to(shard, weight.dtype), mstype.float32)
+        part = _select(_equal(rounded, part), shard, part)
+    return ops.assign(shard, part)
+
+
+@_whole.register("Tensor", "Number", "Number", "Tensor")
+def _whole_dense(gathered, begin, length, weight):
+    whole = _slice(gathered, (0, begin), (gathered.shape[0], length)).reshape((-1,))
+    if whole.size != weight.size:
+        whole = _slice(whole, (0,), (weight.size,))
+    return ops.assign(weight, _to(whole, weight.dtype).reshape(weight.shape))
+
+
+class Shards(nn.Cell):
+    """
+    The shards of a rank, which are float32, and the weights that they are parts of.
+
+    Args:
+        shards (ParameterTuple): The shards.
+        weights (ParameterTuple): The weights, in the same order.
+    """
+
+    def __init__(self, shards, weights):
+        super().__init__(auto_prefix=False)
+        rank, ranks = get_rank(), get_group_size()
+        self.shards, self.weights = shards, weights
+        # For each weight where this rank's part begins, its elements, and the zeros after them: fewer than ranks.
+        sizes = [math.prod(weight.shape) for weight in weights]
+        self._lengths = tuple(shard_length(size, ranks) for size in sizes)
+        self._begins = tuple(rank * length for length in self._lengths)
+        self._counts = tuple(
+            min(max(size - begin, 0), length) for size, begin, length in zip(sizes, self._begins, self._lengths)
+        )
+        self._paddings = tuple(length - count for length, count in zip(self._lengths, self._counts))
+        self._zeros = Tensor(np.zeros(ranks, np.float32))
+        self._ranks = ranks
+        self._messages = _messages(weights, self._lengths, _LARGEST_MESSAGE // ranks)
+        self._all_gather = ops.AllGather()
+
+    def parts(self, tensors):
+        """This rank's part of one tensor for each weight, float32 vectors."""
+        return _map(ops.partial(_part, self._zeros), self._begins, self._counts, self._paddings, tensors)
+
+    def follow(self):
+        """Takes over what something else has written into the weights, an `after_update` or a checkpoint say."""
+        places = (self._begins, self._counts, self._paddings)
+        return _map(ops.partial(_follow, self._zeros), *places, self.shards, self.weights)
+
+    def gather(self):
+        """Writes the shards of all ranks into the weights, in place."""
+        written = ()
+        for positions, begins, lengths, dtype in self._messages:
+            weights = gradients.items(self.weights, positions)
+            message = _to(_concat(gradients.items(self.shards, positions)), dtype)
+            gathered = self._all_gather(message).reshape((self._ranks, -1))
+            written += _map(ops.partial(_whole, gathered), begins, lengths, weights)
+        return written
+
+
+def _messages(weights, lengths, longest):
+    """For each message the positions of its weights, where in it their shards begin, their lengths, and its dtype."""
+    messages, last = [], {}
+    for i, (weight, length) in enumerate(zip(weights, lengths)):
+        # Rounded before they are sent: half of the bytes.
+        dtype = mstype.float16 if weight.dtype == mstype.float16 else mstype.float32
+        if dtype not in last or last[dtype][0] + length > longest:
+            last[dtype] = [0, []]
+            messages.append((dtype, last[dtype][1]))
+        last[dtype][1].append((i, last[dtype][0], length))
+        last[dtype][0] += length
+    return tuple((*zip(*shards), dtype) for dtype, shards in messages)

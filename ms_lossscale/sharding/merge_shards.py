@@ -17,7 +17,9 @@ _SHOWN = 5
 # What a training cell keeps of an accumulation cycle, and of its counts what all ranks must have in common.
 _GATHERED = re.compile(r"(?:^|\.)accumulation\.(.+)$")
 _CYCLE_OVERFLOW = re.compile(r"(^|\.)accumulation\.overflow$")
-_COUNTS = re.compile(r"(^|\.)(step_counters\.\w+_steps|step_counters\.retries|accumulation\.micro_steps|alternation\.\w+s)$")
+_COUNTS = re.compile(
+    r"(^|\.)(step_counters\.(\w+_steps|retries)|accumulation\.micro_steps|alternation\.(windows|calls))$"
+)
 
 Checkpoint = Mapping[str, Tensor]
 

@@ -14,7 +14,9 @@ _SHOWN = 5
 def check_groups(owner, parameters):
     """Raises unless these are Parameters, or groups of them that can be split. Returns the Parameters."""
     if not parameters:
-        raise ValueError(f"For '{owner}', the argument 'parameters' must not be empty. Pass network.trainable_params().")
+        raise ValueError(
+            f"For '{owner}', the argument 'parameters' must not be empty. Pass network.trainable_params()."
+        )
     if not all(isinstance(each, dict) for each in parameters):
         return _checked(owner, parameters, "'parameters'")
     weights = []
@@ -61,4 +63,3 @@ def check_needs_no_whole_weight(owner, optimizer, shards):
             f"{type(optimizer).__name__} leaves out, or has besides: {listed(names, _SHOWN)}. Pass it all that the "
             f"function gets: lambda shards: {type(optimizer).__name__}(shards, ...)."
         )
-

@@ -114,9 +114,7 @@ class ShardedOptimizer(nn.Cell):
         for parameter in (*shards, *(state for state, _ in states)):
             parameter.layerwise_parallel = True
             parameter.name = SHARD + parameter.name
-        self.layout = Parameter(
-            self.layout_read.as_tensor(), name=LAYOUT, requires_grad=False, layerwise_parallel=True
-        )
+        self.layout = Parameter(self.layout_read.as_tensor(), name=LAYOUT, requires_grad=False, layerwise_parallel=True)
 
     def construct(self, grads):
         if not self.is_split:

@@ -1,10 +1,10 @@
 """
-The jobs of `test_data_parallel.py`, and what msrun starts on each rank:
+The jobs of `test_data_parallel.py` and `test_sharded_optimizer.py`, and what msrun starts on each rank:
 
     ranks_program.py FOLDER [SCENARIO/MODE ...]
 
-It runs the scenarios of `data_parallel_training.py` and `rank_checks.py`, each in a mode, and writes what it saw to
-FOLDER/rank_N.npz.
+It runs the scenarios of `data_parallel_training.py`, `rank_checks.py` and `sharded_training.py`, each in a mode, and
+writes what it saw to FOLDER/rank_N.npz.
 """
 
 import itertools
@@ -18,11 +18,11 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import numpy as np
 from mindspore.communication import get_group_size, get_rank, init
 
-from support import data_parallel_training, rank_checks
+from support import data_parallel_training, rank_checks, sharded_training
 from support.data_parallel_training import MODES, Place, run
 
 SCRIPT = Path(__file__)
-SCENARIOS = {**vars(data_parallel_training), **vars(rank_checks)}
+SCENARIOS = {**vars(data_parallel_training), **vars(rank_checks), **vars(sharded_training)}
 
 
 class Job(NamedTuple):
@@ -66,6 +66,12 @@ JOBS = (
     Job(2, _in(["pynative"], *_ESSENTIAL) + _in(["graph"], "auto_parallel")),
     Job(2, _in(MODES, *_FURTHER)),
     Job(4, _in(MODES, "one_network", "saturating")),
+    # Of `test_sharded_optimizer.py`, the first in `make test`. Those that go on do so with what the second saved.
+    Job(2, _in(["graph"], "sharded_one_network")),
+    Job(2, _in(MODES, "sharded_cycle", "sharded_half")),
+    Job(2, _in(["pynative"], "sharded_one_network") + _in(MODES, "sharded_simultaneous", "sharded_alternating")),
+    Job(2, _in(MODES, "sharded_resumed", "sharded_refused", "sharded_merged")),
+    Job(4, _in(MODES, "sharded_one_network", "sharded_cycle", "sharded_merged")),
 )
 
 

@@ -38,6 +38,7 @@ SCENARIOS = [
     ),
 ]
 COMPARED = pytest.mark.parametrize(("name", "ranks"), SCENARIOS)
+OF_A_JOB = pytest.mark.parametrize("mode", ["graph", pytest.param("pynative", marks=long)])
 GOES_ON = ("sharded_resumed", "sharded_merged")
 
 
@@ -47,21 +48,21 @@ def job(tmp_path_factory):
     results, folders = {}, []
 
     def of(name, mode, ranks=2):
-        if name != "sharded_one_network" or ranks > 2:
+        if (name, mode) != ("sharded_one_network", "graph") or ranks > 2:
             skip_with_older_mindspore()
         if name in (*GOES_ON, "sharded_refused"):
             of("sharded_cycle", mode)
-        its = next(job for job in JOBS if job.ranks == ranks and name in job.scenarios)
+        its = next(job for job in JOBS if job.ranks == ranks and f"{name}/{mode}" in job.scenarios)
         if its not in results:
             folder = tmp_path_factory.mktemp("ranks")
-            if "sharded_cycle" in its.scenarios and ranks == 2:
+            if "sharded_half/graph" in its.scenarios:
                 folders.append(folder)
             results[its] = None
             check_msrun(ranks, SCRIPT, folder, *its.scenarios, cwd=folders[0] if folders else folder)
             results[its] = [written(folder / f"rank_{rank}.npz") for rank in range(ranks)]
         if results[its] is None:
             pytest.fail("its job has failed, as the first test that needed it shows")
-        return [[by_cell(record) for record in scenarios[name, mode]] for scenarios in results[its]]
+        return [[by_cell(record) for record in scenarios[f"{name}/{mode}"]] for scenarios in results[its]]
 
     of.folders = folders
     return of
@@ -88,6 +89,7 @@ def gathered(name):
     return "accumulation." in name
 
 
+@OF_A_JOB
 @COMPARED
 def test_weights_and_all_else_are_those_of_the_plain_optimizer(job, mode, name, ranks):
     """Bit for bit after each of 20 calls on each rank: weights, scales, counters, averages, norms, what is returned."""
@@ -104,6 +106,7 @@ def test_weights_and_all_else_are_those_of_the_plain_optimizer(job, mode, name, 
 ELEMENTS = {"adam_m", "adam_v", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
 
 
+@OF_A_JOB
 @COMPARED
 def test_merged_they_are_the_checkpoint_of_the_plain_optimizer(job, mode, name, ranks):
     """Bit for bit, with its names, shapes and dtypes; within a cycle, the mean of what the ranks had gathered."""
@@ -118,6 +121,7 @@ def test_merged_they_are_the_checkpoint_of_the_plain_optimizer(job, mode, name, 
             np.testing.assert_array_equal(whole[key], wanted)
 
 
+@OF_A_JOB
 @COMPARED
 def test_each_rank_has_its_part_of_the_state(job, mode, name, ranks):
     """In bytes: one nth of what the plain optimizer has, and less than an element for each weight and rank besides."""
@@ -136,6 +140,7 @@ def name_of_part(state):
     return f"{head}.shard.{rest}" if head.startswith("optimizer_") else f"shard.{head}{dot}{rest}"
 
 
+@OF_A_JOB
 def test_what_happened_in_these_steps(job, mode):
     """Overflows were on one rank only, or a step was skipped on all; the rest was clipped."""
     for records in job("sharded_one_network", mode):

@@ -84,3 +84,25 @@ def test_ranks_that_can_not_share_a_batch_are_told_so(data, tmp_path, example): 
     other = run_python(script(example), *options, cwd=tmp_path, MS_ROLE="MS_WORKER", MS_WORKER_NUM="2", RANK_ID="1")
     assert other.returncode == 2
     assert "batch-size" not in other.stderr
+
+
+@pytest.mark.long
+def test_lenet_on_two_ranks_that_share_the_optimizers_state_is_the_same(data, tmp_path):  # noqa: F811
+    """Its table and its checkpoint, to the last bit, also where it was resumed; and one rank goes on from there."""
+    skip_with_older_mindspore()
+    options = ("--data", data, "--batch-size", BATCH_SIZE, "--output", "out")
+    folders = tmp_path / "plain", tmp_path / "shared"
+    for folder, runs in zip(folders, ([("--epochs", 2)], [("--epochs", 1), ("--epochs", 2, "--resume")])):
+        folder.mkdir()
+        for run in runs:
+            shared = ["--shard-optimizer"] * (folder.name == "shared")
+            job = run_msrun(2, script("lenet"), *run, *shared, *options, cwd=folder)
+            assert job.returncode == 0, job.logs[0][-3000:]
+    assert rows_of(folders[0] / "out") == rows_of(folders[1] / "out")
+    assert {path.name for path in (folders[1] / "out").iterdir()} == {"lenet.ckpt", "steps.csv", "curves.png"}
+    wanted, parameters = (mindspore.load_checkpoint(str(folder / "out" / "lenet.ckpt")) for folder in folders)
+    assert parameters.keys() == wanted.keys()
+    for name in wanted.keys() - {"settings", "epoch"}:
+        np.testing.assert_array_equal(parameters[name].asnumpy(), wanted[name].asnumpy(), err_msg=name)
+    result = run_python(script("lenet"), "--epochs", 3, "--resume", *options, cwd=folders[1])
+    assert result.returncode == 0, result.stderr[-3000:]

@@ -64,9 +64,10 @@ def test_all_holds_in_both_modes(options, tmp_path):
 
 @pytest.mark.long
 def test_ranks_are_checked_under_msrun(tmp_path):
-    check_msrun(2, "python", "-m", "ms_lossscale.selfcheck", "an-overflow-on", "--json", "result.json", cwd=tmp_path)
+    names = "an-overflow-on", "sharing-the-optimizers-state"
+    check_msrun(2, "python", "-m", "ms_lossscale.selfcheck", *names, "--json", "result.json", cwd=tmp_path)
     written = json.loads((tmp_path / "result.json").read_text())
-    assert [check["held"] for check in written["checks"]] == [True, True]
+    assert [check["held"] for check in written["checks"]] == [True] * 4
 
 
 @pytest.mark.long

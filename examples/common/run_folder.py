@@ -8,6 +8,7 @@ import mindspore
 from common.input_error import InputError
 from common.output import replacing
 from common.steps_table import read_steps, write_steps
+from ms_lossscale import merge_shards
 
 # Options of both examples that must be the same for a resumed run to end where the uninterrupted one would have.
 _SETTINGS = (
@@ -86,17 +87,29 @@ class RunFolder:
                 f"can't resume: the run in {self.folder} has made {epoch} epochs, more than --epochs "
                 f"{self._args.epochs}; pass {epoch} or more, or another --output"
             )
-        mindspore.load_param_into_net(cell, parameters, strict_load=True)
+        cell.load_state_dict(parameters)
         try:
             return epoch, read_steps(self.table, self._step_type, epoch * steps_per_epoch)
         except (OSError, ValueError) as error:
             raise InputError(f"can't resume: {self.table} does not go with the checkpoint: {error}") from None
 
-    def save(self, cell, epoch, steps):
-        """Writes down what there is after an epoch."""
+    def whole_state(self, cell, ranks):
+        """What all ranks together save of a cell whose optimizer shares its state; None but on the first of them."""
+        parts = [self.checkpoint.with_suffix(f".rank_{rank}.ckpt") for rank in range(ranks.count)]
+        mindspore.save_checkpoint(cell, str(parts[ranks.rank]))
+        ranks.wait()
+        if not ranks.is_first:
+            return None
+        whole = merge_shards(parts)
+        for part in parts:
+            part.unlink()
+        return [{"name": name, "data": value} for name, value in whole.items()]
+
+    def save(self, state, epoch, steps):
+        """Writes down what there is after an epoch: a cell's state, or what `whole_state` made of it."""
         # The checkpoint last: without its steps it could not be resumed, while a table with too many can.
         write_steps(self.table, self._step_type, steps)
         with replacing(self.checkpoint) as part:
             mindspore.save_checkpoint(
-                cell, str(part), append_dict={"epoch": epoch, "settings": json.dumps(self._settings)}
+                state, str(part), append_dict={"epoch": epoch, "settings": json.dumps(self._settings)}
             )

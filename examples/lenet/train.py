@@ -5,7 +5,8 @@ Trains LeNet-5 on handwritten digits in mixed precision, with a loss scale of ms
     msrun --worker_num=2 --local_worker_num=2 --join=True examples/lenet/train.py
 
 Writes a checkpoint, a CSV of every step and a PNG of the curves to the output folder, see --output. Of several
-ranks, which share each batch, the first one does.
+ranks, which share each batch, the first one does. With --shard-optimizer they share the optimizer's state, too; the
+checkpoint is the same, and any number of ranks resumes from it, with this option or without.
 """
 
 import argparse
@@ -42,10 +43,7 @@ from history import Step, plot
 from mindspore import Callback, Model, nn
 from tqdm import tqdm
 
-from ms_lossscale import (
-    FlushAccumulation,
-    build_train_network,
-)
+from ms_lossscale import FlushAccumulation, ShardedOptimizer, build_train_network
 
 # Each optimizer, and the learning rate that it begins with unless one is given.
 OPTIMIZERS = {
@@ -88,6 +86,11 @@ def make_parser():
         metavar="RATE",
         help=f"learning rate to begin with; each epoch multiplies it by {LEARNING_RATE_DECAY} (default: {rates})",
     )
+    add(
+        "--shard-optimizer",
+        action="store_true",
+        help="share the optimizer's state over the ranks of msrun; with one rank it changes nothing",
+    )
     add_execution_arguments(parser, "O2")
 
     group = parser.add_argument_group("step")
@@ -113,9 +116,10 @@ def make_cell(args, steps_per_epoch):
     # Skipped steps don't count for the schedule: it follows the optimizer's own counter, which they leave alone.
     updates_per_epoch = -(-steps_per_epoch // args.accumulate)
     schedule = nn.ExponentialDecayLR(args.learning_rate, LEARNING_RATE_DECAY, updates_per_epoch)
+    shard = ShardedOptimizer if args.shard_optimizer else lambda weights, make: make(weights)
     cell = build_train_network(
         network,
-        make_optimizer(network.trainable_params(), schedule),
+        shard(network.trainable_params(), lambda weights: make_optimizer(weights, schedule)),
         nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
         level=args.amp_level,
         loss_scale_manager=make_loss_scale(args),
@@ -192,8 +196,9 @@ def train(args):
                 callbacks = [recorder, FlushAccumulation()]
                 model.train(epoch + 1, dataset, callbacks, dataset_sink_mode=False, initial_epoch=epoch)
                 epoch += 1
+                state = run.whole_state(cell, ranks) if args.shard_optimizer else cell
                 if ranks.is_first:
-                    run.save(cell, epoch, steps)
+                    run.save(state, epoch, steps)
     except KeyboardInterrupt:
         if ranks.is_first:
             cure = f"--resume continues after epoch {epoch}" if epoch else "no epoch was finished, so begin again"

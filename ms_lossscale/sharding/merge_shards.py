@@ -148,14 +148,14 @@ def _check_ranks(parts):
 def _check_parts(parts):
     """Raises unless the parts are whole, and of one and the same moment of one training."""
     first = parts[0]
+    names = set().union(*(part.values for part in parts))
+    names.update(weight for layout in first.layouts.values() for weight in layout.weights)
+    names.update(shard for shard, *_ in first.shards())
     for part in parts:
         if {prefix: its.of_all() for prefix, its in part.layouts.items()} != {
             prefix: its.of_all() for prefix, its in first.layouts.items()
         }:
             part.fail(f"has other weights, or other state, than {first.name}", "Pass parts of one training.")
-        names = {*first.values, *part.values}
-        names.update(shard for shard, *_ in part.shards())
-        names.update(weight for layout in part.layouts.values() for weight in layout.weights)
         missing = sorted(names - part.values.keys())
         if missing:
             part.fail(f"lacks {listed(missing, _SHOWN)}", "Save it again, or pass parts of one training.")

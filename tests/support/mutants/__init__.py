@@ -2,5 +2,5 @@
 
 from support.mutants import cells, cycles, diagnosis, forward_state, found_overflow, gradients, scales, sharding, state
 
-_PARTS = (gradients, forward_state, state, found_overflow, cycles, scales, cells, diagnosis)
+_PARTS = (gradients, forward_state, state, found_overflow, cycles, scales, cells, diagnosis, sharding)
 MUTANTS = [mutant for part in _PARTS for mutant in part.MUTANTS]

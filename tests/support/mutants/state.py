@@ -139,7 +139,7 @@ MUTANTS = [
     Mutant(
         "weights of float16 get gradients of float32",
         "step/optimizers.py",
-        "nn.Identity() if all_float32 else CastLike(weights=self.parameters)",
+        "nn.Identity() if all_float32 else CastLike(weights=ParameterTuple(updated))",
         "nn.Identity()",
         (_SCALED, "test_float16_weights.py"),
     ),

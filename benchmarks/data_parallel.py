@@ -4,7 +4,8 @@ What data parallelism costs: what a step sends, what it takes here on 1, 2 and 4
     python benchmarks/data_parallel.py
 
 Counted in the compiled graphs of a job with two ranks, measured on this machine in both modes, and calculated from a
-link's latency and bandwidth. With --calculate, only the last.
+link's latency and bandwidth. With --calculate, only the last. And what a step takes and sends, and what a rank keeps,
+if the ranks share the optimizer's state: with --sharing, only that.
 """
 
 import argparse
@@ -27,6 +28,8 @@ WIDTH = 512
 LAYERS = 4
 CALLS, ROUNDS = 5, 7
 MODES = ("graph", "pynative")
+# Of the network whose optimizer's state the ranks share: 25 million weights.
+SHARED_WIDTH, SHARED_LAYERS, SHARED_BATCH = 2048, 6, 8
 # Whose steps are measured.
 SIDES = ("nn.TrainOneStepCell", "Scaled", "Scaled, nothing checked", "written by hand")
 MEASURED_RANKS = (1, 2, 4)
@@ -36,6 +39,7 @@ CALCULATED_RANKS = (8, 16, 32, 64, 128, 256, 512, 1024)
 def make_parser():
     parser = argparse.ArgumentParser(description="Count, measure and calculate what data parallelism costs.")
     parser.add_argument("--calculate", action="store_true", help="only calculate")
+    parser.add_argument("--sharing", action="store_true", help="only measure what sharing an optimizer's state takes")
     parser.add_argument("--parameters", type=float, default=25.6e6, help="weights (default: %(default)g, a ResNet-50)")
     parser.add_argument("--latency", type=float, default=5e-6, help="seconds for a hop (default: %(default)g)")
     parser.add_argument("--bandwidth", type=float, default=12.5e9, help="bytes per second (default: %(default)g)")
@@ -140,7 +144,7 @@ def rank_main(task, mode, folder):
         rank = get_rank()
         mindspore.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
     mindspore.set_seed(0)
-    results = {"count": count, "measure": measure}[task](folder / f"graphs_{rank}")
+    results = {"count": count, "measure": measure, "share": share}[task](folder / f"graphs_{rank}")
     (folder / f"rank_{rank}.json").write_text(json.dumps(results))
 
 
@@ -149,16 +153,72 @@ def count(graphs):
     counts = {}
     cells = {name: cell for name, cell in make_cells().items() if name != "written by hand"}
     for i, (name, (networks, make_cell)) in enumerate(cells.items()):
-        # Read when a graph is compiled. The graphs that are going to run are named graph_build.
-        os.environ["MS_DEV_SAVE_GRAPHS"] = "2"
-        os.environ["MS_DEV_SAVE_GRAPHS_PATH"] = str(graphs / str(i))
-        cell = make_cell().set_train()
-        cell.compile(*inputs_for(networks))
-        sizes = []
-        for path in (graphs / str(i)).rglob("graph_build_*.ir"):
-            sizes += re.findall(r"= AllReduce\(.*\n +: \(<Tensor\[Float32\], \((.*?)\)>", path.read_text())
-        counts[name] = [len(sizes), sum(4 * math.prod(int(n) for n in size.split(",") if n.strip()) for size in sizes)]
+        counts[name] = sent_by(make_cell().set_train(), inputs_for(networks), graphs / str(i), "AllReduce")
     return counts
+
+
+def sent_by(cell, inputs, graphs, operator):
+    """How often the compiled step of a cell has an operator that sends float32, and the bytes that it is given."""
+    # Read when a graph is compiled. The graphs that are going to run are named graph_build.
+    os.environ["MS_DEV_SAVE_GRAPHS"] = "2"
+    os.environ["MS_DEV_SAVE_GRAPHS_PATH"] = str(graphs)
+    cell.compile(*inputs)
+    os.environ["MS_DEV_SAVE_GRAPHS"] = "0"
+    sizes = []
+    for path in graphs.rglob("graph_build_*.ir"):
+        sizes += re.findall(rf"= {operator}\(.*\n +: \(<Tensor\[Float32\], \((.*?)\)>", path.read_text())
+    return [len(sizes), sum(4 * math.prod(int(n) for n in size.split(",") if n.strip()) for size in sizes)]
+
+
+def share(graphs):
+    """Seconds and bytes of a step with the plain optimizer, with one whose state ranks share, and of its all-gather."""
+    import mindspore
+    import numpy as np
+    from mindspore import Tensor, nn, ops
+
+    from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, ShardedOptimizer
+
+    def cell_with(make_optimizer):
+        layers = [nn.Dense(SHARED_WIDTH, SHARED_WIDTH, has_bias=False, activation="tanh") for _ in range(SHARED_LAYERS)]
+        network = nn.WithLossCell(nn.SequentialCell(*layers), nn.MSELoss())
+        return ScaledTrainOneStepCell(network, make_optimizer(network.trainable_params()), DynamicLossScale())
+
+    class Gather(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.gather = ops.AllGather() if several else nn.Identity()
+
+        def construct(self, part):
+            return self.gather(part)[:1]
+
+    def adam(weights):
+        return nn.Adam(weights, 1e-4)
+
+    several = mindspore.get_auto_parallel_context("parallel_mode") == "data_parallel"
+    cells = {"plain": cell_with(adam), "shared": cell_with(lambda weights: ShardedOptimizer(weights, adam))}
+    inner = {"plain": cells["plain"].optimizer, "shared": cells["shared"].optimizer.optimizer}
+    state = {
+        name: sum(each.nbytes for moments in (its.moment1, its.moment2) for each in moments)
+        for name, its in inner.items()
+    }
+    part = Tensor(np.zeros(state["shared"] // 8, np.float32))
+    batch = [Tensor(np.ones((SHARED_BATCH, SHARED_WIDTH), np.float32)) for _ in range(2)]
+    sides = {**{name: (cell.set_train(), batch) for name, cell in cells.items()}, "gather": (Gather(), [part])}
+    sent = {
+        name: [sent_by(*sides[name], graphs / name / operator, operator)[1] for operator in ("AllReduce", "AllGather")]
+        for name in cells
+        if several
+    }
+    seconds = {name: [] for name in sides}
+    for i in range(ROUNDS + 1):
+        for name, (cell, inputs) in sides.items():
+            start = time.perf_counter()
+            cell(*inputs)
+            mindspore.runtime.synchronize()
+            # The first round compiles.
+            if i:
+                seconds[name].append(time.perf_counter() - start)
+    return {"seconds": {name: statistics.median(its) for name, its in seconds.items()}, "state": state, "sent": sent}
 
 
 def measure(_):
@@ -239,6 +299,28 @@ def print_measurements():
     print(markdown_table([*header, *(f"{side}, to {stock}" for side in others)], rows))
 
 
+def print_sharing():
+    weights = SHARED_LAYERS * SHARED_WIDTH**2
+    print(
+        f"A step with nn.Adam, whose state the ranks share or not: {weights / 1e6:.1f} million weights, batch "
+        f"{SHARED_BATCH} on each rank, graph mode; the medians of {ROUNDS} rounds:\n"
+    )
+    rows = []
+    for ranks in MEASURED_RANKS:
+        result = run_ranks("share", ranks)
+        plain, shared, gather = (result["seconds"][name] for name in ("plain", "shared", "gather"))
+        rest = (shared - gather) / plain if ranks > 1 else shared / plain
+        state = (f"{result['state'][name] / 1e6:.0f}" for name in ("plain", "shared"))
+        sent = ("-", "-")
+        if ranks > 1:
+            sent = (f"{result['sent']['shared'][i] * factor / 1e6:.0f}" for i, factor in ((0, 1), (1, ranks)))
+        numbers = f"{1000 * plain:.0f} ms", f"{shared / plain:.2f}", f"{gather / plain:.2f}", f"{rest:.2f}"
+        rows.append((ranks, *numbers, *state, *sent))
+    header = ["ranks", "plain", "shared, to plain", "all-gather alone", "shared without it"]
+    header += ["state, plain, MB", "shared, MB", "all-reduced, MB", "all-gathered, MB"]
+    print(markdown_table(header, rows))
+
+
 def print_calculation(args):
     size = 4 * args.parameters
     print(
@@ -261,9 +343,13 @@ def main():
         rank_main(*sys.argv[2:4], Path(sys.argv[4]))
         return
     args = make_parser().parse_args()
+    if args.sharing:
+        print_sharing()
+        return
     if not args.calculate:
         print_counts()
         print_measurements()
+        print_sharing()
     print_calculation(args)
 
 

@@ -30,7 +30,6 @@ SCENARIOS = [
             ("sharded_simultaneous", 2),
             ("sharded_alternating", 2),
             ("sharded_one_network", 4),
-            ("sharded_cycle", 4),
             ("sharded_resumed", 2),
             ("sharded_merged", 2),
             ("sharded_merged", 4),

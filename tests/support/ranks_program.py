@@ -71,7 +71,7 @@ JOBS = (
     Job(2, _in(MODES, "sharded_cycle", "sharded_half")),
     Job(2, _in(["pynative"], "sharded_one_network") + _in(MODES, "sharded_simultaneous", "sharded_alternating")),
     Job(2, _in(MODES, "sharded_resumed", "sharded_refused", "sharded_merged")),
-    Job(4, _in(MODES, "sharded_one_network", "sharded_cycle", "sharded_merged")),
+    Job(4, _in(MODES, "sharded_one_network", "sharded_merged")),
 )
 
 

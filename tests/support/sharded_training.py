@@ -24,7 +24,7 @@ from support.networks import FEATURES, weight
 from support.training import state
 
 CALLS = 20
-SAVED = 9
+SAVED = 12
 # For each of these calls the ranks whose batch overflows at any scale, and those whose batch does so at a large one.
 OVERFLOWS = {3: (0,), 8: (-1,), 9: (0, -1)}
 STEEP = {5: (-1,), 12: (0,)}

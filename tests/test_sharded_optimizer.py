@@ -151,9 +151,8 @@ def test_what_happened_in_these_steps(job, mode):
 
 
 @long
-@pytest.mark.parametrize("name", ["sharded_cycle", "sharded_simultaneous"])
-def test_steps_were_tried_again(job, mode, name):
-    for records in job(name, mode):
+def test_steps_were_tried_again(job, mode):
+    for records in job("sharded_simultaneous", mode):
         counters = json.loads(str(records[-2]["sharded"]["counters"]))
         assert min(counters["retries"], counters["skipped_steps"], counters["applied_steps"]) > 0
 
@@ -162,7 +161,7 @@ def test_steps_were_tried_again(job, mode, name):
 def test_resumed_it_is_as_if_nothing_had_been(job, mode):
     """Each rank in a new process with its own part, within a cycle."""
     for records, expected in zip(job("sharded_resumed", mode), job("sharded_cycle", mode)):
-        for record, wanted in zip(records, expected[SAVED + 2 :]):
+        for record, wanted in zip(records[1:], expected[SAVED + 2 :]):
             assert not {
                 each for each in wanted["sharded"] if not same_bits(record["sharded"][each], wanted["sharded"][each])
             }

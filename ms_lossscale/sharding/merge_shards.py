@@ -161,7 +161,8 @@ def _check_parts(parts):
             part.fail(f"lacks {listed(missing, _SHOWN)}", "Save it again, or pass parts of one training.")
         for shard, _, weight, layout in part.shards():
             _check_shard(part, shard, weight, layout)
-        same = [prefix + name for prefix, layout in part.layouts.items() for name in (*layout.weights, *layout.shared)]
+        same = [name for layout in part.layouts.values() for name in layout.weights]
+        same += [prefix + name for prefix, layout in part.layouts.items() for name in layout.shared]
         same += [name for name in first.values if _COUNTS.search(name)]
         for name in same:
             if not np.array_equal(*(values_of(each.values[name]) for each in (part, first)), equal_nan=True):

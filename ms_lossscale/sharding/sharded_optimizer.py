@@ -28,7 +28,9 @@ class ShardedOptimizer(nn.Cell):
     Each weight is flattened, padded with zeros, and split evenly over the ranks of `msrun`. Each rank keeps the
     optimizer's state for its own parts only, its shards. In a step that did not overflow it updates these, and an
     all-gather writes the parts of all ranks into the weights. Everything else in the step is as without it, and so are
-    the weights, bit for bit, if the optimizer works element by element. With one rank it is the plain optimizer.
+    the weights, bit for bit, if the optimizer works element by element and its kernel rounds an element alike wherever
+    in a vector it stands (on CPU that of `nn.Adam` does not: the last bit may differ). With one rank it is the plain
+    optimizer.
 
     Shards and their state are float32, also where a weight is float16: then they are its master copy, and take the
     gradient before it is rounded to float16. What something else writes into the weights, an `after_update` or a

@@ -127,11 +127,15 @@ def pair_of_networks():
     return [HalfMlp(seed, prefix=f"{i}.") for i, seed in enumerate((0, 10))]
 
 
+def make_with_rates(shards):
+    return nn.AdamWeightDecay(shards, [0.05 / (i + 1) for i in range(30)])
+
+
 def simultaneous_cell(optimizer):
     networks = pair_of_networks()
     trained = [
         optimizer(networks[0].trainable_params(), lambda shards: nn.Momentum(shards, 0.05, 0.9)),
-        optimizer(networks[1].trainable_params(), lambda shards: nn.Adam(shards, [0.05 / (i + 1) for i in range(30)])),
+        optimizer(networks[1].trainable_params(), make_with_rates),
     ]
     return SimultaneousTrainOneStepCell(
         networks, trained, [scale(), scale()], network_inputs=[(0, 1), (2, 3)], max_retries=2, clip_value=0.25

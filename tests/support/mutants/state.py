@@ -159,7 +159,7 @@ MUTANTS = [
     ),
     Mutant(
         "the learning rate of an experimental optimizer is in no checkpoint",
-        "step/optimizers.py",
+        "_mindspore.py",
         "if not isinstance(optimizer, experimental.optim.Optimizer):",
         "if isinstance(optimizer, experimental.optim.Optimizer):",
         ("test_resume.py",),

@@ -131,7 +131,6 @@ def test_each_rank_has_its_part_of_the_state(job, mode, name, ranks):
         assert sum(part.nbytes for part in parts.values()) == sum(4 * -(-plain[each].size // ranks) for each in states)
         for each, part in parts.items():
             assert part.nbytes * ranks < plain[each].nbytes + 4 * ranks
-            assert part.any() or not plain[each].any() or ranks > plain[each].size
 
 
 def name_of_part(state):

@@ -214,3 +214,10 @@ def test_one_scale_can_not_serve_the_whole_network():
     after = advise_float32(network, None, [inputs])
     assert after.widening is None
     assert after.loss_scale == advice.widening.loss_scale
+
+
+def test_what_the_forward_writes_counts():
+    network = nn.WithLossCell(blocks(nn.ReLU(), networks.WritesSquares()).to_float(mstype.float16), nn.MSELoss())
+    advice = advise_float32(network, None, [networks.batch()])
+    assert (advice.cells, advice.holds) == (["_backbone.1.middle"], True)
+    assert "1.middle.seen, which it writes, is not finite" in str(advice)

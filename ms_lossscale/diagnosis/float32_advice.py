@@ -33,7 +33,8 @@ class NeedOfFloat32(NamedTuple):
         trace = self.trace
         whose = "its" if trace.cell == self.cell else f"{trace.cell}'s"
         what = {"output": f"{whose} output", "gradient": f"{whose} gradient of the input"}.get(
-            trace.what, f"the gradient of {trace.what}"
+            trace.what,
+            f"the gradient of {trace.what}" if trace.direction == "backward" else f"{trace.what}, which it writes,",
         )
         times = self.largest / FLOAT16.largest
         much = f"{times:.3g} x 65504" if times >= 1 else "fits: overflows on the way to it"

@@ -179,8 +179,18 @@ class Trials:
                 overflow = next((each for each in search.overflows if not each.held_by_dtype), None)
                 if overflow is not None:
                     return self._found(search, overflow, (batch, number))
+                written = next((each for each in self._state if not _are_finite([each])), None)
+                if written is not None:
+                    return self._found_written(search, written, (batch, number))
                 self._replayed[0].restore()
         return self.first_lost(names) if self.counts_lost else None
+
+    def _found_written(self, search, state, at):
+        """What overflowed is only in what the forward wrote, BatchNorm's statistics say."""
+        cell = self.owner((at[1], state.name))
+        trace = OverflowTrace(True, self.smallest_scale, cell, "forward", state.name, "not finite")
+        names = self._names_in(search.part)
+        return Found(trace, cell, cell, list(dict.fromkeys(names[each] for each, _ in search.inputs)), at)
 
     def first_lost(self, names):
         """

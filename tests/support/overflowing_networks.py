@@ -62,6 +62,18 @@ class SmallInBetween(nn.Cell):
         return x * 2.0**-11 * 2.0**-9 * 2.0**9 * 2.0**11
 
 
+class WritesSquares(nn.Cell):
+    """Only what it writes overflows."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = Parameter(Tensor(0.0, mstype.float32), requires_grad=False)
+
+    def construct(self, x):
+        ops.assign(self.seen, ops.cast((x * 300.0 * 300.0).max(), mstype.float32))
+        return x
+
+
 class Peak(nn.Cell):
     """In its backward the gradient is 2**14 times as large in between."""
 

@@ -84,6 +84,8 @@ class Float32Advice:
         self.note = note
         self._owner = owner
         self._found = found
+        # Once the advice is applied, they no longer are.
+        self._was_rewritten = any(is_rewritten(each) for cell in found.values() for _, each in cell.cells_and_names())
         self._all_cells = all_cells
         self._is_training_cell = is_training_cell
 
@@ -175,6 +177,6 @@ class Float32Advice:
         return ["", *(f"{kind}: {line}" for kind, line in lines.items())] if lines else []
 
     def _when(self):
-        if any(is_rewritten(each) for cell in self._found.values() for _, each in cell.cells_and_names()):
+        if self._was_rewritten:
             return "In a script, before amp.auto_mixed_precision rewrites the network:"
         return "In a script, after the network was put into float16 and before the first step:"

@@ -21,19 +21,19 @@ _follow = ops.MultitypeFuncGraph("follow")
 _whole = ops.MultitypeFuncGraph("whole")
 
 
+# The operators must be the same on all ranks, also where a rank has nothing but padding: what depends on nothing of the
+# other ranks may be computed in another order, and ranks that exchange in different orders fail.
 @_part.register("Tensor", "Number", "Number", "Number", "Tensor")
-def _part_dense(zeros, begin, count, padding, tensor):
-    if count == 0:
-        return _slice(zeros, (0,), (padding,))
-    part = _to(_slice(tensor.reshape((-1,)), (begin,), (count,)), mstype.float32)
+def _part_dense(zeros, begin, length, padding, tensor):
+    values = tensor.reshape((-1,))
     if padding:
-        part = _concat((part, _slice(zeros, (0,), (padding,))))
-    return part
+        values = _concat((values, _to(_slice(zeros, (0,), (padding,)), tensor.dtype)))
+    return _to(_slice(values, (begin,), (length,)), mstype.float32)
 
 
 @_follow.register("Tensor", "Number", "Number", "Number", "Tensor", "Tensor")
-def _follow_dense(zeros, begin, count, padding, shard, weight):
-    part = _part_dense(zeros, begin, count, padding, weight)
+def _follow_dense(zeros, begin, length, padding, shard, weight):
+    part = _part_dense(zeros, begin, length, padding, weight)
     if weight.dtype != mstype.float32:
         # A master stays as it is unless something else has written its weight.
         rounded = _to(_to(shard, weight.dtype), mstype.float32)
@@ -62,14 +62,11 @@ class Shards(nn.Cell):
         super().__init__(auto_prefix=False)
         rank, ranks = get_rank(), get_group_size()
         self.shards, self.weights = shards, weights
-        # For each weight where this rank's part begins, its elements, and the zeros after them: fewer than ranks.
+        # For each weight where this rank's part begins, its length, and the zeros after the weight: fewer than ranks.
         sizes = [math.prod(weight.shape) for weight in weights]
         self._lengths = tuple(shard_length(size, ranks) for size in sizes)
         self._begins = tuple(rank * length for length in self._lengths)
-        self._counts = tuple(
-            min(max(size - begin, 0), length) for size, begin, length in zip(sizes, self._begins, self._lengths)
-        )
-        self._paddings = tuple(length - count for length, count in zip(self._lengths, self._counts))
+        self._paddings = tuple(length * ranks - size for size, length in zip(sizes, self._lengths))
         self._zeros = Tensor(np.zeros(ranks, np.float32))
         self._ranks = ranks
         self._messages = _messages(weights, self._lengths, _LARGEST_MESSAGE // ranks)
@@ -77,11 +74,11 @@ class Shards(nn.Cell):
 
     def parts(self, tensors):
         """This rank's part of one tensor for each weight, float32 vectors."""
-        return _map(ops.partial(_part, self._zeros), self._begins, self._counts, self._paddings, tensors)
+        return _map(ops.partial(_part, self._zeros), self._begins, self._lengths, self._paddings, tensors)
 
     def follow(self):
         """Takes over what something else has written into the weights, an `after_update` or a checkpoint say."""
-        places = (self._begins, self._counts, self._paddings)
+        places = (self._begins, self._lengths, self._paddings)
         return _map(ops.partial(_follow, self._zeros), *places, self.shards, self.weights)
 
     def gather(self):

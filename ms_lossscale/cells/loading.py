@@ -19,7 +19,8 @@ class LoadsInPlace(nn.Cell):
 
     def _check_loaded(self):
         """Before each step, what may have been loaded into Parameters since the last one."""
-        self._loaded_parts.check()
+        if self._loaded_parts.sharded:
+            self._loaded_parts.check()
         if self._begun_cycles.may_have_been_loaded():
             for step in self.steps:
                 if step.has_begun():

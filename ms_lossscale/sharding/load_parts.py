@@ -19,16 +19,16 @@ class LoadedParts:
 
     def __init__(self, owner, optimizers):
         self._owner = owner
-        self._sharded = [each for each in optimizers if isinstance(each, ShardedOptimizer) and each.is_split]
-        self._aliases = [None] * len(self._sharded)
-        self._addresses = [None] * len(self._sharded)
+        self.sharded = [each for each in optimizers if isinstance(each, ShardedOptimizer) and each.is_split]
+        self._aliases = [None] * len(self.sharded)
+        self._addresses = [None] * len(self.sharded)
 
     def check(self):
         """
         Before each call: whether it was this rank's part that MindSpore's own functions may have loaded since the last
         one, which gives a Parameter other memory. Only then the host reads it.
         """
-        for i, optimizer in enumerate(self._sharded):
+        for i, optimizer in enumerate(self.sharded):
             if optimizer.layout.data_ptr() != self._addresses[i]:
                 _check_own(self._owner, optimizer.layout_read, optimizer.layout)
                 # Keeps the memory, so that nothing else gets its address.
@@ -49,7 +49,7 @@ class LoadedParts:
         Raises:
             ValueError: If it is the part of another rank, or of another number of ranks, or a shape does not fit.
         """
-        for optimizer in self._sharded:
+        for optimizer in self.sharded:
             parameters = _own_part(self._owner, optimizer, parameters)
         # The masters of weights that have none here.
         return {

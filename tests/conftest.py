@@ -10,6 +10,9 @@ import mindspore
 import pytest
 from support.in_mode import in_mode
 
+# Modules without examples, of which one takes the place of the self-check's checks when it is imported.
+collect_ignore = ["support"]
+
 # MindSpore collects garbage before each compilation: a tenth of the time, if it looks at all that was imported.
 gc.freeze()
 

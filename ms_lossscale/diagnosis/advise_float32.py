@@ -68,7 +68,7 @@ def advise_float32(
         >>> layers = [nn.Dense(2, 2, weight_init="ones", has_bias=False), nn.LayerNorm((2,))]
         >>> net = nn.SequentialCell(*layers).to_float(mstype.float16)
         >>> network = nn.WithLossCell(net, nn.MSELoss())
-        >>> batch = np.full((4, 2), 3e4, np.float32), np.zeros((4, 2), np.float32)
+        >>> batch = np.full((4, 2), 4e4, np.float32), np.zeros((4, 2), np.float32)
         >>> advice = advise_float32(network, net.trainable_params(), [batch])
         >>> advice.cells, advice.holds
         (['_backbone.0', '_backbone.1'], True)

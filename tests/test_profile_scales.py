@@ -19,6 +19,7 @@ from ms_lossscale import (
     profile_gradients,
     suggest_schedule,
 )
+from ms_lossscale._output import written_scale
 from ms_lossscale.diagnosis.profile_gradients import Float16Traces
 
 pytestmark = pytest.mark.long
@@ -224,7 +225,7 @@ def test_a_recommended_scale_at_which_gradients_overflow_inside_is_not_recommend
     assert report.total.non_finite == 0
     assert 1.0 < report.loss_scale == report.ceiling < first.recommended_loss_scale
     assert report.recommended_loss_scale == report.ceiling
-    assert f"No loss scale above {report.ceiling:g} is recommended" in str(report)
+    assert f"No loss scale above {written_scale(report.ceiling)} is recommended" in str(report)
 
 
 # The hint.
@@ -240,8 +241,8 @@ def test_the_hint_looks_at_subnormals_too():
     line = str(report).splitlines()[-1]
     assert line == (
         "At this loss scale float16 rounded gradients of 2 of 2 parameters on the way, to zero or to a subnormal "
-        f"number: they are counted as rounded. Profile again with loss_scale={report.recommended_loss_scale:g} to see "
-        "what they are."
+        f"number: they are counted as rounded. Profile again with "
+        f"loss_scale={written_scale(report.recommended_loss_scale)} to see what they are."
     )
     assert HINT not in str(profile_gradients(network, batches=BATCHES))
 

@@ -14,7 +14,8 @@ from ms_lossscale.step.forward_backward import inputs_of
 from ms_lossscale.step.returned import described
 
 _CURE_OF_NETWORKS = "Pass a network that returns the loss, an nn.WithLossCell say, or a training cell of ms_lossscale."
-_INPUTS = (Tensor, np.ndarray, int, float)
+_TENSORS = (Tensor, np.ndarray)
+_INPUTS = (*_TENSORS, int, float)
 _CURE_OF_BATCHES = "Pass a list with a tuple of the network's inputs for each batch, or a dataset."
 
 
@@ -103,9 +104,11 @@ def _check_parameters(owner, network, parameters):
 
 def as_inputs(owner, name, batch):
     """A batch as a tuple of Tensors, and of numbers where there are some."""
-    if isinstance(batch, (Tensor, np.ndarray)):
+    if isinstance(batch, _TENSORS):
         batch = (batch,)
-    if not isinstance(batch, (list, tuple)) or not all(isinstance(each, _INPUTS) for each in batch):
+    is_tuple = isinstance(batch, (list, tuple)) and all(isinstance(each, _INPUTS) for each in batch)
+    # Numbers alone are no batch.
+    if not is_tuple or (batch and not any(isinstance(each, _TENSORS) for each in batch)):
         raise TypeError(
             f"For '{owner}', the argument '{name}' must be a Tensor, a NumPy array, or a tuple of them and of numbers, "
             f"but got {describe(batch)}. {_CURE_OF_BATCHES}"
@@ -137,7 +140,7 @@ def each_batch(owner, batches):
     if isinstance(batches, Dataset):
         total = batches.get_dataset_size()
         batches = batches.create_tuple_iterator(num_epochs=1)
-    elif isinstance(batches, (Tensor, np.ndarray)) or not hasattr(batches, "__iter__"):
+    elif isinstance(batches, _TENSORS) or not hasattr(batches, "__iter__"):
         raise TypeError(
             f"For '{owner}', the argument 'batches' must be an iterable of batches, but got {describe(batches)}. "
             f"{_CURE_OF_BATCHES}"

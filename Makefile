@@ -41,10 +41,12 @@ pictures: $(VENV)/examples
 
 # Trains with MindSpore's toolkits, unmodified, in an environment of their own.
 toolkits: .venv-toolkits/installed
-	@echo "Trains with mindcv, mindyolo and mindone: about 4 minutes on 2 CPU cores."
+	@echo "Trains with mindcv, mindyolo and mindone: about 5 minutes on 2 CPU cores."
 	.venv-toolkits/bin/python examples/toolkits/mindcv_classifier.py
 	.venv-toolkits/bin/python examples/toolkits/mindyolo_detector.py
 	.venv-toolkits/bin/python examples/toolkits/mindone_autoencoder.py
+	PATH="$(abspath .venv-toolkits/bin):$$PATH" msrun --worker_num=2 --local_worker_num=2 --join=True \
+		--log_dir=output/toolkits/zero/ranks examples/toolkits/mindone_zero.py
 
 QUICK = not long and not release
 

@@ -221,6 +221,15 @@ def test_mindformers(mode, tmp_path):
     assert 0 < after.global_norm < np.inf
 
 
+def test_zero_of_mindone(mode, tmp_path):
+    """On one rank, against the same cell: what several ranks do, `test_sharded_optimizer.py` compares."""
+    one_call = ("accumulation_steps=2", "accumulation_steps=1")
+    before = run_on_cpu(tmp_path, "Cells that accumulate", replace=[one_call], overflow=OVERFLOW)
+    after = run(tmp_path, "mindone's ZeRO", "After", overflow=OVERFLOW)
+    assert_same(before, after, CLIPPED)
+    assert_one_skip_and_the_same_scale(before, after)
+
+
 def test_a_network_that_returns_several_losses(mode, tmp_path):
     heading = "A network that returns several losses"
     before = run(tmp_path, heading, "Before")
@@ -334,4 +343,4 @@ def test_the_table_leads_to_every_section():
 
 def test_every_pair_is_compared():
     """A pair that is added to the page needs a test of its own above."""
-    assert sum("After" in snippets for snippets in SECTIONS.values()) == 17
+    assert sum("After" in snippets for snippets in SECTIONS.values()) == 18

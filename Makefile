@@ -6,7 +6,7 @@ MINDSPORE ?= mindspore
 # With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower.
 export ONEDNN_MAX_CPU_ISA ?= AVX2
 
-.PHONY: lenet lenet-2 gan gan-2 gan-policies compare bench scaling pictures toolkits test test-long test-all mutants lint docs dist
+.PHONY: lenet lenet-2 gan gan-2 gan-policies compare advise bench scaling pictures toolkits test test-long test-all mutants lint docs dist
 
 lenet: $(VENV)/examples
 	$(VENV)/bin/python examples/lenet/train.py
@@ -28,6 +28,10 @@ gan-policies: $(VENV)/examples
 compare: $(VENV)/examples
 	@echo "Trains LeNet-5 15 times: some minutes on 2 CPU cores. The bar shows how long it still takes."
 	$(VENV)/bin/python examples/lenet/compare.py
+
+advise: $(VENV)/examples
+	@echo "Trains a transformer and a ResNet three times each: about 2 minutes on 2 CPU cores."
+	$(VENV)/bin/python examples/diagnosis/advise.py
 
 bench: $(VENV)/examples
 	$(VENV)/bin/python benchmarks/bench.py
@@ -55,7 +59,7 @@ test: $(VENV)/installed
 
 # The tests of messages, files, pages and examples, which MindSpore's version does not change.
 ANY_VERSION = $(patsubst %,tests/test_%.py,arguments arguments_of_accumulation arguments_of_several_networks \
-	data_parallel_costs distribution examples_gan examples_lenet examples_toolkits full_disk gan_policies \
+	data_parallel_costs distribution examples_diagnosis examples_gan examples_lenet examples_toolkits full_disk gan_policies \
 	gradient_report mutants package pictures plot_scale site trace_step translations written_scale)
 
 # What .ci/run runs after `make test`: with the oldest MindSpore, too, the quick tests that depend on it.

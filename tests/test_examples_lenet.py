@@ -310,6 +310,7 @@ def test_diagnose_shows_where_it_underflows_and_writes_the_reports(data, tmp_pat
         "scheduled scale",
     ]
     assert table in result.stdout
+    assert "No cell needs float32" in result.stdout.rpartition("== Does a cell need float32?")[2]
 
 
 @pytest.mark.long

@@ -27,6 +27,7 @@ from weighted_training import add_weighted_arguments, load_or_exit, make_folder_
 
 from ms_lossscale import (
     FixedLossScale,
+    advise_float32,
     build_train_network,
     profile_activations,
     profile_gradients,
@@ -87,10 +88,13 @@ class Diagnosis:
     def activations(self, cell):
         return profile_activations(cell, self._batches, compare_float32=True)
 
+    def advice(self, cell):
+        return advise_float32(cell, self._batches[:1])
+
 
 def diagnose(args, digits, folder, bar):
     diagnosis = Diagnosis(args, digits, bar)
-    reports, stages = {}, []
+    reports, advice, stages = {}, [], []
 
     def look_inside(cell):
         if not reports:
@@ -99,6 +103,7 @@ def diagnose(args, digits, folder, bar):
             # Once more at the scale that it recommends: on the way there was no underflow then.
             scale = reports["gradients"].recommended_loss_scale
             reports["gradients_scaled"] = diagnosis.gradients(cell, scale)
+            advice.append(diagnosis.advice(cell))
 
     def look_at_stage(cell):
         stages.append(diagnosis.gradients(cell, cell.get_loss_scale()))
@@ -118,7 +123,7 @@ def diagnose(args, digits, folder, bar):
         report.plot(folder / f"{name}.png")
     with replacing(folder / "accuracy.txt") as part:
         part.write_text(table)
-    return reports, table
+    return reports, advice[0], table
 
 
 def main():
@@ -134,7 +139,7 @@ def main():
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
     mindspore.set_device("CPU")
     with tqdm(total=3 * args.epochs * steps, unit="step", dynamic_ncols=True) as bar:
-        reports, table = diagnose(args, digits, folder, bar)
+        reports, advice, table = diagnose(args, digits, folder, bar)
 
     print("== Before training, in float16 without a loss scale: the values inside\n")
     print(reports["activations"])
@@ -143,6 +148,8 @@ def main():
     print(f"\n== The same, computed at loss scale {written_scale(reports['gradients_scaled'].loss_scale)}\n")
     print(reports["gradients_scaled"])
     print(f"\n== Test accuracy after {args.epochs} epochs in float16\n\n{table}", end="")
+    print("\n== Does a cell need float32? (examples/diagnosis/advise.py has networks with cells that do.)\n")
+    print(advice)
     print(f"\nWrote the reports as .csv, .json and .png, and accuracy.txt, to {folder}")
     return 0
 

@@ -1,0 +1,112 @@
+"""
+Trains a small transformer and a small ResNet in float16 (O3) that overflow at every loss scale, asks which of their
+cells need float32, and trains them again with the lines that the advice prints.
+
+    python examples/diagnosis/advise.py
+
+Exits with 1 if an advice does not hold, or if training with it still skips most steps.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+# With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower. It is read when
+# MindSpore is imported.
+os.environ["ONEDNN_MAX_CPU_ISA"] = os.environ.get("ONEDNN_MAX_CPU_ISA", "AVX2")
+# For what the examples share.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+import mindspore
+import numpy as np
+from common.data import add_data_argument, load_digits, steps_per_epoch, test_dataset, train_dataset
+from common.input_error import InputError
+from common.lenet5 import accuracy
+from common.options import MODES, positive_int, seed_int
+from common.output import markdown_table
+from mindspore import nn
+from overflowing import ResNet, Transformer
+from tqdm import tqdm
+
+from ms_lossscale import DynamicLossScale, advise_float32, build_train_network
+
+NETWORKS = {"transformer": Transformer, "resnet": ResNet}
+
+
+def make_parser():
+    parser = argparse.ArgumentParser(
+        description="Train networks in float16 that overflow at every loss scale, before and after the advice which of "
+        "their cells need float32, and in float32 for comparison."
+    )
+    add = parser.add_argument
+    add("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS), help="which ones (default: all)")
+    add_data_argument(parser)
+    add("--images", type=positive_int, default=640, metavar="N", help="digits to train with (default: %(default)s)")
+    add("--epochs", type=positive_int, default=3, help="epochs of each training (default: %(default)s)")
+    add("--batch-size", type=positive_int, default=16, metavar="N", help="digits in a step (default: %(default)s)")
+    add("--mode", choices=MODES, default="graph", help="MindSpore's execution mode (default: %(default)s)")
+    add("--seed", type=seed_int, default=0, help="of the weights and of the order of the digits (default: %(default)s)")
+    return parser
+
+
+def make_cell(name, args, level):
+    """The network, and its training cell."""
+    mindspore.set_seed(args.seed)
+    network = NETWORKS[name]()
+    optimizer = nn.Adam(network.trainable_params(), learning_rate=3e-3)
+    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    scale = None if level == "O0" else DynamicLossScale()
+    return network, build_train_network(network, optimizer, loss, level=level, loss_scale_manager=scale).set_train()
+
+
+def train(title, network, cell, args, digits):
+    """Trains. Returns what the table says of it, and whether most steps were applied."""
+    total = args.epochs * steps_per_epoch(digits, args.batch_size)
+    with tqdm(total=total, desc=title, unit="step", leave=False) as bar:
+        for epoch in range(1, args.epochs + 1):
+            batches = train_dataset(digits, args.batch_size, args.seed, epoch)
+            for images, labels in batches.create_tuple_iterator(num_epochs=1):
+                cell(images, labels)
+                bar.update()
+    share = accuracy(network, test_dataset(digits))
+    skipped = cell.counters()["skipped_steps"]
+    return f"{100 * share:.1f} %, {skipped} of {total} skipped", 2 * skipped < total
+
+
+def compare(name, args, digits):
+    """The network's row of the table, and whether the advice held."""
+    print(f"== {name}, float16 at O3\n")
+    batches = train_dataset(digits, args.batch_size, args.seed, 1).create_tuple_iterator(num_epochs=1)
+    advice = advise_float32(make_cell(name, args, "O3")[1], [next(batches)])
+    print(f"{advice}\n", flush=True)
+    float32, _ = train(f"{name}, float32", *make_cell(name, args, "O0"), args, digits)
+    float16, _ = train(f"{name}, float16", *make_cell(name, args, "O3"), args, digits)
+    network, cell = make_cell(name, args, "O3")
+    # As if they were pasted here.
+    exec(advice.lines(), {"cell": cell})
+    advised, trained = train(f"{name}, as advised", network, cell, args, digits)
+    return [name, float32, float16, advised], advice.holds and trained
+
+
+def main():
+    parser = make_parser()
+    args = parser.parse_args()
+    mindspore.set_context(mode=MODES[args.mode])
+    mindspore.set_device("CPU")
+    try:
+        digits = load_digits(args.data)
+        # They may be sorted.
+        chosen = np.random.default_rng(args.seed).permutation(len(digits.train_images))[: args.images]
+        digits = digits._replace(train_images=digits.train_images[chosen], train_labels=digits.train_labels[chosen])
+        steps_per_epoch(digits, args.batch_size)
+    except InputError as error:
+        parser.exit(2, f"{parser.prog}: error: {error}\n")
+    rows, held = zip(*(compare(name, args, digits) for name in args.networks))
+    print(f"== Test accuracy after {args.epochs} epochs, and the steps that were skipped\n")
+    print(markdown_table(["network", "float32", "float16", "float16, as advised"], rows), end="")
+    return 0 if all(held) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

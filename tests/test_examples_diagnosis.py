@@ -1,0 +1,54 @@
+"""The example of advise_float32, run as a user runs it."""
+
+import re
+
+import pytest
+from support.python_process import ROOT, run_python
+
+for package in ("mlxtend", "tabulate", "tqdm"):
+    pytest.importorskip(package, reason=f"the example needs {package}: pip install ms_lossscale[examples]")
+
+SCRIPT = ROOT / "examples" / "diagnosis" / "advise.py"
+ENTRY = re.compile(r"(\d+\.\d) %, (\d+) of (\d+) skipped")
+
+
+def run_rows(*options, cwd):
+    """The table: from a network to the accuracy in percent, the skipped and all steps of its three trainings."""
+    result = run_python(SCRIPT, *options, cwd=cwd)
+    assert result.returncode == 0, result.stderr
+    lines = [line for line in result.stdout.splitlines() if line.startswith("| ")][1:]
+    rows = {}
+    for line in lines:
+        name, *entries = (entry.strip() for entry in line.strip("|").split("|"))
+        rows[name] = [tuple(map(float, ENTRY.fullmatch(entry).groups())) for entry in entries]
+    return rows, result.stdout
+
+
+def test_help_and_refusal(tmp_path):
+    result = run_python(SCRIPT, "--help", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "--networks" in result.stdout
+    result = run_python(SCRIPT, "--images", 15, cwd=tmp_path)
+    assert result.returncode == 2
+    assert "--batch-size 16 is more than the 15 training images" in result.stderr
+
+
+@pytest.mark.long
+def test_tiny_run(tmp_path):
+    options = ("--networks", "transformer", "--images", 32, "--epochs", 2, "--mode", "pynative")
+    rows, printed = run_rows(*options, cwd=tmp_path)
+    ((_, float32, *_), (_, stuck, steps), (_, advised, _)) = rows["transformer"]
+    assert (float32, stuck, steps) == (0, 4, 4)
+    assert advised < 2
+    assert "cells['_backbone.layers.0.attention'].to_float(mindspore.float32)" in printed
+
+
+@pytest.mark.long
+def test_float16_learns_as_float32_does_with_the_advice(tmp_path):
+    rows, _ = run_rows(cwd=tmp_path)
+    assert set(rows) == {"transformer", "resnet"}
+    for float32, stuck, advised in rows.values():
+        assert stuck[1] == stuck[2]
+        assert stuck[0] < 20
+        assert float32[0] > 70
+        assert advised[0] > float32[0] - 5

@@ -50,5 +50,5 @@ def test_float16_learns_as_float32_does_with_the_advice(tmp_path):
     for float32, stuck, advised in rows.values():
         assert stuck[1] == stuck[2]
         assert stuck[0] < 20
-        assert float32[0] > 70
+        assert float32[0] > 30
         assert advised[0] > float32[0] - 5

@@ -14,7 +14,7 @@ ENTRY = re.compile(r"(\d+\.\d) %, (\d+) of (\d+) skipped")
 
 def run_rows(*options, cwd):
     """The table: from a network to the accuracy in percent, the skipped and all steps of its three trainings."""
-    result = run_python(SCRIPT, *options, cwd=cwd)
+    result = run_python(SCRIPT, *options, cwd=cwd, timeout=900)
     assert result.returncode == 0, result.stderr
     lines = [line for line in result.stdout.splitlines() if line.startswith("| ")][1:]
     rows = {}

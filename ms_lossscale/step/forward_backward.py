@@ -15,7 +15,6 @@ from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.packing import Packing
 from ms_lossscale.step.returned import (
     check_losses,
-    check_no_image,
     form_of,
     in_form,
     leaves_in,
@@ -60,7 +59,6 @@ class ForwardBackward(nn.Cell):
 
     def _scaled_loss(self, scale, *inputs):
         output = self.network(*inputs)
-        check_no_image(self._owner, self._number, output)
         if self.has_aux:
             loss, aux = loss_and_aux_of(self._owner, self._number, output)
         else:
@@ -96,7 +94,6 @@ class SharedForwardBackward(nn.Cell):
     def _losses_and_aux(self, *inputs):
         """The sums of the losses, the leaves of aux, and its form: MindSpore differentiates neither dicts nor None."""
         output = self.network(*inputs)
-        check_no_image(self._owner, 0, output)
         losses = check_losses(self._owner, self._losses, self.has_aux, output)
         # At once: one by one, graph mode fails with two dicts of other names in aux.
         results = gradients.sums(losses)

@@ -11,6 +11,7 @@ from mindspore import dtype as mstype
 
 def loss_of(owner, number, output, may_return_tuple):
     """The loss that a network without aux returned, of any shape."""
+    check_no_image(owner, number, output)
     if may_return_tuple and isinstance(output, tuple) and len(output) == 1:
         output = output[0]
     if not isinstance(output, Tensor):
@@ -20,6 +21,7 @@ def loss_of(owner, number, output, may_return_tuple):
 
 def loss_and_aux_of(owner, number, output):
     """The loss, of any shape, and the tuple of aux that a network returned."""
+    check_no_image(owner, number, output)
     if not isinstance(output, tuple) or len(output) == 0 or not isinstance(output[0], Tensor):
         _no_aux(owner, number, described(output))
     return output[0], output[1:]
@@ -27,6 +29,7 @@ def loss_and_aux_of(owner, number, output):
 
 def check_losses(owner, losses, has_aux, output):
     """The losses that one network returned for several optimizers; raises unless aux comes only with `has_aux`."""
+    check_no_image(owner, 0, output)
     fits = isinstance(output, tuple) and (len(output) == losses or (has_aux and len(output) > losses))
     if not fits:
         _not_the_losses(owner, losses, has_aux, described(output))

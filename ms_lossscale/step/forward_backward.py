@@ -15,6 +15,7 @@ from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.packing import Packing
 from ms_lossscale.step.returned import (
     check_losses,
+    check_no_image,
     form_of,
     in_form,
     leaves_in,
@@ -59,6 +60,7 @@ class ForwardBackward(nn.Cell):
 
     def _scaled_loss(self, scale, *inputs):
         output = self.network(*inputs)
+        check_no_image(self._owner, self._number, output)
         if self.has_aux:
             loss, aux = loss_and_aux_of(self._owner, self._number, output)
         else:

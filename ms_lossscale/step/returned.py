@@ -11,7 +11,6 @@ from mindspore import dtype as mstype
 
 def loss_of(owner, number, output, may_return_tuple):
     """The loss that a network without aux returned, of any shape."""
-    check_no_image(owner, number, output)
     if may_return_tuple and isinstance(output, tuple) and len(output) == 1:
         output = output[0]
     if not isinstance(output, Tensor):
@@ -21,7 +20,6 @@ def loss_of(owner, number, output, may_return_tuple):
 
 def loss_and_aux_of(owner, number, output):
     """The loss, of any shape, and the tuple of aux that a network returned."""
-    check_no_image(owner, number, output)
     if not isinstance(output, tuple) or len(output) == 0 or not isinstance(output[0], Tensor):
         _no_aux(owner, number, described(output))
     return output[0], output[1:]

@@ -86,8 +86,8 @@ def make_cells():
         "written by hand": (1, one(hand_written)),
         "Scaled": (1, scaled(DynamicLossScale())),
         "Scaled, clip_norm and ema_decay": (1, scaled(DynamicLossScale(), clip_norm=1.0, ema_decay=0.9)),
-        "Scaled, windows of 4 calls": (1, scaled(DynamicLossScale(), gradient_accumulation_steps=4)),
-        "Scaled, windows of 16 calls": (1, scaled(DynamicLossScale(), gradient_accumulation_steps=16)),
+        "Scaled, cycles of 4 calls": (1, scaled(DynamicLossScale(), gradient_accumulation_steps=4)),
+        "Scaled, cycles of 16 calls": (1, scaled(DynamicLossScale(), gradient_accumulation_steps=16)),
         "Scaled, nothing checked": (1, scaled(FixedLossScale(1024.0, drop_overflow_update=False))),
         "Simultaneous, 2 networks": (2, several(SimultaneousTrainOneStepCell, 2)),
         "Simultaneous, 4 networks": (4, several(SimultaneousTrainOneStepCell, 4)),
@@ -274,7 +274,7 @@ def tree(ranks, latency):
 
 
 def print_counts():
-    print(f"Sent in a step, by networks of {LAYERS} layers of {WIDTH} x {WIDTH} (when accumulating: in a window):\n")
+    print(f"Sent in a step, by networks of {LAYERS} layers of {WIDTH} x {WIDTH} (when accumulating: in a cycle):\n")
     counts = run_ranks("count", 2)
     stock, stock_bytes = counts["nn.TrainOneStepCell"]
     networks = {name: networks for name, (networks, _) in make_cells().items()}
@@ -282,7 +282,9 @@ def print_counts():
     for name, (number, size) in counts.items():
         of_gradients, their_size = networks[name] * stock, networks[name] * stock_bytes
         rows.append((name, number, of_gradients, number - of_gradients, f"{size:,}", size - their_size))
-    print(markdown_table(("cell", "all-reduces", "of gradients", "of verdicts", "bytes", "of verdicts"), rows))
+    print(
+        markdown_table(("cell", "all-reduces", "of gradients", "of overflow flags", "bytes", "of overflow flags"), rows)
+    )
 
 
 def print_measurements():
@@ -330,12 +332,12 @@ def print_calculation(args):
     )
     rows = []
     for ranks in CALCULATED_RANKS:
-        gradients, verdict = (ring(ranks, n, args.latency, args.bandwidth) for n in (size, 4))
-        milliseconds = f"{gradients * 1e3:.1f}", f"{verdict * 1e3:.2f}", f"{tree(ranks, args.latency) * 1e3:.2f}"
-        efficiencies = (f"{args.step / (args.step + sent):.0%}" for sent in (gradients, gradients + verdict))
+        gradients, flag = (ring(ranks, n, args.latency, args.bandwidth) for n in (size, 4))
+        milliseconds = f"{gradients * 1e3:.1f}", f"{flag * 1e3:.2f}", f"{tree(ranks, args.latency) * 1e3:.2f}"
+        efficiencies = (f"{args.step / (args.step + sent):.0%}" for sent in (gradients, gradients + flag))
         rows.append((ranks, *milliseconds, *efficiencies))
-    header = ["ranks", "gradients, ring, ms", "verdict, ring, ms", "verdict, tree, ms"]
-    print(markdown_table([*header, "efficiency without verdict", "with, ring"], rows))
+    header = ["ranks", "gradients, ring, ms", "flag, ring, ms", "flag, tree, ms"]
+    print(markdown_table([*header, "efficiency without flag", "with, ring"], rows))
 
 
 def main():

@@ -153,21 +153,23 @@ def count(graphs):
     counts = {}
     cells = {name: cell for name, cell in make_cells().items() if name != "written by hand"}
     for i, (name, (networks, make_cell)) in enumerate(cells.items()):
-        counts[name] = sent_by(make_cell().set_train(), inputs_for(networks), graphs / str(i), "AllReduce")
+        (counts[name],) = sent_by(make_cell().set_train(), inputs_for(networks), graphs / str(i), "AllReduce")
     return counts
 
 
-def sent_by(cell, inputs, graphs, operator):
-    """How often the compiled step of a cell has an operator that sends float32, and the bytes that it is given."""
+def sent_by(cell, inputs, graphs, *operators):
+    """For each operator that sends float32 how often the step of a cell, not compiled yet, has it, and its bytes."""
     # Read when a graph is compiled. The graphs that are going to run are named graph_build.
     os.environ["MS_DEV_SAVE_GRAPHS"] = "2"
     os.environ["MS_DEV_SAVE_GRAPHS_PATH"] = str(graphs)
     cell.compile(*inputs)
     os.environ["MS_DEV_SAVE_GRAPHS"] = "0"
-    sizes = []
-    for path in graphs.rglob("graph_build_*.ir"):
-        sizes += re.findall(rf"= {operator}\(.*\n +: \(<Tensor\[Float32\], \((.*?)\)>", path.read_text())
-    return [len(sizes), sum(4 * math.prod(int(n) for n in size.split(",") if n.strip()) for size in sizes)]
+    compiled = "".join(path.read_text() for path in graphs.rglob("graph_build_*.ir"))
+    counts = []
+    for operator in operators:
+        sizes = re.findall(rf"= {operator}\(.*\n +: \(<Tensor\[Float32\], \((.*?)\)>", compiled)
+        counts.append([len(sizes), sum(4 * math.prod(int(n) for n in size.split(",") if n.strip()) for size in sizes)])
+    return counts
 
 
 def share(graphs):
@@ -188,8 +190,11 @@ def share(graphs):
             super().__init__()
             self.gather = ops.AllGather() if several else nn.Identity()
 
-        def construct(self, part):
-            return self.gather(part)[:1]
+        def construct(self, *parts):
+            gathered = ()
+            for part in parts:
+                gathered += (self.gather(part)[:1],)
+            return gathered
 
     def adam(weights):
         return nn.Adam(weights, 1e-4)
@@ -201,14 +206,15 @@ def share(graphs):
         name: sum(each.nbytes for moments in (its.moment1, its.moment2) for each in moments)
         for name, its in inner.items()
     }
-    part = Tensor(np.zeros(state["shared"] // 8, np.float32))
+    # One message for each weight.
+    part = Tensor(np.zeros(state["shared"] // 8 // SHARED_LAYERS, np.float32))
     batch = [Tensor(np.ones((SHARED_BATCH, SHARED_WIDTH), np.float32)) for _ in range(2)]
-    sides = {**{name: (cell.set_train(), batch) for name, cell in cells.items()}, "gather": (Gather(), [part])}
-    sent = {
-        name: [sent_by(*sides[name], graphs / name / operator, operator)[1] for operator in ("AllReduce", "AllGather")]
-        for name in cells
-        if several
+    sides = {
+        **{name: (cell.set_train(), batch) for name, cell in cells.items()},
+        "gather": (Gather(), [part] * SHARED_LAYERS),
     }
+    operators = ("AllReduce", "AllGather")
+    sent = {name: [size for _, size in sent_by(*sides[name], graphs / name, *operators)] for name in cells if several}
     seconds = {name: [] for name in sides}
     for i in range(ROUNDS + 1):
         for name, (cell, inputs) in sides.items():

@@ -10,8 +10,9 @@ from mindspore.communication import get_group_size, get_rank
 from ms_lossscale import _gradients as gradients
 from ms_lossscale.sharding.layout import shard_length
 
-# So many elements are gathered at once, or those of one weight: so much memory it takes besides.
-_LARGEST_MESSAGE = 2**24
+# So many elements are gathered at once, or those of one weight: so much memory it takes besides. And so many of each
+# rank: MindSpore's CPU collectives, all-reduce and all-gather alike, fail at times where a rank passes on 24 MB at once.
+_LARGEST_GATHERED, _LARGEST_SENT = 2**24, 2**21
 
 _to, _slice, _concat, _equal, _select = ops.Cast(), ops.Slice(), ops.Concat(), ops.Equal(), ops.Select()
 _map = ops.HyperMap()
@@ -69,7 +70,7 @@ class Shards(nn.Cell):
         self._paddings = tuple(length * ranks - size for size, length in zip(sizes, self._lengths))
         self._zeros = Tensor(np.zeros(ranks, np.float32))
         self._ranks = ranks
-        self._messages = _messages(weights, self._lengths, _LARGEST_MESSAGE // ranks)
+        self._messages = _messages(weights, self._lengths, min(_LARGEST_GATHERED // ranks, _LARGEST_SENT))
         self._all_gather = ops.AllGather()
 
     def parts(self, tensors):

@@ -11,7 +11,7 @@ from ms_lossscale import _gradients as gradients
 from ms_lossscale.sharding.layout import shard_length
 
 # So many elements are gathered at once, or those of one weight: so much memory it takes besides. And so many of each
-# rank: MindSpore's CPU collectives, all-reduce and all-gather alike, fail at times where a rank passes on 24 MB at once.
+# rank: MindSpore's CPU collectives, all-reduce and all-gather alike, fail at times where a rank sends 24 MB at once.
 _LARGEST_GATHERED, _LARGEST_SENT = 2**24, 2**21
 
 _to, _slice, _concat, _equal, _select = ops.Cast(), ops.Slice(), ops.Concat(), ops.Equal(), ops.Select()

@@ -23,18 +23,18 @@ def build_train_network(
     **kwargs: Any,
 ) -> ScaledTrainOneStepCell:
     """
-    Builds a mixed-precision training cell, as :func:`mindspore.amp.build_train_network` does, on every device and for
+    Builds a mixed-precision training cell like :func:`mindspore.amp.build_train_network`, but for every device and
     every optimizer.
 
-    The conversion of the network is MindSpore's own; the cell around it is a :class:`ScaledTrainOneStepCell`, which
+    MindSpore's own function converts the network. The cell around it is a :class:`ScaledTrainOneStepCell`, which
     returns `(loss, overflow, loss_scale)`.
 
     Args:
         network (Cell): The network. Without `loss_fn` it returns the loss.
         optimizer (Cell): An optimizer that does not divide by a loss scale of its own.
         loss_fn (Cell, optional): The loss function. Default: ``None`` .
-        level (str): ``"O0"`` , ``"O1"`` , ``"O2"`` , ``"O3"`` or ``"auto"`` . As in MindSpore, ``"O2"`` brings a
-            dynamic loss scale and the others none, unless `loss_scale_manager` is given. Default: ``"O0"`` .
+        level (str): ``"O0"`` , ``"O1"`` , ``"O2"`` , ``"O3"`` or ``"auto"`` . As in MindSpore, ``"O2"`` uses a dynamic
+            loss scale and the others none, unless you pass a `loss_scale_manager`. Default: ``"O0"`` .
         boost_level (str): Only ``"O0"`` : the other levels of `mindspore.boost` replace the training cell.
             Default: ``"O0"`` .
         **kwargs (Any): `cast_model_type`, `keep_batchnorm_fp32` and `loss_scale_manager` as in MindSpore (the last one

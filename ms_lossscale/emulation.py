@@ -1,8 +1,8 @@
 """
-An NPU in saturation mode, emulated on CPU: one process-wide float-status register, and arithmetic that saturates.
+An NPU in saturation mode, emulated on CPU: one process-wide float-status register, and saturating arithmetic.
 
 On a saturation-mode NPU no tensor shows an overflow: inf becomes 65504, NaN becomes 0. Only the device's one
-float-status register shows it, and reading it clears it. Here the same happens without an NPU:
+float-status register shows it, and reading the register clears it. This module does the same without an NPU:
 
     with emulation.saturation_mode():
         cell = ScaledTrainOneStepCell(emulation.saturate(network), optimizer, DynamicLossScale())
@@ -30,7 +30,7 @@ Network = TypeVar("Network", bound=nn.Cell)
 
 class Register:
     """
-    The float-status register of the process and the log of what happened to it.
+    The float-status register of the process, and a log of what happened to it.
 
     Attributes:
         events (list[str]): What happened, in order: ``"clear"``, ``"get 0"`` or ``"get 1"`` (what was read),
@@ -43,11 +43,11 @@ class Register:
 
     @property
     def raised(self) -> bool:
-        """Whether an overflow was seen since the register was last cleared or read, bool."""
+        """Whether an overflow occurred since the register was last cleared or read, bool."""
         return bool(self._status.any())
 
     def raise_status(self) -> None:
-        """Raises the register, as unrelated work on the same device does."""
+        """Sets the register, as an overflow in unrelated work on the same device does."""
         self._status[0] = 1
 
     def clear(self) -> None:
@@ -55,7 +55,7 @@ class Register:
         self._status[:] = 0
 
     def read(self) -> np.ndarray:
-        """Reads the register, which consumes what it says. Returns a NumPy array, int32 of shape (8,)."""
+        """Reads the register, which clears it. Returns a NumPy array, int32 of shape (8,)."""
         status = self._status.copy()
         self.clear()
         return status
@@ -95,7 +95,7 @@ def saturation_mode() -> Iterator[Register]:
 
     Inside it, :class:`ms_lossscale.FloatStatusRegister` uses the emulated operators, and a training cell that is
     constructed with ``overflow_detector=None`` chooses it, as on a real NPU in saturation mode. What you construct
-    inside also works outside. The register is clear and its log empty at the beginning.
+    inside the context also works outside. The context begins with a cleared register and an empty log.
 
     Yields:
         Register, the process-wide one.
@@ -123,11 +123,11 @@ def saturation_mode() -> Iterator[Register]:
 
 class Saturate(nn.Cell):
     """
-    Saturates a tensor to the range of float16 as an NPU does: inf becomes 65504, NaN becomes 0, and either raises the
-    register. The gradient that flows back is saturated likewise.
+    Saturates a tensor to the range of float16 as an NPU does: inf becomes 65504, NaN becomes 0, and either sets the
+    register. The gradient that flows back is saturated in the same way.
 
     Args:
-        name (str): What the events call it. Default: ``"saturate"`` .
+        name (str): Its name in the events. Default: ``"saturate"`` .
 
     Inputs:
         - **x** (Tensor) - Of any shape, float16 or float32.
@@ -191,23 +191,22 @@ class _Saturated(nn.Cell):
 
 def saturate(network: Network, cells: Optional[Sequence[str]] = None) -> Network:
     """
-    Makes a network compute on the emulated NPU: what the named cells put out, and the gradients that flow into it,
-    saturate and raise the register.
+    Makes a network compute on the emulated NPU: the outputs of the named cells, and the gradients that flow back into
+    them, saturate and set the register.
 
-    The network is changed in place; its parameters keep their names. What happens inside one cell is the CPU's
-    arithmetic: the gradient of a weight, which leaves the network there, is not saturated.
+    The network is changed in place; its parameters keep their names. Inside a single cell the CPU computes as usual, so
+    the gradient of a weight is not saturated.
 
     Args:
         network (Cell): Any network.
-        cells (list[str], optional): Names of the cells, as `network.cells_and_names()` has them. A cell that is
-            registered under several names may be given by any, and saturates under all. Default: ``None`` , all cells
-            without cells inside.
+        cells (list[str], optional): Names of the cells, as in `network.cells_and_names()`. If a cell is registered
+            under several names, you may give any of them. Default: ``None`` , all cells that have no cells inside.
 
     Returns:
         Cell, the network.
 
     Raises:
-        TypeError: If `network` is no Cell.
+        TypeError: If `network` is not a Cell.
         ValueError: If a name is not that of a cell inside the network.
 
     Supported Platforms:

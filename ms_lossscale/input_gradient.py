@@ -17,26 +17,28 @@ _grad = ops.GradOperation()
 
 class InputGradient(nn.Cell):
     """
-    The gradient of `sum(network(x))` by `x`, computed under a loss scale and divided by it.
+    The gradient of `sum(network(x))` with respect to `x`, computed under a loss scale and divided by it.
 
-    In float16 such a gradient is too small or too large on its own account, and the scale of the loss that it is a
-    part of comes too late for it. Here it has a scale, and is given back in float32. It can be differentiated again,
-    for a gradient penalty. In PyNative mode, where MindSpore loses second derivatives of some operators, those of
-    :func:`mindspore.ops.matmul` and of convolutions on CPU, it is compiled, so that they are right: what Python does in
-    the network besides (a print, a counter) then happens once.
+    In float16 such a gradient may itself be too small or too large, and the scale of the loss that it is a part of is
+    applied too late to help. Here it has its own scale, and is returned in float32. It can be differentiated again, for
+    a gradient penalty. In PyNative mode, MindSpore loses second derivatives of some operators; on CPU, those of
+    :func:`mindspore.ops.matmul` and of convolutions. So this Cell is compiled there, which keeps them right. Python
+    side effects in the network (a print, a counter) then happen only once.
 
-    What flows back into it is multiplied by the loss's scale and divided by this one: far above the loss's scale it
-    underflows, far below it overflows. With one scale for both it comes as it is.
+    The gradient that flows back into it is multiplied by the loss's scale and divided by this scale. If this scale is
+    far above the loss's scale, that gradient underflows; if it is far below, it overflows. With one scale for both, it
+    stays as it is.
 
-    A gradient that overflowed is not finite, nor is then a loss that holds it, nor are its gradients: the training cell
-    skips the step. Under 65536 and more, that of a network that returns float16 always overflows.
+    If the gradient overflows, it is not finite, and neither are the loss that contains it and that loss's gradients. So
+    the training cell skips the step. At a scale of 65536 or more, the gradient of a network that returns float16 always
+    overflows.
 
     Args:
-        network (Cell): Returns one Tensor, of any shape and float type: a critic.
-        loss_scale (Union[None, float, LossScale]): ``None`` is 1. A number is a scale of its own. A loss scale of this
-            package is the one that a training cell moves: both are given the same object. Of several it is that of the
-            very network whose loss holds this one, and :class:`AlternatingTrainOneStepCell`, which copies a single one,
-            is given a list. Default: ``None`` .
+        network (Cell): A network that returns one Tensor of any shape and float type, for example a critic.
+        loss_scale (Union[None, float, LossScale]): ``None`` means 1. A number is a separate, fixed scale. To use the
+            loss scale of a training cell, pass the same LossScale object to both. If the cell has several, pass the one
+            of the network whose loss contains this gradient. :class:`AlternatingTrainOneStepCell` copies a single loss
+            scale, so pass it a list. Default: ``None`` .
 
     Inputs:
         - **x** (Tensor) - The input to differentiate by, of a float type.
@@ -46,9 +48,9 @@ class InputGradient(nn.Cell):
         Tensor, float32, of the shape of `x`.
 
     Raises:
-        TypeError: If `network` is not a Cell or `loss_scale` none of these, or, when called, if the network does not
+        TypeError: If `network` is not a Cell or `loss_scale` is none of these, or, when called, if the network does not
             return a Tensor.
-        ValueError: If `loss_scale` is a number, but not finite or not > 0.
+        ValueError: If `loss_scale` is a number that is not finite or not > 0.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``

@@ -10,19 +10,19 @@ from ms_lossscale._mindspore import DeviceOverflowCheck, Float32Cell
 
 class OverflowDetector(Float32Cell):
     """
-    Base class of the overflow detectors. A subclass finds the overflow: `construct`.
+    Base class of the overflow detectors. A subclass looks for the overflow in its `construct`.
 
-    A training cell calls :meth:`start` before the forward and the detector itself after all gradients of all networks
-    that share the check. When accumulating it is asked once in each call, at the cycle's last call about the sum of
-    all.
+    A training cell calls :meth:`start` before the forward, and the detector itself after all gradients of all networks
+    that share the check. When accumulating, it is called once in each call; in the last call of a cycle, it gets the
+    sum over the cycle.
 
     Inputs:
         - **grads** (tuple[Tensor]) - The unscaled gradients of all networks that share the check, float32, one flat
           tuple.
 
     Outputs:
-        Tensor, whether anything overflowed, bool of shape :math:`()`. A training cell takes one element of any shape
-        and dtype for it.
+        Tensor, whether anything overflowed, bool of shape :math:`()`. Training cells also accept a single element of
+        any shape and dtype.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``
@@ -49,10 +49,10 @@ class OverflowDetector(Float32Cell):
 
 class FiniteGradients(OverflowDetector):
     """
-    Looks for infinities and NaNs in the gradients: right on CPU, on GPU, and on an NPU in inf-nan mode.
+    Looks for infinities and NaNs in the gradients. This is right on CPU, on GPU, and on an NPU in inf-nan mode.
 
-    On GPU and Ascend the check is the one of :class:`mindspore.nn.TrainOneStepWithLossScaleCell`, with the fused
-    kernels of the device.
+    On GPU and Ascend it uses the check of :class:`mindspore.nn.TrainOneStepWithLossScaleCell`, with the fused kernels
+    of the device.
 
     Inputs and outputs are those of :class:`OverflowDetector`.
 
@@ -81,14 +81,14 @@ class FiniteGradients(OverflowDetector):
 
 class FloatStatusRegister(OverflowDetector):
     """
-    Reads the float-status register of an NPU: the only thing that shows an overflow in saturation mode, where inf
-    becomes 65504 and NaN becomes 0 before any gradient can show it.
+    Reads the float-status register of an NPU. In saturation mode nothing else shows an overflow, because inf becomes
+    65504 and NaN becomes 0 before a gradient could show it.
 
-    There is one register for the whole device, and reading it consumes what it says. It is therefore cleared after all
-    that came earlier and before the forward, read once after ALL gradients, and cleared again.
+    There is one register for the whole device, and reading it consumes its value. It is therefore cleared after all
+    earlier work and before the forward, read once after ALL gradients, and cleared again.
 
-    Inputs and outputs are those of :class:`OverflowDetector`. Of the gradients only the order matters: the register is
-    read when all of them have been computed.
+    Inputs and outputs are those of :class:`OverflowDetector`. The values of the gradients do not matter: they only make
+    sure that the register is read after all of them are computed.
 
     Supported Platforms:
         ``Ascend``

@@ -43,13 +43,13 @@ class History(NamedTuple):
 
 def plot_scale(path: StrPath, picture: Optional[StrPath] = None, title: Optional[str] = None) -> Path:
     """
-    Draws the loss and the loss scale over the steps of a training, and marks the steps that were skipped or done again
-    at a lower scale. If several trainings wrote to the file, they are drawn one after the other.
+    Draws the loss and the loss scale over the steps of a training. It marks the steps that were skipped and those that
+    were done again at a lower scale. If several trainings wrote to the file, it draws them one after the other.
 
     Args:
         path (str): The CSV file of a :class:`LossScaleMonitor`.
-        picture (str, optional): The picture to write; its ending is the format, ``.png``, ``.svg`` or ``.pdf`` say.
-            Default: ``None`` , the file's name with ``.png``.
+        picture (str, optional): The picture to write. Its ending decides the format, for example
+            ``.png``, ``.svg`` or ``.pdf``. Default: ``None`` , the file's name with ``.png``.
         title (str, optional): Its title. Default: ``None`` , the file's name.
 
     Returns:
@@ -57,9 +57,9 @@ def plot_scale(path: StrPath, picture: Optional[StrPath] = None, title: Optional
 
     Raises:
         TypeError: If `path` or `picture` is not a path.
-        ValueError: If the file is none of a :class:`LossScaleMonitor`, has no steps yet, or is of trainings with
-            different numbers of loss scales; or if matplotlib cannot write pictures of that format.
-        OSError: If the file cannot be read, or the picture cannot be written.
+        ValueError: If the file was not written by a :class:`LossScaleMonitor`, has no steps yet, or is of trainings
+            with different numbers of loss scales; or if matplotlib can't write pictures of that format.
+        OSError: If the file can't be read, or the picture can't be written.
         ImportError: If matplotlib is not installed.
 
     Supported Platforms:

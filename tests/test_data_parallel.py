@@ -150,7 +150,7 @@ def test_the_norm_of_the_reduced_gradients_clips(job, control, mode, ranks):
 
 @long
 def test_a_cycle_is_skipped_on_all_ranks_for_one_call_on_one_rank(job, mode):
-    """And the statistics of its other calls, which each rank's forwards have moved, are taken back."""
+    """And the statistics of its other calls, which each rank's forwards have moved, are restored."""
     for records in job("cycle", mode):
         for end in range(2, CYCLE_CALLS, 2):
             before, after = records[end - 2], records[end]

@@ -139,7 +139,7 @@ def test_an_ordinary_network_has_nothing_notable():
     assert report.notable_first() == report.activations
     none, state = str(report).splitlines()[-2:]
     assert none.endswith(f": 0 of {len(report.activations)}, in the order of execution.")
-    assert state == "The forward may write, and a skipped step takes back: nothing."
+    assert state == "The forward may write, and a skipped step restores: nothing."
 
 
 @pytest.mark.parametrize(
@@ -148,12 +148,12 @@ def test_an_ordinary_network_has_nothing_notable():
         (
             1024.0,
             ["net.1.moving_mean", "net.1.moving_variance"],
-            "The forward may write, and a skipped step takes back: net.1.moving_mean, net.1.moving_variance.",
+            "The forward may write, and a skipped step restores: net.1.moving_mean, net.1.moving_variance.",
         ),
-        (None, None, "What the forward may write is never taken back, since this training cell skips no step."),
+        (None, None, "What the forward may write is never restored, since this training cell skips no step."),
     ],
 )
-def test_what_a_training_cell_takes_back(mode, loss_scale, names, line):
+def test_what_a_training_cell_restores(mode, loss_scale, names, line):
     class Normalised(nn.Cell):
         def __init__(self):
             super().__init__()

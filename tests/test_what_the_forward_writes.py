@@ -1,4 +1,4 @@
-"""Whatever the forward writes, a step that overflows takes back: found without being told."""
+"""A step that overflows restores whatever the forward writes, which is found without being told."""
 
 import copy
 import types

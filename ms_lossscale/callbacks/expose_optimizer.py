@@ -8,22 +8,23 @@ from mindspore.train import Callback, RunContext
 
 class ExposeOptimizer(Callback):
     """
-    Shows the callbacks after it the optimizer of the training cell: :class:`mindspore.train.LearningRateScheduler`,
-    :class:`mindspore.train.ReduceLROnPlateau` and others that look for the optimizer which `Model` was given.
-    ``Model(cell)`` is given none.
+    Shows the optimizer of the training cell to the callbacks after it. :class:`mindspore.train.LearningRateScheduler`,
+    :class:`mindspore.train.ReduceLROnPlateau` and others look for the optimizer that you passed to `Model`, but
+    ``Model(cell)`` has none.
 
-    Put it before them in the list of callbacks. If the cell has several optimizers, put one before each callback, with
-    the optimizer whose learning rate that callback shall move.
+    Put it before them in the list of callbacks. If the cell has several optimizers, put one before each of these
+    callbacks, with the optimizer whose learning rate that callback should change.
 
     Args:
-        optimizer (Optimizer, optional): Which one of the cell's optimizers to show. Default: ``None`` , the cell's own
-            `optimizer`: with several optimizers it shows the learning rate of the first, if that is a schedule, and
-            refuses one that could be moved.
+        optimizer (Optimizer, optional): Which of the cell's optimizers to show. Default:
+            ``None`` , the cell's `optimizer`. For a cell with several optimizers, this shows the learning rate of the
+            first one if that is a schedule, and refuses a constant one, which could be changed.
 
     Raises:
         TypeError: When training begins, if the network of `Model` has no optimizer, or if the optimizer is one of
-            `mindspore.experimental` or `mindspore.mint`, whose learning rates stand where such callbacks do not look.
-        ValueError: When training begins, if `optimizer` is none of the cell's.
+            `mindspore.experimental` or `mindspore.mint`, which keep their learning rates where such callbacks do not
+            look.
+        ValueError: When training begins, if `optimizer` is not one of the cell's optimizers.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``

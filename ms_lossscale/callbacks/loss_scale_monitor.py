@@ -18,15 +18,15 @@ from ms_lossscale.cells.training_cell import TrainingCell
 
 class LossScaleMonitor(Callback):
     """
-    Prints the loss, the loss scale and the counters of a training cell, and for every skipped step the new scale and
-    the parameters whose gradients were not finite.
+    Prints the loss, the loss scale and the counters of a training cell. For every skipped step, it prints the new scale
+    and the parameters whose gradients were not finite.
 
-    If steps are skipped in a row, the 1st, 2nd, 3rd, 5th, 10th, 20th, 50th, 100th and so on are printed. The CSV file
-    has all of them.
+    If several steps in a row are skipped, it prints the 1st, 2nd, 3rd, 5th, 10th, 20th, 50th, 100th and so on. The CSV
+    file has all of them.
 
     Values are read from the device every `every_n_steps` steps, or in each step if `max_consecutive_skips` is set. With
-    the data sink of Ascend and GPU, MindSpore calls callbacks less often. Skipped steps in between are then counted,
-    but not named.
+    data sinking on Ascend and GPU, MindSpore calls callbacks less often. Skipped steps in between are then counted but
+    not listed.
 
     A partial accumulation cycle that :class:`FlushAccumulation` ends belongs to the epoch's last step, in whichever
     order you pass the two callbacks. That step then has a second row in the CSV file.
@@ -36,26 +36,29 @@ class LossScaleMonitor(Callback):
     next training begins, and the CSV file holds whole rows. MindSpore only logs errors of its own event files.
 
     Args:
-        every_n_steps (int): After how many steps a line is printed, besides those of skipped steps. Default: ``100`` .
-        csv (str, optional): A file to write a row for each step to; with an :class:`AlternatingTrainOneStepCell` one
-            for each of its networks. Several loss scales of one step stand there as ``65536.0/4096.0``. An existing
-            file of this kind is continued. Default: ``None`` .
-        max_consecutive_skips (int, optional): Stop the training when so many steps in a row were skipped.
-            Default: ``None`` , which warns when a :class:`DynamicLossScale` has fallen to its `min_loss_scale` and the
-            step is skipped all the same.
-        save_batch (str, optional): Where to save the inputs of the step that stopped the training, an ``.npz`` file
-            for `locate_overflow`; when accumulating, those of the cycle's first call that overflowed.
+        every_n_steps (int): After how many steps a line is printed, in addition to the lines of skipped steps. Default:
+            ``100`` .
+        csv (str, optional): A file that gets a row for each step; with an :class:`AlternatingTrainOneStepCell`, a row
+            for each of its networks. Several loss scales of one step are written as
+            ``65536.0/4096.0``. An existing file of this kind is continued. Default: ``None`` .
+        max_consecutive_skips (int, optional): Stops the training when this many steps in a row were skipped. Default:
+            ``None`` , which only warns when a :class:`DynamicLossScale` has fallen to its `min_loss_scale` and steps
+            are still skipped.
+        save_batch (str, optional): An ``.npz`` file for the inputs of the step that stopped the training, for
+            `locate_overflow`. When accumulating, these are the inputs of the cycle's first call that overflowed.
             Default: ``None`` .
-        summary_dir (str, optional): A folder for the scalars of each step: the loss, the loss scale, and how many steps
-            were skipped and how many retries there were so far. With `clip_norm`, calls that end a step add the
-            gradients' norm. They are written for MindInsight by :class:`mindspore.SummaryRecord` and, if tensorboardX
-            or PyTorch is installed, for TensorBoard. The folder is created if it does not exist. Default: ``None`` .
+        summary_dir (str, optional): A folder for the scalars of each step: the loss, the loss scale, and the numbers of
+            skipped steps and of retries so far. With `clip_norm`, calls that end a step add the gradients' norm. They
+            are written for MindInsight by :class:`mindspore.SummaryRecord` and, if tensorboardX or PyTorch is
+            installed, for TensorBoard. The folder is created if it does not exist. Default: ``None`` .
 
     Raises:
-        TypeError: If an argument has a wrong type, or, when the training begins, if the cell is none of this package.
-        ValueError: If a number is below 1, a path is in no folder, `csv` or `save_batch` is a folder, `summary_dir` is
-            none, `csv` is a file of another kind, or `save_batch` is given without `max_consecutive_skips`.
-        RuntimeError: In the training, if `max_consecutive_skips` steps in a row were skipped.
+        TypeError: If an argument has a wrong type, or, when the training begins, if the cell is not one of this
+            package.
+        ValueError: If a number is below 1, the folder of a path does not exist, `csv` or `save_batch` is a folder,
+            `summary_dir` is not a folder, `csv` is a file of another kind, or `save_batch` is given without
+            `max_consecutive_skips`.
+        RuntimeError: During the training, if `max_consecutive_skips` steps in a row were skipped.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``

@@ -36,60 +36,61 @@ class AlternatingTrainOneStepCell(TrainingCell[Output]):
     Trains several networks one after the other. Each completes its step, and the next one sees its new weights.
 
     Each network's step is a transaction with its own loss scale, overflow check and counters. On an NPU in saturation
-    mode, the device's one status register is cleared before and read after each step, in one compiled graph, so each
-    check sees its own network only.
+    mode, the device's only status register is cleared before and read after each step, in one compiled graph, so each
+    check sees only its own network.
 
     Args:
         networks (list[Cell]): Loss cells, one for each optimizer.
         optimizers (list[Cell]): Optimizers that do not divide by a loss scale of their own. The names of their states
             get the prefixes ``optimizer_0.`` , ``optimizer_1.`` and so on, so that a checkpoint keeps all of them.
-        loss_scale (Union[None, float, LossScale, list, ...]): A list with one for each network, or one that is copied
-            for each; in the forms that :class:`ScaledTrainOneStepCell` takes. Default: ``None`` .
-        every (Union[list[int], tuple[int]], optional): For each network, k >= 1: it takes part in the calls (when
-            accumulating: the cycles) k, 2k, 3k, ... of this cell. ``(5, 1)`` trains network 1 five times as often.
-            Default: ``None`` , in every call.
-        network_inputs (list[tuple[int]], optional): For each network, the positions of the inputs that it takes,
-            ``[(1,), (0, 1)]`` say. Default: ``None`` , all networks take all inputs.
+        loss_scale (Union[None, float, LossScale, list, ...]): A list with one loss scale for each network, or one that
+            is copied for each, in the forms that :class:`ScaledTrainOneStepCell` takes. Default: ``None`` .
+        every (Union[list[int], tuple[int]], optional): For each network an integer k >= 1: the network takes part in
+            the calls k, 2k, 3k, ... of this cell; when accumulating, in these accumulation cycles. ``(5, 1)`` trains
+            network 1 five times as often as network 0. Default: ``None`` , in every call.
+        network_inputs (list[tuple[int]], optional): For each network, the positions of the inputs that it takes, for
+            example ``[(1,), (0, 1)]`` . Default: ``None`` , all networks take all inputs.
         gradient_accumulation_steps (int): As for :class:`ScaledTrainOneStepCell`. Default: ``1`` .
         clip_norm (Union[float, list], optional): As for :class:`ScaledTrainOneStepCell`, over the gradients of one
             optimizer, or a list with one (or None) for each network. Default: ``None`` .
         clip_value (Union[float, list], optional): Likewise. Default: ``None`` .
         ema_decay (Union[float, list], optional): Likewise. Default: ``None`` .
         has_aux (Union[bool, list[bool]]): Whether each network returns `(loss, *aux)`, or a list with one entry for
-            each; not together with `every`. Default: ``False`` .
+            each. Do not use it together with `every`. Default: ``False`` .
         forward_state (Union[list[Parameter], tuple[Parameter]]): As for :class:`ScaledTrainOneStepCell`.
             Default: ``()`` .
-        gradient_transforms (Union[list, tuple]): As for :class:`ScaledTrainOneStepCell`, Cells that are applied to the
-            gradients of each network by itself, or a list with a list of Cells for each network. Default: ``()`` .
-        after_update (Union[Cell, Callable, list], optional): A Cell without inputs or such a method of a Cell
-            (`ema.update`) that runs after each applied update of each network, or a list with one (or None) for each.
-            Default: ``None`` .
+        gradient_transforms (Union[list, tuple]): As for :class:`ScaledTrainOneStepCell`: Cells that are applied to the
+            gradients of each network separately, or a list with a list of Cells for each network. Default: ``()`` .
+        after_update (Union[Cell, Callable, list], optional): A Cell without inputs, or a method of a Cell without
+            inputs (`ema.update`), that runs after each applied update of each network; or a list with one (or None) for
+            each. Default: ``None`` .
         overflow_detector (OverflowDetector, optional): As for :class:`ScaledTrainOneStepCell`. Default: ``None`` .
-        max_retries (int): As for :class:`ScaledTrainOneStepCell`, of each network by itself. Default: ``0`` .
+        max_retries (int): As for :class:`ScaledTrainOneStepCell`, for each network separately. Default: ``0`` .
 
     Inputs:
         - **\\*inputs** (tuple) - The inputs of the networks.
 
     Outputs:
-        Tuple of four, or with `has_aux` five, the values of this call. The entries of a network that does not take part
-        are its last loss (0 before the first; that of a turn that was skipped does not count), False, and its present
-        scale.
+        Tuple of four, or with `has_aux` five, the values of this call. If a network does not take part, its entries are
+        its last loss, False, and its present scale. The last loss is that of its last turn that was not skipped, and 0
+        before the first one.
 
         - **loss** (Tensor) - The sum of the losses, unscaled, float32 of shape :math:`()`.
-        - **overflow** (Tensor) - For each network whether its step was skipped, bool of shape :math:`(N,)`.
-        - **loss_scale** (Tensor) - For each network the scale that it used, float32 of shape :math:`(N,)`.
+        - **overflow** (Tensor) - For each network, whether its step was skipped, bool of shape :math:`(N,)`.
+        - **loss_scale** (Tensor) - For each network, the scale that it used, float32 of shape :math:`(N,)`.
         - **losses** (Tensor) - The losses, float32 of shape :math:`(N,)`; a non-scalar loss enters as its sum.
-        - **auxes** (tuple) - With `has_aux`, for each network the tuple of what it returned besides the loss; `()`
-          if it has no aux.
+        - **auxes** (tuple) - With `has_aux`, a tuple for each network of what it returned besides the loss; `()` if it
+          has no aux.
 
     Raises:
-        TypeError: If an argument has a wrong type, or, in the first step, if a network returns something else.
-        ValueError: If a network returns several values, and what comes first looks like an image and not like a loss.
-            If there are not as many networks as optimizers, two optimizers own one parameter, an optimizer
-            owns a parameter of none of the networks or has a loss scale of its own, two parameters share a name, or
-            `network_inputs`, `every` or a list does not fit. If `parallel_mode` is ``"semi_auto_parallel"`` or
-            ``"auto_parallel"`` , also for pipeline stages, accumulation or `ema_decay`.
-        RuntimeError: If `parallel_mode` is another one than ``"stand_alone"`` , but communication is not initialised.
+        TypeError: If an argument has a wrong type, or, in the first step, if a network does not return its losses as
+            described above.
+        ValueError: If a network returns several values, and the first one looks like an image and not like a loss. If
+            there are not as many networks as optimizers, two optimizers own the same parameter, an optimizer owns a
+            parameter that no network has or has a loss scale of its own, two parameters share a name, or
+            `network_inputs`, `every` or a list does not fit. If `parallel_mode` is
+            ``"semi_auto_parallel"`` or ``"auto_parallel"`` , also for pipeline stages, accumulation or `ema_decay`.
+        RuntimeError: If `parallel_mode` is not ``"stand_alone"`` and communication is not initialised.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``
@@ -261,16 +262,18 @@ class AlternatingTrainOneStepCell(TrainingCell[Output]):
 
     def set_every(self, every: Sequence[int]) -> None:
         """
-        Sets in which calls each network takes part, from the next call (when accumulating: the next cycle) on.
+        Sets in which calls each network takes part. It applies from the next call on; when accumulating, from the next
+        accumulation cycle on.
 
         Args:
-            every (Union[list[int], tuple[int]]): For each network, k >= 1: it takes part in the calls (when
-                accumulating: the cycles) k, 2k, 3k, ..., counted from the first one of the cell.
+            every (Union[list[int], tuple[int]]): For each network an integer k >= 1: the network takes part in the
+                calls (when accumulating, in the accumulation cycles) k, 2k, 3k, ..., counted from the first one of the
+                cell.
 
         Raises:
             TypeError: If `every` is not a list or tuple of integers.
-            ValueError: If it has not one entry for each network, one is below 1, or the cell has aux, which a network
-                that does not take part could not give.
+            ValueError: If it does not have one entry for each network, an entry is below 1, or the cell has aux, which
+                a network that does not take part could not return.
         """
         owner = type(self).__name__
         if not isinstance(every, (list, tuple)):

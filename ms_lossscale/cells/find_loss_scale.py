@@ -21,27 +21,28 @@ class FindsLossScale(nn.Cell):
     def find_loss_scale(self, *inputs: Any) -> Union[float, list[float]]:
         """
         Finds the loss scale to begin with. It runs a batch at powers of two between the `min_loss_scale` and the
-        `max_loss_scale` of the :class:`DynamicLossScale`. Then it sets half of the largest at which nothing overflows,
-        for headroom, but not less than `min_loss_scale`.
+        `max_loss_scale` of the :class:`DynamicLossScale`. Then it sets the scale to half of the largest one at which
+        nothing overflows, which leaves headroom, but not below `min_loss_scale`.
 
-        Nothing else changes: no weight moves, no step is counted, the scale's update rule takes no step, and the side
-        effects of the forward are undone. Each scale costs a forward and a backward. With the default range these are
-        five, and in graph mode there is one compilation more.
+        Nothing else changes: no weight moves, no step is counted, the update rule takes no step, and side effects of
+        the forward are undone. Each scale that is tried costs a forward and a backward. With the default range five are
+        tried; graph mode adds one compilation.
 
-        Call `set_train()` before, since the networks run in the mode that they are in; `Model.train` sets it only
-        later. Within an accumulation cycle the scale is for the next cycle, as with
+        Call `set_train()` first: the networks run in their present mode, and `Model.train` sets it only later. Within
+        an accumulation cycle, the scale applies from the next cycle on, as with
         :meth:`ScaledTrainOneStepCell.set_loss_scale`. Several loss scales are searched one after the other; those that
-        never move stay as they are. In a parallel job all ranks call this, each with its own batch, and find the same.
+        never move stay as they are. In a parallel job, all ranks must call this, each with its own batch, and find the
+        same scale.
 
         Args:
             *inputs (Any): The inputs of a step.
 
         Returns:
-            float, the loss scale that was set; where each network has its own, the list of them.
+            float, the loss scale that was set; a list if each network has its own.
 
         Raises:
             RuntimeError: If the batch overflows at every one of these scales, or if no loss scale is a
-                :class:`DynamicLossScale`. The scale is then as it was.
+                :class:`DynamicLossScale`. The scale then stays as it was.
 
         Examples:
             >>> import numpy as np

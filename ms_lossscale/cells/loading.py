@@ -31,24 +31,24 @@ class LoadsInPlace(nn.Cell):
 
     def load_state_dict(self, parameters: Mapping[str, Tensor], strict: bool = True) -> tuple[list[str], list[str]]:
         """
-        Loads a checkpoint of this kind of cell, at any time, in place.
+        Loads a checkpoint of such a cell in place. You may call it at any time between two calls.
 
         Args:
-            parameters (dict): From names to Parameters or Tensors, what :func:`mindspore.load_checkpoint` returns. With
-                a :class:`ShardedOptimizer`, that of this rank, or one of a plain optimizer, as :func:`merge_shards`
-                makes it of those of any number of ranks. A plain optimizer has no use for its masters.
-            strict (bool): Whether the names must be those of this cell. Default: ``True`` .
+            parameters (dict): From names to Parameters or Tensors, as :func:`mindspore.load_checkpoint` returns it. A
+                cell with a :class:`ShardedOptimizer` takes the checkpoint of this rank, or one of the plain optimizer,
+                as :func:`merge_shards` returns it. A plain optimizer ignores the master copies in it.
+            strict (bool): Whether the names must be exactly those of this cell. Default: ``True`` .
 
         Returns:
-            Tuple of two lists of names: those of this cell that are missing in `parameters`, and those that it does not
-            have.
+            Tuple of two lists: the names of this cell that are missing in `parameters`, and the names in `parameters`
+            that the cell does not have.
 
         Raises:
-            TypeError: If `parameters` is no dict of Parameters or Tensors.
-            ValueError: If a value has another shape than its Parameter, or if `parameters` come from within an
-                accumulation cycle that was begun with another `gradient_accumulation_steps`, or are another rank's.
-            RuntimeError: If `strict` and names are missing or unexpected, or within
-                :meth:`ScaledTrainOneStepCell.ema_weights`. Nothing was written then.
+            TypeError: If `parameters` is not a dict of Parameters or Tensors.
+            ValueError: If a value does not have the shape of its Parameter, if `parameters` come from within an
+                accumulation cycle with another `gradient_accumulation_steps`, or if they belong to another rank.
+            RuntimeError: If `strict` is True and names are missing or unexpected, or within
+                :meth:`ScaledTrainOneStepCell.ema_weights`. Nothing is written in these cases.
         """
         self._check_trains("'load_state_dict()'")
         owner, own = type(self).__name__, self.parameters_dict()

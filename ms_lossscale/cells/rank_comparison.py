@@ -20,12 +20,12 @@ class ComparesRanks(nn.Cell):
 
     def compare_ranks(self) -> None:
         """
-        Compares settings, weights, loss scale and counters of this cell with those of the other ranks. Ranks that
+        Compares the settings, weights, loss scale and counters of this cell with those of the other ranks. Ranks that
         differ would wait for each other forever, or silently train apart.
 
         The first call of the cell does this by itself, unless MindSpore compiles the cell into another one in
-        GRAPH_MODE: a cell of your own that calls it, or `dataset_sink_mode` on a device. Then let all ranks call this
-        method before.
+        GRAPH_MODE, because a cell of your own calls it or because of `dataset_sink_mode` on a device. In these cases,
+        call this method on all ranks before.
 
         Raises:
             ValueError: On all ranks, if one of them differs from rank 0. The message names the differences.

@@ -21,17 +21,17 @@ class ScaledTrainOneStepCell(TrainingCell[Output]):
     """
     Trains one network with a loss scale. The cell itself divides the gradients by the scale, so any optimizer works.
 
-    A step is a transaction. If no gradient overflowed, nor anything that the forward writes, the whole update happens.
-    Otherwise only the loss scale and the step counters change. Weights, optimizer state (and with it the learning-rate
-    schedule), BatchNorm's moving statistics, what your own cells write in their forward, and moving averages all stay
-    as they were.
+    A step is a transaction. If nothing overflowed, neither a gradient nor anything that the forward writes, the whole
+    update happens. Otherwise only the loss scale and the step counters change. Weights, optimizer state (and with it
+    the learning-rate schedule), BatchNorm's moving statistics, what your own cells write in their forward, and moving
+    averages all stay as they were.
 
     Args:
         network (Cell): Returns the loss, as :class:`mindspore.nn.WithLossCell` does. The loss may have any shape; its
             sum is what is trained.
         optimizer (Cell): Any optimizer that does not divide by a loss scale of its own.
-        loss_scale (Union[None, float, LossScale, ...]): A loss scale of this package; a number, for a
-            :class:`FixedLossScale`; None, for no scaling and no check; or MindSpore's `FixedLossScaleManager`,
+        loss_scale (Union[None, float, LossScale, ...]): A loss scale of this package; a number, which means a
+            :class:`FixedLossScale`; None, which means no scaling and no check; or MindSpore's `FixedLossScaleManager`,
             `DynamicLossScaleManager`, `FixedLossScaleUpdateCell` or `DynamicLossScaleUpdateCell`, whose settings are
             taken over. Default: ``None`` .
         gradient_accumulation_steps (int): The number of calls whose gradients are averaged, in float32, for one update.
@@ -39,7 +39,7 @@ class ScaledTrainOneStepCell(TrainingCell[Output]):
             and the counters count a cycle as one step. Default: ``1`` .
         clip_norm (float, optional): The largest global norm of the unscaled gradients; ``float("inf")`` only measures
             it, for :meth:`TrainingCell.grad_norm`. Default: ``None`` .
-        clip_value (float, optional): The largest absolute value of an unscaled gradient; not together with
+        clip_value (float, optional): The largest absolute value of an unscaled gradient. Do not use it together with
             `clip_norm`. Default: ``None`` .
         ema_decay (float, optional): In (0, 1). Keeps the moving average `ema = decay * ema + (1 - decay) * weight`.
             Skipped steps do not move it. Default: ``None`` .
@@ -48,13 +48,13 @@ class ScaledTrainOneStepCell(TrainingCell[Output]):
             skipped step must undo. The cell finds Parameters without gradient and registered buffers by itself, up to
             :math:`10^6` elements in all. It finds larger ones, and weights, if the networks' source may write them.
             :meth:`forward_state_names` lists what was found. Default: ``()`` .
-        gradient_transforms (Union[list[Cell], tuple[Cell]]): Cells that are applied in their order to the unscaled
-            float32 gradients, once a step, before their norm is measured and the overflow is judged. Each is called
-            with a tuple of one gradient for each weight, in the order of `optimizer.parameters`, and returns a tuple
-            of as many, of the same shapes. A skipped step restores what they write of their own Parameters.
-            Default: ``()`` .
-        after_update (Union[Cell, Callable], optional): A Cell without inputs or such a method of a Cell (`ema.update`)
-            that runs after each applied update. Default: ``None`` .
+        gradient_transforms (Union[list[Cell], tuple[Cell]]): Cells that are applied to the unscaled float32 gradients,
+            in the given order and once per step, before the norm is measured and the overflow is checked. Each one is
+            called with a tuple of one gradient for each weight, in the order of `optimizer.parameters`, and returns a
+            tuple of as many gradients, of the same shapes. A skipped step restores their own Parameters. Default:
+            ``()`` .
+        after_update (Union[Cell, Callable], optional): A Cell without inputs, or a method of a Cell without inputs
+            (`ema.update`), that runs after each applied update. Default: ``None`` .
         overflow_detector (OverflowDetector, optional): Default: ``None`` , which picks the right one for the device:
             :class:`FloatStatusRegister` on an NPU in saturation mode, else :class:`FiniteGradients`.
         max_retries (int): How many times a call whose gradients overflowed runs again before its step is skipped. Each
@@ -69,19 +69,19 @@ class ScaledTrainOneStepCell(TrainingCell[Output]):
 
         - **loss** (Tensor) - The loss as the network gave it, unscaled.
         - **overflow** (Tensor) - Whether the step was skipped, bool of shape :math:`()`; before the end of an
-          accumulation cycle, whether it is known already that the cycle will be.
+          accumulation cycle, whether it is already known that the cycle will be skipped.
         - **loss_scale** (Tensor) - The scale that this step used, float32 of shape :math:`()`.
         - **aux** (tuple) - With `has_aux`, what the network returned besides the loss.
 
     Raises:
-        TypeError: If an argument has a wrong type, or, in the first step, if the network returns no Tensor as its loss,
-            or a gradient transform no tuple.
-        ValueError: If the network returns several values, and what comes first looks like an image and not like a loss.
-            If a number is out of its range, both clips are given, the optimizer has no parameters, has a loss
-            scale of its own or owns parameters that the network does not have, or two parameters share a name. If
-            `parallel_mode` is ``"semi_auto_parallel"`` or ``"auto_parallel"`` , also for pipeline stages, accumulation
-            or `ema_decay`.
-        RuntimeError: If `parallel_mode` is another one than ``"stand_alone"`` , but communication is not initialised.
+        TypeError: If an argument has a wrong type, or, in the first step, if the network does not return a Tensor as
+            its loss or a gradient transform does not return a tuple.
+        ValueError: If the network returns several values, and the first one looks like an image and not like a loss. If
+            a number is out of range, `clip_norm` and `clip_value` are both given, the optimizer has no parameters, has
+            a loss scale of its own or owns parameters that the network does not have, or two parameters share a name.
+            If `parallel_mode` is
+            ``"semi_auto_parallel"`` or ``"auto_parallel"`` , also for pipeline stages, accumulation or `ema_decay`.
+        RuntimeError: If `parallel_mode` is not ``"stand_alone"`` and communication is not initialised.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``

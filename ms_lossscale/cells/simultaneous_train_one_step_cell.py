@@ -22,38 +22,38 @@ class SimultaneousTrainOneStepCell(TrainingCell[Output]):
     """
     Trains several networks, such as the two of a GAN, with one overflow check and one conditional update.
 
-    All losses and gradients are computed at the same weights. Then all optimizers step. If any gradient of any network
-    overflowed, or anything that a forward writes, none does, and only the loss scale and the step counters change. On
-    an NPU in saturation mode, this cell never attributes an overflow to the wrong network: it reads the device's one
-    status register once, after all gradients.
+    All losses and gradients are computed at the same weights. Then all optimizers step. But if any gradient of any
+    network overflowed, or anything that a forward writes, none of them steps, and only the loss scale and the step
+    counters change. On an NPU in saturation mode, this cell never attributes an overflow to the wrong network: it reads
+    the device's only status register once, after all gradients.
 
-    Loss i reaches the parameters of optimizer i only, even if the networks are nested in each other.
+    Loss i trains only the parameters of optimizer i, even if the networks are nested in each other.
 
     Args:
         networks (Union[list[Cell], Cell]): A list of loss cells, one for each optimizer; or one cell that returns a
-            tuple of losses, one for each optimizer, so that work they share (the generator's output) is done once.
-            Such a cell is compiled in PyNative mode too.
+            tuple of losses, one for each optimizer, so that shared work (the generator's output) is done once. Such a
+            cell is compiled in PyNative mode, too.
         optimizers (list[Cell]): Optimizers that do not divide by a loss scale of their own. The names of their states
             get the prefixes ``optimizer_0.`` , ``optimizer_1.`` and so on, so that a checkpoint keeps all of them.
-        loss_scale (Union[None, float, LossScale, list, ...]): As for :class:`ScaledTrainOneStepCell`, one that all
+        loss_scale (Union[None, float, LossScale, list, ...]): As for :class:`ScaledTrainOneStepCell`: one that all
             networks share; or a list with one for each, all with the same `drop_overflow_update`. In a step that
-            overflowed, only the scales of networks whose gradients are not finite move. If a status register or an
-            overflow detector of your own found the overflow, all of them move. Default: ``None`` .
-        network_inputs (list[tuple[int]], optional): For each network, the positions of the inputs that it takes,
-            ``[(1,), (0, 1)]`` say. Default: ``None`` , all networks take all inputs.
+            overflowed, only the scales of networks whose gradients are not finite back off. If a status register or an
+            overflow detector of your own found the overflow, all of them do. Default: ``None`` .
+        network_inputs (list[tuple[int]], optional): For each network, the positions of the inputs that it takes, for
+            example ``[(1,), (0, 1)]`` . Default: ``None`` , all networks take all inputs.
         gradient_accumulation_steps (int): As for :class:`ScaledTrainOneStepCell`. Default: ``1`` .
         clip_norm (Union[float, list], optional): As for :class:`ScaledTrainOneStepCell`, over the gradients of one
             optimizer, or a list with one (or None) for each network. Default: ``None`` .
         clip_value (Union[float, list], optional): Likewise. Default: ``None`` .
         ema_decay (Union[float, list], optional): Likewise. Default: ``None`` .
         has_aux (Union[bool, list[bool]]): Whether each network returns `(loss, *aux)`, or a list with one entry for
-            each; or whether one cell returns `(*losses, *aux)`. Default: ``False`` .
+            each. If one cell returns all losses, whether it returns `(*losses, *aux)`. Default: ``False`` .
         forward_state (Union[list[Parameter], tuple[Parameter]]): As for :class:`ScaledTrainOneStepCell`.
             Default: ``()`` .
-        gradient_transforms (Union[list, tuple]): As for :class:`ScaledTrainOneStepCell`, Cells that are applied to the
-            gradients of each network by itself, or a list with a list of Cells for each network. Default: ``()`` .
-        after_update (Union[Cell, Callable], optional): A Cell without inputs or such a method of a Cell (`ema.update`)
-            that runs after each applied update. Default: ``None`` .
+        gradient_transforms (Union[list, tuple]): As for :class:`ScaledTrainOneStepCell`: Cells that are applied to the
+            gradients of each network separately, or a list with a list of Cells for each network. Default: ``()`` .
+        after_update (Union[Cell, Callable], optional): A Cell without inputs, or a method of a Cell without inputs
+            (`ema.update`), that runs after each applied update. Default: ``None`` .
         overflow_detector (OverflowDetector, optional): As for :class:`ScaledTrainOneStepCell`. Default: ``None`` .
         max_retries (int): As for :class:`ScaledTrainOneStepCell`. Default: ``0`` .
 
@@ -68,17 +68,18 @@ class SimultaneousTrainOneStepCell(TrainingCell[Output]):
         - **loss_scale** (Tensor) - The scale that this step used, float32 of shape :math:`()`; with a list of loss
           scales those of the networks, of shape :math:`(N,)`.
         - **losses** (Tensor) - The losses, float32 of shape :math:`(N,)`; a non-scalar loss enters as its sum.
-        - **auxes** (tuple) - With `has_aux`, for each network the tuple of what it returned besides the loss; `()`
-          if it has no aux.
+        - **auxes** (tuple) - With `has_aux`, a tuple for each network of what it returned besides the loss; `()` if it
+          has no aux.
 
     Raises:
-        TypeError: If an argument has a wrong type, or, in the first step, if a network returns something else.
-        ValueError: If a network returns several values, and what comes first looks like an image and not like a loss.
-            If there are not as many networks as optimizers, two optimizers own one parameter, an optimizer
-            owns a parameter of none of the networks or has a loss scale of its own, two parameters share a name, or
-            `network_inputs` or a list does not fit. If `parallel_mode` is ``"semi_auto_parallel"`` or
-            ``"auto_parallel"`` , also for pipeline stages, accumulation or `ema_decay`.
-        RuntimeError: If `parallel_mode` is another one than ``"stand_alone"`` , but communication is not initialised.
+        TypeError: If an argument has a wrong type, or, in the first step, if a network does not return its losses as
+            described above.
+        ValueError: If a network returns several values, and the first one looks like an image and not like a loss. If
+            there are not as many networks as optimizers, two optimizers own the same parameter, an optimizer owns a
+            parameter that no network has or has a loss scale of its own, two parameters share a name, or
+            `network_inputs` or a list does not fit. If `parallel_mode` is
+            ``"semi_auto_parallel"`` or ``"auto_parallel"`` , also for pipeline stages, accumulation or `ema_decay`.
+        RuntimeError: If `parallel_mode` is not ``"stand_alone"`` and communication is not initialised.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``

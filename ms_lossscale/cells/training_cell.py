@@ -187,42 +187,42 @@ class TrainingCell(
 
     @property
     def loss_scale(self) -> Union[LossScale, list[LossScale]]:
-        """The loss scale; where each network has its own, the list of them."""
+        """The loss scale; a list of them if each network has its own."""
         return self._of_loss_scales(list(self._loss_scales))
 
     @property
     def loss_scaling_manager(self) -> Union[LossScale, "TrainingCell"]:
         """
-        What has `get_loss_scale()`, for callbacks: the loss scale; where each network has its own, this cell, which
-        returns the list of them.
+        For callbacks, an object with `get_loss_scale()`: the loss scale; or this cell, which returns a list, if each
+        network has its own loss scale.
         """
         return self._loss_scales[0] if self._is_one_loss_scale else self
 
     @property
     def overflow_detector(self) -> Union[OverflowDetector, list[OverflowDetector]]:
-        """What decides whether a step overflowed; where each network decides alone, the list of them."""
+        """The overflow detector; a list of them if each network has its own overflow check."""
         return self._of_steps([step.overflow_detector for step in self.steps])
 
     @property
     def step_counters(self) -> Union[StepCounters, list[StepCounters]]:
-        """What counts the steps; where each network decides alone, the list of them."""
+        """The Cell that counts the steps; a list of them if each network has its own overflow check."""
         return self._of_steps([step.step_counters for step in self.steps])
 
     def get_loss_scale(self) -> Union[float, list[float]]:
-        """Reads the scale that the next step will use; where each network has its own, the list of them."""
+        """Reads the scale that the next step will use; a list if each network has its own."""
         return self._of_loss_scales([loss_scale.get_loss_scale() for loss_scale in self._loss_scales])
 
     def set_loss_scale(self, value: OneOrEach[float]) -> None:
         """
-        Sets the loss scale by hand, between two steps; its update rule goes on from there.
+        Sets the loss scale by hand, between two steps. Its update rule continues from there.
 
         Args:
-            value (Union[float, list[float]]): The new scale, a finite number > 0; where each network has its own, for
-                all of them or for each.
+            value (Union[float, list[float]]): The new scale, a finite number > 0. If each network has its own scale,
+                one number for all of them or a list with one for each.
 
         Raises:
             TypeError: If a value is not a number.
-            ValueError: If a value is not finite or not > 0, or a list has not one entry for each network.
+            ValueError: If a value is not finite or not > 0, or if a list does not have one entry for each network.
         """
         owner = f"{type(self).__name__}.set_loss_scale"
         values = [value] if self._is_one_loss_scale else one_each(owner, "value", value, len(self._loss_scales))
@@ -233,7 +233,7 @@ class TrainingCell(
 
     @property
     def scale_sense(self) -> Tensor:
-        """The present loss scale, float32 of shape (), for callbacks; of shape (N,) where each network has its own."""
+        """The present loss scale, for callbacks: float32 of shape (); of shape (N,) if each network has its own."""
         return Tensor(self.get_loss_scale(), mstype.float32)
 
     def forward_state_names(self) -> list[str]:
@@ -242,8 +242,9 @@ class TrainingCell(
         what was passed as `forward_state`, and the Parameters of `gradient_transforms`.
 
         Returns:
-            list[str], the names of Parameters; of one that MindSpore does not find itself, ``"unregistered_0."`` and
-            its name; of a registered buffer, ``"buffer_0."`` and its name, and so on. Empty if no step is ever skipped.
+            list[str], the names of the Parameters. If MindSpore itself does not find a Parameter, ``"unregistered_0."``
+            (or 1, 2, ...) comes before its name; before the name of a registered buffer, ``"buffer_0."`` and so on. The
+            list is empty if no step is ever skipped.
         """
         return list(dict.fromkeys(name for step in self.steps for name in step.forward_state.names))
 
@@ -252,8 +253,9 @@ class TrainingCell(
         Reads how many steps were applied and skipped.
 
         Returns:
-            dict, with the ints `applied_steps`, `skipped_steps` and `consecutive_skipped_steps`, and with `max_retries`
-            `retries`, the attempts beyond the first of all calls; where each network decides alone, a list of them.
+            dict, with the ints `applied_steps`, `skipped_steps` and `consecutive_skipped_steps`. With `max_retries` it
+            also has `retries`, the number of all further attempts. A list of such dicts if each network has its own
+            overflow check.
         """
         return self._of_steps([step.step_counters.as_dict() for step in self.steps])
 
@@ -264,8 +266,8 @@ class TrainingCell(
 
     def overflowed_parameters(self) -> list[str]:
         """
-        Reads which gradients were not finite in the last step that was skipped; where each network decides alone, in
-        the last one of each. Training itself never waits for this.
+        Reads which gradients were not finite in the last step that was skipped. If each network has its own overflow
+        check, it reads this for each network's last skipped step. Training itself never waits for this.
 
         Returns:
             list[str], the names of their parameters. It is empty if no step was skipped. It is also empty if all
@@ -276,8 +278,9 @@ class TrainingCell(
 
     def flush(self) -> None:
         """
-        Ends a partial accumulation cycle: averages over the calls that it had, and updates or skips. Where each network
-        decides alone, they follow one another. Without accumulation, and between cycles, this does nothing.
+        Ends a partial accumulation cycle: averages over the calls that it had, and updates or skips. Networks with
+        their own overflow checks do so one after the other. Without accumulation, and between two cycles, this does
+        nothing.
 
         Raises:
             RuntimeError: Within :meth:`ema_weights`.
@@ -293,8 +296,8 @@ class TrainingCell(
         Reads the global norm of the gradients, before clipping, at the last overflow check.
 
         Returns:
-            float, not finite if that step was skipped because of its gradients. For several networks a list, with None
-            where no `clip_norm` is set.
+            float, which is not finite if that step was skipped because of its gradients. For several networks a list,
+            with None for a network without `clip_norm`.
 
         Raises:
             RuntimeError: If no `clip_norm` is set.
@@ -309,10 +312,11 @@ class TrainingCell(
 
     def ema_parameters(self) -> dict[str, Parameter]:
         """
-        The exponential moving average of the weights; before the first applied step, the weights as they are.
+        Returns the exponential moving averages of the weights. Before the first applied step, these are the present
+        weights.
 
         Returns:
-            dict, from the weights' names to float32 Parameters.
+            dict from the weights' names to float32 Parameters.
 
         Raises:
             RuntimeError: If no `ema_decay` is set.
@@ -324,9 +328,9 @@ class TrainingCell(
 
     def ema_weights(self) -> contextlib.AbstractContextManager[None]:
         """
-        A context in which the weights hold their exponential moving average, for evaluation. It puts the trained
-        weights back exactly, even if the evaluation raises. Within it you can't make a training step, nor call
-        :meth:`flush` or :meth:`load_state_dict`.
+        A context in which the weights hold their exponential moving averages, for evaluation. Afterwards it puts back
+        exactly the trained weights, even if the evaluation raises. Inside the context you can't make a training step,
+        nor call :meth:`flush` or :meth:`load_state_dict`.
 
         Returns:
             Context manager.

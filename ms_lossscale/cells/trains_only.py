@@ -9,7 +9,7 @@ class TrainsOnly(nn.Cell):
     will, to the network that it calls, with `set_grad`: before `Model.predict` with False.
     """
 
-    # The mode before the last `set_train(False)`: where it was Model.predict's, that is taken back.
+    # The mode before the last `set_train(False)`: where it was Model.predict's, that is undone.
     _mode_before = None
 
     def set_train(self, mode: bool = True) -> nn.Cell:

@@ -19,16 +19,16 @@ class Activation(NamedTuple):
     The values at one place in a network.
 
     - **place** (Place) - The cell, which of its calls, and which item of what it returns.
-    - **kind** (str) - ``"output"`` for what the cell puts out, ``"gradient"`` for what flows back into it; where one
-      network returns several losses, ``"gradient of losses[0]"`` and so on.
-    - **dtype** (str) - In which dtype the network held the values, ``"Float16"`` say.
+    - **kind** (str) - ``"output"`` for the cell's output, ``"gradient"`` for the gradient that flows back into it; if
+      one network returns several losses, ``"gradient of losses[0]"`` and so on.
+    - **dtype** (str) - The dtype in which the network held the values, for example ``"Float16"`` .
     - **distribution** (Distribution) - The values as the network computed them.
-    - **relative_error** (Union[float, None]) - The 2-norm of the difference to the float32 computation, over the norm
-      of the latter; None if it was not asked for.
-    - **zeros_gained** (Union[int, None]) - How many values are zero but not so in float32.
-    - **error_jumps** (bool) - Whether the relative error is 8 times that of all places before, or more.
-    - **keeps_float32** (bool) - Whether the network holds the values in float32 though it computes in float16 or
-      bfloat16 elsewhere: then what float16 can't hold is no matter here.
+    - **relative_error** (Union[float, None]) - The 2-norm of the difference from the float32 values, divided by the
+      norm of these; None if you did not ask for it.
+    - **zeros_gained** (Union[int, None]) - How many values are zero here but not in float32.
+    - **error_jumps** (bool) - Whether the relative error is at least 8 times that of all places before.
+    - **keeps_float32** (bool) - Whether the network holds the values in float32 although it computes in float16 or
+      bfloat16 elsewhere. Then it does not matter here what float16 can't hold.
     """
 
     place: Place
@@ -42,14 +42,14 @@ class Activation(NamedTuple):
 
     @property
     def outside(self) -> float:
-        """The share of values that are not finite, or that float16 can't hold as normal numbers; zeros it can."""
+        """The share of values that are not finite, or that float16 can hold neither as normal numbers nor as zeros."""
         count = self.distribution.count
         non_finite = self.distribution.non_finite / count if count else 0.0
         return non_finite + sum(self.distribution.shares())
 
     @property
     def is_notable(self) -> bool:
-        """Whether values leave float16's range here, all of them are zero, or the error jumps."""
+        """Whether values leave float16's range here, all values are zero, or the error jumps."""
         d = self.distribution
         share = d.non_finite / d.count if self.keeps_float32 and d.count else self.outside
         return self.error_jumps or share >= NOTABLE_SHARE or d.is_all_zero
@@ -63,16 +63,16 @@ class ActivationReport(Report):
     """
     The values at each cell of a network, as :func:`profile_activations` found them.
 
-    `print(report)` is a table. Its first lines are the places where values leave float16's range, at least 1 % of
-    them, or all of them are zero (they may have left it already), or where the error against float32 jumps, in the
-    order of execution: the first line is the first such place. What a network that computes partly in float16 keeps in
-    float32 is not judged by that range.
+    `print(report)` prints a table. Its first lines are the notable places in the order of execution, so the first line
+    is the first such place. A place is notable if at least 1 % of the values leave float16's range, if all values are
+    zero (they may have left it before), or if the error against float32 jumps. If a network computes only partly in
+    float16, what it keeps in float32 is not judged by that range.
 
     Attributes:
         activations (list[Activation]): In the order of execution, forward and then backward.
         batches (int): How many batches were profiled.
         loss_scale (float): The scale by which the loss was multiplied.
-        forward_state (Union[list[str], None]): The names of what the forward may write, which a skipped step restores;
+        forward_state (Union[list[str], None]): The names of what the forward may write and a skipped step restores;
             None for a training cell that never skips a step.
     """
 
@@ -83,7 +83,7 @@ class ActivationReport(Report):
 
     @property
     def first(self) -> Optional[Activation]:
-        """The first :class:`Activation` that is notable, see `Activation.is_notable`; None without one."""
+        """The first notable :class:`Activation`, see `Activation.is_notable`; None if there is none."""
         return next((activation for activation in self.activations if activation.is_notable), None)
 
     @property
@@ -92,7 +92,7 @@ class ActivationReport(Report):
         return next((activation for activation in self.activations if activation.error_jumps), None)
 
     def notable_first(self) -> list[Activation]:
-        """The activations as they are printed: the notable ones, then the others, each in the order of execution."""
+        """The activations as they are printed: first the notable ones, then the others, in the order of execution."""
         return sorted(self.activations, key=lambda activation: not activation.is_notable)
 
     def __str__(self) -> str:
@@ -135,8 +135,8 @@ class ActivationReport(Report):
 
     def _restored(self):
         if self.forward_state is None:
-            return "What the forward may write is never taken back, since this training cell skips no step."
-        return f"The forward may write, and a skipped step takes back: {', '.join(self.forward_state) or 'nothing'}."
+            return "What the forward may write is never restored, since this training cell skips no step."
+        return f"The forward may write, and a skipped step restores: {', '.join(self.forward_state) or 'nothing'}."
 
     def _header_and_rows(self) -> tuple[list[str], list[list]]:
         header = [*Place._fields, "kind", "dtype", *COUNTS, *Shares._fields]

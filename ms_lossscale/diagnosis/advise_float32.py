@@ -23,31 +23,31 @@ def advise_float32(
     batches: Optional[Batches] = None,
 ) -> Float32Advice:
     """
-    Finds which cells of a float16 network must compute in float32, so that some batches have finite losses and
-    gradients at a loss scale of 1 or more (of `min_loss_scale`, if that of a training cell is smaller).
+    Finds which cells of a float16 network must compute in float32 so that your batches have finite losses and gradients
+    at a loss scale of 1 or more. If a training cell has a smaller `min_loss_scale`, that is the limit.
 
-    It takes as few and as small cells as it finds, by trying: it puts the cell that overflows first into float32, goes
-    on to the next overflow, and then leaves out what can be left out. A cell counts, too, whose output float16 loses
-    because it was divided by an infinity, as in a norm whose squares overflow: it is zero then. That takes tens of runs
-    of the batches, forward and backward in PyNative mode, and one compilation for graph mode, where it must hold, too.
-    A few batches will do.
+    It looks for as few and as small cells as possible, by trying: it puts the cell that overflows first into float32,
+    goes on to the next overflow, and then drops the cells that are not needed. A cell also counts if float16 loses its
+    output because of a division by infinity, as in a normalization whose squares overflow: the output is then zero.
+    This takes tens of runs of the batches, forward and backward in PyNative mode, and one compilation, because the
+    result must also hold in graph mode. A few batches are enough.
 
-    Where one loss scale can't serve the whole network, since gradients are lost at the largest one, the advice also
-    says which one cell more in float32 widens the range of scales most.
+    If one loss scale can't serve the whole network, because gradients are lost even at the largest one, the advice
+    names one more cell: the one that widens the range of scales most if it computes in float32.
 
-    A cell in float32 casts its inputs to float32, and computes in it, as with `cell.to_float(mindspore.float32)` ; the
-    float16 cells around cast what it puts out. Its weights keep their dtype.
+    A cell in float32 casts its inputs to float32 and computes in float32, as with `cell.to_float(mindspore.float32)` .
+    The float16 cells around it cast its output back. Its weights keep their dtype.
 
     Nothing changes: not the network, its optimizer, the loss scale, the counters, BatchNorm's statistics or MindSpore's
-    mode; only dropout, where training runs in PyNative mode itself, goes on with other random numbers.
+    mode. Only dropout goes on with other random numbers if training itself runs in PyNative mode.
 
     A training cell of this package knows its networks and weights: ``advise_float32(cell, batches)`` .
 
     Args:
         network (Cell): Returns the loss, as :class:`mindspore.nn.WithLossCell` does; or a training cell.
-        parameters (list[Parameter], optional): The parameters to differentiate by. Not given for a training cell.
-            Default: ``None`` , all that are trainable.
-        batches (iterable): For each batch the tuple of the network's inputs; or a dataset. They are kept in memory.
+        parameters (list[Parameter], optional): The parameters to differentiate with respect to. Leave it out for a
+            training cell. Default: ``None`` , all trainable ones.
+        batches (iterable): A tuple of the network's inputs for each batch; or a dataset. They are kept in memory.
 
     Returns:
         Float32Advice.

@@ -47,11 +47,11 @@ def float_format(owner, dtype):
 
 class Shares(NamedTuple):
     """
-    What casting does to values, as shares of all of them.
+    What a cast does to values, as shares of all values.
 
-    - **flushed** (float) - Not zero, and rounded to zero.
-    - **subnormal** (float) - Rounded to a subnormal number: held with fewer bits than a normal one.
-    - **overflowed** (float) - Finite, and rounded to infinity.
+    - **flushed** (float) - Values that are not zero, but are rounded to zero.
+    - **subnormal** (float) - Values that are rounded to a subnormal number, which has fewer bits than a normal one.
+    - **overflowed** (float) - Finite values that are rounded to infinity.
     """
 
     flushed: float
@@ -67,7 +67,8 @@ class Distribution:
         count (int): How many values there are.
         zeros (int): How many are zero.
         non_finite (int): How many are infinite or NaN.
-        min (Union[float, None]): The smallest absolute value of those that are finite and not zero; None if none is.
+        min (Union[float, None]): The smallest absolute value of those that are finite and not zero; None if there are
+            none.
         max (Union[float, None]): The largest.
     """
 
@@ -103,11 +104,11 @@ class Distribution:
 
     @property
     def share_of_zeros(self) -> float:
-        """How many of the values are zero, from 0 to 1."""
+        """The share of the values that are zero, from 0 to 1."""
         return self.zeros / self.count if self.count else 0.0
 
     def merge(self, other: "Distribution") -> None:
-        """Counts all that another distribution has counted."""
+        """Adds everything that another distribution has counted."""
         self.count += other.count
         self.zeros += other.zeros
         self.non_finite += other.non_finite
@@ -122,30 +123,30 @@ class Distribution:
 
     def histogram(self) -> dict[int, int]:
         """
-        The values that are finite and not zero, by binade: from the exponent e to the number of values in
-        :math:`[2^e, 2^{e+1})`, for those e that have some.
+        Counts the values that are finite and not zero, by binade: a dict from each exponent e to the number of values
+        in :math:`[2^e, 2^{e+1})`. Empty binades are left out.
         """
         counts = self._bins.reshape(-1, _PARTS_OF_A_BINADE).sum(axis=1)
         return {int(i) + _LOWEST: int(counts[i]) for i in np.flatnonzero(counts)}
 
     def as_dict(self) -> dict[str, Any]:
-        """The counts and the histogram, as what JSON can hold."""
+        """The counts and the histogram in a form that JSON can hold."""
         return {**{name: getattr(self, name) for name in COUNTS}, "histogram": self.histogram()}
 
     def shares(self, loss_scale: float = 1.0, dtype: mstype.Type = mstype.float16) -> Shares:
         """
-        What casting the values times a loss scale does to them, rounding to nearest, ties to even.
+        What happens if the values are multiplied by a loss scale and cast, with rounding to nearest, ties to even.
 
         Args:
             loss_scale (float): A power of two. Default: ``1.0`` .
             dtype (mindspore.dtype): ``mstype.float16`` or ``mstype.bfloat16`` . Default: ``mstype.float16`` .
 
         Returns:
-            Shares, each of all `count` values; what was not finite to begin with is in none of them.
+            Shares of all `count` values. Values that were not finite to begin with are in none of them.
 
         Raises:
-            TypeError: If `loss_scale` is no number.
-            ValueError: If `loss_scale` is no power of two from 2**-126 to 2**126, or `dtype` is another one.
+            TypeError: If `loss_scale` is not a number.
+            ValueError: If `loss_scale` is not a power of two from 2**-126 to 2**126, or `dtype` is neither of these.
         """
         significand, exponent = math.frexp(check_scale("shares", "loss_scale", loss_scale))
         if significand != 0.5:

@@ -17,9 +17,9 @@ class NeedOfFloat32(NamedTuple):
 
     - **cell** (str) - The cell's name.
     - **kind** (str) - Its class.
-    - **trace** (OverflowTrace) - The first overflow with all the others in float32, but not this one.
-    - **largest** (float) - The largest value there, absolute, with this one in float32, too.
-    - **line** (str) - The line of a cell of this kind that makes the values infinite or NaN in its forward, if any.
+    - **trace** (OverflowTrace) - The first overflow when all the other cells are in float32, but not this one.
+    - **largest** (float) - The largest absolute value there when this cell is in float32, too.
+    - **line** (str) - The line of code where the forward of a cell of this kind makes values infinite or NaN, if any.
     """
 
     cell: str
@@ -45,19 +45,19 @@ class NeedOfFloat32(NamedTuple):
 
 class Float32Advice:
     """
-    What :func:`advise_float32` found; `print(advice)` shows why, and the lines to paste into a script.
+    The result of :func:`advise_float32`. `print(advice)` shows the reasons, and the lines to paste into a script.
 
     Attributes:
-        cells (list[str]): The names of the cells that must compute in float32, as in `network.cells_and_names()`; of a
-            training cell with several networks after ``networks[i].`` . Empty if none must, or if it does not help.
+        cells (list[str]): The names of the cells that must compute in float32, as in `network.cells_and_names()`; with
+            several networks, ``networks[i].`` comes before them. Empty if no cell must, or if float32 does not help.
         holds (bool): Whether the batches are finite, forward and backward, with exactly these cells in float32.
-        loss_scale (Union[float, None]): The largest power of two at which they are; None if `holds` is False.
-        needs (list[NeedOfFloat32]): Why, for each of the cells.
-        runs (int): How often the batches were run to find out.
+        loss_scale (Union[float, None]): The largest power of two at which they are finite; None if `holds` is False.
+        needs (list[NeedOfFloat32]): The reason for each of the cells.
+        runs (int): How many times the batches were run to find this out.
         trace (Union[OverflowTrace, None]): If `holds` is False, what overflows first with all cells in float32.
-        widening (Union[Widening, None]): If gradients are lost at `loss_scale`, which further cell in float32 widens
-            the range of loss scales most, and by how much. It is not one of `cells`.
-        note (str): What else there is to say, or an empty text.
+        widening (Union[Widening, None]): If gradients are lost at `loss_scale`, the further cell that widens the range
+            of loss scales most if it computes in float32, and by how much. It is not one of `cells`.
+        note (str): A remark, or an empty text.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class Float32Advice:
         """
         Puts the cells into float32, in place. The weights keep their dtype, so that the optimizer's state still fits.
 
-        A training cell, or network, that has run in graph mode already is compiled again at its next call. One that was
-        compiled as a part of something else is not: call this before.
+        If a training cell or network has already run in graph mode, it is compiled again at its next call. But if it
+        was compiled as a part of something else, it is not: call this before that.
         """
         for cell in self._found.values():
             put_in_float32(cell)
@@ -102,7 +102,7 @@ class Float32Advice:
             forget_compiled(self._owner)
 
     def lines(self) -> str:
-        """The lines that do the same in a script, as :meth:`apply` does it here."""
+        """The lines that do in a script what :meth:`apply` does here."""
         lines = ["import mindspore"]
         for network, names in self._by_network().items():
             lines += ["", f"cells = dict({network}.cells_and_names())"]

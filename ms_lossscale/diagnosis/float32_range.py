@@ -9,12 +9,12 @@ _TRIED = 3
 
 class Widening(NamedTuple):
     """
-    What float32 of one more cell is worth.
+    What one more cell in float32 gains.
 
     - **cell** (str) - The cell's name.
     - **powers** (int) - By how many powers of two the range of useful loss scales becomes wider.
-    - **loss_scale** (float) - The largest power of two at which the batches are finite then.
-    - **lost** (list[str]) - The weights whose gradients are lost without it at the largest scale.
+    - **loss_scale** (float) - The largest power of two at which the batches are then finite.
+    - **lost** (list[str]) - The weights whose gradients are lost at the largest scale without it.
     """
 
     cell: str

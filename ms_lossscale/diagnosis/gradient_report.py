@@ -41,13 +41,13 @@ def largest_scale(largest, headroom=2, of=FLOAT16):
 
 class Recommendation(NamedTuple):
     """
-    A loss scale, and what it does to a dtype.
+    A loss scale, and what it saves and loses in a dtype.
 
     - **loss_scale** (float) - The largest power of two at which the largest gradient keeps the headroom.
     - **headroom** (int) - Binades (factors of two) left below the dtype's largest number.
     - **largest** (float) - The absolute value of the largest gradient, unscaled.
-    - **lost** (float) - The share of all values that the dtype still flushes to zero at that scale.
-    - **saved** (float) - The share that it flushes to zero or infinity at scale 1, less `lost`.
+    - **lost** (float) - The share of all values that the dtype still flushes to zero at this scale.
+    - **saved** (float) - The share that it flushes to zero or infinity at scale 1, minus `lost`.
     """
 
     loss_scale: float
@@ -62,23 +62,23 @@ class GradientReport(Report):
     """
     How the unscaled gradients of each parameter are spread over the binades, as :func:`profile_gradients` found them.
 
-    `print(report)` is a table, with the parameters that lose most in float16 first, at loss scale 1 and, if there is
-    one, at the recommended loss scale.
+    `print(report)` prints a table for loss scale 1 and, if there is one, for the recommended loss scale. The parameters
+    that lose most in float16 come first.
 
     Attributes:
         parameters (dict): From each parameter's name to its :class:`Distribution`.
         batches (int): How many batches were profiled.
-        loss_scale (Union[float, list[float]]): The scale at which the gradients were computed; a list, for each
-            network, where they differ.
+        loss_scale (Union[float, list[float]]): The scale at which the gradients were computed; a list with one for each
+            network if they differ.
         clip (Union[float, None]): The global norm to which each batch's gradients were clipped before being counted.
         largest (Union[float, None]): The absolute value of the largest finite gradient, before clipping; None if all
             are zero.
         non_finite_losses (int): In how many batches a loss was infinite or NaN.
-        step (Union[int, None]): The steps that the training cell had made, skipped ones included; None for a network.
-        quantised (list[str]): The parameters whose gradients float16 held on the way, some of them as zero or as a
-            subnormal number: what is counted of them was rounded or lost.
-        ceiling (Union[float, None]): `loss_scale`, if a larger one was tried and gradients overflowed; None if not.
-            No larger one is recommended for float16.
+        step (Union[int, None]): How many steps the training cell had made, skipped ones included; None for a network.
+        quantised (list[str]): The parameters whose gradients float16 held on the way, some of them as zeros or
+            subnormal numbers. These gradients were rounded or lost before they were counted.
+        ceiling (Union[float, None]): `loss_scale`, if gradients overflowed at a larger one; otherwise None. No larger
+            one is recommended for float16.
     """
 
     parameters: dict[str, Distribution]
@@ -98,7 +98,7 @@ class GradientReport(Report):
 
     def shares(self, dtype: mstype.Type = mstype.float16) -> dict[float, Shares]:
         """
-        What casting to float16 or bfloat16 does to the gradients of all parameters together: a dict from every power of
+        What a cast to float16 or bfloat16 does to the gradients of all parameters together: a dict from every power of
         two that can be a loss scale, :math:`2^{-126}` to :math:`2^{126}`, to :class:`Shares`.
         """
         total = self.total
@@ -111,8 +111,8 @@ class GradientReport(Report):
 
     def recommend(self, headroom: int = 2, dtype: mstype.Type = mstype.float16) -> Recommendation:
         """
-        Finds the largest power of two that leaves headroom for gradients larger than those that were profiled, and is
-        not above the `ceiling`.
+        Finds the largest power of two that leaves headroom for gradients larger than the profiled ones and is not above
+        the `ceiling`.
 
         Args:
             headroom (int): How many binades the largest gradient times the scale stays below the dtype's largest
@@ -121,8 +121,8 @@ class GradientReport(Report):
 
         Raises:
             TypeError: If `headroom` is no number.
-            ValueError: If no scale can be recommended, since all gradients are zero or some are not finite; if
-                `headroom` is no integer from 0 to 13, or `dtype` another one.
+            ValueError: If no scale can be recommended, because all gradients are zero or some are not finite; if
+                `headroom` is not an integer from 0 to 13, or if `dtype` is neither of these.
         """
         owner = "recommend"
         headroom = check_headroom(owner, headroom)
@@ -164,8 +164,8 @@ class GradientReport(Report):
 
     def worst_first(self, dtype: mstype.Type = mstype.float16) -> list[str]:
         """
-        The names of the parameters, the ones that lose the largest share of their values at loss scale 1 in a dtype,
-        float16 or bfloat16, first. One whose values are all zero has lost all of them.
+        The names of the parameters. First come those that lose the largest share of their values in a dtype, float16 or
+        bfloat16, at loss scale 1. If all values of a parameter are zero, it has lost all of them.
         """
 
         def loss(name):
@@ -285,21 +285,21 @@ def suggest_schedule(
     reports: Union[Sequence[GradientReport], dict[int, GradientReport]], headroom: int = 2
 ) -> ScheduledLossScale:
     """
-    A loss scale for each stage of training, from the step of each report to that of the next one: the smaller of the
-    scales that the two recommend, since gradients move from one to the other in between.
+    Makes a schedule of loss scales from reports of several stages of training. From the step of one report to that of
+    the next, it uses the smaller of the scales that the two recommend, because the gradients change in between.
 
     Args:
-        reports (Union[list[GradientReport], dict]): Reports of a training cell, which know at which step they were
-            taken; or a dict from steps (ints, 0 for before the first) to reports. At least one.
+        reports (Union[list[GradientReport], dict]): Reports of a training cell, which know their step; or a dict from
+            steps (ints, 0 for before the first step) to reports. At least one.
         headroom (int): As for :meth:`GradientReport.recommend`. Default: ``2`` .
 
     Returns:
-        ScheduledLossScale. What comes before the first report's step has that report's scale, too.
+        ScheduledLossScale. Steps before the first report use that report's scale, too.
 
     Raises:
-        TypeError: If `reports` holds something else, or `headroom` is no number.
-        ValueError: If there are no reports, a report of a list does not know its step, two are of one step, a report
-            can't recommend a loss scale, or `headroom` is out of range.
+        TypeError: If `reports` holds something else, or `headroom` is not a number.
+        ValueError: If there are no reports, a report in a list does not know its step, two reports are of the same
+            step, a report can't recommend a loss scale, or `headroom` is out of range.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``

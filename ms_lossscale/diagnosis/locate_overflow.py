@@ -21,12 +21,12 @@ _ONLY_IN_GRAPH = (
 
 class Range(NamedTuple):
     """
-    The values of a tensor in short.
+    A summary of the values of a tensor.
 
     - **dtype** (str) - Its dtype.
     - **shape** (tuple[int]) - Its shape.
     - **min** (Union[float, None]) - The smallest finite value, with its sign; None if no value is finite.
-    - **max** (Union[float, None]) - The largest one.
+    - **max** (Union[float, None]) - The largest finite value.
     - **non_finite** (int) - How many values are infinite or NaN.
     """
 
@@ -49,18 +49,19 @@ class OverflowTrace(NamedTuple):
     """
     The first overflow that :func:`locate_overflow` found; `print(trace)` says it in words.
 
-    - **found** (bool) - Whether there is an overflow; if not, the rest means nothing.
+    - **found** (bool) - Whether there is an overflow. If not, the other fields have no meaning.
     - **loss_scale** (float) - The scale by which the loss was multiplied.
     - **cell** (str) - The name of the cell.
     - **direction** (str) - ``"forward"`` or ``"backward"`` .
-    - **what** (str) - ``"output"`` ; in the backward ``"gradient"`` , of the cell's input, the name of the parameter of
-      the cell whose gradient it is, or ``"loss"`` , the gradient of the loss itself, which is the loss scale.
+    - **what** (str) - ``"output"`` in the forward. In the backward, ``"gradient"`` for the gradient of the cell's
+      input; the name of a parameter of the cell for its gradient; or ``"loss"`` for the gradient of the loss itself,
+      which is the loss scale.
     - **kind** (str) - ``"inf"`` , ``"NaN"`` , or ``"saturated"`` for a finite value of 65504 or beyond.
     - **index** (tuple[int]) - Where in the tensor the first such value is.
     - **value** (float) - The value.
     - **tensor** (Range) - The tensor that holds it.
     - **inputs** (tuple[Range]) - The cell's inputs in the forward.
-    - **note** (str) - What else there is to say, or an empty text.
+    - **note** (str) - A remark, or an empty text.
     """
 
     found: bool
@@ -99,26 +100,27 @@ class OverflowTrace(NamedTuple):
 
 def locate_overflow(network: nn.Cell, inputs: Batch, *, loss_scale: float) -> OverflowTrace:
     """
-    Replays one batch and finds the first cell that overflows, in the forward or else in the backward.
+    Replays one batch and finds the first cell that overflows in the forward, or otherwise in the backward.
 
-    That is the first one whose output, or in the backward whose gradient of its input or of its parameters, holds an
-    infinity, a NaN, or a value of 65504 or beyond, which float16 can't hold. Values beyond 65504 in float32, which can
-    hold them, are named only if nothing else overflows, or if they were given to the cell that does: then it was a cast
-    to float16 that made infinities of them.
+    A cell overflows if its output, or in the backward the gradient of its input or of its parameters, holds an
+    infinity, a NaN, or an absolute value of 65504 or more. Float32 can hold values beyond 65504, so they are named
+    there only if nothing else overflows, or if they are inputs of the cell that does: then a cast to float16 made them
+    infinite.
 
-    Runs in PyNative mode and updates nothing: the network is the same afterwards, but for dropout's random numbers
-    where training runs in PyNative mode itself.
+    It runs in PyNative mode and updates nothing. The network is the same afterwards, except for dropout's random
+    numbers if training itself runs in PyNative mode.
 
-    Where a network takes a gradient in its forward (a gradient penalty), PyNative mode loses the gradients of that
-    gradient. The gradients of its parameters are then computed in graph mode; those of its cells lack them, so that
-    such an overflow is named at a parameter. Of a network that runs in graph mode only, the loss and the gradients of
-    its parameters are looked at, and the trace says so. What `vmap` or `jacrev` transforms can't be watched either.
+    If a network takes a gradient in its forward (a gradient penalty), PyNative mode loses second derivatives. The
+    gradients of the parameters are then computed in graph mode. Those of the cells lack the second derivatives, so an
+    overflow that occurs only there is named at a parameter. If a network runs only in graph mode, only the loss and the
+    gradients of the parameters are looked at, and the trace says so. Functions that `vmap` or `jacrev` transform can't
+    be watched either.
 
     Args:
         network (Cell): Returns the loss, as :class:`mindspore.nn.WithLossCell` does; or a training cell of this
             package, whose networks are searched one after the other.
-        inputs (tuple[Tensor]): The network's inputs; or the one input.
-        loss_scale (float): The loss is multiplied by it.
+        inputs (tuple[Tensor]): The network's inputs, or its only input.
+        loss_scale (float): The scale by which the loss is multiplied.
 
     Returns:
         OverflowTrace.

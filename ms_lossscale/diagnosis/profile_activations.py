@@ -19,33 +19,34 @@ def profile_activations(
     network: nn.Cell, batches: Batches, *, loss_scale: float = 1.0, compare_float32: bool = False
 ) -> ActivationReport:
     """
-    Counts how what each cell puts out, and the gradients that flow back into that, are spread over float16's range.
+    Counts how the outputs of each cell, and the gradients that flow back into them, are spread over float16's range.
 
-    Runs forward and backward in PyNative mode and updates nothing: the network is the same afterwards, BatchNorm's
-    statistics and MindSpore's mode included. Only dropout, where training runs in PyNative mode itself, goes on with
-    other random numbers, whose state MindSpore keeps inside the operators.
+    It runs forward and backward in PyNative mode and updates nothing. The network is the same afterwards, including
+    BatchNorm's statistics, and so is MindSpore's mode. Only dropout goes on with other random numbers if training
+    itself runs in PyNative mode, because MindSpore keeps their state inside the operators.
 
-    Where a network takes a gradient in its forward (a gradient penalty), PyNative mode loses the gradients of that
-    gradient: what flows back into its cells lacks them, and a warning says so. The cells that `vmap` or `jacrev`
-    transforms can't be watched, nor can a network that runs in graph mode only; :func:`profile_gradients` can see both.
+    If a network takes a gradient in its forward (a gradient penalty), PyNative mode loses second derivatives. The
+    gradients that flow back into its cells lack them, and a warning says so. Cells that `vmap` or `jacrev` transforms
+    can't be watched, nor can a network that runs only in graph mode; :func:`profile_gradients` works for both.
 
     Args:
         network (Cell): Returns the loss, as :class:`mindspore.nn.WithLossCell` does; or a training cell of this
             package.
-        batches (iterable): For each batch the tuple of the network's inputs; or a dataset.
-        loss_scale (float): The loss is multiplied by it; the gradients are counted with it. Default: ``1.0`` .
-        compare_float32 (bool): Whether to compute each batch a second time, with the cells that compute in float16 or
-            bfloat16 (by `to_float` , or `mindspore.amp` at level O2 or O3) computing in float32, and to compare the
-            values at each cell. Casts that are written out in a `construct` stay, and dropout is off.
-            Default: ``False`` .
+        batches (iterable): A tuple of the network's inputs for each batch; or a dataset.
+        loss_scale (float): The scale by which the loss is multiplied. The gradients are counted without unscaling them.
+            Default: ``1.0`` .
+        compare_float32 (bool): Whether to run each batch a second time in float32, and to compare the values at each
+            cell. Cells that compute in float16 or bfloat16 because of `to_float` , or of `mindspore.amp` at level O2 or
+            O3, then compute in float32. Casts that are written in a `construct` stay, and dropout is off. Default:
+            ``False`` .
 
     Returns:
         ActivationReport.
 
     Raises:
         TypeError: If an argument has a wrong type.
-        ValueError: If there are no batches, `loss_scale` is out of range, or with `compare_float32` no cell computes
-            in float16 or bfloat16.
+        ValueError: If there are no batches, if `loss_scale` is out of range, or, with `compare_float32` , if no cell
+            computes in float16 or bfloat16.
         RuntimeError: If the network fails on a batch, or returns no loss.
 
     Supported Platforms:

@@ -33,32 +33,33 @@ def profile_gradients(
     clip: Optional[float] = None,
 ) -> GradientReport:
     """
-    Counts how the gradients of each parameter are spread over float16's range, over some batches.
+    Counts, over some batches, how the gradients of each parameter are spread over float16's range.
 
-    Runs forward and backward in PyNative mode and updates nothing: the network is the same afterwards, BatchNorm's
-    statistics and MindSpore's mode included. Only dropout, where training runs in PyNative mode itself, goes on with
-    other random numbers. Of each parameter it keeps counts by binade, so that memory does not grow with the batches.
+    It runs forward and backward in PyNative mode and updates nothing. The network is the same afterwards, including
+    BatchNorm's statistics, and so is MindSpore's mode. Only dropout goes on with other random numbers if training
+    itself runs in PyNative mode. For each parameter it keeps counts by binade, so the memory does not grow with the
+    batches.
 
-    A network that takes a gradient in its forward (a gradient penalty) is computed in graph mode, since PyNative mode
-    loses the gradients of that gradient; where it does not compile, a warning says what is missing. So is a network
-    that runs in graph mode only, if graph mode is MindSpore's mode.
+    A network that takes a gradient in its forward (a gradient penalty) is run in graph mode, because PyNative mode
+    loses second derivatives. If it does not compile, a warning says what is missing. A network that runs only in graph
+    mode is run there, too, if MindSpore is set to graph mode.
 
     A training cell of this package knows its networks and weights: ``profile_gradients(cell, batches)`` .
 
     Args:
         network (Cell): Returns the loss, as :class:`mindspore.nn.WithLossCell` does; or a training cell.
-        parameters (list[Parameter], optional): The parameters to differentiate by. Not given for a training cell.
-            Default: ``None`` , all that are trainable.
-        batches (iterable): For each batch the tuple of the network's inputs; or a dataset. What an iterator gives is
-            kept in memory, for a second pass, unless `loss_scale` is given.
-        loss_scale (float, optional): The loss is multiplied by it, and the gradients are divided by it in float32
-            before they are counted: a network that computes in float16 underflows on the way at too small a scale.
-            Default: ``None`` , a training cell's own present scale, for each network its own; of a plain network 1,
-            and if float16 underflowed at that, a second pass at the scale that the first one recommends. A scale at
-            which gradients overflow is replaced by one 16 times smaller, down to 1.
-        clip (float, optional): The global norm to which the unscaled gradients of one optimizer are clipped before
-            they are counted, as `clip_norm` of the training cells does it. The recommended scale is that for the
-            gradients before, since those are what the backward computes. Default: ``None`` .
+        parameters (list[Parameter], optional): The parameters to differentiate with respect to. Leave it out for a
+            training cell. Default: ``None`` , all trainable ones.
+        batches (iterable): A tuple of the network's inputs for each batch; or a dataset. The batches of an iterator are
+            kept in memory for a second pass, unless `loss_scale` is given.
+        loss_scale (float, optional): The scale by which the loss is multiplied. The gradients are divided by it in
+            float32 before they are counted. If it is too small, a float16 network underflows on the way. Default:
+            ``None`` . A training cell then uses its present scale, or those of its networks. A plain network uses 1; if
+            float16 underflows there, a second pass uses the scale that the first one recommends. If gradients overflow
+            at a scale, it is replaced by one 16 times smaller, down to 1.
+        clip (float, optional): The global norm to which the unscaled gradients of one optimizer are clipped before they
+            are counted, as with `clip_norm` of the training cells. The recommended scale is that for the gradients
+            before clipping, because these are what the backward computes. Default: ``None`` .
 
     Returns:
         GradientReport.

@@ -26,10 +26,10 @@ class Report:
 
     def to_csv(self, path: Optional[StrPath] = None) -> str:
         """
-        The rows of the table, in its order.
+        Returns the rows of the table, in its order, and writes them to a file if you give one.
 
         Args:
-            path (str, optional): Where to write it, as a whole or not at all. Default: ``None`` , nowhere.
+            path (str, optional): A file to write the text to, as a whole or not at all. Default: ``None`` .
 
         Returns:
             str, the CSV text.
@@ -38,10 +38,10 @@ class Report:
 
     def to_json(self, path: Optional[StrPath] = None) -> str:
         """
-        All that the report knows, with the histograms.
+        Returns everything that the report knows, with the histograms, and writes it to a file if you give one.
 
         Args:
-            path (str, optional): Where to write it, as a whole or not at all. Default: ``None`` , nowhere.
+            path (str, optional): A file to write the text to, as a whole or not at all. Default: ``None`` .
 
         Returns:
             str, the JSON text.
@@ -50,11 +50,11 @@ class Report:
 
     def plot(self, path: StrPath) -> None:
         """
-        Draws the histograms, all together and by row of the table, in its order, with zeros and what is not finite
-        beside them, what float16 can't hold shaded, and the printed warnings below.
+        Draws the histograms: one of all values, and one for each row of the table, in its order. Zeros and values that
+        are not finite have their own columns, what float16 can't hold is shaded, and the printed warnings stand below.
 
         Args:
-            path (str): The picture to write; its ending is its format, `.png` say.
+            path (str): The picture to write. Its ending decides the format, for example ``.png`` .
 
         Raises:
             ImportError: If matplotlib is not installed.

@@ -15,15 +15,15 @@ Tensors = TypeVar("Tensors", Tensor, tuple[Tensor, ...])
 
 class LossScale(Float32Cell):
     """
-    Base class of the loss scales. A subclass gives the update rule: `next_scale`.
+    Base class of the loss scales. A subclass defines the update rule, :meth:`next_scale`.
 
     A loss scale is used in three ways:
 
     - as `loss_scale` of this package's training cells;
-    - as `scale_sense` of :class:`mindspore.nn.TrainOneStepWithLossScaleCell`, through :meth:`get_loss_scale` and the
-      call itself;
-    - in a hand-written loop, in the place of a :class:`mindspore.amp.LossScaler`, through :meth:`scale`,
-      :meth:`unscale` and :meth:`adjust`.
+    - as `scale_sense` of :class:`mindspore.nn.TrainOneStepWithLossScaleCell`, which uses :meth:`get_loss_scale` and
+      calls it;
+    - in a hand-written loop, in place of a :class:`mindspore.amp.LossScaler`, with :meth:`scale`, :meth:`unscale` and
+      :meth:`adjust`.
 
     Args:
         loss_scale (float): The scale to begin with, a finite number > 0.
@@ -88,14 +88,14 @@ class LossScale(Float32Cell):
 
     def set_loss_scale(self, value: float) -> None:
         """
-        Sets the scale by hand; the update rule goes on from there.
+        Sets the scale by hand. The update rule continues from there.
 
         Args:
             value (float): The new scale, a finite number > 0.
 
         Raises:
             TypeError: If `value` is not a number.
-            ValueError: If `value` is not finite or not > 0, or too large for gradients that are accumulated.
+            ValueError: If `value` is not finite or not > 0, or if it is too large for gradient accumulation.
         """
         value = self.check_scale(f"{type(self).__name__}.set_loss_scale", "value", value)
         # Not set_data: in PyNative mode a compiled function would go on writing to the memory that it replaces.
@@ -138,7 +138,7 @@ class LossScale(Float32Cell):
         Multiplies a loss, or each tensor of a tuple, by the scale, in float32.
 
         Args:
-            inputs (Union[Tensor, tuple[Tensor]]): Of any shape and float type. What is returned has the same shapes.
+            inputs (Union[Tensor, tuple[Tensor]]): Of any shape and float type. The result has the same shapes.
         """
         return gradients.multiply(inputs, self.scale_value)
 
@@ -147,14 +147,14 @@ class LossScale(Float32Cell):
         Divides a tensor, or each tensor of a tuple, by the scale, in float32: `input * (1 / scale)`.
 
         Args:
-            inputs (Union[Tensor, tuple[Tensor]]): Of any shape and float type. What is returned has the same shapes;
+            inputs (Union[Tensor, tuple[Tensor]]): Of any shape and float type. The result has the same shapes;
                 RowTensors keep their indices.
         """
         return gradients.multiply(inputs, self._one / self.scale_value)
 
     def adjust(self, grads_finite: Tensor) -> bool:
         """
-        Moves the scale by its update rule, after one step.
+        Updates the scale by its update rule, after one step.
 
         Args:
             grads_finite (Tensor): Whether all gradients were finite, bool of shape :math:`()`.
@@ -172,8 +172,9 @@ class LossScale(Float32Cell):
 
     def advance(self, loss_scale: Tensor, overflow: Tensor) -> Tensor:
         """
-        Takes one step of the update rule, with the arguments of :meth:`next_scale`. What it returns can be a loss
-        scale, whatever a user's own rule says; a TypeError or a ValueError if that is no Tensor or one of another size.
+        Takes one step of the update rule, with the arguments of :meth:`next_scale`. The result can always be a loss
+        scale, whatever a rule of your own returns. Raises a TypeError or a ValueError if the rule returns no Tensor, or
+        one of another size.
         """
         next_scale = self.next_scale(loss_scale, overflow)
         if self._rule_is_checked:
@@ -182,8 +183,8 @@ class LossScale(Float32Cell):
 
     def can_back_off(self, loss_scale: Tensor) -> Tensor:
         """
-        Whether the update rule, by this overflow or by some more, would lower this step's scale, bool of its shape. Of
-        a user's own update rule it is always True.
+        Whether the update rule would lower this step's scale after this overflow or after some more, a bool Tensor of
+        the scale's shape. For an update rule of your own, it is always True.
         """
         return ops.equal(loss_scale, loss_scale)
 
@@ -202,15 +203,15 @@ class LossScale(Float32Cell):
 
     def next_scale(self, loss_scale: Tensor, overflow: Tensor) -> Tensor:
         """
-        The update rule. Advances the counters it needs, and does not touch `loss_scale`.
+        The update rule. It advances its own counters, and does not write `loss_scale`.
 
         Args:
             loss_scale (Tensor): This step's scale, float32.
             overflow (Tensor): Whether this step overflowed, bool of shape :math:`()`.
 
         Returns:
-            Tensor, the next step's scale, float32, of the shape of `loss_scale`. A value that can be no loss scale,
-            that is NaN, inf, <= 0, or outside 2**-126 to 2**126, is not taken: the scale stays as it is. Where
-            the gradients of N calls are accumulated, the upper bound is about N times lower.
+            Tensor, the next step's scale, float32, of the shape of `loss_scale`. If the value can't be a loss scale
+            (NaN, inf, <= 0, or outside 2**-126 to 2**126), the scale stays as it is. When the gradients of N calls are
+            accumulated, the upper bound is about N times lower.
         """
         raise NotImplementedError

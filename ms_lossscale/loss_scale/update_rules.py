@@ -47,7 +47,7 @@ class FixedLossScale(LossScale):
 
 class DynamicLossScale(LossScale):
     """
-    A loss scale that backs off when gradients overflow and grows when they have not done so for a while.
+    A loss scale that backs off when gradients overflow, and grows when they have not overflowed for a while.
 
     The update rule, for one step::
 
@@ -59,10 +59,10 @@ class DynamicLossScale(LossScale):
 
     Args:
         init_loss_scale (float): The scale to begin with. Default: ``2.0**16`` .
-        scale_factor (float): What the scale grows by, > 1. Default: ``2.0`` .
+        scale_factor (float): The factor by which the scale grows, > 1. Default: ``2.0`` .
         scale_window (int): Clean steps in a row after which the scale grows, >= 1. Default: ``2000`` .
-        backoff_factor (float, optional): What the scale is multiplied by when it backs off, > 0 and < 1.
-            Default: ``None`` , that is `1 / scale_factor`.
+        backoff_factor (float, optional): The factor by which the scale is multiplied when it backs off, > 0 and < 1.
+            Default: ``None`` , which means `1 / scale_factor`.
         hysteresis (int): Overflows in a row after which the scale backs off, >= 1. Default: ``1`` .
         min_loss_scale (float): The floor, > 0. Default: ``1.0`` .
         max_loss_scale (float): The ceiling. Default: ``2.0**24`` .
@@ -160,10 +160,12 @@ class DynamicLossScale(LossScale):
 
 class ScheduledLossScale(LossScale):
     """
-    A loss scale that is piecewise constant over the steps of the cell, including skipped steps. In a list of loss
-    scales of :class:`SimultaneousTrainOneStepCell`, steps that another network's overflow skipped do not count.
+    A loss scale that is piecewise constant over the steps of the cell, skipped steps included. In a list of loss scales
+    for :class:`SimultaneousTrainOneStepCell`, steps that are skipped because of another network's overflow do not
+    count.
 
-    `milestone` means what it means for :func:`mindspore.nn.piecewise_constant_lr`: step :math:`i`, counted from 0, uses
+    `milestone` has the same meaning as for :func:`mindspore.nn.piecewise_constant_lr`: step :math:`i`, counted from 0,
+    uses
 
     .. math::
         loss\\_scales[t] \\text{ for the first } t \\text{ with } i < milestone[t]

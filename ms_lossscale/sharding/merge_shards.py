@@ -26,28 +26,28 @@ Checkpoint = Mapping[str, Tensor]
 
 def merge_shards(checkpoints: Sequence[Union[StrPath, Checkpoint]]) -> dict[str, Parameter]:
     """
-    Makes one checkpoint of those that all ranks saved of a training cell with :class:`ShardedOptimizer`: what training
-    with the plain optimizer would have saved, with its names and shapes.
+    Merges the checkpoints that all ranks saved from a training cell with a :class:`ShardedOptimizer`. The result is
+    what training with the plain optimizer would have saved, with its names and shapes.
 
-    It loads into a cell with the plain optimizer, and with `load_state_dict` into one with a sharded optimizer on any
-    number of ranks. Where a weight is not float32, its float32 master comes as ``master.`` and the weight's name
-    besides, and the optimizer's state is float32. What is each rank's own, such as BatchNorm's statistics, is that of
-    rank 0. Within an accumulation cycle, gathered gradients are the mean over the ranks, so that any number of ranks
-    can go on from there.
+    You can load it into a cell with the plain optimizer, and with `load_state_dict` into a cell with a sharded
+    optimizer on any number of ranks. If a weight is not float32, the result also has its float32 master copy, named
+    ``master.`` and the weight's name, and the optimizer's state is float32. Values that each rank has for itself, such
+    as BatchNorm's statistics, are those of rank 0. Within an accumulation cycle, the accumulated gradients are averaged
+    over the ranks, so that any number of ranks can continue from there.
 
     Args:
-        checkpoints (Union[list, tuple]): For each rank, in the order of the ranks, the checkpoint's file name, or the
-            dict that :func:`mindspore.load_checkpoint` returned.
+        checkpoints (Union[list, tuple]): For each rank, in the order of the ranks, the file name of its checkpoint, or
+            the dict that :func:`mindspore.load_checkpoint` returned.
 
     Returns:
-        dict, from names to Parameters, for :func:`mindspore.load_param_into_net` and `load_state_dict` of training
+        dict from names to Parameters, for :func:`mindspore.load_param_into_net` and for `load_state_dict` of training
         cells.
 
     Raises:
-        TypeError: If `checkpoints` is no list of file names or dicts.
-        ValueError: If a checkpoint can't be read; if a rank is missing, comes twice, or in another place; if a part
-            lacks something, or does not belong to the others. If ranks that sum their gradients, instead of averaging
-            them, saved within an accumulation cycle.
+        TypeError: If `checkpoints` is not a list of file names or dicts.
+        ValueError: If a checkpoint can't be read; if a rank is missing, duplicated or out of order; if a part is
+            incomplete or does not belong to the others. If the ranks sum their gradients instead of averaging them, and
+            saved within an accumulation cycle.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``

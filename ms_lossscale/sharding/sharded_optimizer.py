@@ -22,42 +22,41 @@ Groups = Sequence[dict[str, Any]]
 
 class ShardedOptimizer(nn.Cell):
     """
-    An optimizer whose state the ranks of a data-parallel job share (ZeRO stage 1), for any training cell in the place
-    of the optimizer.
-
-    Each weight is flattened, padded with zeros, and split evenly over the ranks of `msrun`. Each rank keeps the
-    optimizer's state for its own parts only, its shards. In a step that did not overflow it updates these, and an
-    all-gather writes the parts of all ranks into the weights. Everything else in the step is as without it, and so are
-    the weights, bit for bit, if the optimizer works element by element and its kernel rounds an element alike wherever
-    in a vector it stands (on CPU that of `nn.Adam` does not: the last bit may differ). With one rank it is the plain
+    An optimizer whose state the ranks of a data-parallel job share (ZeRO stage 1). Pass it to any training cell as its
     optimizer.
 
-    Shards and their state are float32, also where a weight is float16: then they are its master copy, and take the
-    gradient before it is rounded to float16. What something else writes into the weights, an `after_update` or a
-    checkpoint say, the shards take over in the next step.
+    Each weight is flattened, padded with zeros, and split evenly over the ranks of `msrun`. Each rank keeps the
+    optimizer's state only for its own parts, called shards. In a step that did not overflow, it updates its shards, and
+    an all-gather writes the shards of all ranks into the weights. Everything else in the step stays the same. The
+    weights are those of the plain optimizer, bit for bit, if the optimizer works element by element and its kernel
+    rounds an element the same way wherever it is in a vector. (On CPU the kernel of `nn.Adam` does not: the last bit
+    may differ.) With one rank it is the plain optimizer.
 
-    Construct it after :func:`mindspore.set_auto_parallel_context`, as the training cell. On each rank,
-    :func:`mindspore.save_checkpoint` of the cell keeps that rank's part; see :func:`merge_shards`.
+    Shards and their state are float32. For a float16 weight they are its master copy, and get the gradient before it is
+    rounded to float16. If something else writes the weights, for example an `after_update` or a checkpoint, the shards
+    take over the new values in the next step.
+
+    Construct it after :func:`mindspore.set_auto_parallel_context`, like the training cell. On each rank,
+    :func:`mindspore.save_checkpoint` of the cell saves that rank's part; see :func:`merge_shards`.
 
     Args:
-        parameters (Union[list[Parameter], list[dict]]): The weights, or groups of them, as optimizers of MindSpore
-            take them.
-        optimizer (Callable): Gets this rank's shards in the same form and returns the optimizer of them. A shard has
-            the name of its weight while it does; it is a vector, whatever the weight's shape. With one rank it gets
-            `parameters` themselves.
+        parameters (Union[list[Parameter], list[dict]]): The weights, or groups of them, as for MindSpore's optimizers.
+        optimizer (Callable): A function that gets this rank's shards in the same form as `parameters`, and returns
+            their optimizer. Each shard is a vector, whatever the weight's shape, and during this call it has the name
+            of its weight. With one rank the function gets `parameters` themselves.
 
     Inputs:
         - **grads** (tuple[Tensor]) - The gradients of the whole weights, in the order of `parameters`.
 
     Raises:
-        TypeError: If `parameters` are neither Parameters nor groups of them, `optimizer` can't be called, or returns no
-            Cell.
-        ValueError: If the optimizer needs a whole weight: `nn.Lamb`, `nn.LARS`, `nn.thor`, `nn.AdaFactor` and others
-            with norms or shapes of layers, and `grad_centralization` in a group. If it has other parameters than the
-            shards, or state of which it can't be told whether it belongs to the elements of a shard. If a weight is
-            `layerwise_parallel`, no float32, float16 or bfloat16. If `parallel_mode` is ``"semi_auto_parallel"`` or
-            ``"auto_parallel"`` .
-        RuntimeError: If `parallel_mode` is set, but communication is not initialised.
+        TypeError: If `parameters` are neither Parameters nor groups of them, or if `optimizer` can't be called or does
+            not return a Cell.
+        ValueError: If the optimizer needs whole weights: `nn.Lamb`, `nn.LARS`, `nn.thor`, `nn.AdaFactor` and others
+            that use norms or shapes of layers, and `grad_centralization` in a group. If it has other parameters than
+            the shards, or state that may or may not belong to the elements of a shard. If a weight is
+            `layerwise_parallel`, or not float32, float16 or bfloat16. If `parallel_mode` is
+            ``"semi_auto_parallel"`` or ``"auto_parallel"`` .
+        RuntimeError: If `parallel_mode` is not ``"stand_alone"`` and communication is not initialised.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``
@@ -128,22 +127,22 @@ class ShardedOptimizer(nn.Cell):
 
     @property
     def global_step(self) -> Parameter:
-        """That of the optimizer, for callbacks."""
+        """The optimizer's, for callbacks."""
         return self.optimizer.global_step
 
     @property
     def learning_rate(self) -> Any:
-        """That of the optimizer, for callbacks."""
+        """The optimizer's, for callbacks."""
         return self.optimizer.learning_rate
 
     @property
     def dynamic_lr(self) -> bool:
-        """That of the optimizer, for callbacks."""
+        """The optimizer's, for callbacks."""
         return self.optimizer.dynamic_lr
 
     @property
     def is_group_lr(self) -> bool:
-        """That of the optimizer, for callbacks."""
+        """The optimizer's, for callbacks."""
         return self.optimizer.is_group_lr
 
     def check_ranks(self, owner: str) -> None:

@@ -53,14 +53,16 @@ def merge_shards(checkpoints: Sequence[Union[StrPath, Checkpoint]]) -> dict[str,
         ``Ascend`` ``GPU`` ``CPU``
 
     Examples:
+        >>> import tempfile
         >>> import mindspore
         >>> from mindspore import nn
         >>> from ms_lossscale import ScaledTrainOneStepCell, ShardedOptimizer, merge_shards
         >>> network = nn.Dense(4, 1)
         >>> optimizer = ShardedOptimizer(network.trainable_params(), nn.Adam)
         >>> cell = ScaledTrainOneStepCell(nn.WithLossCell(network, nn.MSELoss()), optimizer)
-        >>> mindspore.save_checkpoint(cell, "rank_0.ckpt")  # On each of its ranks; here there is one.
-        >>> merged = merge_shards(["rank_0.ckpt"])
+        >>> path = f"{tempfile.mkdtemp()}/rank_0.ckpt"
+        >>> mindspore.save_checkpoint(cell, path)  # On each of its ranks; here there is one.
+        >>> merged = merge_shards([path])
         >>> "moment1.weight" in merged
         True
     """

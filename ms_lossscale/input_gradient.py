@@ -178,8 +178,8 @@ def _number(owner, loss_scale):
         return 1.0
     if not isinstance(loss_scale, numbers.Real) or isinstance(loss_scale, bool):
         raise TypeError(
-            f"For '{owner}', the argument 'loss_scale' must be None, a number, or the loss scale of ms_lossscale that "
-            f"the training cell is given, the very object, but got {describe(loss_scale)}."
+            f"For '{owner}', the argument 'loss_scale' must be None, a number, or the same LossScale object that you "
+            f"pass to the training cell, but got {describe(loss_scale)}."
         )
     return check_scale(owner, "loss_scale", loss_scale)
 

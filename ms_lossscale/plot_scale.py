@@ -123,8 +123,8 @@ def _read(path):
             rows.append(_row(row))
         except (AttributeError, TypeError, ValueError) as error:
             raise ValueError(
-                f"For 'plot_scale', line {reader.line_num} of {str(path)!r} is none that LossScaleMonitor writes: "
-                f"{lines[reader.line_num - 1]!r}. Mend or delete it."
+                f"For 'plot_scale', line {reader.line_num} of {str(path)!r} was not written by LossScaleMonitor: "
+                f"{lines[reader.line_num - 1]!r}. Fix or delete it."
             ) from error
     if not rows:
         raise ValueError(

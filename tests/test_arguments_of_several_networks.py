@@ -72,7 +72,7 @@ class TestNetworksAndOptimizers:
     def test_an_optimizer_that_owns_a_stranger(self, make):
         networks, stranger = pair(), renamed("stranger.", Linear())
         optimizers = [nn.SGD(networks[0].trainable_params()), nn.SGD(stranger.trainable_params())]
-        with pytest.raises(ValueError, match=r"but stranger\.weight belong to none"):
+        with pytest.raises(ValueError, match=r"but stranger\.weight belong to none of the cell's networks"):
             make(networks, optimizers)
 
     def test_an_optimizer_with_a_loss_scale_of_its_own(self, make):

@@ -54,9 +54,9 @@ def test_weights_that_are_nan(mode, few):
     set_to_nan(network.weight)
     assert warning_of(cell, batch(0), calls=10) == (
         "For 'ScaledTrainOneStepCell', the last 10 steps, all since step 1, were skipped, now at a loss scale of 1, so "
-        "that no weight moves any more: in the last 2 skips the gradients of weight (2) were not finite; the loss was "
-        "not finite in 2 of them. What to try: no loss scale mends a loss that is not finite, so look for NaN in the "
-        "data and in the weights; ms_lossscale.locate_overflow(cell, inputs, loss_scale=2) names where it begins, "
+        "that no weight changes any more: in the last 2 skips the gradients of weight (2) were not finite; the loss "
+        "was not finite in 2 of them. What to try: no loss scale fixes a loss that is not finite, so look for NaN in "
+        "the data and in the weights; ms_lossscale.locate_overflow(cell, inputs, loss_scale=2) names where it begins, "
         "ms_lossscale.advise_float32(cell, [inputs]) which cells need float32."
     )
 

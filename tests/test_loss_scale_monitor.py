@@ -388,7 +388,7 @@ def test_it_stops_a_training_that_only_skips(mode, tmp_path):
         "For 'LossScaleMonitor', training was stopped at step 6: the last 3 steps were skipped "
         "(max_consecutive_skips=3), at the loss scales 512, 256, 128; since step 4 all were skipped, and in the last 3 "
         "skips the gradients of weight (3) were not finite; the loss was not finite in 3 of them. What to try: no loss "
-        "scale mends a loss that is not finite, so look for NaN in the data and in the weights; "
+        "scale fixes a loss that is not finite, so look for NaN in the data and in the weights; "
         "ms_lossscale.locate_overflow(cell, inputs, loss_scale=128) names where it begins"
     )
     path = str(tmp_path / "batch.npz")
@@ -465,9 +465,9 @@ def test_skips_of_an_earlier_run_stop_no_later_one():
 def test_it_warns_once_at_the_floor():
     cell = scaled_cell(loss_scale=DynamicLossScale(2.0, min_loss_scale=1.0))
     message = (
-        r"The loss scale is stuck at its floor, min_loss_scale=1: step 2 overflowed all the same; since step 1 all "
+        r"The loss scale is stuck at its floor, min_loss_scale=1: step 2 still overflowed; since step 1 all "
         r"were skipped, and in the last 2 skips the gradients of weight \(2\) were not finite; the loss was not finite "
-        r"in 2 of them\. What to try: no loss scale mends"
+        r"in 2 of them\. What to try: no loss scale fixes"
     )
     with pytest.warns(RuntimeWarning, match=message) as caught:
         train(cell, linear_batches([True, True, True, True]), LossScaleMonitor(1))

@@ -91,9 +91,9 @@ def test_more_loss_scales_than_colors(drawn):
         (HEADER, "has no steps"),
         (
             HEADER + "1,0,0.5,1024.0,0,1,0,0,0\n2,0,0.2,1,0,0.5,1024.0,0,1,0,0,0\n",
-            r"line 3 of 'scale\.csv' is none that",
+            r"line 3 of 'scale\.csv' was not written by",
         ),
-        (HEADER + "1,0,0.5,1024.0\n2,0,0.5,1024.0,0,1,0,0,0\n", r"line 2 of .* writes: '1,0,0\.5,1024\.0'\. Mend"),
+        (HEADER + "1,0,0.5,1024.0\n2,0,0.5,1024.0,0,1,0,0,0\n", r"line 2 of .*: '1,0,0\.5,1024\.0'\. Fix"),
         (HEADER + "1,0,0.5,1.0/2.0,0,1,0,0,0\n2,0,0.5,1.0,0,1,0,0,0\n", "different numbers of loss scales"),
         ("\x89PNG\n", "has no columns"),
     ],

@@ -153,6 +153,6 @@ def test_a_loss_that_the_scale_makes_infinite_is_tried_again(mode, shares):
 def test_an_input_gradient_of_a_scale_that_is_copied_is_refused():
     scale = DynamicLossScale()
     network = Penalised(scale)
-    with pytest.raises(ValueError, match="'loss_scale' is copied for each network, so that the InputGradient"):
+    with pytest.raises(ValueError, match="'loss_scale' is copied for each network, so an InputGradient"):
         AlternatingTrainOneStepCell([network], [sgd(network.inner)], scale)
     AlternatingTrainOneStepCell([network], [sgd(network.inner)], [scale])

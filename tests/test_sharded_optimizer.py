@@ -341,7 +341,7 @@ REFUSED = {
     "LARS looks at whole weights": lambda shards: nn.LARS(nn.Momentum(shards, 0.1, 0.9)),
     "AdaFactor looks at whole weights": lambda shards: nn.AdaFactor(shards),
     "Came looks at whole weights": lambda shards: Came(tuple(shards)),
-    "the Adam leaves out, or has besides: bias": lambda shards: nn.Adam(shards[:1]),
+    "the Adam leaves out or adds: bias": lambda shards: nn.Adam(shards[:1]),
 }
 
 

@@ -86,9 +86,9 @@ def test_stages_of_one_scale_are_one():
         (
             {0: report(1.0), 5: WHY_NOT["zeros"][0]},
             ValueError,
-            r"the report of step 5 is of no use\. .*gradients are z",
+            r"the report of step 5 can't be used\. .*gradients are z",
         ),
-        ({5: WHY_NOT["loss"][0]}, ValueError, r"the report of step 5 is of no use\. .*the loss is not finite"),
+        ({5: WHY_NOT["loss"][0]}, ValueError, r"the report of step 5 can't be used\. .*the loss is not finite"),
     ],
 )
 def test_wrong_reports(reports, error, message):

@@ -69,7 +69,7 @@ class ExposeOptimizer(Callback):
         if not any(shown is each for each in (of_cell, *getattr(of_cell, "optimizers", ()))):
             raise ValueError(
                 f"For 'ExposeOptimizer', the argument 'optimizer' must be one of the training cell's, but got another "
-                f"{type(shown).__name__}. Pass the very object that the cell was given."
+                f"{type(shown).__name__}. Pass the same object that you passed to the cell."
             )
         self._show(run_context)
 

@@ -17,8 +17,8 @@ def _warn_of_failed_file(argument, path, error):
     """Warns that a log can't be written, which is no reason to end a training."""
     warnings.warn(
         f"For 'LossScaleMonitor', the argument '{argument}' is {str(path)!r}, which can't be written: {error.strerror} "
-        f"(errno {error.errno}). The training goes on, and writes no more there; what was written can be read. Make "
-        f"room, or give another path, before the next training.",
+        f"(errno {error.errno}). Training goes on and writes no more there; what was written can be read. Make "
+        f"room or pass another path before the next training.",
         RuntimeWarning,
         stacklevel=2,
     )

@@ -197,7 +197,7 @@ class WatchedStep:
                 of_network = f" of network {i}" if len(self._step.loss_scales) > 1 else self.of_network
                 warnings.warn(
                     f"The loss scale{of_network} is stuck at its floor, min_loss_scale="
-                    f"{written_scale(loss_scale.min_loss_scale)}: step {record.step} overflowed all the same; "
+                    f"{written_scale(loss_scale.min_loss_scale)}: step {record.step} still overflowed; "
                     f"{self.what_it_means()}",
                     RuntimeWarning,
                     stacklevel=2,

@@ -217,9 +217,9 @@ class AlternatingTrainOneStepCell(TrainingCell[Output]):
         if not isinstance(loss_scale, (list, tuple)):
             if isinstance(loss_scale, LossScale) and holds_input_gradient(networks, loss_scale):
                 raise ValueError(
-                    f"For '{owner}', the argument 'loss_scale' is copied for each network, so that the InputGradient "
-                    f"which holds it would follow none. Pass a list with a loss scale for each network, and the "
-                    f"InputGradient that of its own."
+                    f"For '{owner}', the argument 'loss_scale' is copied for each network, so an InputGradient that "
+                    f"holds it would follow none of the copies. Pass a list with a loss scale for each network, and "
+                    f"give the InputGradient the one of its own network."
                 )
             return [copy.deepcopy(each) for each in loss_scales]
         check_distinct(owner, loss_scales, "Pass one that is not in a list: it is copied for each network.")

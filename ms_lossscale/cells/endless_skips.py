@@ -66,7 +66,7 @@ class EndlessSkips:
         of_network = f" of network {self._number}" if self._each_decides else ""
         warnings.warn(
             f"For '{self._owner}', the last {self._skips} steps{of_network}, all since step {series.since}, were "
-            f"skipped, now at a loss scale of {scales.written()}, so that no weight moves any more: "
+            f"skipped, now at a loss scale of {scales.written()}, so that no weight changes any more: "
             f"{series.what_was_not_finite()}. {series.advice(has_trained)}",
             RuntimeWarning,
             stacklevel=5,
@@ -123,12 +123,12 @@ class SkippedSeries:
         rate = " If it trained before, lower the learning rate or pass clip_norm." if has_trained else ""
         if self._losses_not_finite():
             return (
-                f"What to try: no loss scale mends a loss that is not finite, so look for NaN in the data and in the "
+                f"What to try: no loss scale fixes a loss that is not finite, so look for NaN in the data and in the "
                 f"weights; {lines}.{rate}"
             )
         if not all(isinstance(its, DynamicLossScale) for its in self._step.loss_scales):
             return (
-                f"What to try: this loss scale does not fall, so take a DynamicLossScale, for which "
+                f"What to try: this loss scale does not fall, so use a DynamicLossScale, for which "
                 f"cell.find_loss_scale(*inputs) finds one; {lines}.{rate}"
             )
         return f"What to try: the backward overflows at every scale down to this one: {lines}.{rate}"

@@ -151,8 +151,8 @@ class Distribution:
         significand, exponent = math.frexp(check_scale("shares", "loss_scale", loss_scale))
         if significand != 0.5:
             raise ValueError(
-                f"For 'shares', the argument 'loss_scale' must be a power of two, but got {loss_scale!r}: only of "
-                f"those are the counts by binade exact."
+                f"For 'shares', the argument 'loss_scale' must be a power of two, but got {loss_scale!r}: the "
+                f"counts by binade are exact only for these."
             )
         of = float_format("shares", dtype)
         shift = exponent - 1

@@ -149,7 +149,7 @@ class GradientReport(Report):
         if self.non_finite_losses:
             return (
                 f"in {self.non_finite_losses} of {self.batches} batches the loss is not finite. The forward overflows, "
-                f"which no loss scale mends; locate_overflow names the cell, advise_float32 those that need float32."
+                f"which no loss scale fixes; locate_overflow names the cell, advise_float32 those that need float32."
             )
         non_finite = sum(distribution.non_finite for distribution in self.parameters.values())
         if non_finite:
@@ -326,7 +326,7 @@ def suggest_schedule(
         try:
             loss_scales.append(report.recommend(headroom).loss_scale)
         except ValueError as error:
-            raise ValueError(f"For '{owner}', the report of step {step} is of no use. {error}") from None
+            raise ValueError(f"For '{owner}', the report of step {step} can't be used. {error}") from None
     loss_scales = [min(ends) for ends in zip(loss_scales, loss_scales[1:] + loss_scales[-1:])]
     stages = [(step, scale) for (step, _), scale in zip(stages, loss_scales)]
     stages = stages[:1] + [stage for before, stage in zip(stages, stages[1:]) if stage[1] != before[1]]

@@ -140,7 +140,7 @@ def _warn_of_undecided(owner, undecided):
         warnings.warn(
             f"For '{owner}', it can't be told whether the forward writes "
             f"{listed([name for name, _ in undecided], _SHOWN)}, since {undecided[0][1]}; they are too large to be "
-            f"copied in each step in case. What it writes of them, a step that overflows leaves behind: name it with "
+            f"copied in each step just in case, so a skipped step does not restore them. Pass those that it writes as "
             f"forward_state=[...].",
             RuntimeWarning,
             stacklevel=2,
@@ -152,7 +152,7 @@ def _warn_of_unregistered(owner, unregistered):
         warnings.warn(
             f"For '{owner}', {listed([parameter.name for parameter in unregistered], _SHOWN)} can be written by the "
             f"forward, but MindSpore does not find them among the network's Parameters, since they are in a Python "
-            f"list, a dict or a global, say. A step that overflows puts them back, but no checkpoint has them. Put the "
+            f"list, a dict or a global, for example. A skipped step restores them, but no checkpoint has them. Put the "
             f"cells into an nn.CellList or nn.CellDict, or pass the Parameters as forward_state=[...].",
             RuntimeWarning,
             stacklevel=2,

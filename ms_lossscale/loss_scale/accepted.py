@@ -62,7 +62,7 @@ def _check_has_rule(owner, loss_scale):
         raise TypeError(
             f"For '{owner}', the argument 'loss_scale' must have an update rule, but '{its_class.__name__}' does not "
             f"define 'next_scale(self, loss_scale, overflow)'. It gets the scale of a step and whether the step "
-            f"overflowed, and returns the next step's scale, a float32 Tensor; a scale that stays is a FixedLossScale."
+            f"overflowed, and returns the next step's scale, a float32 Tensor. Use FixedLossScale for a constant scale."
         )
 
 

@@ -70,7 +70,7 @@ class LossScale(Float32Cell):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in vars(self).get("_fixed", ()):
             raise AttributeError(
-                f"For '{type(self).__name__}', '{name}' is fixed, since what is compiled would not hear of a change. "
+                f"For '{type(self).__name__}', '{name}' is fixed, since compiled code would not see a change. "
                 f"Construct a new loss scale and a new cell, or set the scale itself with set_loss_scale(value)."
             )
         super().__setattr__(name, value)
@@ -113,9 +113,9 @@ class LossScale(Float32Cell):
         largest = float(self._largest.asnumpy())
         if value > largest:
             raise ValueError(
-                f"For '{owner}', the argument '{name}' must be at most {written_scale(largest)} where the gradients "
-                f"of several calls are accumulated, so that the share of a call divided by the scale is no subnormal "
-                f"number, which would make every gradient zero, but got {value!r}. Choose a smaller one."
+                f"For '{owner}', the argument '{name}' must be at most {written_scale(largest)} if the gradients of "
+                f"several calls are accumulated, but got {value!r}. With a larger one, the factor that unscales them "
+                f"would be a subnormal number, which makes every gradient zero. Choose a smaller one."
             )
         return value
 

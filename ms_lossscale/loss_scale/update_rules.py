@@ -218,7 +218,7 @@ class ScheduledLossScale(LossScale):
         if len(milestone) != len(loss_scales):
             raise ValueError(
                 f"For '{owner}', the arguments 'milestone' and 'loss_scales' must have the same length, but got "
-                f"{len(milestone)} and {len(loss_scales)}. Give one scale for each milestone; the last one holds on."
+                f"{len(milestone)} and {len(loss_scales)}. Give one scale for each milestone; the last one stays."
             )
         milestone = [check_positive_int(owner, f"milestone[{i}]", step) for i, step in enumerate(milestone)]
         for step, next_step in zip(milestone, milestone[1:]):

@@ -73,7 +73,7 @@ def chosen(names, quick):
     """The checks whose names begin with one of these."""
     for name in names:
         if not any(check.name.startswith(name) for check in CHECKS):
-            raise CouldNotRun(f"no check is called {name!r}, or begins so. --list names them.")
+            raise CouldNotRun(f"no check has the name {name!r} or a name that begins with it. --list prints all names.")
     checks = [check for check in CHECKS if not names or check.name.startswith(tuple(names))]
     return [check for check in checks if check.quick or not quick]
 

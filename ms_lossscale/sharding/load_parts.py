@@ -68,7 +68,7 @@ def _own_part(owner, optimizer, parameters):
     if any(name.startswith(prefix + SHARD) for name in parameters):
         raise ValueError(
             f"For '{owner}.load_state_dict', 'parameters' hold a rank's part of an optimizer's state, but not "
-            f"'{its_name}', which says whose. Pass what mindspore.load_checkpoint returns as it is.{_NOTHING}"
+            f"'{its_name}', which says of which rank. Pass what mindspore.load_checkpoint returns as it is.{_NOTHING}"
         )
     parameters = dict(parameters)
     own = {parameter.name: parameter for parameter in optimizer.get_parameters()}

@@ -72,7 +72,7 @@ def merge_shards(checkpoints: Sequence[Union[StrPath, Checkpoint]]) -> dict[str,
             f"got {describe(checkpoints)}."
         )
     if not checkpoints:
-        raise ValueError(f"For '{_OWNER}', the argument 'checkpoints' must not be empty. Pass that of each rank.")
+        raise ValueError(f"For '{_OWNER}', the argument 'checkpoints' must not be empty. Pass each rank's checkpoint.")
     parts = [_Part(i, each) for i, each in enumerate(checkpoints)]
     if len(parts) == 1 and not parts[0].layouts:
         # What one rank saved is the plain optimizer's.
@@ -142,7 +142,7 @@ def _check_ranks(parts):
         faults = [f"{part.name} is that of rank {rank}" for i, (part, rank) in enumerate(zip(parts, got)) if i != rank]
     if faults:
         raise ValueError(
-            f"For '{_OWNER}', the argument 'checkpoints' must hold those of all {ranks} ranks, in their order, but "
+            f"For '{_OWNER}', the argument 'checkpoints' must hold the checkpoints of all {ranks} ranks, in order, but "
             f"{listed(faults, _SHOWN)}. Nothing was merged."
         )
 

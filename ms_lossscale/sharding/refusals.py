@@ -59,7 +59,7 @@ def check_needs_no_whole_weight(owner, optimizer, shards):
     if has.keys() != wanted.keys():
         names = [each.name for key, each in (*wanted.items(), *has.items()) if (key in has) != (key in wanted)]
         raise ValueError(
-            f"For '{owner}', the optimizer must update just the shards that its function gets, but the "
-            f"{type(optimizer).__name__} leaves out, or has besides: {listed(names, _SHOWN)}. Pass it all that the "
+            f"For '{owner}', the optimizer must update exactly the shards that its function gets, but the "
+            f"{type(optimizer).__name__} leaves out or adds: {listed(names, _SHOWN)}. Pass it everything that the "
             f"function gets: lambda shards: {type(optimizer).__name__}(shards, ...)."
         )

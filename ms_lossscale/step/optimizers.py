@@ -119,7 +119,7 @@ def _check_optimizer(owner, optimizer, networks):
     if strangers:
         raise ValueError(
             f"For '{owner}', the {name} must own parameters of the networks only, but {', '.join(strangers[:5])}"
-            f"{' and others' if len(strangers) > 5 else ''} belong to none that the cell was given. Pass it the "
+            f"{' and others' if len(strangers) > 5 else ''} belong to none of the cell's networks. Pass it the "
             f"parameters of the network that computes the loss."
         )
 
@@ -181,9 +181,9 @@ class Optimizers(nn.Cell):
         if len(self.optimizers) > 1 and isinstance(learning_rate, Parameter):
             raise RuntimeError(
                 f"A callback asked a training cell with {len(self.optimizers)} optimizers for its learning rate, and "
-                f"would move that of the first optimizer alone. Put a callback ExposeOptimizer(optimizer) before it, "
-                f"with the optimizer whose learning rate it shall move; for each optimizer such a pair. For a callback "
-                f"that only shows the learning rate, give the first optimizer a schedule in the place of a constant."
+                f"would change only that of the first optimizer. Put a callback ExposeOptimizer(optimizer) before it, "
+                f"with the optimizer whose learning rate it should change; one such pair for each optimizer. For "
+                f"a callback that only shows the learning rate, give the first optimizer a schedule, not a constant."
             )
         return learning_rate
 

@@ -79,7 +79,7 @@ def _not_one_loss(owner, number, returned):
     raise TypeError(
         f"For '{owner}', network {number} must return one Tensor, the loss, but it returned {returned}. For several "
         f"losses, wrap it in a Cell that returns their sum. A network that returns (loss, *aux) needs has_aux=True, "
-        f"which trains the first alone."
+        f"which trains only the first."
     )
 
 

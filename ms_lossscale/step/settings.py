@@ -135,8 +135,8 @@ def transforms_of_each(owner, gradient_transforms, networks):
 def _check_gradient_transforms(owner, transforms):
     if not isinstance(transforms, (list, tuple)):
         raise TypeError(
-            f"For '{owner}', the argument 'gradient_transforms' must be a list or tuple of Cells, of several networks "
-            f"also with a list for each, but got {describe(transforms)}. Pass a single Cell as [cell]."
+            f"For '{owner}', the argument 'gradient_transforms' must be a list or tuple of Cells, or with several "
+            f"networks a list of such lists, but got {describe(transforms)}. Pass a single Cell as [cell]."
         )
     cure = "Pass Cells that are called with a tuple of gradients and return one."
     for i, transform in enumerate(transforms):

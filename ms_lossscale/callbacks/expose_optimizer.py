@@ -73,14 +73,11 @@ class ExposeOptimizer(Callback):
             )
         self._show(run_context)
 
-    # At each event: another one may have been shown since.
     def on_train_step_end(self, run_context: RunContext) -> None:
-        """Shows the optimizer."""
+        """Shows the optimizer again: another one may have been shown since."""
         self._show(run_context)
 
-    def on_train_epoch_end(self, run_context: RunContext) -> None:
-        """Shows the optimizer."""
-        self._show(run_context)
+    on_train_epoch_end = on_train_step_end
 
     def _show(self, run_context):
         arguments = run_context.original_args()

@@ -164,11 +164,8 @@ class _TensorboardXWriter:
 
 def _tensorboard_writer(folder, suffix):
     """A writer for TensorBoard, or None if no package that has one is installed."""
-    try:
+    with contextlib.suppress(ImportError):
         return _TensorboardXWriter(folder, suffix)
-    except ImportError:
-        pass
-    try:
+    with contextlib.suppress(ImportError):
         return importlib.import_module("torch.utils.tensorboard").SummaryWriter(folder, filename_suffix=suffix)
-    except ImportError:
-        return None
+    return None

@@ -74,12 +74,7 @@ class LoadsInPlace(nn.Cell):
 class BegunCycles:
     """
     Refuses to go on within a cycle that was begun with another `gradient_accumulation_steps`: the next update would be
-    off by the ratio of the two.
-
-    Args:
-        owner (str): The training cell's name.
-        steps (int): Calls in a full cycle of this cell.
-        counts (list[CycleCount]): Of its cycles.
+    off by the ratio of the two. It is given the calls in a full cycle, and the CycleCounts of the training cell.
     """
 
     def __init__(self, owner, steps, counts):

@@ -7,7 +7,7 @@ from ms_lossscale.diagnosis.distribution import Distribution as Distribution
 from ms_lossscale.diagnosis.distribution import Shares as Shares
 from ms_lossscale.diagnosis.float32_advice import Float32Advice as Float32Advice
 from ms_lossscale.diagnosis.float32_advice import NeedOfFloat32 as NeedOfFloat32
-from ms_lossscale.diagnosis.float32_range import Widening as Widening
+from ms_lossscale.diagnosis.float32_advice import Widening as Widening
 from ms_lossscale.diagnosis.gradient_report import GradientReport as GradientReport
 from ms_lossscale.diagnosis.gradient_report import Recommendation as Recommendation
 from ms_lossscale.diagnosis.gradient_report import suggest_schedule as suggest_schedule

@@ -8,7 +8,7 @@ from ms_lossscale._output import in_batches, size, text_table, written_scale
 from ms_lossscale.diagnosis.cell_watch import Place
 from ms_lossscale.diagnosis.distribution import COUNTS, Distribution, Shares
 from ms_lossscale.diagnosis.picture import Picture
-from ms_lossscale.diagnosis.report import COLUMNS, NOTABLE_SHARE, Report, columns_of
+from ms_lossscale.diagnosis.report import COLUMNS, NOTABLE_SHARE, Report, columns_of, numbers_of
 
 # float16 rounds with a relative error of up to 2**-11; an error this many times the largest one before is a jump.
 ROUNDING, JUMP = 2.0**-11, 8.0
@@ -109,6 +109,10 @@ class ActivationReport(Report):
                 gained = "-" if activation.zeros_gained is None else f"{activation.zeros_gained:,}"
                 row += [size(activation.relative_error) + jump, gained]
             rows.append(row)
+        restored = "What the forward may write is never restored, since this training cell skips no step."
+        if self.forward_state is not None:
+            names = ", ".join(self.forward_state) or "nothing"
+            restored = f"The forward may write, and a skipped step restores: {names}."
         lines = [
             f"Values at the cells {in_batches(self.batches)}, gradients at loss scale "
             f"{written_scale(self.loss_scale)}; what float16 does to them",
@@ -116,7 +120,7 @@ class ActivationReport(Report):
             text_table(header, rows),
             "",
             self._meaning_of_marks(),
-            self._restored(),
+            restored,
         ]
         return "\n".join(lines)
 
@@ -133,23 +137,16 @@ class ActivationReport(Report):
         meaning += f": {notable} of {len(self.activations)}, in the order of execution."
         return meaning + (f" The first is {self.first}." if notable else "")
 
-    def _restored(self):
-        if self.forward_state is None:
-            return "What the forward may write is never restored, since this training cell skips no step."
-        return f"The forward may write, and a skipped step restores: {', '.join(self.forward_state) or 'nothing'}."
-
     def _header_and_rows(self) -> tuple[list[str], list[list]]:
         header = [*Place._fields, "kind", "dtype", *COUNTS, *Shares._fields]
         header += ["relative_error", "zeros_gained", "error_jumps"]
         rows = []
         for a in self.notable_first():
-            counts = [getattr(a.distribution, count) for count in COUNTS]
             compared = [a.relative_error, a.zeros_gained, int(a.error_jumps)]
-            rows.append([*a.place, a.kind, a.dtype, *counts, *a.distribution.shares(), *compared])
+            rows.append([*a.place, a.kind, a.dtype, *numbers_of(a.distribution), *compared])
         return header, rows
 
-    def _content(self) -> dict[str, Any]:
-        names = ("batches", "loss_scale", "forward_state")
+    def _further_content(self) -> dict[str, Any]:
         activations = [
             {
                 **a.place._asdict(),
@@ -164,7 +161,7 @@ class ActivationReport(Report):
             }
             for a in self.activations
         ]
-        return {**{name: getattr(self, name) for name in names}, "activations": activations}
+        return {"activations": activations}
 
     def _picture(self) -> Picture:
         rows = [(_marked(activation), activation.distribution) for activation in self.notable_first()]

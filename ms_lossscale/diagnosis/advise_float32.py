@@ -10,7 +10,6 @@ from ms_lossscale._arguments import Batches
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.diagnosis.arguments import each_batch, trained_parts
 from ms_lossscale.diagnosis.float32_advice import Float32Advice, NeedOfFloat32
-from ms_lossscale.diagnosis.float32_range import widest
 from ms_lossscale.diagnosis.float32_search import Float32Search
 from ms_lossscale.diagnosis.float32_trials import Trials
 from ms_lossscale.diagnosis.replay import replay
@@ -93,40 +92,22 @@ def _smallest_scale(network):
 
 
 def _advice(network, trials, in_graph_mode):
-    names, loss_scale, needs, trace, note, widening = [], None, [], None, "", None
-    if trials.are_finite(names) or trials.are_finite(trials.roots):
-        names, error = Float32Search(trials).cells()
-        if trials.first_lost(names) is not None and trials.first_lost(trials.roots) is None:
-            trials.counts_lost = True
-            names, error = Float32Search(trials).cells()
-        needs = _needs(trials, names)
-        loss_scale = trials.largest_scale(names, in_graph_mode and error is None)
-        widening = widest(trials, names, loss_scale)
-        if error is not None:
-            note = f"It was tried in PyNative mode only, since graph mode said: {error}"
-    else:
-        trace, note = _why_not(trials)
-    return Float32Advice(
-        network,
-        {name: trials.cells[name] for name in names},
-        loss_scale,
-        needs,
-        all_cells=len(trials.cells),
-        runs=trials.runs,
-        is_training_cell=isinstance(network, TrainingCell),
-        trace=trace,
-        widening=widening,
-        note=note,
-    )
-
-
-def _why_not(trials):
-    """Where it overflows with all cells in float32, None if that is not seen; and the line of the code."""
-    found = trials.look(trials.roots)
-    if found is None:
-        return None, ""
-    line = trials.line(found, trials.roots)
-    return found.trace, line and f"  at {line}"
+    if not (trials.are_finite([]) or trials.are_finite(trials.roots)):
+        found = trials.look(trials.roots)
+        line = found and trials.line(found, trials.roots)
+        trace, note = found and found.trace, f"  at {line}" if line else ""
+        return Float32Advice(network, {}, len(trials.cells), None, [], trials.runs, trace, note=note)
+    search = Float32Search(trials)
+    names, error = search.cells()
+    if trials.first_lost(names) is not None and trials.first_lost(trials.roots) is None:
+        trials.counts_lost = True
+        names, error = search.cells()
+    needs = _needs(trials, names)
+    loss_scale = trials.largest_scale(names, in_graph_mode and error is None)
+    widening = search.widening(names, loss_scale)
+    note = "" if error is None else f"It was tried in PyNative mode only, since graph mode said: {error}"
+    cells = {name: trials.cells[name] for name in names}
+    return Float32Advice(network, cells, len(trials.cells), loss_scale, needs, trials.runs, None, widening, note)
 
 
 def _needs(trials, names):

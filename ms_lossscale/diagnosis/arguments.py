@@ -1,7 +1,8 @@
 """What a user gives to be looked at: a network or a training cell, and batches."""
 
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import NamedTuple, Optional
 
 import numpy as np
@@ -29,16 +30,11 @@ class TrainedPart(NamedTuple):
     weights: tuple
     # Which item of the tuple that the network returns is the loss; None for no tuple.
     item: Optional[int] = None
-    # Of a training cell: the network's number, which of a batch's inputs each network takes (None for all), the cell's
-    # name, for error messages, and its present scale for this loss.
+    # Of a training cell: the number of the network, what picks those of the inputs that it takes, and its present scale
+    # for this loss.
     number: int = 0
-    network_inputs: Optional[tuple] = None
-    cell: str = ""
+    inputs: Callable[[tuple], tuple] = tuple
     loss_scale: Optional[float] = None
-
-    def inputs(self, batch):
-        """Those of a batch's inputs that the network takes."""
-        return inputs_of(self.cell, self.number, self.network_inputs, batch)
 
     def loss(self, *inputs):
         """Runs the network forward."""
@@ -52,6 +48,16 @@ class TrainedPart(NamedTuple):
             )
         return output
 
+    def cell_names(self):
+        """From the id of each cell to its name; the network itself goes by its class."""
+        named = self.network.cells_and_names()
+        return {id(cell): join_names(self.prefix, name) or type(cell).__name__ for name, cell in named}
+
+
+def join_names(*names):
+    """The name of a cell within a cell."""
+    return ".".join(filter(None, names))
+
 
 def trained_parts(owner, network, parameters=None):
     """The parts of a network that is trained by `parameters` (None: by all that are trainable), or of a cell."""
@@ -63,25 +69,19 @@ def trained_parts(owner, network, parameters=None):
             f"For '{owner}', the argument 'parameters' must be None for a training cell, which knows what it trains, "
             f"but got {describe(parameters)}."
         )
-    parts = [
-        TrainedPart(
-            "",
-            its_network,
-            weights,
-            item,
-            network_inputs=network.network_inputs,
-            cell=type(network).__name__,
-            loss_scale=loss_scale.get_loss_scale(),
-        )
+    losses = [
+        (loss_scale.get_loss_scale(), *loss)
         for step in network.steps
         # One that all losses share, or one for each.
-        for loss_scale, (its_network, weights, item) in zip(
-            itertools.cycle(step.loss_scales), step.forwards_and_backwards.losses()
-        )
+        for loss_scale, loss in zip(itertools.cycle(step.loss_scales), step.forwards_and_backwards.losses())
     ]
-    if len({id(part.network) for part in parts}) == 1:
-        return parts
-    return [part._replace(prefix=f"networks[{i}]", number=i) for i, part in enumerate(parts)]
+    several = len({id(its_network) for _, its_network, _, _ in losses}) > 1
+    parts = []
+    for i, (loss_scale, its_network, weights, item) in enumerate(losses):
+        number, prefix = (i, f"networks[{i}]") if several else (0, "")
+        inputs = functools.partial(inputs_of, type(network).__name__, number, network.network_inputs)
+        parts.append(TrainedPart(prefix, its_network, weights, item, number, inputs, loss_scale))
+    return parts
 
 
 def _check_parameters(owner, network, parameters):
@@ -114,25 +114,6 @@ def as_inputs(owner, name, batch):
             f"but got {describe(batch)}. {_CURE_OF_BATCHES}"
         )
     return tuple(Tensor(each) if isinstance(each, np.ndarray) else each for each in batch)
-
-
-class _Kept:
-    """What an iterator gives, kept so that it can be gone through again, also if that was broken off."""
-
-    def __init__(self, iterator):
-        self._iterator = iterator
-        self._kept = []
-
-    def __iter__(self):
-        yield from self._kept
-        for batch in self._iterator:
-            self._kept.append(batch)
-            yield batch
-
-
-def for_several_passes(batches):
-    """The batches, as what can be gone through several times."""
-    return _Kept(batches) if isinstance(batches, Iterator) else batches
 
 
 def each_batch(owner, batches):

@@ -1,9 +1,13 @@
-"""Watching what goes through the cells of a network."""
+"""Watching what goes through the cells of a network in PyNative mode, and through the lines of one cell."""
 
 import contextlib
+import linecache
+import sys
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from mindspore import Tensor
 from mindspore import dtype as mstype
 
@@ -29,15 +33,6 @@ class Place(NamedTuple):
     def __str__(self) -> str:
         call = f" (call {self.call + 1})" if self.call else ""
         return f"{self.cell}{call}" + (f" [{self.item}]" if self.item else "")
-
-
-def cell_names(prefix, network):
-    """From the id of each cell to its name in the network; the network itself goes by its class."""
-    names = {}
-    for name, cell in network.cells_and_names():
-        path = ".".join(filter(None, (prefix, name)))
-        names[id(cell)] = path or type(cell).__name__
-    return names
 
 
 def is_float(value):
@@ -67,31 +62,29 @@ class CellWatch:
     innermost cells first.
 
     Args:
-        prefix (str): Goes before the cells' names.
-        network (Cell): The network.
-        on_output (Callable): Called with a Place, the cell's inputs (a tuple), and the tensor that it puts out.
-        on_gradient_in (Callable): Called with a Place and the gradient that flows into what the cell put out.
+        part (TrainedPart): The network.
+        on_output (Callable): Called with a Place, the tensor that the cell puts out, and the cell's inputs (a tuple).
+        on_gradient_in (Callable, optional): Called with a Place and the gradient that flows into what the cell put out.
         on_gradient_out (Callable, optional): Called with a Place and the gradient that the cell's backward passes on
-            to its inputs; `item` is the input's position. Default: ``None`` .
-        on_weight (Callable, optional): Called with a weight when its gradient is computed. Default: ``None`` .
+            to its inputs; `item` is the input's position.
+        on_weight (Callable, optional): Called with a weight when its gradient is computed.
     """
 
-    def __init__(self, prefix, network, on_output, on_gradient_in, on_gradient_out=None, on_weight=None):
-        self._network = network
-        self._names = cell_names(prefix, network)
+    def __init__(self, part, on_output, on_gradient_in=None, on_gradient_out=None, on_weight=None):
+        self._network = part.network
+        self._names = part.cell_names()
         self._on_output = on_output
         self._on_gradient_in = on_gradient_in
         self._on_gradient_out = on_gradient_out
         self._on_weight = on_weight
         self._calls = {}
+        self._failure = None
+        # What registers each hook, and the handles that remove them.
+        self._registrations, self._handles = list(self._of_network()), []
 
     @contextlib.contextmanager
     def watching(self):
         """A context for one forward and one backward."""
-        self._calls.clear()
-        self._failure = None
-        # What registers each hook, and the handles that remove them.
-        self._registrations, self._handles = list(self._of_network()), []
         self._register()
         try:
             # Compiled code would have the hooks compiled, too.
@@ -127,7 +120,7 @@ class CellWatch:
             yield partial(register_forward_hook, cell, self._hook(self._forward_hook))
         if self._on_weight is not None:
             for weight in self._network.trainable_params():
-                yield partial(weight.register_hook, self._hook(partial(self._weight_hook, weight)))
+                yield partial(weight.register_hook, self._hook(lambda _, weight=weight: self._on_weight(weight)))
 
     def _hook(self, note):
         """A function, since MindSpore 2.7 takes nothing else that can be called, which keeps what `note` raises."""
@@ -146,15 +139,14 @@ class CellWatch:
         for item, tensor in enumerate(_flat(output)):
             if is_float(tensor):
                 place = Place(name, call, item)
-                self._on_output(place, inputs, tensor)
+                self._on_output(place, tensor, inputs)
+                if self._on_gradient_in is None:
+                    continue
                 register = partial(tensor.register_hook, self._hook(partial(self._gradient_hook, place)))
                 # A constant gets no gradient, nor does what comes of frozen Parameters: MindSpore refuses.
                 with contextlib.suppress(RuntimeError):
                     self._handles.append(register())
                     self._registrations.append(register)
-
-    def _weight_hook(self, weight, _gradient):
-        self._on_weight(weight)
 
     def _gradient_hook(self, place, gradient):
         # None of an output that nothing uses, such as the states of an LSTM.
@@ -169,3 +161,51 @@ class CellWatch:
         for item, tensor in enumerate(grad_input):
             if is_float(tensor):
                 self._on_gradient_out(Place(name, call, item), tensor)
+
+
+class LineWatch:
+    """
+    Looks, line by line, for the first local variable or result of a cell's construct, not of what that calls, that is
+    not finite, though no argument was.
+    """
+
+    def __init__(self, cell):
+        self._cell = cell
+        self._found = None
+        # Of the call that runs: the line that was begun last, and the values that it does not make.
+        self._line, self._known = None, {}
+
+    def __str__(self) -> str:
+        """The file, the number and the text of the line; nothing if none was found."""
+        if self._found is None:
+            return ""
+        file, number = self._found
+        return f"{Path(file).name}:{number}: {linecache.getline(file, number).strip()}"
+
+    @contextlib.contextmanager
+    def watching(self):
+        """A context for one forward."""
+        before = sys.gettrace()
+        sys.settrace(self._enter)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+
+    def _enter(self, frame, event, _):
+        if frame.f_code.co_name != "construct" or frame.f_locals.get("self") is not self._cell:
+            return None
+        self._line, self._known = None, {}
+        return self._step
+
+    def _step(self, frame, event, result):
+        if self._found is None and event in ("line", "return"):
+            values = {id(each): each for each in (*frame.f_locals.values(), result) if is_float(each)}
+            # The arguments, at first, and what is known to be finite.
+            new = [each for key, each in values.items() if key not in self._known]
+            if self._line is not None and not all(np.isfinite(as_array(each)).all() for each in new):
+                self._found = self._line
+            # Kept, so that an id goes to no other value.
+            self._known.update(values)
+            self._line = frame.f_code.co_filename, frame.f_lineno
+        return self._step

@@ -1,13 +1,16 @@
 """Which cells need float32, in words, and to be pasted."""
 
+from dataclasses import dataclass
 from typing import NamedTuple, Optional
 
 from mindspore import nn
 
+from ms_lossscale._arguments import listed
 from ms_lossscale._mindspore import casts_its_output, forget_compiled, is_rewritten, put_in_float32
 from ms_lossscale._output import counted, size, text_table, written_scale
+from ms_lossscale.cells.training_cell import TrainingCell
+from ms_lossscale.diagnosis.arguments import join_names
 from ms_lossscale.diagnosis.distribution import FLOAT16
-from ms_lossscale.diagnosis.float32_range import Widening
 from ms_lossscale.diagnosis.locate_overflow import OverflowTrace
 
 
@@ -38,11 +41,38 @@ class NeedOfFloat32(NamedTuple):
         )
         times = self.largest / FLOAT16.largest
         much = f"{times:.3g} x 65504" if times >= 1 else "fits: overflows on the way to it"
-        return [self.cell or "(the whole network)", self.kind, f"{trace.direction}: {what} is {trace.kind}"] + [
-            f"{size(self.largest)} ({much})"
+        return [
+            self.cell or "(the whole network)",
+            self.kind,
+            f"{trace.direction}: {what} is {trace.kind}",
+            f"{size(self.largest)} ({much})",
         ]
 
 
+class Widening(NamedTuple):
+    """
+    What one more cell in float32 gains.
+
+    - **cell** (str) - The cell's name.
+    - **powers** (int) - By how many powers of two the range of useful loss scales becomes wider.
+    - **loss_scale** (float) - The largest power of two at which the batches are then finite.
+    - **lost** (list[str]) - The weights whose gradients are lost at the largest scale without it.
+    """
+
+    cell: str
+    powers: int
+    loss_scale: float
+    lost: list[str]
+
+    def __str__(self) -> str:
+        return (
+            f"At the largest loss scale float16 loses most gradients of {listed(self.lost, 3)}. {self.cell} in "
+            f"float32, too, widens the range of scales most, by {self.powers} powers of two: cells[{self.cell!r}]"
+            f".to_float(mindspore.float32)"
+        )
+
+
+@dataclass(eq=False, repr=False)
 class Float32Advice:
     """
     The result of :func:`advise_float32`. `print(advice)` shows the reasons, and the lines to paste into a script.
@@ -60,34 +90,23 @@ class Float32Advice:
         note (str): A remark, or an empty text.
     """
 
-    def __init__(
-        self,
-        owner: nn.Cell,
-        found: dict[str, nn.Cell],
-        loss_scale: Optional[float],
-        needs: list[NeedOfFloat32],
-        *,
-        all_cells: int,
-        runs: int,
-        is_training_cell: bool,
-        trace: Optional[OverflowTrace] = None,
-        widening: Optional[Widening] = None,
-        note: str = "",
-    ) -> None:
-        self.cells = list(found)
-        self.holds = loss_scale is not None
-        self.loss_scale = loss_scale
-        self.needs = needs
-        self.runs = runs
-        self.trace = trace
-        self.widening = widening
-        self.note = note
-        self._owner = owner
-        self._found = found
+    # What was asked about, the cells that were found, and how many there are.
+    _owner: nn.Cell
+    _found: dict[str, nn.Cell]
+    _all_cells: int
+    loss_scale: Optional[float]
+    needs: list[NeedOfFloat32]
+    runs: int
+    trace: Optional[OverflowTrace] = None
+    widening: Optional[Widening] = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        self.cells = list(self._found)
+        self.holds = self.loss_scale is not None
         # Once the advice is applied, they no longer are.
-        self._was_rewritten = any(is_rewritten(each) for cell in found.values() for _, each in cell.cells_and_names())
-        self._all_cells = all_cells
-        self._is_training_cell = is_training_cell
+        inside = [each for cell in self._found.values() for _, each in cell.cells_and_names()]
+        self._was_rewritten = any(map(is_rewritten, inside))
 
     def apply(self) -> None:
         """
@@ -114,7 +133,7 @@ class Float32Advice:
         """From how a script calls a network to its cells, with their names in it."""
         by_network = {}
         for name, cell in self._found.items():
-            network, within = ("cell.network" if self._is_training_cell else "network"), name
+            network, within = ("cell.network" if isinstance(self._owner, TrainingCell) else "network"), name
             if name.startswith("networks["):
                 number, _, within = name[len("networks[") :].partition("]")
                 network, within = f"{network}[{number}]", within.lstrip(".")
@@ -125,7 +144,7 @@ class Float32Advice:
     def _casts(names):
         """The names of the cells among these, or in them, that cast what comes out of others."""
         return [
-            ".".join(filter(None, (name, inner)))
+            join_names(name, inner)
             for name, cell in names.items()
             for inner, each in cell.cells_and_names()
             if casts_its_output(each)
@@ -133,50 +152,40 @@ class Float32Advice:
 
     def __str__(self) -> str:
         tried = f"tried in {counted(self.runs, 'run', 'runs')}"
-        if self.trace is not None:
+        if self.loss_scale is None:
             text = [
                 f"float32 does not help: with all {self._all_cells} cells in float32 the batches are not finite either "
-                f"({tried}). Look at what goes in there.",
-                str(self.trace),
+                f"({tried})."
             ]
-        elif self.loss_scale is None:
-            text = [f"float32 does not help: with all cells in float32 the batches are not finite either ({tried})."]
+            if self.trace is not None:
+                text = [f"{text[0]} Look at what goes in there.", str(self.trace)]
         elif not self.cells:
             text = [
                 f"No cell needs float32: the batches are finite, forward and backward, up to loss scale "
                 f"{written_scale(self.loss_scale)} ({tried})."
             ]
         else:
-            text = [
-                self._what_holds(written_scale(self.loss_scale), tried),
-                "",
-                self._table(),
-                *self._code(),
-                "",
-                self._when(),
-                "",
-                self.lines(),
-            ]
+            text = self._what_to_do(written_scale(self.loss_scale), tried)
         if self.widening is not None:
             text += ["", str(self.widening)]
         return "\n".join(text + ([self.note] if self.note else []))
 
-    def _what_holds(self, scale, tried):
-        return (
-            f"{counted(len(self.cells), 'cell', 'cells')} of {self._all_cells} must compute in float32. With exactly "
-            f"these the batches are finite, forward and backward, up to loss scale {scale}; "
-            f"without any one of them they are not ({tried})."
-        )
-
-    def _table(self):
+    def _what_to_do(self, loss_scale, tried):
         header = ["cell", "kind", "overflows without float32", "largest value there in float32"]
-        return text_table(header, [need.row() for need in self.needs])
-
-    def _code(self):
-        lines = {need.kind: need.line for need in self.needs if need.line}
-        return ["", *(f"{kind}: {line}" for kind, line in lines.items())] if lines else []
-
-    def _when(self):
-        if self._was_rewritten:
-            return "In a script, before amp.auto_mixed_precision rewrites the network:"
-        return "In a script, after the network was put into float16 and before the first step:"
+        code = {need.kind: need.line for need in self.needs if need.line}
+        when = "before amp.auto_mixed_precision rewrites the network"
+        if not self._was_rewritten:
+            when = "after the network was put into float16 and before the first step"
+        return [
+            f"{counted(len(self.cells), 'cell', 'cells')} of {self._all_cells} must compute in float32. With exactly "
+            f"these the batches are finite, forward and backward, up to loss scale {loss_scale}; without any one of "
+            f"them they are not ({tried}).",
+            "",
+            text_table(header, [need.row() for need in self.needs]),
+            *([""] if code else []),
+            *(f"{kind}: {line}" for kind, line in code.items()),
+            "",
+            f"In a script, {when}:",
+            "",
+            self.lines(),
+        ]

@@ -1,18 +1,20 @@
 """Searching for the cells of a network that need float32."""
 
+import math
 import re
+
+from ms_lossscale.diagnosis.float32_advice import Widening
 
 
 class Float32Search:
     """
     Searches for as few and as small cells as can be found, whose float32 makes the batches finite; each set is tried.
-
-    Args:
-        trials (Trials): Tries them.
     """
 
     # Rounds that each follow one overflow, before the neighbours of each are taken, too.
     _PATIENCE = 6
+    # Of the cells that have the weights of lost gradients, so many are tried in float32, to widen the range of scales.
+    _OWNERS = 3
 
     def __init__(self, trials):
         self._trials = trials
@@ -103,6 +105,45 @@ class Float32Search:
             if inside and self._trials.are_finite(rest + inside):
                 return self._smallest(self._fewest(rest + self._fewest(inside, rest), []))
         return names
+
+    def widening(self, names, loss_scale):
+        """
+        Of the cell whose float32, beside that of these, widens the range of loss scales most; None if no gradients are
+        lost at the largest one.
+        """
+        trials = self._trials
+        lost = trials.lost_gradients(names, loss_scale)
+        if not lost:
+            return None
+        above = trials.look(names, 2 * loss_scale)
+        candidates = [above.suspect, above.cell] if above is not None else []
+        candidates += list(dict.fromkeys(trials.owner(each) for each in lost))[: self._OWNERS]
+        needed = self._smallest_that_keeps(names, lost, 2 * loss_scale, 2.0**24) or 2 * loss_scale
+        found = []
+        for cell in dict.fromkeys(each for each in candidates if not trials.covers(names, each)):
+            wider = [*names, cell]
+            largest = trials.largest_scale(wider, False) if trials.are_finite(wider) else loss_scale
+            smallest = self._smallest_that_keeps(wider, lost, trials.smallest_scale, largest) or needed
+            powers = round(math.log2(largest / loss_scale) + math.log2(max(needed / smallest, 1.0)))
+            found.append(Widening(cell, powers, largest, [name for _, name in lost]))
+        best = max(found, key=lambda each: each.powers, default=None)
+        return best if best is not None and best.powers > 0 else None
+
+    def _smallest_that_keeps(self, names, lost, low, high):
+        """The smallest power of two from `low` to `high` at which these gradients are kept; None if there is none."""
+        low, high = math.ceil(math.log2(low)), math.floor(math.log2(high))
+
+        def keeps(exponent):
+            return not set(lost) & set(self._trials.lost_gradients(names, 2.0**exponent))
+
+        # Where they overflow at the largest, a smaller one may do.
+        high = next((each for each in range(high, low - 1, -2) if keeps(each)), None)
+        if high is None:
+            return None
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if keeps(middle) else (middle + 1, high)
+        return 2.0**high
 
 
 def _pattern(name):

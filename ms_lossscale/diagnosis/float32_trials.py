@@ -1,21 +1,23 @@
 """Trying batches with some of a network's cells in float32."""
 
+import collections
 import contextlib
+import functools
 import itertools
 import math
+from functools import partial
 from typing import NamedTuple
 
 import mindspore
 import numpy as np
 
 from ms_lossscale._mindspore import forget_failed_calls, in_float32, is_rewritten
-from ms_lossscale.diagnosis.arguments import with_progress_bar
-from ms_lossscale.diagnosis.cell_watch import CellWatch, as_array, cell_names, is_float
+from ms_lossscale.diagnosis.arguments import join_names, with_progress_bar
+from ms_lossscale.diagnosis.cell_watch import CellWatch, LineWatch, as_array, is_float
 from ms_lossscale.diagnosis.distribution import FLOAT16
 from ms_lossscale.diagnosis.gradient_report import LOSS_SCALES
 from ms_lossscale.diagnosis.locate_overflow import OverflowTrace, Search
 from ms_lossscale.diagnosis.replay import LossAndGrads, running
-from ms_lossscale.diagnosis.source_line import LineWatch
 
 # Exponents of the scales at which the search for the largest one stops to look.
 _STEPS = (8, 16, 24, 32, 64, int(math.log2(LOSS_SCALES[-1])))
@@ -25,20 +27,14 @@ _KEPT = 0.01
 
 
 class Found(NamedTuple):
-    """
-    Where something overflows first.
-
-    - **trace** (OverflowTrace) - What :func:`locate_overflow` says of it.
-    - **cell** (str) - The cell's name.
-    - **suspect** (str) - The cell whose computation it comes from.
-    - **order** (list[str]) - The cells in the order in which the forward left them.
-    - **at** (tuple[int, int]) - The number of the batch, and of the network.
-    """
+    """Where something overflows first: the name of the cell, and of the one whose computation it comes from."""
 
     trace: OverflowTrace
     cell: str
     suspect: str
+    # The cells in the order in which the forward left them.
     order: list
+    # The numbers of the batch and of the network.
     at: tuple
 
 
@@ -47,12 +43,8 @@ class Trials:
     Runs batches forward and backward, in PyNative mode within `replay`, with some cells in float32. Cells go by names,
     as in `network.cells_and_names()`, those of several networks after `networks[i]`; a cell in two places by the first.
 
-    Args:
-        replayed (list[LossAndGrads]): What `replay` gives.
-        batches (list[tuple]): The batches.
-        smallest_scale (float): No scale below it is of use.
-
     Attributes:
+        smallest_scale (float): No scale below it is of use.
         cells (dict[str, Cell]): All cells.
         runs (int): How often the batches were run, forward and backward, until something overflowed.
         counts_lost (bool): Whether a cell with a lost output, see `first_lost`, is as bad as one that overflows.
@@ -61,15 +53,15 @@ class Trials:
     def __init__(self, owner, replayed, batches, smallest_scale):
         self._owner = owner
         self._replayed = replayed
-        self.smallest_scale = smallest_scale
-        # What overflowed last comes first: most trials end there.
-        self._work = list(itertools.product(range(len(batches)), range(len(replayed))))
         self._batches = batches
+        self.smallest_scale = smallest_scale
+        # Numbers of a batch and of a network. What overflowed last comes first: most trials end there.
+        self._work = list(itertools.product(range(len(batches)), range(len(replayed))))
         self.cells, self._names = {}, {}
         for each in replayed:
             for name, cell in each.part.network.cells_and_names():
                 if id(cell) not in self._names:
-                    name = self._names[id(cell)] = ".".join(filter(None, (each.part.prefix, name)))
+                    name = self._names[id(cell)] = join_names(each.part.prefix, name)
                     self.cells[name] = cell
         self._inside = {name: {id(each) for _, each in cell.cells_and_names()} for name, cell in self.cells.items()}
         self.roots = list(dict.fromkeys(self._names[id(each.part.network)] for each in replayed))
@@ -77,18 +69,13 @@ class Trials:
             each
             for part in (each.part for each in replayed)
             for each in (*part.network.get_parameters(), *part.network.buffers())
-            if each is not None and is_float(each) and not each.requires_grad
+            if each is not None and is_float(each) and not each.requires_grad and _are_finite([each])
         ]
-        self._state = [each for each in self._state if _are_finite([each])]
         self._random_state = mindspore.get_rng_state()
         self._bar = iter(with_progress_bar(itertools.count(1), None, owner, "run"))
         self.runs = 0
         self.counts_lost = False
         self._known = {}
-        # Of each batch, network and cell how many values are not small with all cells in float32.
-        self._expected = None
-        # Of each weight how many gradients are not zero then.
-        self._nonzero = None
         # For the cells that are in float32 now: what is compiled for others is of no use.
         self._of_names = None
 
@@ -111,6 +98,7 @@ class Trials:
 
     @contextlib.contextmanager
     def _run(self, names):
+        """A context with these cells in float32, which gives each batch with the network that is to run on it."""
         self.runs = next(self._bar)
         if self._of_names != frozenset(names):
             self._of_names = frozenset(names)
@@ -118,37 +106,55 @@ class Trials:
         mindspore.set_rng_state(self._random_state)
         with in_float32(self.cells[name] for name in names):
             try:
-                yield
+                yield self._each()
             finally:
                 self._replayed[0].restore()
+
+    def _each(self):
+        for batch, number in list(self._work):
+            yield (batch, number), self._replayed[number], self._batches[batch]
+            self._replayed[0].restore()
 
     def are_finite(self, names, loss_scale=None):
         """Whether all batches are finite, forward and backward, with these cells in float32."""
         loss_scale = loss_scale or self.smallest_scale
         key = frozenset(names), loss_scale, self.counts_lost
         if key not in self._known:
-            with self._run(names):
-                self._known[key] = self._find_overflow(loss_scale, bool(names)) is None
+            self._known[key] = self._run_is_finite(names, loss_scale)
             if self._known[key] and self.counts_lost:
                 self._known[key] = self.first_lost(names) is None
         return self._known[key]
 
-    def _find_overflow(self, loss_scale, may_fail):
-        """The number, in `_work`, of the first that overflows; None if none does."""
-        for i, (batch, number) in enumerate(self._work):
-            try:
-                with running(self._owner, f"batches[{batch}]"):
-                    loss, grads = self._replayed[number].correct(loss_scale, self._batches[batch])
-                is_finite = _are_finite([loss, *grads, *self._state])
-            except RuntimeError:
-                # Operators that take no two dtypes, say: not with these cells.
-                if not may_fail:
-                    raise
-                forget_failed_calls()
-                is_finite = False
-            if not is_finite:
-                self._work.insert(0, self._work.pop(i))
-                return i
+    def _run_is_finite(self, names, loss_scale):
+        with self._run(names) as runs:
+            for at, loss_and_grads, batch in runs:
+                try:
+                    with running(self._owner, f"batches[{at[0]}]"):
+                        loss, grads = loss_and_grads.correct(loss_scale, batch)
+                    is_finite = _are_finite([loss, *grads, *self._state])
+                except RuntimeError:
+                    # Operators that take no two dtypes, say: not with these cells.
+                    if not names:
+                        raise
+                    forget_failed_calls()
+                    is_finite = False
+                if not is_finite:
+                    self._work.remove(at)
+                    self._work.insert(0, at)
+                    return False
+        return True
+
+    def error_in_graph_mode(self, names, loss_scale=None):
+        """Why the batches are not finite as graph mode compiles the networks with these cells; None if they are."""
+        with self._run(names) as runs:
+            for at, loss_and_grads, batch in runs:
+                try:
+                    loss, grads = loss_and_grads.in_graph(loss_scale or self.smallest_scale, batch)
+                except Exception as error:
+                    forget_failed_calls()
+                    return str(error)
+                if not _are_finite([loss, *grads, *self._state]):
+                    return f"batches[{at[0]}] is not finite"
         return None
 
     def largest_scale(self, names, in_graph_mode):
@@ -172,91 +178,114 @@ class Trials:
 
     def look(self, names, loss_scale=None):
         """What overflows first with these cells in float32; None if nothing does."""
-        with self._run(names):
-            for batch, number in self._work:
-                search = Search(self._replayed[number], loss_scale or self.smallest_scale)
-                search.run(self._batches[batch])
+        with self._run(names) as runs:
+            for at, loss_and_grads, batch in runs:
+                search = Search(loss_and_grads, loss_scale or self.smallest_scale)
+                search.run(batch)
                 overflow = next((each for each in search.overflows if not each.held_by_dtype), None)
                 if overflow is not None:
-                    return self._found(search, overflow, (batch, number))
+                    return self._found(search, overflow, at)
                 written = next((each for each in self._state if not _are_finite([each])), None)
                 if written is not None:
-                    return self._found_written(search, written, (batch, number))
-                self._replayed[0].restore()
+                    # What overflowed is only in what the forward wrote, BatchNorm's statistics say.
+                    cell = self.owner((at[1], written.name))
+                    return self._found_in(cell, written.name, "not finite", self._order(search), at)
         return self.first_lost(names) if self.counts_lost else None
 
-    def _found_written(self, search, state, at):
-        """What overflowed is only in what the forward wrote, BatchNorm's statistics say."""
-        cell = self.owner((at[1], state.name))
-        trace = OverflowTrace(True, self.smallest_scale, cell, "forward", state.name, "not finite")
+    def _found(self, search, overflow, at):
+        cell = suspect = self._names_in(search.part)[overflow.trace.cell]
+        if search.came_in(overflow):
+            # It was computed in the construct of the cell around.
+            suspect = next(iter(self.around(cell)), cell)
+        return Found(search.explained(overflow), cell, suspect, self._order(search), at)
+
+    def _found_in(self, cell, what, kind, order, at):
+        trace = OverflowTrace(True, self.smallest_scale, cell, "forward", what, kind)
+        return Found(trace, cell, cell, order, at)
+
+    def _order(self, search):
         names = self._names_in(search.part)
-        return Found(trace, cell, cell, list(dict.fromkeys(names[each] for each, _ in search.inputs)), at)
+        return list(dict.fromkeys(names[cell] for cell, _ in search.inputs))
+
+    def _names_in(self, part):
+        watched = part.cell_names()
+        return {watched[id(cell)]: self._names[id(cell)] for _, cell in part.network.cells_and_names()}
 
     def first_lost(self, names):
         """
         Where an output is lost first, None if none is: in float32 it has values that float16 holds, in float16 hardly
         one. It was divided by an infinity on the way: a norm does so whose squares overflow.
         """
-        if self._expected is None:
-            self._expected = self._sizeable(self.roots)
-        counts = self._sizeable(names)
-        for (at, cell), expected in self._expected.items():
+        in_float32, counts = self._sizeable_in_float32, self._sizeable(names)
+        for (at, cell), expected in in_float32.items():
             if counts.get((at, cell), 0) < _KEPT * expected:
-                trace = OverflowTrace(True, self.smallest_scale, cell, "forward", "output", "zero")
-                order = list(dict.fromkeys(each for _, each in counts))
-                return Found(trace, cell, cell, order, at)
+                return self._found_in(cell, "output", "zero", list(dict.fromkeys(each for _, each in counts)), at)
         return None
+
+    @functools.cached_property
+    def _sizeable_in_float32(self):
+        return self._sizeable(self.roots)
 
     def _sizeable(self, names):
         """Of each batch, network and cell how many values of its outputs are normal numbers in float16, or larger."""
-        counts = {}
-        with self._run(names):
-            for at in sorted(self._work):
-                part, of_part = self._replayed[at[1]].part, self._names_in(self._replayed[at[1]].part)
+        counts = collections.Counter()
 
-                def note(place, _, tensor, at=at, of_part=of_part):
-                    key = at, of_part[place.cell]
-                    counts[key] = counts.get(key, 0) + int((np.abs(as_array(tensor)) >= _SMALLEST_NORMAL).sum())
+        def count(at, cell, values):
+            counts[at, cell] += int((values >= _SMALLEST_NORMAL).sum())
 
-                with CellWatch(part.prefix, part.network, note, lambda *_: None).watching():
-                    part.loss(*part.inputs(self._batches[at[0]]))
-                self._replayed[0].restore()
-        return counts
+        self._watch(names, count)
+        return dict(sorted(counts.items(), key=lambda item: item[0][0]))
 
-    def _found(self, search, overflow, at):
-        names = self._names_in(search.part)
-        cell = suspect = names[overflow.trace.cell]
-        between = (
-            any(each.non_finite for each in search.inputs_of(overflow))
-            if overflow.trace.direction == "forward"
-            else search.has_received(overflow)
-        )
-        if between:
-            # No cell put it out: it was computed in the construct of the cell around.
-            suspect = next(iter(self.around(suspect)), suspect)
-        order = list(dict.fromkeys(names[cell] for cell, _ in search.inputs))
-        return Found(search.explained(overflow), cell, suspect, order, at)
+    def largest_values(self, names):
+        """Of each cell the largest finite output, and the largest finite gradient of its inputs, in absolute value."""
+        largest = collections.defaultdict(float)
+
+        def compare(direction, _, cell, values):
+            finite = values[np.isfinite(values)].astype(np.float64)
+            largest[direction, cell] = max(largest[direction, cell], float(finite.max(initial=0.0)))
+
+        self._watch(names, partial(compare, "forward"), partial(compare, "backward"))
+        return largest
+
+    def _watch(self, names, on_output, on_gradient=None):
+        """Calls back with the numbers of a batch and a network, a cell, and the absolute values seen there."""
+        with self._run(names) as runs:
+            for at, loss_and_grads, batch in runs:
+                part = loss_and_grads.part
+                of_part = self._names_in(part)
+
+                def call(back, place, tensor, _=(), at=at, of_part=of_part):
+                    back(at, of_part[place.cell], np.abs(as_array(tensor)))
+
+                if on_gradient is None:
+                    with CellWatch(part, partial(call, on_output)).watching():
+                        part.loss(*part.inputs(batch))
+                else:
+                    watch = CellWatch(part, partial(call, on_output), on_gradient_out=partial(call, on_gradient))
+                    with watch.watching():
+                        loss_and_grads.in_pynative(self.smallest_scale, batch)
 
     def lost_gradients(self, names, loss_scale):
         """
         The weights, as numbers of their networks and names, of whose gradients float16 keeps less than half of what is
         not zero with all cells in float32.
         """
-        if self._nonzero is None:
-            self._nonzero = self._nonzero_gradients(self.roots, self.smallest_scale)
-        kept = self._nonzero_gradients(names, loss_scale)
-        return [key for key, expected in self._nonzero.items() if kept[key] < expected / 2]
+        in_float32, kept = self._nonzero_in_float32, self._nonzero_gradients(names, loss_scale)
+        return [key for key, expected in in_float32.items() if kept[key] < expected / 2]
+
+    @functools.cached_property
+    def _nonzero_in_float32(self):
+        return self._nonzero_gradients(self.roots, self.smallest_scale)
 
     def _nonzero_gradients(self, names, loss_scale):
         """Of each weight how many gradients are finite and not zero."""
-        counts = {}
-        with self._run(names):
-            for batch, number in self._work:
-                _, grads = self._replayed[number].correct(loss_scale, self._batches[batch])
-                for weight, grad in zip(self._replayed[number].part.weights, grads):
-                    values, key = as_array(grad), (number, weight.name)
-                    counts[key] = counts.get(key, 0) + int((np.isfinite(values) & (values != 0)).sum())
-                self._replayed[0].restore()
+        counts = collections.Counter()
+        with self._run(names) as runs:
+            for (_, number), loss_and_grads, batch in runs:
+                _, grads = loss_and_grads.correct(loss_scale, batch)
+                for weight, grad in zip(loss_and_grads.part.weights, grads):
+                    values = as_array(grad)
+                    counts[number, weight.name] += int((np.isfinite(values) & (values != 0)).sum())
         return counts
 
     def owner(self, weight):
@@ -270,60 +299,10 @@ class Trials:
     def line(self, found, names):
         """The line of the suspect's construct from which the overflow comes, as text; empty if that is not seen."""
         watch, (batch, number) = LineWatch(self.cells[found.suspect]), found.at
+        part = self._replayed[number].part
         with self._run(names), watch.watching():
-            self._replayed[number].part.loss(*self._replayed[number].part.inputs(self._batches[batch]))
+            part.loss(*part.inputs(self._batches[batch]))
         return str(watch)
-
-    def _names_in(self, part):
-        watched = cell_names(part.prefix, part.network)
-        return {watched[id(cell)]: self._names[id(cell)] for _, cell in part.network.cells_and_names()}
-
-    def largest_values(self, names):
-        """Of each cell the largest finite output, and the largest finite gradient of its inputs, in absolute value."""
-        largest = {"forward": {}, "backward": {}}
-
-        def note(direction, place, tensor):
-            values = as_array(tensor)
-            values = np.abs(values[np.isfinite(values)]).astype(np.float64)
-            its = largest[direction]
-            its[place.cell] = max(its.get(place.cell, 0.0), float(values.max(initial=0.0)))
-
-        def on_output(place, _, tensor):
-            note("forward", place, tensor)
-
-        def on_gradient(place, tensor):
-            note("backward", place, tensor)
-
-        seen = {}
-        with self._run(names):
-            for batch, number in self._work:
-                loss_and_grads = self._replayed[number]
-                part = loss_and_grads.part
-                with CellWatch(part.prefix, part.network, on_output, lambda *_: None, on_gradient).watching():
-                    loss_and_grads.in_pynative(self.smallest_scale, self._batches[batch])
-                self._replayed[0].restore()
-                of_part = self._names_in(part)
-                for direction, its in largest.items():
-                    for cell, value in its.items():
-                        key = direction, of_part[cell]
-                        seen[key] = max(seen.get(key, 0.0), value)
-                    its.clear()
-        return seen
-
-    def error_in_graph_mode(self, names, loss_scale=None):
-        """Why the batches are not finite as graph mode compiles the networks with these cells; None if they are."""
-        with self._run(names):
-            for batch, number in self._work:
-                try:
-                    loss, grads = self._replayed[number].in_graph(
-                        loss_scale or self.smallest_scale, self._batches[batch]
-                    )
-                except Exception as error:
-                    forget_failed_calls()
-                    return str(error)
-                if not _are_finite([loss, *grads, *self._state]):
-                    return f"batches[{batch}] is not finite"
-        return None
 
 
 def _are_finite(tensors):

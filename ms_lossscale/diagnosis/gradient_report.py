@@ -11,7 +11,7 @@ from ms_lossscale._arguments import check_number, check_positive_int, describe
 from ms_lossscale._output import counted, in_batches, percent, size, text_table, written_scale
 from ms_lossscale.diagnosis.distribution import COUNTS, FLOAT16, Distribution, Shares, float_format, sum_of
 from ms_lossscale.diagnosis.picture import Picture
-from ms_lossscale.diagnosis.report import COLUMNS, NOTABLE_SHARE, Report, columns_of
+from ms_lossscale.diagnosis.report import COLUMNS, NOTABLE_SHARE, Report, columns_of, numbers_of
 from ms_lossscale.loss_scale import ScheduledLossScale
 
 # What the package takes as a loss scale.
@@ -186,14 +186,13 @@ class GradientReport(Report):
         rows = self._rows()
         if len(rows) > 1:
             rows.append(("all", self.total))
-        advice = [] if self._why_not() else [self._advice(), self._bfloat16()]
         lines = [
             f"{self._title()}{clipped}, computed at loss scale {self._scale()}; what float16 does to them at loss "
             f"scale {' and '.join(map(written_scale, scales))}",
             "",
             text_table(header, [[name, *columns_of(distribution, scales)] for name, distribution in rows]),
             "",
-            *advice,
+            *([] if self._why_not() else self._advice()),
             *self._warnings(),
         ]
         return "\n".join(lines)
@@ -236,33 +235,24 @@ class GradientReport(Report):
         return " and ".join(map(written_scale, self._scales()))
 
     def _advice(self):
-        advice = self.recommend()
-        return (
+        advice, in_bfloat16 = self.recommend(), self.total.shares(1.0, mstype.bfloat16)
+        return [
             f"Recommended loss scale for float16: {written_scale(advice.loss_scale)}. It brings the largest gradient, "
             f"{size(advice.largest)}, to {advice.largest * advice.loss_scale:.0f}, {advice.headroom} binades or more "
             f"below 65504; saves {percent(advice.saved)} % of all values from being flushed to zero or "
-            f"overflowing, and still loses {percent(advice.lost)} %."
-        )
-
-    def _bfloat16(self):
-        shares = self.total.shares(1.0, mstype.bfloat16)
-        return f"bfloat16 without a loss scale would flush {percent(shares.flushed)} % of all values to zero."
+            f"overflowing, and still loses {percent(advice.lost)} %.",
+            f"bfloat16 without a loss scale would flush {percent(in_bfloat16.flushed)} % of all values to zero.",
+        ]
 
     def _header_and_rows(self) -> tuple[list[str], list[list]]:
         scales = self._shown_scales()
         header = ["parameter", *COUNTS]
         header += [f"{name}_at_{scale:.17g}" for scale in scales for name in Shares._fields]
-        rows = []
-        for name, distribution in self._rows():
-            shares = [share for loss_scale in scales for share in distribution.shares(loss_scale)]
-            rows.append([name, *(getattr(distribution, count) for count in COUNTS), *shares])
-        return header, rows
+        return header, [[name, *numbers_of(distribution, scales)] for name, distribution in self._rows()]
 
-    def _content(self) -> dict[str, Any]:
+    def _further_content(self) -> dict[str, Any]:
         problem = self._why_not()
-        names = ("batches", "loss_scale", "clip", "step", "quantised", "ceiling", "largest", "non_finite_losses")
         return {
-            **{name: getattr(self, name) for name in names},
             "recommendation": None if problem else self.recommend()._asdict(),
             "why_no_recommendation": problem or None,
             "shares": {

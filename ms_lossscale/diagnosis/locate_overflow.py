@@ -1,5 +1,7 @@
 """Finding the first overflow of a batch."""
 
+import itertools
+import math
 from typing import NamedTuple, Optional
 
 import numpy as np
@@ -9,7 +11,7 @@ from mindspore import nn
 from ms_lossscale._arguments import Batch, check_scale
 from ms_lossscale._output import written_scale
 from ms_lossscale.diagnosis.arguments import as_inputs, trained_parts
-from ms_lossscale.diagnosis.cell_watch import CellWatch, WatchError, as_array, cell_names, is_float
+from ms_lossscale.diagnosis.cell_watch import CellWatch, Place, WatchError, as_array, is_float
 from ms_lossscale.diagnosis.distribution import FLOAT16
 from ms_lossscale.diagnosis.replay import replay, running
 
@@ -17,6 +19,13 @@ _ONLY_IN_GRAPH = (
     "The network runs in graph mode only, in which cells can't be watched: only its loss and the gradients of its "
     "weights were looked at."
 )
+# What came from between the cells, by the direction.
+_CAME_IN = {
+    "forward": "Its input is not finite already, though no cell put that out: it was computed between cells, in the "
+    "construct of the cell around it.",
+    "backward": "The gradient that flows into its output is not finite already, though no cell passed that back: it "
+    "was computed between cells, in the construct of the cell around it.",
+}
 
 
 class Range(NamedTuple):
@@ -160,7 +169,7 @@ def locate_overflow(network: nn.Cell, inputs: Batch, *, loss_scale: float) -> Ov
                 return search.explained(overflow)
             if held is None and search.overflows:
                 held = search.explained(search.overflows[0])
-            if search.only_in_graph:
+            if loss_and_grads.only_in_graph:
                 note = _ONLY_IN_GRAPH
     return held or OverflowTrace(False, loss_scale, note=note)
 
@@ -191,13 +200,12 @@ class Search:
         # In their order, once the search has run.
         self.overflows = []
         self.inputs = {}
-        # How many values were looked at.
-        self._moment = 0
+        self._moments = itertools.count()
         # When each weight's gradient was computed.
         self._moments_of_weights = {}
         # The cells into whose output a gradient flowed that was out of range already.
         self._received = set()
-        names = cell_names(self.part.prefix, self.part.network)
+        names = self.part.cell_names()
         self._root = names[id(self.part.network)]
         self._owners = {
             id(parameter): names[id(cell)]
@@ -207,14 +215,9 @@ class Search:
 
     def run(self, batch):
         watch = CellWatch(
-            self.part.prefix,
-            self.part.network,
-            self._note_output,
-            self._note_gradient_in,
-            self._note_gradient_out,
-            self._note_weight,
+            self.part, self._note_output, self._note_gradient_in, self._note_gradient_out, self._note_weight
         )
-        self._batch = [_range(as_array(each), each) for each in self.part.inputs(batch) if is_float(each)]
+        self._batch = _ranges(self.part.inputs(batch))
         try:
             with watch.watching():
                 _, grads = self._loss_and_grads.in_pynative(self._loss_scale, batch)
@@ -225,41 +228,40 @@ class Search:
         if self._loss_and_grads.takes_gradient:
             _, grads = self._loss_and_grads.correct(self._loss_scale, batch)
         for weight, grad in zip(self.part.weights, grads):
-            moment = self._moments_of_weights.get(id(weight), self._moment)
-            self._note(moment, "backward", self._owners.get(id(weight), self._root), 0, weight.name, grad)
+            place = Place(self._owners.get(id(weight), self._root), 0, 0)
+            moment = self._moments_of_weights.get(id(weight), math.inf)
+            self._note("backward", place, weight.name, grad, moment)
         self.overflows.sort(key=lambda overflow: overflow.moment)
 
     def _run_in_graph(self, error, batch):
         loss, grads = self._loss_and_grads.in_graph_instead(error, self._loss_scale, batch)
         self.overflows.clear()
         self.inputs.clear()
-        self._note(self._next_moment(), "forward", self._root, 0, "output", loss)
+        self._note("forward", Place(self._root, 0, 0), "output", loss)
         # The backward goes from the last weight to the first.
-        self._moments_of_weights = {id(weight): self._next_moment() for weight in reversed(self.part.weights)}
+        for weight in reversed(self.part.weights):
+            self._note_weight(weight)
         return grads
 
     def _note_weight(self, weight):
-        self._moments_of_weights[id(weight)] = self._next_moment()
+        self._moments_of_weights[id(weight)] = next(self._moments)
 
-    def _next_moment(self):
-        self._moment += 1
-        return self._moment
-
-    def _note_output(self, place, inputs, tensor):
-        self.inputs[place.cell, place.call] = tuple(_range(as_array(each), each) for each in inputs if is_float(each))
-        self._note(self._next_moment(), "forward", place.cell, place.call, "output", tensor)
+    def _note_output(self, place, tensor, inputs):
+        self.inputs[place.cell, place.call] = _ranges(inputs)
+        self._note("forward", place, "output", tensor)
 
     def _note_gradient_in(self, place, tensor):
         if place.cell == self._root and tensor.dtype == mstype.float16:
             # No cell has computed this one: it is the loss scale.
-            self._note(self._next_moment(), "backward", place.cell, place.call, "loss", tensor)
+            self._note("backward", place, "loss", tensor)
         elif not np.isfinite(as_array(tensor)).all():
             self._received.add((place.cell, place.call))
 
     def _note_gradient_out(self, place, tensor):
-        self._note(self._next_moment(), "backward", place.cell, place.call, "gradient", tensor)
+        self._note("backward", place, "gradient", tensor)
 
-    def _note(self, moment, direction, cell, call, what, tensor):
+    def _note(self, direction, place, what, tensor, moment=None):
+        moment = next(self._moments) if moment is None else moment
         values = as_array(tensor)
         # Not <, so that a NaN counts.
         out_of_range = ~(np.abs(values) < FLOAT16.largest)
@@ -271,9 +273,10 @@ class Search:
         index = tuple(int(i) for i in np.argwhere(non_finite if non_finite.any() else out_of_range)[0])
         value = float(values[index])
         kind = "NaN" if np.isnan(value) else "inf" if np.isinf(value) else "saturated"
-        tensor_range = _range(values, tensor)
-        trace = OverflowTrace(True, self._loss_scale, cell, direction, what, kind, index, value, tensor_range)
-        self.overflows.append(_Overflow(moment, call, held_by_dtype, trace))
+        trace = OverflowTrace(
+            True, self._loss_scale, place.cell, direction, what, kind, index, value, _ranges([tensor])[0]
+        )
+        self.overflows.append(_Overflow(moment, place.call, held_by_dtype, trace))
 
     def first_overflow(self):
         """The first overflow, but for what only float16 could not hold; None if there is none."""
@@ -282,58 +285,51 @@ class Search:
                 return self.overflows[0] if self._comes_of_a_cast(overflow) else overflow
         return None
 
-    def inputs_of(self, overflow):
-        return self.inputs.get((overflow.trace.cell, overflow.call), ())
-
-    def has_received(self, overflow):
-        """Whether the gradient that flowed into the cell's output was out of range already."""
+    def came_in(self, overflow):
+        """Whether the cell was given what is not finite already: its input, or what flows into its output."""
+        if overflow.trace.direction == "forward":
+            return any(each.non_finite for each in self._inputs_of(overflow))
         return (overflow.trace.cell, overflow.call) in self._received
+
+    def _inputs_of(self, overflow):
+        return self.inputs.get((overflow.trace.cell, overflow.call), ())
 
     def _comes_of_a_cast(self, overflow):
         """Whether the first cell to overflow was given what float16 can't hold, before or after a cast to it."""
         trace = overflow.trace
         return trace.direction == "forward" and any(
             each.non_finite or (trace.tensor.dtype == "Float16" and not each.fits(FLOAT16.largest))
-            for each in self.inputs_of(overflow)
+            for each in self._inputs_of(overflow)
         )
-
-    @property
-    def only_in_graph(self):
-        """Whether the cells could not be watched."""
-        return self._loss_and_grads.only_in_graph
 
     def explained(self, overflow):
         """The trace of an overflow, with what else there is to say."""
-        inputs = self.inputs_of(overflow)
-        return overflow.trace._replace(inputs=inputs, note=self._remark(overflow, inputs))
+        return overflow.trace._replace(inputs=self._inputs_of(overflow), note=self._remark(overflow))
 
-    def _remark(self, overflow, inputs):
+    def _remark(self, overflow):
         trace = overflow.trace
         if any(each.non_finite for each in self._batch):
             return "The batch itself holds values that are not finite."
-        if self.only_in_graph:
+        if self._loss_and_grads.only_in_graph:
             return _ONLY_IN_GRAPH
-        if trace.direction == "forward" and any(each.non_finite for each in inputs):
-            return (
-                "Its input is not finite already, though no cell put that out: it was computed between cells, in the "
-                "construct of the cell around it."
-            )
         if trace.what == "loss":
             return (
                 f"The loss is float16, and the loss scale {written_scale(self._loss_scale)} does not fit: cast the "
                 f"loss to float32."
             )
-        if trace.direction == "backward" and self.has_received(overflow):
-            return (
-                "The gradient that flows into its output is not finite already, though no cell passed that back: it "
-                "was computed between cells, in the construct of the cell around it."
-            )
+        if self.came_in(overflow):
+            return _CAME_IN[trace.direction]
         if overflow.held_by_dtype:
             return f"{trace.tensor.dtype} holds this value; float16 could not."
         return ""
 
 
-def _range(values, tensor):
-    finite = values[np.isfinite(values)]
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (None, None)
-    return Range(str(tensor.dtype), tuple(values.shape), low, high, int(values.size - finite.size))
+def _ranges(values):
+    """Those of the tensors of floating-point numbers among these."""
+    ranges = []
+    for tensor in filter(is_float, values):
+        array = as_array(tensor)
+        finite = array[np.isfinite(array)]
+        low, high = (float(finite.min()), float(finite.max())) if finite.size else (None, None)
+        ranges.append(Range(str(tensor.dtype), array.shape, low, high, array.size - finite.size))
+    return tuple(ranges)

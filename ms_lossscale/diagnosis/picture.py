@@ -25,22 +25,16 @@ _REGIONS = {
 
 
 class Picture(NamedTuple):
-    """
-    What to draw.
-
-    - **title** (str) - What it shows.
-    - **scales** (dict) - From a column's title to the power of two that the values are multiplied by in it.
-    - **rows_are** (str) - What the rows are, and in which order.
-    - **rows** (list[tuple[str, Distribution]]) - Their names and values.
-    - **warnings** (list[str]) - What is wrong, as it is printed.
-    - **recommended** (Union[float, None]) - The loss scale to mark.
-    """
+    """What to draw."""
 
     title: str
+    # From a column's title to the power of two that the values are multiplied by in it.
     scales: dict[str, float]
+    # What the rows are, and in which order.
     rows_are: str
     rows: list[tuple[str, Distribution]]
     warnings: list[str]
+    # The loss scale to mark.
     recommended: Optional[float] = None
 
 

@@ -1,5 +1,7 @@
 """Profiling the values inside a network."""
 
+from functools import partial
+
 import numpy as np
 from mindspore import nn
 
@@ -74,18 +76,16 @@ def profile_activations(
             f"but none does. Convert it first: network.to_float(mstype.float16), or mindspore.amp."
             f"auto_mixed_precision(network, 'O2')."
         )
-    count = 0
     with replay(owner, parts) as loss_and_grads:
         profile = _Profile(loss_and_grads, loss_scale, compare_float32)
         if compare_float32:
             _switch_dropout_off(networks)
-        for batch in each_batch(owner, batches):
-            with running(owner, f"batches[{count}]"):
+        for count, batch in enumerate(each_batch(owner, batches), start=1):
+            with running(owner, f"batches[{count - 1}]"):
                 profile.add(batch)
                 if compare_float32:
                     with in_float32(in_low_precision):
                         profile.compare(batch)
-            count += 1
     for each in loss_and_grads:
         each.warn(
             "what flows back into its cells is reported without them",
@@ -121,18 +121,15 @@ class _Profile:
         self._run(batch, self._compare)
 
     def _run(self, batch, note):
-        """Calls `note` with each value, and with the part, kind and place that it is of."""
+        """Calls `note` with the part, kind and place that each value is of, and with the value."""
+
+        def note_value(i, kind, place, tensor, _=()):
+            # One network with several losses has one forward.
+            if kind == "gradient" or i == 0 or self._parts[i - 1].network is not self._parts[i].network:
+                note((i, kind, place), tensor)
+
         for i, (part, loss_and_grads) in enumerate(zip(self._parts, self._loss_and_grads)):
-
-            def note_output(place, inputs, tensor, i=i):
-                # One network with several losses has one forward.
-                if i == 0 or self._parts[i - 1].network is not self._parts[i].network:
-                    note((i, "output", place), tensor)
-
-            def note_gradient(place, tensor, i=i):
-                note((i, "gradient", place), tensor)
-
-            with CellWatch(part.prefix, part.network, note_output, note_gradient).watching():
+            with CellWatch(part, partial(note_value, i, "output"), partial(note_value, i, "gradient")).watching():
                 loss_and_grads.in_pynative(self._loss_scale, batch)
 
     def _count(self, key, tensor):
@@ -157,16 +154,13 @@ class _Profile:
             jumps = error is not None and largest_error[kind] < error >= JUMP * largest_error[kind]
             if error is not None:
                 largest_error[kind] = max(error, largest_error[kind])
-            if kind == "gradient" and self._shares_network(i):
+            if kind == "gradient" and sum(part.network is self._parts[i].network for part in self._parts) > 1:
                 kind = f"gradient of losses[{self._parts[i].item}]"
             keeps_float32 = is_mixed and seen.dtype == "Float32"
             activations.append(
                 Activation(place, kind, seen.dtype, seen.distribution, error, seen.zeros_gained, jumps, keeps_float32)
             )
         return activations
-
-    def _shares_network(self, i):
-        return sum(part.network is self._parts[i].network for part in self._parts) > 1
 
 
 class _Seen:

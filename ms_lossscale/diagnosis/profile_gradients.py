@@ -1,6 +1,7 @@
 """Profiling gradients."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Optional, Union
 
 import mindspore
@@ -10,7 +11,7 @@ from mindspore import dtype as mstype
 
 from ms_lossscale._arguments import Batches, check_number, check_scale
 from ms_lossscale.cells.training_cell import TrainingCell
-from ms_lossscale.diagnosis.arguments import each_batch, for_several_passes, trained_parts
+from ms_lossscale.diagnosis.arguments import each_batch, trained_parts
 from ms_lossscale.diagnosis.distribution import FLOAT16, Distribution
 from ms_lossscale.diagnosis.gradient_report import GradientReport, largest_scale
 from ms_lossscale.diagnosis.replay import replay, running
@@ -89,64 +90,70 @@ def profile_gradients(
     if batches is None and isinstance(network, TrainingCell):
         parameters, batches = None, parameters
     parts = trained_parts(owner, network, parameters)
-    if loss_scale is None:
-        batches = for_several_passes(batches)
-        scales = [_at_own_scale(part) for part in parts]
-    else:
+    if loss_scale is not None:
         loss_scale = check_scale(owner, "loss_scale", loss_scale)
-        scales = [_at_given_scale(loss_scale) for _ in parts]
+    elif isinstance(batches, Iterator):
+        batches = _Kept(batches)
     if clip is not None and not check_number(owner, "clip", clip) > 0:
         raise ValueError(f"For '{owner}', the argument 'clip' must be a number > 0, but got {clip!r}.")
     in_pynative = mindspore.get_context("mode") == mindspore.PYNATIVE_MODE
     with replay(owner, parts) as loss_and_grads:
-        profiles, count = _run(owner, loss_and_grads, scales, batches, clip)
+        passes = [_passes(part, loss_scale) for part in parts]
+        profiles = _run(owner, loss_and_grads, passes, batches, clip)
     if in_pynative:
         for each in (each for each in loss_and_grads if each.compiles):
             each.warn("training in it lacks them", "Train in graph mode, which keeps them; the report has them.")
-    return _report(profiles, count, clip, network.steps_made() if isinstance(network, TrainingCell) else None)
+    return _report(profiles, clip, network.steps_made() if isinstance(network, TrainingCell) else None)
 
 
-def _run(owner, loss_and_grads, scales, batches, clip):
-    """Makes one pass after the other until each part is content. Returns the parts' profiles and how many batches."""
-    profiles = [None] * len(scales)
-    waiting = {i: next(each) for i, each in enumerate(scales)}
+class _Kept:
+    """What an iterator gives, kept so that it can be gone through again, also if that was broken off."""
+
+    def __init__(self, iterator):
+        self._iterator = iterator
+
+    def __iter__(self):
+        self._iterator, copy = itertools.tee(self._iterator)
+        return copy
+
+
+def _run(owner, loss_and_grads, passes, batches, clip):
+    """Runs the batches again and again until no part wants a further pass. Returns the parts' profiles."""
+    profiles = [None] * len(passes)
+    waiting = {i: next(each) for i, each in enumerate(passes)}
     while waiting:
         of_pass = {i: _Profile(loss_and_grads[i], *scale, clip) for i, scale in waiting.items()}
-        count = 0
         for batch in each_batch(owner, batches):
             wanted = [profile for profile in of_pass.values() if not profile.is_given_up]
             if not wanted:
                 break
-            with running(owner, f"batches[{count}]"):
+            with running(owner, f"batches[{wanted[0].batches}]"):
                 for profile in wanted:
                     profile.add(batch)
-            count += 1
         for i, profile in of_pass.items():
             try:
-                waiting[i] = scales[i].send(profile)
-            except StopIteration as content:
-                profiles[i] = content.value
+                waiting[i] = passes[i].send(profile)
+            except StopIteration as end:
+                profiles[i] = end.value
                 del waiting[i]
         loss_and_grads[0].restore()
-    return profiles, count
+    return profiles
 
 
-def _at_given_scale(scale):
+def _passes(part, loss_scale):
     """
-    Yields the loss scale of a pass, and the smallest one that may follow if gradients overflow; is sent what the pass
-    found. Returns what is to be reported.
+    Yields for each pass over the batches that a part wants its loss scale, and the smallest one that may follow if
+    gradients overflow; is sent what the pass found. Returns what is to be reported.
     """
-    return (yield scale, scale)
-
-
-def _at_own_scale(part):
-    """Likewise, of each pass that is needed where no scale is given."""
+    if loss_scale is not None:
+        return (yield loss_scale, loss_scale)
     profile = yield from _without_overflow(part.loss_scale or 1.0, 1.0)
     if part.loss_scale is not None:
         return profile
     while profile.quantised():
-        larger, is_known = profile.larger_scale(), profile.largest is not None
-        if larger is None:
+        is_known = profile.largest is not None
+        larger = largest_scale(profile.largest) if is_known else profile.loss_scale * _UP
+        if larger <= profile.loss_scale or (larger > _HIGHEST and not is_known):
             break
         finer = yield from _without_overflow(larger, profile.loss_scale * _DOWN)
         if finer.overflowed:
@@ -212,33 +219,29 @@ class _Profile:
         self.distributions = {weight.name: Distribution() for weight in self._part.weights}
         self._traces = {weight.name: Float16Traces() for weight in self._part.weights}
         self.largest = None
+        self.batches = 0
         # The numbers of the batches whose loss is not finite, and whether gradients of another one are not.
         self.non_finite_losses = set()
         self.overflowed = False
         # The loss scale, if larger ones have overflowed.
         self.ceiling = None
-        self._batches = 0
 
     def add(self, batch):
         loss, grads = self._loss_and_grads.correct(self.loss_scale, batch)
         grads = [grad.astype(mstype.float32).asnumpy() for grad in grads]
         if not np.isfinite(loss.astype(mstype.float32).asnumpy()).all():
-            self.non_finite_losses.add(self._batches)
+            self.non_finite_losses.add(self.batches)
         elif not all(np.isfinite(grad).all() for grad in grads):
             self.overflowed = True
-        self._batches += 1
+        self.batches += 1
         for trace, grad in zip(self._traces.values(), grads):
             trace.add(grad)
         grads = [grad * self._unscale for grad in grads]
-        self._note_largest(grads)
-        for weight, grad in zip(self._part.weights, self._clipped(grads)):
-            self.distributions[weight.name].add(grad)
-
-    def _note_largest(self, grads):
         for grad in grads:
             largest = float(np.max(np.abs(grad), initial=0.0, where=np.isfinite(grad)))
-            if largest > 0:
-                self.largest = max(largest, self.largest or 0.0)
+            self.largest = max(largest, self.largest or 0.0) or None
+        for weight, grad in zip(self._part.weights, self._clipped(grads)):
+            self.distributions[weight.name].add(grad)
 
     def _clipped(self, grads):
         if self._clip is None:
@@ -259,20 +262,12 @@ class _Profile:
             return []
         return [name for name, trace in traces if trace.all_fit and trace.lost]
 
-    def larger_scale(self):
-        """The scale at which less is lost; None if there is none."""
-        if self.largest is None:
-            larger = self.loss_scale * _UP
-            return larger if larger <= _HIGHEST else None
-        larger = largest_scale(self.largest)
-        return larger if larger > self.loss_scale else None
 
-
-def _report(profiles, count, clip, step):
+def _report(profiles, clip, step):
     scales = [profile.loss_scale for profile in profiles]
     return GradientReport(
         {name: each for profile in profiles for name, each in profile.distributions.items()},
-        count,
+        profiles[0].batches,
         scales[0] if len(set(scales)) == 1 else scales,
         clip,
         max((profile.largest for profile in profiles if profile.largest is not None), default=None),

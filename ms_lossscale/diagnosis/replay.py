@@ -49,11 +49,6 @@ def replay(owner, parts):
             mindspore.set_rng_state(random_state)
 
 
-def in_graph_mode():
-    """A context, within `replay`, in which networks are compiled."""
-    return _in_mode(mindspore.GRAPH_MODE, "1")
-
-
 @contextlib.contextmanager
 def _in_mode(mode, ms_jit):
     mode_before = mindspore.get_context("mode")
@@ -177,7 +172,7 @@ class LossAndGrads:
     def in_graph(self, loss_scale, batch):
         """The loss and the gradients as graph mode computes them; raises what it raises."""
         inputs = self.part.inputs(batch)
-        with in_graph_mode():
+        with _in_mode(mindspore.GRAPH_MODE, "1"):
             if self._graph is None:
                 self._graph = _InGraph(self.part)
             return self._graph(Tensor(loss_scale, mstype.float32), *inputs)

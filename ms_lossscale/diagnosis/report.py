@@ -5,6 +5,7 @@ from typing import Any, Optional
 
 from ms_lossscale._arguments import StrPath
 from ms_lossscale._output import csv_text, percent, size, write_text
+from ms_lossscale.diagnosis.distribution import COUNTS
 from ms_lossscale.diagnosis.picture import Picture, draw
 
 # A smaller share of values out of range is not worth a look.
@@ -19,6 +20,12 @@ def columns_of(distribution, scales=(1.0,)):
     d = distribution
     counts = [f"{d.count:,}", percent(d.share_of_zeros), f"{d.non_finite:,}", size(d.min), size(d.max)]
     return counts + [percent(share) for scale in scales for share in d.shares(scale)]
+
+
+def numbers_of(distribution, scales=(1.0,)):
+    """The same as numbers, for a CSV file."""
+    counts = [getattr(distribution, count) for count in COUNTS]
+    return counts + [share for scale in scales for share in distribution.shares(scale)]
 
 
 class Report:
@@ -46,7 +53,9 @@ class Report:
         Returns:
             str, the JSON text.
         """
-        return write_text(path, json.dumps(self._content(), indent=1))
+        further = self._further_content()
+        fields = {name: value for name, value in vars(self).items() if name not in further}
+        return write_text(path, json.dumps({**fields, **further}, indent=1))
 
     def plot(self, path: StrPath) -> None:
         """
@@ -64,7 +73,7 @@ class Report:
     def _header_and_rows(self) -> tuple[list[str], list[list]]:
         raise NotImplementedError
 
-    def _content(self) -> dict[str, Any]:
+    def _further_content(self) -> dict[str, Any]:
         raise NotImplementedError
 
     def _picture(self) -> Picture:

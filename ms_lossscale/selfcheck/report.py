@@ -33,12 +33,7 @@ say = partial(print, flush=True)
 
 
 class Report:
-    """
-    The report of one run.
-
-    Args:
-        path (Union[str, None]): The JSON file.
-    """
+    """The report of one run, printed and, if there is a path for it, in a JSON file."""
 
     def __init__(self, path):
         self._path = path

@@ -408,8 +408,8 @@ MUTANTS = [
     Mutant(
         "after a step, a callback finds the optimizer that was shown last",
         "callbacks/expose_optimizer.py",
-        "def on_train_step_end(",
-        "def on_train_step_begin(",
+        "        self._show(run_context)\n\n    on_train_epoch_end",
+        "        return\n\n    on_train_epoch_end",
         (_RATES,),
     ),
     Mutant(

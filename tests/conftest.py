@@ -13,8 +13,6 @@ from support.in_mode import in_mode
 # Modules without examples, of which one takes the place of the self-check's checks when it is imported.
 collect_ignore = ["support"]
 
-# MindSpore collects garbage before each compilation: a tenth of the time, if it looks at all that was imported.
-gc.freeze()
 
 MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
 
@@ -34,6 +32,13 @@ def _quick_in(quick):
 # Where the mode decides nothing of what is shown: in the one that takes less time, mostly PyNative mode, which compiles
 # less. Graph mode compiles for a second or more.
 quick_in_graph_mode, quick_in_pynative_mode = map(_quick_in, MODES)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_search_for_garbage_in_what_stays():
+    """MindSpore collects garbage before each compilation: a tenth of the time, if it looks at all that is older."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -59,14 +59,16 @@ test: $(VENV)/installed
 
 # The tests of messages, files, pages and examples, which MindSpore's version does not change.
 ANY_VERSION = $(patsubst %,tests/test_%.py,arguments arguments_of_accumulation arguments_of_several_networks \
-	data_parallel_costs distribution examples_diagnosis examples_gan examples_lenet examples_toolkits full_disk gan_policies \
-	gradient_report mutants package pictures plot_scale site trace_step translations written_scale)
+	data_parallel_costs distribution examples_toolkits full_disk gan_policies \
+	gradient_report mutants package pictures site trace_step translations written_scale)
 
-# What .ci/run runs after `make test`: with the oldest MindSpore, too, the quick tests that depend on it.
+# What .ci/run runs after `make test`: with the oldest MindSpore, too, the quick tests that depend on it, and the programs
+# of the pages.
 test-long: $(VENV)/installed
-	$(VENV)/bin/python -m pytest -m long
+	$(VENV)/bin/python -m pytest -m "long and not release"
 	$(MAKE) --no-print-directory .venv-oldest/installed VENV=.venv-oldest MINDSPORE=mindspore==2.7.0
 	.venv-oldest/bin/python -m pytest -m "$(QUICK)" $(ANY_VERSION:%=--ignore=%)
+	.venv-oldest/bin/python -m pytest -k "not graph and not GRAPH" tests/test_docs.py tests/test_migration.py
 
 # Everything, with the newest MindSpore and with the oldest.
 test-all: test test-long

@@ -3,6 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
+from conftest import quick_in_pynative_mode
 from mindspore import Tensor, amp, nn, ops
 from mindspore import dtype as mstype
 from support import overflowing_networks as networks
@@ -59,6 +60,7 @@ def check_trains(cell, advice, inputs):
     assert overflows(cell, advice.loss_scale * 2, inputs)
 
 
+@quick_in_pynative_mode
 def test_the_cells_that_overflow_are_found_nothing_changes_and_then_it_trains(mode):
     cell = training_cell(blocks(networks.SoftmaxByHand(), nn.ReLU(), networks.SmallInBetween()))
     inputs = networks.batch()

@@ -7,6 +7,8 @@ import pytest
 from support.in_mode import in_mode
 from support.python_process import ROOT, check_python, import_code
 
+pytestmark = pytest.mark.long
+
 BLOCK = re.compile(r"```python\n((?:(?!```).)*)```\n\n((?:    [^\n]*\n)+)", re.S)
 PROGRAMS = [
     (page, *match) for page in sorted((ROOT / "docs").glob("*.md")) for match in BLOCK.findall(page.read_text())

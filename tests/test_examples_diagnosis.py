@@ -8,6 +8,8 @@ from support.python_process import ROOT, run_python
 for package in ("mlxtend", "tabulate", "tqdm"):
     pytest.importorskip(package, reason=f"the example needs {package}: pip install ms_lossscale[examples]")
 
+pytestmark = pytest.mark.long
+
 SCRIPT = ROOT / "examples" / "diagnosis" / "advise.py"
 ENTRY = re.compile(r"(\d+\.\d) %, (\d+) of (\d+) skipped")
 
@@ -33,7 +35,6 @@ def test_help_and_refusal(tmp_path):
     assert "--batch-size 16 is more than the 15 training images" in result.stderr
 
 
-@pytest.mark.long
 def test_float16_learns_as_float32_does_with_the_advice(tmp_path):
     rows = run_rows(cwd=tmp_path)
     assert set(rows) == {"transformer", "resnet"}

@@ -12,6 +12,8 @@ from support.python_process import ROOT, run_python
 for package in ("mlxtend", "matplotlib", "tqdm"):
     pytest.importorskip(package, reason=f"the example needs {package}: pip install ms_lossscale[examples]")
 
+pytestmark = pytest.mark.long
+
 SCRIPT = ROOT / "examples" / "gan" / "train.py"
 # 20 images in batches of 8: two steps an epoch, and four images left out, other ones in each.
 TRAIN_IMAGES, BATCH_SIZE, STEPS_PER_EPOCH = 20, 8, 2
@@ -112,7 +114,7 @@ SKIP = ("--max-retries", 0)
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(("--update", "simultaneous"), marks=pytest.mark.long),
+        ("--update", "simultaneous"),
         pytest.param(("--update", "alternating", "--n-critic", 3), marks=pytest.mark.release),
     ],
     ids=lambda o: o[1],
@@ -160,7 +162,6 @@ def test_scales_of_their_own_under_one_overflow_check(data, tmp_path):
     assert float(rows[-1]["discriminator_loss_scale"]) < float(rows[-1]["generator_loss_scale"]) == 2**16
 
 
-@pytest.mark.long
 def test_bad_options_are_refused(tmp_path):
     cases = {
         ("--n-critic", "2"): "--n-critic",

@@ -14,6 +14,8 @@ from support.python_process import ROOT, run_python
 for package in ("mlxtend", "matplotlib", "tqdm"):
     pytest.importorskip(package, reason=f"the example needs {package}: pip install ms_lossscale[examples]")
 
+pytestmark = pytest.mark.long
+
 EXAMPLE = ROOT / "examples" / "lenet"
 SCRIPTS = ("train.py", "compare.py", "diagnose.py")
 # 70 images in batches of 32: two steps an epoch, and six images left out, other ones in each.
@@ -140,7 +142,6 @@ def truncate(path, count=5):
     path.write_bytes(path.read_bytes()[:-count])
 
 
-@pytest.mark.long
 def test_a_missing_folder_is_one_line_and_status_2(tmp_path):
     result = run("train.py", "--data", "nowhere", "--output", "out", cwd=tmp_path)
     assert_refused(result, "nowhere", "does not exist")
@@ -175,7 +176,6 @@ def test_a_spoilt_file_is_one_line(data, spoil, words, monkeypatch):
         assert word in message
 
 
-@pytest.mark.long
 def test_a_truncated_file_is_one_line_and_status_2(data, tmp_path):
     truncate(data / "train-labels-idx1-ubyte")
     for script in SCRIPTS:
@@ -184,7 +184,6 @@ def test_a_truncated_file_is_one_line_and_status_2(data, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.long
 def test_a_wrong_option_has_status_2(tmp_path):
     result = run("train.py", "--epochs", 0, "--output", "out", cwd=tmp_path)
     assert result.returncode == 2
@@ -247,14 +246,12 @@ def test_retries_that_can_not_be_are_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.long
 def test_cycles_longer_than_an_epoch_are_refused(data, tmp_path):
     result = run("train.py", "--data", data, "--accumulate", 3, "--output", "out", cwd=tmp_path)
     assert_refused(result, "--accumulate 3 is more than the 2 batches of an epoch", "pass 2 or less")
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.long
 def test_fewer_epochs_than_there_were_are_refused(whole, tmp_path):
     out, _, data = whole
     options = ("--resume", "--epochs", EPOCHS - 1, "--output", out)
@@ -262,7 +259,6 @@ def test_fewer_epochs_than_there_were_are_refused(whole, tmp_path):
     assert_refused(result, "has made 4 epochs, more than --epochs 3; pass 4 or more")
 
 
-@pytest.mark.long
 def test_nothing_to_resume_is_one_line_and_status_2(data, tmp_path):
     result = run("train.py", "--data", data, "--resume", "--output", "out", cwd=tmp_path)
     assert_refused(result, "nothing to resume", "lenet.ckpt")
@@ -313,7 +309,6 @@ def test_diagnose_shows_where_it_underflows_and_writes_the_reports(data, tmp_pat
     assert "No cell needs float32" in result.stdout.rpartition("== Does a cell need float32?")[2]
 
 
-@pytest.mark.long
 def test_diagnose_wants_enough_batches(data, tmp_path):
     result = run("diagnose.py", "--data", data, "--profile-batches", 3, "--output", "out", cwd=tmp_path)
     assert result.returncode == 2
@@ -321,7 +316,6 @@ def test_diagnose_wants_enough_batches(data, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_help(script, tmp_path):
     result = run(script, "--help", cwd=tmp_path)

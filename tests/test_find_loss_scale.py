@@ -67,7 +67,7 @@ KINDS = {
 
 
 # What the others show one by one.
-QUICK = ("norm", "accumulation", "own", "alternating")
+QUICK = ("accumulation", "own")
 
 
 @quick_in_graph_mode

@@ -300,6 +300,7 @@ def test_without_a_path_nothing_is_written(tmp_path):
 # The plot.
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [5, 60, 100])
 def test_the_plot_shows_its_parameters(count, monkeypatch):
     figures = []
@@ -340,6 +341,7 @@ def test_the_plot_shows_its_parameters(count, monkeypatch):
     assert not any(title.overlaps(figure._suptitle.get_window_extent(renderer)) for title in titles)
 
 
+@pytest.mark.long
 def test_the_plot_shows_the_histogram(monkeypatch):
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, path: (figures.append(figure), open(path, "w").close()))
@@ -362,6 +364,7 @@ def test_what_no_single_scale_serves_points_to_advise_float32(smallest, ceiling,
     assert ("still flushes 2.00 % of all values to zero" in text) == (smallest == 2.0**-60)
 
 
+@pytest.mark.long
 def test_the_plot_shows_zeros_what_is_not_finite_the_recommended_scale_and_warnings(monkeypatch):
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, path: (figures.append(figure), open(path, "w").close()))
@@ -394,6 +397,7 @@ def test_the_plot_shows_zeros_what_is_not_finite_the_recommended_scale_and_warni
         assert " ".join(figure.legends[0].get_title().get_text().split()).startswith(expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
 def test_the_ending_is_the_format(ending, tmp_path):
     REPORT.plot(f"report.{ending}")

@@ -4,10 +4,10 @@ import re
 
 import numpy as np
 import pytest
-from conftest import MODES
-from support.in_mode import in_mode
 from support.python_process import ROOT, check_python, import_code
 from support.reference import DynamicRule
+
+pytestmark = pytest.mark.long
 
 PAGE = (ROOT / "docs" / "migration.md").read_text()
 BLOCK = re.compile(r"```python\n# (Set-up|Before: not on CPU|Before|After)\n(.*?)```", re.S)
@@ -26,13 +26,6 @@ class StockCellOnCpu(nn.TrainOneStepWithLossScaleCell):
         return ops.logical_not(amp.all_finite(compute_output))
 """
 DEFINE_STOCK_CELL_ON_CPU = ("losses = []\n", f"losses = []\n{STOCK_CELL_ON_CPU}")
-
-
-# The page sets no mode, and MindSpore's default is PyNative mode.
-@pytest.fixture(params=["pynative", pytest.param("graph", marks=pytest.mark.long)])
-def mode(request):
-    with in_mode(MODES[request.param]):
-        yield request.param
 
 
 def read_sections():
@@ -185,7 +178,7 @@ def test_a_hand_written_loop(mode, tmp_path, heading):
     assert loss_scale.get_loss_scale() == float(before.scaler.scale_value) == 2.0**17
 
 
-@pytest.mark.parametrize("name", ["PYNATIVE_MODE", pytest.param("GRAPH_MODE", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["PYNATIVE_MODE", "GRAPH_MODE"])
 def test_boost(tmp_path, name):
     """In processes of their own, since `AutoBoost` is one object for the whole process."""
     printed = []

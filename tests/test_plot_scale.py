@@ -13,6 +13,8 @@ from test_summary import BATCHES, batches_for
 
 from ms_lossscale import DynamicLossScale, LossScaleMonitor, SimultaneousTrainOneStepCell, plot_scale
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(autouse=True)
 def in_tmp_path(tmp_path, monkeypatch):

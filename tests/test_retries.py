@@ -28,7 +28,7 @@ def sgd(network):
     return nn.SGD([network.weight], LEARNING_RATE)
 
 
-@pytest.mark.parametrize("aux, steps", [(False, 1), (True, 2)])
+@pytest.mark.parametrize("aux, steps", [pytest.param(False, 1, marks=pytest.mark.long), (True, 2)])
 def test_a_retried_step_is_the_step_at_the_lower_scale(mode, aux, steps):
     """Bit for bit: weights, optimizer, BatchNorm, a user's own state, averages, losses and aux."""
     cells = []

@@ -67,7 +67,7 @@ def tag(network, name, several):
         ("pynative", "scaled", 2, 8),
         pytest.param("pynative", "simultaneous", 1, 8, marks=pytest.mark.long),
         pytest.param("graph", "simultaneous", 2, 0, marks=pytest.mark.long),
-        ("graph", "alternating", 1, 8),
+        pytest.param("graph", "alternating", 1, 8, marks=pytest.mark.long),
         pytest.param("pynative", "alternating", 2, 0, marks=pytest.mark.long),
     ],
 )

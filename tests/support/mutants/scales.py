@@ -112,7 +112,7 @@ MUTANTS = [
         "loss_scale/base.py",
         "return ops.depend(overflow, ops.assign(self.scale_value, next_scale.reshape(())))",
         "return overflow",
-        (_RULES, "test_migration.py"),
+        (_RULES,),
     ),
     Mutant(
         "a cycle does not hear that its scale was set",

@@ -204,7 +204,7 @@ class LossScaleMonitor(Callback):
             if record.skipped:
                 each.print_skip(record)
                 if self._max_skips is None and each.warn_at_floor(record):
-                    self._endless_skips.has_been_said()
+                    self._endless_skips.silence()
         if step // self._every_n_steps > self._printed_step // self._every_n_steps:
             self._printed_step = step
             print(f"step {step}: {'; '.join(map(self._summary, records))}", flush=True)

@@ -38,8 +38,8 @@ class EndlessSkips:
                 if skips >= _SKIPS or (skips and _is_at_floor(step)):
                     self._number, self._series, self._skips = i, SkippedSeries(step), skips
 
-    def has_been_said(self):
-        """Somebody else has warned."""
+    def silence(self):
+        """Warns no more: it has been said, here or by somebody else."""
         self._has_warned = True
         self._series = None
 
@@ -61,7 +61,7 @@ class EndlessSkips:
 
     def _warn(self, step, has_trained):
         series = self._series
-        self.has_been_said()
+        self.silence()
         scales = LossScaleValues(loss_scale.get_loss_scale() for loss_scale in step.loss_scales)
         of_network = f" of network {self._number}" if self._each_decides else ""
         warnings.warn(

@@ -1,5 +1,6 @@
 """Finding the first overflow of a batch."""
 
+import functools
 import itertools
 import math
 from typing import NamedTuple, Optional
@@ -214,9 +215,8 @@ class Search:
         }
 
     def run(self, batch):
-        watch = CellWatch(
-            self.part, self._note_output, self._note_gradient_in, self._note_gradient_out, self._note_weight
-        )
+        note_gradient = functools.partial(self._note, "backward", "gradient")
+        watch = CellWatch(self.part, self._note_output, self._note_gradient_in, note_gradient, self._note_weight)
         self._batch = _ranges(self.part.inputs(batch))
         try:
             with watch.watching():
@@ -230,14 +230,14 @@ class Search:
         for weight, grad in zip(self.part.weights, grads):
             place = Place(self._owners.get(id(weight), self._root), 0, 0)
             moment = self._moments_of_weights.get(id(weight), math.inf)
-            self._note("backward", place, weight.name, grad, moment)
+            self._note("backward", weight.name, place, grad, moment)
         self.overflows.sort(key=lambda overflow: overflow.moment)
 
     def _run_in_graph(self, error, batch):
         loss, grads = self._loss_and_grads.in_graph_instead(error, self._loss_scale, batch)
         self.overflows.clear()
         self.inputs.clear()
-        self._note("forward", Place(self._root, 0, 0), "output", loss)
+        self._note("forward", "output", Place(self._root, 0, 0), loss)
         # The backward goes from the last weight to the first.
         for weight in reversed(self.part.weights):
             self._note_weight(weight)
@@ -248,19 +248,16 @@ class Search:
 
     def _note_output(self, place, tensor, inputs):
         self.inputs[place.cell, place.call] = _ranges(inputs)
-        self._note("forward", place, "output", tensor)
+        self._note("forward", "output", place, tensor)
 
     def _note_gradient_in(self, place, tensor):
         if place.cell == self._root and tensor.dtype == mstype.float16:
             # No cell has computed this one: it is the loss scale.
-            self._note("backward", place, "loss", tensor)
+            self._note("backward", "loss", place, tensor)
         elif not np.isfinite(as_array(tensor)).all():
             self._received.add((place.cell, place.call))
 
-    def _note_gradient_out(self, place, tensor):
-        self._note("backward", place, "gradient", tensor)
-
-    def _note(self, direction, place, what, tensor, moment=None):
+    def _note(self, direction, what, place, tensor, moment=None):
         moment = next(self._moments) if moment is None else moment
         values = as_array(tensor)
         # Not <, so that a NaN counts.

@@ -68,8 +68,9 @@ def profile_activations(
     parts = trained_parts(owner, network)
     loss_scale = check_scale(owner, "loss_scale", loss_scale)
     check_bool(owner, "compare_float32", compare_float32)
-    networks = [part.network for part in parts]
-    in_low_precision = _in_low_precision(networks)
+    cells = {id(cell): cell for part in parts for _, cell in part.network.cells_and_names()}.values()
+    # Those that MindSpore casts.
+    in_low_precision = [cell for cell in cells if cell.get_flags().get("fp16") or cell.get_flags().get("bf16")]
     if compare_float32 and not in_low_precision:
         raise ValueError(
             f"For '{owner}', with compare_float32=True some cell of the network must compute in float16 or bfloat16, "
@@ -79,7 +80,9 @@ def profile_activations(
     with replay(owner, parts) as loss_and_grads:
         profile = _Profile(loss_and_grads, loss_scale, compare_float32)
         if compare_float32:
-            _switch_dropout_off(networks)
+            # The two computations would drop different values.
+            for dropout in (cell for cell in cells if type(cell).__name__.startswith("Dropout")):
+                dropout.add_flags(training=False)
         for count, batch in enumerate(each_batch(owner, batches), start=1):
             with running(owner, f"batches[{count - 1}]"):
                 profile.add(batch)
@@ -187,19 +190,3 @@ class _Seen:
         if self._squares == 0.0:
             return 0.0 if self._squared_errors == 0.0 else np.inf
         return float(np.sqrt(self._squared_errors / self._squares))
-
-
-def _cells(networks):
-    return list({id(cell): cell for network in networks for _, cell in network.cells_and_names()}.values())
-
-
-def _in_low_precision(networks):
-    """The cells that MindSpore casts to float16 or bfloat16."""
-    return [cell for cell in _cells(networks) if cell.get_flags().get("fp16") or cell.get_flags().get("bf16")]
-
-
-def _switch_dropout_off(networks):
-    """Its two computations would drop different values."""
-    for cell in _cells(networks):
-        if type(cell).__name__.startswith("Dropout"):
-            cell.add_flags(training=False)

@@ -43,12 +43,8 @@ class Surroundings(NamedTuple):
 
 class Worker:
     """
-    Another process that runs checks, and one more when that is gone. As a context manager it ends with its block.
-
-    Args:
-        target (Union[str, None]): The device, or None for what MindSpore chooses.
-        emulate (bool): Whether it emulates an NPU.
-        limit (float): How many seconds a check may take.
+    Another process that runs checks, each within so many seconds, and one more when that is gone. As a context manager
+    it ends with its block. The target is a device, or None for what MindSpore chooses.
     """
 
     def __init__(self, target, emulate, limit):

@@ -56,10 +56,19 @@ class LoadsInPlace(nn.Cell):
         parameters = self._loaded_parts.of(own, parameters)
         _check_shapes(owner, own, parameters)
         self._begun_cycles.check(own, parameters)
-        names = _load_in_place(owner, own, {**self._copies_in(parameters), **parameters}, strict)
+        parameters = {**self._copies_in(parameters), **parameters}
+        missing = [name for name in own if name not in parameters]
+        unexpected = [name for name in parameters if name not in own]
+        if strict and (missing or unexpected):
+            raise RuntimeError(
+                f"For '{owner}.load_state_dict', 'parameters' must hold what the cell has, but {_listed(missing)} "
+                f"missing and {_listed(unexpected)} unexpected. Construct the cell with the same arguments as the one "
+                f"that was saved, or pass strict=False to load what fits. Nothing was loaded."
+            )
+        write_in_place([(parameter, parameters[name]) for name, parameter in own.items() if name in parameters])
         if self.each_decides:
             self.turns.forget_losses()
-        return names
+        return missing, unexpected
 
     def _copies_in(self, parameters):
         """The copies of forward state, which a checkpoint of a version that copied less does not have."""
@@ -137,23 +146,6 @@ def _check_shapes(owner, own, parameters):
                 f"For '{owner}.load_state_dict', {name!r} must have the shape {tuple(own[name].shape)}, but got "
                 f"{tuple(value.shape)}. Nothing was loaded."
             )
-
-
-def _load_in_place(owner, own, parameters, strict):
-    """
-    Writes `parameters`, which were checked, into those of `own` that have the same names; see
-    `LoadsInPlace.load_state_dict`.
-    """
-    missing = [name for name in own if name not in parameters]
-    unexpected = [name for name in parameters if name not in own]
-    if strict and (missing or unexpected):
-        raise RuntimeError(
-            f"For '{owner}.load_state_dict', 'parameters' must hold what the cell has, but {_listed(missing)} missing "
-            f"and {_listed(unexpected)} unexpected. Construct the cell with the same arguments as the one that was "
-            f"saved, or pass strict=False to load what fits. Nothing was loaded."
-        )
-    write_in_place([(parameter, parameters[name]) for name, parameter in own.items() if name in parameters])
-    return missing, unexpected
 
 
 def _listed(names):

@@ -254,7 +254,7 @@ FAULTS = {
         {**b, "shard.layout": b["shard.layout"][:30]},
     ],
     "checkpoints[1] (part.ckpt) can't be read": lambda a, b, other: [a, "part.ckpt"],
-    "checkpoints[1] (nothing.ckpt) can't be read": lambda a, b, other: [a, "nothing.ckpt"],
+    "correct. Check the file name, or save it again. Nothing was merged.": lambda a, b, other: [a, "nothing.ckpt"],
 }
 
 
@@ -354,9 +354,16 @@ def test_what_can_not_be_split_is_refused():
         assert words in str(error.value)
     with pytest.raises(ValueError, match="grad_centralization=True"):
         ShardedOptimizer([{"params": weights, "grad_centralization": True}], nn.Adam)
-    with pytest.raises(ValueError, match="must not be empty"):
-        ShardedOptimizer([], nn.Adam)
+    for parameters in ([], [{"params": []}], [{"lr": 0.1}]):
+        with pytest.raises(ValueError, match="must not be empty"):
+            ShardedOptimizer(parameters, nn.Adam)
     for arguments in ((weights, nn.Adam(weights)), (weights, 3), ([3], nn.Adam), (weights, lambda shards: 3)):
         with pytest.raises(TypeError, match="ShardedOptimizer"):
             ShardedOptimizer(*arguments)
+    for parameters in (None, network, weights[0], {"params": weights}):
+        with pytest.raises(TypeError, match=r"'parameters' must be a list .*but got .*Pass network\.trainable_params"):
+            ShardedOptimizer(parameters, nn.Adam)
+    for parameters in (None, network.get_parameters()):
+        with pytest.raises(TypeError, match="'params' of a group must be a list of Parameters, but got"):
+            ShardedOptimizer([{"params": parameters}], nn.Adam)
     assert isinstance(ShardedOptimizer(weights, lambda shards: optim.NAdam(shards)).optimizer, optim.NAdam)

@@ -56,7 +56,7 @@ class AlternatingTrainOneStepCell(TrainingCell[Output]):
         clip_value (Union[float, list], optional): Likewise. Default: ``None`` .
         ema_decay (Union[float, list], optional): Likewise. Default: ``None`` .
         has_aux (Union[bool, list[bool]]): Whether each network returns `(loss, *aux)`, or a list with one entry for
-            each. Do not use it together with `every`. Default: ``False`` .
+            each. A network with aux takes part in every call. Default: ``False`` .
         forward_state (Union[list[Parameter], tuple[Parameter]]): As for :class:`ScaledTrainOneStepCell`.
             Default: ``()`` .
         gradient_transforms (Union[list, tuple]): As for :class:`ScaledTrainOneStepCell`: Cells that are applied to the
@@ -200,6 +200,7 @@ class AlternatingTrainOneStepCell(TrainingCell[Output]):
             network_inputs=network_inputs,
             turns=Turns(count, settings[0].gradient_accumulation_steps),
         )
+        self._have_aux = tuple(any(its.has_aux) for its in settings)
         if every is not None:
             self.set_every(every)
 
@@ -231,12 +232,14 @@ class AlternatingTrainOneStepCell(TrainingCell[Output]):
         losses, overflows, loss_scales, auxes = (), (), (), ()
         for i, step in enumerate(self.steps):
             its_inputs = inputs_of(self._owner, i, self.network_inputs, inputs)
-            if self._has_aux:
+            aux = None
+            if self._have_aux[i]:
                 output = step(*its_inputs)
                 loss, overflow, loss_scale = self._values(output)
-                auxes += (or_none(output[1][0]),)
+                aux = or_none(output[1][0])
             else:
                 loss, overflow, loss_scale = self._step_in_turn(take_part[i], last_losses[i], step, its_inputs)
+            auxes += (aux,)
             losses, overflows, loss_scales = losses + (loss,), overflows + (overflow,), loss_scales + (loss_scale,)
             # The next network's forward comes after all that this one's update did.
             inputs = ops.depend(inputs, overflow)
@@ -272,8 +275,8 @@ class AlternatingTrainOneStepCell(TrainingCell[Output]):
 
         Raises:
             TypeError: If `every` is not a list or tuple of integers.
-            ValueError: If it does not have one entry for each network, an entry is below 1, or the cell has aux, which
-                a network that does not take part could not return.
+            ValueError: If it does not have one entry for each network, an entry is below 1, or that of a network with
+                aux is not 1: in a call without it there would be no aux to return.
         """
         owner = type(self).__name__
         if not isinstance(every, (list, tuple)):
@@ -282,9 +285,11 @@ class AlternatingTrainOneStepCell(TrainingCell[Output]):
             check_positive_int(owner, f"every[{i}]", k)
             for i, k in enumerate(one_each(owner, "every", every, len(self.steps)))
         ]
-        if self._has_aux and set(every) != {1}:
-            raise ValueError(
-                f"For '{owner}', the argument 'every' must be None or all 1 with has_aux=True, since a network that "
-                f"does not take part has no aux to return, but got {every}."
-            )
+        for i, (k, has_aux) in enumerate(zip(every, self._have_aux)):
+            if has_aux and k != 1:
+                raise ValueError(
+                    f"For '{owner}', the argument 'every' must be 1 for a network with aux, since one that does not "
+                    f"take part has none to return, but got {k} for network {i}. has_aux may be a list with one entry "
+                    f"for each network."
+                )
         ops.assign(self.turns.every, Tensor(every, mstype.int32))

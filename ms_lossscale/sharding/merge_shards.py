@@ -92,7 +92,8 @@ class _Part:
             try:
                 checkpoint = mindspore.load_checkpoint(os.fspath(checkpoint))
             except (ValueError, RuntimeError, OSError, TypeError) as error:
-                self.fail(f"can't be read: {str(error).splitlines()[0]}", "Save it again.", error)
+                reason = str(error).splitlines()[0].rstrip(".")
+                self.fail(f"can't be read: {reason}", "Check the file name, or save it again.", error)
         if not isinstance(checkpoint, Mapping) or not all(isinstance(each, Tensor) for each in checkpoint.values()):
             raise TypeError(
                 f"For '{_OWNER}', {self.name} must be a file name, or a dict from names to Parameters, but got "

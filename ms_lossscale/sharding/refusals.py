@@ -1,8 +1,9 @@
 """What can't be split over ranks: optimizers that look at whole weights, and what is no list of weights."""
 
 import re
+from collections.abc import Iterable
 
-from mindspore import Parameter
+from mindspore import Parameter, Tensor
 
 from ms_lossscale._arguments import check_cell, describe, listed
 
@@ -11,12 +12,21 @@ _WHOLE = re.compile("_?(lamb(?!da)|lars|thor|adafactor|adasum|came|novograd|muon
 _SHOWN = 5
 
 
+_CURE = "Pass network.trainable_params(), or a list of dicts with 'params', all of one form."
+
+
+def as_list(owner, parameters):
+    """The list of what is passed as `parameters`; raises a TypeError if it is none, one Parameter say."""
+    if isinstance(parameters, (Tensor, str, dict)) or not isinstance(parameters, Iterable):
+        raise TypeError(
+            f"For '{owner}', the argument 'parameters' must be a list of Parameters or of groups of them, but got "
+            f"{describe(parameters)}. {_CURE}"
+        )
+    return list(parameters)
+
+
 def check_groups(owner, parameters):
     """Raises unless these are Parameters, or groups of them that can be split. Returns the Parameters."""
-    if not parameters:
-        raise ValueError(
-            f"For '{owner}', the argument 'parameters' must not be empty. Pass network.trainable_params()."
-        )
     if not all(isinstance(each, dict) for each in parameters):
         return _checked(owner, parameters, "'parameters'")
     weights = []
@@ -29,16 +39,21 @@ def check_groups(owner, parameters):
         if "params" in group:
             its = group["params"]
             weights += _checked(owner, [its] if isinstance(its, Parameter) else its, "'params' of a group")
+    if not weights:
+        raise ValueError(
+            f"For '{owner}', the argument 'parameters' must not be empty, but holds no Parameters: "
+            f"{describe(parameters)}. {_CURE}"
+        )
     return weights
 
 
 def _checked(owner, parameters, what):
+    # Gone through more than once.
+    if not isinstance(parameters, (list, tuple)):
+        raise TypeError(f"For '{owner}', {what} must be a list of Parameters, but got {describe(parameters)}. {_CURE}")
     for each in parameters:
         if not isinstance(each, Parameter):
-            raise TypeError(
-                f"For '{owner}', {what} must hold Parameters, but got {describe(each)}. Pass "
-                f"network.trainable_params(), or a list of dicts with 'params', all of one form."
-            )
+            raise TypeError(f"For '{owner}', {what} must hold Parameters, but got {describe(each)}. {_CURE}")
     return list(parameters)
 
 

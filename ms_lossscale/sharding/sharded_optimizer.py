@@ -10,7 +10,7 @@ from mindspore.communication import GlobalComm, get_group_size, get_rank
 from ms_lossscale._arguments import describe
 from ms_lossscale._mindspore import unlisted_state
 from ms_lossscale.sharding.layout import LAYOUT, SHARD, Layout, part_of, values_of
-from ms_lossscale.sharding.refusals import check_groups, check_needs_no_whole_weight
+from ms_lossscale.sharding.refusals import as_list, check_groups, check_needs_no_whole_weight
 from ms_lossscale.sharding.shards import Shards
 from ms_lossscale.sharding.states import find_states
 
@@ -87,7 +87,7 @@ class ShardedOptimizer(nn.Cell):
                 f"For '{_OWNER}', the argument 'optimizer' must be a function that returns an optimizer of the shards "
                 f"that it gets, but got {describe(optimizer)}. Pass lambda shards: nn.Adam(shards), say."
             )
-        parameters = list(parameters)
+        parameters = as_list(_OWNER, parameters)
         weights = check_groups(_OWNER, parameters)
         self.rank, self.ranks = _place()
         self.is_split = self.ranks > 1

@@ -106,8 +106,16 @@ def state_of(transforms, networks):
 
 
 def prefix_own_states(of_each, networks):
-    """Gives the state of transforms that only one of several networks has names of its own."""
+    """
+    Gives the state of transforms names of their own: that of a later one with a name that is taken in its list, and
+    that of those which only one of several networks has.
+    """
     for i, transforms in enumerate(of_each):
+        taken = {}
+        for j, transform in enumerate(transforms):
+            its_state = state_of([transform], networks)
+            if any(taken.setdefault(each.name, each) is not each for each in its_state):
+                add_prefix(f"transform_{j}.", its_state)
         of_others = set(itertools.chain(*of_each[:i], *of_each[i + 1 :]))
         if len(of_each) > 1:
             own = [transform for transform in transforms if transform not in of_others]

@@ -208,10 +208,10 @@ class TestAlternatingOnly:
     def test_aux_of_a_network_that_does_not_take_part(self):
         networks = pair()
         losses = [WithAux(network) for network in networks]
-        with pytest.raises(ValueError, match="'every' must be 1 for a network with aux.*got 2 for network 1"):
+        with pytest.raises(ValueError, match=r"'every' must be 1 for a network with aux.*got 2 for network 1"):
             AlternatingTrainOneStepCell(losses, sgd(networks), every=(1, 2), has_aux=True)
         cell = AlternatingTrainOneStepCell([losses[0], networks[1]], sgd(networks), every=(1, 1), has_aux=[True, False])
-        with pytest.raises(ValueError, match="'every' must be 1 for a network with aux.*got 2 for network 0"):
+        with pytest.raises(ValueError, match=r"'every' must be 1 for a network with aux.*got 2 for network 0"):
             cell.set_every((2, 1))
 
     @pytest.mark.parametrize("length", [0, 1, 3])

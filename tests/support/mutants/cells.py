@@ -34,6 +34,13 @@ MUTANTS = [
         (_ALTERNATING, "test_configurations.py"),
     ),
     Mutant(
+        "where one network has aux, none waits for its turn",
+        "cells/alternating_train_one_step_cell.py",
+        "if self._have_aux[i]:",
+        "if self._has_aux:",
+        (_ALTERNATING,),
+    ),
+    Mutant(
         "it is always the first network's turn",
         "cells/alternating_train_one_step_cell.py",
         "take_part[i], last_losses[i]",

@@ -182,6 +182,13 @@ MUTANTS = [
         (_TRANSFORMS,),
     ),
     Mutant(
+        "two transforms of one class have one name",
+        "step/gradient_transforms.py",
+        'add_prefix(f"transform_{j}.", its_state)',
+        "pass",
+        (_TRANSFORMS,),
+    ),
+    Mutant(
         "a network's transforms get the gradients of the first",
         "step/gradient_transforms.py",
         "its_grads = self.packing.of_network(i, grads)",

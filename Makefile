@@ -47,6 +47,7 @@ pictures: $(VENV)/examples
 toolkits: .venv-toolkits/installed
 	@echo "Trains with mindcv, mindyolo and mindone: about 5 minutes on 2 CPU cores."
 	.venv-toolkits/bin/python examples/toolkits/mindcv_classifier.py
+	.venv-toolkits/bin/python examples/diagnosis/advise.py --networks mindcv-resnet18
 	.venv-toolkits/bin/python examples/toolkits/mindyolo_detector.py
 	.venv-toolkits/bin/python examples/toolkits/mindone_autoencoder.py
 	PATH="$(abspath .venv-toolkits/bin):$$PATH" msrun --worker_num=2 --local_worker_num=2 --join=True \

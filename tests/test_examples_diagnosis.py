@@ -1,5 +1,6 @@
 """The example of advise_float32, run as a user runs it."""
 
+import importlib.util
 import re
 
 import pytest
@@ -10,6 +11,7 @@ for package in ("mlxtend", "tabulate", "tqdm"):
 
 pytestmark = pytest.mark.long
 
+HAS_MINDCV = importlib.util.find_spec("mindcv") is not None
 SCRIPT = ROOT / "examples" / "diagnosis" / "advise.py"
 ENTRY = re.compile(r"(\d+\.\d) %, (\d+) of (\d+) skipped")
 
@@ -35,9 +37,20 @@ def test_help_and_refusal(tmp_path):
     assert "--batch-size 16 is more than the 15 training images" in result.stderr
 
 
-def test_float16_learns_as_float32_does_with_the_advice(tmp_path):
-    rows = run_rows(cwd=tmp_path)
-    assert set(rows) == {"transformer", "resnet"}
+@pytest.mark.skipif(HAS_MINDCV, reason="mindcv is there")
+def test_without_mindcv_its_resnet_is_refused(tmp_path):
+    result = run_python(SCRIPT, "--networks", "mindcv-resnet18", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "mindcv-resnet18 needs mindcv; `make toolkits` runs it" in result.stderr
+
+
+MINDCV = pytest.param("mindcv-resnet18", marks=pytest.mark.skipif(not HAS_MINDCV, reason="`make toolkits` has mindcv"))
+
+
+@pytest.mark.parametrize("network", ["transformer", "resnet", MINDCV])
+def test_float16_learns_as_float32_does_with_the_advice(tmp_path, network):
+    rows = run_rows("--networks", network, cwd=tmp_path)
+    assert set(rows) == {network}
     for float32, stuck, advised in rows.values():
         assert stuck[1] == stuck[2]
         assert stuck[0] < 20

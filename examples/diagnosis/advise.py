@@ -4,10 +4,13 @@ cells need float32, and trains them again with the lines that the advice prints.
 
     python examples/diagnosis/advise.py
 
+With `--networks mindcv-resnet18` it trains a ResNet-18 of mindcv, where mindcv is installed.
+
 Exits with 1 if an advice does not hold, or if training with it still skips most steps.
 """
 
 import argparse
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -26,12 +29,12 @@ from common.lenet5 import accuracy
 from common.options import MODES, positive_int, seed_int
 from common.output import markdown_table
 from mindspore import nn
-from overflowing import ResNet, Transformer
+from overflowing import ResNet, Transformer, mindcv_resnet18
 from tqdm import tqdm
 
 from ms_lossscale import DynamicLossScale, advise_float32, build_train_network
 
-NETWORKS = {"transformer": Transformer, "resnet": ResNet}
+NETWORKS = {"transformer": Transformer, "resnet": ResNet, "mindcv-resnet18": mindcv_resnet18}
 
 
 def make_parser():
@@ -40,7 +43,13 @@ def make_parser():
         "their cells need float32, and in float32 for comparison."
     )
     add = parser.add_argument
-    add("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS), help="which ones (default: all)")
+    add(
+        "--networks",
+        nargs="+",
+        choices=NETWORKS,
+        default=["transformer", "resnet"],
+        help="which ones; mindcv-resnet18 needs mindcv (default: transformer resnet)",
+    )
     add_data_argument(parser)
     add("--images", type=positive_int, default=640, metavar="N", help="digits to train with (default: %(default)s)")
     add("--epochs", type=positive_int, default=3, help="epochs of each training (default: %(default)s)")
@@ -92,6 +101,10 @@ def compare(name, args, digits):
 def main():
     parser = make_parser()
     args = parser.parse_args()
+    if "mindcv-resnet18" in args.networks and importlib.util.find_spec("mindcv") is None:
+        parser.error(
+            "argument --networks: mindcv-resnet18 needs mindcv; `make toolkits` runs it where that is installed"
+        )
     mindspore.set_context(mode=MODES[args.mode])
     mindspore.set_device("CPU")
     try:

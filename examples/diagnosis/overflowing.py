@@ -1,4 +1,4 @@
-"""A transformer and a ResNet that read digits, of MindSpore's layers, and what makes each overflow in float16."""
+"""A transformer and two ResNets that read digits, and what makes each overflow in float16."""
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
@@ -6,6 +6,7 @@ from mindspore import dtype as mstype
 
 CLASSES = 10
 _SIZE = 28
+_LARGE = 2.0**18
 
 
 class MaskedSoftmax(nn.Cell):
@@ -82,13 +83,17 @@ class Bottleneck(nn.Cell):
         return self.relu(self.bn3(self.conv3(y)) + self.shortcut(x))
 
 
+def _enlarge(weight):
+    weight.set_data(weight * _LARGE)
+
+
 class ResNet(nn.Cell):
     """
     Of bottleneck blocks; ResNet-50 has (3, 4, 6, 3). The weights of one convolution are very large: BatchNorm divides
     by as much afterwards, and float32 learns all the same.
     """
 
-    def __init__(self, depths=(1, 1), channels=8, factor=2.0**18):
+    def __init__(self, depths=(1, 1), channels=8):
         super().__init__()
         self.stem = nn.SequentialCell(nn.Conv2d(1, channels, 3, 2), nn.BatchNorm2d(channels), nn.ReLU())
         blocks, channels_in = [], channels
@@ -99,8 +104,16 @@ class ResNet(nn.Cell):
                 channels_in = 4 * its
         self.blocks = nn.SequentialCell(blocks)
         self.classes = nn.Dense(channels_in, CLASSES)
-        large = blocks[len(blocks) // 2].conv2.weight
-        large.set_data(large * factor)
+        _enlarge(blocks[len(blocks) // 2].conv2.weight)
 
     def construct(self, images):
         return self.classes(self.blocks(self.stem(images)).mean((2, 3)))
+
+
+def mindcv_resnet18():
+    """mindcv's ResNet-18 as it is, for images of one channel; the weights of one convolution are very large here, too."""
+    from mindcv.models import create_model
+
+    network = create_model("resnet18", num_classes=CLASSES, in_channels=1)
+    _enlarge(network.layer2[0].conv2.weight)
+    return network

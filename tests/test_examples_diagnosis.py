@@ -41,7 +41,7 @@ def test_help_and_refusal(tmp_path):
 def test_without_mindcv_its_resnet_is_refused(tmp_path):
     result = run_python(SCRIPT, "--networks", "mindcv-resnet18", cwd=tmp_path)
     assert result.returncode == 2
-    assert "mindcv-resnet18 needs mindcv; `make toolkits` runs it" in result.stderr
+    assert "mindcv-resnet18 needs mindcv; `make toolkits` installs it" in result.stderr
 
 
 MINDCV = pytest.param("mindcv-resnet18", marks=pytest.mark.skipif(not HAS_MINDCV, reason="`make toolkits` has mindcv"))

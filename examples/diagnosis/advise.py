@@ -102,9 +102,7 @@ def main():
     parser = make_parser()
     args = parser.parse_args()
     if "mindcv-resnet18" in args.networks and importlib.util.find_spec("mindcv") is None:
-        parser.error(
-            "argument --networks: mindcv-resnet18 needs mindcv; `make toolkits` runs it where that is installed"
-        )
+        parser.error("argument --networks: mindcv-resnet18 needs mindcv; `make toolkits` installs it and runs this")
     mindspore.set_context(mode=MODES[args.mode])
     mindspore.set_device("CPU")
     try:

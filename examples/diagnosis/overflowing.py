@@ -111,7 +111,7 @@ class ResNet(nn.Cell):
 
 
 def mindcv_resnet18():
-    """mindcv's ResNet-18 as it is, for images of one channel; the weights of one convolution are very large here, too."""
+    """mindcv's ResNet-18, unmodified, for images of one channel. The weights of one convolution are very large, too."""
     from mindcv.models import create_model
 
     network = create_model("resnet18", num_classes=CLASSES, in_channels=1)

@@ -65,6 +65,11 @@ class Uses:
         self.cell.flush()
 
 
+def of_which(one):
+    """The cells, of which the others wait for a release: all of them share what is compiled again."""
+    return [kind if kind == one else pytest.param(kind, marks=pytest.mark.release) for kind in CELLS]
+
+
 ORDERS = list(itertools.permutations(["eager", "jitted", "outer", "new_shape", "flush"]))
 SOME_ORDERS = [ORDERS[i] for i in range(0, len(ORDERS), 7)]
 
@@ -74,7 +79,7 @@ def test_the_orders_have_each_use_right_after_each_other_one():
     assert pairs == set(itertools.permutations(ORDERS[0], 2))
 
 
-@pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.parametrize("kind", of_which("alternating"))
 def test_in_every_order(mode, kind):
     # Cells that are compiled anew for each order would take an hour: one cell goes through all of them.
     used, expected = Uses(kind), Uses(kind)
@@ -99,7 +104,7 @@ def eager_state(mode, kind, begins_with_flush):
     return state(expected.cell)
 
 
-@pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.parametrize("kind", of_which("scaled"))
 @pytest.mark.parametrize("first", ["jitted", "outer", "flush"])
 def test_what_else_may_come_first(mode, kind, first):
     skip_with_older_mindspore("every order is compiled with MindSpore 2.7, too; which use comes first, with 2.10 only")

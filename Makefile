@@ -12,7 +12,7 @@ lenet: $(VENV)/examples
 	$(VENV)/bin/python examples/lenet/train.py
 
 gan: $(VENV)/examples
-	@echo "Trains a DCGAN: some minutes on 2 CPU cores. The bar shows how long it still takes."
+	@echo "Trains a DCGAN: about 5 minutes on 2 CPU cores. The bar shows how long it still takes."
 	$(VENV)/bin/python examples/gan/train.py
 
 # The same on two ranks.
@@ -26,7 +26,7 @@ gan-policies: $(VENV)/examples
 	$(VENV)/bin/python benchmarks/gan_policies.py
 
 compare: $(VENV)/examples
-	@echo "Trains LeNet-5 15 times: some minutes on 2 CPU cores. The bar shows how long it still takes."
+	@echo "Trains LeNet-5 15 times: about 3 minutes on 2 CPU cores. The bar shows how long it still takes."
 	$(VENV)/bin/python examples/lenet/compare.py
 
 advise: $(VENV)/examples

@@ -12,7 +12,7 @@ lenet: $(VENV)/examples
 	$(VENV)/bin/python examples/lenet/train.py
 
 gan: $(VENV)/examples
-	@echo "Trains a DCGAN: about 5 minutes on 2 CPU cores. The bar shows how long it still takes."
+	@echo "Trains a DCGAN: 5 to 7 minutes on 2 CPU cores. The bar shows how long it still takes."
 	$(VENV)/bin/python examples/gan/train.py
 
 # The same on two ranks.

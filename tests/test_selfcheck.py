@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 from conftest import MODES
@@ -174,7 +175,8 @@ def test_whatever_a_check_does_the_next_one_runs(names, tmp_path):
 def test_a_run_that_is_ended_has_told_what_it_found(to_all, sent, check, tmp_path):
     arguments = ["one-holds", "one-fails", check, "the-last", "--mode", "graph", "--json", "result.json"]
     output = tmp_path / "output.txt"
-    # A group of processes of its own, as a terminal's command has one. Ctrl-C goes to the whole group.
+    # A group of processes of its own, as a terminal's command has one. Ctrl-C goes to the whole group. A shell's command in
+    # the background ignores it, and so would what it starts.
     with (
         output.open("wb") as file,
         subprocess.Popen(
@@ -184,6 +186,7 @@ def test_a_run_that_is_ended_has_told_what_it_found(to_all, sent, check, tmp_pat
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         ) as process,
     ):
         wait_for(lambda: re.search(f"{check} +graph +$", output.read_text()))

@@ -175,8 +175,8 @@ def test_whatever_a_check_does_the_next_one_runs(names, tmp_path):
 def test_a_run_that_is_ended_has_told_what_it_found(to_all, sent, check, tmp_path):
     arguments = ["one-holds", "one-fails", check, "the-last", "--mode", "graph", "--json", "result.json"]
     output = tmp_path / "output.txt"
-    # A group of processes of its own, as a terminal's command has one. Ctrl-C goes to the whole group. A shell's command in
-    # the background ignores it, and so would what it starts.
+    # A group of processes of its own, as a terminal's command has one: Ctrl-C goes to all of it. It would be ignored if
+    # a shell ran the tests in the background.
     with (
         output.open("wb") as file,
         subprocess.Popen(

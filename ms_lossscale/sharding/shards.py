@@ -44,7 +44,9 @@ def _follow_dense(zeros, begin, length, padding, shard, weight):
 
 @_whole.register("Tensor", "Number", "Number", "Tensor")
 def _whole_dense(gathered, begin, length, weight):
-    whole = _slice(gathered, (0, begin), (gathered.shape[0], length)).reshape((-1,))
+    if length < gathered.shape[1]:
+        gathered = _slice(gathered, (0, begin), (gathered.shape[0], length))
+    whole = gathered.reshape((-1,))
     if whole.size != weight.size:
         whole = _slice(whole, (0,), (weight.size,))
     return ops.assign(weight, _to(whole, weight.dtype).reshape(weight.shape))

@@ -60,8 +60,8 @@ test: $(VENV)/installed
 
 # The tests of messages, files, pages and examples, which MindSpore's version does not change.
 ANY_VERSION = $(patsubst %,tests/test_%.py,arguments arguments_of_accumulation arguments_of_several_networks \
-	data_parallel_costs distribution examples_toolkits full_disk gan_policies \
-	gradient_report mutants package pictures site trace_step translations written_scale)
+	data_parallel_costs distribution examples_toolkits full_disk gan_policies gradient_report mutants package pictures site \
+	trace_step translations written_scale)
 
 # What .ci/run runs after `make test`: with the oldest MindSpore, too, the quick tests that depend on it, and the programs
 # of the pages.

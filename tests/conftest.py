@@ -13,7 +13,6 @@ from support.in_mode import in_mode
 # Modules without examples, of which one takes the place of the self-check's checks when it is imported.
 collect_ignore = ["support"]
 
-
 MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
 
 

@@ -254,7 +254,8 @@ FAULTS = {
         {**b, "shard.layout": b["shard.layout"][:30]},
     ],
     "checkpoints[1] (part.ckpt) can't be read": lambda a, b, other: [a, "part.ckpt"],
-    "correct. Check the file name, or save it again. Nothing was merged.": lambda a, b, other: [a, "nothing.ckpt"],
+    "checkpoints[1] (nothing.ckpt) can't be read": lambda a, b, other: [a, "nothing.ckpt"],
+    "Check the file name, or save it again. Nothing was merged.": lambda a, b, other: [a, "nothing.ckpt"],
 }
 
 

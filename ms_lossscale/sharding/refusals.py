@@ -10,8 +10,6 @@ from ms_lossscale._arguments import check_cell, describe, listed
 # Of MindSpore and of its toolkits: with norms, means or factors of a whole weight, or of all ranks' gradients.
 _WHOLE = re.compile("_?(lamb(?!da)|lars|thor|adafactor|adasum|came|novograd|muon|shampoo)", re.IGNORECASE)
 _SHOWN = 5
-
-
 _CURE = "Pass network.trainable_params(), or a list of dicts with 'params', all of one form."
 
 

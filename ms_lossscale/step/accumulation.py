@@ -1,4 +1,4 @@
-"""What an accumulation cycle has gathered: how many calls, the sum of their gradients, whether one overflowed."""
+"""The state of an accumulation cycle: the number of calls, the sum of their gradients, whether one overflowed."""
 
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
@@ -8,16 +8,16 @@ from mindspore.common.initializer import initializer
 from ms_lossscale import _gradients as gradients
 
 _SHIFT = 16
-# The most calls of a cycle that fit above the count; a longer cycle is shown by the sign alone.
+# The longest cycle whose number of calls fits above the count; a longer one is shown by the sign alone.
 _MOST_STEPS = 2**15 - 1
 
 
 class CycleCount(nn.Cell):
     """
-    Counts the calls of a cycle of `steps`. As long as one has begun, the number that is kept also holds `steps`, times
-    2**16, so that a checkpoint has it; between two cycles it is 0.
+    Counts the calls of a cycle of `steps` calls. Within a cycle, the Parameter also holds `steps`, times 2**16, so that
+    it is saved in checkpoints; between two cycles it is 0.
 
-    Checkpoints of 0.1 and 0.2 have the plain count. It is as good, and the next call mends it.
+    Checkpoints of 0.1 and 0.2 hold only the count. That works as well: the next call adds `steps`.
     """
 
     def __init__(self, steps: int, name: str) -> None:
@@ -28,23 +28,23 @@ class CycleCount(nn.Cell):
         self.value = Parameter(Tensor(0, mstype.int32), name=name, requires_grad=False)
 
     def is_first(self):
-        """Whether this call is the first of its cycle."""
+        """Returns whether this call is the first of its cycle."""
         return ops.equal(self.value, self._zero)
 
     def is_last(self):
-        """Whether this call is the last of its cycle."""
+        """Returns whether this call is the last of its cycle."""
         return self._next() >= self._full
 
     def calls(self):
-        """The calls of a cycle that has begun."""
+        """Returns the number of calls so far in a cycle that has begun."""
         return ops.bitwise_or(self.value, self._begun) - self._begun
 
     def count(self):
-        """Counts a call that is not its cycle's last."""
+        """Counts a call that is not the last of its cycle."""
         ops.assign(self.value, self._next())
 
     def count_or_reset(self, is_last):
-        """Counts a call that may be."""
+        """Counts a call, or ends the cycle if it is the last."""
         ops.assign(self.value, ops.select(is_last, self._zero, self._next()))
 
     def reset(self, after):
@@ -52,11 +52,11 @@ class CycleCount(nn.Cell):
         ops.assign(self.value, ops.depend(self._zero, after))
 
     def has_begun(self):
-        """Whether a cycle has begun, for the host."""
+        """Returns whether a cycle has begun, as a Python bool."""
         return bool(self.value.asnumpy() != 0)
 
     def is_plain(self):
-        """Whether a cycle has begun of which only the count was loaded, for the host."""
+        """Returns whether a cycle has begun and only its count was loaded, as a Python bool."""
         return 0 < int(self.value.asnumpy()) < 1 << _SHIFT
 
     def _next(self):
@@ -65,8 +65,8 @@ class CycleCount(nn.Cell):
 
 def other_steps(value, steps):
     """
-    How many calls the cycle takes, a str, as a kept number shows it; None if no cycle has begun, or if nothing says
-    that it takes others than `steps`.
+    Returns how many calls the cycle takes according to a loaded number, a str. Returns None if no cycle has begun, or
+    if nothing says that they are not `steps`.
     """
     if value == 0:
         return None
@@ -80,8 +80,8 @@ def other_steps(value, steps):
 
 class CycleState(nn.Cell):
     """
-    What a cycle of `steps` calls has gathered so far: the sum of their gradients, in a float32 buffer for each weight,
-    and whether one overflowed, of the shape of the loss scale: :math:`()`, or :math:`(N,)`.
+    Holds what a cycle of `steps` calls has added up: the sum of the gradients, in a float32 buffer for each weight, and
+    whether a call overflowed, in the shape of the loss scale, :math:`()` or :math:`(N,)`.
     """
 
     def __init__(self, steps: int, weights: ParameterTuple, prefix: str, scale_shape: tuple[int, ...]) -> None:
@@ -102,18 +102,18 @@ class CycleState(nn.Cell):
         )
 
     def add(self, grads, overflow):
-        """Adds the gradients of a call that is not its cycle's last."""
+        """Adds the gradients of a call that is not the last of its cycle."""
         gradients.assign_add(self.gradients, grads)
         ops.assign(self.overflow, overflow)
         self.count.count()
 
     def partial_mean(self):
-        """The mean over the calls that the cycle has really had. What was added had been divided by all of them."""
+        """Returns the mean over the calls so far: each was divided by the length of a whole cycle when it was added."""
         rest = self._steps / self.count.calls().astype(mstype.float32)
         return gradients.multiply(self.gradients, rest)
 
     def reset(self, after):
-        """Empties the cycle, once `after` has been computed. Not by a multiplication with 0, which keeps a NaN."""
+        """Empties the cycle once `after` is computed. A multiplication by 0 would keep a NaN."""
         gradients.assign_zeros(self.gradients, after)
         self.count.reset(after)
         ops.assign(self.overflow, ops.logical_and(self.overflow, gradients.never(ops.depend(self._zero, after))))

@@ -1,4 +1,4 @@
-"""How often the networks run in a call: once, or again at a lower scale as long as that can mend an overflow."""
+"""Runs the networks of a call: once, or again at a lower scale as long as that may help against an overflow."""
 
 from typing import Any, Optional, Union
 
@@ -20,8 +20,8 @@ from ms_lossscale.step.update import StepCounters
 
 class GradientCheck(Stage):
     """
-    Checks the gradients of one run of the networks. Gives a tuple of four: the gradients; what they are still to be
-    divided by; what shows an overflow besides them; whether an overflow was found.
+    Checks the gradients of one run of the networks. Returns the gradients, what they still have to be divided by, other
+    signs of an overflow, and whether an overflow was found.
     """
 
     forward_state: ForwardState
@@ -40,9 +40,9 @@ class GradientCheck(Stage):
 
 class AttemptCheck(Stage):
     """
-    Checks an attempt: whether it overflowed, and whether the next one may not.
+    Checks an attempt: whether it overflowed, and whether another attempt may succeed.
 
-    `unscaled_losses` are those that no scale takes part in, so that a lower one can't make them finite.
+    `unscaled_losses` are the losses that no scale takes part in, so that a lower one can't make them finite.
     """
 
     check: GradientCheck
@@ -58,14 +58,14 @@ class AttemptCheck(Stage):
         for i in self.unscaled_losses:
             hopeless = ops.logical_or(hopeless, ops.logical_not(gradients.finite((losses[i],))))
         if self.cycle_state is not None:
-            # A lost cycle.
+            # The cycle is lost already.
             hopeless = ops.logical_or(hopeless, of_any_network(self.cycle_state.overflow))
         again = ops.logical_and(can_mend, ops.logical_not(self.ranks.agree(hopeless)))
         return grads, divisor, overflow, again
 
 
 class CopyOfInputs(Stage):
-    """The same inputs in memory of their own, for networks that may write into what they are called with."""
+    """Copies the inputs, for networks that may write to them."""
 
     def construct(self, inputs):
         return of_each_tensor(gradients.copy, inputs)
@@ -74,11 +74,11 @@ class CopyOfInputs(Stage):
 class Attempts(Stage):
     """
     Runs the networks until they do not overflow, as long as a lower scale can help and retries are left. Inputs and
-    outputs as those of :class:`ForwardsAndBackwards`, one attempt.
+    outputs are those of :class:`ForwardsAndBackwards`, which is one attempt.
 
-    Between two attempts what the forward wrote is restored, and the update rule of the scale takes its step for an
-    overflow. If no attempt succeeds, the rule is restored to its state before the first: it sees one overflow, that of
-    the first. Of several scales only those whose gradients overflowed do so.
+    Between two attempts, what the forward wrote is restored, and the update rule of the scale takes its step for an
+    overflow. If no attempt succeeds, the rule returns to its state before the first one: the step counts as one
+    overflow, that of the first attempt. Of several scales, only those whose gradients overflowed move.
     """
 
     attempt: ForwardsAndBackwards
@@ -95,14 +95,14 @@ class Attempts(Stage):
         self._none, self._one = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
 
     def construct(self, scale, inputs, saved):
-        # The networks stand here twice, and in no method that is called twice: MindSpore fails to compile that.
+        # The call of the networks is written twice: MindSpore can't compile a method with it that is called twice.
         rule_state, scale_of_rule, used = gradients.copy(self.rule_state), scale, scale
         # Indexed rather than unpacked: graph mode warns about unused names.
         kept = self.keep(inputs)
         tried = self.attempt(scale, ops.depend(inputs, kept), saved)
         losses, auxes = tried[0], tried[1]
         grads, divisor, overflow, again = self.check(losses, tried[2][0], scale, saved)
-        # Flat through the loop, in which graph mode forgets the length of a tuple of equal tensors.
+        # One flat tuple in the loop, where graph mode forgets the length of a tuple of equal tensors.
         first, first_overflow = (losses, auxes, grads), overflow
         tensors, left = tensors_in(first), self._retries
         while ops.logical_and(again, left > self._none):
@@ -128,8 +128,8 @@ class Attempts(Stage):
 
 class Trial(Stage):
     """
-    Runs a batch forward and backward at the loss scale as it is, and gives whether an overflow was found: the first
-    half of a step, made of the same stages. Then the side effects of the forward are undone, and nothing was updated.
+    Runs a batch forward and backward at the present loss scale, and returns whether an overflow was found. It is the
+    first half of a step, made of the same stages. It undoes the side effects of the forward, and updates nothing.
     """
 
     scaling: Scaling

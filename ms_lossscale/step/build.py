@@ -38,18 +38,18 @@ def build_step(
     number=0,
 ):
     """
-    The step of N networks and N optimizers that share one overflow check and one conditional update.
+    Builds the step of N networks and N optimizers that share one overflow check and one conditional update.
 
     Args:
         owner (str): The name of the user's cell, for error messages.
         networks (tuple[Cell]): One loss cell for each optimizer, or one cell that returns a loss for each.
         optimizers (tuple[Cell]): The optimizers, checked.
         loss_scales (Union[LossScale, list[LossScale]]): One that the networks share, or a list with one for each.
-        settings (Settings): All else that was passed.
-        ranks (Alone): Who else takes part.
+        settings (Settings): All other settings.
+        ranks (Alone): The ranks that train together.
         network_inputs (Union[tuple, None]): Positions of the inputs that each network takes; None means all.
         may_return_tuple (bool): Whether a network may return its one loss as a tuple of one.
-        prefix (str): For the names of the Parameters that each of several steps has.
+        prefix (str): What the step's Parameter names begin with, if the cell has several steps.
         number (int): The first network's number in the cell, for error messages.
     """
     stages = _Stages(owner, networks, optimizers, loss_scales, settings, ranks, prefix)
@@ -76,7 +76,7 @@ def build_step(
 
 
 class _Stages:
-    """The stages of a step that others are made with, and how those are made. Args as of :func:`build_step`."""
+    """Holds the stages that other stages are made of, and makes those. Arguments as in :func:`build_step`."""
 
     def __init__(self, owner, networks, optimizers, loss_scales, settings, ranks, prefix):
         self._networks, self._settings, self.ranks = networks, settings, ranks
@@ -91,7 +91,7 @@ class _Stages:
         steps = settings.gradient_accumulation_steps
         self.cycle_state = CycleState(steps, all_weights, prefix, self.scale_shape) if steps > 1 else None
         self.forward_state = self._make_forward_state(owner, prefix)
-        # A user's own cells get the gradients as they are, and so do the operators that exchange them.
+        # A user's own cells get the gradients unpacked, and so do the operators that exchange them.
         transforms = settings.gradient_transforms
         packs = not ranks.exchanges and _is_library_cell(self.overflow_detector) and not any(transforms)
         self.packing = make_packing(self.weights, packs)
@@ -110,18 +110,18 @@ class _Stages:
         self.compiled = _compiler(optimizers, loss_scales, self.overflow_detector, settings)
 
     def make(self, stage, **parts):
-        """A stage of these parts, and of those of the step that have the names which it declares."""
+        """Makes a stage of these parts; the others that it declares are attributes of this object."""
         return stage(**{name: getattr(self, name) for name in stage.declared() if name not in parts}, **parts)
 
     def after_backward_and_attempts(self, decision, attempt):
-        """What follows the networks, and how often they run."""
+        """Makes the stage that follows the backward, and the one that runs the networks."""
         end_of_call = decision
         if self.cycle_state is not None:
             in_call = KnownOverflow() if self._settings.max_retries else self._found_in_call(Alone())
             end_of_call = self.make(Accumulation, decision=decision, found_in_call=in_call)
         if not self._settings.max_retries:
             return self.compiled(self.make(AfterBackward, end_of_call=end_of_call)), attempt
-        # In a cycle it is the sum of the calls that is measured.
+        # In a cycle, the sum is measured, not each call.
         check = self._check_of_call() if self.cycle_state else self._check(found_overflow=self._found_overflow())
         check = self.make(AttemptCheck, check=check, unscaled_losses=self._unscaled_losses())
         attempts = self.make(
@@ -134,7 +134,7 @@ class _Stages:
         return self.compiled(AfterAttempts(end_of_call=end_of_call)), attempts
 
     def decision(self):
-        """What ends a step. With retries the attempts do a part of it where each call is a step."""
+        """Makes the stage that ends a step. With retries but no accumulation, the attempts do a part of its work."""
         undo = self.make(Undo) if self._checks else None
         if self._settings.max_retries and self.cycle_state is None:
             known = {"complete": nn.Identity(), "clipping": self._no_clipping(), "found_overflow": KnownOverflow()}
@@ -142,7 +142,7 @@ class _Stages:
         return self.make(Decision, complete=self._complete(), found_overflow=self._found_overflow(), undo=undo)
 
     def trial(self, attempt):
-        """What asks whether a call would overflow, and measures nothing."""
+        """Makes the stage that tells whether a call would overflow. It does not measure norms."""
         scalings = [Scaling(loss_scale) for loss_scale in self.scaling.loss_scales]
         forward_state = self.forward_state.of_one_call()
         return Trial(
@@ -154,11 +154,11 @@ class _Stages:
         )
 
     def _keep(self):
-        """Copies the inputs, where they are run more than once."""
+        """Makes what copies the inputs if the networks may write to them, since they are run more than once."""
         return CopyOfInputs() if may_write_inputs(self._networks) else nn.Identity()
 
     def _check(self, **parts):
-        # In a cycle it is the sum of the calls that is reduced and transformed.
+        # In a cycle, the sum is reduced and transformed, not each call.
         complete = self._complete() if self.cycle_state is None else nn.Identity()
         return self.make(GradientCheck, complete=complete, **parts)
 
@@ -166,13 +166,13 @@ class _Stages:
         return self._check(clipping=self._no_clipping(), found_overflow=self._found_in_call(self.ranks), **parts)
 
     def _unscaled_losses(self):
-        # One network may return all losses, and one scale may be that of all.
+        # One network may return all losses, and they may share one scale.
         losses = zip(
             range(len(self.weights)), itertools.cycle(self._networks), itertools.cycle(self.scaling.loss_scales)
         )
         return tuple(i for i, network, loss_scale in losses if not holds_input_gradient((network,), loss_scale))
 
-    # A new one for each place: of one that stands in two, graph mode forgets how many gradients there are.
+    # Made anew for each place: if one cell is used in two places, graph mode forgets how many gradients there are.
 
     def _found_overflow(self):
         # Where nothing is checked there is nothing to agree on.
@@ -192,7 +192,7 @@ class _Stages:
         return Complete(stages=stages) if stages else nn.Identity()
 
     def _make_forward_state(self, owner, prefix):
-        # A transform runs before the overflow check, as the forward does: what it writes is restored alike.
+        # Like the forward, a transform runs before the overflow check, so what it writes is restored as well.
         transforms = tuple(dict.fromkeys(itertools.chain(*self._settings.gradient_transforms)))
         declared = (*self._settings.forward_state, *state_of(transforms, self._networks))
         return make_forward_state(
@@ -217,7 +217,7 @@ class _Stages:
         return OwnScaling(scalings) if self._has_own_scales else scalings[0]
 
     def _make_unscale(self):
-        # A cycle's sum, a detector, the other ranks and what comes before the check get gradients that are divided.
+        # A cycle's sum, a detector, the other ranks and the stages before the check need unscaled gradients.
         steps = self._settings.gradient_accumulation_steps
         if (
             self.clipping.unscales
@@ -231,7 +231,7 @@ class _Stages:
 
 
 def _check_loss_scales(owner, loss_scales, max_retries):
-    """Whether anything is checked, which all loss scales say alike."""
+    """Returns whether overflows are checked, which is the same for all loss scales. Raises if no retry could help."""
     for loss_scale in loss_scales:
         if max_retries and not (loss_scale.drop_overflow_update and loss_scale.backs_off):
             raise ValueError(
@@ -244,7 +244,7 @@ def _check_loss_scales(owner, loss_scales, max_retries):
 
 
 def _refuse_sparse(owner, networks):
-    """Where this operator is, graph mode does not know what any gradient is until it has compiled the whole step."""
+    """Raises if a network has SparseGatherV2: graph mode then knows no gradient's form until all is compiled."""
     for _, cell in itertools.chain(*(network.cells_and_names() for network in networks)):
         if any(isinstance(each, ops.SparseGatherV2) for each in vars(cell).values()):
             raise ValueError(
@@ -272,11 +272,8 @@ def _forward_backwards(owner, networks, weights, has_aux, may_return_tuple, numb
 
 def _compiler(optimizers, loss_scales, detector, settings):
     """
-    What makes one compiled graph of a cell in PyNative mode, where what follows the gradients is compiled, too, as
-    MindSpore's nn optimizers are.
-
-    But a user's own cell runs in Python there, as it is written, and so does an optimizer that reads its settings in
-    each step.
+    Returns the function that makes a cell one compiled graph in PyNative mode, as MindSpore's nn optimizers are there.
+    If a cell is the user's own, or an optimizer reads its settings in each step, they run in Python as they are.
     """
     optimizers = [updating(optimizer) for optimizer in optimizers]
     cells = (*optimizers, *loss_scales, detector, *itertools.chain(*settings.gradient_transforms))

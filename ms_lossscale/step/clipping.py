@@ -1,4 +1,4 @@
-"""Gradient clipping, and the global norm that it measures."""
+"""Gradient clipping, and the global norm for it."""
 
 import math
 from typing import Optional
@@ -11,8 +11,8 @@ from ms_lossscale._gradients import of_network
 from ms_lossscale.step.packing import Packing
 from ms_lossscale.step.stage import Clipping
 
-# Where the sum of squares lies outside these, squares have overflowed or been flushed to zero. Then it is taken of the
-# gradients times a power of two, which brings their squares back into float32's range and rounds nothing.
+# If the sum of squares lies outside these, squares have overflowed or been flushed to zero. It is then computed from
+# the gradients times a power of two, which brings their squares back into float32's range without rounding.
 _SMALLEST_SUM, _LARGEST_SUM = 2.0**-80, 2.0**126
 _ENLARGE, _REDUCE = 2.0**96, 2.0**-96
 _SMALLEST_NORMAL = 2.0**-126
@@ -24,11 +24,11 @@ def _tensor(value):
 
 class Clip(nn.Cell):
     """
-    How the gradients of one network are clipped: not at all. `norm` measures them before the check, when they may be
-    not finite.
+    Clips the gradients of one network: this base class not at all. `norm` measures them before the overflow check, when
+    they may not be finite.
     """
 
-    # Whether `construct` takes gradients that are not divided yet, by what the norm was given.
+    # Whether `construct` also unscales: it divides by the `divisor` that the norm was given.
     unscales = False
 
     def __init__(self, norm: Optional["GlobalNorm"] = None) -> None:
@@ -36,7 +36,7 @@ class Clip(nn.Cell):
         self.norm = norm
 
     def measure(self, grads, divisor):
-        """Measures the gradients times `divisor`. A tuple: whether they are finite, if there is a norm, else empty."""
+        """Measures the gradients, which come times `divisor`: returns whether they are finite, () without a norm."""
         return () if self.norm is None else (self.norm(grads, divisor),)
 
     def construct(self, grads):
@@ -44,7 +44,7 @@ class Clip(nn.Cell):
 
 
 class ClipByValue(Clip):
-    """Clips each element; `clip_value` is the largest absolute value."""
+    """Clips each element to an absolute value of at most `clip_value`."""
 
     def __init__(self, clip_value: float) -> None:
         super().__init__()
@@ -56,14 +56,14 @@ class ClipByValue(Clip):
 
 class GlobalNorm(nn.Cell):
     """
-    Measures the global norm of one network's gradients, which come times `divisor`. Gives whether it is finite, a bool
-    Tensor of shape :math:`()`.
+    Measures the global norm of one network's gradients, which come multiplied by `divisor`. Returns whether it is
+    finite, a bool Tensor of shape :math:`()`.
 
-    It is exact over the whole range of float32: it is finite whenever the gradients are, so it is the overflow check
-    too. What it stands for may exceed float32 itself; it is held as three Parameters, `root / power / scale`.
+    The measurement works over the whole range of float32. It is finite whenever the gradients are, so it serves as the
+    overflow check, too. The norm itself may exceed float32; it is held in three Parameters, as `root / power / scale`.
 
-    `own` says for each gradient whether it is that of a weight of which every rank has a part of its own. The norm is
-    then that of all ranks together.
+    `own` says for each gradient whether each rank has its own part of the weight. The norm is then that of all ranks
+    together.
     """
 
     def __init__(self, ranks, own, prefix):
@@ -100,19 +100,18 @@ class GlobalNorm(nn.Cell):
         return of_ranks + gradients.sum_of_squares_where(self._zero, self._shared, grads)
 
     def parts(self):
-        """The Parameters that hold the norm at the last check."""
+        """Returns the Parameters that hold the norm of the last check."""
         return self.root, self.power, self.scale
 
     @staticmethod
     def value_of(root, power, scale):
-        """Reads the norm from these, or from copies of them, a float."""
+        """Reads the norm, a float, from these Parameters or from copies of them."""
         return float(root.asnumpy()) / float(power.asnumpy()) / float(scale.asnumpy())
 
 
 class ClipByGlobalNorm(Clip):
     """
-    Clips by the global norm, as :func:`mindspore.ops.clip_by_global_norm` does, and divides by the scale in the same
-    multiplication.
+    Clips by the global norm like :func:`mindspore.ops.clip_by_global_norm`, and unscales in the same multiplication.
     """
 
     unscales = True
@@ -126,7 +125,7 @@ class ClipByGlobalNorm(Clip):
         ratio = self._bound / self.norm.root
         coefficient = ops.minimum(self._one / self.norm.scale, ratio * self.norm.power)
         if coefficient < self._smallest_normal:
-            # Too small for one multiply: float32 would flush the coefficient to zero, and all gradients with it.
+            # In two steps, since float32 would flush the coefficient to zero, and all gradients with it.
             grads = gradients.multiply(gradients.multiply(grads, self.norm.power), ratio)
         else:
             grads = gradients.multiply(grads, coefficient)
@@ -134,7 +133,7 @@ class ClipByGlobalNorm(Clip):
 
 
 class ClippingOfEach(Clipping):
-    """Each network's gradients are clipped, or measured, or not; `packing` tells which are whose."""
+    """Clips or measures each network's gradients according to its own setting. `packing` tells which are whose."""
 
     def __init__(self, clips: list[Clip], packing: Packing) -> None:
         super().__init__(len(clips))
@@ -160,7 +159,7 @@ class ClippingOfEach(Clipping):
 
 
 def make_clip(clip_norm, clip_value, weights, ranks, prefix):
-    """What the settings of one network ask for."""
+    """Returns the clipping that the settings of one network ask for."""
     if clip_value is not None:
         return ClipByValue(clip_value)
     if clip_norm is None:
@@ -170,7 +169,7 @@ def make_clip(clip_norm, clip_value, weights, ranks, prefix):
 
 
 def make_clipping(clips, packing):
-    """The clipping of a step, given that of each network."""
+    """Returns the clipping of a step, given that of each network."""
     if all(type(clip) is Clip and clip.norm is None for clip in clips):
         return Clipping(len(clips))
     return ClippingOfEach(clips, packing)

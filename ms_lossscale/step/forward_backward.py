@@ -29,18 +29,18 @@ from ms_lossscale.step.stage import Stage
 
 
 def _copy(aux):
-    """A network may return a Parameter or a view of one: what the user gets must not move with it."""
+    """Copies aux: a network may return a Parameter or a view of one, and what the user gets must not change with it."""
     return in_form(form_of(aux), of_each_tensor(gradients.copy, leaves_in(aux)))
 
 
 class ForwardBackward(nn.Cell):
     """
-    Runs a network forward and backward, once each, which returns one loss, of any shape, by which `weights` are
-    trained; with `has_aux` the tuple `(loss, *aux)`. Its number in the step and the owner, a training cell, are for
-    error messages; `may_return_tuple` allows a tuple of one loss.
+    Runs one network forward and backward. It returns one loss, of any shape, which trains `weights`; with `has_aux` it
+    returns the tuple `(loss, *aux)`. `may_return_tuple` allows a tuple of one loss. `owner`, the training cell's name,
+    and the network's number in the step are for error messages.
 
-    Gives a tuple of three: the tuple of the loss as the network gave it; the tuple of aux; the tuple of the gradients
-    of `sum(loss) * scale`.
+    Returns the tuple of the loss as the network gave it, the tuple of aux, and the tuple of the gradients of `sum(loss)
+    * scale`.
     """
 
     def __init__(self, network, weights, has_aux, owner, number=0, may_return_tuple=False):
@@ -51,11 +51,11 @@ class ForwardBackward(nn.Cell):
         self._number = number
         self._may_return_tuple = may_return_tuple
         self._owner = owner
-        # has_aux here: one forward gives the scaled loss to differentiate and, beside it, what the user gets back.
+        # With has_aux, one forward gives the scaled loss to differentiate and also what the user gets back.
         self._value_and_grad = ops.value_and_grad(self._scaled_loss, None, weights, has_aux=True)
 
     def losses(self):
-        """The network, the weights that its loss trains, and the loss's place in a tuple, None if there is no tuple."""
+        """Returns a list of the network, the weights that its loss trains, and the loss's place in a tuple, or None."""
         return [(self.network, tuple(self.weights), 0 if self.has_aux else None)]
 
     def _scaled_loss(self, scale, *inputs):
@@ -74,11 +74,11 @@ class ForwardBackward(nn.Cell):
 
 class SharedForwardBackward(nn.Cell):
     """
-    Runs a network that returns N losses, `(*losses, *aux)` with `has_aux`, forward once, and backward once for each
-    loss. `weights` holds those of each loss.
+    Runs a network with N losses: forward once, and backward once for each loss. It returns the losses as a tuple,
+    `(*losses, *aux)` with `has_aux`. `weights` has an entry for each loss.
 
-    Gives a tuple of three: the tuple of the losses' sums, float32; the tuple of aux; the flat tuple of the gradients,
-    of each `sum(loss) * scale` by its own weights.
+    Returns the tuple of the losses' sums, float32, the tuple of aux, and the flat tuple of the gradients of each
+    `sum(loss) * scale` with respect to its own weights.
     """
 
     def __init__(self, network, weights, has_aux, owner):
@@ -90,14 +90,14 @@ class SharedForwardBackward(nn.Cell):
         self.weights_of_each = weights
 
     def losses(self):
-        """For each loss the network, the weights that it trains, and its place in what the network returns."""
+        """Returns for each loss the network, the weights that it trains, and its place in what the network returns."""
         return [(self.network, tuple(weights), i) for i, weights in enumerate(self.weights_of_each)]
 
     def _losses_and_aux(self, *inputs):
-        """The sums of the losses, the leaves of aux, and its form: MindSpore differentiates neither dicts nor None."""
+        """Returns the losses' sums, aux's leaves, and its form: MindSpore differentiates neither dicts nor None."""
         output = self.network(*inputs)
         losses = check_losses(self._owner, self._losses, self.has_aux, output)
-        # At once: one by one, graph mode fails with two dicts of other names in aux.
+        # All at once: one by one, graph mode fails if aux has two dicts with different keys.
         results = gradients.sums(losses)
         if self.has_aux:
             aux = output[self._losses :]
@@ -122,7 +122,7 @@ class SharedForwardBackward(nn.Cell):
 
 class ForwardsAndBackwards(Stage):
     """
-    Runs all networks of a step once, one after the other, at the same weights, after an NPU's register was cleared.
+    Clears an NPU's register, then runs all networks of a step once, one after the other, with the same weights.
 
     Inputs:
         - **scale** (Tensor) - The loss scale, float32 of shape :math:`()`, or one for each network, :math:`(N,)`.
@@ -130,8 +130,8 @@ class ForwardsAndBackwards(Stage):
         - **saved** (tuple[Tensor]) - What the forward writes, as it was before.
 
     Outputs:
-        Tuple of four: the tuple of all losses; the tuple of each network's aux; what follows takes of the backward, the
-        flat tuple of all gradients, packed, and the scale; the scale that was used.
+        Tuple of four: the tuple of all losses; the tuple of each network's aux; a tuple of all gradients, packed, and
+        the scale, for the stages that follow; the scale that was used.
     """
 
     # The training cell's name, for error messages.
@@ -143,37 +143,37 @@ class ForwardsAndBackwards(Stage):
     packing: Packing
     scale_shape: tuple[int, ...]
     overflow_detector: OverflowDetector
-    # Of what the forward may write.
+    # Of the Parameters that the forward may write.
     memory: MemoryInUse
 
     def __call__(self, scale, inputs, saved):
-        # Not in graph mode, which knows `construct` only, and writes in place.
+        # Graph mode does not come here: it knows only `construct`, and writes in place.
         results = super().__call__(scale, inputs, saved)
         self.memory.put_back_within_a_step()
         return results
 
     def construct(self, scale, inputs, saved):
         inputs = self.overflow_detector.start(inputs)
-        # The backward starts from the scale, and need not wait for the forward where a layer is linear.
+        # The scale waits, too: the backward starts from it, and at a linear layer need not wait for the forward.
         its_scale = ops.depend(scale, inputs)
         losses, auxes, grads = (), (), ()
         for i, forward_backward in enumerate(self.forward_backwards):
             its_inputs = inputs_of(self.owner, i, self.network_inputs, inputs)
             its_losses, its_aux, its_grads = forward_backward(its_scale, *its_inputs)
             losses, auxes, grads = losses + its_losses, auxes + (its_aux,), grads + its_grads
-        # Losses and aux are copies: none may be taken after an optimizer has moved what it shows.
+        # Losses and aux are copies, and must be made before an optimizer changes what they show.
         grads = ops.depend(self.packing.pack(grads), (losses, tensors_in(auxes)))
         return losses, auxes, (grads, scale), scale
 
     def set_inputs_of_compiled(self, inputs):
-        """Informs a part that PyNative mode compiles by itself which dimensions of its inputs vary."""
+        """Tells the parts that PyNative mode compiles separately which dimensions of their inputs vary."""
         for i, forward_backward in enumerate(self.forward_backwards):
             if isinstance(forward_backward, SharedForwardBackward):
                 its_inputs = inputs_of(self.owner, i, self.network_inputs, inputs)
                 forward_backward.set_inputs(Tensor(shape=self.scale_shape, dtype=mstype.float32), *its_inputs)
 
     def losses(self):
-        """For each loss the network, the weights that it trains, and its place in what the network returns."""
+        """Returns for each loss the network, the weights that it trains, and its place in what the network returns."""
         return [loss for each in self.forward_backwards for loss in each.losses()]
 
 
@@ -195,7 +195,7 @@ def check_network_inputs(owner, network_inputs, networks):
 
 
 def inputs_of(owner, i, network_inputs, inputs):
-    """The inputs that network `i` of the cell `owner` takes."""
+    """Returns the inputs that network `i` of the cell `owner` takes."""
     if network_inputs is None:
         return inputs
     taken = ()

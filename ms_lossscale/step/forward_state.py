@@ -1,4 +1,4 @@
-"""What a training forward writes besides its result, and how a skipped step takes it back."""
+"""The side effects of a training forward, and how a skipped step undoes them."""
 
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, ops
@@ -13,13 +13,13 @@ from ms_lossscale.step.stage import ForwardState
 
 
 class CallForwardState(ForwardState):
-    """What a training forward writes, where each call is a step."""
+    """Holds what a training forward writes, if each call is a step."""
 
     def __init__(self, found: Found) -> None:
         super().__init__()
         self.parameters = ParameterTuple(found.parameters)
-        # Not attributes that MindSpore registers: what stands for a buffer, or has no place among the networks' cells,
-        # is in no checkpoint. Loading would part the one from its buffer, and the other's name need not be its own.
+        # Hidden from MindSpore, and so from checkpoints: loading would separate a Parameter from the buffer that it
+        # stands for, and a Parameter outside the networks' cells need not have a name of its own.
         others = [*found.unregistered, *(buffer.parameter for buffer in found.buffers)]
         object.__setattr__(self, "written", ParameterTuple([*found.parameters, *others]))
         self.names = found.names
@@ -41,8 +41,8 @@ class CallForwardState(ForwardState):
 
 class CycleForwardState(CallForwardState):
     """
-    The same where the calls of a cycle are one step: the first call copies, and the copies outlast the call, also if
-    training is stopped and resumed in between. `restores_calls`: a call is undone by itself, too.
+    Holds the same if the calls of a cycle are one step. The first call makes the copies, which are kept until the last
+    call, also if training stops and resumes in between. `restores_calls`: single calls are undone, too.
     """
 
     def __init__(self, found: Found, state: CycleState, prefix: str, restores_calls: bool) -> None:
@@ -73,7 +73,7 @@ class CycleForwardState(CallForwardState):
 
 
 def _not_copied(parameter):
-    """What a copy holds that neither a cycle nor a checkpoint has given a value: an unlikely one."""
+    """Returns what a copy holds before a cycle or a checkpoint gives it a value: an unlikely one."""
     if not _can_be_marked(parameter):
         return ops.deepcopy(parameter)
     values = parameter.asnumpy()
@@ -81,7 +81,7 @@ def _not_copied(parameter):
 
 
 def copy_what_is_missing(forward_state):
-    """Within a cycle that was loaded from a checkpoint of a version which copied less."""
+    """Makes the missing copies in a cycle that was loaded from a checkpoint of a version which copied less."""
     pairs = zip(forward_state.copies, forward_state.written)
     pairs = [(copy, its) for copy, its in pairs if _can_be_marked(copy) and set(copy.asnumpy().tobytes()) == {*b"Z"}]
     write_in_place(pairs)
@@ -98,13 +98,13 @@ def _positions_of_floats(kinds):
 
 
 def _became_not_finite(before, after):
-    """Whether any element did: a tuple of one bool tensor, or empty where there are integers only."""
+    """Returns whether any element became infinite or NaN: a tuple of one bool tensor, empty if all are integers."""
     floats = _positions_of_floats(gradients.kinds(after))
     if not floats:
         return ()
     before, after = gradients.items(before, floats), gradients.items(after, floats)
     became = ops.logical_not(gradients.finite(after))
-    # Only then it matters what was not finite already: the bounds that an observer begins with, say.
+    # Only then does it matter what was not finite before, such as the bounds that an observer begins with.
     if became:
         became = gradients.became_not_finite(before, after)
     return (became,)
@@ -112,8 +112,8 @@ def _became_not_finite(before, after):
 
 def make_forward_state(owner, networks, declared, undoes, cycle_state, prefix, restores_calls):
     """
-    What a step undoes, if it ever `undoes`: what is found in the forward of the networks, and what is declared besides.
-    `cycle_state` is None where each call is a step.
+    Returns what a step undoes: what is found in the forward of the networks, and what is declared besides; nothing if
+    the step never `undoes`. `cycle_state` is None if each call is a step.
     """
     if not undoes:
         return ForwardState()

@@ -1,8 +1,8 @@
 """
-Whether an overflow was found: one answer over all gradients of all networks of a step, agreed across ranks.
+Finds whether a step overflowed: one answer over all gradients of all its networks, agreed on across ranks.
 
-Where each network has a loss scale of its own it is of shape (N,): whose gradients overflowed. What looks at the
-gradients is a subclass of FoundOverflow: the detector, each gradient, or the norms.
+If each network has its own loss scale, the answer is of shape (N,) and tells whose gradients overflowed. The subclasses
+of FoundOverflow ask a detector, or check each gradient, or the norms.
 """
 
 from typing import Union
@@ -19,25 +19,25 @@ from ms_lossscale.step.stage import Alone, Stage
 
 class FoundOverflow(Stage):
     """
-    Base class of what looks at gradients, and tells whether an overflow was found in them: `construct`.
+    Base class of the stages that find an overflow in gradients. A subclass defines `construct`.
 
     Inputs:
         - **grads** (tuple[Tensor]) - The gradients.
-        - **norms_finite** (tuple[Tensor]) - For each network with a norm whether it is finite.
-        - **others** (tuple[Tensor]) - What else shows an overflow, bools of shape :math:`()`.
-        - **known** (tuple[Tensor]) - What was found in this step before, as outputs of this kind.
+        - **norms_finite** (tuple[Tensor]) - For each network with a norm, whether it is finite.
+        - **others** (tuple[Tensor]) - Other signs of an overflow, bools of shape :math:`()`.
+        - **known** (tuple[Tensor]) - What was found earlier in this step, in the form of the first output.
 
     Outputs:
-        Tuple of two: whether an overflow was found; and a tuple of the flags of :class:`Packing` if they became known
-        with it, else empty.
+        Tuple of two: whether an overflow was found; and a tuple with the flags of :class:`Packing`, empty if
+        they were not computed.
     """
 
     ranks: Alone
-    # None where all networks share a loss scale, and whose gradients overflowed does not matter.
+    # None if all networks share a loss scale: then it does not matter whose gradients overflowed.
     whose: Union["WhoseGradients", "WhoseNorms", None]
 
     def agreed(self, found, grads, flags, others, known):
-        """The outputs, given what was found, a tuple of bools of shape ()."""
+        """Returns the outputs. `found` is what was found, a tuple of bools of shape ()."""
         overflow = any_of(found + others) if self.whose is None else self.whose(found, grads, flags, others)
         return self.ranks.agree(any_of((overflow,) + known)), flags
 
@@ -52,7 +52,7 @@ class FoundByDetector(FoundOverflow):
 
 
 class FoundInGradients(FoundOverflow):
-    """Looks at each gradient, in the place of :class:`FiniteGradients` on CPU."""
+    """Checks each gradient, as :class:`FiniteGradients` does on CPU."""
 
     packing: Packing
 
@@ -63,7 +63,7 @@ class FoundInGradients(FoundOverflow):
 
 
 class FoundByNorms(FoundOverflow):
-    """Looks at the norms of all networks, which are measured anyhow, and are finite whenever the gradients are."""
+    """Checks the norms of all networks: they are measured anyway, and finite if and only if the gradients are."""
 
     def construct(self, grads, norms_finite, others, known):
         found = ()
@@ -73,7 +73,7 @@ class FoundByNorms(FoundOverflow):
 
 
 class KnownOverflow(Stage):
-    """All is known that can be found. Inputs and outputs as those of :class:`FoundOverflow`."""
+    """Checks nothing: all overflows are known. Inputs and outputs are those of :class:`FoundOverflow`."""
 
     def construct(self, grads, norms_finite, others, known):
         return any_of(known), ()
@@ -81,8 +81,8 @@ class KnownOverflow(Stage):
 
 class WhoseGradients(nn.Cell):
     """
-    Of the networks of a step that overflowed those whose gradients are not finite. If all gradients are finite it is
-    all of them: something else showed the overflow. Gives a bool Tensor of shape :math:`(N,)`.
+    Tells whose gradients are not finite, in a step that overflowed: a bool Tensor of shape :math:`(N,)`. If all
+    gradients are finite, something else showed the overflow, and all networks count.
     """
 
     def __init__(self, packing: Packing) -> None:
@@ -105,7 +105,7 @@ class WhoseGradients(nn.Cell):
 
 
 class WhoseNorms(Stage):
-    """The same where it was found of each network by itself."""
+    """Tells the same if each network was checked separately."""
 
     def construct(self, found, grads, flags, others):
         overflowed = ops.stack(found)
@@ -118,7 +118,7 @@ def _or_all(overflowed, overflow):
 
 
 class OwnDetector(nn.Cell):
-    """A user's own overflow detector, which may answer in another shape or dtype, or not at all."""
+    """Calls a user's own overflow detector, whose answer may have another shape or dtype, or be missing."""
 
     def __init__(self, overflow_detector: OverflowDetector) -> None:
         super().__init__(auto_prefix=False)
@@ -148,7 +148,7 @@ class OwnDetector(nn.Cell):
 
 
 def make_found_overflow(overflow_detector, ranks, packing, tells_whose, norms_suffice):
-    """The cheapest that finds what the detector would; `tells_whose` where each network has its own loss scale."""
+    """Chooses the cheapest way to find what the detector would; `tells_whose` if each network has its own scale."""
     if asks_gradients_only(overflow_detector):
         if norms_suffice:
             return FoundByNorms(ranks=ranks, whose=WhoseNorms() if tells_whose else None)
@@ -165,5 +165,5 @@ def make_found_overflow(overflow_detector, ranks, packing, tells_whose, norms_su
 
 
 def asks_gradients_only(overflow_detector):
-    """Whether something else can stand in for it. A user's own is asked, also one derived from FiniteGradients."""
+    """Returns whether another check may replace it: never that of a user, even if it is a FiniteGradients."""
     return type(overflow_detector) is FiniteGradients

@@ -1,4 +1,4 @@
-"""What becomes of gradients before the overflow check: what the user's transforms do, and what float16 can't hold."""
+"""What happens to gradients before the overflow check: the user's transforms, and the overflows of casts to float16."""
 
 import itertools
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from ms_lossscale.step.stage import Stage
 
 
 class OwnTransform(nn.Cell):
-    """A user's transform of the gradients of one network, which may return something else than it should."""
+    """Calls a user's gradient transform for one network, and checks what it returns."""
 
     def __init__(self, owner: str, transform: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
@@ -46,7 +46,7 @@ def _check_forms(must, given, returned):
 
 
 class GradientTransforms(nn.Cell):
-    """The user's transforms of the gradients of all networks of a step, each network's in their order."""
+    """Applies the user's gradient transforms, those of each network in their order."""
 
     def __init__(self, owner: str, of_each: Sequence[Sequence[nn.Cell]], packing: Packing) -> None:
         super().__init__(auto_prefix=False)
@@ -66,8 +66,8 @@ class GradientTransforms(nn.Cell):
 
 class Float16Overflow(Stage):
     """
-    Makes infinite those gradients that the cast to their weight's float16 would: the optimizer's cast comes after the
-    overflow check.
+    Makes those gradients infinite that the optimizer's cast to their weight's float16 would make infinite, since that
+    cast comes after the overflow check.
     """
 
     become_float16: tuple[bool, ...]
@@ -77,7 +77,7 @@ class Float16Overflow(Stage):
 
 
 class Complete(Stage):
-    """All that happens to a step's gradients before the overflow check, in its order."""
+    """Does, in order, all that happens to a step's gradients before the overflow check."""
 
     stages: list[nn.Cell]
 
@@ -88,7 +88,7 @@ class Complete(Stage):
 
 
 def make_before_check(owner, gradient_transforms, packing, checks):
-    """A list of what comes between the ranks' exchange and the overflow check, if overflows are checked."""
+    """Returns a list of the stages between the ranks' exchange and the overflow check."""
     stages = []
     if any(gradient_transforms):
         stages.append(GradientTransforms(owner, gradient_transforms, packing))
@@ -99,7 +99,7 @@ def make_before_check(owner, gradient_transforms, packing, checks):
 
 
 def state_of(transforms, networks):
-    """The Parameters that transforms have, and the networks have not."""
+    """Returns the Parameters of transforms that do not belong to the networks."""
     of_networks = {id(parameter) for network in networks for parameter in network.get_parameters()}
     of_transforms = {id(parameter): parameter for transform in transforms for parameter in transform.get_parameters()}
     return [parameter for i, parameter in of_transforms.items() if i not in of_networks]
@@ -107,8 +107,8 @@ def state_of(transforms, networks):
 
 def prefix_own_states(of_each, networks):
     """
-    Gives the state of transforms names of their own: that of a later one with a name that is taken in its list, and
-    that of those which only one of several networks has.
+    Makes the names of the transforms' state unique. A prefix goes to each transform with a name that an earlier one in
+    its list has, and to each that only one of several networks has.
     """
     for i, transforms in enumerate(of_each):
         taken = {}

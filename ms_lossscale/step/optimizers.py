@@ -1,4 +1,4 @@
-"""The optimizers of a training cell: what is required of them, and the names of Parameters in a checkpoint."""
+"""The optimizers of a training cell: what is required of them, and the names of their Parameters in a checkpoint."""
 
 import inspect
 import itertools
@@ -16,7 +16,7 @@ from ms_lossscale.step.stage import Stage
 
 
 def network_prefix(i):
-    """What the names of what network `i` has of its own begin with, where several may have it."""
+    """Returns the prefix for the names of Parameters that each of several networks has."""
     return f"network_{i}."
 
 
@@ -41,12 +41,12 @@ def check_unique_names(owner, parameters):
 
 
 def _own_loss_scale(optimizer):
-    """The loss scale that an optimizer divides by itself, 1.0 if it does not."""
+    """Returns the loss scale that an optimizer divides by itself, 1.0 if it does not."""
     for _, cell in optimizer.cells_and_names():
         scale = float(getattr(cell, "loss_scale", 1.0))
         if scale != 1.0:
             return scale
-        # Some optimizers of other packages show their division here only.
+        # Some optimizers of other packages show only here that they divide.
         reciprocal = getattr(cell, "reciprocal_scale", 1.0)
         reciprocal = float(reciprocal.asnumpy() if isinstance(reciprocal, Tensor) else np.asarray(reciprocal))
         if reciprocal != 1.0:
@@ -55,7 +55,7 @@ def _own_loss_scale(optimizer):
 
 
 def check_optimizers(owner, optimizers, networks):
-    """Raises unless the cell can train the networks with the optimizers."""
+    """Raises unless the optimizers can train the networks."""
     check_unique_names(owner, (weight for optimizer in optimizers for weight in getattr(optimizer, "parameters", ())))
     owners = {}
     for optimizer in optimizers:
@@ -125,7 +125,7 @@ def _check_optimizer(owner, optimizer, networks):
 
 
 def _wants_besides_gradients(optimizer):
-    """The names of what the optimizer's `construct` requires beside the gradients."""
+    """Returns the names of the arguments that the optimizer's `construct` requires besides the gradients."""
     parameters = inspect.signature(optimizer.construct).parameters.values()
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     by_keyword = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
@@ -133,12 +133,12 @@ def _wants_besides_gradients(optimizer):
 
 
 def updating(optimizer):
-    """The optimizer that does the arithmetic: of a :class:`ShardedOptimizer` the one that updates the shards."""
+    """Returns the optimizer that computes the update: that of the shards for a :class:`ShardedOptimizer`."""
     return optimizer.optimizer if isinstance(optimizer, ShardedOptimizer) else optimizer
 
 
 def prefix_states(optimizers):
-    """Gives the states of several optimizers, whose names are always the same, names of their own."""
+    """Makes the names of several optimizers' states unique: MindSpore gives all the same ones."""
     if len(optimizers) > 1:
         for i, optimizer in enumerate(optimizers):
             weights = {id(weight) for weight in optimizer.parameters}
@@ -147,7 +147,7 @@ def prefix_states(optimizers):
 
 
 class Optimizers(nn.Cell):
-    """The optimizers of a step, or of a training cell, called with one flat tuple of the gradients for all of them."""
+    """Calls the optimizers of a step, or of a training cell, with one flat tuple of the gradients for all of them."""
 
     def __init__(self, optimizers):
         super().__init__(auto_prefix=False)
@@ -164,13 +164,13 @@ class Optimizers(nn.Cell):
 
     def construct(self, grads):
         grads = self.cast(grads)
-        # Returned, since MindSpore drops some optimizers (mint's Adam) from a method that returns nothing.
+        # Returned, since MindSpore drops some optimizers (mint's Adam) in a method that returns nothing.
         done = ()
         for i, optimizer in enumerate(self.optimizers):
             done += (optimizer(grads[self._slices[i][0] : self._slices[i][1]]),)
         return done
 
-    # Callbacks ask the `optimizer` of a training cell for these, and know one only: the first tells them.
+    # Callbacks read these from the `optimizer` of a training cell, and expect one: they get those of the first.
     @property
     def global_step(self):
         return self.optimizers[0].global_step
@@ -197,15 +197,15 @@ class Optimizers(nn.Cell):
 
     def shared_state(self):
         """
-        The small Parameters that have the same values on all ranks: those of one element beside the weights, unless
-        they are a rank's own.
+        Returns the small Parameters that must have the same values on all ranks: those of one element, without the
+        weights and without what each rank has its own part of.
         """
         weights = {id(weight) for weight in self.parameters}
         return [p for p in self.get_parameters() if p.size == 1 and not p.layerwise_parallel and id(p) not in weights]
 
 
 class CastLike(Stage):
-    """Optimizers want a gradient in the dtype of its weight."""
+    """Casts each gradient to the dtype of its weight, as optimizers require."""
 
     weights: ParameterTuple
 

@@ -1,4 +1,4 @@
-"""The flat tuple of a step's gradients, in which small ones of one shape are stacked: one operator works on many."""
+"""The flat tuple of a step's gradients. Small ones of one shape are stacked: then one operator works on many."""
 
 import bisect
 import itertools
@@ -12,34 +12,34 @@ from ms_lossscale import _gradients as gradients
 
 class Packing(nn.Cell):
     """
-    Leaves the gradients of the weights of each network one by one.
+    Keeps each gradient by itself.
 
-    `checks` says whether `check` is of use: not where small gradients could be stacked for it.
+    `checks` says whether to use `check`: not if small gradients could be stacked for it.
     """
 
     def __init__(self, weights, checks=True):
         super().__init__(auto_prefix=False)
         self.checks = checks
         self._parts = _parts(weights)
-        # For each of the flat tuple that of its weights.
+        # For each entry of the flat tuple, the dtype of its weights.
         self.dtypes = [weight.dtype for weight in itertools.chain(*weights)]
-        # For each gradient whether every element is finite, at little cost if all are.
+        # Returns for each gradient whether every element is finite. It costs little if all are.
         self.check = _check_of(itertools.chain(*weights))
 
     def pack(self, grads):
-        """The flat tuple of the gradients of all networks, as the stages up to the optimizers want it."""
+        """Returns the flat tuple of all networks' gradients, in the form that the stages up to the optimizers take."""
         return grads
 
     def unpack(self, packed):
-        """The gradients one by one again."""
+        """Returns the gradients one by one again."""
         return packed
 
     def of_network(self, i, packed):
-        """Those of network `i`."""
+        """Returns the part of network `i`."""
         return packed[self._parts[i][0] : self._parts[i][1]]
 
     def each_finite(self, packed):
-        """For each gradient whether every element is finite."""
+        """Returns for each gradient whether every element is finite."""
         return gradients.each_finite(packed)
 
     def by_weight(self, flags):
@@ -47,15 +47,15 @@ class Packing(nn.Cell):
         return flags
 
     def networks_of_flags(self):
-        """For each flag its network. For use in Python."""
+        """Returns for each flag its network. For use in Python."""
         return [i for i, (first, end) in enumerate(self._parts) for _ in range(first, end)]
 
 
 class Stacking(Packing):
     """
-    Stacks small gradients of one shape and dtype, those of each network by themselves.
+    Stacks the small gradients of one shape and dtype, separately for each network.
 
-    A flag of each gradient, bool of shape (N,), has those of single gradients first and those of stacks behind.
+    The flags for each gradient, bool of shape (N,), begin with those of single gradients; the stacks' follow.
     """
 
     def __init__(self, weights):
@@ -114,18 +114,18 @@ class Stacking(Packing):
 
 
 def make_packing(weights, packs):
-    """Stacks gradients, if it may and there are any to stack."""
+    """Returns what stacks gradients, if `packs` allows it and there are any to stack."""
     can_pack = any(groups for _, groups, _ in map(gradients.packing_of, weights))
     return Stacking(weights) if packs and can_pack else Packing(weights, checks=not can_pack)
 
 
 def _check_of(weights):
-    """How to check single gradients. A small one is looked through at the cost of a sum."""
+    """Returns what checks single gradients. Looking at each element of small ones costs no more than a sum."""
     small = all(gradients.is_small(weight.shape) for weight in weights)
     return gradients.each_finite if small else gradients.check_large
 
 
 def _parts(tuples):
-    """Where each tuple starts and ends in the flat tuple of all of them."""
+    """Returns where each tuple starts and ends in the flat tuple of all."""
     ends = list(itertools.accumulate(map(len, tuples)))
     return tuple(zip([0, *ends], ends))

@@ -1,4 +1,4 @@
-"""What the ranks of a parallel job do together within a step."""
+"""What the ranks of a parallel job exchange within a step."""
 
 from mindspore import Tensor, ops
 from mindspore import dtype as mstype
@@ -8,8 +8,8 @@ from ms_lossscale.step.stage import Alone
 
 class Ranks(Alone):
     """
-    The ranks of a parallel job, whatever its `parallel_mode`. `grad_reducer`, MindSpore's, sums or averages the
-    gradients over the ranks; in ``"semi_auto_parallel"`` and ``"auto_parallel"`` it does nothing: the backward does.
+    Connects the ranks of a parallel job, whatever its `parallel_mode`. MindSpore's `grad_reducer` sums or averages the
+    gradients over them; in ``"semi_auto_parallel"`` and ``"auto_parallel"`` the backward does so instead.
     """
 
     exchanges = True

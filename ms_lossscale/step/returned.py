@@ -1,6 +1,6 @@
 """
-What a network returned: what is trained and what is aux, or an error that says what it was. It may be tensors, numbers
-and None in tuples, lists and dicts of any depth.
+What a network returned: its losses and aux, or an error that says what it returned. That may be tensors, numbers and
+None in tuples, lists and dicts of any depth.
 """
 
 import ast
@@ -10,7 +10,7 @@ from mindspore import dtype as mstype
 
 
 def loss_of(owner, number, output, may_return_tuple):
-    """The loss that a network without aux returned, of any shape."""
+    """Returns the loss, of any shape, of a network without aux."""
     if may_return_tuple and isinstance(output, tuple) and len(output) == 1:
         output = output[0]
     if not isinstance(output, Tensor):
@@ -19,14 +19,14 @@ def loss_of(owner, number, output, may_return_tuple):
 
 
 def loss_and_aux_of(owner, number, output):
-    """The loss, of any shape, and the tuple of aux that a network returned."""
+    """Returns the loss, of any shape, and the tuple of aux."""
     if not isinstance(output, tuple) or len(output) == 0 or not isinstance(output[0], Tensor):
         _no_aux(owner, number, described(output))
     return output[0], output[1:]
 
 
 def check_losses(owner, losses, has_aux, output):
-    """The losses that one network returned for several optimizers; raises unless aux comes only with `has_aux`."""
+    """Returns the losses of a network for several optimizers. Raises unless there are so many; more needs `has_aux`."""
     check_no_image(owner, 0, output)
     fits = isinstance(output, tuple) and (len(output) == losses or (has_aux and len(output) > losses))
     if not fits:
@@ -34,12 +34,12 @@ def check_losses(owner, losses, has_aux, output):
     for loss in output[:losses]:
         if not isinstance(loss, Tensor):
             _not_the_losses(owner, losses, has_aux, described(output))
-    # To be used: graph mode warns of a call that is dropped since it gives nothing.
+    # Returned, since graph mode drops a call that returns nothing, and warns.
     return output[:losses]
 
 
 def check_no_image(owner, number, output):
-    """Raises if what comes first looks like an image, and a later one like its loss: the image would be trained."""
+    """Raises if an image seems to come before its loss, since the image would be trained."""
     if isinstance(output, (tuple, list)) and len(output) > 1 and isinstance(output[0], Tensor):
         later = ()
         for each in output[1:]:
@@ -51,8 +51,8 @@ def check_no_image(owner, number, output):
             _image_first(owner, number, described(output))
 
 
-# Functions of constants: graph mode runs them when it compiles, and hands on what they raise as it is. With
-# `set_inputs` it knows None in the place of a shape, or of a length, that varies.
+# Graph mode runs functions of constants when it compiles, and passes on the exceptions that they raise. With
+# `set_inputs`, a shape or a length that varies is None.
 
 
 def _looks_like_image_before_loss(first, later):
@@ -101,7 +101,7 @@ def _not_the_losses(owner, losses, has_aux, returned):
 
 
 def of_each_tensor(function, leaves):
-    """The same flat tuple, with `function` of each tensor in it."""
+    """Returns the same flat tuple, with each tensor in it replaced by `function` of it."""
     values = ()
     for leaf in leaves:
         values += (function(leaf) if isinstance(leaf, Tensor) else leaf,)
@@ -109,12 +109,12 @@ def of_each_tensor(function, leaves):
 
 
 def leaves_in(value):
-    """All in it that is no tuple, list, dict or None, in order, as one flat tuple."""
+    """Returns, in order, all that is not a tuple, list, dict or None, as one flat tuple."""
     if value is None:
         return ()
     leaves = ()
     if isinstance(value, dict):
-        # Of keys and values, here and below: with two dicts graph mode confuses what is taken from them by name.
+        # By keys and values, here and below: with two dicts, graph mode mixes up what is taken from them by name.
         leaves = leaves_in(tuple(value.values()))
     elif isinstance(value, (tuple, list)):
         for each in value:
@@ -125,7 +125,7 @@ def leaves_in(value):
 
 
 def tensors_in(value):
-    """The tensors in it, in order, as one flat tuple."""
+    """Returns the tensors in it, in order, as one flat tuple."""
     tensors = ()
     for leaf in leaves_in(value):
         if isinstance(leaf, Tensor):
@@ -134,7 +134,7 @@ def tensors_in(value):
 
 
 def with_tensors(value, tensors):
-    """The same form with other tensors in it."""
+    """Returns the value with other tensors in it."""
     leaves, i = (), 0
     for leaf in leaves_in(value):
         if isinstance(leaf, Tensor):
@@ -146,17 +146,17 @@ def with_tensors(value, tensors):
 
 
 def form_of(value):
-    """What is left of it without its leaves: a string, which graph mode hands on as the constant that it is."""
+    """Returns the form of a value without its leaves, as a string: graph mode keeps that as a constant."""
     return _as_text(_tokens(value))
 
 
 def in_form(form, leaves):
-    """The value of this form with these leaves."""
+    """Returns the value of this form with these leaves."""
     return _read(_parsed(form), 0, leaves, 0)[0]
 
 
 def described(value):
-    """The value with shapes in the place of its tensors, for a message."""
+    """Returns the value for a message, with shapes instead of its tensors."""
     leaves = ()
     for leaf in leaves_in(value):
         leaves += (("Tensor", leaf.shape) if isinstance(leaf, Tensor) else ("", leaf),)
@@ -178,7 +178,7 @@ def _tokens(value):
 
 
 def _read(tokens, at, leaves, i):
-    """The value that begins at a token, where the next one begins, and how many leaves are taken by then."""
+    """Returns the value that begins at a token, where the next one begins, and how many leaves are used by then."""
     kind = tokens[at]
     if kind == "None":
         return None, at + 1, i
@@ -208,10 +208,10 @@ def _parsed(text):
 
 class _DictOf(ops.Primitive):
     """
-    The dict of some names and as many values.
+    Makes a dict of names and as many values.
 
-    Graph mode's own operator, since a process that has compiled much fails at times to compile a loop over the names,
-    with "The pointer[input_i_value] is null".
+    It is graph mode's own operator: in a process that has compiled much, graph mode sometimes can't compile a loop over
+    the names, with "The pointer[input_i_value] is null".
     """
 
     def __init__(self):
@@ -225,7 +225,7 @@ _dict_of = _DictOf()
 
 
 class _Text:
-    """Stands for a tensor where a value is shown."""
+    """Stands for a tensor when a value is shown."""
 
     def __init__(self, text):
         self._text = text
@@ -236,7 +236,7 @@ class _Text:
 
 def _of_leaf(kind, value):
     if kind == "Tensor":
-        # With `set_inputs`, graph mode knows None in the place of the shape, or of a length.
+        # With `set_inputs`, a shape or a length that varies is None in graph mode.
         return _Text("Tensor of any shape" if value is None else f"Tensor of shape {value}")
     return value
 

@@ -1,4 +1,4 @@
-"""The loss scale within a step: read once, multiplied in and divided out, moved once by its update rule."""
+"""The loss scale within a step: it is read once, multiplied in, divided out, and updated once by its rule."""
 
 from typing import Optional
 
@@ -15,12 +15,12 @@ from ms_lossscale.step.stage import Stage
 
 
 def scaled(loss, scale):
-    """What is differentiated: float32 first, since a float16 loss times the scale may be infinite."""
+    """Returns what is differentiated, in float32: a float16 loss times the scale may be infinite."""
     return loss.astype(mstype.float32) * scale
 
 
 class Scaling(nn.Cell):
-    """The scale where each call is a step; `further` Parameters move with it and its update rule."""
+    """Handles the scale if each call is a step. The `further` Parameters belong to the state of its update rule."""
 
     def __init__(self, loss_scale: LossScale, *further: Parameter) -> None:
         super().__init__(auto_prefix=False)
@@ -29,24 +29,24 @@ class Scaling(nn.Cell):
         self.parameters = ParameterTuple([*loss_scale.get_parameters(), *further])
 
     def read(self):
-        """The scale of this step."""
+        """Returns the scale of this step."""
         return gradients.copy(self.loss_scale.scale_value)
 
     def adjust(self, scale, overflow):
-        """Moves the scale by its update rule, from the one that the step used."""
+        """Updates the scale by its rule, starting from the scale that the step used."""
         ops.assign(self.loss_scale.scale_value, self.loss_scale.advance(scale, overflow))
 
     def back_off(self, scale, overflow):
-        """Moves the scale by its update rule, for the next attempt of the same step."""
+        """Updates the scale by its rule for the next attempt of the same step."""
         self.adjust(scale, overflow)
 
     def can_mend(self, scale, overflow):
-        """Whether it overflowed, and its update rule can lower the scale."""
+        """Returns whether it overflowed and its update rule can lower the scale."""
         return ops.logical_and(overflow, self.loss_scale.can_back_off(scale))
 
 
 class CycleScaling(Scaling):
-    """The scale where the `steps` calls of a cycle are one step: they use the one that the first call found."""
+    """Handles the scale if the `steps` calls of a cycle are one step: all use the scale of the first call."""
 
     def __init__(self, loss_scale: LossScale, state: CycleState, steps: int, prefix: str) -> None:
         cycle_scale = Parameter(
@@ -54,10 +54,10 @@ class CycleScaling(Scaling):
         )
         super().__init__(loss_scale, cycle_scale)
         self.cycle_state = state
-        # Its sign is negative once the loss scale has been set by hand within the cycle.
+        # It is negative once the loss scale has been set by hand within the cycle.
         self.cycle_scale = cycle_scale
         self._no_scale = Tensor(0.0, mstype.float32)
-        # Of a larger scale, Unscale would multiply by a subnormal number: all gradients would be zero.
+        # With a larger scale, Unscale would multiply by a subnormal number, and all gradients would be zero.
         loss_scale.limit(steps)
         loss_scale.mark_when_set(self.cycle_scale)
 
@@ -67,18 +67,18 @@ class CycleScaling(Scaling):
         return self.of_cycle()
 
     def of_cycle(self):
-        """The scale of the cycle that has begun."""
+        """Returns the scale of the cycle that has begun."""
         return ops.abs(self.cycle_scale)
 
     def adjust(self, scale, overflow):
-        # What was set by hand within the cycle is for the next one, as it is.
+        # A scale set by hand within the cycle is used in the next one, unchanged.
         present = self.loss_scale.scale_value
         next_scale = self.loss_scale.advance(scale, overflow)
         is_set = ops.logical_or(self._is_set(), ops.not_equal(present, scale))
         ops.assign(present, ops.select(is_set, present, next_scale))
 
     def back_off(self, scale, overflow):
-        # The cycle goes on at the lower scale; it holds gradients that are unscaled.
+        # The cycle goes on at the lower scale: the gradients that it holds are unscaled.
         present, is_set = self.loss_scale.scale_value, self._is_set()
         is_next = ops.logical_or(is_set, ops.not_equal(present, scale))
         next_scale = self.loss_scale.advance(scale, overflow)
@@ -91,8 +91,8 @@ class CycleScaling(Scaling):
 
 class OwnScaling(Scaling):
     """
-    The scales where each network of a step has its own: what is one number above is here one for each network. In a
-    step that overflowed, the scales of the networks whose gradients did not overflow stand still.
+    Handles the scales if each network of a step has its own, so that each number above becomes one for each network. In
+    a step that overflowed, the scales of networks whose gradients did not overflow stay as they are.
     """
 
     def __init__(self, scalings: list[Scaling]) -> None:
@@ -124,7 +124,7 @@ class OwnScaling(Scaling):
             only_if(overflowed, scaling.back_off, of_network(i, scale), overflowed)
 
     def can_mend(self, scale, overflow):
-        # Not while one that can't go lower would overflow again.
+        # Not if one of them overflowed and can't be lowered: it would overflow again.
         can = ()
         for i, scaling in enumerate(self.scalings):
             can += (scaling.can_mend(of_network(i, scale), of_network(i, overflow)),)
@@ -134,10 +134,10 @@ class OwnScaling(Scaling):
 
 class Unscale(nn.Cell):
     """
-    Divides by the scale, in float32, and multiplies by the share that a call has in its step. Gives a tuple of the
-    gradients and of what they are still to be divided by.
+    Divides the gradients by the scale, in float32, and multiplies them by `share`, what a call counts in its step.
+    Returns the gradients, and what they still have to be divided by.
 
-    `packing` knows the gradients of each network, if each has a scale of its own.
+    `packing` tells which gradients are whose, if each network has its own scale.
     """
 
     def __init__(self, share: float, packing: Optional[Packing] = None) -> None:
@@ -155,7 +155,7 @@ class Unscale(nn.Cell):
 
 
 class UnscaleInClipping(Stage):
-    """Divides nothing: clipping will, in one multiplication."""
+    """Leaves the division to clipping, which does both in one multiplication."""
 
     def construct(self, grads, scale):
         return grads, scale

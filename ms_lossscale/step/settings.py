@@ -1,4 +1,4 @@
-"""What is passed to a training cell: checked here, and described here for the comparison of ranks."""
+"""The settings of a training cell: how they are checked, and described to be compared across ranks."""
 
 import dataclasses
 from typing import Optional
@@ -39,14 +39,14 @@ class Settings:
     max_retries: int
 
     def described(self):
-        """The settings by name, as values that JSON knows."""
+        """Returns the settings by name, as JSON values."""
         return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
 
 def check_settings(owner, networks, **keywords):
     """
-    Checks the keywords that all training cells have, those of :class:`Settings`. What may be a list has an entry for
-    each of so many networks, `gradient_transforms` has. Returns Settings, of a step that all networks share.
+    Checks the keywords that all training cells have, the fields of :class:`Settings`. What may be a list gets an entry
+    for each of the `networks`; `gradient_transforms` has them. Returns the Settings of a step that all networks share.
     """
     given = Settings(**keywords)
     has_aux, clip_norm, clip_value, ema_decay = (
@@ -78,7 +78,7 @@ def check_settings(owner, networks, **keywords):
 
 
 class CallOfMethod(nn.Cell):
-    """A method of a Cell that takes no inputs, as a Cell."""
+    """Makes a Cell of a Cell's method that takes no inputs."""
 
     def __init__(self, method):
         super().__init__(auto_prefix=False)
@@ -124,7 +124,7 @@ def _check_forward_state(owner, parameters):
 
 
 def transforms_of_each(owner, gradient_transforms, networks):
-    """For each network its transforms, given a list of them for each, or one that they share."""
+    """Returns the transforms of each network, given one list for all networks or a list of lists."""
     if not isinstance(gradient_transforms, (list, tuple)) or not any(
         isinstance(each, (list, tuple)) for each in gradient_transforms
     ):

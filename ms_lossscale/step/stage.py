@@ -1,6 +1,6 @@
 """
-What the stages of a step have in common, and those that do nothing: each shows what its kind is asked. What users ask
-for is derived from them, in files of its own.
+The base class of a step's stages, and the stages that do nothing. Each of those shows the methods of its kind; the ones
+that do something derive from it, in the files beside this one.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from ms_lossscale._memory_in_use import MemoryInUse
 
 
 class Stage(nn.Cell):
-    """A Cell with an attribute for each annotation of its class, passed by name; of a list it makes a CellList."""
+    """A Cell that takes its parts by name, one for each annotation of its class. It makes a CellList of a list."""
 
     def __init__(self, **parts: Any) -> None:
         super().__init__(auto_prefix=False)
@@ -25,13 +25,13 @@ class Stage(nn.Cell):
 
     @classmethod
     def declared(cls) -> list[str]:
-        """The names of what it is made of. In one order, since that of the Parameters follows it, on all ranks."""
+        """Returns the names of its parts, always in one order: that of the Parameters, the same on all ranks."""
         classes = (each for each in cls.__mro__[::-1] if issubclass(each, Stage))
         return [name for each in classes for name in vars(each).get("__annotations__", ())]
 
 
 class ForwardState(nn.Cell):
-    """The forward writes nothing, or nothing is ever undone."""
+    """Does nothing: the forward writes nothing, or nothing is ever undone."""
 
     names: Sequence[str] = ()
     written: Sequence[Parameter] = ()
@@ -42,15 +42,15 @@ class ForwardState(nn.Cell):
         super().__init__(auto_prefix=False)
 
     def of_one_call(self):
-        """The same for a call by itself, which is undone whatever becomes of its cycle."""
+        """Returns a ForwardState that saves and undoes single calls, whatever becomes of their cycle."""
         return self
 
     def save(self, inputs):
-        """Copies the state before the forward, which `inputs` are tied to. Returns the inputs and the copies."""
+        """Copies the state before the forward. Returns the inputs, which now wait for that, and the copies."""
         return inputs, ()
 
     def overflowed(self, saved):
-        """Whether the forward left something not finite that was finite: a tuple of one bool tensor, or empty."""
+        """Returns whether the forward made anything finite infinite or NaN: a tuple of one bool Tensor, or none."""
         return ()
 
     def restore_call(self, saved):
@@ -61,9 +61,9 @@ class ForwardState(nn.Cell):
 
 
 class Clipping(nn.Cell):
-    """How the gradients of all networks of a step are clipped: nothing is clipped or measured."""
+    """Clips and measures no gradients."""
 
-    # Whether `measure` finds an overflow of any network; and as for :class:`Clip`.
+    # Whether `measure` finds an overflow in any network, and whether `construct` unscales, as in :class:`Clip`.
     finds_overflow = unscales = False
 
     def __init__(self, networks: int) -> None:
@@ -71,23 +71,23 @@ class Clipping(nn.Cell):
         self._networks = networks
 
     def measure(self, grads, divisor):
-        """For each network that has a norm whether its gradients are finite, as a tuple."""
+        """Measures the norms. Returns, for each network with a norm, whether its gradients are finite, as a tuple."""
         return ()
 
     def construct(self, grads):
         return grads
 
     def measures(self):
-        """For each network what measures its global norm, or None."""
+        """Returns for each network what measures its global norm, or None."""
         return [None] * self._networks
 
     def norms(self):
-        """Reads for each network its global norm at the last check; None where nothing measures it."""
+        """Reads the global norm of each network at the last check, None where it is not measured."""
         return [measure and measure.value_of(*measure.parts()) for measure in self.measures()]
 
 
 class Alone(nn.Cell):
-    """One process: gradients, overflows and numbers are its own."""
+    """Stands for a process that trains alone, and exchanges nothing."""
 
     exchanges = False
 
@@ -95,13 +95,13 @@ class Alone(nn.Cell):
         super().__init__(auto_prefix=False)
 
     def agree(self, overflow):
-        """Whether any rank says so."""
+        """Returns whether any rank found an overflow."""
         return overflow
 
     def sum(self, number):
-        """The sum of a number over the ranks."""
+        """Returns the sum of a number over the ranks."""
         return number
 
     def own(self, weights):
-        """For each weight whether every rank has a part of its own of it, whose gradient is not reduced."""
+        """Returns, for each weight, whether each rank has its own part of it, so that its gradient is not reduced."""
         return (False,) * len(weights)

@@ -1,4 +1,4 @@
-"""One training step as a transaction: all of it happens, or nothing but the loss scale and the counters moves."""
+"""One training step as a transaction: either all of it happens, or only the loss scale and the counters change."""
 
 from typing import Any, Callable, Optional, Union
 
@@ -22,24 +22,24 @@ from ms_lossscale.step.update import Undo, Update
 
 class Step(Stage):
     """
-    The order of events: 1 to 3 in `construct`, 4 and 5 in that of AfterBackward, 6 to 9 in that of Decision, below.
-    The step is split in three because PyNative mode compiles from 4 on, and `flush()` enters at 6. With retries,
-    `attempts.py` repeats 1 to 4 and, where each call is a step, 6 and 7.
+    Runs the stages of a step in order: 1 to 3 in `construct`, 4 and 5 in AfterBackward, 6 to 9 in Decision. The step is
+    split in three because PyNative mode compiles from stage 4 on, and `flush()` enters at stage 6. With retries,
+    `attempts.py` repeats 1 to 4 and, without accumulation, also 6 and 7.
 
     1. Read the scale once. 2. Copy what the forward will write. 3. Clear an NPU's register; forward and backward.
     4. Unscale. 5. Accumulate; all calls but the last of a cycle end here. 6. Reduce across ranks, and transform. 7. One
     overflow check. 8. One update of the scale. 9. One branch: update, or undo.
 
-    What a training cell does without is left out or does nothing, and one network is the case N = 1 of several:
-    `build.py` chooses the stages. The stages of `construct` are given along with what they are made of themselves.
+    `build.py` leaves out the stages that a training cell does not need, or chooses ones that do nothing. One network is
+    the case N = 1 of several. Parts of the stages are attributes of the Step, too.
 
     Inputs:
         - **\\*inputs** - The inputs of the networks.
 
     Outputs:
         Tuple of four: the tuples of losses and of aux, whether the step overflowed, and the scale that was used, of
-        shape :math:`()`, or those of the networks, of shape :math:`(N,)`. Index the result rather than unpack it: graph
-        mode warns about unused names.
+        shape :math:`()`, or of shape :math:`(N,)` if each network has its own. Index the result rather than unpack it:
+        graph mode warns about unused names.
     """
 
     scaling: Scaling
@@ -70,36 +70,36 @@ class Step(Stage):
         return losses, auxes, overflow, scale
 
     def overflowed_loss_scales(self, overflowed):
-        """For each loss scale whether its gradients, of the weights of these names, overflowed in a skipped step."""
+        """Returns which scales' gradients overflowed, given the names of the weights; without names, all did."""
         if len(self.loss_scales) == 1 or not overflowed:
             return [True] * len(self.loss_scales)
         weights = (optimizer.parameters for optimizer in self.optimizers.optimizers)
         return [any(weight.name in overflowed for weight in its) for its in weights]
 
     def has_begun(self):
-        """Whether a cycle has begun."""
+        """Returns whether an accumulation cycle has begun."""
         return self.cycle_state is not None and self.cycle_state.count.has_begun()
 
     def flush(self):
-        """Ends a cycle that has begun. Returns whether it overflowed, a bool Tensor; None if none has begun."""
+        """Ends a cycle that has begun. Returns whether it overflowed, a bool Tensor, or None if none has begun."""
         return self.flush_cycle() if self.has_begun() else None
 
 
 class AfterBackward(Stage):
-    """What follows the gradients: in PyNative mode, too, one compiled graph, hence a cell of its own."""
+    """Does what follows the backward. It is a cell of its own to be compiled in PyNative mode, too."""
 
     forward_state: ForwardState
     unscale: Union[Unscale, UnscaleInClipping]
     end_of_call: Union["Decision", "Accumulation"]
 
     def construct(self, grads, scale, saved):
-        others = self.forward_state.overflowed(saved)  # 3. What the forward wrote may show what no gradient does.
+        others = self.forward_state.overflowed(saved)  # 3. An overflow may show only in what the forward wrote.
         grads, divisor = self.unscale(grads, scale)  # 4. Unscale in float32.
         return self.end_of_call(grads, divisor, scale, others, (), saved)  # 5. Accumulate; at the cycle's end, decide.
 
 
 class AfterAttempts(Stage):
-    """The same where the gradients of each attempt were unscaled and checked: what is left of it."""
+    """Replaces AfterBackward if there are retries: each attempt has already unscaled and checked its gradients."""
 
     end_of_call: Union["Decision", "Accumulation"]
 
@@ -108,7 +108,7 @@ class AfterAttempts(Stage):
 
 
 class Accumulation(Stage):
-    """The calls of a cycle are one step, at its last call. Inputs and outputs as :class:`Decision`."""
+    """Adds up a cycle's gradients, and makes one step at its last call. Inputs and outputs as :class:`Decision`."""
 
     cycle_state: CycleState
     decision: "Decision"
@@ -130,7 +130,7 @@ class Accumulation(Stage):
 
 
 class Flush(Stage):
-    """Ends a cycle before its last call: averages over the calls that it has really had, and updates or skips."""
+    """Ends a cycle before its last call: averages over the calls made so far, then updates or skips."""
 
     cycle_state: CycleState
     decision: "Decision"
@@ -144,7 +144,7 @@ class Flush(Stage):
         self.use_parameters = UseInOutermostGraph(list(self.get_parameters()))
 
     def construct(self):
-        # A register may have been raised by other work since the cycle's last call.
+        # Other work may have raised the register since the last call of the cycle.
         grads = self.packing.pack(self.overflow_detector.start(self.use_parameters(self.cycle_state.partial_mean())))
         scale = self.scaling.of_cycle()
         overflow = self.decision(grads, self._one, scale, (), (self.cycle_state.overflow,), ())
@@ -154,18 +154,18 @@ class Flush(Stage):
 
 class Decision(Stage):
     """
-    What ends a step: of a call, of an accumulation cycle, or of one that is flushed.
+    Ends a step, which is a call, an accumulation cycle or a cycle that is flushed: checks it, then updates or undoes.
 
     Inputs:
-        - **grads** (tuple[Tensor]) - The gradients of the step, times `divisor`.
-        - **divisor** (Tensor) - What they are still to be divided by: 1, or the scale.
+        - **grads** (tuple[Tensor]) - The gradients of the step, multiplied by `divisor`.
+        - **divisor** (Tensor) - What the gradients still have to be divided by: 1, or the scale.
         - **scale** (Tensor) - The loss scale of the step.
-        - **others** (tuple[Tensor]) - What shows an overflow besides the gradients, bools of shape :math:`()`.
-        - **known** (tuple[Tensor]) - Overflows of the step that were found before.
+        - **others** (tuple[Tensor]) - Other signs of an overflow than the gradients, bools of shape :math:`()`.
+        - **known** (tuple[Tensor]) - Whether an overflow was found earlier in the step.
         - **saved** (tuple[Tensor]) - What the forward wrote, as it was before.
 
     Outputs:
-        Tensor, whether the step overflowed, bool of shape :math:`()`, after all that the branch did.
+        Tensor, whether the step overflowed, bool of shape :math:`()`. It is available once the branch is done.
     """
 
     complete: nn.Cell

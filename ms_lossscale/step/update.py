@@ -1,4 +1,4 @@
-"""The two branches that a step can end in, and what they move besides weights: the averages and the counters."""
+"""The two branches that a step can end in, and what they change besides weights: the averages and the counters."""
 
 import contextlib
 
@@ -15,8 +15,8 @@ from ms_lossscale.step.stage import Clipping, ForwardState, Stage
 
 class MovingAverage(nn.Cell):
     """
-    The average `ema = decay * ema + (1 - decay) * weight` of one optimizer's weights, in float32, from the weights on
-    that the first applied update finds: loaded ones, say.
+    Computes `ema = decay * ema + (1 - decay) * weight` for one optimizer's weights, in float32. It starts from the
+    weights as they are at the first applied update, so also from loaded ones.
     """
 
     def __init__(self, decay, weights):
@@ -30,21 +30,21 @@ class MovingAverage(nn.Cell):
         self._rest = Tensor(1.0 - decay, mstype.float32)
 
     def begin(self):
-        """Takes the weights as they are."""
+        """Copies the present weights."""
         return gradients.assign(self.averages, gradients.cast_like(self.weights, self.averages))
 
     def construct(self):
-        """Moves the averages, once the weights have been updated."""
+        """Updates the averages, after the weights."""
         return gradients.average(self._decay, self._rest, self.averages, self.weights)
 
     def as_dict(self):
-        """The averaged Parameters, by the weights' names."""
+        """Returns the averages, Parameters, by the weights' names."""
         return {weight.name: average for weight, average in zip(self.weights, self.averages)}
 
 
 @contextlib.contextmanager
 def averages_in_place(moving_averages):
-    """A context in which the weights hold their averages. Puts the trained weights back, exactly, whatever happens."""
+    """A context in which the weights hold their averages. It always puts the trained weights back, exactly."""
     forget_failed_calls()
     pairs = [pair for average in moving_averages for pair in zip(average.weights, average.averages)]
     trained = [(weight, ops.deepcopy(weight)) for weight, _ in pairs]
@@ -57,8 +57,8 @@ def averages_in_place(moving_averages):
 
 class StepCounters(nn.Cell):
     """
-    Counts applied, skipped, and consecutively skipped steps, and retries if there are any, in int32 Parameters, and
-    remembers in a bool one which weights' gradients were not finite in the last step that was skipped.
+    Counts applied, skipped and consecutively skipped steps, and retries if there are any, in int32 Parameters. A bool
+    Parameter tells which weights' gradients were not finite in the last step that was skipped.
     """
 
     def __init__(self, weights, prefix, counts_retries):
@@ -80,7 +80,7 @@ class StepCounters(nn.Cell):
         return Parameter(Tensor(value), name=f"{prefix}step_counters.{name}", requires_grad=False)
 
     def none_applied(self):
-        """Whether no step was applied yet, bool of shape ()."""
+        """Returns whether no step has been applied yet, bool of shape ()."""
         return ops.equal(self.applied_steps, self._zero)
 
     def count_applied(self):
@@ -97,26 +97,26 @@ class StepCounters(nn.Cell):
         return self.skipped_steps
 
     def as_dict(self):
-        """The counts as ints, by name."""
+        """Returns the counts as ints, by name."""
         return {name: int(getattr(self, name).asnumpy()) for name in self._counts}
 
     def steps_made(self):
-        """The steps so far, skipped ones included."""
+        """Returns the number of steps so far, skipped ones included."""
         counts = self.as_dict()
         return counts["applied_steps"] + counts["skipped_steps"]
 
     def shared_state(self):
-        """The small Parameters that have the same values on all ranks."""
-        # Not which gradients overflowed: of weights that are a rank's own, each rank knows its own.
+        """Returns the small Parameters that must have the same values on all ranks."""
+        # Without `overflowed`, which differs for weights of which each rank has its own part.
         return [p for p in self.get_parameters() if p is not self.overflowed]
 
     def overflowed_parameters(self):
-        """The names of the weights whose gradients were not finite in the last step that was skipped."""
+        """Returns the names of the weights whose gradients were not finite in the last step that was skipped."""
         return [name for name, overflowed in zip(self._names, self.overflowed.asnumpy()) if overflowed]
 
 
 class Update(Stage):
-    """All that happens in a step that did not overflow. Returns a Tensor to wait for, as :class:`Undo` does."""
+    """Does all that happens in a step without overflow. Returns a Tensor to wait for, as :class:`Undo` does."""
 
     clipping: Clipping
     packing: Packing
@@ -138,8 +138,8 @@ class Update(Stage):
 
 class Undo(Stage):
     """
-    All that happens in a step that overflowed, given its gradients, which of them are finite, if the check found it
-    (`flags`, else empty), and what the forward wrote as it was before (`saved`).
+    Does all that happens in a step that overflowed. It takes the gradients, `flags` (which of them are finite, or an
+    empty tuple if the check did not find it), and `saved` (what the forward wrote, as it was before).
     """
 
     forward_state: ForwardState

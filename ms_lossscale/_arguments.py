@@ -1,4 +1,4 @@
-"""Arguments: their types, for type checkers, and checks whose messages say what was passed and what is wrong."""
+"""Arguments: their types for type checkers, and checks whose messages say what was passed and what is wrong."""
 
 import numbers
 import os
@@ -19,7 +19,7 @@ Batches = Union[Dataset, Iterable[Batch]]
 
 
 def describe(value):
-    """The value and its type, for an error message."""
+    """Returns the value and its type, for an error message."""
     text = repr(value)
     if len(text) > 200:
         text = text[:197] + "..."
@@ -27,7 +27,7 @@ def describe(value):
 
 
 def listed(names, most):
-    """The first names, and how many more there are, for a message."""
+    """Returns the first names and the number of the others, for a message."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
@@ -58,7 +58,7 @@ def check_one_each(owner, networks, optimizers):
 
 
 def one_each(owner, name, value, count):
-    """A list with the value for each of `count` networks: the entries of a list or tuple, or one value repeated."""
+    """Returns a list of `count` values, one for each network: those of a list or tuple, or one value repeated."""
     if not isinstance(value, (list, tuple)):
         return [value] * count
     if len(value) != count:
@@ -76,7 +76,7 @@ def check_bool(owner, name, value):
 
 
 def check_number(owner: str, name: str, value: Any) -> float:
-    """Raises a TypeError unless `value` is a real number; a bool is none. Returns it as a float."""
+    """Raises a TypeError unless `value` is a real number and not a bool. Returns it as a float."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         raise TypeError(f"For '{owner}', the argument '{name}' must be a number, but got {describe(value)}.")
     return float(value)
@@ -107,8 +107,8 @@ def check_between(owner: str, name: str, value: Any, low: float, high: float) ->
 
 def check_scale(owner: str, name: str, value: Any) -> float:
     """
-    Raises unless `value` can be a loss scale: finite, > 0, and its reciprocal, with which gradients are multiplied, no
-    subnormal float32, which graph mode flushes to zero. Returns it as a float.
+    Raises unless `value` can be a loss scale: a finite number > 0 whose reciprocal, by which gradients are multiplied,
+    is not subnormal in float32, since graph mode flushes such numbers to zero. Returns it as a float.
     """
     value = check_number(owner, name, value)
     if not 2.0**-126 <= value <= 2.0**126:

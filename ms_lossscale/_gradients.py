@@ -1,25 +1,25 @@
-"""Functions over a tensor or a (flat) tuple of them, for tuples of any length and for sparse gradients (RowTensor)."""
+"""Functions over a tensor or a flat tuple of any length, which may hold sparse gradients (RowTensor)."""
 
 import math
 
 from mindspore import RowTensor, ops
 from mindspore import dtype as mstype
 
-# Up to so many elements a tensor is small, and from so many on small tensors of one shape are worked on together.
+# The most elements of a small tensor, and the least number of small tensors of one shape that are stacked.
 _LARGEST_SMALL, _SMALLEST_GROUP = 2**14, 4
 
-# Primitives and not functions or methods, each of which graph mode parses, with all that it calls; for the same reason
-# axes are tuples.
+# Primitives, since graph mode parses every function and method with all that it calls. Axes are tuples for the same
+# reason.
 _to, _times, _logical_and = ops.Cast(), ops.Mul(), ops.LogicalAnd()
 _stack, _are_finite = ops.Stack(), ops.IsFinite()
 _reduce_sum, _reduce_all = ops.ReduceSum(), ops.ReduceAll()
 
-# HyperMap and not a list comprehension: a comprehension's call depth grows with the tuple, and graph mode limits it.
+# HyperMap, since the call depth of a list comprehension grows with the tuple, and graph mode limits it.
 _map = ops.HyperMap()
 
 
 def _of_one(*types):
-    """Makes of a function of single tensors, or of numbers, what `_map` takes; for these types of its arguments."""
+    """Makes a function of single tensors, or numbers, into one that `_map` takes, for arguments of these types."""
 
     def registered(function):
         of_one = ops.MultitypeFuncGraph(function.__name__)
@@ -30,7 +30,7 @@ def _of_one(*types):
 
 
 def _of_each(*types):
-    """Makes of a function of single tensors one of tuples of them, or of tuples of tuples."""
+    """Makes a function of single tensors into one of tuples of them, or of tuples of tuples."""
     return lambda function: ops.HyperMap(_of_one(*types)(function))
 
 
@@ -46,7 +46,7 @@ def _kind(tensor):
 
 @_kind.register("RowTensor")
 def _kind_sparse(_):
-    # Never small.
+    # Never counts as small.
     return (None, (-1,))
 
 
@@ -84,10 +84,10 @@ def _multiply_sparse(factor, tensor):
 def _sum_dense(tensor):
     tensor = _to(tensor, mstype.float32)
     if tensor.ndim > 2:
-        # The last axis of a convolution's weight is so short that summing it first is slow.
+        # The last axis of a convolution's weight is short, and summing it first would be slow.
         tensor = tensor.reshape((tensor.shape[0], -1))
     if tensor.ndim > 1:
-        # On CPU summing rows first is 4 times faster than all axes at once.
+        # On CPU, summing rows first is 4 times faster than all axes at once.
         tensor = _reduce_sum(tensor, (-1,))
     return _reduce_sum(tensor, ())
 
@@ -135,7 +135,7 @@ def _assign_zeros(after, parameter):
 
 @_sum_of_squares.register("Tensor")
 def _sum_of_squares_tensor(tensor):
-    # Squares of float16 overflow from 256 on.
+    # In float16, squares overflow from 256 on.
     return _sum_dense(ops.square(tensor.astype(mstype.float32)))
 
 
@@ -158,11 +158,11 @@ def _average(decay, rest, average, value):
 
 def packing_of(parameters):
     """
-    How `pack` packs the gradients of these parameters: those that are small and many of one shape and dtype in groups,
-    since one operator can do the work of one each.
+    Returns how `pack` packs the gradients of these parameters. Small ones are stacked if there are many of one shape
+    and dtype, since one operator can then replace many.
 
-    Returns the positions of those that stay alone, the groups (tuples of positions), and for each gradient its place
-    among those that stay alone, followed by the groups'.
+    The result has the positions of those that stay single, the groups (tuples of positions), and for each gradient its
+    place among the single ones followed by the groups.
     """
     return _packing([(parameter.dtype, tuple(parameter.shape)) for parameter in parameters])
 
@@ -186,7 +186,7 @@ _constant_packing = ops.constexpr(_packing)
 
 @ops.constexpr
 def _by_size(kinds):
-    """The positions of the large tensors, and of the small ones."""
+    """Returns the positions of the large tensors and those of the small ones."""
     large, small = [], []
     for i, (_, shape) in enumerate(kinds):
         (small if is_small(shape) else large).append(i)
@@ -194,17 +194,17 @@ def _by_size(kinds):
 
 
 def is_small(shape):
-    """Whether a tensor of this shape is small: looking at each element costs no more than starting an operator."""
+    """Returns whether this shape is small: looking at each element costs no more than starting an operator."""
     return 0 <= math.prod(shape) <= _LARGEST_SMALL
 
 
 def items(tensors, positions):
-    """Those of a tuple at these positions."""
+    """Returns the items of a tuple at these positions."""
     return _map(ops.partial(_pick, tensors), positions)
 
 
 def pack(tensors, packing):
-    """The tensors, each group of them stacked as one tensor."""
+    """Returns the tensors, with each group of them stacked into one tensor."""
     alone, groups, _ = packing
     if not groups:
         return tensors
@@ -215,7 +215,7 @@ def pack(tensors, packing):
 
 
 def unpack(packed, packing):
-    """The tensors one by one again."""
+    """Returns the tensors one by one again."""
     alone, groups, where = packing
     if not groups:
         return packed
@@ -226,7 +226,7 @@ def unpack(packed, packing):
 
 
 def multiply(tensors, factor):
-    """Each tensor times `factor`, a tensor of shape (), in float32; the tuple may hold tuples."""
+    """Multiplies each tensor by `factor`, a tensor of shape (), in float32. The tuple may hold tuples."""
     if not isinstance(tensors, (tuple, list)):
         return _multiply(factor, tensors)
     return _map(ops.partial(_multiply, factor), tensors)
@@ -236,12 +236,12 @@ def multiply(tensors, factor):
 sums = ops.HyperMap(_sum)
 
 
-# For each tensor its dtype and shape.
+# The dtype and shape of each tensor.
 kinds = ops.HyperMap(_kind)
 
 
 def finite(tensors):
-    """Whether every element of a non-empty tuple is finite, a bool tensor of shape ()."""
+    """Returns whether every element of a non-empty tuple is finite, a bool tensor of shape ()."""
     tensors = pack(tensors, _constant_packing(kinds(tensors)))
     large, small = _by_size(kinds(tensors))
     if not small:
@@ -253,9 +253,9 @@ def finite(tensors):
 
 
 def check_large(tensors):
-    """For each tensor whether every element is finite, bool of shape (N,): one cheap pass if all are."""
-    # A sum is not finite whenever an element is not. The reverse does not hold, since large finite values can overflow
-    # the sum, so a suspicion is looked into, which happens in skipped steps only.
+    """Returns for each tensor whether every element is finite, bool of shape (N,). If all are, one pass is enough."""
+    # If an element is not finite, neither is the sum. But large finite values can also overflow the sum, so each
+    # element is then checked. That happens in skipped steps only.
     are_finite = _are_finite(_stack(sums(tensors)))
     if not _reduce_all(are_finite, ()):
         are_finite = each_finite(tensors)
@@ -263,57 +263,57 @@ def check_large(tensors):
 
 
 def each_finite(tensors):
-    """For each tensor whether every element is finite, bool of shape (N,)."""
+    """Returns for each tensor whether every element is finite, bool of shape (N,)."""
     return _stack(_map(_is_finite, tensors))
 
 
 def became_not_finite(before, after):
-    """Whether any element of `after` is not finite that was finite in `before`, bool of shape ()."""
+    """Returns whether any element is finite in `before` but not in `after`, bool of shape ()."""
     return ops.ReduceAny()(ops.stack(_map(_became_not_finite, before, after)))
 
 
 def each_row_finite(stack):
-    """For each row of a tensor whether every element is finite, bool of shape (N,)."""
+    """Returns for each row of a tensor whether every element is finite, bool of shape (N,)."""
     return ops.ReduceAll()(ops.isfinite(stack.reshape((stack.shape[0], -1)).astype(mstype.float32)), 1)
 
 
 def cast_like(tensors, parameters):
-    """Each tensor in the dtype of its parameter."""
+    """Casts each tensor to the dtype of its parameter."""
     return _map(_cast_like, parameters, tensors)
 
 
 @_of_each("Tensor")
 def to_float32(tensor):
-    """Each tensor in float32."""
+    """Casts each tensor to float32."""
     return _to(tensor, mstype.float32)
 
 
 @_of_each("Bool", "Tensor")
 def infinite_as_float16(becomes_float16, tensor):
-    """The tensors; those for which a tuple of bools says so are infinite where a cast to float16 makes them so."""
+    """Makes elements infinite where a cast to float16 would, in the tensors that a tuple of bools selects."""
     if not becomes_float16:
         return tensor
     rounded = _to(_to(tensor, mstype.float16), mstype.float32)
-    # Where it is finite the gradient stays as it is, for its norm and for what is clipped.
+    # Finite elements are not rounded, so that the norm and clipping are exact.
     return ops.select(_are_finite(rounded), tensor, rounded)
 
 
-# For each item of a tuple its shape, or the word for what is no tensor; the tuple may hold tuples.
+# The shape of each item of a tuple, or a word for what is not a tensor. The tuple may hold tuples.
 forms = ops.HyperMap(_form)
 
 
 def never(tensor):
     """
-    A bool tensor of shape () that is False, made of any tensor of shape ().
+    Returns a bool tensor of shape () that is False, computed from any tensor of shape ().
 
-    A constant would not do: graph mode merges equal constants, and a network's in-place operators then change all.
+    It is not a constant: graph mode merges equal constants, and a network's in-place operators then change all of them.
     """
     return ops.less(tensor, tensor)
 
 
 @_of_each("Tensor")
 def copy(parameter):
-    """The values of the parameters as tensors of their own."""
+    """Copies the values of the parameters into new tensors."""
     return ops.deepcopy(parameter)
 
 
@@ -324,7 +324,7 @@ def assign(parameter, value):
 
 
 def assign_where(condition, parameters, values):
-    """Writes each value into its parameter, if `condition`, a bool tensor of shape (), says so."""
+    """Writes each value into its parameter if `condition`, a bool tensor of shape (), is True."""
     return _map(ops.partial(_assign_where, condition), parameters, values)
 
 
@@ -335,54 +335,54 @@ def assign_add(parameter, value):
 
 
 def assign_zeros(parameters, after):
-    """Zeroes the parameters, once the tensor `after` has been computed."""
+    """Sets the parameters to zero once the tensor `after` is computed."""
     return _map(ops.partial(_assign_zeros, after), parameters)
 
 
 @_of_each("Tensor", "Tensor")
 def add(tensor, other):
-    """Each tensor plus its other."""
+    """Adds the tensors of two tuples one by one."""
     return tensor + other
 
 
 def sum_of_squares(tensors):
-    """The sum of the squares of all elements of a tuple, float32 of shape ()."""
+    """Returns the sum of the squares of all elements of a tuple, float32 of shape ()."""
     return ops.addn(_map(_sum_of_squares, tensors))
 
 
 def sum_of_squares_where(zero, counts, tensors):
-    """The sum of the squares of those tensors for which `counts`, a tuple of bools, says so; `zero` is that of none."""
+    """Returns the sum of squares of the tensors that `counts`, a tuple of bools, selects; `zero` if it selects none."""
     return ops.addn(_map(ops.partial(_sum_of_squares_where, zero), counts, tensors))
 
 
 def clip(tensors, low, high):
-    """Each element, but at least `low` and at most `high`."""
+    """Limits each element to at least `low` and at most `high`."""
     return _map(ops.partial(_clip, low, high), tensors)
 
 
 def average(decay, rest, averages, values):
-    """Moves each average in place to `decay * average + rest * value`."""
+    """Sets each average in place to `decay * average + rest * value`."""
     return _map(ops.partial(_average, decay, rest), averages, values)
 
 
-# Values and flags of a step that its networks share, of shape (), or of which each has its own, of shape (N,). A flag
-# of all may be joined with those of each: then it holds of each.
+# Values and flags of a step are of shape () if its networks share them, or (N,) if each has its own. A shared flag that
+# is combined with the networks' own ones applies to each network.
 
 
 def of_network(i, value):
-    """What network `i` has of it."""
-    # Not by an index: graph mode then warns of all that is unpacked anywhere and not used, and its compiler crashes
-    # (segmentation fault) where there are branches, too.
+    """Returns the value for network `i`."""
+    # Not by an index: graph mode would then warn about every unused unpacked name, and its compiler would crash
+    # (segmentation fault) if there are branches as well.
     return ops.unstack(value)[i] if value.ndim else value
 
 
 def of_any_network(flag):
-    """Whether it holds of any network, bool of shape ()."""
+    """Returns whether the flag is True for any network, bool of shape ()."""
     return ops.ReduceAny()(flag) if flag.ndim else flag
 
 
 def any_of(flags):
-    """Whether any of a tuple holds."""
+    """Returns whether any flag of a tuple is True."""
     flag = flags[0]
     for each in flags[1:]:
         flag = ops.logical_or(flag, each)

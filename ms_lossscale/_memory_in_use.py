@@ -1,4 +1,4 @@
-"""The memory that compiled code knows: that it is in use, and how Parameters that got another one get it back."""
+"""Keeps Parameters in the memory that compiled code knows."""
 
 from mindspore import ParameterTuple, Tensor, nn, ops
 
@@ -7,12 +7,12 @@ from ms_lossscale._mindspore import write_in_place
 
 class MemoryInUse:
     """
-    Gives Parameters the memory back that they had in the first step, with the values that they have got since; and a
-    buffer that which a Parameter shares with it.
+    Moves Parameters back into the memory that they had in the first step, with the values that they have now. A buffer
+    gets back the memory that it shares with a Parameter.
 
-    `mindspore.load_param_into_net`, `Parameter.set_data` and what is made of them, in PyNative mode also
-    `self.parameter = value` within a forward, give a Parameter other memory, and what `mindspore.jit` compiled goes on
-    with the one that it knew.
+    `mindspore.load_param_into_net`, `Parameter.set_data` and what builds on them give a Parameter other memory. In
+    PyNative mode, so does `self.parameter = value` within a forward. Code that `mindspore.jit` compiled goes on using
+    the memory that it knew.
     """
 
     def __init__(self, parameters, buffers=()):
@@ -23,7 +23,7 @@ class MemoryInUse:
         self._has_run = False
 
     def put_back(self):
-        """Before each step. Costs 0.2 us for each Parameter."""
+        """Moves Parameters back before a step. It costs 0.2 us for each Parameter."""
         if self._aliases is None:
             self._remember()
         moved = self._moved_back(lambda tensor: Tensor(tensor.asnumpy()))
@@ -31,27 +31,27 @@ class MemoryInUse:
             write_in_place(moved)
 
     def put_back_within_a_step(self):
-        """The same after a forward, without waiting for the device."""
+        """Moves Parameters back after a forward, without waiting for the device."""
         for tensor, value in self._moved_back(ops.deepcopy):
             ops.assign(tensor, value)
 
     def settle(self, was_skipped):
         """
-        After each step. In graph mode `setattr(self, name, value)` within a forward gives other memory, too, which
-        compiled code does not put back. Whether the step was skipped is asked only where memory has moved.
+        Moves Parameters back after a step. In graph mode, `setattr(self, name, value)` within a forward changes the
+        memory, too, and compiled code does not put it back. `was_skipped` is called only if memory has changed.
         """
         moved = self._moved_back(ops.deepcopy)
         if moved and not was_skipped():
             write_in_place(moved)
 
     def has_run(self):
-        """After each step. In PyNative mode the backward of MindSpore 2.7 itself gives some other memory, for good."""
+        """Accepts, after the first step, the memory that the backward of MindSpore 2.7 gives some in PyNative mode."""
         if not self._has_run:
             self._has_run = True
             self._addresses = list(map(Tensor.data_ptr, self._tensors()))
 
     def _moved_back(self, copy):
-        """Pairs of the tensors that have been moved back, and a copy of what is to be written into them."""
+        """Moves tensors back. Returns pairs of such a tensor and a copy of what is to be written into it."""
         tensors = self._tensors()
         addresses = list(map(Tensor.data_ptr, tensors))
         if addresses == self._addresses:
@@ -66,19 +66,19 @@ class MemoryInUse:
         return [*self._parameters, *(buffer.registered() for buffer in self._buffers)]
 
     def _remember(self):
-        # MindSpore 2.7 gives a tensor its memory when it is first used.
+        # MindSpore 2.7 gives a tensor memory when it is first used.
         write_in_place([(tensor, tensor) for tensor in self._tensors()])
         for buffer in self._buffers:
             buffer.share()
-        # Other tensors of the same memory, which keep it; `parameter.value()` has a copy.
+        # Other tensors keep the same memory alive; `parameter.value()` would be a copy.
         self._aliases = list(map(Tensor, self._tensors()))
         self._addresses = list(map(Tensor.data_ptr, self._tensors()))
 
 
 class UseInOutermostGraph(nn.Cell):
     """
-    Makes the graph that it stands in use Parameters, at no cost. Where only a branch uses them, MindSpore goes on with
-    the memory that they had when it compiled, although `mindspore.load_param_into_net`, say, gave them other memory.
+    Makes the graph that it is part of use Parameters, at no cost. If only a branch uses them, MindSpore goes on using
+    the memory that they had when it compiled, even after `mindspore.load_param_into_net`, say, has replaced it.
 
     Args:
         parameters (list[Parameter]): All that the graph and its branches use.
@@ -92,7 +92,7 @@ class UseInOutermostGraph(nn.Cell):
 
     def __init__(self, parameters):
         super().__init__(auto_prefix=False)
-        # Of a tuple: MindSpore would fold the dependence on a Parameter by itself away.
+        # A tuple, since MindSpore optimizes a dependence on a single Parameter away.
         self.parameters = ParameterTuple(parameters)
 
     def construct(self, inputs):

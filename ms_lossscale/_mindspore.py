@@ -1,4 +1,4 @@
-"""What MindSpore has no public function for, and what goes round its faults: each with its reason."""
+"""Uses of MindSpore's private functions, and workarounds for its faults, each with its reason."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -11,31 +11,32 @@ from mindspore._c_expression import Cell_, MixedPrecisionType
 from mindspore.ops.composite.base import _Grad, _pynative_executor, _TaylorOperation, _Vmap
 from mindspore.train.amp import _OutputTo16
 
-# `ops.vjp` is made of it. That one differentiates by all weights in each backward, and compiled code keeps all it
-# computes since the forward has side effects: in a GAN, the gradients of the discriminator's weights twice. This one is
-# called once for each loss, with the weights of that loss only; `merge_forward` makes all of them share one forward.
+# `ops.vjp` is built on this class. It differentiates by all weights in each backward, and since the forward has side
+# effects, compiled code keeps all of that: in a GAN, the gradients of the discriminator's weights twice. This object is
+# called once for each loss with the weights of that loss only, and `merge_forward` makes all calls share one forward.
 backward_of_shared_forward = _Grad(get_by_list=True, sens_param=True, merge_forward=True)
 
 
 def forget_failed_calls() -> None:
     """
-    Ends what PyNative mode keeps of calls that an exception ended.
+    Clears what PyNative mode keeps of calls that an exception ended.
 
-    It goes on casting to the dtype of the cell that the exception came through (`to_float`, or a level of amp) whatever
-    is computed next, what is assigned to a Parameter too; and it goes on recording for the gradient, after which graph
-    mode may not differentiate any more ("The node adjoint is null"). There is no public function that ends either.
+    PyNative mode would go on casting all that follows to the dtype of the cell that the exception came through
+    (`to_float`, or a level of amp), even what is assigned to a Parameter. It would also go on recording for the
+    gradient, and graph mode may then fail to differentiate ("The node adjoint is null"). No public function ends
+    either.
 
-    Takes about 0.5 ms where operators still run: once for many Parameters, never in a step that runs.
+    It takes about 0.5 ms while operators run: call it once for many Parameters, and never in a running step.
     """
     _pynative_executor.clear_res()
 
 
 def write_in_place(values: list[tuple[Parameter, Tensor]]) -> None:
     """
-    Writes into the memory that Parameters have, which compiled code uses; in PyNative mode or between steps.
+    Writes into the present memory of Parameters, which compiled code uses. Call it in PyNative mode or between steps.
 
     Args:
-        values (list[tuple[Parameter, Tensor]]): What to write to, and a tensor of the same shape, which is cast.
+        values (list[tuple[Parameter, Tensor]]): Pairs of a Parameter and a tensor of its shape, which is cast.
     """
     if values:
         forget_failed_calls()
@@ -44,16 +45,16 @@ def write_in_place(values: list[tuple[Parameter, Tensor]]) -> None:
         try:
             ops.assign(parameter, value)
         except RuntimeError:
-            # A view, as `parameter.set_data(value.reshape(...))` makes it one, is refused.
+            # A view is refused; `parameter.set_data(value.reshape(...))` makes the Parameter one.
             parameter.copy_(value)
 
 
 def unlisted_state(optimizer: nn.Cell) -> list[Parameter]:
     """
-    The Parameters that get_parameters(), and so a checkpoint, does not see, since MindSpore's experimental optimizers
-    keep them in plain lists: their learning rates, `mu_product` of NAdam.
+    Returns the Parameters that get_parameters(), and so a checkpoint, misses because MindSpore's experimental
+    optimizers keep them in plain lists: learning rates, and `mu_product` of NAdam.
     """
-    # Other optimizers have lists, too, with a learning rate that another one took the place of.
+    # Other optimizers have lists, too, but with a learning rate that has been replaced.
     if not isinstance(optimizer, experimental.optim.Optimizer):
         return []
     listed = {id(parameter) for parameter in optimizer.get_parameters()}
@@ -64,13 +65,13 @@ def unlisted_state(optimizer: nn.Cell) -> list[Parameter]:
     return list(found.values())
 
 
-# The methods, MindSpore 2.7 has both, that compute every gradient in PyNative mode, whichever function asks for it.
+# The methods that compute every gradient in PyNative mode, whichever function asks for it. MindSpore 2.7 has both.
 _GRADIENTS = [name for name in ("grad", "grad_aux") if hasattr(_pynative_executor, name)]
 
 
 @contextlib.contextmanager
 def noticing_gradients(notice: Callable[[], None]) -> Iterator[None]:
-    """A context in which `notice` is called wherever PyNative mode computes a gradient: nothing public shows that."""
+    """A context that calls `notice` whenever PyNative mode computes a gradient, which nothing public shows."""
 
     def noticed(compute):
         def notice_and_compute(*args, **kwargs):
@@ -84,7 +85,7 @@ def noticing_gradients(notice: Callable[[], None]) -> Iterator[None]:
             setattr(_pynative_executor, name, noticed(getattr(_pynative_executor, name)))
         yield
     finally:
-        # Set on the object, where they hid its class's.
+        # They were set on the object, and hid the methods of its class.
         for name in _GRADIENTS:
             delattr(_pynative_executor, name)
 
@@ -92,8 +93,8 @@ def noticing_gradients(notice: Callable[[], None]) -> Iterator[None]:
 @contextlib.contextmanager
 def around_transforms(context: Callable[[], contextlib.AbstractContextManager]) -> Iterator[None]:
     """
-    A context in which `context()` is entered wherever `vmap` (which `jacrev` and `jacfwd` use) or `jet` runs what it
-    transforms. Both exist in compiled code only: with MS_JIT=0 in the environment they call themselves without end.
+    A context that enters `context()` whenever `vmap` (which `jacrev` and `jacfwd` use) or `jet` runs the function that
+    it transforms. Both exist in compiled code only: with MS_JIT=0 in the environment, they call themselves without end.
     """
 
     def around(transform):
@@ -118,7 +119,7 @@ def around_transforms(context: Callable[[], contextlib.AbstractContextManager]) 
 
 def register_forward_hook(cell: nn.Cell, hook: Callable) -> Any:
     """
-    As the cell's own method, which registers nothing on a cell with a `bprop`, though such a cell calls its hooks, too.
+    Registers a hook also on a cell with a `bprop`. The cell's own method does not, though such a cell calls its hooks.
     """
     has_bprop, cell.has_bprop = cell.has_bprop, False
     try:
@@ -131,8 +132,8 @@ class Float32Cell(nn.Cell):
     """
     Base class of cells that refuse to be cast, since their arithmetic must stay in float32.
 
-    In float16 the scale that an update rule computes becomes infinite, and every later step is skipped. `to_float`, and
-    `mindspore.amp` for a whole training cell, reach every cell inside through `add_flags`.
+    In float16, the scale that an update rule computes would become infinite, and every later step would be skipped.
+    `to_float`, and `mindspore.amp` for a whole training cell, reach every cell inside through `add_flags`.
     """
 
     def add_flags(self, **flags: Any) -> nn.Cell:
@@ -154,24 +155,24 @@ class _NoOptimizer(nn.Cell):
 
 class DeviceOverflowCheck(nn.TrainOneStepWithLossScaleCell):
     """
-    MindSpore's own overflow check for GPU and Ascend, which knows the kernels and the modes of every chip:
-    `get_overflow_status` of its cell, documented for "user-defined training network[s] based on this class", without a
-    network, an optimizer or Parameters.
+    MindSpore's own overflow check for GPU and Ascend, which knows the kernels and modes of every chip. It is
+    `get_overflow_status`, documented for "user-defined training network[s] based on this class", without a network, an
+    optimizer or Parameters.
 
-    How a chip is recognised changes between MindSpore versions. What this class reads of its base to learn it
-    (`ascend_910b_target`, the environment variable) has had the same names from 2.7 to 2.10, and a test watches them.
+    How a chip is recognised differs between MindSpore versions. The names that this class reads of its base for that
+    (`ascend_910b_target`, the environment variable) are the same from 2.7 to 2.10, and a test watches them.
     """
 
     def __init__(self):
         super().__init__(nn.Identity(), _NoOptimizer(), Tensor(1.0))
         del self.scale_sense
-        # The training cell agrees across ranks whether there was an overflow, once for all networks.
+        # The training cell itself agrees across ranks, once for all networks.
         self.is_distributed = False
         self._no_status = Tensor([0] * 8, mstype.int32)
 
     @property
     def saturates(self):
-        """Whether `get_overflow_status` would read the NPU's register: the choice that it makes itself."""
+        """Whether `get_overflow_status` would read the NPU's register, by the same conditions."""
         if self.gpu_target:
             return False
         return not self.ascend_910b_target or self._ascend_check_overflow_mode == "SATURATION_MODE"
@@ -182,9 +183,9 @@ class DeviceOverflowCheck(nn.TrainOneStepWithLossScaleCell):
 
 class CompilePhase(nn.Cell):
     """
-    In each call in graph mode MindSpore, from 2.8 on, writes the name of the compiled graph into each cell below the
-    called one, once for each way that leads to it: 4 us a cell, with hundreds of layers as long as a small step. They
-    need it when a graph is compiled. This cell hands a name on once, until there is another.
+    Hands the name of a compiled graph on to the cells inside only when it changes. From 2.8 on, MindSpore writes it
+    into each of them at every call in graph mode, once for each path that leads to it. That takes 4 us a cell, with
+    hundreds of layers as long as a small step, and is only needed when a graph is compiled.
     """
 
     if hasattr(nn.Cell, "compile_phase"):
@@ -201,10 +202,10 @@ class CompilePhase(nn.Cell):
 
 def only_if(condition, write, *args):
     """
-    A branch that only writes: calls `write` if `condition`, a bool tensor of shape (), says so. Returns the condition.
+    Calls `write` if `condition`, a bool tensor of shape (), is True. Returns the condition.
 
-    MindSpore drops a branch that only writes, on a condition that the same function computes and returns: here it is
-    given.
+    MindSpore drops a branch that only writes if the same function computes and returns its condition. Here the
+    condition is an argument.
     """
     if condition:
         write(*args)
@@ -215,8 +216,8 @@ class Compiled(nn.Cell):
     """
     Runs a cell as one compiled graph in PyNative mode, too.
 
-    A cell of its own: `mindspore.jit` leaves a mark on the cell whose method it compiled, and with the mark of another
-    method than `construct` that cell can no longer be compiled into another graph.
+    It is a cell of its own because `mindspore.jit` marks the cell whose method it compiles. If that method is not
+    `construct`, the marked cell can no longer be compiled into another graph.
 
     Args:
         cell (Cell): Takes tensors and tuples of them.
@@ -227,7 +228,7 @@ class Compiled(nn.Cell):
         self.cell = cell
 
     def __call__(self, *inputs):
-        # MindSpore takes a tuple for a constant otherwise.
+        # Otherwise MindSpore takes a tuple for a constant.
         return super().__call__(*(mutable(each) if isinstance(each, tuple) and each else each for each in inputs))
 
     @jit
@@ -235,14 +236,14 @@ class Compiled(nn.Cell):
         return self.cell(*inputs)
 
 
-# A gradient within the loss of the very cell that another loss of the step calls, too: either, by the losses' order.
+# Raised for a gradient within a loss, of a cell that another loss calls as well; which of the two depends on the order.
 _INNER_GRADIENT = ("Illegal AnfNode", "real_primal_func")
 _OTHER_FUNCTION = "The parameters number of the function is"
 
 
 def explanation(cell, error):
     """
-    What an error of MindSpore means for a training cell, where it does not say it.
+    Explains an error of MindSpore for the user of a training cell, if MindSpore's message does not.
 
     Args:
         cell (TrainingCell): The cell that was called.
@@ -264,7 +265,7 @@ def explanation(cell, error):
     if _OTHER_FUNCTION not in text:
         return None
     for _, part in cell.cells_and_names():
-        # Left by `mindspore.jit`; MindSpore then parses that method in the place of `construct`.
+        # Left by `mindspore.jit`: MindSpore then parses that method instead of `construct`.
         compiled = getattr(part, "__parse_method__", "construct")
         if compiled != "construct" and f" : {compiled}_" in text:
             return (
@@ -274,18 +275,18 @@ def explanation(cell, error):
     return None
 
 
-# Where a cell keeps which precision it computes in: `to_float` (a copy of its flags in a dict), amp's "auto" level.
+# Where a cell keeps its precision: for `to_float` (with a copy of its flags in a dict) and amp's "auto" level.
 _OF_PRECISION = ("_func_graph_flags", "fp16", "fp32", "bf16", "_cell_init_args", "amp_strategy", "construct", "dtype")
 
 
 def put_in_float32(cell: nn.Cell) -> Callable[[], None]:
     """
-    Has a cell and those inside it compute in float32, whatever it was that put them into float16. Returns what undoes
-    it, to the last attribute.
+    Makes a cell and those inside it compute in float32, whatever has put them into float16. Returns a function that
+    restores every attribute.
 
-    `to_float` alone does not reach what the levels of amp do: O1 rewrites the source of cells, with casts in it, as
-    subclasses of theirs; O2 wraps what it leaves in float32, and casts what comes out; "auto" wraps the `construct` of
-    the whole network. Nothing public says so, or takes it back, of a network that is there already.
+    `to_float` alone does not reverse the levels of amp. O1 replaces cells by subclasses whose rewritten source has
+    casts in it; O2 wraps the cells that stay in float32, and casts their output; "auto" wraps the `construct` of the
+    whole network. Nothing public shows or reverses that.
     """
     undo = [_put_alone_in_float32(each) for _, each in cell.cells_and_names()]
 
@@ -303,7 +304,7 @@ def in_float32(cells: Iterable[nn.Cell]) -> Iterator[None]:
     try:
         yield
     finally:
-        # Also of cells within cells.
+        # In reverse order, since one of the cells may be inside another.
         for each in reversed(undo):
             each()
 
@@ -335,17 +336,17 @@ def _put_alone_in_float32(cell):
 
 
 def is_rewritten(cell: nn.Cell) -> bool:
-    """Whether amp's O1, or a white list, has written the class of a cell: it is in a file of the folder for those."""
+    """Returns whether amp's O1, or a white list, wrote the cell's class: its file is in the folder for such classes."""
     construct = vars(type(cell)).get("construct")
     return construct is not None and Path(construct.__code__.co_filename).parent.name == "rewritten_network"
 
 
 def casts_its_output(cell: nn.Cell) -> bool:
-    """Whether amp's O2, or a black list, has put a cell round one that stays in float32, to cast what comes out."""
+    """Returns whether amp's O2, or a black list, made this cell to cast the output of one that stays in float32."""
     return isinstance(cell, _OutputTo16)
 
 
 def forget_compiled(cell: nn.Cell) -> None:
-    """Has the next call of a cell, or of one inside it, be compiled again: MindSpore does not see that flags change."""
+    """Makes the next call of a cell, or of one inside it, compile again: MindSpore does not notice changed flags."""
     for _, each in cell.cells_and_names():
         each.compile_cache.clear()

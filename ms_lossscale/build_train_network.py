@@ -1,4 +1,4 @@
-"""A drop-in for mindspore.amp.build_train_network."""
+"""A replacement for mindspore.amp.build_train_network."""
 
 import inspect
 from typing import Any, Optional
@@ -71,7 +71,7 @@ def build_train_network(
     cell_keywords = {name: kwargs.pop(name) for name in _CELL_KEYWORDS if name in kwargs}
     default = amp.DynamicLossScaleManager() if level == "O2" else None
     loss_scale = kwargs.pop("loss_scale_manager", default)
-    # MindSpore's function accepts its own optimizers only. All that is wanted of it is the converted network.
+    # MindSpore's function accepts only its own optimizers. Only the converted network is needed.
     stand_in = nn.SGD([Parameter(Tensor(0.0), name="stand_in")])
     converted = amp.build_train_network(network, stand_in, loss_fn, level, loss_scale_manager=None, **kwargs).network
     return ScaledTrainOneStepCell(converted, optimizer, loss_scale, **cell_keywords).set_train()

@@ -64,7 +64,7 @@ class Register:
 register = Register()
 
 
-# The functions below run as operators. None is marked as having a side effect, as the NPU's are not.
+# The functions below run as operators. Like the NPU's, they are not marked as having side effects.
 
 
 def _get_status(_):
@@ -84,7 +84,7 @@ def _same(argument):
 
 
 def _operator(function, **keywords):
-    """An operator whose output has the shape and the dtype of its input."""
+    """Makes an operator whose output has the shape and the dtype of its input."""
     return ops.Custom(function, _same, _same, func_type="pyfunc", **keywords)
 
 
@@ -156,7 +156,7 @@ class Saturate(nn.Cell):
     def _saturate(event):
         def saturate(array):
             register.events.append(event)
-            # Not <=, so that a NaN counts. A float16 that overflowed has become inf already.
+            # `not <=` rather than `>`, so that a NaN counts. A float16 that overflowed is inf already.
             if not (np.abs(array) <= FLOAT16_MAX).all():
                 register.raise_status()
             return np.clip(np.nan_to_num(array, nan=0.0), -FLOAT16_MAX, FLOAT16_MAX).astype(array.dtype)
@@ -167,7 +167,7 @@ class Saturate(nn.Cell):
         return (self._backward(dout),)
 
     def construct(self, x):
-        # Such an operator would be given a tensor of shape () as a Python float.
+        # The operator would get a tensor of shape () as a Python float.
         return self._forward(x.reshape((-1,))).reshape(x.shape)
 
 
@@ -245,8 +245,8 @@ def saturate(network: Network, cells: Optional[Sequence[str]] = None) -> Network
 
 
 def _named_cells(cell, path=""):
-    """The cells inside with their names; one that is registered under several names comes with each of them."""
-    # MindSpore's own methods give each cell once.
+    """Yields the names and cells inside; a cell that is registered under several names comes with each of them."""
+    # MindSpore's own methods give each cell only once.
     for attribute, child in cell._cells.items():
         if child is not None:
             yield f"{path}{attribute}", child
@@ -259,6 +259,6 @@ def _replace(parent, attribute, cell):
         parent[int(attribute)] = cell
     else:
         setattr(parent, attribute, cell)
-    # A cell with auto_prefix puts its own prefix before the names once more.
+    # Assigning to a cell with auto_prefix has put its prefix before the names once more.
     for parameter, name in names:
         parameter.name = name

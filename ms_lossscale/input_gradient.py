@@ -1,4 +1,4 @@
-"""The gradient of a network by its input, for losses that hold one."""
+"""The gradient of a network with respect to its input, for losses that contain one."""
 
 import numbers
 from typing import Any, Union
@@ -84,7 +84,7 @@ class InputGradient(nn.Cell):
         owner = type(self).__name__
         check_cell(owner, "network", network, "Pass the cell to differentiate, a critic say.")
         self.network = network
-        # Unregistered: its Parameters are the training cell's, and no weights of a network.
+        # Hidden from MindSpore: its Parameters belong to the training cell, not to a network.
         object.__setattr__(self, "loss_scale", loss_scale if isinstance(loss_scale, LossScale) else None)
         self._own_scale = Tensor(_number(owner, loss_scale), mstype.float32)
         self._graph = self._new_graph()
@@ -101,7 +101,7 @@ class InputGradient(nn.Cell):
         grad = super().__call__(*inputs)
         if self._compiled_for is None:
             self._compiled_for = self._fixed_when_compiled()
-            # Other tensors of the same memory, which keep it: no other Parameter gets it.
+            # Other tensors keep the same memory alive, so that no other Parameter gets it.
             self._aliases = list(map(Tensor, self._parameters()))
         return grad
 
@@ -116,16 +116,16 @@ class InputGradient(nn.Cell):
         return (*self.network.get_parameters(), *scale)
 
     def _fixed_when_compiled(self):
-        """The Parameters' memory, which loading may change, and the cells' modes."""
+        """Returns the addresses of the Parameters, which loading may change, and the cells' modes."""
         addresses = list(map(Tensor.data_ptr, self._parameters()))
         return addresses, [cell.training for _, cell in self.network.cells_and_names()]
 
 
 class _Graph(nn.Cell):
     """
-    The gradient as one compiled graph, also in PyNative mode, which loses second derivatives of some operators.
+    Computes the gradient in one compiled graph, also in PyNative mode, which loses some second derivatives.
 
-    A cell of its own, to be replaced: what was compiled in PyNative mode goes on as it was.
+    It is a cell of its own so that it can be replaced: code compiled in PyNative mode does not follow changes.
     """
 
     def __init__(self, owner, network, loss_scale, own_scale):
@@ -142,7 +142,7 @@ class _Graph(nn.Cell):
     @jit
     def construct(self, x, *rest):
         scale = self._read_scale()
-        # Of a method: MindSpore compiles no gradient of a Cell that another loss of the same graph calls as well.
+        # A method's gradient: MindSpore can't compile that of a Cell which another loss of the graph calls, too.
         grad = _grad(self._scaled_output)(x, scale, *rest)
         return gradients.multiply(grad, self._one / scale)
 
@@ -158,7 +158,7 @@ class _Graph(nn.Cell):
         return scaled(output, scale)
 
 
-# When it compiles, graph mode runs a function of constants, and hands on what it raises as it is.
+# Graph mode runs a function of constants when it compiles, and passes on the exceptions that it raises.
 @ops.constexpr
 def _not_one_tensor(owner, returned):
     raise TypeError(
@@ -168,12 +168,12 @@ def _not_one_tensor(owner, returned):
 
 
 def _without_casts(flags):
-    """Of flags, those that a cell may have whose scale stays float32: 65536 is infinite in float16."""
+    """Returns the flags without those that would cast the scale: 65536 is infinite in float16."""
     return {name: flag for name, flag in flags.items() if name not in ("fp16", "bf16")}
 
 
 def _number(owner, loss_scale):
-    """The scale of its own, 1 where there is none."""
+    """Returns the separate, fixed scale, 1 if there is none."""
     if loss_scale is None or isinstance(loss_scale, LossScale):
         return 1.0
     if not isinstance(loss_scale, numbers.Real) or isinstance(loss_scale, bool):
@@ -185,6 +185,6 @@ def _number(owner, loss_scale):
 
 
 def holds_input_gradient(networks, loss_scale):
-    """Whether the scale of `loss_scale` takes part in a forward of the networks."""
+    """Returns whether the networks contain an InputGradient on this loss scale."""
     cells = [cell for network in networks for _, cell in network.cells_and_names()]
     return any(isinstance(cell, InputGradient) and cell.loss_scale is loss_scale for cell in cells)

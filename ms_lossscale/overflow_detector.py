@@ -1,4 +1,4 @@
-"""Overflow detectors: what a training cell asks whether a step overflowed."""
+"""Overflow detectors, which tell a training cell whether a step overflowed."""
 
 from mindspore import Tensor, get_context, ops
 from mindspore import dtype as mstype
@@ -94,7 +94,7 @@ class FloatStatusRegister(OverflowDetector):
         ``Ascend``
     """
 
-    # What makes the operators that read and clear the register; `ms_lossscale.emulation` puts its own here.
+    # The classes of the operators that read and clear the register. `ms_lossscale.emulation` replaces them.
     operators = (NPUGetFloatStatusV2, NPUClearFloatStatusV2)
 
     def __init__(self) -> None:
@@ -102,11 +102,11 @@ class FloatStatusRegister(OverflowDetector):
         make_get_status, make_clear_status = self.operators
         self._get_status = make_get_status()
         self._clear_status = make_clear_status()
-        # The operators want an input of this form; what it holds means nothing.
+        # The operators require an input of this form, but ignore its values.
         self._no_status = Tensor([0] * 8, mstype.int32)
 
-    # Neither operator is marked as having a side effect, so nothing but ops.depend keeps them in their places, and a
-    # clear whose result nothing used would be dropped as dead code.
+    # Neither operator is marked as having a side effect. So only ops.depend keeps them in order, and a clear whose
+    # result is not used would be dropped as dead code.
 
     def start(self, inputs: tuple) -> tuple:
         cleared = self._clear_status(ops.depend(self._no_status, inputs))
@@ -120,19 +120,19 @@ class FloatStatusRegister(OverflowDetector):
 
 
 class NoCheck(OverflowDetector):
-    """Never sees an overflow: for loss scales with `drop_overflow_update=False`."""
+    """Never finds an overflow: it is for loss scales with `drop_overflow_update=False`."""
 
     def __init__(self) -> None:
         super().__init__()
         self._zero = Tensor(0, mstype.int32)
 
     def construct(self, grads):
-        # After the gradients, as any answer: what follows it, the scale's next value, must not overtake them.
+        # Like any answer, it comes after the gradients, so that the update of the scale does not overtake them.
         return gradients.never(ops.depend(self._zero, grads))
 
 
 def default_overflow_detector():
-    """The detector that is right for the device and its mode."""
+    """Returns the detector for the device and its mode."""
     emulated = FloatStatusRegister.operators != (NPUGetFloatStatusV2, NPUClearFloatStatusV2)
     if emulated or (get_context("device_target") == "Ascend" and DeviceOverflowCheck().saturates):
         return FloatStatusRegister()

@@ -1,4 +1,4 @@
-"""Drawing the loss and the loss scale of a training."""
+"""Draws the loss and the loss scale of a training."""
 
 import csv
 import itertools
@@ -17,7 +17,7 @@ _WHAT = "Plotting a training"
 
 
 class _Row(NamedTuple):
-    """A row of a CSV file: of which network it is, and what a History has of each step."""
+    """A row of the CSV file: its network, and what a History has for each step."""
 
     network: int
     step: int
@@ -28,12 +28,12 @@ class _Row(NamedTuple):
 
 
 class History(NamedTuple):
-    """The steps of one network, or of several with one overflow check."""
+    """The steps of one network, or of several that share an overflow check."""
 
-    # What distinguishes it from others in the same picture; empty if there are none.
+    # Its name in a picture with several, else empty.
     name: str
-    # For each step its number, never falling; its loss; its loss scale, or several if networks have their own; whether
-    # it was skipped; how many further attempts it took.
+    # For each step: its number, which never decreases; the loss; the loss scale, or several if networks have their own;
+    # whether it was skipped; the number of retries.
     step: Sequence[int]
     loss: Sequence[float]
     loss_scales: Sequence[tuple[float, ...]]
@@ -106,9 +106,9 @@ def plot_scale(path: StrPath, picture: Optional[StrPath] = None, title: Optional
 
 
 def _read(path):
-    """The rows in the CSV file of a LossScaleMonitor."""
+    """Reads the rows of a LossScaleMonitor's CSV file."""
     text = path.read_text(errors="replace")
-    # The last line may not be whole if the training still runs.
+    # The last line may be incomplete if the training is still running.
     lines = text[: text.rfind("\n") + 1].splitlines()
     reader = csv.DictReader(lines)
     missing = [column for column in _COLUMNS if column not in (reader.fieldnames or ())]
@@ -153,7 +153,7 @@ def _row(row):
 
 
 def _one_after_the_other(rows):
-    """The rows, each training's steps counted on from those of the one before, and how many trainings there are."""
+    """Numbers the steps of several trainings consecutively. Returns the rows and the number of trainings."""
     before, last, trainings, counted_on = 0, 0, 1, []
     for row in rows:
         if row.step < last:
@@ -164,7 +164,7 @@ def _one_after_the_other(rows):
 
 
 def draw(path, title, histories, loss_unit="", step_unit="step"):
-    """Draws a list of histories into one picture; the units say what losses and steps are measured in."""
+    """Draws a list of histories into one picture. The units are those of losses and steps."""
     figure = matplotlib_figure(_WHAT)(figsize=(9, 6.5), dpi=120, layout="constrained")
     figure.suptitle(title)
     loss_axes, scale_axes = figure.subplots(2, sharex=True)
@@ -205,7 +205,7 @@ def _mark(axes, number, values, which, label, marker, color):
 
 
 def running_mean(values, window):
-    """The mean of the last `window` values at each place, of those that are finite."""
+    """Returns at each place the mean of the last `window` values, without those that are not finite."""
     finite = np.isfinite(values)
     sums, counts = (
         np.convolve(terms, np.ones(window))[: len(values)] for terms in (np.where(finite, values, 0.0), finite)

@@ -1,4 +1,4 @@
-"""Which Parameters and buffers a skipped step must restore."""
+"""Finds the Parameters and buffers that a skipped step must restore."""
 
 import warnings
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from ms_lossscale._arguments import listed
 from ms_lossscale.forward_state.reachable import is_users, reachable
 from ms_lossscale.forward_state.reading import Reading, entries
 
-# So many elements are copied in each step without asking what writes them.
+# Up to so many elements are copied in each step even if nothing is known to write them.
 _FEW = 10**6
 _SHOWN = 3
-# What MindSpore's normalisation cells (`nn` and `mint.nn`) write, and THOR's layers for their optimizer.
+# Written by MindSpore's normalisation cells (`nn` and `mint.nn`), and by THOR's layers for their optimizer.
 _WRITTEN_BY_LAYERS = (
     *("moving_mean", "moving_variance", "running_mean", "running_var", "num_batches_tracked"),
     *("matrix_a", "matrix_g", "matrix_a_cov", "matrix_g_cov", "a_normalizer", "g_normalizer"),
@@ -21,8 +21,8 @@ _WRITTEN_BY_LAYERS = (
 
 class SharedBuffer:
     """
-    A registered buffer of a cell, and a Parameter that shares its memory: compiled code reads a buffer as the constant
-    that it was, but not a Parameter.
+    A registered buffer of a cell, and a Parameter that shares its memory: compiled code sees a buffer as a constant,
+    but not a Parameter.
     """
 
     def __init__(self, name, buffer, cell, attribute):
@@ -31,11 +31,11 @@ class SharedBuffer:
         self.share()
 
     def registered(self):
-        """The buffer that is registered now."""
+        """Returns the buffer that is registered now."""
         return getattr(self._cell, self._attribute)
 
     def share(self):
-        """Before the first step: pretrained values may have come with memory of their own."""
+        """Shares the memory, again before the first step: loading may have given the buffer other memory."""
         self.parameter.assign_value(self.registered())
 
 
@@ -45,8 +45,8 @@ class Found:
     What a forward may write.
 
     Attributes:
-        parameters (list[Parameter]): Those that MindSpore knows, in the networks' order, and those that were declared.
-        unregistered (list[Parameter]): Those in Python containers and the like, which no checkpoint has.
+        parameters (list[Parameter]): Those that MindSpore finds, in the networks' order, and those that were declared.
+        unregistered (list[Parameter]): Those that are in no checkpoint, since they are in Python containers, say.
         buffers (list[SharedBuffer]): Registered buffers.
     """
 
@@ -56,7 +56,7 @@ class Found:
 
     @property
     def names(self):
-        """A name for each, all different."""
+        """Returns a name for each, all different."""
         unregistered = [f"unregistered_{i}.{parameter.name}" for i, parameter in enumerate(self.unregistered)]
         buffers = [buffer.parameter.name for buffer in self.buffers]
         return [*(parameter.name for parameter in self.parameters), *unregistered, *buffers]
@@ -64,10 +64,10 @@ class Found:
 
 def find_forward_state(owner, networks, declared=()):
     """
-    Finds what the forward of networks may write, and what the user has `declared` that it writes.
+    Finds what the forward of networks may write, in addition to what the user has `declared`.
 
-    Small state is found by walking objects, however it is written. The source is read only where copying is expensive:
-    for what is large, for weights, and for frozen weights of MindSpore's layers. `owner` is named in warnings.
+    Small state is found by walking through objects, whatever code writes it. The source is read only where copying is
+    expensive: for large state, weights, and frozen weights of MindSpore's layers. Warnings name `owner`.
     """
     things = reachable(networks)
     reading = Reading()
@@ -92,7 +92,7 @@ def find_forward_state(owner, networks, declared=()):
     )
     registered = {id(p): p for network in networks for p in network.get_parameters()}
     registered.update((id(parameter), parameter) for parameter in declared)
-    # The order of 0.2, whose checkpoints have the numbers.
+    # The order of version 0.2, since checkpoints contain the numbers.
     positions = {id(cell): i for i, cell in enumerate(cells)}
     read = [key for key in reading.written if key in buffers]
     read.sort(key=lambda key: -positions[id(buffers[key][2])])
@@ -107,14 +107,14 @@ def find_forward_state(owner, networks, declared=()):
 
 
 def may_write_inputs(networks):
-    """Whether a network may write into what it is called with."""
+    """Returns whether a network may write to its inputs."""
     reading, stand_in = Reading(), Tensor(0.0)
     reading.read(networks, [stand_in])
     return id(stand_in) in reading.written or id(stand_in) in reading.doubted
 
 
 def _buffers(networks, cells):
-    """For each registered buffer its path, itself, its cell, and its name there."""
+    """Returns for each registered buffer its path, the buffer, its cell, and its name there."""
     paths = {id(cell): f"{path}." if path else "" for network in networks for path, cell in network.cells_and_names()}
     return {
         id(buffer): (paths.get(id(cell), "unregistered.") + name, buffer, cell, name)
@@ -125,7 +125,7 @@ def _buffers(networks, cells):
 
 
 def _without_gradient(cells, parameters):
-    """The Parameters without gradient that are not those of MindSpore's layers."""
+    """Returns the Parameters without gradient that do not belong to MindSpore's layers."""
     of_layers = {id(each) for cell in cells if not is_users(type(cell)) for each in cell._params.values()}
     return [key for key, each in parameters.items() if not each.requires_grad and key not in of_layers]
 

@@ -1,4 +1,4 @@
-"""All objects that can be reached from networks: what their forwards can possibly write is among them."""
+"""Finds all objects that can be reached from networks. Their forwards can write to nothing else."""
 
 import collections
 import functools
@@ -19,13 +19,13 @@ _CODE_OF_OTHERS = ("mindspore", "ms_lossscale", "_c_expression", "numpy")
 
 def reachable(networks):
     """
-    Lists each object that can be reached through attributes, containers, cells, helper objects, classes, and functions'
-    closures, defaults and globals. Of MindSpore, NumPy and Python only MindSpore's cells are entered.
+    Returns all objects that can be reached through attributes, containers, cells, helper objects, classes, and the
+    closures, defaults and globals of functions. Of MindSpore, NumPy and Python, it enters only MindSpore's cells.
     """
     found, waiting = {}, collections.deque(networks)
     while waiting:
         thing = waiting.popleft()
-        # A loss scale keeps what a skipped step moves.
+        # A skipped step must change the state of a loss scale.
         if isinstance(thing, (*LEAVES, LossScale)) or id(thing) in found:
             continue
         found[id(thing)] = thing
@@ -34,16 +34,16 @@ def reachable(networks):
 
 
 def is_users(thing):
-    """Whether a class, a function, a module or an object's class is not MindSpore's, this package's or Python's."""
+    """Returns whether a class, function, module or object's class is the user's: not MindSpore's, ours or Python's."""
     if isinstance(thing, types.ModuleType):
         module = thing.__name__
     elif isinstance(thing, types.FunctionType):
-        # That of its code: what `functools.wraps` wraps has the module of the function within.
+        # The module of its code: `functools.wraps` gives a wrapper the module name of the function inside.
         module = thing.__globals__.get("__name__") or ""
     else:
         module = getattr(thing, "__module__", None) or ""
     if module.startswith("ms_lossscale.selfcheck."):
-        # Stands for a user's.
+        # The self-check's networks stand for a user's.
         return True
     return module.partition(".")[0] not in _CODE_OF_OTHERS and not _is_pythons(module.partition(".")[0])
 
@@ -62,7 +62,7 @@ def _parts(thing):
     if isinstance(thing, (collections.abc.Mapping, *SEQUENCES)):
         return thing.values() if isinstance(thing, collections.abc.Mapping) else thing
     if isinstance(thing, types.ModuleType):
-        # Functions name what they use of it.
+        # What is used of it is found through the names in functions.
         return ()
     if isinstance(thing, type):
         return vars(thing).values() if is_users(thing) else ()
@@ -88,7 +88,7 @@ def _parts_of_function(thing):
 
 
 def _held_by(cell):
-    """What a cell of a closure holds, if it was assigned already."""
+    """Returns a list of what a closure's cell holds, empty if nothing has been assigned yet."""
     try:
         return [cell.cell_contents]
     except ValueError:

@@ -1,8 +1,8 @@
 """
-Which tensors some source may write: a crude reading that errs towards "may".
+Finds the tensors that source code may write to. The reading is crude, and in doubt says "may write".
 
-A name stands for all real objects that its value may ever be, or that such containers hold. In which order a function
-does what, and under which condition, is not asked. All functions that may run are read until nothing new comes up.
+A name stands for all real objects that it may ever refer to, or that such containers hold. The order of statements and
+their conditions are ignored. All functions that may run are read again until nothing new is found.
 """
 
 import ast
@@ -37,44 +37,44 @@ from ms_lossscale.forward_state.values import (
     union,
 )
 
-# Methods of tensors that write them, and MindSpore's functions and primitives that write their first argument.
+# Methods that write to their tensor, and MindSpore's functions and primitives that write to their first argument.
 _WRITES = re.compile(r"(?!_).*[^_]_|set_data|(?i:assign)\w*|itemset|scatter_(?!nd$)\w+|index_add")
-# Those whose result may be what they are given; gradients and maps give functions, which are called later.
+# Those that may return their argument. Gradients and maps return functions, which are called later.
 _SHARES = re.compile(
     r"(?i)depend|load|stop_?gradient|identity|value|data|cast|astype|to|float|view|view_?as|reshape|transpose|permute"
     r"|m?t|flatten|ravel|squeeze|unsqueeze|expand_?dims|expand_?as|narrow|select|split|chunk|unbind|swapaxes|diagonal"
     r"|detach|assign\w*|\w*grad\w*|hypermap|map|vmap|jit|vjp|jvp"
 )
-# Methods of MindSpore's cells that give what they hold.
+# Methods of MindSpore's cells that return what the cells hold.
 _QUERIES = re.compile(r"\w*(params|parameters|parameters_dict|buffers|cells|parameters_and_names|cells_and_names)")
 _NEW_TENSORS = (ast.BinOp, ast.UnaryOp, ast.Compare, ast.FormattedValue, ast.JoinedStr)
 _CONTAINERS_IN_SOURCE = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.ListComp, ast.SetComp, ast.DictComp)
 _NOT_OF_A_FORWARD = ("__init__", "__new__", "__init_subclass__", "__repr__", "__str__")
-# More arguments than functions have, where it is not known which is which; and far more rounds than any source needs.
+# More arguments than functions have, for when it is unknown which is which; and far more rounds than are ever needed.
 _MANY, _MOST_ROUNDS = 20, 100
 
 
 class Reading:
     """
-    Reads what forwards may write.
+    Reads which tensors forwards may write to.
 
     Attributes:
-        written (dict): The tensors, by identity.
-        doubted (dict): Tensors of which it can't be decided, by identity, each with the reason.
+        written (dict): These tensors, by identity.
+        doubted (dict): Tensors for which the reading is inconclusive, by identity, each with the reason.
     """
 
     def __init__(self):
         self.written, self.doubted = {}, {}
-        # What is kept must stay what it is for as long as its identity counts.
+        # Objects are kept alive so that their identities stay unique.
         self._functions, self._kept = {}, {}
         # What may be assigned to attributes and globals, by name.
         self._assigned = {}
         self._is_news = False
 
     def read(self, functions, given=()):
-        """Reads what may run if functions are called with any of what is given."""
+        """Reads what may run if the functions are called with any of the given objects."""
         for _ in range(_MOST_ROUNDS):
-            # What can't be decided may only not be known yet.
+            # Doubts of earlier rounds may be gone when more is known.
             self._is_news = False
             self.doubted.clear()
             for function in functions:
@@ -146,7 +146,7 @@ class Reading:
             self._add(reader.returned, values if isinstance(node, ast.Return) else {})
 
     def _assign_parts(self, target, value, reader, is_loop):
-        """Of a tuple, and of `zip`, it is known which is which."""
+        """Assigns element by element if the value is a tuple or a `zip`."""
         is_zip = isinstance(value, ast.Call) and getattr(value.func, "id", "") == "zip"
         parts = value.args if is_zip else getattr(value, "elts", ())
         if len(getattr(target, "elts", ())) == len(parts) > 0 and not any(isinstance(n, ast.Starred) for n in parts):
@@ -172,7 +172,7 @@ class Reading:
                 self._grow(target, values, reader)
 
     def _grow(self, target, values, reader):
-        """What a target stands for may be, or hold, these as well."""
+        """Adds these values to what a target may be or hold."""
         while isinstance(target, ast.Subscript):
             target = target.value
         if isinstance(target, ast.Name):
@@ -222,7 +222,7 @@ class Reading:
         return found
 
     def _keep(self, new, *key):
-        """The first object that was given with this key."""
+        """Returns the first object that was given with this key."""
         return self._kept.setdefault((type(new), *key), new)
 
     # Calls
@@ -241,7 +241,7 @@ class Reading:
             return self._super(args, reader)
         receivers = self._evaluate(func.value, reader) if isinstance(func, ast.Attribute) else {}
         functions = called(self._attribute(receivers, name) if receivers else self._evaluate(func, reader))
-        # What is passed to what is not known may be called there, a hook say.
+        # An unknown function may call what is passed to it, such as a hook.
         found = self._call_all(functions, args, kwargs) if functions else self._call_all(functions_in(given), [], {})
         is_of_tensor = isinstance(func, ast.Attribute) and hasattr(Tensor, name) and not elements(receivers, Tensor)
         if _WRITES.fullmatch(name):
@@ -265,7 +265,7 @@ class Reading:
         return union(*(self._call(function, args, kwargs) for function in called(functions).values()))
 
     def _call(self, function, args, kwargs):
-        """What a call may return."""
+        """Returns what a call may return."""
         given = union(*args, *kwargs.values())
         if isinstance(function, types.MethodType):
             return self._call(function.__func__, [of(function.__self__), *args], kwargs)
@@ -284,7 +284,7 @@ class Reading:
         if isinstance(function, nn.Cell) and is_users(inner_function(function.construct)):
             return self._call(function.construct, args, kwargs)
         if isinstance(function, type) and is_users(function):
-            # From then on, all that the class can do to what it was given may be done.
+            # From then on, any method of the class may run with what it was given.
             methods = [each for each in vars(function).values() if isinstance(each, types.FunctionType)]
             return {**given, **self._call_all(of(*methods), [{**given, **of(function)}] * _MANY, {}), **of(function)}
         if not is_users(function if hasattr(function, "__module__") else type(function)):
@@ -317,7 +317,7 @@ class Reading:
         return reader.returned
 
     def _call_of_others(self, function, args, kwargs):
-        """A function, class or primitive of MindSpore's or Python's."""
+        """Returns what a call of a function, class or primitive of MindSpore's or Python's may return."""
         cls = function if isinstance(function, type) else type(function)
         name = getattr(function, "__name__", cls.__name__)
         module = (getattr(function, "__module__", None) or cls.__module__).partition(".")[0]
@@ -337,21 +337,21 @@ class Reading:
         self._run_within(function, name, args, kwargs)
         if _QUERIES.fullmatch(name):
             return args[0]
-        # A class also stands for its instances, and one of Python's for a container of what it is given.
+        # A class also stands for its instances, and a class of Python's for a container of its arguments.
         instance = of(function) if isinstance(function, type) else {}
         if module not in ("mindspore", "_c_expression"):
             return {**elements(given), **instance, **(SOME_CONTAINER if instance else {})}
         return {**elements(given), **instance} if _SHARES.fullmatch(name) else instance
 
     def _run_within(self, function, name, args, kwargs):
-        """The functions that MindSpore or Python calls with what else it is given."""
+        """Calls the functions that MindSpore or Python would call with the other arguments."""
         held = vars(function).values() if hasattr(function, "__dict__") and not isinstance(function, type) else ()
         if isinstance(function, ops.MultitypeFuncGraph):
             held = [entry[-1] for entry in function.entries]
         self._call_all(functions_in(of(*held)), args, kwargs)
         others = [elements(values) for values in args if not functions_in(values)]
         if re.fullmatch(r"(?i)\w*grad\w*|vjp|jvp", name):
-            others = []  # The weights, say, by which it differentiates.
+            others = []  # For example, the weights to differentiate by.
         elif not re.fullmatch(r"(?i)\w*(map|reduce)", name):
             others = [union(*others)] * _MANY
         self._call_all(functions_in(union(*args, *kwargs.values())), others, {})
@@ -360,7 +360,7 @@ class Reading:
 
 
 def entries(thing):
-    """The functions of an object that a forward or a backward calls without naming them."""
+    """Yields the functions of an object that a forward or a backward calls without naming them."""
     if isinstance(thing, nn.Cell):
         hooks = (thing._forward_pre_hook, thing._forward_hook, thing._backward_pre_hook, thing._backward_hook)
         yield from (hook for each in hooks if isinstance(each, dict) for hook in each.values())

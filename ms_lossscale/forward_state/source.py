@@ -1,4 +1,4 @@
-"""The source of functions, taken apart, and what MindSpore's primitives declare in theirs."""
+"""Parses the source of functions, and finds what MindSpore's primitives declare in theirs."""
 
 import ast
 import builtins
@@ -12,11 +12,11 @@ import warnings
 
 @functools.lru_cache(maxsize=4096)
 def tree_of(code):
-    """The node of the function or lambda with this code object; None where its source can't be read."""
+    """Returns the AST node of the function or lambda with this code object, None if its source can't be read."""
     try:
         lines, first = inspect.getsourcelines(code)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python warned of a user's literals when it compiled them.
+            warnings.simplefilter("ignore")  # Python warned when it compiled the user's code.
             tree = ast.parse(textwrap.dedent("".join(lines)))
     except (OSError, TypeError, SyntaxError):
         return None
@@ -35,9 +35,9 @@ def _is_of(node, name, line):
 @functools.cache
 def declares_writing(cls):
     """
-    Whether a class of MindSpore's primitives declares that it writes an input.
+    Returns whether a class of MindSpore's primitives declares that it writes to an input.
 
-    A signature keeps nothing that Python can read once it was declared, so its declaration is read.
+    The declaration is read from the source, since Python can't read it from a signature.
     """
     for base in cls.__mro__:
         if "__mindspore_signature__" in vars(base):
@@ -48,7 +48,7 @@ def declares_writing(cls):
 
 
 def parameter_names(node):
-    """The names of a function's parameters, in their order."""
+    """Returns the names of a function's parameters, in their order."""
     return [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
 
 
@@ -57,7 +57,7 @@ def expressions_in(node):
 
 
 def assignments(node):
-    """Pairs of a target and what it is assigned, or, in a loop, what is iterated over."""
+    """Yields pairs of a target and what is assigned to it, or, in a loop, what is iterated over."""
     if isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.For, ast.comprehension, ast.withitem)):
         targets = getattr(node, "targets", None) or [getattr(node, "target", None) or node.optional_vars]
         value = next(getattr(node, name) for name in ("value", "iter", "context_expr") if hasattr(node, name))
@@ -65,7 +65,7 @@ def assignments(node):
 
 
 def outside(function, name):
-    """What a name that a function does not assign stands for; None if there is no such thing yet."""
+    """Returns what a name stands for that a function does not assign, None if there is no such object yet."""
     code = function.__code__
     if name in code.co_freevars and function.__closure__:
         return function.__closure__[code.co_freevars.index(name)].cell_contents
@@ -73,7 +73,7 @@ def outside(function, name):
 
 
 def names_that_may_be(node, owners):
-    """The names of attributes of which the source has the parts."""
+    """Returns the owners' attribute names that contain all string constants of an expression."""
     texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
     parts = [part for text in texts for part in re.split(r"%\w|\{.*?\}", text)]
     held = [vars(owner) for owner in owners.values() if hasattr(owner, "__dict__")]

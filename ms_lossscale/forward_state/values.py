@@ -1,4 +1,4 @@
-"""What a name or an expression of the source may stand for: a set of real objects, by identity."""
+"""What a name or an expression in source code may stand for: a set of real objects, by identity."""
 
 import functools
 import types
@@ -8,12 +8,12 @@ from mindspore import Tensor, nn, ops
 from ms_lossscale.forward_state.reachable import LEAVES, SEQUENCES
 
 _CONTAINERS = (*SEQUENCES, dict)
-# Stands for a container that the source makes, whose elements stand beside it.
+# Stands for a container that the source code makes. Its elements are in the same set.
 SOME_CONTAINER = {"some": ()}
 
 
 class Function:
-    """A function that is read, or one within it, whose names and returned values count as its own."""
+    """A function whose source is read. The names and returned values of functions inside it count as its own."""
 
     def __init__(self, function, node, outer=None):
         self.function, self.node = function, node
@@ -21,14 +21,14 @@ class Function:
 
 
 class Partial:
-    """A function with its first arguments."""
+    """A function with its first arguments bound."""
 
     def __init__(self, function, args):
         self.function, self.args = function, args
 
 
 def of(*things):
-    """Objects by identity, with those that containers hold."""
+    """Returns objects by identity, together with the contents of containers."""
     found, waiting = {}, list(things)
     while waiting:
         thing = waiting.pop()
@@ -51,7 +51,7 @@ def tensors(values):
 
 
 def elements(values, *but):
-    """What iterating or indexing may give."""
+    """Returns what iterating over the values, or indexing them, may give."""
     return {key: thing for key, thing in values.items() if not isinstance(thing, (*_CONTAINERS, *but))}
 
 

@@ -1,4 +1,4 @@
-"""The forms in which a loss scale may be given."""
+"""The types that may be passed as a loss scale."""
 
 import numbers
 from typing import Any, Union
@@ -22,9 +22,8 @@ AcceptedLossScale = Union[
 
 def as_loss_scale(owner: str, loss_scale: Any) -> LossScale:
     """
-    The loss scale cell that `loss_scale` stands for, an AcceptedLossScale: MindSpore's managers and update cells give
-    their settings, and None means no scaling and no check. Raises if it is none, or can be none; `owner` is in the
-    message.
+    Returns the LossScale that `loss_scale` stands for. MindSpore's managers and update cells are replaced by loss
+    scales with the same settings; None means no scaling and no check. Raises for anything else, naming `owner`.
     """
     if loss_scale is None:
         return FixedLossScale(1.0, drop_overflow_update=False)
@@ -47,7 +46,7 @@ def as_loss_scale(owner: str, loss_scale: Any) -> LossScale:
 
 
 def check_distinct(owner, loss_scales, cure):
-    """Raises a ValueError if one Cell is the loss scale of two networks, of which each has its own."""
+    """Raises a ValueError if two networks, each with its own loss scale, were given the same Cell."""
     cells = [id(each) for each in loss_scales if isinstance(each, nn.Cell)]
     if len(set(cells)) < len(cells):
         raise ValueError(
@@ -68,6 +67,6 @@ def _check_has_rule(owner, loss_scale):
 
 def _dynamic(stock):
     init = float(stock.get_loss_scale())
-    # MindSpore's have no ceiling; ours must not be below what the user asked for.
+    # MindSpore's have no ceiling. Ours must not be below the scale that the user asked for.
     ceiling = max(init, 2.0**24)
     return DynamicLossScale(init, float(stock.scale_factor), int(stock.scale_window), max_loss_scale=ceiling)

@@ -1,4 +1,4 @@
-"""What all loss scales have in common: cells that own the scale, and the state of its update rule, as Parameters."""
+"""The base class of the loss scales: a cell with the scale, and the state of its update rule, as Parameters."""
 
 from typing import Any, TypeVar
 
@@ -50,13 +50,13 @@ class LossScale(Float32Cell):
         self.scale_value = Parameter(
             Tensor(loss_scale, mstype.float32), name="loss_scale.scale_value", requires_grad=False
         )
-        # Made here, since graph mode merges equal constants, and a network's in-place operators then change all.
+        # Made here: graph mode merges equal constants, and a network's in-place operators then change all of them.
         self._one = Tensor(1.0, mstype.float32)
         self._no_steps, self._one_step = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
         self._smallest, self._largest = Tensor(2.0**-126, mstype.float32), Tensor(2.0**126, mstype.float32)
-        # Of the accumulation cycles that use this loss scale, the Parameters that hold a cycle's scale.
+        # The scale Parameters of the accumulation cycles that use this loss scale.
         self._scales_of_cycles: list[Parameter] = []
-        # The update rules of this package can't leave that range.
+        # Only the user's update rules can leave that range.
         self._rule_is_checked = type(self).next_scale.__module__.partition(".")[0] != "ms_lossscale"
         self._not_a_scale = (
             f"For '{type(self).__name__}', 'next_scale' must return the next step's scale, a float32 Tensor of the "
@@ -98,13 +98,13 @@ class LossScale(Float32Cell):
             ValueError: If `value` is not finite or not > 0, or if it is too large for gradient accumulation.
         """
         value = self.check_scale(f"{type(self).__name__}.set_loss_scale", "value", value)
-        # Not set_data: in PyNative mode a compiled function would go on writing to the memory that it replaces.
+        # Not set_data: in PyNative mode, compiled code would go on writing to the memory that it replaces.
         write_in_place([(self.scale_value, Tensor(value, mstype.float32))])
         for scale_of_cycle in self._scales_of_cycles:
             ops.assign(scale_of_cycle, -ops.abs(scale_of_cycle))
 
     def mark_when_set(self, scale_of_cycle: Parameter) -> None:
-        """Has the sign of `scale_of_cycle`, a Parameter, made negative when the scale is set by hand."""
+        """Makes `scale_of_cycle`, a Parameter, negative whenever the scale is set by hand."""
         self._scales_of_cycles.append(scale_of_cycle)
 
     def check_scale(self, owner: str, name: str, value: float) -> float:
@@ -121,8 +121,8 @@ class LossScale(Float32Cell):
 
     def limit(self, steps: int) -> None:
         """
-        Narrows the range to what gradients allow that are averaged over so many calls, multiplied by `1 / steps /
-        scale`. Raises a ValueError if the scale is larger, or can become so by its update rule.
+        Narrows the range of scales to what accumulation allows: gradients are multiplied by `1 / steps / scale`. Raises
+        a ValueError if the scale is larger, or if its update rule can make it so.
         """
         largest = min(float(self._largest.asnumpy()), 2.0 ** (126 - (steps - 1).bit_length()))
         self._largest = Tensor(largest, mstype.float32)
@@ -130,7 +130,7 @@ class LossScale(Float32Cell):
             self.check_scale(type(self).__name__, name, value)
 
     def _largest_scales(self):
-        """The scale, and the largest one that the update rule can arrive at, by the arguments that say so."""
+        """Returns the scale and the largest one that the update rule can reach, by the arguments that set them."""
         return {self._scale_argument: self.get_loss_scale()}
 
     def scale(self, inputs: Tensors) -> Tensors:
@@ -189,7 +189,7 @@ class LossScale(Float32Cell):
         return ops.equal(loss_scale, loss_scale)
 
     def _or_else(self, next_scale, loss_scale):
-        """`next_scale`, in float32, or `loss_scale` if that can be no loss scale."""
+        """Returns `next_scale` in float32, or `loss_scale` if that is not a valid loss scale."""
         if not isinstance(next_scale, Tensor):
             raise TypeError(self._not_a_scale)
         if next_scale.shape != loss_scale.shape:
@@ -197,7 +197,7 @@ class LossScale(Float32Cell):
                 raise ValueError(self._not_a_scale)
             next_scale = next_scale.reshape(loss_scale.shape)
         next_scale = next_scale.astype(mstype.float32)
-        # Neither holds of a NaN.
+        # Both comparisons are False for NaN.
         is_scale = ops.logical_and(next_scale >= self._smallest, next_scale <= self._largest)
         return ops.select(is_scale, next_scale, loss_scale)
 

@@ -1,4 +1,4 @@
-"""The loss scales of the package: how each one's update rule moves the scale."""
+"""The loss scales of the package, each with its update rule."""
 
 from collections.abc import Sequence
 from typing import Optional
@@ -124,7 +124,7 @@ class DynamicLossScale(LossScale):
                 f"{written_scale(self.max_loss_scale)}, but got {written_scale(init_loss_scale)}. Choose another one "
                 f"or move the bounds."
             )
-        # Tensors, since graph mode takes Python floats beside a Parameter for float64.
+        # Tensors, since graph mode makes Python floats float64 beside a Parameter.
         self._factor, self._backoff, self._floor, self._ceiling = (
             Tensor(value, mstype.float32)
             for value in (self.scale_factor, self.backoff_factor, self.min_loss_scale, self.max_loss_scale)
@@ -142,7 +142,7 @@ class DynamicLossScale(LossScale):
         return ops.maximum(loss_scale * self._backoff, self._floor) < loss_scale
 
     def next_scale(self, loss_scale: Tensor, overflow: Tensor) -> Tensor:
-        # >= and not ==, so that a checkpoint with a larger scale_window or hysteresis does not block the rule.
+        # >= rather than ==, so that a checkpoint with a larger scale_window or hysteresis does not block the rule.
         clean = ops.select(overflow, self._no_steps, self.clean_steps + self._one_step)
         grows = clean >= self._window
         if self.hysteresis == 1:
@@ -230,7 +230,7 @@ class ScheduledLossScale(LossScale):
         super().__init__(loss_scales[0], drop_overflow_update)
         self.milestone = milestone
         self.loss_scales = loss_scales
-        # The last milestone ends nothing: its scale holds on.
+        # No new scale starts at the last milestone.
         self._starts = Tensor([0] + milestone[:-1], mstype.int32)
         self._values = Tensor(loss_scales, mstype.float32)
         self._no_scale = Tensor(0.0, mstype.float32)

@@ -1,6 +1,6 @@
 """
-How many runs advise_float32 takes on a ResNet-50-like network and on a 12-layer transformer, and how many bisecting by
-hand takes at least, of which each step is a run, too.
+Counts the runs of advise_float32 on a ResNet-50-like network and on a 12-layer transformer. For comparison, bisecting
+by hand takes about k log2(n) runs to find k of n cells.
 
     python benchmarks/advise_runs.py
 """
@@ -21,7 +21,7 @@ from overflowing import CLASSES, ResNet, Transformer
 
 from ms_lossscale import advise_float32
 
-# Narrow, since only the number of cells counts.
+# Narrow, since only the number of cells matters.
 NETWORKS = {
     "ResNet-50-like": lambda: ResNet((3, 4, 6, 3), channels=4),
     "transformer, 12 layers": lambda: Transformer(depth=12, width=16, heads=2),
@@ -32,7 +32,7 @@ def main():
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     random = np.random.default_rng(0)
     images = random.uniform(0, 1, (8, 1, 28, 28)).astype(np.float32)
-    # Rows to be masked.
+    # Rows that are masked.
     images[:, :, :4] = 0
     batch = Tensor(images), Tensor(random.integers(0, CLASSES, 8), mstype.int32)
     print(f"{'network':24} {'cells':>5} {'need float32':>12} {'runs':>5} {'seconds':>8}")

@@ -1,4 +1,4 @@
-"""What each benchmark imports before MindSpore: the examples' modules can then be found, and convolutions are fast."""
+"""What each benchmark imports before MindSpore, to find the examples' modules and to have fast convolutions."""
 
 import json
 import os
@@ -6,15 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-# With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower. It is read when
-# MindSpore is imported.
+# With AVX-512, MindSpore chooses convolutions on CPU that are 10 to 80 times slower. It reads this when it is imported.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
 
 
 def measured_by(script, *arguments, **variables):
-    """Runs a script with environment variables. Returns what it has printed last, as JSON, and all that it printed."""
+    """Runs a script with environment variables. Returns its last line, parsed as JSON, and all of its output."""
     command = [sys.executable, str(script), *map(str, arguments)]
     environment = {**os.environ, **variables}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace")

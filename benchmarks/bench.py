@@ -1,13 +1,13 @@
 """
-Measures what a step of ms_lossscale costs, against MindSpore's unscaled cell, in graph mode; with --all also against a
-hand-written recipe, in PyNative mode, for accumulation and the check by themselves, and what it costs that a step may
-be tried again, against the same cell without retries.
+Measures what a step of ms_lossscale costs, compared to MindSpore's unscaled cell, in graph mode. With --all, it also
+compares to a hand-written recipe, measures PyNative mode, accumulation alone and the check alone, and compares a cell
+with retries to the same cell without.
 
     python benchmarks/bench.py [--all]
 
-The sides of a case take turns in one process. There are as many such processes as sides, in each of which another one
-is built first, since that one is at an advantage. Memory is measured in one process for each side. Prints a table in
-GitHub's Markdown, and writes it and all that was measured to the output folder, see --output.
+The sides of a case take turns in one process. There are as many such processes as sides, and each builds another side
+first, since the first is at an advantage. Memory is measured in one process for each side. Prints a table in GitHub's
+Markdown, and writes it and all measurements to the output folder, see --output.
 """
 
 import argparse
@@ -29,10 +29,10 @@ from tqdm import tqdm
 MEASURE = Path(__file__).resolve().with_name("measure.py")
 
 CASES = ("tiny", "unscaled", "lenet", "mlp", "deep_narrow", "resnet18", "dcgan")
-# With --all. The last compare a cell with max_retries=3 to the same cell without.
+# With --all. Those with retries compare a cell with max_retries=3 to the same cell without.
 MORE_CASES = ("accumulation", "check", "lenet_retries", "mlp_retries", "resnet18_retries", "dcgan_retries")
 MODES = ("graph", "pynative")
-# These keep nothing, so that there is no memory to measure.
+# They keep nothing, so there is no memory to measure.
 CASE_WITHOUT_MEMORY, SIDE_WITHOUT_MEMORY = "check", "check and unscale"
 
 
@@ -50,7 +50,7 @@ def make_parser():
         help=f"of {', '.join(CASES)} and, with --all, {', '.join(MORE_CASES)} (default: all of them)",
     )
     add("--modes", nargs="+", choices=MODES, metavar="MODE", help="of graph, pynative (default: graph; --all: both)")
-    add("--all", action="store_true", help="all cases and modes, and the sides besides MindSpore's and ms_lossscale's")
+    add("--all", action="store_true", help="all cases and modes, and more sides than MindSpore's and ms_lossscale's")
     add("--rounds", type=positive_int, default=7, metavar="N", help="rounds in each process (default: %(default)s)")
     return parser
 
@@ -63,12 +63,12 @@ def parse_arguments():
 
 
 def run(*arguments):
-    """What `measure.py` has measured."""
+    """Returns what `measure.py` has measured."""
     return measured_by(MEASURE, *arguments)[0]
 
 
 def measure(case, mode, rounds, all_sides):
-    """Everything about a case in one mode."""
+    """Measures a case in one mode."""
     options = ["--rounds", rounds, *([] if all_sides else ["--pair"])]
     runs = [run(case, mode, *options)]
     sides = list(runs[0]["seconds"])
@@ -80,7 +80,7 @@ def measure(case, mode, rounds, all_sides):
 
 
 def machine():
-    """What the figures depend on."""
+    """Returns what the figures depend on."""
     cpu = re.search("model name\\s*: (.*)", Path("/proc/cpuinfo").read_text())
     return {
         "cpu": cpu.group(1) if cpu else "unknown",
@@ -92,7 +92,7 @@ def machine():
 
 
 def figures(result):
-    """For each side the seconds of a step and of its first call, medians, and the bytes of memory at their most."""
+    """Returns for each side the median seconds of a step and of its first call, and the peak memory in bytes."""
     runs, step, first_call = result["runs"], {}, {}
     for side in runs[0]["seconds"]:
         step[side] = statistics.median(itertools.chain(*(run["seconds"][side] for run in runs)))
@@ -102,8 +102,8 @@ def figures(result):
 
 def markdown(results):
     """
-    The table: for each case the step of the side that the others are compared to, and their ratios to it. A column of
-    which nothing was measured is left out.
+    Returns the table. For each case it has a step of the side that the others are compared to, and their ratios to it.
+    Columns without measurements are left out.
     """
     header = ["case", "mode", "compared to", "its step", "ms_lossscale", "recipe", "check and unscale alone"]
     header += ["its first call", "ms_lossscale's", "its peak memory", "ms_lossscale's"]

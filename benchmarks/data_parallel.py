@@ -1,11 +1,11 @@
 """
-What data parallelism costs: what a step sends, what it takes here on 1, 2 and 4 ranks, and what it should take on more.
+Shows the cost of data parallelism: what a step sends, and its time on 1, 2 and 4 ranks here, and on more in theory.
 
     python benchmarks/data_parallel.py
 
-Counted in the compiled graphs of a job with two ranks, measured on this machine in both modes, and calculated from a
-link's latency and bandwidth. With --calculate, only the last. And what a step takes and sends, and what a rank keeps,
-if the ranks share the optimizer's state: with --sharing, only that.
+Messages are counted in the compiled graphs of a job with two ranks. Times are measured on this machine in both modes,
+and calculated from a link's latency and bandwidth; --calculate does only this. Then time, messages and memory are shown
+for ranks that share the optimizer's state; --sharing does only this.
 """
 
 import argparse
@@ -28,9 +28,9 @@ WIDTH = 512
 LAYERS = 4
 CALLS, ROUNDS = 5, 7
 MODES = ("graph", "pynative")
-# Of the network whose optimizer's state the ranks share: 25 million weights.
+# The network whose optimizer's state the ranks share has 25 million weights.
 SHARED_WIDTH, SHARED_LAYERS, SHARED_BATCH = 2048, 6, 8
-# Whose steps are measured.
+# The sides whose steps are measured.
 SIDES = ("nn.TrainOneStepCell", "Scaled", "Scaled, nothing checked", "written by hand")
 MEASURED_RANKS = (1, 2, 4)
 CALCULATED_RANKS = (8, 16, 32, 64, 128, 256, 512, 1024)
@@ -39,7 +39,7 @@ CALCULATED_RANKS = (8, 16, 32, 64, 128, 256, 512, 1024)
 def make_parser():
     parser = argparse.ArgumentParser(description="Count, measure and calculate what data parallelism costs.")
     parser.add_argument("--calculate", action="store_true", help="only calculate")
-    parser.add_argument("--sharing", action="store_true", help="only measure what sharing an optimizer's state takes")
+    parser.add_argument("--sharing", action="store_true", help="only measure the cost of sharing an optimizer's state")
     parser.add_argument("--parameters", type=float, default=25.6e6, help="weights (default: %(default)g, a ResNet-50)")
     parser.add_argument("--latency", type=float, default=5e-6, help="seconds for a hop (default: %(default)g)")
     parser.add_argument("--bandwidth", type=float, default=12.5e9, help="bytes per second (default: %(default)g)")
@@ -48,7 +48,7 @@ def make_parser():
 
 
 def make_cells():
-    """The cells to compare by their descriptions, each with the number of networks, whose inputs it takes."""
+    """Returns functions that make the cells to compare, each with its number of networks, by their descriptions."""
     from mindspore import nn
 
     from ms_lossscale import (
@@ -96,7 +96,7 @@ def make_cells():
 
 
 def hand_written(network, optimizer):
-    """What one writes without this package: unscale, reduce, sum, agree, and update or not. Not to adjust the scale."""
+    """Makes a step as written without this package: unscale, reduce, sum, agree, update or not; the scale is fixed."""
     import mindspore
     from mindspore import Tensor, nn, ops
 
@@ -133,7 +133,7 @@ def inputs_for(networks):
 
 
 def rank_main(task, mode, folder):
-    """What each rank does: count or measure, and write what it saw."""
+    """Runs on each rank: counts or measures, and writes the result."""
     import mindspore
     from mindspore.communication import get_rank, init
 
@@ -149,7 +149,7 @@ def rank_main(task, mode, folder):
 
 
 def count(graphs):
-    """The number of all-reduces in the compiled step of each cell, and their bytes."""
+    """Returns the number of all-reduces in the compiled step of each cell, and their bytes."""
     counts = {}
     cells = {name: cell for name, cell in make_cells().items() if name != "written by hand"}
     for i, (name, (networks, make_cell)) in enumerate(cells.items()):
@@ -158,8 +158,8 @@ def count(graphs):
 
 
 def sent_by(cell, inputs, graphs, *operators):
-    """For each operator that sends float32 how often the step of a cell, not compiled yet, has it, and its bytes."""
-    # Read when a graph is compiled. The graphs that are going to run are named graph_build.
+    """Returns, for each operator, how often a cell's step sends float32 with it, and the bytes; compiles the cell."""
+    # Read when a graph is compiled. The final graphs are named graph_build.
     os.environ["MS_DEV_SAVE_GRAPHS"] = "2"
     os.environ["MS_DEV_SAVE_GRAPHS_PATH"] = str(graphs)
     cell.compile(*inputs)
@@ -173,7 +173,7 @@ def sent_by(cell, inputs, graphs, *operators):
 
 
 def share(graphs):
-    """Seconds and bytes of a step with the plain optimizer, with one whose state ranks share, and of its all-gather."""
+    """Measures steps with a plain optimizer and one whose state ranks share, and the all-gather alone."""
     import mindspore
     import numpy as np
     from mindspore import Tensor, nn, ops
@@ -206,7 +206,7 @@ def share(graphs):
         name: sum(each.nbytes for moments in (its.moment1, its.moment2) for each in moments)
         for name, its in inner.items()
     }
-    # One message for each weight.
+    # There is one message for each weight.
     part = Tensor(np.zeros(state["shared"] // 8 // SHARED_LAYERS, np.float32))
     batch = [Tensor(np.ones((SHARED_BATCH, SHARED_WIDTH), np.float32)) for _ in range(2)]
     sides = {
@@ -228,7 +228,7 @@ def share(graphs):
 
 
 def measure(_):
-    """Seconds of a step of each of the sides: the median of the rounds, in which they take turns."""
+    """Returns the seconds of each side's step: the median of rounds in which the sides take turns."""
     import mindspore
 
     cells = make_cells()
@@ -257,7 +257,7 @@ def run_ranks(task, ranks, mode="graph"):
             command += ["-m", "mindspore.parallel.cluster.run", f"--worker_num={ranks}", f"--local_worker_num={ranks}"]
             command += ["--log_dir=msrun", "--join=True"]
         command += [str(Path(__file__).resolve()), "--rank-work", task, mode, folder]
-        # What msrun starts is called `python`.
+        # msrun calls `python`.
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
         result = subprocess.run(command, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True)
         if result.returncode:
@@ -268,14 +268,14 @@ def run_ranks(task, ranks, mode="graph"):
 
 def ring(ranks, size, latency, bandwidth):
     """
-    Seconds of a ring all-reduce: 2 (p - 1) messages of 1/p of the bytes, one after the other (Patarasuk and Yuan,
+    Returns the seconds of a ring all-reduce: 2 (p - 1) messages in a row of 1/p of the bytes (Patarasuk and Yuan,
     "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel Distrib. Comput. 69, 2009).
     """
     return 2 * (ranks - 1) * (latency + size / ranks / bandwidth)
 
 
 def tree(ranks, latency):
-    """Seconds of an all-reduce of next to nothing: to the root of a binary tree and back."""
+    """Returns the seconds of an all-reduce of almost no bytes: to the root of a binary tree and back."""
     return 2 * math.ceil(math.log2(ranks)) * latency
 
 

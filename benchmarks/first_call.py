@@ -1,11 +1,11 @@
 """
-Shows where the time of a first call in graph mode goes: MindSpore's phases of compilation, and how many Python
-functions it parses, of MindSpore's unscaled cell (or what else a case is compared to) and of ms_lossscale's.
+Shows where the time of a first call in graph mode goes: MindSpore's phases of compilation, and the number of Python
+functions that it parses. It compares ms_lossscale's cell to MindSpore's unscaled one, or what else a case has.
 
     python benchmarks/first_call.py [CASE ...]
 
-Each side runs in a process of its own, and writes MindSpore's log, which makes it some tenths slower than `bench.py`
-finds it. Prints a table in GitHub's Markdown.
+Each side runs in a process of its own. Writing MindSpore's log makes it some tenths slower than in `bench.py`. Prints a
+table in GitHub's Markdown.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from before_mindspore import measured_by
 from common.output import markdown_table
 from tqdm import tqdm
 
-# What MindSpore calls the phases that take long, and what they do.
+# MindSpore's names of the phases that take long, and what they do.
 PHASES = {
     "type_inference": "parse and infer",
     "optimize": "optimize",
@@ -30,7 +30,7 @@ _RECORD = re.compile(r":(\d{4}-\d\d-\d\d-\d\d:\d\d:\d\d\.\d{3}\.\d{3}) .*Status 
 
 
 def child(case, side):
-    """Makes the first call of one side, and prints its seconds and the functions that were parsed as JSON."""
+    """Makes the first call of one side. Prints its seconds and the functions that were parsed, as JSON."""
     import time
 
     import mindspore
@@ -55,13 +55,13 @@ def child(case, side):
 
 
 def measured(case, side):
-    """What `child` printed, and the seconds of each phase."""
+    """Returns the output of `child`, and the seconds of each phase."""
     result, log = measured_by(__file__, "--child", case, side, GLOG_v="1")
     return {**result, "phases": phases(log)}
 
 
 def phases(log):
-    """The seconds of each phase, summed over the graphs that were compiled."""
+    """Returns the seconds of each phase, summed over all compiled graphs."""
     started, seconds = {}, Counter()
     for time, event, phase in _RECORD.findall(log):
         time = datetime.strptime(time.replace(".", ""), "%Y-%m-%d-%H:%M:%S%f")
@@ -81,7 +81,7 @@ def row(case, side, result):
 
 
 def _chosen_cases(parser, cases, default):
-    """The cases that are named on the command line."""
+    """Returns the cases that are named on the command line."""
     parser.add_argument(
         "cases", nargs="*", metavar="CASE", help=f"of {', '.join(cases)} (default: {' '.join(default)})"
     )

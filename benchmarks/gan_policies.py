@@ -1,11 +1,11 @@
 """
-Trains the GAN of examples/gan with each policy for overflows, and compares what was lost and what was learnt.
+Trains the GAN of examples/gan with each policy for overflows, and compares lost updates and results.
 
     python benchmarks/gan_policies.py [OPTION ...] [-- OPTION OF train.py ...]
 
-Each policy is trained once for each seed, in a folder of its own; a run that is finished is not made again, one that
-was interrupted goes on after its last epoch. The time of a step is measured by itself after the runs, in processes in
-which the policies take turns. Prints a table in GitHub's Markdown and writes it to the output folder, see --output.
+Each policy is trained once for each seed, in a folder of its own. Finished runs are not made again; interrupted ones
+continue after their last epoch. The time of a step is measured after the runs, in processes in which the policies take
+turns. Prints a table in GitHub's Markdown, and writes it to the output folder, see --output.
 Exit status: 0, or 1 if a run failed, or 2 if the arguments are wrong.
 """
 
@@ -34,10 +34,10 @@ TRAIN = FOLDER.parent / "examples" / "gan" / "train.py"
 SKIP, RETRIES, OWN_SCALES = ["--max-retries", "0"], ["--max-retries", "3"], ["--separate-scales"]
 SIMULTANEOUS, ALTERNATING = ["--update", "simultaneous"], ["--update", "alternating"]
 
-# Where every run begins: what a policy makes of a scale that is too high belongs to it.
+# The initial scale of every run: how a policy handles a scale that is too high is part of it.
 BEGIN = ["--scale", "65536"]
 
-# What each is called in the table, and its options of train.py.
+# The name of each in the table, and its options of train.py.
 POLICIES = {
     "simultaneous-skip": ("simultaneous, skip", SIMULTANEOUS + SKIP),
     "simultaneous-skip-own-scales": ("simultaneous, skip, scales of their own", SIMULTANEOUS + SKIP + OWN_SCALES),
@@ -53,13 +53,13 @@ POLICIES = {
 # Options of train.py that this program sets itself.
 OWN_OPTIONS = ("--update", "--max-retries", "--separate-scales", "--seed", "--epochs", "--output", "--resume")
 
-# What train.py prints at its end.
+# Printed by train.py at its end.
 SCORES = {
     "mean_top_class_probability": (float, r"^Mean top-class probability: (\S+)$"),
     "classes": (int, r"^Classes with more than 2 %: (\d+) of 10$"),
 }
 
-# The columns with a value from each run, and how it is written.
+# The columns with a value from each run, and its format.
 COLUMNS = {
     "lost_updates": ("updates lost", ".0f"),
     "steps_with_a_lost_update": ("in steps", ".0f"),
@@ -72,17 +72,17 @@ DEFAULT_EPOCHS, DEFAULT_SEEDS = 48, [0, 1, 2]
 
 
 class InputError(Exception):
-    """What is wrong with the arguments or the output folder, in one line for the user."""
+    """The arguments or the output folder are wrong; the message says how in one line."""
 
 
 class RunError(Exception):
-    """Which run failed, and where its output is, in one line for the user."""
+    """A run failed; the message says in one line which one, and where its output is."""
 
 
 def make_parser():
     parser = argparse.ArgumentParser(
-        description="Train the GAN of examples/gan with each policy for overflows over several seeds, and print a "
-        "table of what was lost and what was learnt. Finished runs in the output folder are not made again.",
+        description="Train the GAN of examples/gan with each policy for overflows and several seeds, and print a table "
+        "of lost updates and results. Finished runs in the output folder are not made again.",
         usage="%(prog)s [OPTION ...] [-- OPTION OF examples/gan/train.py ...]",
         epilog="Options after -- go to each run of examples/gan/train.py, for instance: -- --filters 8 --data DIR. "
         "Exit status: 0, or 1 if a run failed, or 2 if the arguments are wrong.",
@@ -95,7 +95,7 @@ def make_parser():
         choices=POLICIES,
         default=list(POLICIES),
         metavar="POLICY",
-        help=f"rows of the table, of {', '.join(POLICIES)} (default: all)",
+        help=f"rows of the table, from {', '.join(POLICIES)} (default: all)",
     )
     add(
         "--seeds",
@@ -103,27 +103,27 @@ def make_parser():
         type=seed_int,
         default=DEFAULT_SEEDS,
         metavar="SEED",
-        help="each policy is trained once for each (default: 0 1 2)",
+        help="train each policy once with each seed (default: 0 1 2)",
     )
     add("--epochs", type=positive_int, default=DEFAULT_EPOCHS, metavar="N", help="of each run (default: %(default)s)")
-    add("--jobs", type=positive_int, default=1, metavar="N", help="runs at once (default: %(default)s)")
+    add("--jobs", type=positive_int, default=1, metavar="N", help="number of runs at once (default: %(default)s)")
     add(
         "--time",
         action="store_true",
-        help="measure the time of a step anew, also where it is in the output folder already: it says something only "
-        "if nothing else runs on the machine",
+        help="measure the time of a step again, even if the output folder has it; the result is only meaningful if "
+        "nothing else runs on the machine",
     )
     add("--rounds", type=positive_int, default=7, metavar="N", help="for the time of a step (default: %(default)s)")
     return parser
 
 
 def parse_arguments(parser, argv):
-    """The arguments; `train` are those after --."""
+    """Returns the arguments; `train` has those after --."""
     end = argv.index("--") if "--" in argv else len(argv)
     args = parser.parse_args(argv[:end])
     args.train = argv[end + 1 :]
     for option in args.train:
-        # train.py takes any beginning of an option's name for it.
+        # train.py accepts any beginning of an option's name.
         name = option.partition("=")[0]
         if len(name) > 2 and any(own.startswith(name) for own in OWN_OPTIONS):
             parser.error(f"after --: {option} is set for each run by this program, so it can't be passed on")
@@ -132,7 +132,7 @@ def parse_arguments(parser, argv):
 
 
 class Run(NamedTuple):
-    """One training: a policy with a seed, its folder and train.py's options but for --output and --resume."""
+    """One training: a policy with a seed, its folder, and train.py's options except --output and --resume."""
 
     policy: str
     seed: int
@@ -144,7 +144,7 @@ class Run(NamedTuple):
 
     @property
     def record(self):
-        """Where its options are written before it begins, and its result when it is finished."""
+        """The file with its options, written before it begins, and its result once it is finished."""
         return self.folder / "run.json"
 
     @property
@@ -159,7 +159,7 @@ class Run(NamedTuple):
         return len(list(self.folder.glob("epoch-*.png")))
 
     def result(self):
-        """Its result, or None if it is not finished; an InputError if the folder has a run of other options."""
+        """Returns the result, None if it is not finished. Raises an InputError if the run there had other options."""
         try:
             recorded = json.loads(self.record.read_text())
         except FileNotFoundError:
@@ -190,7 +190,7 @@ def write_json(path, value):
 
 
 def start(run):
-    """Starts the training in a process, which goes on where it was interrupted."""
+    """Starts the training in a process; an interrupted one continues."""
     run.folder.mkdir(parents=True, exist_ok=True)
     run.write(None)
     command = [sys.executable, str(TRAIN), *run.options, "--output", str(run.folder)]
@@ -201,7 +201,7 @@ def start(run):
 
 
 def finish(run, status):
-    """Reads and writes down what came of a training that has ended."""
+    """Reads and saves the result of a training that has ended."""
     if status:
         raise RunError(f"{run} failed with exit status {status}, see {run.stderr}")
     scores = {}
@@ -214,14 +214,14 @@ def finish(run, status):
 
 
 def read_steps(path):
-    """How many updates were lost, counted for each network, and in how many steps, of a run's table."""
+    """Reads from a run's table how many updates were lost, for both networks, and in how many steps."""
     with open(path, newline="") as file:
         lost = [int(row["discriminator_overflow"]) + int(row["generator_overflow"]) for row in csv.DictReader(file)]
     return {"steps": len(lost), "lost_updates": sum(lost), "steps_with_a_lost_update": sum(map(bool, lost))}
 
 
 def read_counters(path):
-    """The counters of a run's checkpoint, summed over the networks; `retries` is None if nothing was tried again."""
+    """Reads the counters of a checkpoint, summed over the networks; `retries` is None if it does not count them."""
     import mindspore
 
     counters = {"applied_steps": None, "skipped_steps": None, "retries": None}
@@ -233,7 +233,7 @@ def read_counters(path):
 
 
 def train_all(runs, jobs, epochs):
-    """Makes the runs, so many at once. Returns a message for each one that failed."""
+    """Makes the runs, `jobs` at once. Returns a message for each one that failed."""
     waiting, running, failures = list(runs), {}, []
     total = len(runs) * epochs
     with tqdm(total=total, unit="epoch", dynamic_ncols=True, initial=sum(map(Run.epochs_done, runs))) as bar:
@@ -261,8 +261,8 @@ def train_all(runs, jobs, epochs):
 
 def measure_time(args, path):
     """
-    The seconds of the policies' steps, from as many processes as policies, in each of which another one is built first,
-    since that one is at an advantage. They are kept in the file `path`.
+    Measures the seconds of the policies' steps, in as many processes as policies. Each builds another policy first,
+    since the first is at an advantage. The results are kept in the file `path`.
     """
     options = {policy: [*args.train, *POLICIES[policy][1]] for policy in args.policies}
     if not args.time and path.exists():
@@ -285,7 +285,7 @@ def measure_time(args, path):
 
 
 def markdown(results, measured):
-    """The table: `results` has, for each policy, those of its seeds."""
+    """Returns the table. `results` has, for each policy, the results of its seeds."""
     header = ["policy", *(title for title, _ in COLUMNS.values()), "time of a step"]
     rows = []
     seconds = {
@@ -300,19 +300,19 @@ def markdown(results, measured):
 
 
 def spread(values, form):
-    """The mean of the values, and from where to where they go."""
+    """Returns the mean of the values and their range, as text."""
     if None in values:
         return "-"
     mean = statistics.mean(values)
     if min(values) == max(values):
         return f"{mean:{form}}"
-    # The mean of counts need not be one.
+    # The mean of counts may not be an integer.
     mean_form = ".1f" if form == ".0f" else form
     return f"{mean:{mean_form}} ({min(values):{form}} to {max(values):{form}})"
 
 
 def command_of(args):
-    """The command that makes this table."""
+    """Returns the command that makes this table."""
     command = ["python", "benchmarks/gan_policies.py"]
     if args.policies != list(POLICIES):
         command += ["--policies", *args.policies]
@@ -362,7 +362,7 @@ def main():
     except RunError as error:
         parser.exit(1, f"{error}\n")
     except KeyboardInterrupt:
-        parser.exit(130, "Interrupted: the same command goes on after each run's last epoch\n")
+        parser.exit(130, "Interrupted: the same command continues after each run's last epoch\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """
-Measures the steps of the GAN example under several settings, which take turns, and prints what it measured as JSON;
-`gan_policies.py` starts it.
+Measures steps of the GAN example with several settings, which take turns, and prints the result as JSON. It is started
+by `gan_policies.py`.
 
     python benchmarks/gan_steps.py JSON [--rounds N] [--first N]
 """
@@ -23,7 +23,7 @@ from options import make_parser, parse_arguments
 
 
 def _step(args, digits, ranks):
-    """Makes one step with the next batch, and returns a tensor to wait for."""
+    """Returns a function that makes one step with the next batch, and returns a tensor to wait for."""
     _, cell = train.make_cell(args)
     batches = itertools.cycle(list(train.training_inputs(digits, args, 1, ranks)))
     return lambda: cell(*next(batches))[0]
@@ -31,9 +31,9 @@ def _step(args, digits, ranks):
 
 def main():
     parser = argparse.ArgumentParser(description="Measure steps of the GAN example and print them as JSON.")
-    parser.add_argument("options", type=json.loads, metavar="JSON", help="from a name to a list of train.py's options")
+    parser.add_argument("options", type=json.loads, metavar="JSON", help="lists of train.py's options by name")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--first", type=int, default=0, metavar="N", help="build this one first, by its number")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the one to build first")
     own = parser.parse_args()
     example = make_parser()
     arguments = {name: parse_arguments(example, options) for name, options in own.options.items()}

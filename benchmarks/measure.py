@@ -1,5 +1,5 @@
 """
-Measures one case in this process and prints what it measured as JSON; `bench.py` starts it.
+Measures one case in this process, and prints the result as JSON. It is started by `bench.py`.
 
     python benchmarks/measure.py CASE MODE [--rounds N] [--first N] [--pair] [--memory SIDE]
 """
@@ -14,7 +14,7 @@ import mindspore
 from sides import CASES, ONLY_IN_GRAPH_MODE
 
 MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
-# A round of a side lasts about this long, in seconds.
+# The approximate seconds of a side's round.
 ROUND = 0.3
 
 
@@ -22,15 +22,15 @@ def _seconds(step, count):
     start = time.perf_counter()
     for _ in range(count):
         output = step()
-    # Until here PyNative mode may only have queued the work.
+    # Until here, PyNative mode may only have queued the work.
     output.asnumpy()
     return (time.perf_counter() - start) / count
 
 
 def measure(sides, rounds, first):
-    """The seconds of each side's first call, and of a step in each round; the sides take turns."""
+    """Returns the seconds of each side's first call, and of a step in each round, in which the sides take turns."""
     steps, first_call = {}, {}
-    # What is built first is faster ever after, by up to a third, and its first call pays for what the others find.
+    # The side built first stays up to a third faster, and its first call includes work that the others find done.
     names = list(sides)[first:] + list(sides)[:first]
     for name in names:
         mindspore.set_seed(0)
@@ -48,7 +48,7 @@ def measure(sides, rounds, first):
 
 
 def measure_memory(make):
-    """Bytes of this process at their most, before and after ten steps."""
+    """Returns this process's peak memory in bytes, before and after ten steps."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     step = make()
     _seconds(step, 10)
@@ -60,13 +60,13 @@ def main():
     parser.add_argument("case", choices=CASES)
     parser.add_argument("mode", choices=MODES)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--first", type=int, default=0, metavar="N", help="build this side first, by its number")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the side to build first")
     parser.add_argument("--pair", action="store_true", help="only the first two sides, one of which is ms_lossscale")
     parser.add_argument("--memory", metavar="SIDE", help="measure this side's peak memory instead of times")
     args = parser.parse_args()
     mindspore.set_context(mode=MODES[args.mode])
     mindspore.set_device("CPU")
-    # A loop over 500 layers is deeper than MindSpore lets calls be.
+    # A loop over 500 layers exceeds MindSpore's default limit.
     mindspore.set_recursion_limit(10_000)
     sides = {
         name: side for name, side in CASES[args.case].items() if args.mode == "graph" or name != ONLY_IN_GRAPH_MODE

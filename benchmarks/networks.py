@@ -21,7 +21,7 @@ def small_convolutions():
 
 
 def tiny():
-    """Layers of 4 and 1: 4 parameter tensors, 25 values. Its step is MindSpore's fixed cost, and what comes on top."""
+    """Layers of 4 and 1: 4 parameter tensors, 25 values. Its step shows MindSpore's fixed cost, and what is added."""
     rng = np.random.default_rng(0)
     layers = nn.SequentialCell(nn.Dense(4, 4), nn.ReLU(), nn.Dense(4, 1))
     inputs = [Tensor(rng.standard_normal((8, size)).astype(np.float32)) for size in (4, 1)]

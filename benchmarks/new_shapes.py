@@ -1,5 +1,5 @@
 """
-What a batch of a new shape costs in graph mode, for a small MLP: time and memory, with and without `set_inputs`.
+Measures what a batch of a new shape costs in graph mode: time and memory of a small MLP, with and without `set_inputs`.
 
     python benchmarks/new_shapes.py
 """
@@ -45,12 +45,12 @@ def run(cell, size):
 
 
 def peak_memory():
-    """In MiB."""
+    """Returns the peak memory in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 def cost(make, knows_shapes):
-    """Seconds and MiB for each new shape, after the first two."""
+    """Returns the seconds and MiB for each new shape, after the first two."""
     net = nn.SequentialCell(nn.Dense(16, 32), nn.ReLU(), nn.Dense(32, 1))
     cell = make(nn.WithLossCell(net, nn.MSELoss()), nn.Momentum(net.trainable_params(), 0.01, 0.9)).set_train()
     if knows_shapes:

@@ -1,4 +1,4 @@
-"""What is compared: the sides of each case, as functions that make one step and return a tensor to wait for."""
+"""The sides that are compared in each case: functions that make one step and return a tensor to wait for."""
 
 import numpy as np
 from mindspore import GRAPH_MODE, Parameter, ParameterTuple, Tensor, amp, get_context, jit, nn, ops
@@ -24,13 +24,13 @@ def stock(network, inputs):
 
 
 def scaled(network, inputs, **keywords):
-    """This package's cell with everything on: dynamic scale, check, transaction."""
+    """This package's cell with dynamic scale, check and transaction."""
     cell = ScaledTrainOneStepCell(network, _optimizer(network), DynamicLossScale(), **keywords).set_train()
     return lambda: cell(*inputs)[0]
 
 
 def unscaled(network, inputs):
-    """This package's cell with everything off."""
+    """This package's cell without a loss scale or check."""
     cell = ScaledTrainOneStepCell(network, _optimizer(network), None).set_train()
     return lambda: cell(*inputs)[0]
 
@@ -60,7 +60,7 @@ def recipe(network, inputs):
 
 
 def check_and_unscale(network, _):
-    """The check and the unscaling by themselves, of gradients that are there."""
+    """Only the check and the unscaling, of gradients that exist already."""
     weights = network.trainable_params()
     grads = ParameterTuple(Parameter(weight.value(), name=f"gradient.{weight.name}") for weight in weights)
     packing = gradients.packing_of(weights)
@@ -75,7 +75,7 @@ def check_and_unscale(network, _):
 
 
 def forward_and_backward(network, inputs):
-    """Forward and backward and nothing else."""
+    """Only forward and backward."""
     network.set_train()
     value_and_grad = ops.value_and_grad(network, None, ParameterTuple(network.trainable_params()))
 
@@ -88,12 +88,12 @@ def forward_and_backward(network, inputs):
 
 
 def micro_step(network, inputs):
-    """A call that only adds to the gradients of its accumulation cycle, which never ends here."""
+    """A call that only adds gradients to its accumulation cycle, which never ends here."""
     return scaled(network, inputs, gradient_accumulation_steps=10**6)
 
 
 def two_stock_cells():
-    """A GAN as it is written without this package, its discriminator's step and its generator's."""
+    """A GAN without this package: the discriminator's step and the generator's."""
     generator, discriminator, (images, noise) = dcgan()
     discriminate = nn.TrainOneStepCell(
         gan.network.DiscriminatorLoss(generator, discriminator), _optimizer(discriminator)
@@ -129,7 +129,7 @@ def _own_weights(loss, network):
 
 
 def simultaneous(**keywords):
-    """Both networks in one cell: one check, one update, the generator run once."""
+    """Both networks in one cell, with one check, one update, and one forward of the generator."""
     generator, discriminator, inputs = dcgan()
     cell = SimultaneousTrainOneStepCell(
         gan.network.BothLosses(generator, discriminator),
@@ -140,7 +140,7 @@ def simultaneous(**keywords):
     return lambda: cell(*inputs)[0]
 
 
-# Each tensor as an argument of its own: what is in a tuple would be a constant, and computed when compiled.
+# Each tensor is an argument of its own: a tuple would be a constant, and the result computed when compiling.
 
 
 def _stock_check(*tensors):
@@ -161,10 +161,10 @@ def _of(side, name, **keywords):
     return lambda: side(*ONE_NETWORK[name](), **keywords)
 
 
-# In PyNative mode this would run operator by operator, which the cell does not.
+# In PyNative mode, this would run operator by operator, unlike the cell.
 ONLY_IN_GRAPH_MODE = "check and unscale"
 
-# For each case the side that the others are compared to, first, and then those.
+# For each case, the side that the others are compared to comes first.
 CASES = {
     name: {
         "stock": _of(stock, name),
@@ -184,7 +184,7 @@ CASES["check"] = {
     "amp.all_finite": lambda: _on_six_tensors(_stock_check),
     "ms_lossscale": lambda: _on_six_tensors(_check),
 }
-# What it costs that a step may be tried again, where none is: in float32 nothing overflows here.
+# The cost of allowing retries where there are none: in float32, nothing overflows here.
 for name in ("lenet", "mlp", "resnet18"):
     CASES[f"{name}_retries"] = {
         "max_retries=0": _of(scaled, name),

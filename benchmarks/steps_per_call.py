@@ -1,6 +1,6 @@
 """
-What a step of LeNet-5 costs in graph mode where the host starts several with one call: MindSpore's unscaled cell and
-ms_lossscale's, each in a compiled loop.
+Measures a step of LeNet-5 in graph mode if the host starts several with one call: MindSpore's unscaled cell and that of
+ms_lossscale, each in a compiled loop.
 
     python benchmarks/steps_per_call.py
 
@@ -26,7 +26,7 @@ ROUNDS, STEPS_IN_A_ROUND = 7, 64
 
 
 class Loop(nn.Cell):
-    """So many steps of a training cell as one call; returns the last loss."""
+    """Makes a number of steps of a training cell in one call, and returns the last loss."""
 
     def __init__(self, cell, returns_loss):
         super().__init__(auto_prefix=False)
@@ -34,7 +34,7 @@ class Loop(nn.Cell):
         self.returns_loss = returns_loss
 
     def construct(self, images, labels, count):
-        # What a loop carries must be there before it, in the same shape.
+        # A loop's variables must exist before it, in the same shape.
         loss = images.sum()
         while count > 0:
             output = self.cell(images, labels)
@@ -44,7 +44,7 @@ class Loop(nn.Cell):
 
 
 def make_sides():
-    """The loops of both sides, and a batch."""
+    """Returns the loops of both sides, and a batch."""
     sides = {}
     for name in ("stock", "ms_lossscale"):
         network, batch = small_convolutions()
@@ -58,7 +58,7 @@ def make_sides():
 
 
 def seconds_of_a_step(loop, batch, count):
-    """In one round."""
+    """Measures one round."""
     steps, start = Tensor(count), time.perf_counter()
     for _ in range(STEPS_IN_A_ROUND // count):
         loss = loop(*batch, steps)
@@ -67,7 +67,7 @@ def seconds_of_a_step(loop, batch, count):
 
 
 def main():
-    argparse.ArgumentParser(description="Measure a step where one call makes several, in graph mode.").parse_args()
+    argparse.ArgumentParser(description="Measure a step in graph mode if one call makes several.").parse_args()
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
     mindspore.set_device("CPU")
     sides, batch = make_sides()

@@ -1,7 +1,7 @@
 """
-Follows one step through the package, as a reader of the code would, and counts what it passes.
+Follows one step through the package, as a reader of the code would, and counts files, classes and functions.
 
-The step runs in PyNative mode, with an optimizer of one's own: nothing of it is compiled then, so that Python sees
+The step runs in PyNative mode with an optimizer that is not MindSpore's. Then nothing is compiled, and Python sees
 every call.
 """
 
@@ -24,7 +24,7 @@ STEPS = {
 
 
 class Descent(nn.Cell):
-    """The simplest optimizer of one's own."""
+    """The simplest optimizer that is not MindSpore's."""
 
     def __init__(self, parameters):
         super().__init__(auto_prefix=False)
@@ -38,10 +38,10 @@ class Descent(nn.Cell):
 
 class Trace:
     """
-    The functions of the package that are called, for `sys.setprofile`.
+    Records the functions of the package that are called, for `sys.setprofile`.
 
     Attributes:
-        functions (dict): From (file, class, function), in the order of the first calls.
+        functions (dict): Keys are (file, class, function), in the order of the first calls.
         depth (int): How deep the calls go.
     """
 
@@ -62,13 +62,13 @@ class Trace:
             self._present_depth -= 1
 
     def counts(self):
-        """How many files, classes and functions, and how deep."""
+        """Returns the numbers of files, classes and functions, and the depth."""
         files, classes = ({function[i] for function in self.functions} - {""} for i in (0, 1))
         return len(files), len(classes), len(self.functions), self.depth
 
 
 def trace_step(**keywords):
-    """The trace of the third step of a ScaledTrainOneStepCell with a dynamic scale, in PyNative mode."""
+    """Traces the third step of a ScaledTrainOneStepCell with a dynamic scale, in PyNative mode."""
     network = nn.WithLossCell(nn.Dense(4, 1), nn.MSELoss())
     optimizer = Descent(mindspore.ParameterTuple(network.trainable_params()))
     cell = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(2.0**10), **keywords).set_train()
@@ -86,8 +86,8 @@ def trace_step(**keywords):
 
 def main(arguments=None):
     """Runs the command."""
-    parser = argparse.ArgumentParser(description="Follow one step through the package, and count what it passes.")
-    parser.add_argument("--list", action="store_true", help="list the functions of the plain step, in their order")
+    parser = argparse.ArgumentParser(description="Follow one step through the package, and count its functions.")
+    parser.add_argument("--list", action="store_true", help="list the functions of the plain step in order")
     args = parser.parse_args(arguments)
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     traces = {name: trace_step(**keywords) for name, keywords in STEPS.items()}

@@ -1,9 +1,9 @@
 """
-Makes the pictures of README and docs from runs of the examples.
+Makes the pictures of the README and the docs from runs of the examples.
 
     python examples/pictures.py
 
-The runs go to output/pictures; those that are whole there already are not made again.
+The runs go to output/pictures. Complete ones that are already there are used as they are.
 """
 
 import subprocess
@@ -18,14 +18,14 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[1]
 RUNS, PICTURES = ROOT / "output" / "pictures", ROOT / "docs" / "pictures"
 
-# For each run the script, its arguments, and the file that is written last.
+# For each run: the script, its arguments, and the file that it writes last.
 SCRIPTS = {
     "lenet": ("lenet/train.py", ["--amp-level", "O3", "--scale-window", "40", "--max-retries", "1"], "curves.png"),
     "diagnose": ("lenet/diagnose.py", [], "accuracy.txt"),
     "gan": ("gan/train.py", [], "curves.png"),
 }
 EPOCHS = (1, 3, 10, 48)
-# Of the grid that the GAN's example draws, so many rows and columns, and the pixels of a digit in it.
+# How many rows and columns are shown of the GAN example's grid, and the pixels of a digit in it.
 SHOWN, DIGIT = 6, 56
 COLORS = 256
 
@@ -41,7 +41,7 @@ def run(name):
 
 
 def digits(folder):
-    """Writes what the GAN draws from the same noise after some of the epochs. Returns the picture's path."""
+    """Writes what the GAN draws from the same noise after several epochs. Returns the picture's path."""
     figure = Figure(figsize=(9, 2.6), dpi=110, layout="constrained")
     for epoch, axes in zip(EPOCHS, figure.subplots(1, len(EPOCHS))):
         (path,) = folder.glob(f"epoch-*{epoch:03d}.png")
@@ -53,7 +53,7 @@ def digits(folder):
 
 
 def publish(path, name, width):
-    """Saves a picture so small that it loads at once, on a light ground, since a page may be dark."""
+    """Saves a small picture that loads at once, on a light background, since a page may be dark."""
     PICTURES.mkdir(exist_ok=True)
     picture = Image.open(path).convert("RGBA")
     ground = Image.new("RGBA", picture.size, "white")

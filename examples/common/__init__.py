@@ -1,1 +1,1 @@
-"""What the examples share: the digits, LeNet-5, options, ranks, and what they write."""
+"""The modules that the examples share: the digits, LeNet-5, options, ranks, and output."""

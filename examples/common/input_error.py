@@ -1,5 +1,5 @@
-"""What a script says, in one line, of arguments, data or folders that are wrong."""
+"""The error that a script shows in one line for wrong arguments, data or folders."""
 
 
 class InputError(Exception):
-    """What is wrong, for the user."""
+    """The user's input is wrong; the message says how."""

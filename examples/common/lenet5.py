@@ -5,7 +5,7 @@ from mindspore import Tensor, nn
 
 class LeNet5(nn.Cell):
     """
-    The network of LeCun et al., `Gradient-based learning applied to document recognition`, with ReLU and max pooling.
+    LeNet-5 of LeCun et al., `Gradient-based learning applied to document recognition`, with ReLU and max pooling.
 
     Inputs:
         - **images** (Tensor) - float32 from 0 to 1, of shape :math:`(N, 1, 28, 28)`.
@@ -35,7 +35,7 @@ class LeNet5(nn.Cell):
 
 
 def accuracy(network, dataset):
-    """The share of images whose largest logit is that of their label."""
+    """Returns the share of images whose largest logit belongs to their label."""
     network.set_train(False)
     right = total = 0
     for image, label in dataset.create_tuple_iterator(num_epochs=1, output_numpy=True):

@@ -1,4 +1,4 @@
-"""Command-line options that the examples have in common, and their types."""
+"""Command-line options that the examples share, and their types."""
 
 import argparse
 
@@ -49,7 +49,7 @@ def decay(text):
 
 
 def add_run_arguments(parser, output, epochs, seed_of):
-    """Adds the options for what is trained with and where it is written, with the defaults of two of them."""
+    """Adds the options for data, training and output; `output` and `epochs` are defaults."""
     add = parser.add_argument
     add_data_argument(parser)
     add("--output", metavar="DIR", default=output, help="folder for the results (default: %(default)s)")
@@ -58,40 +58,40 @@ def add_run_arguments(parser, output, epochs, seed_of):
         "--epochs",
         type=positive_int,
         default=epochs,
-        help="epochs in all, resumed ones included (default: %(default)s)",
+        help="number of epochs, including those before a resume (default: %(default)s)",
     )
     add(
         "--batch-size",
         type=positive_int,
         default=32,
         metavar="N",
-        help="digits in a step, of all ranks together (default: %(default)s)",
+        help="digits in a step, on all ranks together (default: %(default)s)",
     )
-    add("--seed", type=seed_int, default=0, help=f"of {seed_of} (default: %(default)s)")
+    add("--seed", type=seed_int, default=0, help=f"seed of {seed_of} (default: %(default)s)")
 
 
 def add_execution_arguments(parser, amp_level):
-    """Adds the options for how MindSpore computes, with the default of one of them."""
+    """Adds the options for how MindSpore computes; `amp_level` is a default."""
     add = parser.add_argument
     add(
         "--amp-level",
         choices=("O0", "O1", "O2", "O3", "auto"),
         default=amp_level,
-        help="MindSpore's level of mixed precision: O0 is float32, O1 and auto compute chosen operators in float16, O2 "
-        "all but BatchNorm, O3 all (default: %(default)s)",
+        help="MindSpore's level of mixed precision: O0 uses float32, O1 and auto use float16 for some operators, O2 "
+        "for all except BatchNorm, O3 for all (default: %(default)s)",
     )
-    add("--mode", choices=MODES, default="graph", help="MindSpore's mode of execution (default: %(default)s)")
+    add("--mode", choices=MODES, default="graph", help="MindSpore's execution mode (default: %(default)s)")
     add("--device", choices=("CPU", "GPU", "Ascend"), default="CPU", help="where to train (default: %(default)s)")
 
 
 def refuse_unused(parser, option, by, cure, value=None):
-    """Ends the program, since an option has no effect beside another one: what was given, why, and what to do."""
+    """Ends the program because an option has no effect with another one, with a message that says what to do."""
     given = option if value is None else f"{option} {value}"
     parser.error(f"argument {option}: not used by {by}: leave out {given}, or pass {cure}")
 
 
 def add_step_arguments(group, ema):
-    """Adds the options for what a step does besides scaling the loss, with the default of one of them."""
+    """Adds the options for what a step does besides scaling the loss; `ema` is a default."""
     group.add_argument(
         "--accumulate",
         type=positive_int,
@@ -110,13 +110,13 @@ def add_step_arguments(group, ema):
         type=decay,
         default=ema,
         metavar="DECAY",
-        help="keep a moving average of the weights with this decay and use it in the end; 0 for none "
+        help="keep a moving average of the weights with this decay, and use it at the end; 0 for none "
         "(default: %(default)s)",
     )
 
 
 def step_keywords(args):
-    """The keywords of a training cell that `add_step_arguments` stands for."""
+    """Returns the keywords of a training cell for the options of `add_step_arguments`."""
     return {
         "gradient_accumulation_steps": args.accumulate,
         "clip_norm": args.clip_norm,
@@ -126,34 +126,34 @@ def step_keywords(args):
 
 
 def add_loss_scale_arguments(group, loss_scales):
-    """Adds the options of the loss scale. `loss_scales` has the options that each kind takes, with their defaults."""
+    """Adds the options of the loss scale. `loss_scales` has the options of each kind, with their defaults."""
     add = group.add_argument
     add(
         "--loss-scale",
         choices=loss_scales,
         default="dynamic",
-        help="fixed-no-drop does not check for overflow and applies every step; the others skip the steps that "
+        help="none and fixed-no-drop do not check for overflow, and apply every step; the others skip steps that "
         "overflowed (default: %(default)s)",
     )
     add(
         "--scale",
         type=positive_float,
-        help="the scale of fixed and fixed-no-drop (default: "
-        f"{loss_scales['fixed']['scale']:g}), or the one that dynamic begins with (default: half of the "
-        "largest power of two at which the first batch does not overflow, see find_loss_scale)",
+        help=f"the scale of fixed and fixed-no-drop (default: {loss_scales['fixed']['scale']:g}), or the initial scale "
+        "of dynamic (default: half of the largest power of two at which the first batch does not overflow, see "
+        "find_loss_scale)",
     )
     add(
         "--scale-window",
         type=positive_int,
         metavar="N",
-        help="dynamic: clean steps in a row after which the scale is doubled (default: "
-        f"{loss_scales['dynamic']['scale_window']}, so that it moves in a run as short as this one; 2000 is usual)",
+        help="dynamic: steps in a row without overflow after which the scale is doubled (default: "
+        f"{loss_scales['dynamic']['scale_window']}, so that it grows even in a run as short as this; 2000 is usual)",
     )
     add(
         "--max-retries",
         type=not_negative_int,
         metavar="N",
-        help="dynamic: how often a batch whose gradients overflowed is tried again, at lower scales, before its step "
+        help="dynamic: how often a batch whose gradients overflowed is retried at lower scales before its step "
         f"is skipped (default: {loss_scales['dynamic']['max_retries']})",
     )
     add(
@@ -161,7 +161,7 @@ def add_loss_scale_arguments(group, loss_scales):
         type=positive_int,
         nargs="+",
         metavar="STEP",
-        help="scheduled: the steps at which each of --scales ends; the last one holds on (default: "
+        help="scheduled: the steps at which each of --scales ends; the last scale is kept (default: "
         f"{' '.join(map(str, loss_scales['scheduled']['milestone']))})",
     )
     add(
@@ -169,19 +169,19 @@ def add_loss_scale_arguments(group, loss_scales):
         type=positive_float,
         nargs="+",
         metavar="SCALE",
-        help="scheduled: as many scales (default: "
+        help="scheduled: the scales, one for each milestone (default: "
         f"{' '.join(f'{scale:g}' for scale in loss_scales['scheduled']['scales'])})",
     )
 
 
 def complete_loss_scale(parser, args, loss_scales):
-    """Fills in the defaults of the kind that was chosen, and refuses options that it does not take."""
+    """Fills in the defaults of the chosen loss scale, and refuses options that it does not take."""
     defaults = loss_scales[args.loss_scale]
     for name in ("scale", "scale_window", "max_retries", "milestone", "scales"):
         value = getattr(args, name)
         if value is None:
             setattr(args, name, defaults.get(name))
-        # No retries are what the others make.
+        # The others make no retries anyway.
         elif name not in defaults and value != 0:
             kinds = " or ".join(kind for kind, taken in loss_scales.items() if name in taken)
             given = " ".join(f"{each:.9g}" for each in np.atleast_1d(value))
@@ -191,7 +191,7 @@ def complete_loss_scale(parser, args, loss_scales):
 
 
 def make_loss_scale(args):
-    """The loss scale that the options stand for; an InputError if there is none of such values."""
+    """Returns the loss scale that the options ask for. Raises an InputError if their values are wrong."""
     try:
         if args.loss_scale == "none":
             return None
@@ -206,13 +206,13 @@ def make_loss_scale(args):
 
 
 def find_first_scale(cell, args, batch, ranks):
-    """Unless a scale was given, finds the one to begin with: no step is skipped before the first update."""
+    """Finds the initial scale unless one was given, so that no step is skipped before the first update."""
     if args.loss_scale == "dynamic" and args.scale is None:
         found = np.atleast_1d(cell.set_train().find_loss_scale(*batch))
         if ranks.is_first:
-            print(f"Beginning at loss scale {' and '.join(map(written_scale, found))}, found by trying the first batch")
+            print(f"Starting at loss scale {' and '.join(map(written_scale, found))}, found by trying the first batch")
 
 
-# What argparse calls them when the text is no number at all.
+# The names that argparse uses if the text is not a number.
 positive_int.__name__ = not_negative_int.__name__ = seed_int.__name__ = "integer"
 positive_float.__name__ = decay.__name__ = "number"

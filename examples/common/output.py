@@ -1,4 +1,4 @@
-"""What examples and benchmarks write: whole files or none, and tables."""
+"""Output of examples and benchmarks: files that are complete or not there, and tables."""
 
 import contextlib
 import math
@@ -9,7 +9,7 @@ from tabulate import tabulate
 
 @contextlib.contextmanager
 def replacing(path):
-    """Gives a path to write to, which takes the place of `path` when all is written: no file is ever half there."""
+    """Yields a path to write to. The finished file then replaces `path`, so that no file is ever half written."""
     part = path.with_name(f"{path.stem}.part{path.suffix}")
     try:
         yield part
@@ -19,12 +19,12 @@ def replacing(path):
 
 
 def written_scale(value):
-    """A loss scale as one writes it: a power of two of more than six digits as such, 2**20."""
+    """Returns a loss scale as text; powers of two of more than six digits become 2**20, for example."""
     significand, exponent = math.frexp(value)
     return f"2**{exponent - 1}" if significand == 0.5 and value >= 2.0**20 else f"{value:.9g}"
 
 
 def markdown_table(header, rows, left=1):
-    """A table in GitHub's Markdown, its first `left` columns to the left and the others to the right."""
+    """Returns a table in GitHub's Markdown. Its first `left` columns are aligned left, the others right."""
     align = ["left"] * left + ["right"] * (len(header) - left)
     return tabulate(rows, header, tablefmt="pipe", colalign=align, disable_numparse=True) + "\n"

@@ -1,4 +1,4 @@
-"""Training on one rank or on several: what a script does otherwise when msrun has started it."""
+"""Training on one or several ranks: what changes in a script if msrun starts it."""
 
 import os
 from typing import NamedTuple
@@ -13,37 +13,37 @@ from common.options import MODES
 
 
 class Ranks(NamedTuple):
-    """This process, one of `count` that train together."""
+    """This process as one of `count` that train together."""
 
     rank: int = 0
     count: int = 1
 
     @property
     def is_first(self):
-        """Whether it is for this rank to print, to draw and to write."""
+        """Whether this rank prints, draws and writes."""
         return self.rank == 0
 
     def share(self, batch):
-        """This rank's part of what a step takes, whose length all ranks divide."""
+        """Returns this rank's part of a step's inputs. All ranks get equally many."""
         size = len(batch) // self.count
         return batch[self.rank * size : (self.rank + 1) * size]
 
     def mean(self, values):
-        """The means over the ranks of an array or a list of numbers, float32. All ranks must ask."""
+        """Returns the means over the ranks of an array or list of numbers, in float32. All ranks must call it."""
         values = np.asarray(values, np.float32)
         if self.count == 1:
             return values
         return ops.AllReduce()(Tensor(values)).asnumpy() / self.count
 
     def wait(self):
-        """Until all ranks are here. On CPU, MindSpore has no barrier."""
+        """Waits until all ranks are here. MindSpore has no barrier on CPU."""
         self.mean([0.0])
 
 
 def start_ranks(args):
     """
-    Sets the device, the mode and the seed, and joins the other ranks, if msrun has started this script. The training
-    cells that are constructed from now on average their gradients over all ranks.
+    Sets the device, the mode and the seed, and joins the other ranks if msrun has started this script. Training cells
+    that are constructed from then on average their gradients over all ranks.
 
     Args:
         args (argparse.Namespace): The script's options.
@@ -60,7 +60,7 @@ def start_ranks(args):
         raise InputError(f"--device {args.device}: {str(error).splitlines()[0]}") from None
     mindspore.set_context(mode=MODES[args.mode])
     mindspore.set_seed(args.seed)
-    # msrun tells the processes that it starts what they are. One is its scheduler, which does not return from init.
+    # msrun sets this for each process. One process is its scheduler, which never returns from init.
     if "MS_ROLE" not in os.environ:
         return Ranks()
     count = int(os.environ["MS_WORKER_NUM"])
@@ -74,10 +74,10 @@ def start_ranks(args):
 
 
 def finish_ranks():
-    """What follows, the first rank does alone."""
+    """Ends the parallel part: what follows, the first rank does alone."""
     mindspore.reset_auto_parallel_context()
 
 
 def is_first_process():
-    """Whether it is for this process to print, also before it has joined the others."""
+    """Returns whether this process prints, even before it has joined the others."""
     return os.environ.get("MS_ROLE", "MS_WORKER") == "MS_WORKER" and os.environ.get("RANK_ID", "0") == "0"

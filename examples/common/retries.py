@@ -1,4 +1,4 @@
-"""How often the steps of a training cell were tried again."""
+"""Counts the retries of a training cell's steps."""
 
 import numpy as np
 from mindspore import ops
@@ -6,7 +6,7 @@ from mindspore import ops
 
 class Retries:
     """
-    Reads the retries of each step of a cell from its counters.
+    Reads the retries in each step of a cell from its counters.
 
     Args:
         cell (Cell): A training cell of ms_lossscale.
@@ -18,11 +18,11 @@ class Retries:
         self._before = self._read(self.snapshot())
 
     def snapshot(self):
-        """Copies of the present counts on the device, which the host does not wait for."""
+        """Copies the present counts on the device, without waiting for it."""
         return [ops.deepcopy(count) for count in self._counts]
 
     def total(self):
-        """All retries so far, those of all networks."""
+        """Returns the retries so far, of all networks."""
         return self._read(self.snapshot()).sum()
 
     @staticmethod
@@ -30,14 +30,14 @@ class Retries:
         return np.array([int(count.asnumpy()) for count in snapshot] or [0])
 
     def since_the_last(self, snapshot):
-        """For each step that a call makes, the retries between the snapshot read before and this one; ints."""
+        """Returns the retries since the snapshot read before, for each step that a call makes; ints."""
         counts = self._read(snapshot)
         since, self._before = counts - self._before, counts
         return since
 
 
 def print_steps(cell, epoch, steps_per_epoch, skipped):
-    """Prints how many steps a training cell has made, and what became of those that overflowed."""
+    """Prints how many steps a training cell has made, skipped and retried."""
     retries = Retries(cell).total()
     again = f", after {retries} retries at lower loss scales" if retries else ""
     print(f"Trained {epoch} epochs of {steps_per_epoch} steps; skipped {skipped} steps that overflowed{again}")

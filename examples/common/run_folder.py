@@ -10,7 +10,7 @@ from common.output import replacing
 from common.steps_table import read_steps, write_steps
 from ms_lossscale import merge_shards
 
-# Options of both examples that must be the same for a resumed run to end where the uninterrupted one would have.
+# Options of both examples that must not change, so that a resumed run ends as the uninterrupted one would have.
 _SETTINGS = (
     *("batch_size", "seed", "learning_rate", "amp_level", "accumulate", "clip_norm", "max_retries", "ema"),
     *("loss_scale", "scale", "scale_window", "milestone", "scales"),
@@ -19,14 +19,14 @@ _SETTINGS = (
 
 class RunFolder:
     """
-    The files of a run in the output folder: a new run removes earlier ones, a resumed one continues them.
+    The files of a run in the output folder. A new run removes earlier ones, a resumed run continues them.
 
     Args:
         args (argparse.Namespace): The options.
         checkpoint (str): The name of the checkpoint.
-        step_type (type): What a row of the table is.
-        settings (tuple[str]): The options that must be the same to resume, besides those that both examples have.
-        fingerprint (str): Of the data, which must be the same, too.
+        step_type (type): The type of a row of the table.
+        settings (tuple[str]): The options that must not change on resume, besides those that both examples have.
+        fingerprint (str): That of the data, which must not change either.
     """
 
     def __init__(self, args, checkpoint, step_type, settings, fingerprint):
@@ -39,11 +39,11 @@ class RunFolder:
         self._settings["data"] = fingerprint
 
     def files(self):
-        """What an earlier run may have left."""
+        """Returns the files that an earlier run may have left."""
         return [self.checkpoint, self.table, self.curves]
 
     def start(self, cell, steps_per_epoch, ranks):
-        """Begins a new run, or resumes one. Returns the number of the last whole epoch and the steps up to its end."""
+        """Begins or resumes a run. Returns the number of the last whole epoch and the steps up to its end."""
         if self._args.accumulate > steps_per_epoch:
             raise InputError(
                 f"--accumulate {self._args.accumulate} is more than the {steps_per_epoch} batches of an epoch, and no "
@@ -94,7 +94,7 @@ class RunFolder:
             raise InputError(f"can't resume: {self.table} does not go with the checkpoint: {error}") from None
 
     def whole_state(self, cell, ranks):
-        """What all ranks together save of a cell whose optimizer shares its state; None but on the first of them."""
+        """Merges what all ranks save of a cell whose optimizer shares its state; None except on the first rank."""
         parts = [self.checkpoint.with_suffix(f".rank_{rank}.ckpt") for rank in range(ranks.count)]
         mindspore.save_checkpoint(cell, str(parts[ranks.rank]))
         ranks.wait()
@@ -106,8 +106,8 @@ class RunFolder:
         return [{"name": name, "data": value} for name, value in whole.items()]
 
     def save(self, state, epoch, steps):
-        """Writes down what there is after an epoch: a cell's state, or what `whole_state` made of it."""
-        # The checkpoint last: without its steps it could not be resumed, while a table with too many can.
+        """Saves a run after an epoch, with a cell as its state, or what `whole_state` returned."""
+        # The checkpoint comes last: it can't be resumed without its steps, but it can with too many of them.
         write_steps(self.table, self._step_type, steps)
         with replacing(self.checkpoint) as part:
             mindspore.save_checkpoint(

@@ -1,4 +1,4 @@
-"""A run's table: a CSV with a row for each step, a NamedTuple of ints, floats and bools that begins with its number."""
+"""The table of a run, a CSV file. Each step is a NamedTuple of ints, floats and bools that begins with its number."""
 
 import csv
 import typing
@@ -11,12 +11,12 @@ def write_steps(path, step_type, steps):
     with replacing(path) as part, open(part, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(step_type._fields)
-        # Nine digits tell any two float32 apart.
+        # Nine digits are enough to distinguish any two float32 values.
         writer.writerows([f"{value:.9g}" for value in step] for step in steps)
 
 
 def read_steps(path, step_type, count):
-    """Reads the first `count` steps of a file of `write_steps`; a ValueError says that they aren't there."""
+    """Reads the first `count` steps of a file of `write_steps`. Raises a ValueError if they are not there."""
     types = [_flag if its is bool else its for its in typing.get_type_hints(step_type).values()]
     with open(path, newline="") as file:
         rows = list(csv.reader(file))[1 : count + 1]

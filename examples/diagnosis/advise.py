@@ -1,12 +1,12 @@
 """
-Trains a small transformer and a small ResNet in float16 (O3) that overflow at every loss scale, asks which of their
+Trains a small transformer and a small ResNet that overflow in float16 (O3) at every loss scale, asks which of their
 cells need float32, and trains them again with the lines that the advice prints.
 
     python examples/diagnosis/advise.py
 
-With `--networks mindcv-resnet18` it trains a ResNet-18 of mindcv, where mindcv is installed.
+With `--networks mindcv-resnet18`, it trains a ResNet-18 of mindcv, which must be installed.
 
-Exits with 1 if an advice does not hold, or if training with it still skips most steps.
+Exits with status 1 if an advice does not hold, or if training with it still skips most steps.
 """
 
 import argparse
@@ -15,10 +15,9 @@ import os
 import sys
 from pathlib import Path
 
-# With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower. It is read when
-# MindSpore is imported.
+# With AVX-512, MindSpore chooses convolutions on CPU that are 10 to 80 times slower. It reads this when it is imported.
 os.environ["ONEDNN_MAX_CPU_ISA"] = os.environ.get("ONEDNN_MAX_CPU_ISA", "AVX2")
-# For what the examples share.
+# To import the modules that the examples share.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import mindspore
@@ -39,8 +38,8 @@ NETWORKS = {"transformer": Transformer, "resnet": ResNet, "mindcv-resnet18": min
 
 def make_parser():
     parser = argparse.ArgumentParser(
-        description="Train networks in float16 that overflow at every loss scale, before and after the advice which of "
-        "their cells need float32, and in float32 for comparison."
+        description="Train networks that overflow in float16 at every loss scale, ask which of their cells need "
+        "float32, and train them as advised, and in float32 for comparison."
     )
     add = parser.add_argument
     add(
@@ -48,19 +47,19 @@ def make_parser():
         nargs="+",
         choices=NETWORKS,
         default=["transformer", "resnet"],
-        help="which ones; mindcv-resnet18 needs mindcv (default: transformer resnet)",
+        help="networks to train; mindcv-resnet18 needs mindcv (default: transformer resnet)",
     )
     add_data_argument(parser)
     add("--images", type=positive_int, default=640, metavar="N", help="digits to train with (default: %(default)s)")
     add("--epochs", type=positive_int, default=3, help="epochs of each training (default: %(default)s)")
     add("--batch-size", type=positive_int, default=16, metavar="N", help="digits in a step (default: %(default)s)")
     add("--mode", choices=MODES, default="graph", help="MindSpore's execution mode (default: %(default)s)")
-    add("--seed", type=seed_int, default=0, help="of the weights and of the order of the digits (default: %(default)s)")
+    add("--seed", type=seed_int, default=0, help="seed of the weights and of the digits' order (default: %(default)s)")
     return parser
 
 
 def make_cell(name, args, level):
-    """The network, and its training cell."""
+    """Returns the network and its training cell."""
     mindspore.set_seed(args.seed)
     network = NETWORKS[name]()
     optimizer = nn.Adam(network.trainable_params(), learning_rate=3e-3)
@@ -70,7 +69,7 @@ def make_cell(name, args, level):
 
 
 def train(title, network, cell, args, digits):
-    """Trains. Returns what the table says of it, and whether most steps were applied."""
+    """Trains a cell. Returns the text for the table, and whether most steps were applied."""
     total = args.epochs * steps_per_epoch(digits, args.batch_size)
     with tqdm(total=total, desc=title, unit="step", leave=False) as bar:
         for epoch in range(1, args.epochs + 1):
@@ -84,7 +83,7 @@ def train(title, network, cell, args, digits):
 
 
 def compare(name, args, digits):
-    """The network's row of the table, and whether the advice held."""
+    """Returns the network's row of the table, and whether the advice held."""
     print(f"== {name}, float16 at O3\n")
     batches = train_dataset(digits, args.batch_size, args.seed, 1).create_tuple_iterator(num_epochs=1)
     advice = advise_float32(make_cell(name, args, "O3")[1], [next(batches)])
@@ -92,7 +91,7 @@ def compare(name, args, digits):
     float32, _ = train(f"{name}, float32", *make_cell(name, args, "O0"), args, digits)
     float16, _ = train(f"{name}, float16", *make_cell(name, args, "O3"), args, digits)
     network, cell = make_cell(name, args, "O3")
-    # As if they were pasted here.
+    # As if the lines were pasted here.
     exec(advice.lines(), {"cell": cell})
     advised, trained = train(f"{name}, as advised", network, cell, args, digits)
     return [name, float32, float16, advised], advice.holds and trained
@@ -107,7 +106,7 @@ def main():
     mindspore.set_device("CPU")
     try:
         digits = load_digits(args.data)
-        # They may be sorted.
+        # The digits may be sorted.
         chosen = np.random.default_rng(args.seed).permutation(len(digits.train_images))[: args.images]
         digits = digits._replace(train_images=digits.train_images[chosen], train_labels=digits.train_labels[chosen])
         steps_per_epoch(digits, args.batch_size)

@@ -1,4 +1,4 @@
-"""A transformer and two ResNets that read digits, and what makes each overflow in float16."""
+"""A transformer and two ResNets that classify digits, and why they overflow in float16."""
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
@@ -10,7 +10,7 @@ _LARGE = 2.0**18
 
 
 class MaskedSoftmax(nn.Cell):
-    """As it is often written: the number is infinite in float16, and 0 times it NaN."""
+    """A masked softmax as it is often written: 1e9 is infinite in float16, and 0 times it is NaN."""
 
     def construct(self, logits, mask):
         return ops.softmax(logits + (mask - 1.0) * 1e9, -1)
@@ -46,7 +46,7 @@ class Layer(nn.Cell):
 
 
 class Transformer(nn.Cell):
-    """Reads an image row by row; rows without ink are masked. The mask is what overflows."""
+    """Reads an image row by row, and masks rows without ink. The mask overflows."""
 
     def __init__(self, depth=2, width=32, heads=4):
         super().__init__()
@@ -89,8 +89,8 @@ def _enlarge(weight):
 
 class ResNet(nn.Cell):
     """
-    Of bottleneck blocks; ResNet-50 has (3, 4, 6, 3). The weights of one convolution are very large: BatchNorm divides
-    by as much afterwards, and float32 learns all the same.
+    A ResNet of bottleneck blocks; ResNet-50 has (3, 4, 6, 3). One convolution has very large weights. BatchNorm then
+    divides by as much, so that it still learns in float32.
     """
 
     def __init__(self, depths=(1, 1), channels=8):
@@ -111,7 +111,7 @@ class ResNet(nn.Cell):
 
 
 def mindcv_resnet18():
-    """mindcv's ResNet-18, unmodified, for images of one channel. The weights of one convolution are very large, too."""
+    """Returns mindcv's own ResNet-18 for images of one channel, in which one convolution has very large weights."""
     from mindcv.models import create_model
 
     network = create_model("resnet18", num_classes=CLASSES, in_channels=1)

@@ -1,4 +1,4 @@
-"""How good are the drawn digits? A LeNet that was trained on the real ones judges them."""
+"""Judges the drawn digits by a LeNet that was trained on real ones."""
 
 import mindspore
 import numpy as np
@@ -14,11 +14,11 @@ _ENOUGH_STEPS = 1000
 
 def load_or_train(path, digits):
     """
-    The judge, in float32: from its checkpoint, if there is one for these digits, else trained and saved there.
+    Loads the judge, a float32 network, from its checkpoint if there is one for these digits. Else trains and saves it.
 
     Args:
         path (Path): The checkpoint.
-        digits (Digits): What to train with.
+        digits (Digits): The digits to train with.
 
     Returns:
         Tuple of the network and its accuracy on the test digits.
@@ -56,7 +56,7 @@ def _train(network, digits):
 
 
 def class_probabilities(judge, images):
-    """For each image, from 0 to 1, the probabilities of the ten classes."""
+    """Returns the probabilities of the ten classes for each of the images, whose values are from 0 to 1."""
     logits = judge(Tensor(images)).asnumpy().astype(np.float64)
     exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
     return exponentials / exponentials.sum(axis=1, keepdims=True)

@@ -6,7 +6,7 @@ from mindspore.common.initializer import Normal, initializer
 
 
 def _initialize(network):
-    """As in Radford et al., `Unsupervised representation learning with deep convolutional GANs`."""
+    """Initializes as Radford et al., `Unsupervised representation learning with deep convolutional GANs`."""
     for _, cell in network.cells_and_names():
         if isinstance(cell, (nn.Conv2d, nn.Conv2dTranspose, nn.Dense)):
             cell.weight.set_data(initializer(Normal(0.02), cell.weight.shape, cell.weight.dtype))
@@ -17,8 +17,8 @@ class Generator(nn.Cell):
     Draws digits.
 
     Args:
-        latent (int): Numbers that a digit is drawn from.
-        filters (int): Channels of the last hidden layer; each one before has twice as many as the next.
+        latent (int): The number of values from which a digit is drawn.
+        filters (int): Channels of the last hidden layer; each layer before has twice as many as the next.
 
     Inputs:
         - **noise** (Tensor) - Standard normal, of shape :math:`(N, latent)`.
@@ -60,7 +60,7 @@ class Discriminator(nn.Cell):
         - **images** (Tensor) - From -1 to 1, of shape :math:`(N, 1, 28, 28)`.
 
     Outputs:
-        Tensor, for each image the logit of its being real, of shape :math:`(N,)`.
+        Tensor, for each image the logit of the probability that it is real, of shape :math:`(N,)`.
     """
 
     def __init__(self, filters):
@@ -70,7 +70,7 @@ class Discriminator(nn.Cell):
         self.norm2 = nn.BatchNorm2d(2 * filters)
         self.down3 = nn.Conv2d(2 * filters, 4 * filters, kernel_size=3, stride=2, pad_mode="pad", padding=1)
         self.norm3 = nn.BatchNorm2d(4 * filters)
-        # The usual LeakyReLU(0.2) learns as well, but in float16 on CPU it takes twice as long.
+        # The usual LeakyReLU(0.2) learns just as well, but takes twice as long in float16 on CPU.
         self.activation = nn.ELU()
         self.flatten = nn.Flatten()
         self.judge = nn.Dense(4 * filters * 4 * 4, 1)
@@ -84,17 +84,17 @@ class Discriminator(nn.Cell):
 
 
 def _mean_softplus(logits):
-    """Cross-entropy from logits. A sigmoid in float16 would be exactly 0 or 1, and its logarithm infinite."""
+    """Returns the cross-entropy from logits. A float16 sigmoid could be exactly 0 or 1, its logarithm infinite."""
     return ops.softplus(logits.astype(mstype.float32)).mean()
 
 
 def generator_loss(fake_logits):
-    """Small when the discriminator takes the drawn digits for real ones."""
+    """Returns a loss that is small if the discriminator takes the drawn digits for real ones."""
     return _mean_softplus(-fake_logits)
 
 
 def discriminator_loss(real_logits, fake_logits):
-    """Small when it tells them apart; real digits count as 90 % real only, so that it does not become too certain."""
+    """Returns a loss that is small if it tells them apart. Real digits count 90 %, so that it is never too certain."""
     real_loss = 0.9 * _mean_softplus(-real_logits) + 0.1 * _mean_softplus(real_logits)
     return real_loss + _mean_softplus(fake_logits)
 
@@ -128,7 +128,7 @@ class BothLosses(nn.Cell):
     """
     The discriminator's loss and the generator's, from one forward of each network on the same drawn digits.
 
-    There is no `stop_gradient`: the training cell lets each loss reach its own optimizer's weights only.
+    It needs no `stop_gradient`: in the training cell, each loss only reaches the weights of its own optimizer.
     """
 
     def __init__(self, generator, discriminator):

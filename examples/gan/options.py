@@ -14,7 +14,7 @@ from common.options import (
     refuse_unused,
 )
 
-# Each loss scale, and the options that it takes with their defaults.
+# Each loss scale with its options and their defaults.
 LOSS_SCALES = {
     "none": {},
     "fixed": {"scale": 1024.0},
@@ -23,7 +23,7 @@ LOSS_SCALES = {
     "scheduled": {"milestone": [250, 500, 1000], "scales": [256.0, 1024.0, 4096.0]},
 }
 
-# Each loss, and the defaults that depend on it.
+# Each loss with the defaults that depend on it.
 LOSSES = {
     "non-saturating": {"update": "simultaneous", "n_critic": 1},
     "wgan-gp": {"update": "alternating", "n_critic": 5},
@@ -35,16 +35,16 @@ def make_parser():
         description="Train a DCGAN to draw handwritten digits in mixed precision, with a training cell of ms_lossscale "
         "for two networks."
     )
-    add_run_arguments(parser, "output/gan", 48, "weights, order of the digits and noise")
+    add_run_arguments(parser, "output/gan", 48, "the weights, the order of the digits and the noise")
     add = parser.add_argument
     add(
         "--loss",
         choices=LOSSES,
         default="non-saturating",
-        help="non-saturating: cross-entropy of real and drawn digits, and the generator is to make the discriminator "
-        "take its digits for real; wgan-gp: Wasserstein with gradient penalty, the discriminator is a critic without "
-        "BatchNorm, and the gradient within its loss is taken under its own loss scale. In float16 that always "
-        "overflows at 65536, so a fixed scale must be below (default: %(default)s)",
+        help="non-saturating: cross-entropy, and the generator learns to make the discriminator take its digits for "
+        "real; wgan-gp: Wasserstein loss with gradient penalty. Its discriminator is a critic without BatchNorm, and "
+        "the gradient in the critic's loss is computed under the critic's loss scale. In float16 that always overflows "
+        "at 65536, so a fixed scale must be lower (default: %(default)s)",
     )
     add(
         "--filters",
@@ -58,15 +58,15 @@ def make_parser():
         type=positive_int,
         default=64,
         metavar="N",
-        help="random numbers that a digit is drawn from (default: %(default)s)",
+        help="random numbers from which a digit is drawn (default: %(default)s)",
     )
     add(
         "--learning-rate",
         type=positive_float,
         default=5e-4,
         metavar="RATE",
-        help="of both Adam optimizers; the 1e-4 of wgan-gp's paper takes several times as many epochs (default: "
-        "%(default)s)",
+        help="learning rate of both Adam optimizers; the 1e-4 of wgan-gp's paper needs several times as many epochs "
+        "(default: %(default)s)",
     )
     add_execution_arguments(parser, "O3")
 
@@ -76,15 +76,15 @@ def make_parser():
     add(
         "--update",
         choices=("simultaneous", "alternating"),
-        help="simultaneous: both networks from one forward, with one loss scale, and both are updated or none; "
-        "alternating: first the discriminator, then the generator sees it updated, each with a loss scale of its own "
+        help="simultaneous: one forward and one loss scale for both networks, and both are updated or neither; "
+        "alternating: first the discriminator, then the generator with the updated one, each with its own loss scale "
         f"(default: {_defaults('update')})",
     )
     add(
         "--n-critic",
         type=positive_int,
         metavar="N",
-        help=f"alternating: train the generator in every Nth step only (default: {_defaults('n_critic')})",
+        help=f"alternating: train the generator only in every Nth step (default: {_defaults('n_critic')})",
     )
 
     group = parser.add_argument_group("loss scale")
@@ -92,8 +92,8 @@ def make_parser():
     group.add_argument(
         "--separate-scales",
         action="store_true",
-        help="simultaneous: a loss scale for each network; an overflow skips the step of both, but only the scale "
-        "of that network backs off",
+        help="simultaneous: use a loss scale for each network; an overflow of either skips the step of both, but "
+        "lowers only its own scale",
     )
     return parser
 
@@ -103,7 +103,7 @@ def _defaults(name):
 
 
 def parse_arguments(parser, argv=None):
-    """The arguments, by default those of the command line, with what depends on other arguments filled in."""
+    """Returns the arguments, with defaults that depend on other arguments filled in."""
     args = parser.parse_args(argv)
     complete_loss_scale(parser, args, LOSS_SCALES)
     n_critic = args.n_critic

@@ -1,4 +1,4 @@
-"""What a run leaves to look at: a table of every step, its curves, and the digits that were drawn."""
+"""The record of a run: a table of every step, its curves, and the digits that were drawn."""
 
 from typing import NamedTuple
 
@@ -12,8 +12,8 @@ from ms_lossscale.plot_scale import running_mean
 
 class Step(NamedTuple):
     """
-    One row of the table. With --update simultaneous, both networks have one overflow, the same retries, and but for
-    --separate-scales one loss scale; in a step that a network sits out, see --n-critic, its loss is its last one.
+    One row of the table. With --update simultaneous, both networks have the same overflow, retries and, without
+    --separate-scales, loss scale. In a step that a network does not train in, see --n-critic, its loss is the last one.
     """
 
     step: int
@@ -29,16 +29,16 @@ class Step(NamedTuple):
 
 def plot(path, steps, title, loss_unit, steps_per_epoch, *, separate_scales, separate_steps):
     """
-    Draws losses and scales over the steps, and which were skipped or done again.
+    Draws losses and scales over the steps, and marks those that were skipped or retried.
 
     Args:
         path (Path): The PNG.
         steps (list[Step]): What to draw.
-        title (str): What they are the steps of.
-        loss_unit (str): What the losses are measured in.
-        steps_per_epoch (int): How many there are in an epoch.
+        title (str): The title.
+        loss_unit (str): The unit of the losses.
+        steps_per_epoch (int): The number of steps in an epoch.
         separate_scales (bool): Whether each network has its own loss scale.
-        separate_steps (bool): Whether a network can be skipped without the other.
+        separate_steps (bool): Whether one network's step can be skipped without the other's.
     """
     columns = Step(*(np.array(column) for column in zip(*steps)))
     figure = Figure(figsize=(9, 6.5), dpi=120, layout="constrained")
@@ -61,7 +61,7 @@ def _plot_losses(axes, columns, unit):
         axes.plot(columns.step, loss, color=color, alpha=0.25, linewidth=0.6)
         axes.plot(columns.step, running_mean(loss, window), color=color, label=name)
     finite = np.concatenate([loss[np.isfinite(loss)] for loss in losses.values()])
-    # A few huge losses at the beginning must not flatten the rest. Below 0 are only those of a critic.
+    # A few huge losses at the beginning must not flatten the rest. Only a critic's losses are below 0.
     low, high = np.quantile(finite, (0.005, 0.995)) if len(finite) else (0.0, 0.0)
     axes.set_ylim(min(0.0, 1.2 * low), max(1.0, 1.2 * high))
     axes.set(title=f"Losses: each step, and the mean of the last {window}", ylabel=unit)

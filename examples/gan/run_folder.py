@@ -6,17 +6,17 @@ from record import Step, save_grid
 
 class GanRunFolder(RunFolder):
     """
-    A run's files, with the digits drawn after each epoch, and the LeNet that judges those of the last one.
+    The files of a run, with the digits drawn after each epoch and the LeNet that judges the last ones.
 
     Args:
         args (argparse.Namespace): The options.
-        fingerprint (str): Of the data.
+        fingerprint (str): That of the data.
     """
 
     def __init__(self, args, fingerprint):
         settings = ("loss", "filters", "latent", "update", "n_critic", "separate_scales")
         super().__init__(args, "gan.ckpt", Step, settings, fingerprint)
-        # It goes with the data, and not with the run.
+        # It depends on the data, not on the run.
         self.judge = self.folder / "judge.ckpt"
 
     def files(self):

@@ -5,9 +5,9 @@ Trains a DCGAN to draw handwritten digits in mixed precision, with a training ce
     python examples/gan/train.py --loss wgan-gp
     msrun --worker_num=2 --local_worker_num=2 --join=True examples/gan/train.py
 
-Writes a checkpoint, a CSV of every step, a PNG of the curves and one of drawn digits for each epoch to the output
-folder, see --output. At the end a LeNet that was trained on the real digits judges the drawn ones. Of several
-ranks, which share each batch, the first one writes, draws and judges.
+Writes a checkpoint, a CSV file of every step, a PNG of the curves and one of drawn digits for each epoch to the output
+folder, see --output. At the end, a LeNet that was trained on real digits judges the drawn ones. Several ranks share
+each batch, and the first one writes, draws and judges.
 """
 
 import contextlib
@@ -15,10 +15,9 @@ import os
 import sys
 from pathlib import Path
 
-# With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower. It is read when
-# MindSpore is imported.
+# With AVX-512, MindSpore chooses convolutions on CPU that are 10 to 80 times slower. It reads this when it is imported.
 os.environ["ONEDNN_MAX_CPU_ISA"] = os.environ.get("ONEDNN_MAX_CPU_ISA", "AVX2")
-# For what the examples share.
+# To import the modules that the examples share.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import judge
@@ -40,12 +39,12 @@ from tqdm import tqdm
 
 from ms_lossscale import AlternatingTrainOneStepCell, SimultaneousTrainOneStepCell
 
-# Adam's, for each loss; those of wgan-gp are its paper's, but nn.Adam refuses 0.
+# Adam's, for each loss. Those of wgan-gp are its paper's, except that nn.Adam refuses 0.
 BETAS = {"non-saturating": (0.5, 0.999), "wgan-gp": (1e-8, 0.9)}
 
 LOSS_UNITS = {"non-saturating": "cross-entropy (nats)", "wgan-gp": "mean scores and penalty"}
 
-# Numbers that are drawn for other purposes than each epoch's training come from streams of their own.
+# Each purpose has its own stream of random numbers.
 TRAINING_NOISE, GRID_NOISE, JUDGED_NOISE = 1, 2, 3
 
 GRID_SIDE = 10
@@ -53,14 +52,14 @@ JUDGED_SAMPLES = 1000
 
 
 def make_loss_scales(args):
-    """A list with a loss scale for each network, or one for both."""
+    """Returns a list with a loss scale for each network, or one for both."""
     if args.update == "alternating" or args.separate_scales:
         return [make_loss_scale(args), make_loss_scale(args)]
     return make_loss_scale(args)
 
 
 def make_losses(args, generator, discriminator, loss_scale):
-    """A cell that returns the discriminator's loss and the generator's, or, to alternate, a list of two cells."""
+    """Returns a cell with the discriminator's loss and the generator's, or, to alternate, a list of two cells."""
     networks = generator, discriminator
     simultaneous = args.update == "simultaneous"
     if args.loss == "wgan-gp":
@@ -75,10 +74,10 @@ def make_losses(args, generator, discriminator, loss_scale):
 
 
 def make_cell(args):
-    """The generator, and the cell that trains it and the discriminator on what `training_inputs` gives."""
+    """Returns the generator, and the cell that trains both networks on the inputs of `training_inputs`."""
     generator = network.Generator(args.latent, args.filters)
     discriminator = (wgan_gp.Critic if args.loss == "wgan-gp" else network.Discriminator)(args.filters)
-    # Both have a layer "norm" or the like: only with a prefix can a checkpoint hold both.
+    # They have layers of the same name, so a checkpoint can hold both only with a prefix.
     generator.update_parameters_name("generator.")
     discriminator.update_parameters_name("discriminator.")
     generator = amp.auto_mixed_precision(generator, args.amp_level)
@@ -91,7 +90,7 @@ def make_cell(args):
     loss_scale = make_loss_scales(args)
     losses = make_losses(args, generator, discriminator, loss_scale)
     keywords = step_keywords(args)
-    # Digits are drawn with the average of the generator's weights; nothing needs one of the discriminator's.
+    # Digits are drawn with the average of the generator's weights. The discriminator needs none.
     keywords["ema_decay"] = [None, keywords["ema_decay"]]
     if args.update == "simultaneous":
         cell = SimultaneousTrainOneStepCell(losses, optimizers, loss_scale, **keywords)
@@ -108,7 +107,7 @@ def make_cell(args):
 
 
 class StepRecorder:
-    """Appends every step, with the losses of its whole batch, to `steps` and shows it in the progress bar."""
+    """Appends every step, with the losses of its whole batch, to `steps`, and shows it in the progress bar."""
 
     def __init__(self, steps, bar, ranks, cell):
         self._steps, self._bar, self._ranks, self._retries = steps, bar, ranks, Retries(cell)
@@ -116,7 +115,7 @@ class StepRecorder:
 
     def add(self, outputs):
         self._outputs.append((*outputs, self._retries.snapshot()))
-        # Reading a value makes the host wait for the device, so not in each step.
+        # Reading a value makes the host wait for the device, so it is not done in each step.
         if len(self._outputs) == 16:
             self.flush()
 
@@ -126,7 +125,7 @@ class StepRecorder:
         means = self._ranks.mean([losses.asnumpy() for _, _, _, losses, _ in self._outputs])
         for losses, (_, overflow, loss_scale, _, retries) in zip(means.tolist(), self._outputs):
             values = overflow.asnumpy(), loss_scale.asnumpy(), self._retries.since_the_last(retries)
-            # One value of both networks, or one for each.
+            # One value for both networks, or one for each.
             overflow, loss_scale, retries = (np.broadcast_to(value, 2).tolist() for value in values)
             self._steps.append(Step(len(self._steps) + 1, *losses, *overflow, *loss_scale, *retries))
         recent = self._steps[-len(self._outputs) :]
@@ -141,14 +140,14 @@ class StepRecorder:
 
 
 def skipped(steps):
-    """The number of steps in which an update was skipped."""
+    """Returns the number of steps in which an update was skipped."""
     return sum(step.discriminator_overflow or step.generator_overflow for step in steps)
 
 
 def draw(generator, weights, noise):
     """
-    Images from -1 to 1, drawn within the context that `weights` opens. BatchNorm uses its moving statistics: so a digit
-    depends on its own noise only and not on what else is in the batch, and drawing leaves the statistics alone.
+    Returns images from -1 to 1, drawn within the context that `weights` opens. BatchNorm uses its moving statistics, so
+    a digit depends only on its own noise and not on the rest of the batch, and drawing does not change the statistics.
     """
     generator.set_train(False)
     with weights():
@@ -158,8 +157,8 @@ def draw(generator, weights, noise):
 
 
 def training_inputs(digits, args, epoch, ranks):
-    """The inputs of the training cell for each step of an epoch."""
-    # From the epoch's number, so that a resumed run continues with the noise that it would have seen.
+    """Yields the inputs of the training cell for each step of an epoch."""
+    # Seeded by the epoch, so that a resumed run continues with the noise that it would have seen.
     rng = np.random.default_rng((args.seed, epoch, TRAINING_NOISE))
     dataset = train_dataset(digits, args.batch_size, args.seed, epoch, ranks.share)
     for images, _ in dataset.create_tuple_iterator(num_epochs=1, output_numpy=True):
@@ -173,13 +172,13 @@ def training_inputs(digits, args, epoch, ranks):
 def train_epoch(cell, digits, args, epoch, recorder, ranks):
     for inputs in training_inputs(digits, args, epoch, ranks):
         recorder.add(cell(*inputs))
-    # The last cycle of the epoch may be a partial one.
+    # The last accumulation cycle of the epoch may be incomplete.
     cell.flush()
     recorder.flush()
 
 
 def print_score(generator, weights, run, digits, args):
-    # Whatever --mode says: this is no part of the training, and compiled it takes seconds.
+    # Whatever --mode says, since this is not part of the training, and in graph mode it takes only seconds.
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
     mindspore.set_seed(args.seed)
     lenet, accuracy = judge.load_or_train(run.judge, digits)

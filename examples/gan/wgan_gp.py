@@ -11,8 +11,8 @@ _PENALTY = 10.0
 
 class Critic(nn.Cell):
     """
-    Scores digits. There is no BatchNorm, since the penalty is of the gradient of each image's own score; nor ELU, of
-    which MindSpore has no second derivative.
+    Scores digits. It has no BatchNorm, since the penalty is on the gradient of each image's own score. It has no ELU,
+    since MindSpore has no second derivative of it.
 
     Args:
         filters (int): Channels of the first layer; each further one has twice as many.
@@ -29,7 +29,7 @@ class Critic(nn.Cell):
         self.down1 = _down(1, filters, 4)
         self.down2 = _down(filters, 2 * filters, 4)
         self.down3 = _down(2 * filters, 4 * filters, 3)
-        # With the paper's LeakyReLU a step in float16 on CPU takes twice as long.
+        # With the paper's LeakyReLU, a step in float16 on CPU takes twice as long.
         self.activation = nn.ReLU()
         self.flatten = nn.Flatten()
         self.judge = nn.Dense(4 * filters * 4 * 4, 1)
@@ -43,23 +43,23 @@ class Critic(nn.Cell):
 
 def _down(inputs, outputs, kernel_size):
     layer = nn.Conv2d(inputs, outputs, kernel_size, stride=2, pad_mode="pad", padding=1, has_bias=True)
-    # Without BatchNorm nothing else makes up for small weights.
+    # Without BatchNorm, nothing compensates for small weights.
     layer.weight.set_data(initializer(HeNormal(), layer.weight.shape, layer.weight.dtype))
     return layer
 
 
 def _mean(scores):
-    """In float32: what counts is the difference of two means."""
+    """Returns the mean in float32, since the difference of two means matters."""
     return scores.astype(mstype.float32).mean()
 
 
 class GradientPenalty(nn.Cell):
     """
-    How far the norm of the critic's gradient is from 1, at points between real digits and drawn ones.
+    Penalizes gradients of the critic whose norm is not 1, at points between real digits and drawn ones.
 
     Args:
         critic (Cell): The critic.
-        loss_scale (Union[LossScale, None]): That of the critic's loss, the very object.
+        loss_scale (Union[LossScale, None]): The same object as the loss scale of the critic's loss.
     """
 
     def __init__(self, critic, loss_scale):
@@ -76,8 +76,8 @@ class GradientPenalty(nn.Cell):
 
 class CriticLoss(nn.Cell):
     """
-    The critic's loss for a batch of digits and one of noise. The penalty is taken between a digit and a drawn one: at
-    the digit where `mix` is 1, at the drawn one where it is 0.
+    The critic's loss for a batch of digits and one of noise. The penalty is taken between a real digit, where `mix` is
+    1, and a drawn one, where it is 0.
     """
 
     def __init__(self, generator, critic, penalty):
@@ -104,7 +104,7 @@ class GeneratorLoss(nn.Cell):
 
 
 class BothLosses(nn.Cell):
-    """The critic's loss and the generator's, from the same drawn digits; see the other `BothLosses`."""
+    """The critic's loss and the generator's, from the same drawn digits, as in `network.BothLosses`."""
 
     def __init__(self, generator, critic, penalty):
         super().__init__(auto_prefix=False)

@@ -3,8 +3,7 @@ Trains the same LeNet-5 in float16 with and without loss scaling, and prints a t
 
     python examples/lenet/compare.py
 
-The loss carries a small weight, as a term of a larger loss might, so that float16 gradients underflow unless the loss
-is scaled.
+The loss has a small weight, like a term of a larger loss, so that float16 gradients underflow unless it is scaled.
 """
 
 import argparse
@@ -15,10 +14,9 @@ import statistics
 import sys
 from pathlib import Path
 
-# With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower. It is read when
-# MindSpore is imported.
+# With AVX-512, MindSpore chooses convolutions on CPU that are 10 to 80 times slower. It reads this when it is imported.
 os.environ["ONEDNN_MAX_CPU_ISA"] = os.environ.get("ONEDNN_MAX_CPU_ISA", "AVX2")
-# For what the examples share.
+# To import the modules that the examples share.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import mindspore
@@ -65,8 +63,8 @@ RECIPES = {
 
 def make_parser():
     parser = argparse.ArgumentParser(
-        description="Train the same LeNet-5 in float16 with and without loss scaling, its loss times a small weight so "
-        "that float16 gradients underflow, and print a table of the test accuracies."
+        description="Train the same LeNet-5 in float16 with and without loss scaling, and print a table of the test "
+        "accuracies. The loss is multiplied by a small weight, so that float16 gradients underflow."
     )
     add = parser.add_argument
     add_data_argument(parser)
@@ -77,7 +75,7 @@ def make_parser():
         nargs="+",
         metavar="SEED",
         default=[0, 1, 2],
-        help="train once with each of them (default: 0 1 2)",
+        help="train once with each seed (default: 0 1 2)",
     )
     add("--epochs", type=positive_int, default=8, help="epochs of each training (default: %(default)s)")
     add_weighted_arguments(parser)
@@ -116,7 +114,7 @@ def main():
 
 
 def markdown(results, seeds):
-    """The table, in GitHub's Markdown."""
+    """Returns the table in GitHub's Markdown."""
     header = ["Test accuracy in %", "mean", "against (a)", *(f"seed {seed}" for seed in seeds)]
     rows = []
     reference = statistics.mean(next(iter(results.values())))

@@ -1,5 +1,5 @@
 """
-Trains a LeNet-5 in float16 that silently underflows, finds out why and which loss scale it wants, and trains it again.
+Trains LeNet-5 in float16 with gradients that underflow, finds out where and which loss scale helps, and trains again.
 
     python examples/lenet/diagnose.py
 
@@ -11,10 +11,9 @@ import os
 import sys
 from pathlib import Path
 
-# With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower. It is read when
-# MindSpore is imported.
+# With AVX-512, MindSpore chooses convolutions on CPU that are 10 to 80 times slower. It reads this when it is imported.
 os.environ["ONEDNN_MAX_CPU_ISA"] = os.environ.get("ONEDNN_MAX_CPU_ISA", "AVX2")
-# For what the examples share.
+# To import the modules that the examples share.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import mindspore
@@ -37,28 +36,28 @@ from ms_lossscale import (
 
 def make_parser():
     parser = argparse.ArgumentParser(
-        description="Train LeNet-5 in float16 without a loss scale, its loss times a small weight so that gradients "
-        "underflow; show where they do; then train it with the loss scale that the reports recommend, and with one for "
+        description="Train LeNet-5 in float16 without a loss scale, with a loss of such small weight that gradients "
+        "underflow, and show where. Then train it with the loss scale that the reports recommend, and with one for "
         "each stage of training."
     )
     add = parser.add_argument
     add_data_argument(parser)
     add("--output", metavar="DIR", default="output/diagnose", help="folder for the results (default: %(default)s)")
-    add("--seed", type=seed_int, default=0, help="of the weights and of the order of the digits (default: %(default)s)")
+    add("--seed", type=seed_int, default=0, help="seed of the weights and of the digits' order (default: %(default)s)")
     add("--epochs", type=positive_int, default=5, help="epochs of each training (default: %(default)s)")
     add(
         "--profile-batches",
         type=positive_int,
         default=8,
         metavar="N",
-        help="batches that each report is made of (default: %(default)s)",
+        help="number of batches for each report (default: %(default)s)",
     )
     add_weighted_arguments(parser)
     return parser
 
 
 class Diagnosis:
-    """The trainings and the reports, and what they have in common."""
+    """Runs the trainings, and makes the reports."""
 
     def __init__(self, args, digits, bar):
         self._args, self._digits, self._bar = args, digits, bar
@@ -79,7 +78,7 @@ class Diagnosis:
         return f"{share:6.1%}  {title}; {cells[0].counters()['skipped_steps']} steps skipped\n"
 
     def gradients(self, cell, loss_scale):
-        """The report at the largest scale, from the given one down, at which no gradient overflows on the way."""
+        """Returns the report at the largest scale, from the given one down, at which no gradient overflows."""
         report = profile_gradients(cell, self._batches, loss_scale=loss_scale)
         if report.total.non_finite:
             return self.gradients(cell, loss_scale / 4)
@@ -100,7 +99,7 @@ def diagnose(args, digits, folder, bar):
         if not reports:
             reports["activations"] = diagnosis.activations(cell)
             reports["gradients"] = diagnosis.gradients(cell, 1.0)
-            # Once more at the scale that it recommends: on the way there was no underflow then.
+            # Again at the scale that it recommends, where no gradient underflows on the way.
             scale = reports["gradients"].recommended_loss_scale
             reports["gradients_scaled"] = diagnosis.gradients(cell, scale)
             advice.append(diagnosis.advice(cell))

@@ -1,4 +1,4 @@
-"""What happened in every step, as a table and as curves."""
+"""The steps of a run, as a table and as curves."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ class Step(NamedTuple):
 
 
 def plot(path, steps, title, steps_per_epoch):
-    """Draws the loss and the loss scale over the steps, with the steps marked that were skipped or done again."""
+    """Draws the loss and the loss scale over the steps, and marks the steps that were skipped or retried."""
     columns = Step(*zip(*steps))
     scales = [(scale,) for scale in columns.loss_scale]
     history = History("", columns.step, columns.loss, scales, columns.overflow, columns.retries)

@@ -4,9 +4,9 @@ Trains LeNet-5 on handwritten digits in mixed precision, with a loss scale of ms
     python examples/lenet/train.py
     msrun --worker_num=2 --local_worker_num=2 --join=True examples/lenet/train.py
 
-Writes a checkpoint, a CSV of every step and a PNG of the curves to the output folder, see --output. Of several
-ranks, which share each batch, the first one does. With --shard-optimizer they share the optimizer's state, too; the
-checkpoint is the same, and any number of ranks resumes from it, with this option or without.
+Writes a checkpoint, a CSV file of every step and a PNG of the curves to the output folder, see --output. Several ranks
+share each batch, and the first one writes. With --shard-optimizer they also share the optimizer's state. The checkpoint
+is the same, and any number of ranks can resume from it, with or without this option.
 """
 
 import argparse
@@ -15,10 +15,9 @@ import signal
 import sys
 from pathlib import Path
 
-# With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower. It is read when
-# MindSpore is imported.
+# With AVX-512, MindSpore chooses convolutions on CPU that are 10 to 80 times slower. It reads this when it is imported.
 os.environ["ONEDNN_MAX_CPU_ISA"] = os.environ.get("ONEDNN_MAX_CPU_ISA", "AVX2")
-# For what the examples share.
+# To import the modules that the examples share.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from common.data import load_digits, steps_per_epoch, test_dataset, train_dataset
@@ -45,7 +44,7 @@ from tqdm import tqdm
 
 from ms_lossscale import FlushAccumulation, ShardedOptimizer, build_train_network
 
-# Each optimizer, and the learning rate that it begins with unless one is given.
+# Each optimizer with its default initial learning rate.
 OPTIMIZERS = {
     "adamweightdecay": (nn.AdamWeightDecay, 2e-3),
     "adam": (nn.Adam, 2e-3),
@@ -54,9 +53,9 @@ OPTIMIZERS = {
     "sgd": (nn.SGD, 2e-1),
 }
 
-LEARNING_RATE_DECAY = 0.7  # in each epoch
+LEARNING_RATE_DECAY = 0.7  # the factor after each epoch
 
-# Each loss scale, and the options that it takes with their defaults.
+# Each loss scale with its options and their defaults.
 LOSS_SCALES = {
     "none": {},
     "fixed": {"scale": 1024.0},
@@ -70,7 +69,7 @@ def make_parser():
     parser = argparse.ArgumentParser(
         description="Train LeNet-5 on handwritten digits in mixed precision, with a loss scale of ms_lossscale."
     )
-    add_run_arguments(parser, "output/lenet", 6, "the weights and of the order of the digits")
+    add_run_arguments(parser, "output/lenet", 6, "the weights and the order of the digits")
     add = parser.add_argument
     add(
         "--optimizer",
@@ -84,12 +83,12 @@ def make_parser():
         "--learning-rate",
         type=positive_float,
         metavar="RATE",
-        help=f"learning rate to begin with; each epoch multiplies it by {LEARNING_RATE_DECAY} (default: {rates})",
+        help=f"initial learning rate; it is multiplied by {LEARNING_RATE_DECAY} after each epoch (default: {rates})",
     )
     add(
         "--shard-optimizer",
         action="store_true",
-        help="share the optimizer's state over the ranks of msrun; with one rank it changes nothing",
+        help="share the optimizer's state between the ranks of msrun; with one rank, this changes nothing",
     )
     add_execution_arguments(parser, "O2")
 
@@ -101,7 +100,7 @@ def make_parser():
 
 
 def parse_arguments(parser):
-    """The arguments, with the defaults that depend on other arguments filled in."""
+    """Returns the arguments, with defaults that depend on other arguments filled in."""
     args = parser.parse_args()
     complete_loss_scale(parser, args, LOSS_SCALES)
     if args.learning_rate is None:
@@ -110,10 +109,10 @@ def parse_arguments(parser):
 
 
 def make_cell(args, steps_per_epoch):
-    """The network, and the cell that trains it."""
+    """Returns the network and its training cell."""
     network = LeNet5()
     make_optimizer, _ = OPTIMIZERS[args.optimizer]
-    # Skipped steps don't count for the schedule: it follows the optimizer's own counter, which they leave alone.
+    # Skipped steps don't count: the schedule follows the optimizer's own counter, which they do not change.
     updates_per_epoch = -(-steps_per_epoch // args.accumulate)
     schedule = nn.ExponentialDecayLR(args.learning_rate, LEARNING_RATE_DECAY, updates_per_epoch)
     shard = ShardedOptimizer if args.shard_optimizer else lambda weights, make: make(weights)
@@ -129,7 +128,7 @@ def make_cell(args, steps_per_epoch):
 
 
 class StepRecorder(Callback):
-    """Appends every step, with the loss of its whole batch, to `steps` and shows it in the progress bar."""
+    """Appends every step, with the loss of its whole batch, to `steps`, and shows it in the progress bar."""
 
     def __init__(self, steps, bar, ranks, cell):
         super().__init__()
@@ -138,7 +137,7 @@ class StepRecorder(Callback):
 
     def on_train_step_end(self, run_context):
         self._outputs.append((*run_context.original_args().net_outputs, self._retries.snapshot()))
-        # Reading a value makes the host wait for the device, so not in each step.
+        # Reading a value makes the host wait for the device, so it is not done in each step.
         if len(self._outputs) == 16:
             self._read()
 
@@ -174,7 +173,7 @@ def train(args):
     run = RunFolder(args, "lenet.ckpt", Step, ("optimizer",), digits.fingerprint)
     epoch, steps = run.start(cell, epoch_steps, ranks)
 
-    # A Ctrl-C while a graph runs reaches Python as SIGTERM: MindSpore passes it on so.
+    # While a graph runs, MindSpore passes a Ctrl-C on to Python as SIGTERM.
     signal.signal(signal.SIGTERM, interrupt)
     model = Model(cell)
     total = args.epochs * epoch_steps

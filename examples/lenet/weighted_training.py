@@ -1,4 +1,4 @@
-"""Training LeNet-5 with a loss of small weight, as a term of a larger loss might be: float16 gradients underflow."""
+"""Trains LeNet-5 with a loss of small weight, like a term of a larger loss, so that float16 gradients underflow."""
 
 from pathlib import Path
 
@@ -43,12 +43,12 @@ def add_weighted_arguments(parser):
         type=positive_float,
         default=1e-5,
         metavar="WEIGHT",
-        help="what the loss is multiplied by (default: %(default)s)",
+        help="factor of the loss (default: %(default)s)",
     )
 
 
 def load_or_exit(parser, args):
-    """The digits and how many batches of them are an epoch, or one line that says what is wrong, and status 2."""
+    """Returns the digits and the number of batches in an epoch, or exits with an error message and status 2."""
     try:
         digits = load_digits(args.data)
         return digits, steps_per_epoch(digits, args.batch_size)
@@ -57,7 +57,7 @@ def load_or_exit(parser, args):
 
 
 def make_folder_or_exit(parser, args):
-    """The output folder, or one line that says why it can't be made, and status 2."""
+    """Makes and returns the output folder, or exits with an error message and status 2."""
     folder = Path(args.output)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -70,12 +70,12 @@ def train(make_cell, args, digits, seed, bar, before_epoch=None):
     """
     Trains a LeNet-5 for `args.epochs`, and returns it.
 
-    `make_cell(network, optimizer, loss)` makes its training cell, which `before_epoch(cell)` gets before each epoch.
+    `make_cell(network, optimizer, loss)` makes the training cell, and `before_epoch(cell)` is called before each epoch.
     """
     mindspore.set_seed(seed)
     network = LeNet5()
     schedule = nn.ExponentialDecayLR(1e-3, 0.8, steps_per_epoch(digits, args.batch_size))
-    # The usual eps would outweigh gradients as small as these.
+    # The usual eps would dominate gradients as small as these.
     optimizer = nn.AdamWeightDecay(network.trainable_params(), schedule, eps=1e-16)
     cell = make_cell(network, optimizer, WeightedLoss(args.loss_weight))
     model = Model(cell)

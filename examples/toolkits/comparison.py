@@ -1,4 +1,4 @@
-"""What the scripts of this folder show: the first steps side by side, and what changes in a user's code."""
+"""Shows the first steps of two programs side by side, and what changes in a user's code."""
 
 import difflib
 import inspect
@@ -24,17 +24,17 @@ class Losses(Callback):
 
 def compare_first_steps(columns, tolerance):
     """
-    Prints the losses of the first steps.
+    Prints the losses of the first steps, and exits if they differ.
 
     Args:
-        columns (dict[str, list[float]]): From whose step it was to its losses; the first one is compared to.
-        tolerance (float): The relative difference from which on it is an error.
+        columns (dict[str, list[float]]): The losses by the step's name. All are compared to the first ones.
+        tolerance (float): The largest relative difference that is accepted.
 
     Raises:
         SystemExit: If a loss differs by more.
     """
     reference, *others = (np.array(losses) for losses in columns.values())
-    # NumPy's maximum keeps NaN, Python's does not.
+    # NumPy's maximum keeps NaN; Python's does not.
     largest = float(np.max(np.abs(np.array(others) - reference) / np.abs(reference)))
     rows = [(i + 1, *losses) for i, losses in enumerate(zip(*columns.values()))]
     print("\n" + tabulate(rows, ["step", *columns], floatfmt=".6f"))
@@ -44,10 +44,10 @@ def compare_first_steps(columns, tolerance):
 
 
 def print_changes(before, after):
-    """Prints what is to change in the body of one function to make it that of another one."""
+    """Prints the changes that turn the body of one function into that of another."""
     lines = difflib.unified_diff(_body(before), _body(after), lineterm="", n=1)
     print("\nWhat changes in your code:\n")
-    # Without the names of files that there are none of.
+    # Without the file names of a diff.
     print("\n".join(line for line in list(lines)[2:] if not line.startswith("@@")))
 
 

@@ -3,7 +3,7 @@ Trains a MobileNet of mindcv on handwritten digits in float16, with its optimize
 
     python examples/toolkits/mindcv_classifier.py
 
-First a few steps of mindcv's own trainer and the same ones of ms_lossscale, then a training with a dynamic loss scale,
+It first compares a few steps of mindcv's own trainer and of ms_lossscale. Then it trains with a dynamic loss scale,
 which mindcv's trainer refuses on CPU.
 """
 
@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-# With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower.
+# With AVX-512, MindSpore chooses convolutions on CPU that are 10 to 80 times slower.
 os.environ["ONEDNN_MAX_CPU_ISA"] = os.environ.get("ONEDNN_MAX_CPU_ISA", "AVX2")
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
@@ -70,7 +70,7 @@ def after(network, loss, optimizer):
 
 
 def refused(network, loss, optimizer):
-    """What mindcv's trainer says to a dynamic loss scale on CPU."""
+    """Returns the error of mindcv's trainer for a dynamic loss scale on CPU."""
     dynamic = {"loss_scale_type": "dynamic", "loss_scale": 65536.0, "drop_overflow_update": True}
     try:
         create_trainer(network, loss, optimizer, METRICS, "O2", None, **dynamic, clip_grad=True)
@@ -80,7 +80,7 @@ def refused(network, loss, optimizer):
 
 
 def model_of(make):
-    """A Model with a network, a loss and an optimizer of mindcv, always the same."""
+    """Makes a Model with a network, a loss and an optimizer of mindcv, always the same."""
     mindspore.set_seed(0)
     network = create_model("mobilenet_v1_025", num_classes=10, in_channels=1)
     schedule = create_scheduler(
@@ -90,7 +90,7 @@ def model_of(make):
         min_lr=1e-5,
         warmup_epochs=1,
         decay_epochs=EPOCHS,
-        # One more for the first steps.
+        # One epoch more for the first steps.
         num_epochs=EPOCHS + 1,
     )
     optimizer = create_optimizer(network.trainable_params(), opt="adamw", lr=schedule, weight_decay=0.01)
@@ -131,7 +131,7 @@ def main():
 
     print(f"mindcv's trainer, asked for a dynamic loss scale: {model_of(refused)}\n")
 
-    # So high that the run shows what happens then.
+    # So high that the run shows overflows.
     cell.set_loss_scale(2.0**18)
     state = StateMonitor(
         model,

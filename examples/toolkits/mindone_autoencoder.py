@@ -1,10 +1,10 @@
 """
-Trains a small variational autoencoder of mindone on handwritten digits, with its optimizers, schedules, EMA and
-callbacks, alone and against a discriminator.
+Trains a small variational autoencoder of mindone on handwritten digits, alone and against a discriminator, with
+mindone's optimizers, schedules, EMA and callbacks.
 
     python examples/toolkits/mindone_autoencoder.py
 
-First a few steps of mindone's own steps and the same ones of ms_lossscale, then a training of both networks with one
+It first compares a few of mindone's own steps with those of ms_lossscale. Then it trains both networks with one
 overflow check and one update.
 """
 
@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-# With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower.
+# With AVX-512, MindSpore chooses convolutions on CPU that are 10 to 80 times slower.
 os.environ["ONEDNN_MAX_CPU_ISA"] = os.environ.get("ONEDNN_MAX_CPU_ISA", "AVX2")
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
@@ -41,7 +41,7 @@ from ms_lossscale import (
     SimultaneousTrainOneStepCell,
 )
 
-# MindSpore 2.10 on CPU hangs in the 30th step of a graph with the backward of this autoencoder, its own cells too.
+# MindSpore 2.10 on CPU, even with its own cells, hangs in the 30th step of a graph with this autoencoder's backward.
 BATCH_SIZE, DIGITS, TEST_DIGITS, EPOCHS, FIRST_STEPS = 16, 128, 64, 3, 5
 SIZE = 28
 
@@ -119,13 +119,13 @@ class Autoencoder(nn.Cell):
 
 
 def reconstruction_loss(images, reconstructed, mean, log_variance):
-    """The squared error, and a little of the latent distribution's divergence from the normal one."""
+    """Returns the squared error, plus a little of the latent distribution's divergence from the normal one."""
     divergence = 0.5 * (mean**2 + ops.exp(log_variance) - 1 - log_variance).mean()
     return ((reconstructed - images) ** 2).mean() + 1e-4 * divergence
 
 
 class ReconstructionLoss(nn.Cell):
-    """How an autoencoder is trained alone."""
+    """The loss of an autoencoder that is trained alone."""
 
     def __init__(self, autoencoder):
         super().__init__(auto_prefix=False)
@@ -136,7 +136,7 @@ class ReconstructionLoss(nn.Cell):
 
 
 class GeneratorLoss(nn.Cell):
-    """How it is trained against a discriminator."""
+    """The loss of an autoencoder that is trained against a discriminator."""
 
     def __init__(self, autoencoder, discriminator):
         super().__init__(auto_prefix=False)
@@ -148,7 +148,7 @@ class GeneratorLoss(nn.Cell):
 
 
 class DiscriminatorLoss(nn.Cell):
-    """The hinge loss."""
+    """The discriminator's hinge loss."""
 
     def __init__(self, autoencoder, discriminator):
         super().__init__(auto_prefix=False)
@@ -178,7 +178,7 @@ class Discriminator(nn.Cell):
 
 
 def replace_convolutions(cell):
-    """Puts nn.Conv2d in the places of mint.nn.Conv2d, which has no kernel on CPU."""
+    """Replaces mint.nn.Conv2d, which has no kernel on CPU, by nn.Conv2d."""
     for name, part in cell.name_cells().items():
         if type(part) is not mint.nn.Conv2d:
             replace_convolutions(part)
@@ -198,7 +198,7 @@ def replace_convolutions(cell):
             cell[int(name)] = convolution
         else:
             setattr(cell, name, convolution)
-        # Its own insertion has renamed them.
+        # Inserting it has renamed them.
         for weight, weight_name in weight_names.items():
             weight.name = weight_name
 
@@ -211,14 +211,14 @@ def optimizer_of(network):
         end_lr=1e-5,
         warmup_steps=2,
         decay_steps=EPOCHS * DIGITS // BATCH_SIZE,
-        # One more for the first steps.
+        # One epoch more for the first steps.
         num_epochs=EPOCHS + 1,
     )
     return create_optimizer(network.trainable_params(), name="adamw", lr=schedule)
 
 
 class Alone:
-    """An autoencoder, always the same, and what trains it."""
+    """An autoencoder, always the same, with its training step."""
 
     def __init__(self, make_step):
         mindspore.set_seed(0)
@@ -234,7 +234,7 @@ class Alone:
 
 
 class Both:
-    """An autoencoder and a discriminator, always the same, and what trains them."""
+    """An autoencoder and a discriminator, always the same, with their training step."""
 
     def __init__(self, make_step):
         mindspore.set_seed(0)
@@ -258,7 +258,7 @@ def digits(number):
 
 
 def test_error(autoencoder):
-    """The mean squared error of reconstructed test digits."""
+    """Returns the mean squared error of reconstructed test digits."""
     images = some(load_digits().test_images, TEST_DIGITS)
     reconstructed, *_ = autoencoder(Tensor(images))
     return float(((reconstructed.asnumpy() - images) ** 2).mean())
@@ -288,7 +288,7 @@ def main():
     print(f"{cell.counters()}, loss scale {written_scale(cell.get_loss_scale())}")
     resumed = Both(both_at_once).step
     parameters = load_checkpoint(str(output / "train_resume.ckpt"))
-    # What mindone's callback saves beside the cell.
+    # Saved by mindone's callback in addition to the cell.
     epoch, loss_scale = (parameters.pop(name) for name in ("epoch_num", "loss_scale"))
     resumed.load_state_dict(parameters)
     scale = written_scale(loss_scale.asnumpy())

@@ -1,10 +1,10 @@
 """
-Trains a small network on two ranks with mindone's ZeroHelper, which keeps one part of the optimizer's state on each.
+Trains a small network on two ranks with mindone's ZeroHelper, which splits the optimizer's state between them.
 
     msrun --worker_num=2 --local_worker_num=2 --join=True examples/toolkits/mindone_zero.py
 
-The same steps from the same weights on the same batches, in a cell of ms_lossscale and in mindone's own step, each with
-the plain optimizer and with ZeRO stage 1. The second batch of rank 1 overflows.
+It makes the same steps in a cell of ms_lossscale and in mindone's own step, each with the plain optimizer and with ZeRO
+stage 1, from the same weights and on the same batches. The second batch of rank 1 overflows.
 """
 
 import argparse
@@ -23,12 +23,12 @@ from tabulate import tabulate
 from ms_lossscale import ScaledTrainOneStepCell
 
 STEPS, LEARNING_RATE, CLIP_NORM = 10, 0.125, 0.5
-# Where mindone lists how it has split the weights.
+# The file in which mindone lists how it has split the weights.
 SPLIT = Path("output/toolkits/zero").absolute()
 
 
 class ZeroOptimizer(nn.Cell):
-    """The helper as an optimizer of whole weights, which gets gradients that are reduced already."""
+    """Makes the helper an optimizer of whole weights that takes gradients which are already reduced."""
 
     def __init__(self, helper):
         super().__init__(auto_prefix=False)
@@ -66,7 +66,7 @@ def mindone_with_zero(network, optimizer):
 
 
 class Loss(nn.Cell):
-    """Of a network in float16. ZeRO splits the first axis of a weight where it is even: here of the first layer."""
+    """The loss of a float16 network. ZeRO splits a weight if its first axis is even: here the first layer's."""
 
     def __init__(self):
         super().__init__(auto_prefix=False)
@@ -84,7 +84,7 @@ def batches(rank):
 
 
 def train(make_step):
-    """The weights of both ranks before the first step and after each: an array by step, rank and weight."""
+    """Trains. Returns both ranks' weights before the first step and after each, by step, rank and weight."""
     mindspore.set_seed(0)
     network = Loss()
     weights = network.trainable_params()
@@ -103,7 +103,7 @@ def train(make_step):
 
 
 def row(name, values, of_plain):
-    """What the table says of a training, compared with the plain one."""
+    """Returns a training's row of the table, compared with the plain one."""
     # The first update of SGD is the clipped gradient times the learning rate.
     norms = np.linalg.norm(values[1] - values[0], axis=1) / LEARNING_RATE
     differ = np.abs(values[1, 1] - values[1, 0]).max()

@@ -1,18 +1,18 @@
 """
-Trains a small YOLOv8 of mindyolo to find handwritten digits, in float16, with its optimizer, EMA,
-callbacks and Trainer.
+Trains a small YOLOv8 of mindyolo in float16 to find handwritten digits, with mindyolo's optimizer, EMA, callbacks and
+Trainer.
 
     python examples/toolkits/mindyolo_detector.py
 
-First a few steps of mindyolo's own train step, of the same with a loss scale of ms_lossscale as its scaler, and of a
-training cell; then a training with the cell in mindyolo's Trainer.
+It first compares a few steps of mindyolo's own train step, of the same with a loss scale of ms_lossscale as its scaler,
+and of a training cell. Then it trains with the cell in mindyolo's Trainer.
 """
 
 import os
 import sys
 from pathlib import Path
 
-# With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower.
+# With AVX-512, MindSpore chooses convolutions on CPU that are 10 to 80 times slower.
 os.environ["ONEDNN_MAX_CPU_ISA"] = os.environ.get("ONEDNN_MAX_CPU_ISA", "AVX2")
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
@@ -38,7 +38,7 @@ BATCH_SIZE, STEPS_PER_EPOCH, EPOCHS, FIRST_STEPS = 8, 10, 6, 5
 SIZE, DIGITS_IN_IMAGE, MOST_BOXES = 64, 2, 4
 CLASSES, REG_MAX, STRIDES = 10, 8, [8, 16, 32]
 
-# A YOLOv8 of few and narrow layers, without the path back up.
+# A YOLOv8 with few and narrow layers, without the upward path.
 NETWORK = Config(
     {
         "model_name": "yolov8",
@@ -105,7 +105,7 @@ class DetectionLoss(nn.Cell):
 
 
 class CellAsScaler:
-    """What mindyolo's Trainer logs; the cell has moved its loss scale already."""
+    """Gives mindyolo's Trainer the loss scale to log. The cell has updated it already."""
 
     def __init__(self, cell):
         self.cell = cell
@@ -119,7 +119,7 @@ class CellAsScaler:
 
 
 class Training:
-    """What mindyolo trains with, always the same, and a train step."""
+    """Everything that mindyolo trains with, always the same, and a train step."""
 
     def __init__(self, make_step):
         mindspore.set_seed(0)
@@ -137,7 +137,7 @@ class Training:
             lr_init=0.01,
             warmup_bias_lr=0.05,
             accumulate=1,
-            # One more for the first steps.
+            # One epoch more for the first steps.
             epochs=EPOCHS + 1,
             steps_per_epoch=STEPS_PER_EPOCH,
             total_batch_size=BATCH_SIZE,
@@ -190,7 +190,7 @@ class Training:
 
 
 def images_with_digits(number):
-    """Images of digits on black, and of each the labels: index, class, x, y, width, height."""
+    """Returns images of digits on black, and the labels of each: index, class, x, y, width, height."""
     digits, random = load_digits(), np.random.default_rng(0)
     images = np.zeros((number, 3, SIZE, SIZE), np.float32)
     labels = np.full((number, MOST_BOXES, 6), -1.0, np.float32)
@@ -223,7 +223,7 @@ def main():
     )
 
     cell = training.scaler.cell
-    # So high that the run shows what happens then.
+    # So high that the run shows overflows.
     cell.set_loss_scale(2.0**20)
     dataset = NumpySlicesDataset({"images": images, "labels": labels}, shuffle=False).batch(BATCH_SIZE).repeat(EPOCHS)
     training.train(dataset, output)

@@ -1,9 +1,9 @@
-# Each target needs nothing but Python 3.9 to 3.12: it makes the virtual environment that it needs.
+# Each target needs only Python 3.9 to 3.12, and makes its own virtual environment.
 PYTHON ?= python3
 VENV ?= .venv
 MINDSPORE ?= mindspore
 
-# With AVX-512, MindSpore's convolutions on CPU choose a reference kernel that is 10 to 80 times slower.
+# With AVX-512, MindSpore chooses convolutions on CPU that are 10 to 80 times slower.
 export ONEDNN_MAX_CPU_ISA ?= AVX2
 
 .PHONY: lenet lenet-2 gan gan-2 gan-policies compare advise bench scaling pictures toolkits test test-long test-all mutants lint docs dist
@@ -12,21 +12,21 @@ lenet: $(VENV)/examples
 	$(VENV)/bin/python examples/lenet/train.py
 
 gan: $(VENV)/examples
-	@echo "Trains a DCGAN: 5 to 7 minutes on 2 CPU cores. The bar shows how long it still takes."
+	@echo "Trains a DCGAN: 5 to 7 minutes on 2 CPU cores. The bar shows the time that is left."
 	$(VENV)/bin/python examples/gan/train.py
 
-# The same on two ranks.
+# The same examples on two ranks.
 lenet-2 gan-2: %-2: $(VENV)/examples
 	PATH="$(abspath $(VENV)/bin):$$PATH" msrun --worker_num=2 --local_worker_num=2 --join=True \
 		--log_dir=output/$*/ranks examples/$*/train.py
 
-# 18 runs like that of `make gan`; called again, it goes on where it was interrupted.
+# 18 runs like `make gan`. After an interruption, the same command continues.
 gan-policies: $(VENV)/examples
-	@echo "Trains 18 GANs: 18 times as long as make gan."
+	@echo "Trains 18 GANs, which takes 18 times as long as make gan."
 	$(VENV)/bin/python benchmarks/gan_policies.py
 
 compare: $(VENV)/examples
-	@echo "Trains LeNet-5 15 times: about 3 minutes on 2 CPU cores. The bar shows how long it still takes."
+	@echo "Trains LeNet-5 15 times: about 3 minutes on 2 CPU cores. The bar shows the time that is left."
 	$(VENV)/bin/python examples/lenet/compare.py
 
 advise: $(VENV)/examples
@@ -39,11 +39,11 @@ bench: $(VENV)/examples
 scaling: $(VENV)/examples
 	$(VENV)/bin/python benchmarks/data_parallel.py
 
-# Runs the examples and makes docs/pictures of what they show.
+# Runs the examples, and makes docs/pictures from their results.
 pictures: $(VENV)/examples
 	$(VENV)/bin/python examples/pictures.py
 
-# Trains with MindSpore's toolkits, unmodified, in an environment of their own.
+# Trains with MindSpore's toolkits, unmodified, in a separate environment.
 toolkits: .venv-toolkits/installed
 	@echo "Trains with mindcv, mindyolo and mindone: about 7 minutes on 2 CPU cores."
 	.venv-toolkits/bin/python examples/toolkits/mindcv_classifier.py
@@ -58,26 +58,26 @@ QUICK = not long and not release
 test: $(VENV)/installed
 	$(VENV)/bin/python -m pytest -m "$(QUICK)"
 
-# The tests of messages, files, pages and examples, which MindSpore's version does not change.
+# The tests of messages, files, pages and examples, which do not depend on MindSpore's version.
 ANY_VERSION = $(patsubst %,tests/test_%.py,arguments arguments_of_accumulation arguments_of_several_networks \
 	data_parallel_costs distribution examples_toolkits full_disk gan_policies gradient_report mutants package pictures site \
 	trace_step translations written_scale)
 
-# What .ci/run runs after `make test`: with the oldest MindSpore, too, the quick tests that depend on it, and the programs
-# of the pages.
+# What .ci/run runs after `make test`: the long tests. Then, with the oldest MindSpore, the quick tests that depend on its
+# version, and the programs of the pages.
 test-long: $(VENV)/installed
 	$(VENV)/bin/python -m pytest -m "long and not release"
 	$(MAKE) --no-print-directory .venv-oldest/installed VENV=.venv-oldest MINDSPORE=mindspore==2.7.0
 	.venv-oldest/bin/python -m pytest -m "$(QUICK)" $(ANY_VERSION:%=--ignore=%)
 	.venv-oldest/bin/python -m pytest -k "not graph and not GRAPH" tests/test_docs.py tests/test_migration.py
 
-# Everything, with the newest MindSpore and with the oldest.
+# All tests, with the newest and the oldest MindSpore.
 test-all: test test-long
 	$(VENV)/bin/python -m pytest -m release
 	.venv-oldest/bin/python -m pytest -m "long or release"
 	.venv-oldest/bin/python -m pytest -m "$(QUICK)" $(ANY_VERSION)
 
-# Breaks the package in each way of tests/support/mutants/ and tells which of them no test notices.
+# Breaks the package in each way of tests/support/mutants/, and shows those that no test notices.
 mutants: $(VENV)/installed
 	$(VENV)/bin/python tests/support/run_mutants.py
 
@@ -86,7 +86,7 @@ lint: $(VENV)/installed
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-# Checks what would be published: the wheel, installed into an empty environment, passes its self-check.
+# Builds and checks what is published: the wheel, installed into an empty environment, must pass its self-check.
 dist:
 	rm -rf dist build .venv-wheel
 	$(PYTHON) -m venv .venv-wheel
@@ -102,12 +102,12 @@ dist:
 	$(call install,.venv-toolkits,examples$(comma)toolkits)
 	touch $@
 
-# Any warning fails it. To look at the pages, open site/index.html; with search:
+# Fails on any warning. To read the pages, open site/index.html, or, for the search, run
 # `.venv-docs/bin/python -m http.server --directory site`.
 docs: .venv-docs/installed
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build
 
-# The extra only, without the package: MindSpore is not needed to read docstrings.
+# Installs only the extra: docstrings can be read without the package and MindSpore.
 .venv-docs/installed: setup.cfg
 	$(PYTHON) -m venv .venv-docs
 	$(PYTHON) -c "from configparser import *; settings = RawConfigParser(); settings.read('setup.cfg'); \
@@ -119,17 +119,17 @@ comma := ,
 
 # Makes a virtual environment with MindSpore, the package and some of its extras.
 define install
-@echo "Installing MindSpore and what this needs into $(1). It takes 2 minutes or more, and pip is silent meanwhile."
+@echo "Installing MindSpore and all that this needs into $(1). This takes 2 minutes or more; pip prints nothing meanwhile."
 $(PYTHON) -m venv $(1)
 $(1)/bin/python -m pip install --quiet "$(MINDSPORE)" --editable ".[$(2)]"
 endef
 
-# What the examples and the benchmarks need.
+# The environment of the examples and the benchmarks.
 $(VENV)/examples: setup.cfg pyproject.toml
 	$(call install,$(VENV),examples)
 	touch $@
 
-# What the tests need, which is more.
+# The environment of the tests, which need more.
 $(VENV)/installed: setup.cfg pyproject.toml
 	$(call install,$(VENV),examples$(comma)test)
 	touch $(VENV)/examples $@

@@ -1,16 +1,16 @@
-"""What every test runs in: both execution modes of MindSpore, the same random weights, and a folder of its own."""
+"""What all tests use: both execution modes of MindSpore, the same random weights, a folder for each test."""
 
 import gc
 import os
 
-# With AVX-512, MindSpore's convolutions on CPU choose a kernel that is 10 to 80 times slower. Read at import.
+# With AVX-512, MindSpore chooses convolutions on CPU that are 10 to 80 times slower. It reads this at import.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
 import mindspore
 import pytest
 from support.in_mode import in_mode
 
-# Modules without examples, of which one takes the place of the self-check's checks when it is imported.
+# These modules have no examples, and importing one of them replaces the self-check's checks.
 collect_ignore = ["support"]
 
 MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
@@ -28,25 +28,25 @@ def _quick_in(quick):
     return pytest.mark.parametrize("mode", modes, indirect=True)
 
 
-# Where the mode decides nothing of what is shown: in the one that takes less time, mostly PyNative mode, which compiles
-# less. Graph mode compiles for a second or more.
+# If the mode does not matter for a test, it runs in the faster one. That is mostly PyNative mode, since graph mode
+# compiles for a second or more.
 quick_in_graph_mode, quick_in_pynative_mode = map(_quick_in, MODES)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_search_for_garbage_in_what_stays():
-    """MindSpore collects garbage before each compilation: a tenth of the time, if it looks at all that is older."""
+    """Exempts older objects from the garbage collection before each compilation, which took a tenth of the time."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def _same_random_weights():
-    """In whichever order and process the tests run."""
+    """Makes random weights the same in whichever order and process the tests run."""
     mindspore.set_seed(0)
 
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path, monkeypatch):
-    """MindSpore writes rank_0/ and rewritten_network/ into the working folder."""
+    """Gives each test a folder: MindSpore writes rank_0/ and rewritten_network/ into the working folder."""
     monkeypatch.chdir(tmp_path)

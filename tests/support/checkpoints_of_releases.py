@@ -1,17 +1,16 @@
 """
-Cells with everything on, and the program that wrote tests/golden/checkpoints_0_1/ with version 0.1.0 of the package,
+Cells with all features, and the program that wrote tests/golden/checkpoints_0_1/ with version 0.1.0 of the package,
 and tests/golden/checkpoints_0_2/ with version 0.2.0:
 
     python checkpoints_of_releases.py MODE FOLDER CASE [CASE ...]
 
-For each case it trains up to the middle of a cycle, writes FOLDER/CASE.ckpt, goes on, and writes what the calls
-returned and all Parameters to FOLDER/CASE.npz. The files are what users of these versions have: they are not to be
-rewritten.
+For each case it trains up to the middle of a cycle, writes FOLDER/CASE.ckpt, goes on, and writes the calls' results and
+all Parameters to FOLDER/CASE.npz. Users of these versions have such files, so they must not be rewritten.
 
 All numbers are the same on every CPU, in both modes, and with MindSpore 2.7 to 2.10. Inputs, learning rates, momenta
-and the scale are dyadic and a call's gradients are its inputs, three times a dyadic number, so that the mean over three
-calls is exact, too. Adam's weights are not exact, but each of their operations is rounded once whatever the CPU: all
-that is multiplied before an addition is multiplied by a power of two. Sums of rounded numbers have two terms.
+and the scale are dyadic. A call's gradients are its inputs, three times a dyadic number, so that the mean over three
+calls is exact as well. Adam's weights are not exact, but each operation is rounded once on any CPU: before an addition,
+numbers are multiplied only by powers of two, and sums of rounded numbers have two terms.
 """
 
 import os
@@ -35,20 +34,20 @@ from ms_lossscale import (
 
 STEPS = 3
 CALLS = 6 * STEPS
-# After the first call of the fourth cycle, which is one that the second network takes part in, if it takes turns.
+# After the first call of the fourth cycle, in which the second network takes part if networks take turns.
 STOP = 3 * STEPS + 1
 
-# Of the inputs first_x, second_x and samples.
+# Positions among the inputs first_x, second_x and samples.
 NETWORK_INPUTS = [(0, 2), (1, 2)]
-# So large that its product with any scale of these runs overflows, and with a weight does not.
+# Its product with any scale of these runs overflows, but not that with a weight.
 HUGE = 2.0**126
-# So large that its product with the first scale overflows, and with half of it does not: a retry can mend that.
+# Its product with the first scale overflows, but not that with half of it, so a retry succeeds.
 LARGE = 2.0**117
 LEARNING_RATES = [0.5, 0.25, 0.125, 0.25, 0.5, 0.125]
 
 
 class Linear(nn.Cell):
-    """The sum of `weight * x`, and a BatchNorm that is run on samples of its own, for its statistics only."""
+    """The sum of `weight * x`, with a BatchNorm on separate samples, only for its statistics."""
 
     def __init__(self, name, weight):
         super().__init__(auto_prefix=False)
@@ -61,7 +60,7 @@ class Linear(nn.Cell):
 
 
 class Remembering(Linear):
-    """It writes a Parameter of its own, too, and has a frozen one that it only reads."""
+    """Writes a Parameter of its own, too, and has a frozen one that it only reads."""
 
     def __init__(self, name, weight):
         super().__init__(name, weight)
@@ -74,7 +73,7 @@ class Remembering(Linear):
 
 
 class SeesFirst(Linear):
-    """The sum of `(weight + first.weight) * x`, with a BatchNorm likewise."""
+    """The sum of `(weight + first.weight) * x`, with such a BatchNorm."""
 
     def __init__(self, name, weight, first):
         super().__init__(name, weight)
@@ -183,9 +182,9 @@ def own_scales(start):
 
 class Case(NamedTuple):
     """
-    How a cell is made, given a factor for its first weights, in which calls which networks' gradients overflow, and in
-    which they do so at the first scale only. In each case a cycle before the stop and one after it are skipped, and
-    others are applied.
+    A function that makes a cell, given a factor for its first weights; the networks whose gradients overflow, by call;
+    and those whose gradients overflow only at the first scale. In each case, a cycle before the stop and one after it
+    are skipped, and others are applied.
     """
 
     make: callable
@@ -195,7 +194,7 @@ class Case(NamedTuple):
 
 CASES_OF_0_1 = {
     "scaled_momentum": Case(scaled_momentum, {4: (0,), 13: (0,)}),
-    # Stopped with one overflow of two counted, and in a cycle that has overflowed already.
+    # Stops when one overflow of two is counted, in a cycle that has overflowed already.
     "scaled_adam": Case(scaled_adam, {8: (0,), STOP - 1: (0,), 14: (0,)}),
     "simultaneous": Case(simultaneous, {4: (1,), 13: (0, 1)}),
     "simultaneous_tuple": Case(simultaneous_tuple, {3: (0,), STOP - 1: (1,), 14: (0,)}),
@@ -214,7 +213,7 @@ def build(name, start=1.0):
 
 
 def inputs(name, call):
-    """The inputs of a call. The norm of the first network's mean gradients is 5, 10, or 20."""
+    """Returns the inputs of a call. The norm of the first network's mean gradients is 5, 10, or 20."""
     cycle, place = divmod(call, STEPS)
     size = (-1.0) ** cycle * 2.0 ** (cycle % 3 - 2) * (1, 1, 2)[place]
     xs = [size * np.array([9.0, 12.0]), size * np.array([3.0, -6.0])]
@@ -230,13 +229,13 @@ def inputs(name, call):
 
 
 def train(cell, name, first, last):
-    """Makes the calls from `first` to before `last`. Returns what they returned, as one array for each output."""
+    """Makes the calls from `first` to before `last`. Returns their results, one array for each output."""
     calls = [[output.asnumpy() for output in cell(*inputs(name, call))] for call in range(first, last)]
     return {f"returned.{i}": np.stack(values) for i, values in enumerate(zip(*calls))}
 
 
 def finish(cell, name):
-    """Goes on from STOP to the end. Returns what the calls returned, and all Parameters."""
+    """Goes on from STOP to the end. Returns the calls' results and all Parameters."""
     returned = train(cell, name, STOP, CALLS)
     return {**returned, **{key: parameter.asnumpy() for key, parameter in cell.parameters_dict().items()}}
 

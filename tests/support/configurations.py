@@ -1,6 +1,6 @@
 """
-Configurations of the training cells, drawn at random from all that may be combined: what a cell is made with, and the
-calls that it then gets.
+Random configurations of the training cells, drawn from everything that can be combined: a cell's arguments, and the
+calls that it gets.
 
 Numbers are powers of two wherever the contract leaves a choice, so that the scale rounds nothing.
 """
@@ -20,7 +20,7 @@ CELLS = ("scaled", "simultaneous", "tuple", "alternating")
 CALLS = 12
 NAN, INF = float("nan"), float("inf")
 
-# For each loss scale the argument that a cell takes, and its update rule.
+# Each loss scale: the cell's argument, and its update rule.
 RULES = {
     "plain": (lambda: DynamicLossScale(2.0**13, scale_window=3), lambda: DynamicRule(2.0**13, 3)),
     "hysteresis": (
@@ -52,7 +52,7 @@ CLIPS = {
     "mixed": {"clip_norm": (INF, None, 0.5), "clip_value": (None, 0.5, None)},
 }
 DECAYS = {"no_ema": None, "ema": 0.75, "some_ema": (None, 0.5, 0.875)}
-# Those that compile fast.
+# Optimizers that compile fast.
 FEW_OPTIMIZERS = ("nn.Momentum", "nn.AdamWeightDecay", "nn.SGD")
 ALL_OPTIMIZERS = tuple(sorted(RUN_EVERYWHERE))
 RESUMES = ("load_param_into_net", "load_state_dict", "copies")
@@ -65,12 +65,12 @@ SLOPES = (*ORDINARY, *ORDINARY, 4.0, 16.0, -64.0, 2.0**10, 2.0**15, INF, NAN)
 @dataclasses.dataclass
 class Call:
     """
-    One call of a cell, and what happens before it.
+    One call of a cell, and what is done before it.
 
     Attributes:
-        slopes (list[float]): For each network what its gradients are about.
+        slopes (list[float]): The approximate gradients of each network.
         forward_overflows_in (int): The network whose forward writes something that is not finite, or None.
-        action (tuple): The name of a method and its argument, if it has one; empty for none.
+        action (tuple): The name of a method to call before, and its argument if it has one; empty for none.
     """
 
     slopes: list
@@ -106,18 +106,18 @@ class Configuration:
 
     @property
     def is_exact(self):
-        """Whether float32 rounds nothing that the reference does not round alike: no norm, no division by 3."""
+        """Whether float32 rounds only as the reference does: there is no norm and no division by 3."""
         norms = self.keywords.get("clip_norm")
         norms = norms if isinstance(norms, list) else [norms]
         return self.steps < 3 and not any(norm is not None and norm < INF for norm in norms)
 
     def time(self):
-        """About how long it takes: what is resumed or tried again is compiled twice, or twice as large."""
+        """Returns about how long it takes: resuming compiles everything twice, and retries make it larger."""
         networks = {"scaled": 1, "tuple": 1.5, "simultaneous": 1.5, "alternating": 2}[self.cell]
         return 1 + networks * (1 + (self.resume is not None)) * (1 + 0.5 * (self.keywords["max_retries"] > 0))
 
     def settings(self):
-        """What distinguishes it from others, by name."""
+        """Returns the settings that distinguish it from others, by name."""
         actions = self._actions()
         return {
             "cell": self.cell,
@@ -140,7 +140,7 @@ class Configuration:
         }
 
     def _actions(self):
-        """Which there are, and which of them while a cycle has begun."""
+        """Returns its actions, and which of them happen within a cycle."""
         actions, calls = set(), 0
         for call in self.calls:
             name = call.action[0] if call.action else None
@@ -150,19 +150,19 @@ class Configuration:
         return actions
 
     def of_network(self, name, i):
-        """The setting of network i."""
+        """Returns the setting of network i."""
         value = self.keywords.get(name)
         return value[i] if isinstance(value, list) else value
 
 
 def draw(choose, optimizers=ALL_OPTIMIZERS, counts=(2, 3)):
     """
-    One configuration.
+    Draws one configuration.
 
     Args:
-        choose (callable): Chooses one of a sequence: at random, or as hypothesis does.
+        choose (callable): Chooses one item of a sequence, at random or as hypothesis does.
         optimizers (tuple[str]): The names to choose from.
-        counts (tuple[int]): How many networks there may be, where there are several.
+        counts (tuple[int]): The numbers of networks to choose from if there are several.
     """
     cell = choose(CELLS)
     count = 1 if cell == "scaled" else choose(counts)
@@ -192,14 +192,14 @@ def draw(choose, optimizers=ALL_OPTIMIZERS, counts=(2, 3)):
 
 
 def _for(count, value):
-    """A tuple has an entry for each network; of one network, the first."""
+    """Returns a setting for each network. A tuple has an entry for each; a single network takes the first."""
     if not isinstance(value, tuple):
         return value
     return value[0] if count == 1 else list(value[:count])
 
 
 def _draw_rules(choose, cell, count, retries):
-    """One name, or one for each network, all of which must check alike, and back off if there are retries."""
+    """Draws one name, or one for each network. All must agree on checks, and back off if there are retries."""
     group = DYNAMIC if retries else choose((DYNAMIC, DYNAMIC, DYNAMIC + STATIC, UNCHECKED))
     own = cell != "scaled" and choose((False, True))
     return [choose(group) for _ in range(count)] if own else [choose(group)]
@@ -212,7 +212,7 @@ def _draw_call(choose, configuration, is_last):
         actions += [("set_every",)] * 3
     action = choose(actions)
     if action == ("set_loss_scale",):
-        # The update rule's first one, too: what is set within a cycle stays, also if it was so before.
+        # Also the initial scale: setting it within a cycle must keep it, even if it was the same before.
         scales = (
             *(2.0**exponent for exponent in (4, 9, 14)),
             *(RULES[name][1]().scale for name in configuration.rules),
@@ -223,20 +223,20 @@ def _draw_call(choose, configuration, is_last):
     elif action == ("set_every",):
         action += ([choose((1, 2, 3)) for _ in range(count)],)
     if not configuration.checks and not is_last:
-        # An overflow would be the end of all weights.
+        # An overflow would ruin all weights.
         return Call([choose(ORDINARY) for _ in range(count)], None, action)
-    # Mostly one network overflows, or none.
+    # In most calls, at most one network overflows.
     slopes = [choose(ORDINARY) for _ in range(count)]
     for _ in range(choose((1, 1, count))):
         slopes[choose(range(count))] = choose(SLOPES)
-    # With scales of their own, whose overflow a cycle's was that began so is told by each call for itself.
+    # Not with own scales in a cycle: there, each call tells by itself whose overflow it was.
     may_overflow = not (configuration.has_own_scales and configuration.steps > 1)
     overflows_in = choose(range(count)) if may_overflow and choose((False,) * 9 + (True,)) else None
     return Call(slopes, overflows_in, action)
 
 
 def inputs(configuration, index):
-    """The arrays of a call: for each network a batch and a slope. They are exact in float16."""
+    """Returns the arrays of a call: for each network a batch and a slope, exact in float16."""
     call = configuration.calls[index]
     rng = np.random.default_rng(index)
     values = []
@@ -250,9 +250,9 @@ def inputs(configuration, index):
 
 def covering(pool=500):
     """
-    Few configurations and modes, in which each two values of different settings meet that meet in any of a large pool,
-    and which have each loss scale, number of calls and attempts, and way to resume. First come those that cover most in
-    the time that they take.
+    Returns few configurations and modes that cover all pairs of values of different settings that occur in a large
+    pool, and each loss scale, number of calls and attempts, and way to resume. Those that cover most in their time come
+    first.
     """
     candidates = []
     for seed in range(pool):

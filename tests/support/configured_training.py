@@ -1,4 +1,4 @@
-"""A training cell of a drawn configuration, beside its reference: what both do in a call is compared, all of it."""
+"""Compares a training cell of a drawn configuration with its reference, in everything that each call does."""
 
 import mindspore
 import numpy as np
@@ -12,16 +12,16 @@ from support.optimizers import make_optimizer
 from support.reference import AlternatingReference, NetworkReference, Run, StepReference
 from support.training import changed, same_bits, state
 
-# Of float32's 2**-24 = 6e-8, in some 12 steps of some 20 roundings each, of numbers of the order of 1. A forgotten or
-# doubled call, division, clip or average is off by 1e-2 or more.
+# There are some 12 steps of some 20 roundings each, by float32's 2**-24 = 6e-8 of numbers of the order of 1. A
+# forgotten or doubled call, division, clip or average is off by 1e-2 or more.
 ROUNDING = {"rtol": 1e-5, "atol": 1e-5}
 FLOAT16_MAX = 65504.0
 
 
 class Sloped(nn.Cell):
     """
-    Its weight's gradient has `slope` in it, which goes back through float16 and overflows there at a high scale, and
-    depends on the weights, also on those of the networks before it. Its forward writes a mean and counts itself.
+    Its weight's gradient depends on all earlier weights, and contains `slope`, which goes through float16 in the
+    backward and overflows there at a high scale. The forward writes a mean and a count of its runs.
     """
 
     def __init__(self, i, earlier, seed):
@@ -32,7 +32,7 @@ class Sloped(nn.Cell):
         self.mean = Parameter(Tensor(np.zeros(2, np.float32)), name=f"n{i}.mean", requires_grad=False)
         self.count = Parameter(Tensor(0, mstype.int32), name=f"n{i}.count", requires_grad=False)
         self.one = Tensor(1, mstype.int32)
-        # Its weight alone: what it writes is its own.
+        # Only its weight: this network must not hold what the earlier one writes.
         self.earlier = None if earlier is None else earlier.weight
 
     def construct(self, x, slope):
@@ -42,14 +42,14 @@ class Sloped(nn.Cell):
         if self.earlier is not None:
             weight = weight + self.earlier
         errors = weight - x[0]
-        # Zero, for the gradient: what the loss is stays exact.
+        # Zeros that have a gradient: the value of the loss stays exact.
         zeros = self.weight - ops.stop_gradient(self.weight)
         sloped = (zeros.astype(mstype.float16) * slope.astype(mstype.float16)).astype(mstype.float32)
         return 0.25 * ops.square(errors).sum() + sloped.sum()
 
 
 class Drifts(nn.Cell):
-    """Adds to the gradients how often it was called. A step that is skipped, or tried again, does not count."""
+    """Adds the number of its calls to the gradients. Steps that are skipped or retried do not count."""
 
     def __init__(self):
         super().__init__()
@@ -63,7 +63,7 @@ class Drifts(nn.Cell):
 
 
 class TupleOf(nn.Cell):
-    """One network with the losses of all."""
+    """One network that returns the losses of all."""
 
     def __init__(self, networks):
         super().__init__(auto_prefix=False)
@@ -77,7 +77,7 @@ class TupleOf(nn.Cell):
 
 
 class SlopedReference(NetworkReference):
-    """The same in NumPy, in float32."""
+    """The same network in NumPy, in float32."""
 
     def __init__(self, network, earlier, optimizer, transforms, **keywords):
         weights = [network.weight.asnumpy().copy(), network.bias.asnumpy().copy()]
@@ -130,7 +130,7 @@ class ByHand:
 
 
 class ConfiguredTraining:
-    """A cell of this configuration. Other seeds make other weights, for a checkpoint to be loaded into."""
+    """A cell of this configuration. Another seed gives other weights, to load a checkpoint into."""
 
     def __init__(self, configuration, seed=0):
         self.configuration = configuration
@@ -161,7 +161,7 @@ class ConfiguredTraining:
             getattr(self.cell, action[0])(*action[1:])
 
     def call(self, index):
-        """What the call returns, as arrays."""
+        """Returns the results of a call, as arrays."""
         values = map(Tensor, inputs(self.configuration, index))
         return [np.asarray(value.asnumpy()) for value in self.cell(*values)]
 
@@ -235,7 +235,7 @@ class Comparison:
         self._compare_state()
 
     def call(self, index):
-        """One call of both. Returns what the cell returned."""
+        """Makes one call of both. Returns the cell's results."""
         losses, overflow, scales = self.reference.call(index)
         outputs = self.training.call(index)
         np.testing.assert_array_equal(outputs[1], overflow)
@@ -251,7 +251,7 @@ class Comparison:
 
     @staticmethod
     def _compare_losses(own, loss):
-        # Sums, of which each takes another order.
+        # They are sums in different orders.
         _assert_close(own, loss if np.isfinite(loss) else np.nan)
 
     def _compare_state(self):
@@ -268,7 +268,7 @@ class Comparison:
         self._compare_norms(cell, reference)
 
     def _compare_optimizers(self, own, wanted):
-        """The moments, the number of steps, and whatever else an optimizer remembers."""
+        """Compares moments, numbers of steps, and all other optimizer state."""
         for parameter, its in zip(own.get_parameters(), wanted.get_parameters()):
             assert parameter.name.endswith(its.name)
             self.assert_close(parameter.asnumpy(), its.asnumpy())
@@ -303,7 +303,7 @@ def _assert_close(own, wanted):
 
 
 def resumed(configuration, cell, way):
-    """A new training that goes on from where the cell is."""
+    """Returns a new training that resumes from the cell's state."""
     fresh = ConfiguredTraining(configuration, seed=1)
     if way == "copies":
         copies = {name: Tensor(value) for name, value in state(cell).items()}
@@ -320,13 +320,13 @@ def resumed(configuration, cell, way):
 
 def check(configuration):
     """
-    Makes all calls, and compares after each. From `resume_at` on a second cell goes on from a checkpoint, and must do
-    and hold the same, bit for bit.
+    Makes all calls, and compares after each. From `resume_at` on, a second cell resumes from a checkpoint, and must
+    give and hold the same, bit for bit.
     """
     training = ConfiguredTraining(configuration)
     comparison, second = Comparison(training), None
     for index, call in enumerate(configuration.calls):
-        # What networks that take turns show of a cycle that is flushed are the losses of a call before the checkpoint.
+        # When networks take turns, a flushed cycle shows the losses of a call before the checkpoint.
         flushes = call.action == ("flush",) and configuration.cell == "alternating"
         resumes = index == configuration.resume_at
         if resumes and not flushes:

@@ -1,4 +1,4 @@
-"""What the ranks of a job train for `test_data_parallel.py`, and one process alone as its control."""
+"""What the ranks of a job train for `test_data_parallel.py`, and the control in a single process."""
 
 from typing import NamedTuple
 
@@ -31,14 +31,14 @@ CYCLE_CALLS = 9
 
 
 class Place(NamedTuple):
-    """One rank's place in its job. `Place(0, 1)` alone sees the whole batches."""
+    """One rank's place in its job. `Place(0, 1)` is alone and sees the whole batches."""
 
     rank: int
     ranks: int
 
 
 def parallel(place, mode="data_parallel", mean=True):
-    """Lets the cells that are constructed next train with the other ranks, if there are any."""
+    """Makes cells that are constructed next train with the other ranks, if there are any."""
     if place.ranks > 1:
         mindspore.set_auto_parallel_context(parallel_mode=mode, gradients_mean=mean)
 
@@ -53,7 +53,7 @@ def whole_batch(call, seed=0):
 
 
 def batch(place, call, plan, jobs_ranks=None, seed=0):
-    """A rank's rows of the call's batch. The control, who is alone, says for which number of ranks the plan is."""
+    """Returns a rank's rows of the call's batch. The control passes the number of ranks that the plan is for."""
     ranks = jobs_ranks or place.ranks
     x, y = whole_batch(call, seed)
     for rank in plan.get(call, ()):
@@ -64,8 +64,8 @@ def batch(place, call, plan, jobs_ranks=None, seed=0):
 
 class Observed(nn.Cell):
     """
-    An Mlp beside a BatchNorm, whose statistics each forward moves. The loss does not depend on them: those of half a
-    batch are others than those of the whole.
+    An Mlp beside a BatchNorm whose statistics each forward moves. The loss does not depend on them, since those of half
+    a batch differ from those of the whole.
     """
 
     def __init__(self):
@@ -78,7 +78,7 @@ class Observed(nn.Cell):
 
 
 class Product(nn.Cell):
-    """The gradient of the weight is x."""
+    """A loss in which the gradient of the weight is x."""
 
     def __init__(self):
         super().__init__()
@@ -101,7 +101,7 @@ def scaled(network, loss_scale=None, **keywords):
 
 
 def pair(cell_class, **keywords):
-    """A cell for two networks, of which each takes inputs of its own."""
+    """Returns a cell for two networks, each with its own inputs."""
     networks = [Mlp(seed=0), Mlp(seed=10)]
     for i, network in enumerate(networks):
         network.update_parameters_name(f"{i}.")
@@ -118,12 +118,12 @@ def pair(cell_class, **keywords):
 
 
 def pair_of_batches(place, call, plan, jobs_ranks):
-    """Only the second network's overflow."""
+    """Returns batches in which only the second network overflows."""
     return (*batch(place, call, {}, jobs_ranks, seed=1), *batch(place, call, plan, jobs_ranks, seed=2))
 
 
 def records(cell, calls):
-    """What the cell holds before the first call, and what it holds and returned after each."""
+    """Yields what the cell holds before the first call, and what it holds and returned after each."""
     yield state(cell)
     for inputs in calls:
         yield record(cell, cell(*inputs))
@@ -135,7 +135,7 @@ def record(cell, outputs):
 
 
 class Counting(ScaledTrainOneStepCell):
-    """Counts how often it compares itself with those of the other ranks."""
+    """Counts how often it compares itself with the cells of the other ranks."""
 
     comparisons = 0
 
@@ -179,7 +179,7 @@ def alternating(place, ranks=None):
 
 
 def on_npu(place, **keywords):
-    """The cell, and a function that makes its inputs from what the last, the first and the other ranks do."""
+    """Returns the cell, and a function that makes its inputs from what the last, the first and the other ranks do."""
     network = OnNpu("network")
     # An innocent step takes 0.5 from the weight, which is 1.
     optimizer = nn.SGD(network.trainable_params(), learning_rate=0.25)
@@ -193,7 +193,7 @@ def on_npu(place, **keywords):
 
 
 def saturating(place):
-    """Innocent, a forward that overflows on the last rank, a backward on the first, innocent."""
+    """Overflows in the second call in the forward on the last rank, and in the third in the backward on the first."""
     parallel(place)
     with emulation.saturation_mode() as register:
         cell, inputs = on_npu(place)
@@ -210,7 +210,7 @@ def saturating_cycle(place):
 
 
 def own_weights(place):
-    """Weights that each rank trains for itself: their gradients are not reduced, so no inf travels."""
+    """Trains weights of which each rank has its own: their gradients are not reduced, so no inf travels."""
     parallel(place, "hybrid_parallel")
     network = Mlp()
     for weight in network.trainable_params():
@@ -219,7 +219,7 @@ def own_weights(place):
 
 
 def own_weights_alone(place):
-    """What a rank's own weights should become: those of the steps in which no rank overflowed."""
+    """Trains a rank's own weights as they should become: only in the steps in which no rank overflowed."""
     yield from records(scaled(Mlp()), (batch(place, call, {}) for call in range(STEPS) if call not in PLAN))
 
 
@@ -234,12 +234,12 @@ def partly_own_weights(place):
 
 
 def alone(place):
-    """Communication is initialised, but each rank trains for itself."""
+    """Initialises communication, but each rank trains for itself."""
     yield from records(scaled(Mlp(), clip_norm=CLIP_NORM), (batch(place, call, PLAN) for call in range(STEPS)))
 
 
 def large_gradients(place):
-    """Finite on each rank, and not in sum."""
+    """Has gradients that are finite on each rank, but not in sum."""
     parallel(place)
     yield from records(scaled(Product(), FixedLossScale(1.0)), [[Tensor([3e38], mindspore.float32)]])
 
@@ -260,7 +260,7 @@ def through_model(place, ranks=None):
 
 
 def run(scenario, mode, *arguments):
-    """The records of a scenario, a dict for each, in the mode, which is left as it was."""
+    """Returns the records of a scenario, dicts, in the given mode. Restores the mode."""
     before = mindspore.get_context("mode")
     mindspore.set_context(mode=MODES[mode])
     try:

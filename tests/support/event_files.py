@@ -1,4 +1,4 @@
-"""Event files with scalars, of MindSpore's SummaryRecord and of TensorBoard, read back."""
+"""Reads scalars back from event files of MindSpore's SummaryRecord and of TensorBoard."""
 
 import struct
 
@@ -7,12 +7,12 @@ from tensorboardX.proto import event_pb2
 
 
 def scalars_for_mindinsight(folder):
-    """For each step its scalars, by their tags."""
+    """Returns the scalars of each step by their tags."""
     return _scalars(folder.glob("*events.summary*_MS"), summary_pb2.Event, "scalar_value")
 
 
 def scalars_for_tensorboard(folder):
-    """For each step its scalars, by their tags."""
+    """Returns the scalars of each step by their tags."""
     return _scalars(folder.glob("*tfevents*"), event_pb2.Event, "simple_value")
 
 
@@ -27,7 +27,7 @@ def _scalars(paths, event_type, value_name):
 
 
 def _records(data):
-    """Records are framed by their length, its checksum and their own checksum."""
+    """Yields the records, which are framed by their length, its checksum and their own checksum."""
     start = 0
     while start < len(data):
         (length,) = struct.unpack_from("<Q", data, start)

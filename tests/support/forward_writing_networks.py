@@ -1,7 +1,7 @@
 """
 Networks whose forward writes Parameters or buffers, as users write them.
 
-Each takes a batch of shape (4, 3); `writes` names what its forward writes.
+Each takes a batch of shape (4, 3); `writes` has the names of what its forward writes.
 """
 
 import functools
@@ -18,7 +18,7 @@ def batch():
 
 
 def state(name, shape=(FEATURES,), trainable=False):
-    """A Parameter whose elements differ."""
+    """Returns a Parameter whose elements differ."""
     values = np.linspace(0.5, 1.5, int(np.prod(shape)), dtype=np.float32).reshape(shape)
     return Parameter(Tensor(values), name=name, requires_grad=trainable)
 
@@ -34,7 +34,7 @@ def normalised(vector):
 
 
 class SpectralNorm(nn.Cell):
-    """As in HiFaceGAN: a wrapped layer, whose vectors have names that are put together."""
+    """Wraps a layer as in HiFaceGAN. The names of its vectors are composed."""
 
     writes = ("weight_u", "weight_v")
 
@@ -71,7 +71,7 @@ def power_iteration(weight, u, v):
 
 
 class SpectralNormByFunction(nn.Cell):
-    """The Parameters are passed to a function of the module; a frozen weight beside them is only read."""
+    """Passes the Parameters to a function of the module; a frozen weight beside them is only read."""
 
     writes = ("u", "v")
 
@@ -114,7 +114,7 @@ class SpectralNormByPrimitives(nn.Cell):
 
 
 class Codebook(nn.Cell):
-    """VQ-VAE: the nearest code of each input; the codes move with an average of their inputs."""
+    """A VQ-VAE's codebook: each input gets the nearest code; codes follow an average of their inputs."""
 
     writes = ("codes", "sizes", "sums")
 
@@ -139,7 +139,7 @@ class Codebook(nn.Cell):
 
 
 class Observer(nn.Cell):
-    """The range that was seen, as for quantisation."""
+    """Records the range of its inputs, as for quantisation."""
 
     writes = ("lowest", "highest", "batches")
 
@@ -192,7 +192,7 @@ class JitCounter(StepCounter):
 
 
 class MomentumTeacher(nn.Cell):
-    """MoCo: the teacher follows the student; a frozen head beside it does not."""
+    """MoCo's teacher, which follows the student; a frozen head beside it does not."""
 
     writes = ("teacher.weight", "teacher.bias")
 
@@ -232,7 +232,7 @@ class MappedTeacher(MomentumTeacher):
 
 
 class Queue(nn.Cell):
-    """The keys of earlier batches."""
+    """Keeps the keys of earlier batches."""
 
     writes = ("queue", "next")
 
@@ -256,7 +256,7 @@ class Queue(nn.Cell):
 
 
 class ClampedConstant(nn.Cell):
-    """A trainable Parameter that the forward writes, beside one that it only reads."""
+    """Writes one trainable Parameter, and only reads another."""
 
     writes = ("constant",)
 
@@ -272,7 +272,7 @@ class ClampedConstant(nn.Cell):
 
 
 class Buffered(nn.Cell):
-    """A buffer that is written, and a constant one."""
+    """Writes one buffer; another is constant."""
 
     writes = ("buffer seen",)
 
@@ -316,7 +316,7 @@ class ByLambda(nn.Cell):
 
 
 class Histories(nn.Cell):
-    """Parameters by number, in a tuple and by a name that is put together."""
+    """Has Parameters by number in a tuple, and by composed names."""
 
     writes = ("history_0", "history_1", "past.1")
 
@@ -335,7 +335,7 @@ class Histories(nn.Cell):
 
 
 def residual_network():
-    """As the model collections write theirs, in MindSpore's cells; BatchNorm's statistics are what it writes."""
+    """Returns a network of MindSpore's cells, as in the model collections. It writes BatchNorm's statistics."""
     block = nn.SequentialCell(nn.Conv2d(FEATURES, FEATURES, 3), nn.BatchNorm2d(FEATURES), nn.ReLU())
     return freeze(nn.SequentialCell(block, nn.Conv2d(FEATURES, 2, 1), nn.BatchNorm2d(2)))
 

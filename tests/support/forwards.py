@@ -1,8 +1,8 @@
 """
-Drives loss cells that write state through clean and overflowed steps, and compares all state that can be reached.
+Runs loss cells that write state through clean and overflowed steps, and compares all state that can be reached.
 
-A batch overflows by the scale alone (float16 can't hold a scaled gradient, while all that the forward computes and
-writes is finite), or by an inf in the data.
+A batch overflows either by the scale alone or by an inf in the data. By the scale, float16 can't hold a scaled
+gradient, while all that the forward computes and writes is finite.
 """
 
 import functools
@@ -24,18 +24,18 @@ from support.networks import weight
 from support.training import changed
 
 FEATURES, BATCH = 3, 4
-# At SCALE and at its floor a quarter of it, the gradients of a steep loss are infinite in float16.
+# At SCALE and at the floor, a quarter of it, the gradients of a steep loss are infinite in float16.
 SCALE, STEEP, GENTLE = 2.0**12, 2.0**10, 1.0
 
-# What a skipped step may change: the state of the loss scale and of the counters; and what the step itself keeps for
-# the next one: copies of what the forward writes, the turns, the cycle's scale, the norm that was measured.
+# What a skipped step may change: the state of the loss scale, the counters, and what the step keeps for the next one.
+# That is copies of what the forward writes, the turns, the cycle's scale and the measured norm.
 _MAY_CHANGE = re.compile(
     r"(network_\d\.)?((loss_scale|step_counters|forward_state|alternation|clipping)\.|accumulation\.loss_scale)"
 )
 
 
 class Loss(nn.Cell):
-    """The loss of cells that write. Each gets the batch by itself, so that what one makes of it reaches no other."""
+    """The loss of cells that write. Each gets the batch separately, so that one cell's output reaches no other."""
 
     def __init__(self, parts, name="loss"):
         super().__init__()
@@ -57,7 +57,7 @@ def scaled_loss(outputs, slope):
 
 
 def at_top(way):
-    """The class of a network that is itself the cell that writes, and not one that holds it."""
+    """Returns the class of a network that is itself the writing cell, rather than holding it."""
 
     class Top(way):
         def __init__(self):
@@ -71,7 +71,7 @@ def at_top(way):
 
 
 class Reach:
-    """The Parameters and registered buffers that can be reached from some objects, however they are kept there."""
+    """The Parameters and registered buffers that can be reached from some objects, wherever they are kept."""
 
     def __init__(self, *things):
         self._read, self._seen = {}, {}
@@ -100,7 +100,7 @@ class Reach:
 
     def _add_cell(self, path, cell):
         for name, _ in cell.named_buffers(recurse=False):
-            # Read anew: the cell may have got another one.
+            # Read each time, since the cell may have got another one.
             self._read[f"{path}.{name}"] = functools.partial(getattr, cell, name)
         for cls in type(cell).__mro__:
             if cls.__module__.startswith("support."):
@@ -114,9 +114,9 @@ class Training:
 
     Args:
         kind (str): "single", "simultaneous" or "alternating". The latter two have a second network, which writes
-            nothing; it overflows by itself where a step overflows by "other".
+            nothing. It alone overflows in a step that overflows by "other".
         network (Cell): The first network.
-        writing (list[Cell]): Its cells each of which must change something in a clean step.
+        writing (list[Cell]): Those of its cells that must change something in a clean step.
         keywords: For the training cell.
     """
 
@@ -142,11 +142,11 @@ class Training:
 
     def make(self, step):
         """
-        Makes a step and asserts what must be true of it.
+        Makes a step and checks its effects.
 
         Args:
-            step (str): "clean"; or what overflows: "data", "scale" (of all networks), "own" or "other" (the scale of
-                the first or of the second network alone). A number behind it says at which call of a cycle.
+            step (str): "clean", or what overflows: "data", "scale" (of all networks), "own" or "other" (the scale of
+                the first or of the second network alone). A number after it is that of the call in the cycle.
         """
         kind, call = step.rstrip("0123456789"), int(re.search(r"\d*$", step).group() or 0) % self._calls
         kind = "own" if kind == "other" and self._kind == "single" else kind
@@ -183,5 +183,5 @@ class Training:
 
 
 def trained(network):
-    """The weights that go into an optimizer: not what is written instead, nor the Parameters of an inner optimizer."""
+    """Returns the weights for an optimizer, not those that are written instead or are an inner optimizer's."""
     return [weight for weight in network.trainable_params() if not re.search("loose|inner", weight.name)]

@@ -1,8 +1,8 @@
 """
-A small GAN in the layouts that several tests train, its data, and what makes one of its losses overflow.
+A small GAN in the layouts that several tests train, its data, and ways to make one of its losses overflow.
 
-The losses are those of the least-squares GAN, which MindSpore computes to the same bits each time. `ops.softplus` it
-does not: on CPU its last bit depends on where the input lies in memory.
+The losses are those of the least-squares GAN, which MindSpore computes to the same bits each time. It does not with
+`ops.softplus`: on CPU, the last bit depends on where the input lies in memory.
 """
 
 import mindspore
@@ -43,7 +43,7 @@ class Discriminator(nn.Cell):
 
 
 class GeneratorLoss(nn.Cell):
-    """The generator's loss, which goes through the discriminator. An infinite factor makes its gradients overflow."""
+    """The generator's loss through the discriminator. An infinite factor makes its gradients overflow."""
 
     def __init__(self, generator, discriminator):
         super().__init__(auto_prefix=False)
@@ -66,7 +66,7 @@ class DiscriminatorLoss(nn.Cell):
 
 
 class GanLosses(nn.Cell):
-    """Both losses as a tuple; the generator, and the discriminator on its samples, run once."""
+    """Both losses as a tuple. The generator runs once, and so does the discriminator on its samples."""
 
     def __init__(self, generator, discriminator):
         super().__init__(auto_prefix=False)
@@ -80,13 +80,13 @@ class GanLosses(nn.Cell):
 
 
 def renamed(prefix, network):
-    """The network, with the prefix before the names of its parameters, as a user of two networks must do."""
+    """Puts a prefix before the names of the network's parameters, as a user of two networks must. Returns it."""
     network.update_parameters_name(prefix)
     return network
 
 
 def generator_and_discriminator():
-    """Both networks, in training, with names of their own. They start alike each time."""
+    """Returns both networks in training mode, with distinct names and always the same weights."""
     generator, discriminator = renamed("generator.", Generator()), renamed("discriminator.", Discriminator(seed=5))
     return generator.set_train(), discriminator.set_train()
 
@@ -97,7 +97,7 @@ def two_losses(generator, discriminator):
 
 
 def two_optimizers(generator, discriminator):
-    """Different ones, so that they can't be mixed up."""
+    """Returns two different optimizers, so that they can't be mixed up."""
     return [
         nn.Adam(generator.trainable_params(), learning_rate=0.05),
         nn.Momentum(discriminator.trainable_params(), learning_rate=0.05, momentum=0.9),
@@ -105,7 +105,7 @@ def two_optimizers(generator, discriminator):
 
 
 def gan_batch(seed=0, overflow_in=()):
-    """One call's inputs. `overflow_in` holds the numbers of the losses whose gradients shall not be finite."""
+    """Returns one call's inputs. `overflow_in` has the numbers of the losses whose gradients overflow."""
     rng = np.random.default_rng(seed)
     real = rng.normal(size=(BATCH, FEATURES)).astype(np.float32)
     noise = rng.normal(size=(BATCH, NOISE)).astype(np.float32)
@@ -119,12 +119,12 @@ def take(positions, inputs):
 
 
 def rows_of(batches):
-    """Batches as rows of a dataset."""
+    """Returns batches as rows of a dataset."""
     return [tuple(tensor.asnumpy() for tensor in inputs) for inputs in batches]
 
 
 class WithAux(nn.Cell):
-    """Returns more than the loss of a network: twice its inputs, which nothing may train."""
+    """Returns, after the loss of a network, multiples of its first input as aux, which nothing may train."""
 
     def __init__(self, network):
         super().__init__(auto_prefix=False)
@@ -135,7 +135,7 @@ class WithAux(nn.Cell):
 
 
 class TupleOf(nn.Cell):
-    """Several losses of the same inputs as one tuple."""
+    """Returns several losses of the same inputs as one tuple."""
 
     def __init__(self, *networks):
         super().__init__(auto_prefix=False)
@@ -162,7 +162,7 @@ class ClipWeights(nn.Cell):
 
 
 class Counted(nn.Cell):
-    """A network of one input, and how often it has run, counted on the host."""
+    """Counts on the host how often a network of one input runs."""
 
     def __init__(self, network):
         super().__init__(auto_prefix=False)

@@ -1,4 +1,4 @@
-"""Running in one of MindSpore's modes."""
+"""Runs code in one of MindSpore's modes."""
 
 import contextlib
 
@@ -7,7 +7,7 @@ import mindspore
 
 @contextlib.contextmanager
 def in_mode(mode):
-    """A context in which MindSpore is in that mode, GRAPH_MODE or PYNATIVE_MODE."""
+    """A context in which MindSpore is in this mode, GRAPH_MODE or PYNATIVE_MODE."""
     before = mindspore.get_context("mode")
     mindspore.set_context(mode=mode)
     try:

@@ -1,4 +1,4 @@
-"""Linear models for one and two networks, their data, and all three training cells on them beside the reference."""
+"""Linear models for one and two networks, their data, and all three training cells on them, with the reference."""
 
 import numpy as np
 from mindspore import Tensor, nn, ops
@@ -15,14 +15,14 @@ from support.reference import AlternatingReference, DynamicRule, FixedRule, Netw
 LEARNING_RATE = 0.1
 MOMENTUM = 0.9
 
-# The reference computes in float64, the cells in float32. Each of their operations rounds to 2**-24 = 6e-8 of values of
-# the order of 1; some 20 cycles of some 20 roundings each, that add up like a random walk, stay well below 1e-5. A
-# forgotten or doubled micro-step, division, clip or average is off by 1e-2 or more.
+# The reference computes in float64, the cells in float32, whose operations round values of the order of 1 by 2**-24 =
+# 6e-8. Some 20 cycles of some 20 roundings each, which add up like a random walk, stay well below 1e-5. A forgotten or
+# doubled call, division, clip or average is off by 1e-2 or more.
 ROUNDING = {"rtol": 1e-5, "atol": 1e-5}
 
 CELLS = ["scaled", "simultaneous", "alternating"]
 
-# Of the three inputs x0, x1 and y.
+# Positions among the three inputs x0, x1 and y.
 NETWORK_INPUTS = [(0, 2), (1, 2)]
 
 
@@ -38,7 +38,7 @@ class First(nn.Cell):
 
 
 class Second(nn.Cell):
-    """The mean squared error of `x @ (weight + first.weight) - y`: it shows which weights of the first it has seen."""
+    """The mean squared error of `x @ (weight + first.weight) - y`, which shows the first's weights that it used."""
 
     def __init__(self, first, seed=1):
         super().__init__(auto_prefix=False)
@@ -50,7 +50,7 @@ class Second(nn.Cell):
 
 
 def arrays(seed=0, overflows=(False, False), batch=BATCH):
-    """The arrays x0, x1 and y. With `overflows[i]` the gradients of network i, and of no other, are not finite."""
+    """Returns the arrays x0, x1 and y. With `overflows[i]`, only the gradients of network i are not finite."""
     rng = np.random.default_rng(seed)
     x0, x1, y = (rng.normal(size=(batch, n)).astype(np.float32) for n in (FEATURES, FEATURES, 1))
     for x, overflow in zip((x0, x1), overflows):
@@ -64,7 +64,7 @@ def momentum(parameters, learning_rate=LEARNING_RATE):
 
 
 class NumPyMomentum:
-    """nn.Momentum. Of the learning rates there is one for each applied step; the last holds on."""
+    """nn.Momentum in NumPy. It takes a learning rate for each applied step; the last one is kept."""
 
     def __init__(self, learning_rates):
         self.learning_rates = list(learning_rates)
@@ -77,7 +77,7 @@ class NumPyMomentum:
 
 
 class LinearReference(NetworkReference):
-    """The linear models, in float64. Of `others` it adds the weights, as they are, to its own."""
+    """The linear models in float64. Each adds the present weights of `others` to its own."""
 
     def __init__(self, start, others, learning_rates, **keywords):
         super().__init__([start.astype(np.float64)], NumPyMomentum(learning_rates), **keywords)
@@ -96,8 +96,8 @@ class Trained:
 
     Args:
         kind (str): One of CELLS.
-        scale, scale_window: Of the DynamicLossScale; with `scale_window=None` the scale is fixed.
-        steps, clip_norm, clip_value, ema_decay, every: As in the contract; lists are one entry for each network.
+        scale, scale_window: Those of the DynamicLossScale; with `scale_window=None`, the scale is fixed.
+        steps, clip_norm, clip_value, ema_decay, every: As in the contract; lists have one entry for each network.
     """
 
     def __init__(
@@ -164,16 +164,16 @@ class Trained:
 
     @property
     def steps(self):
-        """The references that hold an update rule and counters."""
+        """The references that have an update rule and counters."""
         return self.control.phases if self.kind == "alternating" else [self.control]
 
     def call_cell(self, seed=0, overflows=(False, False)):
-        """One call of the cell."""
+        """Calls the cell once."""
         x0, x1, y = (Tensor(array) for array in arrays(seed, overflows))
         return self.cell(x0, y) if self.kind == "scaled" else self.cell(x0, x1, y)
 
     def call(self, seed=0, overflows=(False, False)):
-        """One call of the cell and of the reference, on the same batch. Compares all that there is to see."""
+        """Calls the cell and the reference with the same batch, and compares all results."""
         x0, x1, y = arrays(seed, overflows)
         losses, overflow, scale = self.control.call([(x0, y), (x1, y)][: len(self.networks)])
         output = self.call_cell(seed, overflows)
@@ -223,6 +223,6 @@ class Trained:
 
 
 def finite_or_nan(values):
-    """The values as an array in which everything that is not finite is NaN."""
+    """Returns the values as an array in which everything that is not finite is NaN."""
     values = np.asarray(values.asnumpy() if isinstance(values, Tensor) else values, np.float64)
     return np.where(np.isfinite(values), values, np.nan)

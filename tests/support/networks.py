@@ -1,4 +1,4 @@
-"""Small networks that several tests train, and the data for them. Each returns its loss."""
+"""Small networks that several tests train, and their data. Each network returns its loss."""
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
@@ -9,13 +9,13 @@ BATCH = 4
 
 
 def weight(*shape, seed=0, name, dtype=np.float32):
-    """A Parameter whose values depend on the seed only, so that two networks can start alike."""
+    """Returns a Parameter whose values depend only on the seed, so that two networks can start alike."""
     values = np.random.default_rng(seed).normal(size=shape).astype(dtype)
     return Parameter(Tensor(values), name=name)
 
 
 def batch(seed=0):
-    """One batch of inputs and targets."""
+    """Returns one batch of inputs and targets."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(BATCH, FEATURES)).astype(np.float32)
     y = rng.normal(size=(BATCH, 1)).astype(np.float32)
@@ -23,14 +23,14 @@ def batch(seed=0):
 
 
 def overflowing_batch(seed=0):
-    """A batch that makes the gradients infinite or NaN, whatever the weights are."""
+    """Returns a batch that makes the gradients infinite or NaN, whatever the weights are."""
     x, y = (tensor.asnumpy() for tensor in batch(seed))
     x[0, 0] = np.inf
     return Tensor(x), Tensor(y)
 
 
 def batch_for(overflow, seed=0):
-    """An ordinary batch, or one that overflows."""
+    """Returns an ordinary batch, or one that overflows."""
     return overflowing_batch(seed) if overflow else batch(seed)
 
 
@@ -85,7 +85,7 @@ class Normalised(nn.Cell):
 
 
 class LossOfShape(nn.Cell):
-    """A linear model whose squared errors come back as a loss of shape (), (1,) or (B, 1)."""
+    """A linear model that returns its squared errors as a loss of shape (), (1,) or (B, 1)."""
 
     def __init__(self, shape):
         super().__init__()
@@ -100,7 +100,7 @@ class LossOfShape(nn.Cell):
 
 
 class HalfPrecision(nn.Cell):
-    """A linear model that keeps its weight, computes, and returns its loss in float16."""
+    """A linear model in float16, including its weight and its loss."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Networks that compute on the emulated NPU, with which a test chooses where they overflow."""
+"""Networks on the emulated NPU whose overflows a test can choose."""
 
 import mindspore
 import numpy as np
@@ -21,8 +21,8 @@ class OnNpu(nn.Cell):
     """
     The loss `backward_gain * min(saturate(x * weight), 100)`.
 
-    Where the forward overflows, the minimum cuts the gradient off: it is 0, and nothing but the register tells. Where
-    the backward does, the gradient is 65504 * x / LOSS_SCALE, as finite as any other.
+    If the forward overflows, the minimum makes the gradient 0, and only the register shows it. If the backward
+    overflows, the gradient is 65504 * x / LOSS_SCALE, as finite as any other.
     """
 
     def __init__(self, name):
@@ -50,8 +50,8 @@ class AllOnNpu(nn.Cell):
 
 class Naive(nn.Cell):
     """
-    How two overflow checks are commonly put into one step: both networks' gradients first, then for each network a
-    check of its own and its own conditional update.
+    Two overflow checks in one step as they are commonly written: first both networks' gradients, then for each network
+    its own check and conditional update.
     """
 
     def __init__(self, networks, optimizers):
@@ -85,7 +85,7 @@ def optimizers_of(networks):
 
 
 def inputs_for(*behaviours):
-    """The inputs with which network i behaves as the i-th says."""
+    """Returns inputs with which each network behaves as given."""
     return [Tensor(np.float32([value])) for behaviour in behaviours for value in behaviour]
 
 
@@ -94,13 +94,13 @@ def weights_of(networks):
 
 
 def reset(networks):
-    """Writes 1 into the weights, where `updated` starts."""
+    """Sets the weights to 1, where `updated` starts."""
     for network in networks:
         ops.assign(network.weight, Tensor([1.0], mindspore.float32))
     assert weights_of(networks) == [1.0] * len(networks)
 
 
 def updated(behaviour):
-    """The weight after one step of SGD from 1, for an innocent behaviour."""
+    """Returns the weight after one step of SGD from 1, for a behaviour without overflow."""
     x, backward_gain = behaviour
     return 1.0 - LEARNING_RATE * x * backward_gain

@@ -1,4 +1,4 @@
-"""What casts to float16 and bfloat16 do to values, and how values are spread, computed in NumPy."""
+"""Computes in NumPy what casts to float16 and bfloat16 do to values, and how values are distributed."""
 
 import numpy as np
 from mindspore import dtype as mstype
@@ -7,13 +7,13 @@ from ms_lossscale.diagnosis import Shares
 
 
 def float16(values):
-    """float64 rounded to float16."""
+    """Rounds float64 to float16."""
     with np.errstate(over="ignore"):
         return values.astype(np.float16).astype(np.float64)
 
 
 def bfloat16(values):
-    """float64 rounded to bfloat16, to nearest and ties to even, subnormal numbers kept; by integer arithmetic."""
+    """Rounds float64 to bfloat16 by integer arithmetic: to nearest, ties to even, keeping subnormal numbers."""
     significands, exponents = np.frexp(values)
     # The lowest bit of the result: 8 bits of precision, but no bit below 2**-133.
     lowest = np.maximum(exponents - 8, -133)
@@ -21,12 +21,12 @@ def bfloat16(values):
     return np.where(np.abs(rounded) >= 2.0**128, np.copysign(np.inf, values), rounded)
 
 
-# From MindSpore's dtype to the cast and the smallest normal number.
+# The cast and the smallest normal number, by MindSpore's dtype.
 CASTS = {mstype.float16: (float16, 2.0**-14), mstype.bfloat16: (bfloat16, 2.0**-126)}
 
 
 def shares_of_cast(values, scale=1.0, dtype=mstype.float16):
-    """What the cast does to the finite values times the scale, which float64 holds exactly, as shares of all values."""
+    """Returns what the cast does to the finite values times the scale, exact in float64, as shares of all values."""
     cast, smallest_normal = CASTS[dtype]
     finite = values[np.isfinite(values)].astype(np.float64)
     after = np.abs(cast(finite * scale))
@@ -39,7 +39,7 @@ def shares_of_cast(values, scale=1.0, dtype=mstype.float16):
 
 
 def counts_of(values):
-    """What `Distribution.as_dict` says of the values."""
+    """Returns what `Distribution.as_dict` must return for the values."""
     finite = values[np.isfinite(values)]
     sizes = np.abs(finite[finite != 0]).astype(np.float64)
     counts = np.histogram(sizes, 2.0 ** np.arange(-149, 129))[0].tolist()

@@ -1,7 +1,7 @@
 """
-Prints as JSON which operators MindSpore runs for several cells in graph mode: from the operator's name to its number.
+Prints, as JSON, how often MindSpore runs each operator for several cells in graph mode.
 
-A program of its own, since MindSpore decides when it compiles its first graph whether it writes graphs down.
+It is a separate program, since MindSpore decides whether to save graphs when it compiles the first one.
 """
 
 import json
@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-# For the package `support`, as a program.
+# To find the package `support` when run as a program.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import mindspore
@@ -29,7 +29,7 @@ from support.gan_networks import (
 )
 from support.networks import weight
 
-# Nodes that only lead values from one operator, or one branch, to the next.
+# Nodes that only pass values from one operator or branch to the next.
 _WIRING = {"Depend", "Load", "MakeTuple", "Partial", "Switch", "TupleGetItem", "UpdateState"}
 _DEFINITION = re.compile(r"^ *%\d+\(.*?\) = (?:PrimFunc_)?(\w+)\(", re.M)
 
@@ -37,7 +37,7 @@ SMALL, LARGE = 8, 160  # 160 x 160 is more elements than a small tensor has.
 
 
 class Chain(nn.Cell):
-    """Square matrices one after the other."""
+    """A chain of square matrices."""
 
     def __init__(self, size, count):
         super().__init__()
@@ -55,13 +55,13 @@ def momentum(network):
 
 def operators(folder, cell, *inputs):
     """
-    Compiles the cell for the inputs. Returns a Counter of its operators, all branches included. MindSpore decides when
-    it compiles the first graph of a process whether it writes graphs down at all.
+    Compiles the cell for the inputs. Returns a Counter of its operators in all branches. MindSpore decides whether to
+    save graphs at all when it compiles the first one of a process.
     """
     os.environ["MS_DEV_SAVE_GRAPHS"] = "2"
     os.environ["MS_DEV_SAVE_GRAPHS_PATH"] = str(folder)
     cell.set_train().compile(*inputs)
-    # The graphs that are going to run are named so.
+    # The final graphs have this name.
     texts = [path.read_text() for path in folder.rglob("graph_build_*.ir")]
     assert texts
     names = Counter(name for text in texts for name in _DEFINITION.findall(text))
@@ -69,7 +69,7 @@ def operators(folder, cell, *inputs):
 
 
 def added(folder, size, count, **keywords):
-    """The operators that the cell has besides those of the stock cell, for a chain of so many matrices."""
+    """Returns the operators that the cell has in addition to the stock cell's, for a chain of `count` matrices."""
     x = Tensor(np.ones((2, size), np.float32))
     network, stock = Chain(size, count), Chain(size, count)
     cell = ScaledTrainOneStepCell(network, momentum(network), DynamicLossScale(), **keywords)

@@ -1,4 +1,4 @@
-"""Cells that write state by MindSpore's operators, cells and hooks, in the backward, too; run as `ways_to_write`."""
+"""Cells that write state by MindSpore's operators, cells and hooks, also in the backward; run as `ways_to_write`."""
 
 import mindspore as ms
 from mindspore import Tensor, nn, ops
@@ -153,7 +153,7 @@ class ByForwardPreHook(Way):
 
 
 class ByBackwardHook(Way):
-    """Written in the backward."""
+    """Writes in the backward."""
 
     modes = PYNATIVE
 

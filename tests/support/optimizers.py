@@ -1,4 +1,4 @@
-"""MindSpore's optimizers, read from its modules, so that a new one is tested as soon as it appears."""
+"""MindSpore's optimizers, listed from its modules, so that a new one is tested as soon as it appears."""
 
 import inspect
 
@@ -18,7 +18,7 @@ OPTIMIZERS = [
     if callable(getattr(contents, name)) and name != "Optimizer"  # The base class.
 ]
 
-# Those that run on CPU in every MindSpore that this package supports. They may not hide behind a skip.
+# These run on CPU in every supported MindSpore, so they must not be skipped.
 RUN_EVERYWHERE = {
     "nn": "ASGD AdaFactor AdaMax Adadelta Adagrad Adam AdamOffload AdamWeightDecay FTRL LazyAdam Momentum "
     "ProximalAdagrad RMSProp Rprop SGD",
@@ -28,9 +28,9 @@ RUN_EVERYWHERE = {f"{module}.{name}" for module, names in RUN_EVERYWHERE.items()
 
 
 def parameters_of(make):
-    """The names of a constructor's parameters, and whether each has a default."""
+    """Returns the names of a constructor's parameters, and whether each has a default."""
     function = make.__init__ if inspect.isclass(make) else make
-    # Most of MindSpore's constructors hide behind decorators that take (*args, **kwargs), some behind two.
+    # Most of MindSpore's constructors have a decorator that takes (*args, **kwargs), some have two.
     while True:
         around = inspect.getclosurevars(function).nonlocals
         inside = around.get("func", around.get("fn"))
@@ -42,7 +42,7 @@ def parameters_of(make):
 
 
 def required_argument(name, network):
-    """A value for an argument without a default. A KeyError here means that a new optimizer wants something new."""
+    """Returns a value for an argument without a default. A KeyError means that an optimizer wants something new."""
     return {
         "params": lambda: [{"params": [network.weight]}, {"params": [network.bias]}],
         "optimizer": lambda: nn.Momentum(network.trainable_params(), learning_rate=0.05, momentum=0.9),
@@ -55,8 +55,8 @@ def required_argument(name, network):
 
 def make_optimizer(name, network):
     """
-    The optimizer with two groups of parameters, weight decay in one of them, and a falling learning rate, as far as it
-    takes them. Returns it, and the schedule that a user's loop steps, which the experimental optimizers have.
+    Returns the optimizer with two groups of parameters, weight decay in one of them, and a decreasing learning rate, as
+    far as it takes them. Also returns the schedule that a user's loop steps, for the experimental optimizers.
     """
     module, class_name = name.split(".")
     make = getattr(MODULES[module], class_name)
@@ -67,7 +67,7 @@ def make_optimizer(name, network):
     if "params" in arguments and "weight_decay" in has_default:
         arguments["params"][0]["weight_decay"] = 0.1
     if "learning_rate" in has_default and name not in ("nn.FTRL", "nn.AdaFactor"):
-        # FTRL refuses a learning rate that changes, AdaFactor makes its own.
+        # FTRL refuses a changing learning rate, and AdaFactor computes its own.
         arguments["learning_rate"] = nn.ExponentialDecayLR(0.05, decay_rate=0.5, decay_steps=1)
     optimizer = make(**arguments)
     has_schedule_outside = isinstance(optimizer, mindspore.experimental.optim.Optimizer)

@@ -1,4 +1,4 @@
-"""Networks of which one cell, and which is known, leaves float16's range."""
+"""Networks in which one known cell exceeds float16's range."""
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
@@ -8,13 +8,13 @@ N = 4
 
 
 def dense():
-    """Passes on nearly what it gets."""
+    """Returns a layer that nearly passes on its input."""
     weight = np.eye(N, dtype=np.float32) + 0.01
     return nn.Dense(N, N, weight_init=Tensor(weight), bias_init="zeros")
 
 
 class SoftmaxByHand(nn.Cell):
-    """exp(5) to exp(15), and more in later blocks."""
+    """Computes exp(5) to exp(15), and more in later blocks."""
 
     def construct(self, x):
         e = ops.exp(x * 5.0)
@@ -22,7 +22,7 @@ class SoftmaxByHand(nn.Cell):
 
 
 class RootMeanSquare(nn.Cell):
-    """Its squares overflow."""
+    """Computes squares that overflow."""
 
     def __init__(self):
         super().__init__()
@@ -34,14 +34,14 @@ class RootMeanSquare(nn.Cell):
 
 
 class LongSum(nn.Cell):
-    """Adds up many before it divides by how many they are."""
+    """Adds many numbers before it divides by their count."""
 
     def construct(self, x):
         return x + ops.tile(x * 40.0, (1, 2000)).sum(-1, keepdims=True) / 320000.0
 
 
 class Attention(nn.Cell):
-    """Logits past 65504 in its own construct, which is no cell."""
+    """Has logits beyond 65504 in its own construct, not in a cell."""
 
     def __init__(self):
         super().__init__()
@@ -56,14 +56,14 @@ class Attention(nn.Cell):
 
 
 class SmallInBetween(nn.Cell):
-    """Its forward stays in range; in its backward the gradient is 2**20 times as large in between."""
+    """Stays in range in the forward. In the backward, the gradient is 2**20 times as large in between."""
 
     def construct(self, x):
         return x * 2.0**-11 * 2.0**-9 * 2.0**9 * 2.0**11
 
 
 class WritesSquares(nn.Cell):
-    """Only what it writes overflows."""
+    """Overflows only in what it writes."""
 
     def __init__(self):
         super().__init__()
@@ -75,14 +75,14 @@ class WritesSquares(nn.Cell):
 
 
 class Peak(nn.Cell):
-    """In its backward the gradient is 2**14 times as large in between."""
+    """Makes the gradient 2**14 times as large in between, in the backward."""
 
     def construct(self, x):
         return x * 2.0**-7 * 2.0**-7 * 2.0**7 * 2.0**7
 
 
 class Faint(nn.Cell):
-    """Its weight's gradients are 2**-32 of what flows through it."""
+    """Has a weight whose gradients are 2**-32 of what flows through the cell."""
 
     def __init__(self):
         super().__init__()
@@ -111,7 +111,7 @@ class SumOfSquares(nn.Cell):
 
 
 class SigmoidAndEntropy(nn.Cell):
-    """A cross entropy by hand, of probabilities that float16 rounds to exactly 1."""
+    """A hand-written cross entropy of probabilities that float16 rounds to exactly 1."""
 
     def __init__(self):
         super().__init__()

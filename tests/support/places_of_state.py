@@ -1,15 +1,15 @@
-"""Where a network may keep a cell that writes, or what it writes; run as `ways_to_write`, with any cell inside."""
+"""Places where a network may keep a cell that writes, or its state; run as `ways_to_write`, with any cell inside."""
 
 from mindspore import Tensor, nn, ops
 
 from support.ways_to_write import PYNATIVE, moved, state
 
-# What the networks of one test keep in a module. Graph mode compiles with what is there then.
+# State of one test's networks in a module. Graph mode compiles with what is there at that time.
 GLOBAL_CELLS, GLOBAL_PARAMETERS = [], []
 
 
 def forget_globals():
-    """Before the networks of the next test are made."""
+    """Clears the globals before the networks of the next test are made."""
     GLOBAL_CELLS.clear()
     GLOBAL_PARAMETERS.clear()
 
@@ -20,7 +20,7 @@ class Place(nn.Cell):
     def __init__(self, part):
         super().__init__()
         part.update_parameters_name(f"{type(self).__name__}.")
-        # Of what a list keeps, MindSpore knows nothing, not whether it trains either.
+        # MindSpore does not see what is in a list, so it does not set its mode.
         self.keep(part.set_train())
 
 
@@ -111,7 +111,7 @@ class InAModule(Place):
 
 
 class Kept(nn.Cell):
-    """Keeps a Parameter nowhere but where its subclass says."""
+    """Base class: the subclass alone decides where the Parameter is kept."""
 
     modes = ("graph", "pynative")
 
@@ -160,7 +160,7 @@ class ParameterInAModule(Kept):
 
 
 class Object:
-    """No cell."""
+    """An object that is not a cell."""
 
     def __init__(self, **attributes):
         vars(self).update(attributes)
@@ -178,7 +178,7 @@ class ParameterInAnObject(Kept):
 
 
 class BufferOfACellInAList(Kept):
-    """The cell that has the buffer is never called."""
+    """Has the buffer in a cell that is never called."""
 
     def keep(self, parameter):
         cell = nn.Cell()

@@ -1,4 +1,4 @@
-"""The self-check's command with other checks: some hold, and the others are what the command must survive."""
+"""The self-check's command with other checks. Some hold, and the command must survive the others."""
 
 import ctypes
 import os
@@ -8,7 +8,7 @@ import time
 from ms_lossscale.selfcheck.claim import CHECKS, check, expect
 from ms_lossscale.selfcheck.command_line import main
 
-# What the process of the checks runs, too, which imports this file.
+# The process that runs the checks imports this file, too.
 CHECKS.clear()
 
 

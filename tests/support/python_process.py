@@ -1,6 +1,6 @@
 """
-Python in new processes, as a user starts it: with the package, and nothing of this process' `sys.path`. And, where this
-process will do, as a module of it.
+Runs Python in new processes, as a user starts it: with the package, and without this process' `sys.path`. Or runs code
+as a module of this process.
 """
 
 import importlib.util
@@ -21,15 +21,15 @@ _numbers = itertools.count()
 
 
 def python_environment():
-    """The variables of a new process."""
-    # MindSpore's O1 and O2 put its folders, with their own math.py, on sys.path, which is therefore not handed on.
+    """Returns the environment variables of a new process."""
+    # sys.path is not passed on, since MindSpore's O1 and O2 put folders with their own math.py on it.
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PYTHONPATH": paths}
 
 
 def run_python(*arguments, cwd, timeout=300, **variables):
     """
-    Runs `python *arguments` in the folder `cwd`, with further environment variables; the result has `returncode`,
+    Runs `python *arguments` in the folder `cwd`, with additional environment variables. The result has `returncode`,
     `stdout` and `stderr`.
     """
     command = [sys.executable, *map(str, arguments)]
@@ -38,26 +38,26 @@ def run_python(*arguments, cwd, timeout=300, **variables):
 
 
 def check_python(*arguments, cwd, timeout=300):
-    """`run_python`, which must succeed; returns what was printed."""
+    """Does `run_python`, asserts that it succeeds, and returns what was printed."""
     result = run_python(*arguments, cwd=cwd, timeout=timeout)
     assert result.returncode == 0, result.stderr[-3000:]
     return result.stdout
 
 
 def import_code(folder, code):
-    """Runs the code as a module of its own, which it returns."""
+    """Runs the code as a separate module, and returns that."""
     name = f"imported_code_{next(_numbers)}"
     path = folder / f"{name}.py"
     path.write_text(code)
     spec = importlib.util.spec_from_file_location(name, path)
-    # MindSpore looks a function's module up by its name, also later, when it compiles.
+    # When it compiles, MindSpore looks up a function's module by its name.
     sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[name])
     return sys.modules[name]
 
 
 class Job(NamedTuple):
-    """How a job of several ranks ended: msrun's exit status, what msrun said, and what each rank printed."""
+    """The result of a job of several ranks: msrun's exit status, its output, and what each rank printed."""
 
     returncode: int
     output: str
@@ -66,15 +66,15 @@ class Job(NamedTuple):
 
 def run_msrun(ranks, script, *arguments, cwd, timeout=200, **variables):
     """
-    Runs `msrun script *arguments` with so many ranks on this machine, in the folder `cwd`, with further environment
+    Runs `msrun script *arguments` with `ranks` ranks on this machine, in the folder `cwd`, with additional environment
     variables. Returns a Job.
     """
     environment = {**python_environment(), **variables}
-    # What msrun starts is called `python`.
+    # msrun calls `python`.
     environment["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), environment["PATH"]))
-    # Ranks that came before the scheduler ask again after 1 s, instead of 3 to 5 s, and that several times.
+    # Ranks that start before the scheduler ask again several times, each after 1 s instead of 3 to 5 s.
     environment["MS_RETRY_INTERVAL_LOWER"] = environment["MS_RETRY_INTERVAL_UPPER"] = "1"
-    # How long a rank waits for the others, who may be compiling: 30 s otherwise (and always in MindSpore 2.7).
+    # A rank waits this long for others, which may be compiling, instead of 30 s (always 30 s in MindSpore 2.7).
     environment["MS_CPU_COMM_OP_TIMEOUT"] = "120"
     options = [f"--worker_num={ranks}", f"--local_worker_num={ranks}", f"--master_port={_free_port()}"]
     options += ["--log_dir=msrun", "--join=True"]
@@ -98,7 +98,7 @@ def run_msrun(ranks, script, *arguments, cwd, timeout=200, **variables):
 
 
 def check_msrun(ranks, script, *arguments, cwd):
-    """`run_msrun`, which must succeed."""
+    """Does `run_msrun`, and asserts that it succeeds."""
     job = run_msrun(ranks, script, *arguments, cwd=cwd)
     assert job.returncode == 0, "\n".join([job.output[-1000:], *(log[-3000:] for log in job.logs)])
     return job
@@ -111,7 +111,7 @@ def _free_port():
 
 
 def _stop(process):
-    # Of SIGINT msrun takes its ranks along, which are in sessions of their own.
+    # On SIGINT, msrun also ends its ranks, which are in sessions of their own.
     process.send_signal(signal.SIGINT)
     try:
         process.wait(20)
@@ -120,11 +120,11 @@ def _stop(process):
 
 
 def is_older_mindspore():
-    """Whether this is MindSpore before 2.10."""
+    """Returns whether this is MindSpore before 2.10."""
     return tuple(map(int, mindspore.__version__.split(".")[:2])) < (2, 10)
 
 
 def skip_with_older_mindspore(reason="a long job of several processes, run with MindSpore 2.10 only"):
-    """Skips what needs most of a minute, or says nothing, with MindSpore before 2.10."""
+    """Skips, before MindSpore 2.10, a test that takes most of a minute or shows nothing there."""
     if is_older_mindspore():
         pytest.skip(reason)

@@ -1,4 +1,4 @@
-"""What the ranks of a job do beside plain training: compare cells, try again, move several scales, shard weights."""
+"""What the ranks of a job do besides plain training: compare cells, retry, move several scales, shard weights."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ def restarted(cell):
     return cell
 
 
-# What each rank makes of its rank, and what the error must name.
+# What the error must name, and the cell that each rank makes, given whether it is the last.
 DIFFERENCES = {
     "clip_norm": lambda last: scaled(Mlp(), clip_norm=2.0 if last else 1.0),
     "ema_decay": lambda last: scaled(Mlp(), ema_decay=0.9 if last else None),
@@ -61,7 +61,7 @@ def alternating_with_scale(value):
 
 
 def different(place):
-    """Tries to train cells that differ on the last rank, and then one that differs in the form of a number only."""
+    """Tries to train cells that differ on the last rank, and then one in which only the type of a number differs."""
     parallel(place)
     errors = {}
     for name, make_cell in DIFFERENCES.items():
@@ -77,7 +77,7 @@ def different(place):
 
 
 def killed(place):
-    """The last rank is killed after its first step."""
+    """Kills the last rank after its first step."""
     parallel(place)
     cell = scaled(Mlp())
     for call in range(3):
@@ -165,7 +165,7 @@ def found(place):
 
 
 def sharding_cells(**keywords):
-    """A cell for one network and one for two, of which MindSpore would shard the weights."""
+    """Yields a cell for one network and one for two, whose weights MindSpore would shard."""
     networks = [renamed(Linear(), f"{i}.") for i in range(2)]
     optimizers = [nn.Momentum(network.trainable_params(), 0.1, 0.9) for network in networks]
     yield ScaledTrainOneStepCell(networks[0], optimizers[0], dynamic(), **keywords)
@@ -173,7 +173,7 @@ def sharding_cells(**keywords):
 
 
 def sharded(place, mode):
-    """MindSpore runs the parallel modes that shard weights on GPU and Ascend only: cells are constructed, not run."""
+    """Constructs cells without running them: MindSpore runs the modes that shard weights only on GPU and Ascend."""
     mindspore.set_auto_parallel_context(parallel_mode=mode)
     decisions = [step.decision for cell in sharding_cells() for step in cell.steps]
     agrees = [

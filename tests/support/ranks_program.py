@@ -1,10 +1,10 @@
 """
-The jobs of `test_data_parallel.py` and `test_sharded_optimizer.py`, and what msrun starts on each rank:
+The jobs of `test_data_parallel.py` and `test_sharded_optimizer.py`, and the program that msrun starts on each rank:
 
     ranks_program.py FOLDER [SCENARIO/MODE ...]
 
 It runs the scenarios of `data_parallel_training.py`, `rank_checks.py` and `sharded_training.py`, each in a mode, and
-writes what it saw to FOLDER/rank_N.npz.
+writes their records to FOLDER/rank_N.npz.
 """
 
 import itertools
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-# For the package `support`, as a program.
+# To find the package `support` when run as a program.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
@@ -26,7 +26,7 @@ SCENARIOS = {**vars(data_parallel_training), **vars(rank_checks), **vars(sharded
 
 
 class Job(NamedTuple):
-    """How many ranks, and the scenarios that they go through: "name/mode"."""
+    """A number of ranks, and the scenarios that they run: "name/mode"."""
 
     ranks: int
     scenarios: tuple
@@ -36,7 +36,7 @@ def _in(modes, *names):
     return tuple(map("/".join, itertools.product(names, modes)))
 
 
-# One for all that ranks do with each other in a step.
+# They cover all that ranks do with each other in a step.
 _ESSENTIAL = (
     "one_network",
     "saturating",
@@ -61,12 +61,12 @@ _FURTHER = (
     "own_scales",
 )
 JOBS = (
-    # The first is in `make test`. What `found` tries takes PyNative mode long, and does not depend on the mode.
+    # The first is in `make test`. `found` takes long in PyNative mode, and does not depend on the mode.
     Job(2, _in(["graph"], *_ESSENTIAL, "found")),
     Job(2, _in(["pynative"], *_ESSENTIAL) + _in(["graph"], "auto_parallel")),
     Job(2, _in(MODES, *_FURTHER)),
     Job(4, _in(MODES, "one_network", "saturating")),
-    # Of `test_sharded_optimizer.py`, the first in `make test`. Those that go on do so with what the second saved.
+    # These belong to `test_sharded_optimizer.py`. The first is in `make test`; resumed ones load what the second saved.
     Job(2, _in(["graph"], "sharded_one_network")),
     Job(2, _in(MODES, "sharded_cycle", "sharded_half")),
     Job(2, _in(["pynative"], "sharded_one_network") + _in(MODES, "sharded_simultaneous", "sharded_alternating")),
@@ -76,7 +76,7 @@ JOBS = (
 
 
 def written(file):
-    """What a rank wrote: for each scenario the list of its records, a dict each."""
+    """Reads what a rank wrote: for each scenario, the list of its records, which are dicts."""
     arrays, scenarios = np.load(file), {}
     for path in arrays.files:
         name, mode, i, key = path.split("/", 3)

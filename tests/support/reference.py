@@ -1,9 +1,8 @@
 """
-What the training cells do, by the public contract, in plain NumPy: update rules of the loss scale,
-attempts, cycles, overflow checks, updates, moving averages and counters. What a network computes, and its optimizer,
-are given.
+The training cells of the public contract, in plain NumPy: update rules of the loss scale, attempts, cycles, overflow
+checks, updates, moving averages and counters. The networks' computations and the optimizers are given.
 
-It is written to be obvious: whatever moves is an attribute, and a step that does not happen is put back from a copy.
+It is written to be obvious: all state is in attributes, and a step that does not happen is restored from a copy.
 """
 
 import copy
@@ -19,7 +18,7 @@ class FixedRule:
         self.scale = float(scale)
 
     def next(self, scale, overflow):
-        """The scale after a step that used `scale`."""
+        """Returns the scale after a step that used `scale`."""
         return scale
 
     def can_back_off(self, scale):
@@ -69,7 +68,7 @@ class DynamicRule:
 
 @dataclasses.dataclass
 class Run:
-    """What a network makes of its inputs: the gradients are those that reach the cell, unscaled."""
+    """The results of a network: its gradients are those that reach the cell, unscaled."""
 
     loss: float
     gradients: list
@@ -79,12 +78,12 @@ class Run:
 
 class NetworkReference:
     """
-    A network, its optimizer, and what else an update moves. A subclass gives `run(inputs, scale)`, which returns a Run
-    and moves nothing.
+    A network with its optimizer and what else an update changes. A subclass defines `run(inputs, scale)`, which returns
+    a Run and changes nothing.
 
     Args:
         weights (list[array]): One array for each weight.
-        optimizer (callable): From the weights and their gradients to the new weights.
+        optimizer (callable): Returns the new weights, given the weights and their gradients.
         state: What its forward writes.
         clip_norm, clip_value, ema_decay (float): As in the contract.
     """
@@ -96,7 +95,7 @@ class NetworkReference:
         self.grad_norm = 0.0
 
     def transform(self, gradients, steps):
-        """What the gradients of a step become that comes after so many applied ones."""
+        """Returns the gradients as transformed in a step that follows so many applied ones."""
         return gradients
 
     def measure(self, gradients):
@@ -121,10 +120,10 @@ class StepReference:
 
     Args:
         networks (list[NetworkReference]): The networks.
-        rules (list): The update rule of the loss scale that they share, alone in the list, or that of each.
+        rules (list): One update rule if they share a loss scale, or one for each.
         steps (int): Calls in a cycle.
-        max_retries (int): How many tries beyond the first a call has.
-        checks (bool): Whether an overflow is looked for.
+        max_retries (int): How many attempts after the first a call may have.
+        checks (bool): Whether overflows are checked.
     """
 
     def __init__(self, networks, rules, steps=1, max_retries=0, checks=True):
@@ -136,22 +135,22 @@ class StepReference:
         self._begin_cycle()
 
     def _begin_cycle(self):
-        self.calls = []  # For each call the gradients of each network.
+        self.calls = []  # The gradients of each network, for each call.
         self.overflowed = [False] * len(self.rules)
         self.is_set = [False] * len(self.rules)
 
     @property
     def lost(self):
-        """Whether an overflow is known of in this cycle."""
+        """Whether an overflow was found in this cycle."""
         return any(self.overflowed)
 
     def set_loss_scale(self, i, value):
-        """What is set within a cycle is for the next one."""
+        """Sets a scale. Within a cycle, it is for the next one."""
         self.rules[i].scale = float(value)
         self.is_set[i] = bool(self.calls)
 
     def call(self, inputs):
-        """`inputs` holds each network's. Returns the losses, the overflow and the scales that were used."""
+        """Makes a call; `inputs` has each network's. Returns the losses, the overflow and the scales that were used."""
         if not self.calls:
             self.scales = [rule.scale for rule in self.rules]
             self.states = [network.state for network in self.networks]
@@ -165,7 +164,7 @@ class StepReference:
             left -= 1
         used = list(self.scales)
         if any(flags):
-            # The update rule sees one overflow, that of the first try.
+            # The update rule sees one overflow, that of the first attempt.
             (self.rules, self.scales), flags = before, first_flags
         self.overflowed = [earlier or flag for earlier, flag in zip(self.overflowed, flags)]
         overflow = self.lost
@@ -177,7 +176,7 @@ class StepReference:
         return [run.loss for run in runs], overflow, used
 
     def _try(self, inputs):
-        """The networks' runs, and for each update rule whether its gradients overflowed."""
+        """Runs the networks. Returns the runs, and for each update rule whether its gradients overflowed."""
         of_one = len(self.rules) == 1
         scales = self.scales * len(self.networks) if of_one else self.scales
         runs = [network.run(its, scale) for network, its, scale in zip(self.networks, inputs, scales)]
@@ -188,18 +187,18 @@ class StepReference:
         elif of_one:
             flags = [any(not_finite) or in_a_forward]
         else:
-            # Where no gradient tells whose it was, all overflowed.
+            # If no gradient tells whose overflow it was, all count.
             flags = not_finite if any(not_finite) else [in_a_forward] * len(self.rules)
         return runs, flags
 
     def _can_be_mended(self, runs, flags):
-        """Whether a lower scale may help: not what overflowed in a forward, and not a cycle that is lost already."""
+        """Returns whether a lower scale may help: not if a forward overflowed or the cycle is lost already."""
         hopeless = any(run.forward_overflowed or not np.isfinite(run.loss) for run in runs) or self.lost
         overflowed = [(rule, scale) for rule, scale, flag in zip(self.rules, self.scales, flags) if flag]
         return bool(overflowed) and not hopeless and all(rule.can_back_off(scale) for rule, scale in overflowed)
 
     def _back_off(self, flags):
-        """The update rules of those that overflowed see an overflow, and the cycle goes on at the lower scale."""
+        """Makes the rules of those that overflowed see an overflow. The cycle goes on at the lower scale."""
         self.counters["retries"] += 1
         for i, flag in enumerate(flags):
             if flag:
@@ -213,7 +212,7 @@ class StepReference:
 
     def _end_cycle(self):
         for i, overflowed in enumerate(self.overflowed):
-            # In a step that overflowed, the others' update rules stand still.
+            # In a step that overflowed, the others' scales do not change.
             if overflowed or not self.lost:
                 self._step_rule(i, overflowed)
         count = len(self.calls)
@@ -238,7 +237,7 @@ class StepReference:
 
 class AlternatingReference:
     """
-    Networks that step one after the other, each with a scale, cycles and an overflow check of its own.
+    Networks that step one after the other, each with its own scale, cycles and overflow check.
 
     Args:
         phases (list[StepReference]): One for each network.
@@ -253,12 +252,12 @@ class AlternatingReference:
         self.last_losses = [0.0] * len(phases)
 
     def takes_part(self, i):
-        """Whether network i takes part in the next call."""
+        """Returns whether network i takes part in the next call."""
         every = self.every_in_cycle if self.calls else self.every
         return (self.cycles + 1) % every[i] == 0
 
     def call(self, inputs):
-        """`inputs` holds each network's. Returns the lists of losses, overflows and scales."""
+        """Makes a call; `inputs` has each network's. Returns the lists of losses, overflows and scales."""
         if self.calls == 0:
             self.every_in_cycle = self.every
         self.losses, overflows, scales = list(self.last_losses), [], []

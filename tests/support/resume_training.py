@@ -1,9 +1,9 @@
 """
-A training run that test_resume.py stops in the middle and goes on with in a new process:
+A training run that test_resume.py stops in the middle and resumes in a new process:
 
     python resume_training.py MODE CHECKPOINTS RESULTS
 
-goes on with each optimizer's checkpoint of the folder CHECKPOINTS and writes what it arrives at to the folder RESULTS.
+It resumes from each optimizer's checkpoint in the folder CHECKPOINTS, and writes the results to the folder RESULTS.
 """
 
 import os
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
-# For the package `support`, as a program.
+# To find the package `support` when run as a program.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import mindspore
@@ -27,7 +27,7 @@ from support.training import state
 MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
 
 FIRST, THEN = 7, 20
-# One overflow before the stop, one after it. The scale grows every fourth clean step.
+# There is one overflow before the stop and one after it. The scale grows every fourth clean step.
 OVERFLOWS = [step in (3, 11) for step in range(FIRST + THEN)]
 
 
@@ -50,7 +50,7 @@ def make_cell(name):
 
 
 def train(cell, first, last):
-    """Trains the steps from `first` to before `last`. Returns what each reported: loss, overflow, scale."""
+    """Trains the steps from `first` to before `last`. Returns the loss, overflow and scale of each."""
     reported = []
     for step in range(first, last):
         loss, overflow, loss_scale = cell(*batch_for(OVERFLOWS[step], seed=step))
@@ -59,7 +59,7 @@ def train(cell, first, last):
 
 
 def lower_learning_rate(cell):
-    """What a user's loop does at some point: the experimental optimizers' rate is changed from outside."""
+    """Lowers the experimental optimizers' learning rate from outside, as a user's loop may."""
     if isinstance(cell.optimizer, optim.Optimizer):
         lr_scheduler.ExponentialLR(cell.optimizer, gamma=0.1).step()
 

@@ -1,4 +1,4 @@
-"""Networks whose gradients overflow from a loss scale on that the batch chooses."""
+"""Networks whose gradients overflow above a loss scale that the batch determines."""
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
@@ -11,7 +11,7 @@ LEARNING_RATE = 2.0**-10
 
 class Slope(nn.Cell):
     """
-    The gradient of its weights is `slope`, in float16. Its forward counts itself, and moves BatchNorm's statistics.
+    The gradient of its weights is `slope`, in float16. The forward counts its runs, and moves BatchNorm's statistics.
     """
 
     def __init__(self, name="slope"):
@@ -29,7 +29,7 @@ class Slope(nn.Cell):
 
 
 class Penalised(nn.Cell):
-    """Its loss holds a gradient that is computed at the scale, and is infinite in float16 from some scale on."""
+    """Its loss contains a gradient that is computed at the scale, and is infinite in float16 above some scale."""
 
     def __init__(self, loss_scale, name="slope"):
         super().__init__()
@@ -46,7 +46,7 @@ class _Steep(nn.Cell):
 
 
 class HalvesItsInput(nn.Cell):
-    """The gradient of its weight is half of what it is called with, in float16."""
+    """The gradient of its weight is half of its input, in float16."""
 
     def __init__(self):
         super().__init__()
@@ -58,6 +58,6 @@ class HalvesItsInput(nn.Cell):
 
 
 def inputs(*slopes, seed=0):
-    """A batch, and the slopes of the networks that it is for."""
+    """Returns a batch, and the slopes of the networks."""
     x = np.random.default_rng(seed).normal(size=(4, 3)).astype(np.float32)
     return Tensor(x), *(Tensor(np.float32(slope)) for slope in slopes)

@@ -1,8 +1,8 @@
 """
-Runs checks of packages that are broken: `python run_checks.py FILE`, where the JSON file lists for each its folder, the
-names of the checks and whether an NPU is emulated. Prints a JSON line of results for each.
+Runs checks of broken packages: `python run_checks.py FILE`. The JSON file lists the folder of each, the names of the
+checks, and whether an NPU is emulated. Prints a JSON line of results for each.
 
-MindSpore is imported once: each package is imported by a process of its own that is forked afterwards.
+MindSpore is imported once. Each package is then imported in a forked process of its own.
 """
 
 import json

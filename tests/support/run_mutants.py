@@ -1,7 +1,7 @@
 """
-Runs the tests against each mutant, and tells which survive.
+Runs the tests against each mutant, and tells which mutants survive.
 
-A mutant is killed by the first test that fails. Those that should fail are run first, and only if none does, the rest.
+The first test that fails kills a mutant. Those that should fail run first; the others run only if none of them does.
 """
 
 import argparse
@@ -20,12 +20,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from support.mutants import MUTANTS
 from support.mutants.mutant import ROOT
 
-# 2 is that of argparse, for arguments that are wrong.
+# argparse exits with 2 for wrong arguments.
 ENOUGH_DIE, TOO_MANY_SURVIVE = 0, 1
 _SHARE_TO_DIE = 0.95
-# What no mutant of the package can break, what is for those who read, and the tests of the mutants themselves.
+# Tests that no mutant of the package can fail, tests of texts for readers, and those of the mutants themselves.
 _NOT_CORE = ("docs", "examples_*", "mutants", "package", "pictures", "plot_scale", "selfcheck", "site", "translations")
-# Seconds. Ranks of which one has gone another way wait for ever.
+# Seconds. Ranks wait for ever if one of them has taken another branch.
 _LIMIT_OF_FIRST, _LIMIT_OF_REST = 400, 5400
 _PASSED, _FAILED, _NO_TESTS = 0, 1, 5
 _HEADER = "| mutant | result | by | seconds |\n|---|---|---|---|\n"
@@ -33,7 +33,7 @@ _LINE = re.compile(r"\| (?P<mutant>.*) \| (?P<result>.*) \| (?P<by>.*) \| (?P<se
 
 
 class Result(NamedTuple):
-    """What became of a mutant: "killed", "survived" or "error", and by which test."""
+    """The fate of a mutant: "killed", "survived" or "error", and the test that showed it."""
 
     mutant: str
     result: str
@@ -113,7 +113,7 @@ def _run(mutant, all_tests, only_first):
 
 
 def _runs(mutant, folder, all_tests, only_first):
-    """What pytest is to run, one after the other, and for how long."""
+    """Yields what pytest runs, one after the other, with the time limit of each."""
     first = [f"tests/{name}" for name in mutant.first]
     others = [*first, *(f"tests/test_{name}.py" for name in _NOT_CORE)]
     rest = ["tests", "ms_lossscale", *(f"--ignore-glob={folder}/{path}" for path in others)]
@@ -124,7 +124,7 @@ def _runs(mutant, folder, all_tests, only_first):
 
 
 def _pytest(folder, arguments, limit):
-    """Runs tests up to the first that fails. Returns "killed", "survived" or "error", and what tells so."""
+    """Runs tests up to the first that fails. Returns "killed", "survived" or "error", and what showed it."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--tb=no", *arguments]
     environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
     with subprocess.Popen(

@@ -1,6 +1,6 @@
 """
-What the ranks of a job train for `test_sharded_optimizer.py`: two cells that are the same, but that the optimizers of
-one share their state over the ranks. Both get the same calls, and after each a record holds all that both hold.
+What the ranks of a job train for `test_sharded_optimizer.py`: two cells that differ only in that the ranks share the
+state of one cell's optimizers. Both get the same calls, and after each a record holds the state of both.
 """
 
 import json
@@ -25,15 +25,15 @@ from support.training import state
 
 CALLS = 20
 SAVED = 12
-# For each of these calls the ranks whose batch overflows at any scale, and those whose batch does so at a large one.
+# By call, the ranks whose batch overflows at any scale, and those whose batch overflows at a large one.
 OVERFLOWS = {3: (0,), 8: (-1,), 9: (0, -1)}
 STEEP = {5: (-1,), 12: (0,)}
 
 
 class HalfMlp(nn.Cell):
     """
-    Mean squared error of two layers that compute in float16. The weights have 15, 5, 5 and 1 elements, which two and
-    four ranks can't share evenly, and a number beside them. BatchNorm's statistics are each rank's own.
+    Mean squared error of two layers that compute in float16. The weights have 15, 5, 5 and 1 elements, which two or
+    four ranks can't share evenly, and there is a single number. BatchNorm's statistics are each rank's own.
     """
 
     def __init__(self, seed=0, dtype=np.float32, prefix=""):
@@ -55,7 +55,7 @@ class HalfMlp(nn.Cell):
 
 
 class Decaying(nn.Optimizer):
-    """An optimizer of a user's own: sign descent with momentum, whose state it makes itself."""
+    """A user's own optimizer: sign descent with momentum, whose state it makes itself."""
 
     def __init__(self, params, learning_rate):
         super().__init__(learning_rate, params)
@@ -76,7 +76,7 @@ class Decaying(nn.Optimizer):
 
 
 class Bounded(nn.Cell):
-    """An `after_update` that writes the weights, as a WGAN's critic has it."""
+    """An `after_update` that writes the weights, as for a WGAN's critic."""
 
     def __init__(self, weights):
         super().__init__(auto_prefix=False)
@@ -97,7 +97,7 @@ def scale():
 
 
 def adam_in_groups(optimizer, weights):
-    """Decay and learning rates by group, with schedules."""
+    """Returns an optimizer with weight decay and scheduled learning rates by group."""
     groups = [
         {"params": weights[1::2], "lr": nn.ExponentialDecayLR(0.05, 0.5, 8)},
         {"params": weights[::2], "weight_decay": 0.1, "lr": nn.CosineDecayLR(0.001, 0.02, 12)},
@@ -113,7 +113,7 @@ def one_network_cell(optimizer):
 
 
 def cycle_cell(optimizer):
-    """Calls of a cycle of three; 20 end within one."""
+    """Returns a cell with cycles of three calls; the 20 calls end within a cycle."""
     network = HalfMlp()
     weights = network.trainable_params()
     groups = [{"params": weights[:2], "weight_decay": 0.1, "lr": 0.05}, {"params": weights[2:]}]
@@ -162,7 +162,7 @@ def alternating_cell(optimizer):
 
 
 def rows(place, call, seed=0):
-    """A rank's rows of the call's batch, in which some ranks' overflow."""
+    """Returns a rank's rows of the call's batch, which overflow on some ranks."""
     rng = np.random.default_rng((seed, call))
     x = rng.normal(size=(ROWS, FEATURES)).astype(np.float32)
     y = rng.normal(size=(ROWS, 1)).astype(np.float32)
@@ -179,7 +179,7 @@ def held(cells):
 
 
 def both(place, plain_cell, sharded_cell, networks=1, begin=0, saves=False):
-    """The records of the two cells: what they hold, and what they returned and measured."""
+    """Yields the records of the two cells: what they hold, returned and measured."""
     cells = {"plain": plain_cell.set_train(), "sharded": sharded_cell.set_train()}
     yield held(cells)
     for call in range(begin, CALLS):
@@ -199,7 +199,7 @@ def both(place, plain_cell, sharded_cell, networks=1, begin=0, saves=False):
 
 
 def file_of(name, rank, mode=None):
-    """A checkpoint in the job's folder, of a cell after the call SAVED, which is within a cycle."""
+    """Returns the name of a checkpoint in the job's folder, of a cell after the call SAVED, within a cycle."""
     return f"{name}_{mode or mindspore.get_context('mode')}_{rank}.ckpt"
 
 
@@ -224,7 +224,7 @@ def sharded_alternating(place):
 
 
 def sharded_half(place):
-    """Weights that are float16 and have masters, against float32 weights that the forward rounds."""
+    """Compares float16 weights that have masters with float32 weights that the forward rounds."""
     parallel(place)
     network, half = HalfMlp(), HalfMlp(dtype=np.float16)
     for its, rounded in zip(network.trainable_params(), half.trainable_params()):
@@ -244,21 +244,21 @@ def resumed(place, plain_checkpoint, sharded_checkpoint):
 
 
 def sharded_resumed(place):
-    """Each rank goes on in a new process with its own part."""
+    """Resumes each rank in a new process from its own part."""
     parallel(place)
     files = (file_of(name, place.rank) for name in ("plain", "sharded"))
     yield from resumed(place, *map(mindspore.load_checkpoint, files))
 
 
 def sharded_merged(place):
-    """Any number of ranks goes on with the merged parts of two."""
+    """Resumes any number of ranks from the merged parts of two."""
     parallel(place)
     merged = merge_shards([file_of("sharded", rank) for rank in range(2)])
     yield from resumed(place, merged, merged)
 
 
 def sharded_refused(place):
-    """Parts of the wrong rank, by either way of loading; the cell goes on with what it had."""
+    """Loads the parts of the wrong rank, in both ways; the cell keeps its state."""
     parallel(place)
     cell = cycle_cell(ShardedOptimizer).set_train()
     before = state(cell)

@@ -1,4 +1,4 @@
-"""What the tests do with training cells: compare them to a plain one, read all that they hold, put it back."""
+"""Helpers for training cells: compare them with a plain one, read all that they hold, and restore it."""
 
 import numpy as np
 from mindspore import Tensor, nn, ops
@@ -6,8 +6,8 @@ from mindspore import Tensor, nn, ops
 
 class OneForward(nn.TrainOneStepCell):
     """
-    The stock cell, but with one forward for sure: in PyNative mode MindSpore at times runs it once more to
-    differentiate it, and BatchNorm's statistics move twice.
+    The stock cell with exactly one forward. In PyNative mode, MindSpore sometimes runs it again to differentiate, and
+    BatchNorm's statistics move twice.
     """
 
     def __init__(self, network, optimizer):
@@ -20,7 +20,7 @@ class OneForward(nn.TrainOneStepCell):
 
 
 def state(cell):
-    """A copy of every Parameter's value, by name."""
+    """Returns a copy of every Parameter's value, by name."""
     return {name: parameter.asnumpy().copy() for name, parameter in cell.parameters_dict().items()}
 
 
@@ -28,30 +28,30 @@ def restore(cell, values):
     """
     Writes the values of an earlier `state` back.
 
-    Not with `set_data`: a compiled graph that branches goes on with the memory that it had (MindSpore 2.7 to 2.10).
+    It does not use `set_data`: a compiled graph with branches goes on using the old memory (MindSpore 2.7 to 2.10).
     """
     for name, parameter in cell.parameters_dict().items():
         ops.assign(parameter, Tensor(values[name]))
 
 
 def same_bits(a, b):
-    """Whether two arrays are equal bit for bit: NaN equals itself, and 0.0 is not -0.0."""
+    """Returns whether two arrays are equal bit for bit: NaN equals itself, and 0.0 is not -0.0."""
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 def changed(before, after):
-    """The names of the values whose bits differ."""
+    """Returns the names of the values whose bits differ."""
     assert before.keys() == after.keys()
     return {name for name in before if not same_bits(before[name], after[name])}
 
 
 def bookkeeping(names):
-    """Those of the names that a skipped step may change: the loss scale's and the step counters'."""
+    """Returns the names that a skipped step may change: those of the loss scale and the step counters."""
     return {name for name in names if name.startswith(("loss_scale.", "step_counters."))}
 
 
 def weights(network):
-    """The values of the weights, in order."""
+    """Returns the values of the weights, in order."""
     return [parameter.asnumpy().copy() for parameter in network.trainable_params()]
 
 

@@ -1,4 +1,4 @@
-"""What a page and its translation have in common, and where they differ."""
+"""Finds the differences between a page and its translation."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from markdown_it import MarkdownIt
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 FIGURE = re.compile(r"(\d+(?:[.,]\d+)*)(?:\s*(million|billion|万|亿))?")
 UNITS = {"million": 10**6, "billion": 10**9, "万": 10**4, "亿": 10**8}
-# What English spells out, Chinese may write as a figure.
+# Chinese may use figures for numbers that English spells out.
 NUMERALS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 SPELLED = {word: str(value) for value, word in enumerate(NUMERALS, 1)}
 SPELLED.update({"twenty": "20", "thirty": "30", "forty": "40", "fifty": "50", "sixty": "60", "one and a half": "1.5"})
@@ -25,7 +25,7 @@ UNTRANSLATED = "api*.md"
 
 
 class Block(NamedTuple):
-    """A heading, paragraph, list, table cell, piece of code or the like; `parts` are the tokens of its text."""
+    """A heading, paragraph, list, table cell, code block or the like; `parts` are the tokens of its text."""
 
     kind: str
     line: int
@@ -53,7 +53,7 @@ class Block(NamedTuple):
 
 
 class Page:
-    """A Markdown page as a list of blocks; `anchors` are those that GitHub gives its headings, in their order."""
+    """A Markdown page as a list of blocks; `anchors` are those that GitHub gives its headings, in order."""
 
     def __init__(self, path):
         self.path = path
@@ -62,7 +62,7 @@ class Page:
         self.anchors = _anchors(block for block in self.blocks if re.fullmatch(r"h\d", block.kind))
 
     def target(self, link):
-        """The file or address to which a link of this page leads, and the anchor there."""
+        """Returns the file or address of a link of this page, and the anchor there."""
         address, _, anchor = link.partition("#")
         if "://" in address:
             return address, anchor
@@ -76,7 +76,7 @@ read_page = lru_cache(maxsize=None)(Page)
 
 
 def counterpart(path):
-    """The same page in the other language; the path itself, if it is no page that has one."""
+    """Returns the same page in the other language, or the path itself if the page has none."""
     if path.name in ("README.md", "README_CN.md"):
         return path.with_name("README.md" if path.name == "README_CN.md" else "README_CN.md")
     if path.match("docs/zh/*.md"):
@@ -87,14 +87,14 @@ def counterpart(path):
 
 
 def pairs(root):
-    """The English and the Chinese path of each page that is there in one language or in both."""
+    """Returns the English and Chinese paths of each page that exists in at least one language."""
     english = {path for path in (root / "docs").glob("*.md") if counterpart(path) != path}
     english |= {counterpart(path) for path in (root / "docs" / "zh").glob("*.md")}
     return [(path, counterpart(path)) for path in sorted([root / "README.md", *english])]
 
 
 def differences(english, chinese):
-    """In what the page `chinese` is no translation of the page `english`, as messages."""
+    """Returns messages on how the page `chinese` is not a translation of the page `english`."""
     found = _language_links(english, chinese)
     for original, translated in zip_longest(english.blocks, chinese.blocks):
         if original is None or translated is None or original.kind != translated.kind:
@@ -113,7 +113,7 @@ def differences(english, chinese):
 
 
 def broken_links(page):
-    """The links of a page to files and headings that there are not, as messages."""
+    """Returns messages on links of a page to files and headings that do not exist."""
     found = []
     for block in page.blocks:
         for link in block.links():
@@ -169,7 +169,7 @@ def _other_block(english, original, chinese, translated):
 
 
 def _number(digits, unit):
-    """25.6 million and 2560万 are one number; without a unit it is compared as it is written."""
+    """Returns a number in a form that is the same for 25.6 million and 2560万; without a unit, as it is written."""
     return f"{(Decimal(digits.replace(',', '')) * UNITS[unit]).normalize():f}" if unit else digits
 
 
@@ -179,7 +179,7 @@ def _counts(where, what, expected, actual):
 
 
 def _place(target, anchor):
-    """What a link leads to, with the number of the heading in the place of its name, which is translated."""
+    """Returns a link's target, with the number of the heading instead of its name, which is translated."""
     if anchor and isinstance(target, Path) and target.exists():
         anchors = read_page(target).anchors
         anchor = f"heading {anchors.index(anchor) + 1}" if anchor in anchors else anchor
@@ -189,5 +189,5 @@ def _place(target, anchor):
 def _translated_place(target, anchor):
     if isinstance(target, Path):
         return _place(target, anchor).replace(str(target), str(counterpart(target)))
-    # MindSpore's own site has Chinese for its language without a folder.
+    # MindSpore's own site has its Chinese pages without a language folder.
     return _place(re.sub(r"(mindspore\.cn(?:/install)?)/en\b", r"\1", target), anchor)

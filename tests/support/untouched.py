@@ -1,4 +1,4 @@
-"""Whether looking into a network left it, and MindSpore, as they were."""
+"""Asserts that looking into a network leaves it, and MindSpore, unchanged."""
 
 import contextlib
 
@@ -9,12 +9,12 @@ from support.training import changed, state
 
 
 def _flags(network):
-    # A cell that was never put in training or out of it has no flag, which means that it is not.
+    # A cell whose mode was never set has no flag, which means that it is not in training.
     return [(name, {"training": False, **cell.get_flags()}, cell.training) for name, cell in network.cells_and_names()]
 
 
 def _hooks(network):
-    """How many hooks the cells have: MindSpore has no public way to ask."""
+    """Returns the numbers of the cells' hooks, for which MindSpore has no public function."""
     return [
         (name, len(cell._forward_hook), len(cell._forward_pre_hook), len(cell._backward_hook))
         for name, cell in network.cells_and_names()
@@ -24,8 +24,8 @@ def _hooks(network):
 @contextlib.contextmanager
 def untouched(network):
     """
-    A context after which everything is as before: every Parameter, bit for bit, the cells' flags and hooks, MindSpore's
-    mode and its random state.
+    A context that must change nothing: no Parameter, bit for bit, no flags and hooks of cells, nor MindSpore's mode or
+    random state.
     """
     before = state(network), _flags(network), _hooks(network)
     mode, random_state = mindspore.get_context("mode"), mindspore.get_rng_state().asnumpy()

@@ -1,4 +1,4 @@
-"""Cells that write by choices, by loops, and by what they call and are given; run as `ways_to_write`."""
+"""Cells that write by conditions, by loops, and by what they call and are given; run as `ways_to_write`."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Cells that reach the state that they write in another way of Python's, each; run as `ways_to_write`."""
+"""Cells that reach the state that they write, each in a different way of Python's; run as `ways_to_write`."""
 
 import collections
 import contextlib
@@ -143,7 +143,7 @@ WRITING = False
 
 
 class ByModuleFlag(Way):
-    """Of a module that is switched on after the training cell was made."""
+    """Writes if a flag of the module is set, which happens after the training cell was made."""
 
     @staticmethod
     def begin():
@@ -176,7 +176,7 @@ class ByOwnFlag(Way):
 
 
 class Memory:
-    """No Cell; it keeps a Parameter and writes it through Python's protocols."""
+    """Keeps a Parameter in an object that is no Cell, and writes it through Python's protocols."""
 
     def __init__(self, parameter):
         self.parameter = parameter
@@ -351,7 +351,7 @@ NAMESPACE = {"ops": ops}
 
 
 def _from_source(source):
-    # Python 3.9 has no `match`; both the package and MindSpore read the lines through `linecache`.
+    # Given as text, since Python 3.9 has no `match`. The package and MindSpore read the lines through `linecache`.
     name = f"<{__name__}.match>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     exec(compile(source, name, "exec"), NAMESPACE)

@@ -1,7 +1,7 @@
 """
-Cells whose forward writes state, each in another way.
+Cells whose forward writes state, each in a different way.
 
-Each is run in `modes`, in all modes if it does not say. What is not there, MindSpore refuses to compile, or the write
+Each is run in `modes`, in both if it does not say. In the other mode, MindSpore refuses to compile it, or the write
 does not last. They take a batch of shape (4, 3) and return a tensor.
 """
 
@@ -16,7 +16,7 @@ def state(name, trainable=False):
 
 
 def moved(value, x):
-    """Another value, in which an inf of the batch is seen."""
+    """Returns another value that shows an inf of the batch."""
     return ops.stop_gradient(value * 0.5 + x.mean(0))
 
 
@@ -25,7 +25,7 @@ def write(memory, value):
 
 
 class Way(nn.Cell):
-    """It has a frozen Parameter `u`, and others that are only read."""
+    """Base class, with a frozen Parameter `u`, and others that are only read."""
 
     modes = ("graph", "pynative")
 
@@ -46,7 +46,7 @@ class ByAssign(Way):
 
 
 class ByAttribute(Way):
-    """MindSpore's ordinary way in PyNative mode."""
+    """Assigns an attribute, as is usual in PyNative mode."""
 
     def construct(self, x):
         self.u = self.following(x)
@@ -123,7 +123,7 @@ class ByView(Way):
 
 
 class ByPartOfATuple(Way):
-    """An element of a tuple of Parameters."""
+    """Writes an element of a tuple of Parameters."""
 
     def __init__(self):
         super().__init__()
@@ -183,7 +183,7 @@ class ByFunctionWithoutSource(Way):
 
 
 class OfATrainableParameter(Way):
-    """One that could be trained, and is in no optimizer: that it moves in a clean step is the forward's doing."""
+    """Writes a trainable Parameter that is in no optimizer: in a clean step, only the forward changes it."""
 
     def __init__(self):
         super().__init__()

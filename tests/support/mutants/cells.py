@@ -1,4 +1,4 @@
-"""Ways to break what a user calls: training cells and callbacks."""
+"""Mutants of what a user calls: training cells and callbacks."""
 
 from support.mutants.mutant import Mutant
 

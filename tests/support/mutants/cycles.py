@@ -1,4 +1,4 @@
-"""Ways to break what is counted: steps, attempts, and the calls of a cycle."""
+"""Mutants of what is counted: steps, attempts, and the calls of a cycle."""
 
 from support.mutants.mutant import Mutant
 

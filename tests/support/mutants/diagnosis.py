@@ -1,4 +1,4 @@
-"""Ways to break the diagnoses."""
+"""Mutants of the diagnoses."""
 
 from support.mutants.mutant import Mutant
 

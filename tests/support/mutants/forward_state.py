@@ -1,4 +1,4 @@
-"""Ways to break how it is found what the forward writes, and how that keeps its memory."""
+"""Mutants of how the forward state is found, and of how it keeps its memory."""
 
 from support.mutants.mutant import Mutant
 

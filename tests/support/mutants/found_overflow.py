@@ -1,4 +1,4 @@
-"""Ways to break what decides: the overflow check, the order of events, the scale within a step."""
+"""Mutants of the overflow check, the order of events, and the scale within a step."""
 
 from support.mutants.mutant import Mutant
 
@@ -13,7 +13,7 @@ _OVERFLOWED = "test_overflowed_parameters.py"
 _DETECTOR = "test_overflow_detector.py"
 _IN_FORWARD = "test_overflow_in_the_forward.py"
 
-# Red where no overflow is seen, but for one that clips by the norm, which tells by itself.
+# The checks that fail if no overflow is found, except one that clips by the norm, which shows it anyway.
 BLIND = frozenset(
     {
         "an-overflow-in-the-forward-is-seen",

@@ -1,4 +1,4 @@
-"""Ways to break what makes the gradients: forward and backward, the choice of stages, clipping."""
+"""Mutants of the gradients: forward and backward, the choice of stages, clipping."""
 
 from support.mutants.mutant import Mutant
 

@@ -1,4 +1,4 @@
-"""A mutant: the package with one thing broken, in a copy of its own."""
+"""A mutant: a copy of the package with one thing broken."""
 
 import shutil
 from pathlib import Path
@@ -11,15 +11,15 @@ _NOT_COPIED = shutil.ignore_patterns("__pycache__")
 
 class Mutant(NamedTuple):
     """
-    One piece of one source file of the package, and what to put in its place.
+    A mutant replaces one piece of one source file of the package.
 
     Args:
-        name (str): What is broken then.
+        name (str): What is broken.
         file (str): The source file, within the package.
-        old (str): What stands there, once in the file.
-        new (str): What is to stand there.
-        first (tuple[str]): The test files that are run first: those that should fail.
-        checks (frozenset[str]): The checks of the self-check that go red; empty if it is not for the self-check.
+        old (str): The text that it replaces, which is once in the file.
+        new (str): The new text.
+        first (tuple[str]): The test files that should fail, which are run first.
+        checks (frozenset[str]): The checks of the self-check that fail; empty if it is not for the self-check.
         emulated (bool): Whether the self-check runs on the emulated NPU.
         ranks (bool): Whether the self-check runs under msrun.
         survives (str): Why no core test fails, if none does.
@@ -36,7 +36,7 @@ class Mutant(NamedTuple):
     survives: str = ""
 
     def source(self):
-        """The source file as the mutant has it."""
+        """Returns the mutant's source file."""
         text = (ROOT / PACKAGE / self.file).read_text(encoding="utf-8")
         if text.count(self.old) != 1:
             raise ValueError(f"{self.name}: {self.file} has {text.count(self.old)} times, and not once: {self.old}")
@@ -48,7 +48,7 @@ class Mutant(NamedTuple):
         (Path(folder) / PACKAGE / self.file).write_text(self.source(), encoding="utf-8")
 
     def copy_tree(self, folder):
-        """The same with the tests; what else they read is linked to."""
+        """Does the same with the tests, and links to everything else that they read."""
         self.copy_package(folder)
         shutil.copytree(ROOT / "tests", Path(folder) / "tests", ignore=_NOT_COPIED)
         for path in ROOT.iterdir():

@@ -1,4 +1,4 @@
-"""Ways to break loss scales, and what tells of an overflow."""
+"""Mutants of loss scales and overflow detectors."""
 
 from support.mutants.found_overflow import BLIND
 from support.mutants.mutant import Mutant

@@ -1,4 +1,4 @@
-"""Ways to break what ranks do that share an optimizer's state, and its checkpoints."""
+"""Mutants of sharded optimizers and their checkpoints."""
 
 from support.mutants.mutant import Mutant
 

@@ -1,4 +1,4 @@
-"""Ways to break what a step keeps: what the forward writes, averages, optimizers, stacks, names, and ranks."""
+"""Mutants of a step's state: forward state, averages, optimizers, stacked gradients, names, and ranks."""
 
 from support.mutants.mutant import Mutant
 

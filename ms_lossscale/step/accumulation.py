@@ -65,8 +65,8 @@ class CycleCount(nn.Cell):
 
 def other_steps(value, steps):
     """
-    Returns how many calls the cycle takes according to a loaded number, a str. Returns None if no cycle has begun, or
-    if nothing says that they are not `steps`.
+    Returns how many calls the cycle takes, a str, according to a loaded number. Returns None if no cycle has begun, or
+    if the number shows none other than `steps`.
     """
     if value == 0:
         return None

@@ -24,8 +24,8 @@ def _tensor(value):
 
 class Clip(nn.Cell):
     """
-    Clips the gradients of one network: this base class not at all. `norm` measures them before the overflow check, when
-    they may not be finite.
+    Clips the gradients of one network. This base class leaves them as they are. `norm` measures them before the
+    overflow check, when they may not be finite.
     """
 
     # Whether `construct` also unscales: it divides by the `divisor` that the norm was given.

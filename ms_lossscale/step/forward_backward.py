@@ -35,12 +35,12 @@ def _copy(aux):
 
 class ForwardBackward(nn.Cell):
     """
-    Runs one network forward and backward. It returns one loss, of any shape, which trains `weights`; with `has_aux` it
-    returns the tuple `(loss, *aux)`. `may_return_tuple` allows a tuple of one loss. `owner`, the training cell's name,
-    and the network's number in the step are for error messages.
+    Runs one network forward and backward. The network returns one loss, of any shape, which trains `weights`; with
+    `has_aux` it returns the tuple `(loss, *aux)`. `may_return_tuple` allows a tuple of one loss. `owner`, the training
+    cell's name, and the network's number in the step are for error messages.
 
-    Returns the tuple of the loss as the network gave it, the tuple of aux, and the tuple of the gradients of `sum(loss)
-    * scale`.
+    Returns the tuple of the loss as the network gave it, the tuple of aux, and the tuple of the scaled gradients: those
+    of `sum(loss) * scale`.
     """
 
     def __init__(self, network, weights, has_aux, owner, number=0, may_return_tuple=False):
@@ -74,8 +74,8 @@ class ForwardBackward(nn.Cell):
 
 class SharedForwardBackward(nn.Cell):
     """
-    Runs a network with N losses: forward once, and backward once for each loss. It returns the losses as a tuple,
-    `(*losses, *aux)` with `has_aux`. `weights` has an entry for each loss.
+    Runs a network with N losses: forward once, and backward once for each loss. The network returns the losses as a
+    tuple, `(*losses, *aux)` with `has_aux`. `weights` has an entry for each loss.
 
     Returns the tuple of the losses' sums, float32, the tuple of aux, and the flat tuple of the gradients of each
     `sum(loss) * scale` with respect to its own weights.

@@ -118,7 +118,7 @@ def _or_all(overflowed, overflow):
 
 
 class OwnDetector(nn.Cell):
-    """Calls a user's own overflow detector, whose answer may have another shape or dtype, or be missing."""
+    """Calls a user's own overflow detector, which may answer in another shape or dtype, or not with a Tensor."""
 
     def __init__(self, overflow_detector: OverflowDetector) -> None:
         super().__init__(auto_prefix=False)

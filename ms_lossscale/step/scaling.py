@@ -134,8 +134,8 @@ class OwnScaling(Scaling):
 
 class Unscale(nn.Cell):
     """
-    Divides the gradients by the scale, in float32, and multiplies them by `share`, what a call counts in its step.
-    Returns the gradients, and what they still have to be divided by.
+    Divides the gradients by the scale, in float32, and multiplies them by `share`, the weight of a call in its step's
+    mean. Returns the gradients, and what they still have to be divided by.
 
     `packing` tells which gradients are whose, if each network has its own scale.
     """

@@ -213,7 +213,7 @@ IN_PYTHON = {
     "scale_sense",
     "build_train_network",
     "_gather",
-    "_texts_of",
+    "_text_of",
     "flush",
     "may_write_inputs",
     "_not_copied",

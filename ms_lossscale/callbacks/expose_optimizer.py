@@ -71,14 +71,11 @@ class ExposeOptimizer(Callback):
                 f"For 'ExposeOptimizer', the argument 'optimizer' must be one of the training cell's, but got another "
                 f"{type(shown).__name__}. Pass the same object that you passed to the cell."
             )
-        self._show(run_context)
+        self._shown = shown
+        self.on_train_step_end(run_context)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Shows the optimizer again: another one may have been shown since."""
-        self._show(run_context)
+        run_context.original_args().optimizer = self._shown
 
     on_train_epoch_end = on_train_step_end
-
-    def _show(self, run_context):
-        arguments = run_context.original_args()
-        arguments.optimizer = arguments.network.optimizer if self._optimizer is None else self._optimizer

@@ -225,7 +225,7 @@ class LossScaleMonitor(Callback):
     def _stop_if_it_only_skips(self, step):
         for each in self._watched:
             if self._max_skips is not None and each.has_skipped and each.consecutive >= self._max_skips:
-                scales = ", ".join(scale.written() for scale in each.skipped_at)
+                scales = ", ".join(scale.written() for scale in each.series.loss_scales)
                 raise RuntimeError(
                     f"For 'LossScaleMonitor', training was stopped at step {step}: the last "
                     f"{each.consecutive} steps{each.of_network} were skipped (max_consecutive_skips="

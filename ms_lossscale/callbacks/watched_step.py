@@ -56,8 +56,6 @@ class WatchedStep:
         self.consecutive = counters["consecutive_skipped_steps"]
         self._retries = counters.get("retries", 0)
         self._scale_before = LossScaleValues(loss_scale.get_loss_scale() for loss_scale in step.loss_scales)
-        # The loss scales of the steps that were skipped since the last one that was not.
-        self.skipped_at = []
         # Whether the step that was read last was skipped.
         self.has_skipped = False
         # The inputs of the last call that overflowed; in an accumulation cycle, of the first one.
@@ -103,14 +101,12 @@ class WatchedStep:
             self.batch = batch
         self._is_in_overflow = overflow and not skipped
         if self.consecutive == 0:
-            self.skipped_at.clear()
             self.series = SkippedSeries(self._step)
             self._warned.clear()
         if self.consecutive <= skipped:
             # No step of an earlier series is among those in a row.
             self._is_printed, self._unprinted = False, 0
         if skipped:
-            self.skipped_at.append(loss_scale)
             self._overflowed = [name for name, bad in zip(self._names, snapshot.overflowed[0].asnumpy()) if bad]
             self.series.add(step, self._overflowed, loss, loss_scale)
         return Record(

@@ -91,7 +91,8 @@ class SkippedSeries:
         # The number of the first one.
         self.since = None
         self._last = deque(maxlen=_LAST)
-        self._loss_scales = ()
+        # That of each step, or a list of several.
+        self.loss_scales = []
 
     def __len__(self):
         """How many of the last ones it remembers."""
@@ -102,7 +103,7 @@ class SkippedSeries:
         if self.since is None:
             self.since = number
         self._last.append((overflowed, bool(np.isfinite(loss).all())))
-        self._loss_scales = loss_scales
+        self.loss_scales.append(loss_scales)
 
     def what_was_not_finite(self):
         """Which gradients, how often, and whether the loss itself was finite: a sentence without its full stop."""
@@ -135,7 +136,7 @@ class SkippedSeries:
 
     def overflowed_scale(self):
         """The loss scale of the last skip; of several the first whose gradients overflowed."""
-        return self._loss_scales[self._step.overflowed_loss_scales(self._last[-1][0]).index(True)]
+        return self.loss_scales[-1][self._step.overflowed_loss_scales(self._last[-1][0]).index(True)]
 
     def _names(self):
         return Counter(name for overflowed, _ in self._last for name in overflowed)

@@ -19,14 +19,15 @@ class LoadsInPlace(nn.Cell):
 
     def _check_loaded(self):
         """Before each step, what may have been loaded into Parameters since the last one."""
-        if self._loaded_parts.sharded:
+        if self._known_memory.has_changed():
             self._loaded_parts.check()
-        if self._begun_cycles.may_have_been_loaded():
+            self._begun_cycles.check()
             for step in self.steps:
                 if step.has_begun():
                     copy_what_is_missing(step.forward_state)
             if self.each_decides:
                 self.turns.forget_losses()
+            self._known_memory.remember()
         self._put_memory_back()
 
     def load_state_dict(self, parameters: Mapping[str, Tensor], strict: bool = True) -> tuple[list[str], list[str]]:
@@ -55,7 +56,7 @@ class LoadsInPlace(nn.Cell):
         _check_types(owner, parameters)
         parameters = self._loaded_parts.of(own, parameters)
         _check_shapes(owner, own, parameters)
-        self._begun_cycles.check(own, parameters)
+        self._begun_cycles.check_before_loading(own, parameters)
         parameters = {**self._copies_in(parameters), **parameters}
         missing = [name for name in own if name not in parameters]
         unexpected = [name for name in parameters if name not in own]
@@ -83,33 +84,18 @@ class LoadsInPlace(nn.Cell):
 class BegunCycles:
     """
     Refuses to go on within a cycle that was begun with another `gradient_accumulation_steps`: the next update would be
-    off by the ratio of the two. It is given the calls in a full cycle, and the CycleCounts of the training cell.
+    off by the ratio of the two. It is given the calls in a full cycle, and the counts of the cell's cycles.
     """
 
     def __init__(self, owner, steps, counts):
-        self._owner = owner
-        self._steps = steps
-        self._counts = [count.value for count in counts]
-        self._aliases = None
-        self._addresses = None if counts else []
+        self._owner, self._steps, self._counts = owner, steps, counts
 
-    def may_have_been_loaded(self):
-        """
-        Before each call: whether MindSpore's own functions may have loaded values since the last one, which gives a
-        Parameter other memory. Only then the host reads them. Costs 0.2 us for each cycle.
-        """
-        if self._addresses is not None and self._addresses == list(map(Tensor.data_ptr, self._counts)):
-            return False
+    def check(self):
+        """After MindSpore's own functions may have loaded something."""
         for count in self._counts:
             self._check(count, "what was loaded")
-        # MindSpore 2.7 gives a tensor its memory when it is first used.
-        write_in_place([(count, count) for count in self._counts])
-        # Other tensors of the same memory, which keep it, so that nothing else gets its address.
-        self._aliases = list(map(Tensor, self._counts))
-        self._addresses = list(map(Tensor.data_ptr, self._counts))
-        return True
 
-    def check(self, own, parameters):
+    def check_before_loading(self, own, parameters):
         """Before `parameters` are written into those of `own` that have the same names."""
         names = {count.name for count in self._counts}
         for name, value in parameters.items():

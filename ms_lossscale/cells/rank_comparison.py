@@ -8,7 +8,7 @@ import zlib
 import numpy as np
 from mindspore import GRAPH_MODE, Tensor, get_auto_parallel_context, get_context, nn, ops
 from mindspore import dtype as mstype
-from mindspore.communication import GlobalComm, get_group_size, get_rank
+from mindspore.communication import GlobalComm, get_group_size
 
 from ms_lossscale.step.optimizers import network_prefix, updating
 
@@ -66,7 +66,7 @@ class ComparesRanks(nn.Cell):
         for step in self.steps:
             parameters += [*step.optimizers.shared_state(), *step.scaling.parameters]
             parameters += step.step_counters.shared_state()
-        parameters += [count.value for count in self._cycle_counts()]
+        parameters += self._cycle_counts()
         return parameters + (self.turns.shared_state() if self.each_decides else [])
 
 
@@ -127,34 +127,25 @@ def _settings_of(cell):
 
 
 def _compare(owner, settings):
-    """
-    Compares a dict with those of the other ranks.
-
-    Raises:
-        ValueError: On all ranks, if one of them differs from rank 0. The message names the differences.
-    """
+    """Compares a dict with those of the other ranks, see :meth:`ComparesRanks.compare_ranks`."""
     text = json.dumps(settings).encode()
     summary = np.frombuffer(hashlib.sha256(text).digest(), np.int32)
     # Rows of one length first, so that nothing has to be agreed on before.
     summaries = _gather(np.append(summary, np.int32(len(text))))
     different = np.flatnonzero((summaries != summaries[0]).any(axis=1)).tolist()
     if different:
-        ranks = [0, different[0]]
-        texts = _texts_of(ranks, text, summaries[ranks, -1])
-        raise ValueError(_message(owner, different, *map(json.loads, texts)))
+        first, other = (json.loads(_text_of(rank, text, summaries[rank, -1])) for rank in (0, different[0]))
+        raise ValueError(_message(owner, different, first, other))
 
 
 def _gather(row):
     return ops.AllGather()(Tensor(row.reshape(1, -1))).asnumpy().reshape(get_group_size(), -1)
 
 
-def _texts_of(ranks, text, lengths):
-    # Two rows, however many ranks there are. Summed as float32, which every device can, and in which a byte is exact.
-    rows = np.zeros((len(ranks), max(lengths)), np.float32)
-    if get_rank() in ranks:
-        rows[ranks.index(get_rank()), : len(text)] = np.frombuffer(text, np.uint8)
-    rows = ops.AllReduce()(Tensor(rows)).asnumpy().astype(np.uint8)
-    return [row[:length].tobytes().decode() for row, length in zip(rows, lengths)]
+def _text_of(rank, text, length):
+    # Only that of the rank counts, but all pass as many bytes.
+    row = np.frombuffer(text[:length].ljust(length), np.uint8).astype(np.int32)
+    return ops.Broadcast(rank)((Tensor(row),))[0].asnumpy().astype(np.uint8).tobytes()
 
 
 def _message(owner, different, first, other):

@@ -72,14 +72,11 @@ class SimultaneousTrainOneStepCell(TrainingCell[Output]):
           has no aux.
 
     Raises:
-        TypeError: If an argument has a wrong type, or, in the first step, if a network does not return its losses as
-            described above.
-        ValueError: If a network returns several values, and the first one looks like an image and not like a loss. If
-            there are not as many networks as optimizers, two optimizers own the same parameter, an optimizer owns a
-            parameter that no network has or has a loss scale of its own, two parameters share a name, or
-            `network_inputs` or a list does not fit. If `parallel_mode` is
-            ``"semi_auto_parallel"`` or ``"auto_parallel"`` , also for pipeline stages, accumulation or `ema_decay`.
-        RuntimeError: If `parallel_mode` is not ``"stand_alone"`` and communication is not initialised.
+        TypeError: As for :class:`ScaledTrainOneStepCell`, or if a network does not return its losses as described
+            above.
+        ValueError: As for :class:`ScaledTrainOneStepCell`, or if there are not as many networks as optimizers, two
+            optimizers own the same parameter, or `network_inputs` or a list does not fit.
+        RuntimeError: As for :class:`ScaledTrainOneStepCell`.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``

@@ -7,7 +7,7 @@ from mindspore import PYNATIVE_MODE, Parameter, Tensor, get_context, nn
 from mindspore import dtype as mstype
 
 from ms_lossscale._arguments import OneOrEach, check_cell, one_each
-from ms_lossscale._memory_in_use import MemoryInUse, UseInOutermostGraph
+from ms_lossscale._memory_in_use import KnownMemory, MemoryInUse, UseInOutermostGraph
 from ms_lossscale._mindspore import CompilePhase, Float32Cell, explanation, forget_failed_calls
 from ms_lossscale.cells.call_types import Output
 from ms_lossscale.cells.endless_skips import EndlessSkips
@@ -100,7 +100,9 @@ class TrainingCell(
         # Graph mode itself notices what is given other memory between steps.
         self._others = MemoryInUse(others if get_context("mode") == PYNATIVE_MODE else ())
         self._loaded_parts = LoadedParts(owner, optimizers)
-        self._begun_cycles = BegunCycles(owner, settings[0].gradient_accumulation_steps, self._cycle_counts())
+        counts = self._cycle_counts()
+        self._begun_cycles = BegunCycles(owner, settings[0].gradient_accumulation_steps, counts)
+        self._known_memory = KnownMemory([*self._loaded_parts.layouts, *counts])
 
     def _build_steps(self, networks, optimizers, loss_scales, may_return_tuple):
         parts = [(slice(None), "")]
@@ -364,8 +366,8 @@ class TrainingCell(
         return moving_averages
 
     def _cycle_counts(self):
-        counts = [step.cycle_state.count for step in self.steps if step.cycle_state is not None]
-        return counts + ([self.turns.calls] if self.each_decides else [])
+        counts = [step.cycle_state.count.value for step in self.steps if step.cycle_state is not None]
+        return counts + ([self.turns.calls.value] if self.each_decides else [])
 
 
 def or_none(aux):

@@ -25,11 +25,8 @@ CHECKS: list[Check] = []
 def check(*needs, quick=False):
     """
     Makes a check of a function of a :class:`Device`. Its name, with dashes, is that of the check, and its docstring the
-    claim, on one line.
-
-    Args:
-        *needs (str): Attributes of the device without which there is nothing to check: a status register, say.
-        quick (bool): Whether it is one of those that matter most.
+    claim, on one line. It `needs` attributes of the device without which there is nothing to check: a status register,
+    say. It is `quick` if it is one of those that matter most.
     """
 
     def register(function):

@@ -67,10 +67,9 @@ class Layout(NamedTuple):
     def of(cls, tensor):
         """Reads it; a ValueError if it is not one."""
         try:
-            read = cls(**json.loads(tensor.asnumpy().astype(np.uint8).tobytes()))
+            return cls(**json.loads(tensor.asnumpy().astype(np.uint8).tobytes()))
         except (TypeError, ValueError) as error:
             raise ValueError(f"its '{LAYOUT}' can't be read") from error
-        return read
 
     def splits(self):
         """From the name of what is split to its weight's: the shards and their state."""

@@ -9,47 +9,25 @@ _NOTHING = " Nothing was loaded."
 
 
 class LoadedParts:
-    """
-    Gives each sharded optimizer of a training cell its own of what is loaded.
-
-    Args:
-        owner (str): The training cell's name, for error messages.
-        optimizers (tuple[Cell]): Its optimizers, sharded or not.
-    """
+    """Gives each sharded optimizer of a training cell, of all its optimizers, its own of what is loaded."""
 
     def __init__(self, owner, optimizers):
         self._owner = owner
-        self.sharded = [each for each in optimizers if isinstance(each, ShardedOptimizer) and each.is_split]
-        self._aliases = [None] * len(self.sharded)
-        self._addresses = [None] * len(self.sharded)
+        self._sharded = [each for each in optimizers if isinstance(each, ShardedOptimizer) and each.is_split]
+        self.layouts = [optimizer.layout for optimizer in self._sharded]
 
     def check(self):
-        """
-        Before each call: whether it was this rank's part that MindSpore's own functions may have loaded since the last
-        one, which gives a Parameter other memory. Only then the host reads it.
-        """
-        for i, optimizer in enumerate(self.sharded):
-            if optimizer.layout.data_ptr() != self._addresses[i]:
-                _check_own(self._owner, optimizer.layout_read, optimizer.layout)
-                # Keeps the memory, so that nothing else gets its address.
-                self._aliases[i] = Tensor(optimizer.layout)
-                self._addresses[i] = optimizer.layout.data_ptr()
+        """After MindSpore's own functions may have loaded something: raises unless it was this rank's part."""
+        for optimizer in self._sharded:
+            _check_own(self._owner, optimizer.layout_read, optimizer.layout)
 
     def of(self, own, parameters):
         """
-        What the cell loads of `parameters`, by the names that it has itself.
-
-        Args:
-            own (dict): The cell's Parameters.
-            parameters (dict): A rank's part, or what the plain optimizer would have saved.
-
-        Returns:
-            dict, in which a part stands for each whole value that is split.
-
-        Raises:
-            ValueError: If it is the part of another rank, or of another number of ranks, or a shape does not fit.
+        What the cell, whose Parameters are `own`, loads of a rank's part or of what the plain optimizer would have
+        saved: a part stands for each whole value that is split. Raises a ValueError if it is the part of another rank,
+        or of another number of ranks, or if a shape does not fit.
         """
-        for optimizer in self.sharded:
+        for optimizer in self._sharded:
             parameters = _own_part(self._owner, optimizer, parameters)
         # The masters of weights that have none here.
         return {

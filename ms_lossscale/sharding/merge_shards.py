@@ -16,7 +16,6 @@ _OWNER = "merge_shards"
 _SHOWN = 5
 # What a training cell keeps of an accumulation cycle, and of its counts what all ranks must have in common.
 _GATHERED = re.compile(r"(?:^|\.)accumulation\.(.+)$")
-_CYCLE_OVERFLOW = re.compile(r"(^|\.)accumulation\.overflow$")
 _COUNTS = re.compile(
     r"(^|\.)(step_counters\.(\w+_steps|retries)|accumulation\.micro_steps|alternation\.(windows|calls))$"
 )
@@ -111,11 +110,19 @@ class _Part:
         raise ValueError(f"For '{_OWNER}', {self.name} {what}. {cure} Nothing was merged.") from cause
 
     def place(self):
-        """The rank and the number of ranks, which all its layouts have in common; None if it has none."""
+        """The rank and the number of ranks, which all its layouts have in common."""
         places = {(layout.rank, layout.ranks) for layout in self.layouts.values()}
+        if not places:
+            self.fail(
+                "holds no part of a sharded optimizer", "Pass what the ranks saved of a cell with ShardedOptimizer."
+            )
         if len(places) > 1:
             self.fail(f"holds parts of different ranks: {sorted(places)}", "Pass files as they were saved.")
-        return places.pop() if places else None
+        return places.pop()
+
+    def of_all(self):
+        """What all parts have in common of its layouts."""
+        return {prefix: layout.of_all() for prefix, layout in self.layouts.items()}
 
     def shards(self):
         """For each split value its name, that in a merged checkpoint, that of its weight, and its layout."""
@@ -129,16 +136,11 @@ class _Part:
 
 def _check_ranks(parts):
     """Raises unless these are the parts of all ranks, each once, in order."""
-    for part in parts:
-        if part.place() is None:
-            part.fail(
-                "holds no part of a sharded optimizer", "Pass what the ranks saved of a cell with ShardedOptimizer."
-            )
-    ranks = max(part.place()[1] for part in parts)
-    got = [part.place()[0] for part in parts]
+    got, jobs = zip(*(part.place() for part in parts))
+    ranks = max(jobs)
     faults = [f"rank {rank} is missing" for rank in range(ranks) if rank not in got]
     faults += [f"rank {rank} comes {got.count(rank)} times" for rank in sorted(set(got)) if got.count(rank) > 1]
-    faults += [f"{part.name} is of a job with {part.place()[1]} ranks" for part in parts if part.place()[1] != ranks]
+    faults += [f"{part.name} is of a job with {its} ranks" for part, its in zip(parts, jobs) if its != ranks]
     if not faults:
         faults = [f"{part.name} is that of rank {rank}" for i, (part, rank) in enumerate(zip(parts, got)) if i != rank]
     if faults:
@@ -155,9 +157,7 @@ def _check_parts(parts):
     names.update(weight for layout in first.layouts.values() for weight in layout.weights)
     names.update(shard for shard, *_ in first.shards())
     for part in parts:
-        if {prefix: its.of_all() for prefix, its in part.layouts.items()} != {
-            prefix: its.of_all() for prefix, its in first.layouts.items()
-        }:
+        if part.of_all() != first.of_all():
             part.fail(f"has other weights, or other state, than {first.name}", "Pass parts of one training.")
         missing = sorted(names - part.values.keys())
         if missing:
@@ -200,9 +200,10 @@ def _merged(parts):
 def _of_cycle(name, parts):
     """What ranks gathered in an accumulation cycle: the mean of gradients, and whether any rank's overflowed."""
     values = [values_of(part.values[name]) for part in parts]
-    if _CYCLE_OVERFLOW.search(name):
+    what = _GATHERED.search(name)[1]
+    if what == "overflow":
         return Tensor(np.logical_or.reduce(values))
-    if _GATHERED.search(name)[1] not in parts[0].values or not any(value.any() for value in values):
+    if what not in parts[0].values or not any(value.any() for value in values):
         return parts[0].values[name]
     for part in parts:
         if not all(layout.averages for layout in part.layouts.values()):

@@ -53,13 +53,7 @@ def _whole_dense(gathered, begin, length, weight):
 
 
 class Shards(nn.Cell):
-    """
-    The shards of a rank, which are float32, and the weights that they are parts of.
-
-    Args:
-        shards (ParameterTuple): The shards.
-        weights (ParameterTuple): The weights, in the same order.
-    """
+    """The shards of a rank, which are float32, and in the same order the weights that they are parts of."""
 
     def __init__(self, shards, weights):
         super().__init__(auto_prefix=False)

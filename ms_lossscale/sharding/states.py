@@ -12,13 +12,7 @@ def find_states(owner, optimizer, shards):
     State of the elements has its shard's shape, and its name ends with the weight's, as
     :meth:`mindspore.ParameterTuple.clone` makes it. Where all shards have one element, names alone tell.
 
-    Args:
-        owner (str): For error messages.
-        optimizer (Cell): The optimizer.
-        shards (ParameterTuple): What it updates.
-
-    Returns:
-        Tuple of two lists: pairs of a state of the elements of a shard and the name of its weight; and all other state.
+    Returns two lists: pairs of a state of the elements of a shard and the name of its weight; and all other state.
     """
     lengths = {shard.name: shard.size for shard in shards}
     longest_first = sorted(lengths, key=len, reverse=True)

@@ -9,14 +9,7 @@ from mindspore.communication import get_group_size, get_rank
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, ShardedOptimizer
 from ms_lossscale.selfcheck.claim import check, expect, expect_equal
-from ms_lossscale.selfcheck.networks import (
-    BACKWARD_OVERFLOWS,
-    LOSS_SCALE,
-    SIZE,
-    Products,
-    cell_of_products,
-    inputs,
-)
+from ms_lossscale.selfcheck.networks import BACKWARD_OVERFLOWS, LOSS_SCALE, SIZE, Products, cell_of_products, inputs
 
 
 @contextlib.contextmanager

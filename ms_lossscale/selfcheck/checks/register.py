@@ -2,12 +2,7 @@
 
 import itertools
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    FixedLossScale,
-    FloatStatusRegister,
-    SimultaneousTrainOneStepCell,
-)
+from ms_lossscale import AlternatingTrainOneStepCell, FixedLossScale, FloatStatusRegister, SimultaneousTrainOneStepCell
 from ms_lossscale.selfcheck.claim import check, expect, expect_equal
 from ms_lossscale.selfcheck.networks import (
     BACKWARD_OVERFLOWS,

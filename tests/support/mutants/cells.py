@@ -408,14 +408,14 @@ MUTANTS = [
     Mutant(
         "a callback shows the cell's optimizer, whichever it was given",
         "callbacks/expose_optimizer.py",
-        "arguments.optimizer = arguments.network.optimizer if self._optimizer is None else self._optimizer",
-        "arguments.optimizer = arguments.network.optimizer",
+        "shown = of_cell if self._optimizer is None else self._optimizer",
+        "shown = of_cell",
         (_RATES,),
     ),
     Mutant(
         "after a step, a callback finds the optimizer that was shown last",
         "callbacks/expose_optimizer.py",
-        "        self._show(run_context)\n\n    on_train_epoch_end",
+        "        run_context.original_args().optimizer = self._shown\n\n    on_train_epoch_end",
         "        return\n\n    on_train_epoch_end",
         (_RATES,),
     ),

@@ -149,8 +149,8 @@ MUTANTS = [
     Mutant(
         "a running cell goes on with the memory that loading replaced",
         "cells/loading.py",
-        "                self.turns.forget_losses()\n        self._put_memory_back()\n",
-        "                self.turns.forget_losses()\n",
+        "            self._known_memory.remember()\n        self._put_memory_back()\n",
+        "            self._known_memory.remember()\n",
         (_STOCK,),
     ),
     Mutant(

@@ -15,7 +15,14 @@ from ms_lossscale.step.scaling import scaled
 _grad = ops.GradOperation()
 
 
-class InputGradient(nn.Cell):
+class _StaysFloat32(nn.Cell):
+    """A cell that casts pass by, so that its scale stays float32: 65536 is infinite in float16."""
+
+    def add_flags(self, **flags: Any) -> nn.Cell:
+        return super().add_flags(**{name: flag for name, flag in flags.items() if name not in ("fp16", "bf16")})
+
+
+class InputGradient(_StaysFloat32):
     """
     The gradient of `sum(network(x))` with respect to `x`, computed under a loss scale and divided by it.
 
@@ -90,9 +97,6 @@ class InputGradient(nn.Cell):
         self._graph = self._new_graph()
         self._compiled_for = None
 
-    def add_flags(self, **flags: Any) -> nn.Cell:
-        return super().add_flags(**_without_casts(flags))
-
     def __call__(self, *inputs: Any) -> Tensor:
         if get_context("mode") == GRAPH_MODE:
             return super().__call__(*inputs)
@@ -121,7 +125,7 @@ class InputGradient(nn.Cell):
         return addresses, [cell.training for _, cell in self.network.cells_and_names()]
 
 
-class _Graph(nn.Cell):
+class _Graph(_StaysFloat32):
     """
     Computes the gradient in one compiled graph, also in PyNative mode, which loses some second derivatives.
 
@@ -135,9 +139,6 @@ class _Graph(nn.Cell):
         self._own_scale = own_scale
         self._one = Tensor(1.0, mstype.float32)
         self._owner = owner
-
-    def add_flags(self, **flags):
-        return super().add_flags(**_without_casts(flags))
 
     @jit
     def construct(self, x, *rest):
@@ -165,11 +166,6 @@ def _not_one_tensor(owner, returned):
         f"For '{owner}', the network must return one Tensor, but it returned {returned}. Wrap it in a Cell that "
         f"returns what is to be differentiated."
     )
-
-
-def _without_casts(flags):
-    """Returns the flags without those that would cast the scale: 65536 is infinite in float16."""
-    return {name: flag for name, flag in flags.items() if name not in ("fp16", "bf16")}
 
 
 def _number(owner, loss_scale):

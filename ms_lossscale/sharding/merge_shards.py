@@ -1,5 +1,6 @@
 """Makes of the checkpoints of all ranks, whose optimizer was sharded, the one that the plain optimizer would have."""
 
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -163,7 +164,10 @@ def _check_parts(parts):
         if missing:
             part.fail(f"lacks {listed(missing, _SHOWN)}", "Save it again, or pass parts of one training.")
         for shard, _, weight, layout in part.shards():
-            _check_shard(part, shard, weight, layout)
+            wanted = (shard_length(math.prod(layout.weights[weight]), layout.ranks),)
+            got = tuple(part.values[shard].shape)
+            if got != wanted:
+                part.fail(f"must have '{shard}' of the shape {wanted}, but it has {got}", "Save it again.")
         same = [name for layout in part.layouts.values() for name in layout.weights]
         same += [prefix + name for prefix, layout in part.layouts.items() for name in layout.shared]
         same += [name for name in first.values if _COUNTS.search(name)]
@@ -173,13 +177,6 @@ def _check_parts(parts):
                     f"has another '{name}' than {first.name}",
                     "Pass parts that were saved after the same step of one training.",
                 )
-
-
-def _check_shard(part, name, weight, layout):
-    wanted = (shard_length(int(np.prod(layout.weights[weight], dtype=np.int64)), layout.ranks),)
-    got = tuple(part.values[name].shape)
-    if got != wanted:
-        part.fail(f"must have '{name}' of the shape {wanted}, but it has {got}", "Save it again.")
 
 
 def _merged(parts):

@@ -21,15 +21,11 @@ def _data_parallel():
         mindspore.reset_auto_parallel_context()
 
 
-def _cell(device):
-    with _data_parallel():
-        return cell_of_products(device)
-
-
 @check("has_ranks", quick=True)
 def an_overflow_on_one_rank_skips_the_step_on_all(device):
     """Whichever rank overflows, all ranks skip the step, and afterwards hold the same weights and loss scale."""
-    cell = _cell(device)
+    with _data_parallel():
+        cell = cell_of_products(device)
     for overflowing in range(get_group_size()):
         value = BACKWARD_OVERFLOWS if get_rank() == overflowing else 1.0
         expect(

@@ -12,12 +12,6 @@ from ms_lossscale.selfcheck.networks import FORWARD_OVERFLOWS, SIZE, Normalised,
 MAY_MOVE = ("loss_scale.", "step_counters.", "clipping.")
 
 
-def _cell(device):
-    network = Normalised(device)
-    keywords = {"clip_norm": 1.0, "ema_decay": 0.9}
-    return ScaledTrainOneStepCell(network, decaying_adam(network), DynamicLossScale(2.0**4), **keywords).set_train()
-
-
 def _batch(seed, factor):
     x = np.random.default_rng(seed).normal(size=(8, SIZE)).astype(np.float32)
     return Tensor(x), Tensor([factor], mstype.float32)
@@ -33,7 +27,10 @@ def _moved(cell, *inputs):
 @check(quick=True)
 def a_skipped_step_leaves_every_parameter(device):
     """A skipped step changes no Parameter: weights, optimizer, learning rate, BatchNorm, averages. Others move all."""
-    cell = _cell(device)
+    network = Normalised(device)
+    cell = ScaledTrainOneStepCell(
+        network, decaying_adam(network), DynamicLossScale(2.0**4), clip_norm=1.0, ema_decay=0.9
+    ).set_train()
     cell(*_batch(0, 1.0))
     for seed in range(3):
         moved = [name for name in _moved(cell, *_batch(seed, FORWARD_OVERFLOWS)) if not name.startswith(MAY_MOVE)]

@@ -83,8 +83,8 @@ def functions_of(value):
 )
 def test_its_type_hints_are_complete(value):
     for function in functions_of(value):
-        expected = {name for name in inspect.signature(function).parameters if name != "self"} | {"return"}
-        assert typing.get_type_hints(function).keys() == expected, function.__qualname__
+        expected = {*inspect.signature(function).parameters, "return"} - {"self"}
+        assert typing.get_type_hints(function).keys() - {"self"} == expected, function.__qualname__
 
 
 def test_importing_it_prints_nothing(tmp_path):
@@ -119,6 +119,7 @@ reveal_type(SimultaneousTrainOneStepCell([network], [optimizer], max_retries=1)(
 reveal_type(AlternatingTrainOneStepCell([network], [optimizer], every=(1,))(x))  # tuple[Any, Any, Any, Any]
 reveal_type(AlternatingTrainOneStepCell([network], [optimizer], has_aux=[True])(x))  # tuple[Any, ...]
 reveal_type(build_train_network(network, optimizer)(x))  # tuple[Any, ...]
+both: list[ScaledTrainOneStepCell] = [plain, ScaledTrainOneStepCell(network, optimizer, has_aux=True)]
 reveal_type(plain.get_loss_scale())  # float
 ScaledTrainOneStepCell(network, optimizer, klip_norm=1.0)  # error: Unexpected keyword argument "klip_norm"
 """

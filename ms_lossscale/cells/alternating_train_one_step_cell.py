@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Optional, Union, overload
+from typing import TYPE_CHECKING, Optional, Union
 
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
@@ -17,7 +17,7 @@ from ms_lossscale._arguments import (
     describe,
     one_each,
 )
-from ms_lossscale.cells.call_types import KeywordsOfSeveral, OfSeveralNetworks, Output
+from ms_lossscale.cells.call_types import AuxOfEach, Call, HaveAux
 from ms_lossscale.cells.training_cell import TrainingCell, or_none
 from ms_lossscale.cells.turns import Turns
 from ms_lossscale.input_gradient import holds_input_gradient
@@ -27,11 +27,8 @@ from ms_lossscale.step.forward_backward import inputs_of
 from ms_lossscale.step.settings import check_settings, transforms_of_each
 from ms_lossscale.step.update import StepCounters
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
-
-class AlternatingTrainOneStepCell(TrainingCell[Output]):
+class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
     """
     Trains several networks one after the other. Each completes its step, and the next one sees its new weights.
 
@@ -112,36 +109,8 @@ class AlternatingTrainOneStepCell(TrainingCell[Output]):
         [1, 0]
     """
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __init__(
-            self: "AlternatingTrainOneStepCell[OfSeveralNetworks]",
-            networks: Union[Sequence[nn.Cell], nn.CellList],
-            optimizers: Union[Sequence[nn.Cell], nn.CellList],
-            loss_scale: OneOrEach[AcceptedLossScale] = ...,
-            *,
-            every: Optional[Sequence[int]] = ...,
-            has_aux: Literal[False] = ...,
-            after_update: OneOrEach[Optional[AfterUpdate]] = ...,
-            **keywords: Unpack[KeywordsOfSeveral],
-        ) -> None: ...
-
-        @overload
-        def __init__(
-            self: "AlternatingTrainOneStepCell[tuple[Any, ...]]",
-            networks: Union[Sequence[nn.Cell], nn.CellList],
-            optimizers: Union[Sequence[nn.Cell], nn.CellList],
-            loss_scale: OneOrEach[AcceptedLossScale] = ...,
-            *,
-            every: Optional[Sequence[int]] = ...,
-            has_aux: OneOrEach[bool],
-            after_update: OneOrEach[Optional[AfterUpdate]] = ...,
-            **keywords: Unpack[KeywordsOfSeveral],
-        ) -> None: ...
-
     def __init__(
-        self,
+        self: "AlternatingTrainOneStepCell[HaveAux]",
         networks: Union[Sequence[nn.Cell], nn.CellList],
         optimizers: Union[Sequence[nn.Cell], nn.CellList],
         loss_scale: OneOrEach[AcceptedLossScale] = None,
@@ -152,7 +121,7 @@ class AlternatingTrainOneStepCell(TrainingCell[Output]):
         clip_norm: OneOrEach[Optional[float]] = None,
         clip_value: OneOrEach[Optional[float]] = None,
         ema_decay: OneOrEach[Optional[float]] = None,
-        has_aux: OneOrEach[bool] = False,
+        has_aux: HaveAux = False,  # type: ignore[assignment]
         forward_state: Sequence[Parameter] = (),
         gradient_transforms: Union[Sequence[nn.Cell], Sequence[Sequence[nn.Cell]]] = (),
         after_update: OneOrEach[Optional[AfterUpdate]] = None,
@@ -201,6 +170,7 @@ class AlternatingTrainOneStepCell(TrainingCell[Output]):
             self.set_every(every)
 
     if TYPE_CHECKING:  # Each network has its own.
+        __call__: Call[tuple[Tensor, Tensor, Tensor, Tensor], AuxOfEach]
         loss_scale: list[LossScale]
         overflow_detector: list[OverflowDetector]
         step_counters: list[StepCounters]

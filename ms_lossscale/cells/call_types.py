@@ -1,53 +1,37 @@
 """
-What type checkers know of a call of a training cell. How many values it returns depends on `has_aux`.
-
-MindSpore has no type hints, so that a Tensor is Any to them. Each training cell has its constructor twice more, for
-them alone: without aux it makes a cell of one of the tuples below, and otherwise one of ``tuple[Any, ...]``.
+What type checkers know of a call of a training cell: how many values it returns depends on `has_aux`, which therefore
+is a type argument of the cell. MindSpore has no type hints, so that to them a Tensor is Any.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Optional, TypedDict, Union
+from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
-from mindspore import Parameter, Tensor, nn
+from mindspore import Tensor
 
-from ms_lossscale._arguments import AfterUpdate, OneOrEach
-from ms_lossscale.overflow_detector import OverflowDetector
+from ms_lossscale._arguments import OneOrEach
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
-    Output = TypeVar("Output", default=tuple[Tensor, ...])
+    # The type arguments of cells for one network and for several: by default those of any such cell.
+    Aux = TypeVar("Aux", covariant=True, default=bool)
+    AuxOfEach = TypeVar("AuxOfEach", covariant=True, default=OneOrEach[bool])
 else:
     from typing import TypeVar
 
-    Output = TypeVar("Output")
+    Aux, AuxOfEach = TypeVar("Aux"), TypeVar("AuxOfEach")
 
-OfOneNetwork = tuple[Tensor, Tensor, Tensor]
-OfSeveralNetworks = tuple[Tensor, Tensor, Tensor, Tensor]
+# What is passed to their constructors. To mypy such an argument has no default.
+HasAux = TypeVar("HasAux", Literal[False], bool)
+HaveAux = TypeVar("HaveAux", Literal[False], OneOrEach[bool])
 
-
-class _Keywords(TypedDict, total=False):
-    gradient_accumulation_steps: int
-    forward_state: Sequence[Parameter]
-    overflow_detector: Optional[OverflowDetector]
-    max_retries: int
+WithoutAux = TypeVar("WithoutAux", bound=tuple[Tensor, ...], covariant=True)
 
 
-class KeywordsOfOne(_Keywords, total=False):
-    """The keywords of the cell for one network, but for `has_aux`."""
+class Call(Protocol[WithoutAux, Aux]):
+    """The type of `__call__`. It is no method, since mypy can't tell apart the types of a class with untyped bases."""
 
-    clip_norm: Optional[float]
-    clip_value: Optional[float]
-    ema_decay: Optional[float]
-    gradient_transforms: Sequence[nn.Cell]
-    after_update: Optional[AfterUpdate]
+    @overload
+    def __call__(self: "Call[WithoutAux, Literal[False]]", *args: Any, **kwargs: Any) -> WithoutAux: ...
 
-
-class KeywordsOfSeveral(_Keywords, total=False):
-    """Those of the cells for several networks."""
-
-    network_inputs: Optional[Sequence[Sequence[int]]]
-    clip_norm: OneOrEach[Optional[float]]
-    clip_value: OneOrEach[Optional[float]]
-    ema_decay: OneOrEach[Optional[float]]
-    gradient_transforms: Union[Sequence[nn.Cell], Sequence[Sequence[nn.Cell]]]
+    @overload
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]: ...

@@ -1,23 +1,20 @@
 """The training cell for one network."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Optional, overload
+from typing import TYPE_CHECKING, Optional
 
-from mindspore import Parameter, nn
+from mindspore import Parameter, Tensor, nn
 
 from ms_lossscale._arguments import AfterUpdate
-from ms_lossscale.cells.call_types import KeywordsOfOne, OfOneNetwork, Output
+from ms_lossscale.cells.call_types import Aux, Call, HasAux
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.loss_scale import AcceptedLossScale, LossScale
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.settings import check_settings
 from ms_lossscale.step.update import StepCounters
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
-
-class ScaledTrainOneStepCell(TrainingCell[Output]):
+class ScaledTrainOneStepCell(TrainingCell[Aux]):
     """
     Trains one network with a loss scale. The cell itself divides the gradients by the scale, so any optimizer works.
 
@@ -101,32 +98,8 @@ class ScaledTrainOneStepCell(TrainingCell[Output]):
         {'applied_steps': 1, 'skipped_steps': 0, 'consecutive_skipped_steps': 0}
     """
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __init__(
-            self: "ScaledTrainOneStepCell[OfOneNetwork]",
-            network: nn.Cell,
-            optimizer: nn.Cell,
-            loss_scale: AcceptedLossScale = ...,
-            *,
-            has_aux: Literal[False] = ...,
-            **keywords: Unpack[KeywordsOfOne],
-        ) -> None: ...
-
-        @overload
-        def __init__(
-            self: "ScaledTrainOneStepCell[tuple[Any, ...]]",
-            network: nn.Cell,
-            optimizer: nn.Cell,
-            loss_scale: AcceptedLossScale = ...,
-            *,
-            has_aux: bool,
-            **keywords: Unpack[KeywordsOfOne],
-        ) -> None: ...
-
     def __init__(
-        self,
+        self: "ScaledTrainOneStepCell[HasAux]",
         network: nn.Cell,
         optimizer: nn.Cell,
         loss_scale: AcceptedLossScale = None,
@@ -135,7 +108,7 @@ class ScaledTrainOneStepCell(TrainingCell[Output]):
         clip_norm: Optional[float] = None,
         clip_value: Optional[float] = None,
         ema_decay: Optional[float] = None,
-        has_aux: bool = False,
+        has_aux: HasAux = False,  # type: ignore[assignment]
         forward_state: Sequence[Parameter] = (),
         gradient_transforms: Sequence[nn.Cell] = (),
         after_update: Optional[AfterUpdate] = None,
@@ -159,6 +132,7 @@ class ScaledTrainOneStepCell(TrainingCell[Output]):
         super().__init__((network,), (optimizer,), [loss_scale], [settings], several_networks=False)
 
     if TYPE_CHECKING:  # Of one network no method returns a list.
+        __call__: Call[tuple[Tensor, Tensor, Tensor], Aux]
         loss_scale: LossScale
         overflow_detector: OverflowDetector
         step_counters: StepCounters

@@ -1,24 +1,21 @@
 """The training cell for several networks that share one overflow check and one update."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Optional, Union, overload
+from typing import TYPE_CHECKING, Optional, Union
 
-from mindspore import Parameter, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_cells, check_one_each, describe, one_each
-from ms_lossscale.cells.call_types import KeywordsOfSeveral, OfSeveralNetworks, Output
+from ms_lossscale.cells.call_types import AuxOfEach, Call, HaveAux
 from ms_lossscale.cells.training_cell import TrainingCell, or_none
 from ms_lossscale.loss_scale import AcceptedLossScale
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.settings import check_settings, transforms_of_each
 from ms_lossscale.step.update import StepCounters
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
-
-class SimultaneousTrainOneStepCell(TrainingCell[Output]):
+class SimultaneousTrainOneStepCell(TrainingCell[AuxOfEach]):
     """
     Trains several networks, such as the two of a GAN, with one overflow check and one conditional update.
 
@@ -115,34 +112,8 @@ class SimultaneousTrainOneStepCell(TrainingCell[Output]):
         False 65536.0 (2,)
     """
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __init__(
-            self: "SimultaneousTrainOneStepCell[OfSeveralNetworks]",
-            networks: Union[Sequence[nn.Cell], nn.Cell],
-            optimizers: Union[Sequence[nn.Cell], nn.CellList],
-            loss_scale: OneOrEach[AcceptedLossScale] = ...,
-            *,
-            has_aux: Literal[False] = ...,
-            after_update: Optional[AfterUpdate] = ...,
-            **keywords: Unpack[KeywordsOfSeveral],
-        ) -> None: ...
-
-        @overload
-        def __init__(
-            self: "SimultaneousTrainOneStepCell[tuple[Any, ...]]",
-            networks: Union[Sequence[nn.Cell], nn.Cell],
-            optimizers: Union[Sequence[nn.Cell], nn.CellList],
-            loss_scale: OneOrEach[AcceptedLossScale] = ...,
-            *,
-            has_aux: OneOrEach[bool],
-            after_update: Optional[AfterUpdate] = ...,
-            **keywords: Unpack[KeywordsOfSeveral],
-        ) -> None: ...
-
     def __init__(
-        self,
+        self: "SimultaneousTrainOneStepCell[HaveAux]",
         networks: Union[Sequence[nn.Cell], nn.Cell],
         optimizers: Union[Sequence[nn.Cell], nn.CellList],
         loss_scale: OneOrEach[AcceptedLossScale] = None,
@@ -152,7 +123,7 @@ class SimultaneousTrainOneStepCell(TrainingCell[Output]):
         clip_norm: OneOrEach[Optional[float]] = None,
         clip_value: OneOrEach[Optional[float]] = None,
         ema_decay: OneOrEach[Optional[float]] = None,
-        has_aux: OneOrEach[bool] = False,
+        has_aux: HaveAux = False,  # type: ignore[assignment]
         forward_state: Sequence[Parameter] = (),
         gradient_transforms: Union[Sequence[nn.Cell], Sequence[Sequence[nn.Cell]]] = (),
         after_update: Optional[AfterUpdate] = None,
@@ -200,6 +171,7 @@ class SimultaneousTrainOneStepCell(TrainingCell[Output]):
         )
 
     if TYPE_CHECKING:  # There is one overflow check, and the gradients of several networks.
+        __call__: Call[tuple[Tensor, Tensor, Tensor, Tensor], AuxOfEach]
         overflow_detector: OverflowDetector
         step_counters: StepCounters
         counters: Callable[[], dict[str, int]]

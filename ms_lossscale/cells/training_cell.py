@@ -9,7 +9,7 @@ from mindspore import dtype as mstype
 from ms_lossscale._arguments import OneOrEach, check_cell, one_each
 from ms_lossscale._memory_in_use import KnownMemory, MemoryInUse, UseInOutermostGraph
 from ms_lossscale._mindspore import CompilePhase, Float32Cell, explanation, forget_failed_calls
-from ms_lossscale.cells.call_types import Output
+from ms_lossscale.cells.call_types import Aux
 from ms_lossscale.cells.endless_skips import EndlessSkips
 from ms_lossscale.cells.find_loss_scale import FindsLossScale
 from ms_lossscale.cells.loading import BegunCycles, LoadsInPlace
@@ -41,7 +41,7 @@ class TrainingCell(
     CompilePhase,
     Float32Cell,
     nn.TrainOneStepCell,
-    Generic[Output],
+    Generic[Aux],
 ):
     """
     Base class of the training cells. A cell has one step for all its networks, or, with `turns`, one for each. There is
@@ -140,7 +140,7 @@ class TrainingCell(
         for step in self.steps:
             step.forwards_and_backwards.set_inputs_of_compiled(inputs)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Output:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._check_trains("a step")
         if not self._compared:
             self.compare_ranks()

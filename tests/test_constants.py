@@ -212,7 +212,7 @@ IN_PYTHON = {
     "_set_in_place",
     "scale_sense",
     "build_train_network",
-    "_gather",
+    "_compare",
     "_text_of",
     "flush",
     "may_write_inputs",

@@ -8,7 +8,7 @@ import zlib
 import numpy as np
 from mindspore import GRAPH_MODE, Tensor, get_auto_parallel_context, get_context, nn, ops
 from mindspore import dtype as mstype
-from mindspore.communication import GlobalComm, get_group_size
+from mindspore.communication import GlobalComm
 
 from ms_lossscale.step.optimizers import network_prefix, updating
 
@@ -131,15 +131,12 @@ def _compare(owner, settings):
     text = json.dumps(settings).encode()
     summary = np.frombuffer(hashlib.sha256(text).digest(), np.int32)
     # Rows of one length first, so that nothing has to be agreed on before.
-    summaries = _gather(np.append(summary, np.int32(len(text))))
+    row = np.append(summary, np.int32(len(text))).reshape(1, -1)
+    summaries = ops.AllGather()(Tensor(row)).asnumpy()
     different = np.flatnonzero((summaries != summaries[0]).any(axis=1)).tolist()
     if different:
         first, other = (json.loads(_text_of(rank, text, summaries[rank, -1])) for rank in (0, different[0]))
         raise ValueError(_message(owner, different, first, other))
-
-
-def _gather(row):
-    return ops.AllGather()(Tensor(row.reshape(1, -1))).asnumpy().reshape(get_group_size(), -1)
 
 
 def _text_of(rank, text, length):

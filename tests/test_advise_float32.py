@@ -218,8 +218,9 @@ def test_one_scale_can_not_serve_the_whole_network():
     assert after.loss_scale == advice.widening.loss_scale
 
 
-def test_what_the_forward_writes_counts():
-    network = nn.WithLossCell(blocks(nn.ReLU(), networks.WritesSquares()).to_float(mstype.float16), nn.MSELoss())
+@pytest.mark.parametrize("writes", [networks.WritesSquares, networks.WritesSquaresToABuffer])
+def test_what_the_forward_writes_counts(writes):
+    network = nn.WithLossCell(blocks(nn.ReLU(), writes()).to_float(mstype.float16), nn.MSELoss())
     advice = advise_float32(network, None, [networks.batch()])
     assert (advice.cells, advice.holds) == (["_backbone.1.middle"], True)
     assert "1.middle.seen, which it writes, is not finite" in str(advice)

@@ -10,7 +10,7 @@ from ms_lossscale._arguments import Batches
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.diagnosis.arguments import each_batch, trained_parts
 from ms_lossscale.diagnosis.float32_advice import Float32Advice, NeedOfFloat32
-from ms_lossscale.diagnosis.float32_search import Float32Search
+from ms_lossscale.diagnosis.float32_search import needed_cells, widening
 from ms_lossscale.diagnosis.float32_trials import Trials
 from ms_lossscale.diagnosis.replay import replay
 from ms_lossscale.loss_scale import DynamicLossScale
@@ -97,17 +97,16 @@ def _advice(network, trials, in_graph_mode):
         line = found and trials.line(found, trials.roots)
         trace, note = found and found.trace, f"  at {line}" if line else ""
         return Float32Advice(network, {}, len(trials.cells), None, [], trials.runs, trace, note=note)
-    search = Float32Search(trials)
-    names, error = search.cells()
+    names, error = needed_cells(trials)
     if trials.first_lost(names) is not None and trials.first_lost(trials.roots) is None:
         trials.counts_lost = True
-        names, error = search.cells()
+        names, error = needed_cells(trials)
     needs = _needs(trials, names)
     loss_scale = trials.largest_scale(names, in_graph_mode and error is None)
-    widening = search.widening(names, loss_scale)
+    further = widening(trials, names, loss_scale)
     note = "" if error is None else f"It was tried in PyNative mode only, since graph mode said: {error}"
     cells = {name: trials.cells[name] for name in names}
-    return Float32Advice(network, cells, len(trials.cells), loss_scale, needs, trials.runs, None, widening, note)
+    return Float32Advice(network, cells, len(trials.cells), loss_scale, needs, trials.runs, None, further, note)
 
 
 def _needs(trials, names):

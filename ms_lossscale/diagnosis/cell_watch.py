@@ -49,6 +49,11 @@ def as_array(tensor):
     return (tensor.astype(mstype.float32) if tensor.dtype == mstype.bfloat16 else tensor).asnumpy()
 
 
+def are_finite(tensors):
+    """Whether all values of all of them are."""
+    return all(np.isfinite(as_array(each)).all() for each in tensors)
+
+
 def _flat(output):
     """What is in a tensor or in tuples of them: an LSTM returns (output, (h, c))."""
     if isinstance(output, (list, tuple)):
@@ -203,7 +208,7 @@ class LineWatch:
             values = {id(each): each for each in (*frame.f_locals.values(), result) if is_float(each)}
             # The arguments, at first, and what is known to be finite.
             new = [each for key, each in values.items() if key not in self._known]
-            if self._line is not None and not all(np.isfinite(as_array(each)).all() for each in new):
+            if self._line is not None and not are_finite(new):
                 self._found = self._line
             # Kept, so that an id goes to no other value.
             self._known.update(values)

@@ -35,6 +35,7 @@ class FloatFormat(NamedTuple):
 
 
 FLOAT16 = FloatFormat(11, -14, 15)
+SMALLEST_NORMAL = np.float32(2.0**FLOAT16.min_exponent)
 _FORMATS = {mstype.float16: FLOAT16, mstype.bfloat16: FloatFormat(8, -126, 127)}
 
 

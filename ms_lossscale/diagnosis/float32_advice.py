@@ -126,7 +126,14 @@ class Float32Advice:
         for network, names in self._by_network().items():
             lines += ["", f"cells = dict({network}.cells_and_names())"]
             lines += [f"cells[{name!r}].to_float(mindspore.float32)" for name in names]
-            lines += [f"cells[{name!r}].dtype = mindspore.float32" for name in self._casts(names)]
+            # Those, or those in them, that cast what comes out of others.
+            casts = [
+                join_names(name, inner)
+                for name, cell in names.items()
+                for inner, each in cell.cells_and_names()
+                if casts_its_output(each)
+            ]
+            lines += [f"cells[{name!r}].dtype = mindspore.float32" for name in casts]
         return "\n".join(lines)
 
     def _by_network(self):
@@ -139,16 +146,6 @@ class Float32Advice:
                 network, within = f"{network}[{number}]", within.lstrip(".")
             by_network.setdefault(network, {})[within] = cell
         return by_network
-
-    @staticmethod
-    def _casts(names):
-        """The names of the cells among these, or in them, that cast what comes out of others."""
-        return [
-            join_names(name, inner)
-            for name, cell in names.items()
-            for inner, each in cell.cells_and_names()
-            if casts_its_output(each)
-        ]
 
     def __str__(self) -> str:
         tried = f"tried in {counted(self.runs, 'run', 'runs')}"

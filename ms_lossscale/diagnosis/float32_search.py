@@ -1,149 +1,146 @@
-"""Searching for the cells of a network that need float32."""
+"""Searching for the cells of a network that need float32: as few and as small as can be found; each set is tried."""
 
 import math
 import re
 
 from ms_lossscale.diagnosis.float32_advice import Widening
 
+# Rounds that each follow one overflow, before the neighbours of each are taken, too.
+_PATIENCE = 6
+# Of the cells that have the weights of lost gradients, so many are tried in float32, to widen the range of scales.
+_OWNERS = 3
 
-class Float32Search:
+
+def needed_cells(trials):
+    """Their names, the whole networks if nothing less suffices; and why they fail in graph mode, None if not."""
+    names = [] if trials.are_finite([]) else _smallest(trials, _fewest(trials, _enough(trials), []))
+    return _in_graph_mode(trials, names)
+
+
+def _in_graph_mode(trials, names):
     """
-    Searches for as few and as small cells as can be found, whose float32 makes the batches finite; each set is tried.
+    Those with which it holds in graph mode, too, if there are any. There a cell casts its inputs only: what it computes
+    of what float16 cells inside it put out is float16 still, and operators may refuse two dtypes.
     """
+    tried = names
+    while True:
+        error = trials.error_in_graph_mode(tried)
+        if error is None:
+            return _back(trials, tried, names), None
+        wider = _outermost(trials, list(dict.fromkeys((trials.around(each) or [each])[0] for each in tried)))
+        if wider == tried:
+            return names, error
+        tried = wider
 
-    # Rounds that each follow one overflow, before the neighbours of each are taken, too.
-    _PATIENCE = 6
-    # Of the cells that have the weights of lost gradients, so many are tried in float32, to widen the range of scales.
-    _OWNERS = 3
 
-    def __init__(self, trials):
-        self._trials = trials
+def _back(trials, wider, names):
+    """The wider cells, but those of them that need not be."""
+    for name in [each for each in wider if each not in names]:
+        inside = [each for each in names if trials.covers([name], each)]
+        rest = [each for each in wider if each != name] + inside
+        if len(wider) > 1 and trials.error_in_graph_mode(rest) is None:
+            wider = rest
+    return wider
 
-    def cells(self):
-        """Their names, the whole networks if nothing less suffices; and why they fail in graph mode, None if not."""
-        if self._trials.are_finite([]):
-            return self._in_graph_mode([])
-        return self._in_graph_mode(self._smallest(self._fewest(self._enough(), [])))
 
-    def _in_graph_mode(self, names):
-        """
-        Those with which it holds in graph mode, too, if there are any. There a cell casts its inputs only: what it
-        computes of what float16 cells inside it put out is float16 still, and operators may refuse two dtypes.
-        """
-        tried, trials = names, self._trials
-        while True:
-            error = trials.error_in_graph_mode(tried)
-            if error is None:
-                return self._back(tried, names), None
-            wider = self._outermost(list(dict.fromkeys((trials.around(each) or [each])[0] for each in tried)))
-            if wider == tried:
-                return names, error
-            tried = wider
+def _enough(trials):
+    """From each overflow to the next one: cells that suffice, though not all of them may be needed."""
+    chosen, patterns, reach = [], set(), 0
+    for number in range(len(trials.cells)):
+        found = trials.look(chosen)
+        if found is None:
+            break
+        new = [found.suspect]
+        if _pattern(found.suspect) in patterns:
+            # The same layer of another block: all blocks may be alike.
+            new = [each for each in trials.cells if _pattern(each) == _pattern(found.suspect)]
+        patterns.add(_pattern(found.suspect))
+        if trials.covers(chosen, found.suspect) or number >= _PATIENCE:
+            # It computes in float32 already, on what others give it.
+            reach = 2 * reach or 1
+            new += _neighbours(trials, found, reach, chosen)
+        new = [each for each in dict.fromkeys(new) if not trials.covers(chosen, each)]
+        chosen = new and _outermost(trials, chosen + new)
+        if not chosen:
+            break
+    return chosen if chosen and trials.are_finite(chosen) else list(trials.roots)
 
-    def _back(self, wider, names):
-        """The wider cells, but those of them that need not be."""
-        for name in [each for each in wider if each not in names]:
-            inside = [each for each in names if self._trials.covers([name], each)]
-            rest = [each for each in wider if each != name] + inside
-            if len(wider) > 1 and self._trials.error_in_graph_mode(rest) is None:
-                wider = rest
-        return wider
 
-    def _enough(self):
-        """From each overflow to the next one: cells that suffice, though not all of them may be needed."""
-        trials = self._trials
-        chosen, patterns, reach = [], set(), 0
-        for number in range(len(trials.cells)):
-            found = trials.look(chosen)
-            if found is None:
-                break
-            new = [found.suspect]
-            if _pattern(found.suspect) in patterns:
-                # The same layer of another block: all blocks may be alike.
-                new = [each for each in trials.cells if _pattern(each) == _pattern(found.suspect)]
-            patterns.add(_pattern(found.suspect))
-            if trials.covers(chosen, found.suspect) or number >= self._PATIENCE:
-                # It computes in float32 already, on what others give it.
-                reach = 2 * reach or 1
-                new += self._neighbours(found, reach, chosen)
-            new = [each for each in dict.fromkeys(new) if not trials.covers(chosen, each)]
-            chosen = new and self._outermost(chosen + new)
-            if not chosen:
-                break
-        return chosen if chosen and trials.are_finite(chosen) else list(trials.roots)
+def _neighbours(trials, found, reach, chosen):
+    """The cells that ran closest to the suspect, and the one around it unless that is the whole network."""
+    order = [each for each in found.order if each not in trials.roots]
+    place = order.index(found.suspect) if found.suspect in order else len(order)
+    near = order[max(0, place - reach) : place + reach + 1]
+    return near + [each for each in trials.around(found.suspect) if each not in trials.roots and reach > 1]
 
-    def _neighbours(self, found, reach, chosen):
-        """The cells that ran closest to the suspect, and the one around it unless that is the whole network."""
-        trials = self._trials
-        order = [each for each in found.order if each not in trials.roots]
-        place = order.index(found.suspect) if found.suspect in order else len(order)
-        near = order[max(0, place - reach) : place + reach + 1]
-        return near + [each for each in trials.around(found.suspect) if each not in trials.roots and reach > 1]
 
-    def _outermost(self, names):
-        return [each for each in names if not self._trials.covers([other for other in names if other != each], each)]
+def _outermost(trials, names):
+    return [each for each in names if not trials.covers([other for other in names if other != each], each)]
 
-    def _fewest(self, names, kept):
-        """As few of these as suffice together with those that are kept: each that is left out makes it fail again."""
-        size = len(names) // 2 if len(names) > 3 else 1
-        while True:
-            before, i = len(names), 0
-            while i < len(names):
-                rest = names[:i] + names[i + size :]
-                if self._trials.are_finite(kept + rest):
-                    names = rest
-                else:
-                    i += size
-            if size == 1 and len(names) == before:
-                return names
-            size = max(1, size // 2)
 
-    def _smallest(self, names):
-        """Goes into the cells that hold others, where some of those suffice."""
-        for name in names:
-            inside, rest = self._trials.inside(name), [each for each in names if each != name]
-            if inside and self._trials.are_finite(rest + inside):
-                return self._smallest(self._fewest(rest + self._fewest(inside, rest), []))
-        return names
+def _fewest(trials, names, kept):
+    """As few of these as suffice together with those that are kept: each that is left out makes it fail again."""
+    size = len(names) // 2 if len(names) > 3 else 1
+    while True:
+        before, i = len(names), 0
+        while i < len(names):
+            rest = names[:i] + names[i + size :]
+            if trials.are_finite(kept + rest):
+                names = rest
+            else:
+                i += size
+        if size == 1 and len(names) == before:
+            return names
+        size = max(1, size // 2)
 
-    def widening(self, names, loss_scale):
-        """
-        Of the cell whose float32, beside that of these, widens the range of loss scales most; None if no gradients are
-        lost at the largest one.
-        """
-        trials = self._trials
-        lost = trials.lost_gradients(names, loss_scale)
-        if not lost:
-            return None
-        above = trials.look(names, 2 * loss_scale)
-        candidates = [above.suspect, above.cell] if above is not None else []
-        candidates += list(dict.fromkeys(trials.owner(each) for each in lost))[: self._OWNERS]
-        needed = self._smallest_that_keeps(names, lost, 2 * loss_scale, 2.0**24) or 2 * loss_scale
-        found = []
-        for cell in dict.fromkeys(each for each in candidates if not trials.covers(names, each)):
-            wider = [*names, cell]
-            largest = trials.largest_scale(wider, False) if trials.are_finite(wider) else loss_scale
-            smallest = self._smallest_that_keeps(wider, lost, trials.smallest_scale, largest) or needed
-            powers = round(math.log2(largest / loss_scale) + math.log2(max(needed / smallest, 1.0)))
-            found.append(Widening(cell, powers, largest, [name for _, name in lost]))
-        best = max(found, key=lambda each: each.powers, default=None)
-        return best if best is not None and best.powers > 0 else None
 
-    def _smallest_that_keeps(self, names, lost, low, high):
-        """The smallest power of two from `low` to `high` at which these gradients are kept; None if there is none."""
-        low, high = math.ceil(math.log2(low)), math.floor(math.log2(high))
+def _smallest(trials, names):
+    """Goes into the cells that hold others, where some of those suffice."""
+    for name in names:
+        inside, rest = trials.inside(name), [each for each in names if each != name]
+        if inside and trials.are_finite(rest + inside):
+            return _smallest(trials, _fewest(trials, rest + _fewest(trials, inside, rest), []))
+    return names
 
-        def keeps(exponent):
-            return not set(lost) & set(self._trials.lost_gradients(names, 2.0**exponent))
 
-        # Where they overflow at the largest, a smaller one may do.
-        high = next((each for each in range(high, low - 1, -2) if keeps(each)), None)
-        if high is None:
-            return None
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if keeps(middle) else (middle + 1, high)
-        return 2.0**high
+def widening(trials, names, loss_scale):
+    """
+    Of the cell whose float32, beside that of these, widens the range of loss scales most; None if no gradients are lost
+    at the largest one.
+    """
+    lost = trials.lost_gradients(names, loss_scale)
+    if not lost:
+        return None
+    above = trials.look(names, 2 * loss_scale)
+    candidates = [above.suspect, above.cell] if above is not None else []
+    candidates += list(dict.fromkeys(trials.owner(each) for each in lost))[:_OWNERS]
+    needed = _smallest_that_keeps(trials, names, lost, 2 * loss_scale, 2.0**24) or 2 * loss_scale
+    found = []
+    for cell in dict.fromkeys(each for each in candidates if not trials.covers(names, each)):
+        wider = [*names, cell]
+        largest = trials.largest_scale(wider, False) if trials.are_finite(wider) else loss_scale
+        smallest = _smallest_that_keeps(trials, wider, lost, trials.smallest_scale, largest) or needed
+        powers = round(math.log2(largest / loss_scale) + math.log2(max(needed / smallest, 1.0)))
+        found.append(Widening(cell, powers, largest, lost))
+    best = max(found, key=lambda each: each.powers, default=None)
+    return best if best is not None and best.powers > 0 else None
+
+
+def _smallest_that_keeps(trials, names, lost, low, high):
+    """The smallest power of two from `low` to `high` at which these gradients are kept; None if there is none."""
+    low, high = math.ceil(math.log2(low)), math.floor(math.log2(high))
+
+    def keeps(exponent):
+        return not set(lost) & set(trials.lost_gradients(names, 2.0**exponent))
+
+    # Where they overflow at the largest, a smaller one may do.
+    high = next((each for each in range(high, low - 1, -2) if keeps(each)), None)
+    if high is None:
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if keeps(middle) else (middle + 1, high)
+    return 2.0**high
 
 
 def _pattern(name):

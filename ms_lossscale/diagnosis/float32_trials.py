@@ -2,10 +2,9 @@
 
 import collections
 import contextlib
-import functools
 import itertools
 import math
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import mindspore
@@ -13,15 +12,14 @@ import numpy as np
 
 from ms_lossscale._mindspore import forget_failed_calls, in_float32, is_rewritten
 from ms_lossscale.diagnosis.arguments import join_names, with_progress_bar
-from ms_lossscale.diagnosis.cell_watch import CellWatch, LineWatch, as_array, is_float
-from ms_lossscale.diagnosis.distribution import FLOAT16
+from ms_lossscale.diagnosis.cell_watch import CellWatch, LineWatch, are_finite, as_array, is_float
+from ms_lossscale.diagnosis.distribution import SMALLEST_NORMAL
 from ms_lossscale.diagnosis.gradient_report import LOSS_SCALES
 from ms_lossscale.diagnosis.locate_overflow import OverflowTrace, Search
 from ms_lossscale.diagnosis.replay import LossAndGrads, running
 
 # Exponents of the scales at which the search for the largest one stops to look.
 _STEPS = (8, 16, 24, 32, 64, int(math.log2(LOSS_SCALES[-1])))
-_SMALLEST_NORMAL = 2.0**FLOAT16.min_exponent
 # Dropout draws anew, and float16 rounds: an output is lost if fewer are left.
 _KEPT = 0.01
 
@@ -58,19 +56,20 @@ class Trials:
         # Numbers of a batch and of a network. What overflowed last comes first: most trials end there.
         self._work = list(itertools.product(range(len(batches)), range(len(replayed))))
         self.cells, self._names = {}, {}
-        for each in replayed:
-            for name, cell in each.part.network.cells_and_names():
+        for part in (each.part for each in replayed):
+            for name, cell in part.network.cells_and_names():
                 if id(cell) not in self._names:
-                    name = self._names[id(cell)] = join_names(each.part.prefix, name)
+                    name = self._names[id(cell)] = join_names(part.prefix, name)
                     self.cells[name] = cell
         self._inside = {name: {id(each) for _, each in cell.cells_and_names()} for name, cell in self.cells.items()}
         self.roots = list(dict.fromkeys(self._names[id(each.part.network)] for each in replayed))
-        self._state = [
-            each
-            for part in (each.part for each in replayed)
-            for each in (*part.network.get_parameters(), *part.network.buffers())
-            if each is not None and is_float(each) and not each.requires_grad and _are_finite([each])
-        ]
+        # What the forward may write, by its cell and its name.
+        self._state = {}
+        for cell_name, cell in self.cells.items():
+            state = dict(cell.named_buffers(cell_name, recurse=False))
+            state.update({each.name: each for each in cell.get_parameters(expand=False) if not each.requires_grad})
+            finite = {name: each for name, each in state.items() if is_float(each) and are_finite([each])}
+            self._state.update({(cell_name, name): each for name, each in finite.items()})
         self._random_state = mindspore.get_rng_state()
         self._bar = iter(with_progress_bar(itertools.count(1), None, owner, "run"))
         self.runs = 0
@@ -131,7 +130,7 @@ class Trials:
                 try:
                     with running(self._owner, f"batches[{at[0]}]"):
                         loss, grads = loss_and_grads.correct(loss_scale, batch)
-                    is_finite = _are_finite([loss, *grads, *self._state])
+                    is_finite = are_finite([loss, *grads, *self._state.values()])
                 except RuntimeError:
                     # Operators that take no two dtypes, say: not with these cells.
                     if not names:
@@ -153,7 +152,7 @@ class Trials:
                 except Exception as error:
                     forget_failed_calls()
                     return str(error)
-                if not _are_finite([loss, *grads, *self._state]):
+                if not are_finite([loss, *grads, *self._state.values()]):
                     return f"batches[{at[0]}] is not finite"
         return None
 
@@ -182,30 +181,24 @@ class Trials:
             for at, loss_and_grads, batch in runs:
                 search = Search(loss_and_grads, loss_scale or self.smallest_scale)
                 search.run(batch)
+                of_part = self._names_in(search.part)
+                order = list(dict.fromkeys(of_part[cell] for cell, _ in search.inputs))
                 overflow = next((each for each in search.overflows if not each.held_by_dtype), None)
                 if overflow is not None:
-                    return self._found(search, overflow, at)
-                written = next((each for each in self._state if not _are_finite([each])), None)
-                if written is not None:
-                    # What overflowed is only in what the forward wrote, BatchNorm's statistics say.
-                    cell = self.owner((at[1], written.name))
-                    return self._found_in(cell, written.name, "not finite", self._order(search), at)
+                    cell = suspect = of_part[overflow.trace.cell]
+                    if search.came_in(overflow):
+                        # It was computed in the construct of the cell around.
+                        suspect = next(iter(self.around(cell)), cell)
+                    return Found(search.explained(overflow), cell, suspect, order, at)
+                # Where what overflowed is only in what the forward wrote, BatchNorm's statistics say.
+                for (cell, name), written in self._state.items():
+                    if not are_finite([written]):
+                        return self._found_in(cell, name, "not finite", order, at)
         return self.first_lost(names) if self.counts_lost else None
-
-    def _found(self, search, overflow, at):
-        cell = suspect = self._names_in(search.part)[overflow.trace.cell]
-        if search.came_in(overflow):
-            # It was computed in the construct of the cell around.
-            suspect = next(iter(self.around(cell)), cell)
-        return Found(search.explained(overflow), cell, suspect, self._order(search), at)
 
     def _found_in(self, cell, what, kind, order, at):
         trace = OverflowTrace(True, self.smallest_scale, cell, "forward", what, kind)
         return Found(trace, cell, cell, order, at)
-
-    def _order(self, search):
-        names = self._names_in(search.part)
-        return list(dict.fromkeys(names[cell] for cell, _ in search.inputs))
 
     def _names_in(self, part):
         watched = part.cell_names()
@@ -216,13 +209,13 @@ class Trials:
         Where an output is lost first, None if none is: in float32 it has values that float16 holds, in float16 hardly
         one. It was divided by an infinity on the way: a norm does so whose squares overflow.
         """
-        in_float32, counts = self._sizeable_in_float32, self._sizeable(names)
-        for (at, cell), expected in in_float32.items():
+        counts = self._sizeable(names)
+        for (at, cell), expected in self._sizeable_in_float32.items():
             if counts.get((at, cell), 0) < _KEPT * expected:
                 return self._found_in(cell, "output", "zero", list(dict.fromkeys(each for _, each in counts)), at)
         return None
 
-    @functools.cached_property
+    @cached_property
     def _sizeable_in_float32(self):
         return self._sizeable(self.roots)
 
@@ -231,7 +224,7 @@ class Trials:
         counts = collections.Counter()
 
         def count(at, cell, values):
-            counts[at, cell] += int((values >= _SMALLEST_NORMAL).sum())
+            counts[at, cell] += int((values >= SMALLEST_NORMAL).sum())
 
         self._watch(names, count)
         return dict(sorted(counts.items(), key=lambda item: item[0][0]))
@@ -257,23 +250,22 @@ class Trials:
                 def call(back, place, tensor, _=(), at=at, of_part=of_part):
                     back(at, of_part[place.cell], np.abs(as_array(tensor)))
 
-                if on_gradient is None:
-                    with CellWatch(part, partial(call, on_output)).watching():
+                watch_gradient = on_gradient and partial(call, on_gradient)
+                with CellWatch(part, partial(call, on_output), on_gradient_out=watch_gradient).watching():
+                    if on_gradient is None:
                         part.loss(*part.inputs(batch))
-                else:
-                    watch = CellWatch(part, partial(call, on_output), on_gradient_out=partial(call, on_gradient))
-                    with watch.watching():
+                    else:
                         loss_and_grads.in_pynative(self.smallest_scale, batch)
 
     def lost_gradients(self, names, loss_scale):
         """
-        The weights, as numbers of their networks and names, of whose gradients float16 keeps less than half of what is
-        not zero with all cells in float32.
+        The names of the weights of whose gradients float16 keeps less than half of what is not zero with all cells in
+        float32.
         """
-        in_float32, kept = self._nonzero_in_float32, self._nonzero_gradients(names, loss_scale)
-        return [key for key, expected in in_float32.items() if kept[key] < expected / 2]
+        kept = self._nonzero_gradients(names, loss_scale)
+        return [name for name, expected in self._nonzero_in_float32.items() if kept[name] < expected / 2]
 
-    @functools.cached_property
+    @cached_property
     def _nonzero_in_float32(self):
         return self._nonzero_gradients(self.roots, self.smallest_scale)
 
@@ -281,19 +273,18 @@ class Trials:
         """Of each weight how many gradients are finite and not zero."""
         counts = collections.Counter()
         with self._run(names) as runs:
-            for (_, number), loss_and_grads, batch in runs:
+            for _, loss_and_grads, batch in runs:
                 _, grads = loss_and_grads.correct(loss_scale, batch)
                 for weight, grad in zip(loss_and_grads.part.weights, grads):
                     values = as_array(grad)
-                    counts[number, weight.name] += int((np.isfinite(values) & (values != 0)).sum())
+                    counts[weight.name] += int((np.isfinite(values) & (values != 0)).sum())
         return counts
 
     def owner(self, weight):
-        """The innermost cell that has a weight, given as `lost_gradients` gives it."""
-        number, name = weight
-        for _, cell in self._replayed[number].part.network.cells_and_names():
-            if any(each.name == name for each in cell.get_parameters(expand=False)):
-                return self._names[id(cell)]
+        """The innermost cell that has a weight of this name."""
+        for name, cell in self.cells.items():
+            if any(each.name == weight for each in cell.get_parameters(expand=False)):
+                return name
         return self.roots[0]
 
     def line(self, found, names):
@@ -303,7 +294,3 @@ class Trials:
         with self._run(names), watch.watching():
             part.loss(*part.inputs(self._batches[batch]))
         return str(watch)
-
-
-def _are_finite(tensors):
-    return all(np.isfinite(as_array(each)).all() for each in tensors)

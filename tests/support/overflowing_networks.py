@@ -74,6 +74,19 @@ class WritesSquares(nn.Cell):
         return x
 
 
+class WritesSquaresToABuffer(nn.Cell):
+    """The same, to a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        # A float16 cell does not write to a float32 one.
+        self.register_buffer("seen", Tensor(0.0, mstype.float16))
+
+    def construct(self, x):
+        self.seen.copy_((x * 300.0 * 300.0).max())
+        return x
+
+
 class Peak(nn.Cell):
     """Makes the gradient 2**14 times as large in between, in the backward."""
 

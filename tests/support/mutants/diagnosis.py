@@ -52,8 +52,8 @@ MUTANTS = [
     Mutant(
         "no cell is left out again",
         "diagnosis/float32_search.py",
-        "self._smallest(self._fewest(self._enough(), []))",
-        "self._enough()",
+        "_smallest(trials, _fewest(trials, _enough(trials), []))",
+        "_enough(trials)",
         _FLOAT32,
     ),
     Mutant(
@@ -73,8 +73,8 @@ MUTANTS = [
     Mutant(
         "gradients are not looked at",
         "diagnosis/float32_trials.py",
-        "is_finite = _are_finite([loss, *grads, *self._state])",
-        "is_finite = _are_finite([loss, *self._state])",
+        "is_finite = are_finite([loss, *grads, *self._state.values()])",
+        "is_finite = are_finite([loss, *self._state.values()])",
         _FLOAT32,
     ),
 ]

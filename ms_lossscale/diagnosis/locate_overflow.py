@@ -12,7 +12,7 @@ from mindspore import nn
 from ms_lossscale._arguments import Batch, check_scale
 from ms_lossscale._output import written_scale
 from ms_lossscale.diagnosis.arguments import as_inputs, trained_parts
-from ms_lossscale.diagnosis.cell_watch import CellWatch, Place, WatchError, as_array, is_float
+from ms_lossscale.diagnosis.cell_watch import CellWatch, Place, WatchError, are_finite, as_array, is_float
 from ms_lossscale.diagnosis.distribution import FLOAT16
 from ms_lossscale.diagnosis.replay import replay, running
 
@@ -254,7 +254,7 @@ class Search:
         if place.cell == self._root and tensor.dtype == mstype.float16:
             # No cell has computed this one: it is the loss scale.
             self._note("backward", "loss", place, tensor)
-        elif not np.isfinite(as_array(tensor)).all():
+        elif not are_finite([tensor]):
             self._received.add((place.cell, place.call))
 
     def _note(self, direction, what, place, tensor, moment=None):
@@ -270,8 +270,9 @@ class Search:
         index = tuple(int(i) for i in np.argwhere(non_finite if non_finite.any() else out_of_range)[0])
         value = float(values[index])
         kind = "NaN" if np.isnan(value) else "inf" if np.isinf(value) else "saturated"
+        (its_range,), inputs = _ranges([tensor]), self.inputs.get((place.cell, place.call), ())
         trace = OverflowTrace(
-            True, self._loss_scale, place.cell, direction, what, kind, index, value, _ranges([tensor])[0]
+            True, self._loss_scale, place.cell, direction, what, kind, index, value, its_range, inputs
         )
         self.overflows.append(_Overflow(moment, place.call, held_by_dtype, trace))
 
@@ -285,23 +286,20 @@ class Search:
     def came_in(self, overflow):
         """Whether the cell was given what is not finite already: its input, or what flows into its output."""
         if overflow.trace.direction == "forward":
-            return any(each.non_finite for each in self._inputs_of(overflow))
+            return any(each.non_finite for each in overflow.trace.inputs)
         return (overflow.trace.cell, overflow.call) in self._received
-
-    def _inputs_of(self, overflow):
-        return self.inputs.get((overflow.trace.cell, overflow.call), ())
 
     def _comes_of_a_cast(self, overflow):
         """Whether the first cell to overflow was given what float16 can't hold, before or after a cast to it."""
         trace = overflow.trace
         return trace.direction == "forward" and any(
             each.non_finite or (trace.tensor.dtype == "Float16" and not each.fits(FLOAT16.largest))
-            for each in self._inputs_of(overflow)
+            for each in trace.inputs
         )
 
     def explained(self, overflow):
         """The trace of an overflow, with what else there is to say."""
-        return overflow.trace._replace(inputs=self._inputs_of(overflow), note=self._remark(overflow))
+        return overflow.trace._replace(note=self._remark(overflow))
 
     def _remark(self, overflow):
         trace = overflow.trace

@@ -97,7 +97,7 @@ def _draw_strips(axes, columns, shares):
 
     colors = LinearSegmentedColormap.from_list("blues", ["#9ECAE9", _BLUE, "#00263D"])
     axes.set(xlabel="$\\log_2$ |value $\\times$ loss scale|", ylim=(len(shares), 0))
-    image = axes.pcolormesh(
+    return axes.pcolormesh(
         columns.edges,
         np.arange(len(shares) + 1),
         np.ma.masked_equal(shares, 0),
@@ -105,7 +105,6 @@ def _draw_strips(axes, columns, shares):
         norm=PowerNorm(0.5, 0, 100),
         zorder=1,
     )
-    return image
 
 
 def _mark(axes, exponent, scale):

@@ -78,7 +78,7 @@ def profile_activations(
             f"auto_mixed_precision(network, 'O2')."
         )
     with replay(owner, parts) as loss_and_grads:
-        profile = _Profile(loss_and_grads, loss_scale, compare_float32)
+        profile = _Profile(loss_and_grads, loss_scale, in_low_precision if compare_float32 else [])
         if compare_float32:
             # The two computations would drop different values.
             for dropout in (cell for cell in cells if type(cell).__name__.startswith("Dropout")):
@@ -86,9 +86,6 @@ def profile_activations(
         for count, batch in enumerate(each_batch(owner, batches), start=1):
             with running(owner, f"batches[{count - 1}]"):
                 profile.add(batch)
-                if compare_float32:
-                    with in_float32(in_low_precision):
-                        profile.compare(batch)
     for each in loss_and_grads:
         each.warn(
             "what flows back into its cells is reported without them",
@@ -105,23 +102,23 @@ def _forward_state_names(owner, network):
 
 
 class _Profile:
-    def __init__(self, loss_and_grads, loss_scale, keep_values):
+    """The values of batches, and how they differ from those of a second run with the cells `to_compare` in float32."""
+
+    def __init__(self, loss_and_grads, loss_scale, to_compare):
         self._loss_and_grads = loss_and_grads
         self._parts = [each.part for each in loss_and_grads]
-        self._keep_values = keep_values
         self._loss_scale = loss_scale
+        self._to_compare = to_compare
         # By part, kind and place, in the order of execution.
         self._seen = {}
         self._last_values = {}
 
     def add(self, batch):
-        """Counts the values of a batch."""
         self._last_values.clear()
         self._run(batch, self._count)
-
-    def compare(self, batch):
-        """Compares the values of the batch that was counted last to those of another computation."""
-        self._run(batch, self._compare)
+        if self._to_compare:
+            with in_float32(self._to_compare):
+                self._run(batch, self._compare)
 
     def _run(self, batch, note):
         """Calls `note` with the part, kind and place that each value is of, and with the value."""
@@ -139,7 +136,7 @@ class _Profile:
         values = as_array(tensor)
         seen = self._seen.setdefault(key, _Seen(str(tensor.dtype)))
         seen.distribution.add(values)
-        if self._keep_values:
+        if self._to_compare:
             self._last_values[key] = values
 
     def _compare(self, key, tensor):

@@ -12,7 +12,7 @@ from mindspore import dtype as mstype
 from ms_lossscale._arguments import Batches, check_number, check_scale
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.diagnosis.arguments import each_batch, trained_parts
-from ms_lossscale.diagnosis.distribution import FLOAT16, Distribution
+from ms_lossscale.diagnosis.distribution import SMALLEST_NORMAL, Distribution
 from ms_lossscale.diagnosis.gradient_report import GradientReport, largest_scale
 from ms_lossscale.diagnosis.replay import replay, running
 
@@ -20,7 +20,6 @@ from ms_lossscale.diagnosis.replay import replay, running
 # how large it gets then.
 _DOWN, _UP, _HIGHEST = 2.0**4, 2.0**16, 2.0**64
 
-_SMALLEST_NORMAL = np.float32(2.0**FLOAT16.min_exponent)
 # Below it bfloat16, with its 8 bits, holds numbers that float16 does not.
 _FINER_IN_BFLOAT16 = np.float32(2.0**-17)
 
@@ -103,7 +102,18 @@ def profile_gradients(
     if in_pynative:
         for each in (each for each in loss_and_grads if each.compiles):
             each.warn("training in it lacks them", "Train in graph mode, which keeps them; the report has them.")
-    return _report(profiles, clip, network.steps_made() if isinstance(network, TrainingCell) else None)
+    scales = [profile.loss_scale for profile in profiles]
+    return GradientReport(
+        parameters={name: each for profile in profiles for name, each in profile.distributions.items()},
+        batches=profiles[0].batches,
+        loss_scale=scales[0] if len(set(scales)) == 1 else scales,
+        clip=clip,
+        largest=max((profile.largest for profile in profiles if profile.largest is not None), default=None),
+        non_finite_losses=len(set().union(*(profile.non_finite_losses for profile in profiles))),
+        step=network.steps_made() if isinstance(network, TrainingCell) else None,
+        quantised=[name for profile in profiles for name in profile.quantised()],
+        ceiling=min((profile.ceiling for profile in profiles if profile.ceiling is not None), default=None),
+    )
 
 
 class _Kept:
@@ -167,7 +177,7 @@ def _passes(part, loss_scale):
 
 def _without_overflow(scale, smallest):
     profile = yield scale, smallest
-    while profile.overflowed and profile.loss_scale > smallest:
+    while profile.is_given_up:
         profile = yield max(profile.loss_scale / _DOWN, smallest), smallest
     if profile.loss_scale < scale:
         profile.ceiling = profile.loss_scale
@@ -196,7 +206,7 @@ class Float16Traces:
         sizes = finite[finite > 0]
         with np.errstate(over="ignore", under="ignore"):
             self.all_fit = bool((sizes.astype(np.float16) == sizes).all())
-        self.lost |= sizes.size < finite.size or bool((sizes < _SMALLEST_NORMAL).any())
+        self.lost |= sizes.size < finite.size or bool((sizes < SMALLEST_NORMAL).any())
         bits_that_bfloat16_lacks = sizes.view(np.uint32) & 0xFFFF
         self._is_finer_than_bfloat16 |= bool(((bits_that_bfloat16_lacks > 0) | (sizes < _FINER_IN_BFLOAT16)).any())
 
@@ -261,21 +271,6 @@ class _Profile:
         if not (any(trace.are_evident for _, trace in traces) or _computes_in_float16(self._part.network)):
             return []
         return [name for name, trace in traces if trace.all_fit and trace.lost]
-
-
-def _report(profiles, clip, step):
-    scales = [profile.loss_scale for profile in profiles]
-    return GradientReport(
-        {name: each for profile in profiles for name, each in profile.distributions.items()},
-        profiles[0].batches,
-        scales[0] if len(set(scales)) == 1 else scales,
-        clip,
-        max((profile.largest for profile in profiles if profile.largest is not None), default=None),
-        len(set().union(*(profile.non_finite_losses for profile in profiles))),
-        step,
-        [name for profile in profiles for name in profile.quantised()],
-        min((profile.ceiling for profile in profiles if profile.ceiling is not None), default=None),
-    )
 
 
 def _computes_in_float16(network):

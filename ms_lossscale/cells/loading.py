@@ -73,12 +73,11 @@ class LoadsInPlace(nn.Cell):
 
     def _copies_in(self, parameters):
         """The copies of forward state, which a checkpoint of a version that copied less does not have."""
-        pairs = (
-            (copy, its)
+        return {
+            copy.name: parameters.get(its.name, its)
             for step in self.steps
             for copy, its in zip(step.forward_state.copies, step.forward_state.written)
-        )
-        return {copy.name: parameters.get(its.name, its) for copy, its in pairs}
+        }
 
 
 class BegunCycles:

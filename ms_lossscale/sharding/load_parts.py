@@ -56,19 +56,16 @@ def _own_part(owner, optimizer, parameters):
         else:
             whole = parameters.pop(prefix + name, None)
         if whole is not None:
-            shard = prefix + SHARD + name
-            parameters[shard] = _part_of(owner, name, whole, layout, layout.weights[weight], own[shard])
+            shard, shape = prefix + SHARD + name, layout.weights[weight]
+            if list(whole.shape) != shape:
+                raise ValueError(
+                    f"For '{owner}.load_state_dict', {name!r} must have the shape {tuple(shape)}, but got "
+                    f"{tuple(whole.shape)}.{_NOTHING}"
+                )
+            dtype = values_of(own[shard]).dtype
+            parameters[shard] = Tensor(part_of(values_of(whole), layout.rank, layout.ranks, dtype))
     parameters[its_name] = optimizer.layout
     return parameters
-
-
-def _part_of(owner, name, whole, layout, shape, like):
-    if list(whole.shape) != shape:
-        raise ValueError(
-            f"For '{owner}.load_state_dict', {name!r} must have the shape {tuple(shape)}, but got "
-            f"{tuple(whole.shape)}.{_NOTHING}"
-        )
-    return Tensor(part_of(values_of(whole), layout.rank, layout.ranks, values_of(like).dtype))
 
 
 def _check_own(owner, layout, tensor, end=""):

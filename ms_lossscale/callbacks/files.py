@@ -1,4 +1,4 @@
-"""The files that grow while a training runs: CSV, and event files for MindInsight and for TensorBoard."""
+"""Files that grow during a training: CSV, and event files for MindInsight and TensorBoard."""
 
 import contextlib
 import importlib
@@ -26,10 +26,10 @@ def _warn_of_failed_file(argument, path, error):
 
 class CsvFile:
     """
-    The rows of a training, written as they come: whole rows, whatever happens.
+    Writes the rows of a training as they come, and only whole rows.
 
-    If the file can't be written any more, that is warned of once, and the training is left alone. A file that is there
-    with these columns is continued.
+    If the file can't be written any more, it warns once, and the training goes on. An existing file with the same
+    columns is continued.
     """
 
     def __init__(self, path, columns):
@@ -37,10 +37,10 @@ class CsvFile:
         self._has_failed = False
 
     def begin(self):
-        """Begins the file or continues it, at the beginning of each training."""
+        """Begins or continues the file, at the beginning of each training."""
         self._has_failed = False
         header = ",".join(self._columns).encode()
-        # What is no regular file, /dev/null say, has nothing to continue.
+        # A file that is not regular, such as /dev/null, has nothing to continue.
         before = self._path.read_bytes() if self._path.is_file() else b""
         if before and before.splitlines()[0] != header:
             raise ValueError(
@@ -49,7 +49,7 @@ class CsvFile:
             )
         with open(self._path, "ab") as file:
             whole = before.rfind(b"\n") + 1
-            # A run that was killed may have left a part of a line.
+            # A run that was killed may have left an incomplete line.
             if whole < len(before):
                 file.truncate(whole)
         if not whole:
@@ -64,7 +64,7 @@ class CsvFile:
 
     def _write(self, lines):
         try:
-            # Without a buffer, which would keep what could not be written and try again when the file is closed.
+            # Unbuffered: a buffer would keep what could not be written, and try again when the file is closed.
             with open(self._path, "ab", buffering=0) as file:
                 _write_whole_lines(file, lines)
         except OSError as error:
@@ -73,13 +73,13 @@ class CsvFile:
 
 
 def _write_whole_lines(file, lines):
-    """Writes bytes to the end of a file: all, or the lines that fit and an OSError."""
+    """Writes bytes to the end of a file. Writes as many whole lines as fit, and raises an OSError if not all do."""
     start, written = file.tell(), 0
     try:
         while written < len(lines):
             written += file.write(lines[written:])
     except OSError:
-        # Some things that are no regular file can't be cut.
+        # Some files that are not regular can't be truncated.
         with contextlib.suppress(OSError):
             file.truncate(start + lines.rfind(b"\n", 0, written) + 1)
         raise
@@ -87,15 +87,15 @@ def _write_whole_lines(file, lines):
 
 class Summary:
     """
-    Scalars of steps, in MindSpore's event files and, where a package that writes them is installed, in TensorBoard's.
+    Writes scalars of steps to MindSpore's event files and, if a package for it is installed, to TensorBoard's.
 
-    If TensorBoard's can't be written any more, that is warned of once; MindSpore logs an error by itself.
+    If TensorBoard's file can't be written any more, it warns once; MindSpore logs an error itself.
     """
 
     def __init__(self, folder):
         folder.mkdir(exist_ok=True)
         self._folder = folder
-        # Both name a file by the second that it is opened in, and open it anew if it is there.
+        # Both name a file by the second in which it is opened, and overwrite one that exists.
         unique = f"_{uuid.uuid4().hex[:8]}"
         self._tensorboard = _tensorboard_writer(str(folder), unique)
         self._record = None
@@ -134,7 +134,7 @@ class Summary:
         self._with_tensorboard(lambda writer: writer.close())
 
     def _with_tensorboard(self, write):
-        """Calls a function with TensorBoard's writer, if there is one, and lets that go if its file fails."""
+        """Calls a function with TensorBoard's writer, if there is one, and drops the writer if its file fails."""
         if self._tensorboard is None:
             return
         try:
@@ -146,8 +146,8 @@ class Summary:
 
 class _TensorboardXWriter:
     """
-    What tensorboardX's `SummaryWriter` writes, without its thread: that ends at an error of the file, and who goes on
-    adding scalars then waits for it without end.
+    Writes what tensorboardX's `SummaryWriter` writes, but without its thread. That thread ends if the file fails, and
+    adding further scalars then waits forever.
     """
 
     def __init__(self, folder, filename_suffix):
@@ -163,7 +163,7 @@ class _TensorboardXWriter:
 
 
 def _tensorboard_writer(folder, suffix):
-    """A writer for TensorBoard, or None if no package that has one is installed."""
+    """Returns a writer for TensorBoard, or None if no package that has one is installed."""
     with contextlib.suppress(ImportError):
         return _TensorboardXWriter(folder, suffix)
     with contextlib.suppress(ImportError):

@@ -133,7 +133,7 @@ class LossScaleMonitor(Callback):
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Remembers the step, and from time to time reads and prints what was remembered."""
         params = run_context.original_args()
-        # Copies on the device, which the host does not wait for.
+        # Copies on the device, for which the host does not wait.
         snapshots = [each.snapshot() for each in self._watched]
         batch = None if self._max_skips is None else getattr(params, "train_dataset_element", None)
         self._last = (params.cur_step_num, params.net_outputs)
@@ -160,7 +160,7 @@ class LossScaleMonitor(Callback):
         try:
             self._read()
         finally:
-            # Model.fit leaves after each evaluation, too: of a training that ends well, on_train_end closes them.
+            # Model.fit also exits after each evaluation; if the training ends normally, on_train_end closes them.
             if error[0] is not None:
                 self._close_event_files()
 
@@ -170,7 +170,7 @@ class LossScaleMonitor(Callback):
             event_files.close()
 
     def _read_flush(self):
-        """Reads how an accumulation cycle ended that was ended after the last step, as a further part of that step."""
+        """Reads how a flush after the last step ended its accumulation cycle, as a further part of that step."""
         if self._last is None:
             return
         snapshots = [each.snapshot() for each in self._watched]
@@ -194,7 +194,7 @@ class LossScaleMonitor(Callback):
                         self._event_files.add(step, each.scalars(record, snapshot))
                 self._print(step, records)
         finally:
-            # Also if the host was interrupted while it waited for the device, or a warning is an error.
+            # Even if waiting for the device was interrupted, or a warning is raised as an error.
             self._write(rows)
 
     def _print(self, step, records):
@@ -233,7 +233,7 @@ class LossScaleMonitor(Callback):
                 )
 
     def _save(self, watched):
-        """Saves the batch. Returns what to say of it."""
+        """Saves the batch. Returns a sentence about it."""
         if self._save_batch is None:
             return "With save_batch='batch.npz', LossScaleMonitor saves the batch that stops the training."
         if watched.batch is None:
@@ -242,7 +242,7 @@ class LossScaleMonitor(Callback):
             with replacing(self._save_batch) as part, open(part, "wb") as file:
                 np.savez(file, **{f"input_{i}": value.asnumpy() for i, value in enumerate(watched.batch)})
         except OSError as error:
-            # Why the training was stopped is what matters.
+            # The reason why the training was stopped matters more.
             return (
                 f"The batch could not be saved: {str(self._save_batch)!r} can't be written: {error.strerror} (errno "
                 f"{error.errno})."
@@ -254,7 +254,7 @@ class LossScaleMonitor(Callback):
 
 
 def _check_path(owner, name, value, is_folder=False):
-    """Raises unless `value` is None or a path, of that kind if it exists, in a folder. Returns it as a Path or None."""
+    """Raises unless `value` is None or a path of that kind, in an existing folder. Returns a Path or None."""
     if value is None:
         return None
     if not isinstance(value, (str, os.PathLike)):

@@ -1,4 +1,4 @@
-"""What a monitor knows of a training cell's steps: read from copies, some time afterwards."""
+"""What a monitor knows of a training cell's steps. It is read from copies, some time after the steps."""
 
 import warnings
 from typing import NamedTuple
@@ -15,7 +15,7 @@ _MOST_NAMES = 5
 
 
 class Record(NamedTuple):
-    """One step, or the part of it that belongs to one network of several: a row of the CSV file."""
+    """One step, or one network's part of it: a row of the CSV file."""
 
     step: int
     network: int
@@ -31,7 +31,7 @@ class Record(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """Tuples of copies of what the next step will change: retries are none if none are counted."""
+    """Copies, in tuples, of what the next step will change; `retries` is empty if they are not counted."""
 
     counts: tuple
     overflowed: tuple
@@ -41,7 +41,7 @@ class Snapshot(NamedTuple):
 
 
 class WatchedStep:
-    """What a monitor knows of the steps that one overflow check decides on, that of one of several networks perhaps."""
+    """What a monitor knows of the steps under one overflow check, which may be that of one of several networks."""
 
     def __init__(self, step, network, is_one_of_several, reads_norms):
         self._step = step
@@ -58,20 +58,20 @@ class WatchedStep:
         self._scale_before = LossScaleValues(loss_scale.get_loss_scale() for loss_scale in step.loss_scales)
         # Whether the step that was read last was skipped.
         self.has_skipped = False
-        # The inputs of the last call that overflowed; in an accumulation cycle, of the first one.
+        # The inputs of the last call that overflowed, or, in an accumulation cycle, of the first.
         self.batch = None
         self._is_in_overflow = False
         self._overflowed = []
-        # The skipped steps since the last one that was not.
+        # The steps that were skipped since the last applied one.
         self.series = SkippedSeries(step)
-        # Which of its loss scales were warned of.
+        # The numbers of the loss scales that it has warned of.
         self._warned = set()
-        # Whether a line was printed for the present series of skipped steps, and how many it has had since.
+        # Whether a line was printed for the present series of skips, and how many skips followed.
         self._is_printed = False
         self._unprinted = 0
 
     def snapshot(self):
-        """Copies of what the next step will change."""
+        """Copies what the next step will change."""
         counters = self._step.step_counters
         counts = (counters.applied_steps, counters.skipped_steps, counters.consecutive_skipped_steps)
         retries = (counters.retries,) if counters.counts_retries else ()
@@ -80,12 +80,12 @@ class WatchedStep:
         return Snapshot(*map(gradients.copy, (counts, (counters.overflowed,), retries, scales, norms)))
 
     def has_decided_since(self, snapshot):
-        """Whether a step was applied or skipped since the last one that was read."""
+        """Returns whether a step was applied or skipped since the last one that was read."""
         applied_steps, skipped_steps, _ = _ints(snapshot.counts)
         return applied_steps + skipped_steps != self._applied_steps + self._skipped_steps
 
     def read(self, step, outputs, snapshot, batch):
-        """The record of a step, from what the training cell returned, the snapshot after it, and its inputs."""
+        """Returns the record of a step, given the cell's results, the snapshot after the step, and its inputs."""
         loss, overflow, loss_scale = (as_array(outputs[i]) for i in (3 if self._is_one_of_several else 0, 1, 2))
         if self._is_one_of_several:
             loss, overflow, loss_scale = (value[self._network] for value in (loss, overflow, loss_scale))
@@ -104,7 +104,7 @@ class WatchedStep:
             self.series = SkippedSeries(self._step)
             self._warned.clear()
         if self.consecutive <= skipped:
-            # No step of an earlier series is among those in a row.
+            # The present series, if any, began with this step.
             self._is_printed, self._unprinted = False, 0
         if skipped:
             self._overflowed = [name for name, bad in zip(self._names, snapshot.overflowed[0].asnumpy()) if bad]
@@ -124,7 +124,7 @@ class WatchedStep:
         )
 
     def scalars(self, record, snapshot):
-        """What a summary shows of a step: from tags to numbers."""
+        """Returns the numbers that a summary shows for a step, by their tags."""
         scalars = self._tagged("loss", [record.loss])
         scalars.update(self._tagged("loss_scale", record.loss_scale))
         scalars.update(self._tagged("skipped_steps", [record.skipped_steps]))
@@ -143,7 +143,7 @@ class WatchedStep:
         return {f"{prefix}{name}": value for value in values}
 
     def print_retry(self, record):
-        """Prints a line of a call that was tried again."""
+        """Prints a line for a call that was retried."""
         again = f"done again at {record.loss_scale.written()}"
         if self._is_in_overflow:
             again = f"{self._in_retries(record)}: its accumulation cycle will be skipped"
@@ -154,7 +154,7 @@ class WatchedStep:
         return f"and in {retries} down to {record.loss_scale.written()}"
 
     def print_skip(self, record):
-        """Prints a line, but ever more seldom of an endless series."""
+        """Prints a line for a skipped step, but fewer and fewer in a long series."""
         self._unprinted += record.skipped
         new = range(self.consecutive - record.skipped + 1, self.consecutive + 1)
         if self._is_printed and not any(map(_is_milestone, new)):
@@ -172,7 +172,7 @@ class WatchedStep:
         self._is_printed, self._unprinted = True, 0
 
     def what_overflowed(self):
-        """The parameters whose gradients were not finite in the last step that was skipped."""
+        """Names the parameters whose gradients were not finite in the last skipped step."""
         names = self._overflowed
         if not names:
             return (
@@ -183,7 +183,7 @@ class WatchedStep:
         return f"not finite: {shown} ({len(names)} of {len(self._names)} gradients)"
 
     def warn_at_floor(self, record):
-        """Warns, once until a step is applied, if no smaller scale can come. Returns whether it has."""
+        """Warns, once until a step is applied, if the scale can't become smaller. Returns whether it did."""
         warned = len(self._warned)
         scales = zip(self._step.loss_scales, record.loss_scale, self._step.overflowed_loss_scales(self._overflowed))
         for i, (loss_scale, used, has_overflowed) in enumerate(scales):
@@ -201,7 +201,7 @@ class WatchedStep:
         return len(self._warned) > warned
 
     def what_it_means(self):
-        """Since when the steps in a row are skipped, what was not finite in them, and what to look at."""
+        """Says since when steps are skipped, what was not finite in them, and what to look at."""
         return (
             f"since step {self.series.since} all were skipped, and {self.series.what_was_not_finite()}. "
             f"{self.series.advice(has_trained=self._applied_steps > 0)}"
@@ -213,5 +213,5 @@ def _ints(tensors):
 
 
 def _is_milestone(number):
-    """Whether it is 1, 2, 3, 5, 10, 20, 50, 100 or so on."""
+    """Returns whether it is 1, 2, 3, 5, 10, 20, 50, 100 and so on."""
     return number == 3 or str(number).rstrip("0") in ("1", "2", "5")

@@ -207,7 +207,7 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
                 loss, overflow, loss_scale = self._step_in_turn(take_part[i], last_losses[i], step, its_inputs)
             auxes += (aux,)
             losses, overflows, loss_scales = losses + (loss,), overflows + (overflow,), loss_scales + (loss_scale,)
-            # The next network's forward comes after all that this one's update did.
+            # The next network's forward must wait for this one's update.
             inputs = ops.depend(inputs, overflow)
         losses, overflows = ops.stack(losses), ops.stack(overflows)
         self.turns.end_call(losses, overflows)

@@ -1,6 +1,6 @@
 """
-What type checkers know of a call of a training cell: how many values it returns depends on `has_aux`, which therefore
-is a type argument of the cell. MindSpore has no type hints, so that to them a Tensor is Any.
+The types of a training cell's call. The number of returned values depends on `has_aux`, which is therefore a type
+argument of the cell. MindSpore has no type hints, so type checkers see a Tensor as Any.
 """
 
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
@@ -21,7 +21,7 @@ else:
 
     Aux, AuxOfEach = TypeVar("Aux"), TypeVar("AuxOfEach")
 
-# What is passed to their constructors. To mypy such an argument has no default.
+# The types of what is passed to the constructors. For mypy, such an argument has no default.
 HasAux = TypeVar("HasAux", Literal[False], bool)
 HaveAux = TypeVar("HaveAux", Literal[False], OneOrEach[bool])
 
@@ -29,7 +29,7 @@ WithoutAux = TypeVar("WithoutAux", bound=tuple[Tensor, ...], covariant=True)
 
 
 class Call(Protocol[WithoutAux, Aux]):
-    """The type of `__call__`. It is no method, since mypy can't tell apart the types of a class with untyped bases."""
+    """The type of `__call__`. It is not a method, since mypy can't distinguish types of a class with untyped bases."""
 
     @overload
     def __call__(self: "Call[WithoutAux, Literal[False]]", *args: Any, **kwargs: Any) -> WithoutAux: ...

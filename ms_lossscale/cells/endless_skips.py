@@ -1,4 +1,4 @@
-"""A training that only skips: weights that are NaN, say, with which no scale makes finite gradients."""
+"""Notices a training that skips every step, because of weights that are NaN, for example."""
 
 import warnings
 from collections import Counter, deque
@@ -9,14 +9,14 @@ from ms_lossscale._arguments import listed
 from ms_lossscale._output import LossScaleValues, counted, written_scale
 from ms_lossscale.loss_scale import DynamicLossScale
 
-# Calls between two looks, each of which waits for the device; before the first look there are fewer.
+# The number of calls between two looks, which wait for the device. The first look comes earlier.
 _CALLS, _FIRST_CALLS = 500, 50
-# So many skips in a row are suspect, or one at the floor; and so many more are looked at before anything is said.
+# The skips in a row that are suspect (at the floor, one is), and how many more are looked at before it warns.
 _SKIPS, _LOOKS = 100, 5
 
 
 class EndlessSkips:
-    """Warns, once, of a training that skips every step, or whose loss scale is at its floor and does so."""
+    """Warns once if a training skips every step, or does so with its loss scale at the floor."""
 
     def __init__(self, owner, steps, each_decides):
         self._owner = owner
@@ -24,11 +24,11 @@ class EndlessSkips:
         self._each_decides = each_decides
         self._calls = 0
         self._has_warned = False
-        # Of the step that is looked at, its number, what it skips, and its skips so far.
+        # The number of the step that is looked at, the skipped series, and its skips so far.
         self._number, self._series, self._skips = None, None, 0
 
     def after_call(self, outputs):
-        """Counts a call, and looks at what it returned if there is reason to."""
+        """Counts a call, and looks at its results if there is reason to."""
         self._calls += 1
         if self._series is not None:
             self._look(outputs)
@@ -39,7 +39,7 @@ class EndlessSkips:
                     self._number, self._series, self._skips = i, SkippedSeries(step), skips
 
     def silence(self):
-        """Warns no more: it has been said, here or by somebody else."""
+        """Stops warning: the user has been told, here or elsewhere."""
         self._has_warned = True
         self._series = None
 
@@ -79,34 +79,34 @@ def _is_at_floor(step):
     )
 
 
-# Of the last skips so many are remembered, and so many names are shown.
+# How many of the last skips are remembered, and how many names are shown.
 _LAST, _MOST_NAMES = 10, 5
 
 
 class SkippedSeries:
-    """What is known of the steps that a step skipped one after the other, and what to look at."""
+    """Knows the steps that were skipped in a row, and advises what to look at."""
 
     def __init__(self, step):
         self._step = step
         # The number of the first one.
         self.since = None
         self._last = deque(maxlen=_LAST)
-        # That of each step, or a list of several.
+        # The loss scale of each step, or a list of several.
         self.loss_scales = []
 
     def __len__(self):
-        """How many of the last ones it remembers."""
+        """Returns how many of the last ones it remembers."""
         return len(self._last)
 
     def add(self, number, overflowed, loss, loss_scales):
-        """Adds a step: its number, the names of the parameters whose gradients were not finite, and what it used."""
+        """Adds a step: its number, the names of the parameters whose gradients overflowed, its loss and loss scales."""
         if self.since is None:
             self.since = number
         self._last.append((overflowed, bool(np.isfinite(loss).all())))
         self.loss_scales.append(loss_scales)
 
     def what_was_not_finite(self):
-        """Which gradients, how often, and whether the loss itself was finite: a sentence without its full stop."""
+        """Says which gradients were not finite, how often, and whether the loss was: a sentence without full stop."""
         names = [f"{name} ({count})" for name, count in self._names().most_common()]
         gradients = (
             f"the gradients of {listed(names, _MOST_NAMES)} were not finite" if names else "all gradients were finite"
@@ -116,7 +116,7 @@ class SkippedSeries:
         return f"in the last {counted(len(self._last), 'skip', 'skips')} {gradients}; the loss was {loss}"
 
     def advice(self, has_trained):
-        """What to look at, and the lines to run; `has_trained` says whether a step was ever applied."""
+        """Advises what to look at, with lines to run. `has_trained` says whether a step was ever applied."""
         if not self._names():
             return f"What to try: {self._where_no_gradient_shows_it()}"
         locate = f"ms_lossscale.locate_overflow(cell, inputs, loss_scale={written_scale(self.overflowed_scale())})"
@@ -135,7 +135,7 @@ class SkippedSeries:
         return f"What to try: the backward overflows at every scale down to this one: {lines}.{rate}"
 
     def overflowed_scale(self):
-        """The loss scale of the last skip; of several the first whose gradients overflowed."""
+        """Returns the loss scale of the last skip. Of several, it is the first whose gradients overflowed."""
         return self.loss_scales[-1][self._step.overflowed_loss_scales(self._last[-1][0]).index(True)]
 
     def _names(self):

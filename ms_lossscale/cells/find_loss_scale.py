@@ -1,4 +1,4 @@
-"""The loss scale to begin with: found by trying a batch, without a step."""
+"""Finds the initial loss scale by trying a batch, without making a step."""
 
 import math
 from typing import Any, Union
@@ -15,7 +15,7 @@ from ms_lossscale.step.forward_backward import inputs_of
 class FindsLossScale(nn.Cell):
     """The method of the training cells that finds a loss scale."""
 
-    # Of each step what tries a batch; made and compiled for the first that is tried.
+    # What tries a batch, for each step. It is made and compiled for the first batch.
     _trials = None
 
     def find_loss_scale(self, *inputs: Any) -> Union[float, list[float]]:
@@ -79,14 +79,14 @@ class FindsLossScale(nn.Cell):
         return found
 
     def _found(self, i, inputs):
-        """The scales of step `i`, which are what is searched for or what they were."""
+        """Returns the scales of step `i`: the found ones, or those that can't move as they are."""
         loss_scales = list(self.steps[i].loss_scales)
         lowest = [(its, _powers_of_two(its)[0]) for its in loss_scales]
         found = []
         for j, its in enumerate(loss_scales):
 
             def is_clean(scale, j=j, its=its):
-                # Of several each by itself: a register does not show whose gradients overflowed.
+                # Of several, each is tried by itself: a register does not show whose gradients overflowed.
                 _set_in_place([*lowest, (its, scale)])
                 return not self._overflowed(i, inputs)[j]
 
@@ -97,7 +97,7 @@ class FindsLossScale(nn.Cell):
         return found
 
     def _overflowed(self, i, inputs):
-        """Tries step `i`. For each of its loss scales whether an overflow was found."""
+        """Tries step `i`. Returns for each of its loss scales whether an overflow was found."""
         if self.each_decides:
             inputs = inputs_of(self._owner, i, self.network_inputs, inputs)
         self._put_memory_back()
@@ -111,7 +111,7 @@ class FindsLossScale(nn.Cell):
 
     def _largest_clean(self, loss_scale, is_clean):
         powers, tried = _powers_of_two(loss_scale), {}
-        # Gradients grow with the scale: below one that is clean, and above one that is not, nothing is looked for.
+        # Gradients grow with the scale, so nothing is tried below a clean scale or above one that overflows.
         low, high = 0, len(powers)
         while low < high:
             middle = (low + high) // 2
@@ -119,7 +119,7 @@ class FindsLossScale(nn.Cell):
             low, high = (middle + 1, high) if tried[middle] else (low, middle)
         if low:
             return powers[low - 1]
-        # Unless something between divides by what a small scale has made zero.
+        # But a scale may also be too small, if something divides by a gradient that became zero.
         for k in reversed(range(len(powers))):
             if k not in tried and is_clean(powers[k]):
                 return powers[k]
@@ -134,7 +134,7 @@ class FindsLossScale(nn.Cell):
 
 
 def _powers_of_two(loss_scale):
-    """Those between the floor and the ceiling, in increasing order; what is left where there is none, or no range."""
+    """Returns those from the floor to the ceiling, increasing; if there is none, the floor; if no range, the scale."""
     if not isinstance(loss_scale, DynamicLossScale):
         return [loss_scale.get_loss_scale()]
     first = math.ceil(math.log2(loss_scale.min_loss_scale))
@@ -143,5 +143,5 @@ def _powers_of_two(loss_scale):
 
 
 def _set_in_place(scales):
-    """Sets scales for a while, of which no accumulation cycle hears."""
+    """Sets scales temporarily, without telling accumulation cycles."""
     write_in_place([(loss_scale.scale_value, Tensor(value, mstype.float32)) for loss_scale, value in scales])

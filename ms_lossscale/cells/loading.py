@@ -1,4 +1,4 @@
-"""Loading a checkpoint into a training cell: its own way, and what MindSpore's functions may have loaded."""
+"""Loads checkpoints into a training cell, and checks what MindSpore's functions may have loaded."""
 
 from collections.abc import Mapping
 
@@ -9,16 +9,16 @@ from ms_lossscale._mindspore import write_in_place
 from ms_lossscale.step.accumulation import other_steps
 from ms_lossscale.step.forward_state import copy_what_is_missing
 
-# What the names end in, also those of a cell that has cycles where this one has none.
+# The end of the names, also for a cell with cycles where this one has none.
 _COUNT = "accumulation.micro_steps"
 _SHOWN = 5
 
 
 class LoadsInPlace(nn.Cell):
-    """The method of the training cells that loads a checkpoint, and what they do where another function loaded one."""
+    """Gives the training cells a method that loads a checkpoint, and a check of what other functions loaded."""
 
     def _check_loaded(self):
-        """Before each step, what may have been loaded into Parameters since the last one."""
+        """Checks, before each step, what may have been loaded into Parameters since the last one."""
         if self._known_memory.has_changed():
             self._loaded_parts.check()
             self._begun_cycles.check()
@@ -72,7 +72,7 @@ class LoadsInPlace(nn.Cell):
         return missing, unexpected
 
     def _copies_in(self, parameters):
-        """The copies of forward state, which a checkpoint of a version that copied less does not have."""
+        """Returns the copies of forward state that a checkpoint of a version which copied less does not have."""
         return {
             copy.name: parameters.get(its.name, its)
             for step in self.steps
@@ -82,20 +82,20 @@ class LoadsInPlace(nn.Cell):
 
 class BegunCycles:
     """
-    Refuses to go on within a cycle that was begun with another `gradient_accumulation_steps`: the next update would be
-    off by the ratio of the two. It is given the calls in a full cycle, and the counts of the cell's cycles.
+    Refuses to continue a cycle that was begun with another `gradient_accumulation_steps`, since the next update would
+    be wrong by the ratio of the two. It takes the number of calls in a cycle, and the counts of the cell's cycles.
     """
 
     def __init__(self, owner, steps, counts):
         self._owner, self._steps, self._counts = owner, steps, counts
 
     def check(self):
-        """After MindSpore's own functions may have loaded something."""
+        """Checks the counts after MindSpore's own functions may have loaded something."""
         for count in self._counts:
             self._check(count, "what was loaded")
 
     def check_before_loading(self, own, parameters):
-        """Before `parameters` are written into those of `own` that have the same names."""
+        """Checks `parameters` before they are written into those of `own` with the same names."""
         names = {count.name for count in self._counts}
         for name, value in parameters.items():
             if name in names or (name not in own and name.endswith(_COUNT) and value.shape == ()):
@@ -113,7 +113,7 @@ class BegunCycles:
 
 
 def _check_types(owner, parameters):
-    """What `load_state_dict` takes: Parameters or Tensors."""
+    """Raises unless `load_state_dict` gets Parameters or Tensors."""
     what = (
         f"For '{owner}.load_state_dict', the argument 'parameters' must be a dict from names to Parameters or Tensors"
     )

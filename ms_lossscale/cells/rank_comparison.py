@@ -1,4 +1,4 @@
-"""What the ranks of a parallel job must have in common: communication, and one and the same training cell."""
+"""What the ranks of a parallel job must have in common: communication, and equal training cells."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ _SHOWN = 4
 
 
 class ComparesRanks(nn.Cell):
-    """The method of the training cells that compares them with those of the other ranks."""
+    """Gives the training cells a method that compares them with those of the other ranks."""
 
     def compare_ranks(self) -> None:
         """
@@ -48,20 +48,20 @@ class ComparesRanks(nn.Cell):
             prefix = network_prefix(i) if self.each_decides else ""
             optimizers = [type(updating(optimizer)).__name__ for optimizer in step.optimizers.optimizers]
             its = {"optimizers": optimizers, **settings.described()}
-            # The one that is used: none where nothing is checked.
+            # The detector in use: it is NoCheck if nothing is checked.
             its["overflow_detector"] = type(step.overflow_detector).__name__
             described.update((f"{prefix}{name}", value) for name, value in its.items())
         for i, loss_scale in enumerate(self._loss_scales):
             prefix = "" if self._is_one_loss_scale else network_prefix(i)
             described.update((f"{prefix}loss_scale.{name}", value) for name, value in _settings_of(loss_scale).items())
-        # Only in GRAPH_MODE MindSpore heeds it.
+        # MindSpore uses it only in GRAPH_MODE.
         broadcasts = graph_mode and get_auto_parallel_context("parameter_broadcast")
         described.update(_described_weights(self.weights, broadcasts))
         described.update((parameter.name, parameter.asnumpy().tolist()) for parameter in self._shared_state())
         return described
 
     def _shared_state(self):
-        """The small Parameters that have the same values on all ranks."""
+        """Returns the small Parameters that must have the same values on all ranks."""
         parameters = []
         for step in self.steps:
             parameters += [*step.optimizers.shared_state(), *step.scaling.parameters]
@@ -71,7 +71,7 @@ class ComparesRanks(nn.Cell):
 
 
 def check_parallel(owner, settings):
-    """Raises if ranks can't exchange anything, or if the cell can't do with sharded weights what is set."""
+    """Raises if ranks can't exchange anything, or if a setting is not possible with sharded weights."""
     mode = get_auto_parallel_context("parallel_mode")
     if mode == "stand_alone":
         return
@@ -104,11 +104,11 @@ def check_parallel(owner, settings):
 
 
 def _described_weights(weights, are_broadcast):
-    """The weights by name, with a checksum of the values that must be the same on all ranks."""
+    """Returns the weights by name, with a checksum of values that must be the same on all ranks."""
     described = {}
     for i, weight in enumerate(weights):
         described[f"weight {i}"] = f"{weight.name}, {weight.dtype}, {weight.shape}"
-        # Weights that are a rank's own, or that rank 0 is going to send to the others, may differ.
+        # Weights that each rank has its own part of, or that rank 0 will send to the others, may differ.
         if not (weight.layerwise_parallel or are_broadcast):
             values = weight.astype(mstype.float32).asnumpy()
             described[f"the values of {weight.name}"] = f"CRC {zlib.crc32(values.tobytes()):08x}"
@@ -116,7 +116,7 @@ def _described_weights(weights, are_broadcast):
 
 
 def _settings_of(cell):
-    """The numbers, and lists of them, that a cell keeps of its arguments, by name."""
+    """Returns the numbers, and lists of numbers, that a cell keeps of its arguments, by name."""
     settings = {"class": type(cell).__name__}
     common = vars(nn.Cell())
     for name, value in vars(cell).items():
@@ -130,7 +130,7 @@ def _compare(owner, settings):
     """Compares a dict with those of the other ranks, see :meth:`ComparesRanks.compare_ranks`."""
     text = json.dumps(settings).encode()
     summary = np.frombuffer(hashlib.sha256(text).digest(), np.int32)
-    # Rows of one length first, so that nothing has to be agreed on before.
+    # Rows of a fixed length come first, so that the ranks need not agree on a length.
     row = np.append(summary, np.int32(len(text))).reshape(1, -1)
     summaries = ops.AllGather()(Tensor(row)).asnumpy()
     different = np.flatnonzero((summaries != summaries[0]).any(axis=1)).tolist()
@@ -140,7 +140,7 @@ def _compare(owner, settings):
 
 
 def _text_of(rank, text, length):
-    # Only that of the rank counts, but all pass as many bytes.
+    # Only that rank's bytes count, but all must pass equally many.
     row = np.frombuffer(text[:length].ljust(length), np.uint8).astype(np.int32)
     return ops.Broadcast(rank)((Tensor(row),))[0].asnumpy().astype(np.uint8).tobytes()
 

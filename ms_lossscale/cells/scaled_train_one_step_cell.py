@@ -131,7 +131,7 @@ class ScaledTrainOneStepCell(TrainingCell[Aux]):
         )
         super().__init__((network,), (optimizer,), [loss_scale], [settings], several_networks=False)
 
-    if TYPE_CHECKING:  # Of one network no method returns a list.
+    if TYPE_CHECKING:  # With one network, no method returns a list.
         __call__: Call[tuple[Tensor, Tensor, Tensor], Aux]
         loss_scale: LossScale
         overflow_detector: OverflowDetector

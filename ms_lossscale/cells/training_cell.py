@@ -1,4 +1,4 @@
-"""What all training cells let their user read and set."""
+"""The base class of the training cells: what their users can read and set."""
 
 import contextlib
 from typing import Any, Generic, Optional, Union
@@ -44,9 +44,9 @@ class TrainingCell(
     Generic[Aux],
 ):
     """
-    Base class of the training cells. A cell has one step for all its networks, or, with `turns`, one for each. There is
-    a loss scale, or with `has_own_scales` a list of them, and a `Settings` for each step. With `several_networks`, what
-    is measured of each network comes as a list. A subclass gives `construct`.
+    Base class of the training cells. A cell has one step for all its networks or, with `turns`, one for each. It has
+    one loss scale or, with `has_own_scales`, a list of them, and a `Settings` for each step. With `several_networks`,
+    measurements of the networks are returned as lists. A subclass defines `construct`.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class TrainingCell(
         self.use_parameters = UseInOutermostGraph(list(self.get_parameters()))
         written = {id(parameter) for step in self.steps for parameter in step.forward_state.written}
         others = [parameter for parameter in self.get_parameters() if id(parameter) not in written]
-        # Graph mode itself notices what is given other memory between steps.
+        # Graph mode itself notices if Parameters get other memory between steps.
         self._others = MemoryInUse(others if get_context("mode") == PYNATIVE_MODE else ())
         self._loaded_parts = LoadedParts(owner, optimizers)
         counts = self._cycle_counts()
@@ -118,7 +118,7 @@ class TrainingCell(
                 loss_scale,
                 its_settings,
                 self._ranks_of(networks[part], optimizers[part]),
-                # Where each network has its step, `construct` gives it its inputs.
+                # If each network has its own step, `construct` selects the inputs.
                 network_inputs=None if self.each_decides else self.network_inputs,
                 may_return_tuple=may_return_tuple,
                 prefix=prefix,
@@ -132,7 +132,7 @@ class TrainingCell(
             return Alone()
         if not self.each_decides:
             return Ranks(self.grad_reducer)
-        # MindSpore's, for the weights of one network.
+        # MindSpore's reducer for the weights of one network.
         return Ranks(nn.TrainOneStepCell(networks[0], optimizers[0]).grad_reducer)
 
     def set_inputs(self, *inputs: Any, **kwargs: Any) -> None:
@@ -180,11 +180,11 @@ class TrainingCell(
             memory.put_back()
 
     def _of_steps(self, values):
-        """What a method returns of each step: a list where each network decides alone."""
+        """Returns what a method returns for each step: a list if each network decides alone."""
         return values if self.each_decides else values[0]
 
     def _of_loss_scales(self, values):
-        """What a method returns of each loss scale: a list where each network has its own."""
+        """Returns what a method returns for each loss scale: a list if each network has its own."""
         return values[0] if self._is_one_loss_scale else values
 
     @property
@@ -228,7 +228,7 @@ class TrainingCell(
         """
         owner = f"{type(self).__name__}.set_loss_scale"
         values = [value] if self._is_one_loss_scale else one_each(owner, "value", value, len(self._loss_scales))
-        # All of them are checked before the first is set.
+        # All are checked before the first one is set.
         values = [its.check_scale(owner, "value", each) for its, each in zip(self._loss_scales, values)]
         for loss_scale, its_value in zip(self._loss_scales, values):
             loss_scale.set_loss_scale(its_value)
@@ -371,7 +371,7 @@ class TrainingCell(
 
 
 def or_none(aux):
-    """None in the place of an empty tuple, which graph mode can't return from within another one."""
+    """Returns aux, but None for an empty tuple, which graph mode can't return within another one."""
     return aux if len(aux) else None
 
 

@@ -1,19 +1,19 @@
-"""What a training cell is not: a network that is trained, or one that predicts."""
+"""What a training cell refuses: to be trained, and to predict."""
 
 from mindspore import nn
 
 
 class TrainsOnly(nn.Cell):
     """
-    Refuses to be part of another training step, and to predict, which would make a step in silence. Model says that it
-    will, to the network that it calls, with `set_grad`: before `Model.predict` with False.
+    Refuses to be part of another training step, and to predict, since either would silently make a step. Model
+    announces both to the network that it calls by `set_grad`: before `Model.predict`, with False.
     """
 
-    # The mode before the last `set_train(False)`: where it was Model.predict's, that is undone.
+    # The mode before the last `set_train(False)`, which is undone if Model.predict called it.
     _mode_before = None
 
     def set_train(self, mode: bool = True) -> nn.Cell:
-        # Not with MindSpore's `__setattr__`, which looks for cells in what is assigned.
+        # MindSpore's `__setattr__` would look for cells in the value.
         before = None if mode else (self.phase, [(cell, cell.training) for _, cell in self.cells_and_names()])
         object.__setattr__(self, "_mode_before", before)
         return super().set_train(mode)

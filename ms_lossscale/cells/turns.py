@@ -1,4 +1,4 @@
-"""Whose turn it is when networks step one after the other."""
+"""The turns of networks that step one after the other."""
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
@@ -8,7 +8,7 @@ from ms_lossscale.step.accumulation import CycleCount
 
 
 class Turns(nn.Cell):
-    """Counts the cycles (without accumulation: the calls) and says which network takes part in the present one."""
+    """Counts the cycles (calls, without accumulation), and tells which networks take part in the present one."""
 
     def __init__(self, networks, steps):
         super().__init__(auto_prefix=False)
@@ -18,12 +18,12 @@ class Turns(nn.Cell):
         self.cycles = self._state(np.int32(0), "windows")
         self.calls = CycleCount(steps, "alternation.calls")
         self.every = self._state(np.ones(networks, np.int32), "every")
-        # A network takes part in whole cycles, also if `every` is set within one.
+        # A network takes part in whole cycles, even if `every` is set within one.
         self.cycle_every = self._state(np.ones(networks, np.int32), "window_every")
-        # Of each network the loss of its last turn that was not skipped.
+        # The loss of each network's last turn that was not skipped.
         self.last_losses = self._state(np.zeros(networks, np.float32), "last_losses")
         if self._accumulates:
-            # Unregistered: what a cycle's last call returned is in no checkpoint, also not in those of 0.1 and 0.2.
+            # Unregistered, since checkpoints, also those of 0.1 and 0.2, do not have the losses of the last call.
             object.__setattr__(self, "losses", self._state(np.zeros(networks, np.float32), "losses"))
 
     @staticmethod
@@ -31,15 +31,15 @@ class Turns(nn.Cell):
         return Parameter(Tensor(value), name=f"alternation.{name}", requires_grad=False)
 
     def begin_call(self):
-        """For each network whether it takes part, a tuple of bool tensors."""
+        """Returns for each network whether it takes part, a tuple of bool tensors."""
         every = ops.select(self.calls.is_first(), self.every, self.cycle_every) if self._accumulates else self.every
         ops.assign(self.cycle_every, every)
         return ops.unstack(ops.equal((self.cycles + self._one) % every, self._zero))
 
     def end_call(self, losses, overflows):
         """
-        Counts the call, and remembers its losses for the calls in which a network does not take part: at the end of a
-        cycle, of those whose turn was not skipped. Of those that take no part, they are what is remembered.
+        Counts the call. At the end of a cycle, it remembers the losses of the networks whose turn was not skipped, for
+        calls in which they take no part. For such calls, `losses` holds the remembered ones.
         """
         cycles = self.cycles + self._one
         if self._accumulates:
@@ -52,7 +52,7 @@ class Turns(nn.Cell):
         ops.assign(self.cycles, cycles)
 
     def flush(self, overflows):
-        """Ends a cycle that has begun, in which turns were skipped; None stands for a network that takes no part."""
+        """Ends a cycle that has begun. `overflows` tells which turns were skipped; None: the network takes no part."""
         if self.calls.has_begun():
             skipped = Tensor([overflow is not None and bool(overflow) for overflow in overflows])
             ops.assign(self.last_losses, ops.select(skipped, self.last_losses, self.losses))
@@ -60,9 +60,9 @@ class Turns(nn.Cell):
             ops.assign(self.calls.value, self._zero)
 
     def forget_losses(self):
-        """After other values were loaded: the losses of the last call are not theirs."""
+        """Forgets the losses of the last call after other values were loaded."""
         if self.calls.is_plain():
-            # Of networks whose turn it is, 0.1 and 0.2 kept the loss of a call that may be skipped, and none before.
+            # For networks whose turn it is, 0.1 and 0.2 saved only the loss of a call that may still be skipped.
             takes_part = ops.equal((self.cycles + self._one) % self.cycle_every, self._zero)
             kept = ops.select(takes_part, ops.zeros_like(self.last_losses), self.last_losses)
             ops.assign(self.last_losses, kept)
@@ -70,9 +70,9 @@ class Turns(nn.Cell):
             ops.assign(self.losses, self.last_losses)
 
     def steps_made(self):
-        """The cycles that have ended."""
+        """Returns the number of cycles that have ended."""
         return int(self.cycles.asnumpy())
 
     def shared_state(self):
-        """The small Parameters that have the same values on all ranks."""
+        """Returns the small Parameters that must have the same values on all ranks."""
         return [self.cycles, self.every, self.cycle_every]

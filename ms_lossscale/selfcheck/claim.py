@@ -1,15 +1,15 @@
-"""What a check is: a function with its claim as its docstring, which `expect`s what the claim says."""
+"""A check is a function whose docstring is its claim, and which `expect`s what the claim says."""
 
 import inspect
 from typing import Callable, NamedTuple
 
 
 class DoesNotHold(Exception):
-    """What a claim says is not so."""
+    """A claim does not hold."""
 
 
 class Check(NamedTuple):
-    """A claim and the function that tries it on a device."""
+    """A claim, and the function that checks it on a device."""
 
     name: str
     claim: str
@@ -24,9 +24,9 @@ CHECKS: list[Check] = []
 
 def check(*needs, quick=False):
     """
-    Makes a check of a function of a :class:`Device`. Its name, with dashes, is that of the check, and its docstring the
-    claim, on one line. It `needs` attributes of the device without which there is nothing to check: a status register,
-    say. It is `quick` if it is one of those that matter most.
+    Makes a check of a function of a :class:`Device`. The check has the function's name, with dashes, and its docstring,
+    one line, as the claim. It `needs` attributes of the device without which there is nothing to check, a status
+    register for example. It is `quick` if it is one of the most important ones.
     """
 
     def register(function):
@@ -37,7 +37,7 @@ def check(*needs, quick=False):
 
 
 def expect(holds, message):
-    """Goes on if it holds, and else ends the check with the message: what was expected and what came."""
+    """Ends the check with the message, which says what was expected and what came, unless it holds."""
     if not holds:
         raise DoesNotHold(message)
 
@@ -47,10 +47,10 @@ def expect_equal(actual, expected, what):
 
 
 def values(cell):
-    """The bytes of each Parameter."""
+    """Returns the bytes of each Parameter."""
     return {name: parameter.asnumpy().tobytes() for name, parameter in cell.parameters_dict().items()}
 
 
 def differing(values, others):
-    """The names of the Parameters whose values are others."""
+    """Returns the names of the Parameters whose values differ."""
     return [name for name, value in values.items() if value != others[name]]

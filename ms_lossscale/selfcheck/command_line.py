@@ -1,4 +1,4 @@
-"""The command: its options, which checks it asks a worker for, its exit status."""
+"""The command: its options, the choice of checks, its exit status."""
 
 import argparse
 import os
@@ -49,7 +49,7 @@ def main(arguments=None):
             print("\n".join(f"{check.name}: {check.claim}" for check in checks))
             return ALL_HOLD
         if os.environ.get("MS_ROLE") == "MS_SCHED":
-            # msrun starts its scheduler with the same command: it serves the ranks until they have ended.
+            # msrun starts its scheduler with the same command, which serves the ranks until they end.
             mindspore.communication.init()
             return ALL_HOLD
         if args.emulate and args.device not in (None, "CPU"):
@@ -70,7 +70,7 @@ def main(arguments=None):
 
 
 def chosen(names, quick):
-    """The checks whose names begin with one of these."""
+    """Returns the checks whose names begin with one of these."""
     for name in names:
         if not any(check.name.startswith(name) for check in CHECKS):
             raise CouldNotRun(f"no check has the name {name!r} or a name that begins with it. --list prints all names.")
@@ -79,7 +79,7 @@ def chosen(names, quick):
 
 
 def run(checks, args, report):
-    """Runs each check in each mode, and reports what comes."""
+    """Runs each check in each mode, and reports the results."""
     modes = MODES if args.mode == "both" else (args.mode,)
     with Worker("CPU" if args.emulate else args.device, args.emulate, args.timeout) as worker:
         left_out = [check for check in checks if not worker.surroundings.has.issuperset(check.needs)]

@@ -1,4 +1,4 @@
-"""What the self-check prints and writes, while it runs: a run that is ended has told what it found so far."""
+"""Prints and writes the results while the self-check runs, so that an interrupted run has shown its own."""
 
 import importlib.metadata
 import json
@@ -12,7 +12,7 @@ import numpy
 import ms_lossscale
 from ms_lossscale._output import counted, write_text
 
-# What decides how MindSpore computes and what it makes of an overflow; the first is told even if it is not set.
+# They decide how MindSpore computes and treats overflows. The first is shown even if it is not set.
 VARIABLES = (
     "MS_ASCEND_CHECK_OVERFLOW_MODE",
     "MS_DEV_RUNTIME_CONF",
@@ -33,7 +33,7 @@ say = partial(print, flush=True)
 
 
 class Report:
-    """The report of one run, printed and, if there is a path for it, in a JSON file."""
+    """The report of one run, printed and, if it has a path, written to a JSON file."""
 
     def __init__(self, path):
         self._path = path
@@ -58,7 +58,7 @@ class Report:
         return [result for result in self.results if not result["held"]]
 
     def begin(self, surroundings, pairs, left_out):
-        """Tells the surroundings, when the worker has, and which checks will run in which modes."""
+        """Shows the surroundings of the worker, and which checks will run in which modes."""
         self._device, self._pairs = surroundings.device, pairs
         if surroundings.rank > 0:
             self._path = None
@@ -92,7 +92,7 @@ class Report:
         self._write()
 
     def end(self):
-        """Tells how it ended."""
+        """Shows how the run ended."""
         say()
         if not self.failed:
             say(f"All {len(self.results)} held.")
@@ -103,7 +103,7 @@ class Report:
         say(f"Please report this, with all that is printed here{address and f': {address}'}.")
 
     def end_early(self):
-        """Tells what there is of a run that was interrupted."""
+        """Shows the results of a run that was interrupted."""
         ran = f"{len(self.results)} of {counted(len(self._pairs), 'check', 'checks')}"
         say(f"\n\nInterrupted: {ran} ran, {len(self.failed)} did not hold.")
 
@@ -122,7 +122,7 @@ class Report:
 
 
 def address_for_reports():
-    """Where the publisher wants reports, the project URL `Issues`; an empty string if there is none."""
+    """Returns where the publisher wants reports, the project URL `Issues`, or an empty string."""
     try:
         urls = importlib.metadata.metadata("ms_lossscale").get_all("Project-URL", [])
     except importlib.metadata.PackageNotFoundError:

@@ -1,8 +1,8 @@
 """
-The process that runs the checks, one after the other, so that MindSpore is imported once.
+The process that runs the checks, one after the other, so that MindSpore is imported only once.
 
-Nothing but the end of its process ends a hang within MindSpore, and a crash takes its process along. The process that
-asks for the checks therefore computes nothing itself. It waits for a limited time, and then starts another one.
+A hang within MindSpore can be ended only with its process, and a crash also ends the process. So the process that asks
+for the checks computes nothing itself. It waits for a limited time, and then starts another one.
 """
 
 import contextlib
@@ -23,16 +23,16 @@ from ms_lossscale.selfcheck.claim import DoesNotHold
 from ms_lossscale.selfcheck.device import MODES, CouldNotRun, Device, is_rank, leave_ranks, start
 
 _PROCESSES = multiprocessing.get_context("spawn")
-# Seconds: to import MindSpore, start the device and find the other ranks; and to take leave of them.
+# Seconds to import MindSpore, start the device and find the other ranks; and to leave them.
 _LIMIT_TO_START, _LIMIT_TO_END = 300, 20
 
 
 class _Stopped(Exception):
-    """The worker hung or crashed, or can't run this check; there is no result."""
+    """The worker hung or crashed, or can't run this check, so there is no result."""
 
 
 class Surroundings(NamedTuple):
-    """What only the worker knows: the device, its chip, the detector, what there is to check, and its rank."""
+    """What only the worker knows: the device, its chip, the detector, what can be checked, and its rank."""
 
     device: str
     chip: str
@@ -43,8 +43,8 @@ class Surroundings(NamedTuple):
 
 class Worker:
     """
-    Another process that runs checks, each within so many seconds, and one more when that is gone. As a context manager
-    it ends with its block. The target is a device, or None for what MindSpore chooses.
+    A process that runs checks, each within a number of seconds, and is replaced if it ends. As a context manager, it
+    ends with its block. The target is a device, or None for MindSpore's choice.
     """
 
     def __init__(self, target, emulate, limit):
@@ -54,7 +54,7 @@ class Worker:
     def _start(self):
         self._connection, others_end = _PROCESSES.Pipe()
         self._process = _PROCESSES.Process(target=_serve, args=(others_end, *self._options))
-        # A terminal's Ctrl-C goes to both processes. This one answers it, and ends the other.
+        # A terminal sends Ctrl-C to both processes. This one handles it, and ends the other.
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             self._process.start()
@@ -70,11 +70,11 @@ class Worker:
             raise
 
     def result_of(self, check, mode):
-        """What became of a check, see :func:`result`."""
+        """Returns the result of a check, see :func:`result`."""
         begin = time.perf_counter()
         try:
             if not self._process.is_alive():
-                # Another one can't take its place among the ranks.
+                # A new process can't take its place among the ranks.
                 leave_ranks()
                 self._start()
             if not self.surroundings.has.issuperset(check.needs):
@@ -116,7 +116,7 @@ class Worker:
 
 
 def _serve(connection, target, emulate):
-    """What the worker does: it tells its surroundings, and then answers each check that is asked for."""
+    """Runs in the worker: sends its surroundings, and then the result of each check that is asked for."""
     threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
     try:
         target = start(target, emulate)
@@ -133,7 +133,7 @@ def _serve(connection, target, emulate):
 
 
 def _end_with(parent):
-    """Ends this process with its parent, in whatever way that ends."""
+    """Ends this process with its parent, however that ends."""
     multiprocessing.connection.wait([parent.sentinel])
     os._exit(1)
 
@@ -147,7 +147,7 @@ def _surroundings(device):
 
 
 def result(check, device):
-    """Runs a check in this process. Returns what became of it, as the JSON file has it."""
+    """Runs a check in this process. Returns the result as the JSON file has it."""
     begin, message = time.perf_counter(), ""
     try:
         with device.in_use():
@@ -155,14 +155,14 @@ def result(check, device):
     except DoesNotHold as error:
         message = str(error)
     except Exception as error:
-        # MindSpore appends where in its own sources an error came from.
+        # MindSpore appends the place in its own sources.
         message = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         traceback.print_exc()
     return described(check, device.mode, time.perf_counter() - begin, message)
 
 
 def described(check, mode, seconds, message):
-    """The result of a check, which holds if there is no message."""
+    """Returns the result of a check, which holds if there is no message."""
     return {
         "name": check.name,
         "claim": check.claim,

@@ -1,4 +1,4 @@
-"""Makes of the checkpoints of all ranks, whose optimizer was sharded, the one that the plain optimizer would have."""
+"""Merges the checkpoints of all ranks, whose optimizer was sharded, into that of the plain optimizer."""
 
 import math
 import os
@@ -15,7 +15,7 @@ from ms_lossscale.sharding.layout import LAYOUT, MASTER, SHARD, Layout, shard_le
 
 _OWNER = "merge_shards"
 _SHOWN = 5
-# What a training cell keeps of an accumulation cycle, and of its counts what all ranks must have in common.
+# What a training cell keeps of an accumulation cycle, and the counts that must be equal on all ranks.
 _GATHERED = re.compile(r"(?:^|\.)accumulation\.(.+)$")
 _COUNTS = re.compile(
     r"(^|\.)(step_counters\.(\w+_steps|retries)|accumulation\.micro_steps|alternation\.(windows|calls))$"
@@ -75,7 +75,7 @@ def merge_shards(checkpoints: Sequence[Union[StrPath, Checkpoint]]) -> dict[str,
         raise ValueError(f"For '{_OWNER}', the argument 'checkpoints' must not be empty. Pass each rank's checkpoint.")
     parts = [_Part(i, each) for i, each in enumerate(checkpoints)]
     if len(parts) == 1 and not parts[0].layouts:
-        # What one rank saved is the plain optimizer's.
+        # With one rank, it is the plain optimizer's checkpoint.
         return _as_parameters(parts[0].values)
     _check_ranks(parts)
     _check_parts(parts)
@@ -83,7 +83,7 @@ def merge_shards(checkpoints: Sequence[Union[StrPath, Checkpoint]]) -> dict[str,
 
 
 class _Part:
-    """What one rank saved: its values, and the layouts of its sharded optimizers by the prefix of their names."""
+    """What one rank saved: its values, and the layouts of its sharded optimizers, by the prefixes of their names."""
 
     def __init__(self, i, checkpoint):
         self.name = f"checkpoints[{i}]"
@@ -111,7 +111,7 @@ class _Part:
         raise ValueError(f"For '{_OWNER}', {self.name} {what}. {cure} Nothing was merged.") from cause
 
     def place(self):
-        """The rank and the number of ranks, which all its layouts have in common."""
+        """Returns the rank and the number of ranks, which all its layouts have in common."""
         places = {(layout.rank, layout.ranks) for layout in self.layouts.values()}
         if not places:
             self.fail(
@@ -122,11 +122,11 @@ class _Part:
         return places.pop()
 
     def of_all(self):
-        """What all parts have in common of its layouts."""
+        """Returns what all parts have in common of its layouts."""
         return {prefix: layout.of_all() for prefix, layout in self.layouts.items()}
 
     def shards(self):
-        """For each split value its name, that in a merged checkpoint, that of its weight, and its layout."""
+        """Yields for each split value its name, that in a merged checkpoint, that of its weight, and its layout."""
         for prefix, layout in self.layouts.items():
             for name, weight in layout.splits().items():
                 merged = prefix + name
@@ -152,7 +152,7 @@ def _check_ranks(parts):
 
 
 def _check_parts(parts):
-    """Raises unless the parts are whole, and of one and the same moment of one training."""
+    """Raises unless the parts are complete, and from the same moment of the same training."""
     first = parts[0]
     names = set().union(*(part.values for part in parts))
     names.update(weight for layout in first.layouts.values() for weight in layout.weights)
@@ -195,7 +195,7 @@ def _merged(parts):
 
 
 def _of_cycle(name, parts):
-    """What ranks gathered in an accumulation cycle: the mean of gradients, and whether any rank's overflowed."""
+    """Merges a value of an accumulation cycle: averages gradients, or tells whether any rank overflowed."""
     values = [values_of(part.values[name]) for part in parts]
     what = _GATHERED.search(name)[1]
     if what == "overflow":

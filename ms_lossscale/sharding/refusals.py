@@ -1,4 +1,4 @@
-"""What can't be split over ranks: optimizers that look at whole weights, and what is no list of weights."""
+"""Refuses what can't be split over ranks: optimizers that use whole weights, and what is not a list of weights."""
 
 import re
 from collections.abc import Iterable
@@ -7,14 +7,14 @@ from mindspore import Parameter, Tensor
 
 from ms_lossscale._arguments import check_cell, describe, listed
 
-# Of MindSpore and of its toolkits: with norms, means or factors of a whole weight, or of all ranks' gradients.
+# Optimizers of MindSpore and its toolkits that use norms, means or factors of a whole weight, or all ranks' gradients.
 _WHOLE = re.compile("_?(lamb(?!da)|lars|thor|adafactor|adasum|came|novograd|muon|shampoo)", re.IGNORECASE)
 _SHOWN = 5
 _CURE = "Pass network.trainable_params(), or a list of dicts with 'params', all of one form."
 
 
 def as_list(owner, parameters):
-    """The list of what is passed as `parameters`; raises a TypeError if it is none, one Parameter say."""
+    """Returns `parameters` as a list. Raises a TypeError if it is not one, but a single Parameter, for example."""
     if isinstance(parameters, (Tensor, str, dict)) or not isinstance(parameters, Iterable):
         raise TypeError(
             f"For '{owner}', the argument 'parameters' must be a list of Parameters or of groups of them, but got "
@@ -46,7 +46,7 @@ def check_groups(owner, parameters):
 
 
 def _checked(owner, parameters, what):
-    # Gone through more than once.
+    # They are iterated over more than once.
     if not isinstance(parameters, (list, tuple)):
         raise TypeError(f"For '{owner}', {what} must be a list of Parameters, but got {describe(parameters)}. {_CURE}")
     for each in parameters:
@@ -56,7 +56,7 @@ def _checked(owner, parameters, what):
 
 
 def check_needs_no_whole_weight(owner, optimizer, shards):
-    """Raises unless the optimizer works element by element, as far as its class tells, and updates the shards."""
+    """Raises unless the optimizer works element by element, judging by its class, and updates the shards."""
     check_cell(owner, "optimizer", optimizer, "The function must return an optimizer: lambda shards: nn.Adam(shards).")
     for _, cell in optimizer.cells_and_names():
         names = [each.__name__ for each in type(cell).__mro__] if hasattr(cell, "parameters") else []

@@ -146,7 +146,7 @@ class ShardedOptimizer(nn.Cell):
         return self.optimizer.is_group_lr
 
     def check_ranks(self, owner: str) -> None:
-        """Raises a ValueError unless a training cell that is constructed now has as many ranks."""
+        """Raises a ValueError unless a training cell that is constructed now has as many ranks as this optimizer."""
         ranks = _place()[1]
         if ranks != self.ranks:
             raise ValueError(
@@ -158,7 +158,7 @@ class ShardedOptimizer(nn.Cell):
 
 
 def _place():
-    """This rank, and how many there are."""
+    """Returns this rank, and the number of ranks."""
     mode = get_auto_parallel_context("parallel_mode")
     if mode == "stand_alone":
         return 0, 1
@@ -176,7 +176,7 @@ def _place():
 
 
 def _make_shards(weights, rank, ranks):
-    """This rank's shards, which have the weights' names: optimizers choose by them what decays."""
+    """Returns this rank's shards. They have the weights' names, by which optimizers choose what decays."""
     for weight in weights:
         if weight.layerwise_parallel or weight.dtype not in _DTYPES:
             was = "layerwise_parallel" if weight.layerwise_parallel else f"of dtype {weight.dtype}"
@@ -191,7 +191,7 @@ def _make_shards(weights, rank, ranks):
 
 
 def _in_the_same_form(parameters, weights, shards):
-    """The shards as `parameters` hold the weights: one by one, or in groups."""
+    """Returns the shards in the form in which `parameters` holds the weights: one by one, or in groups."""
     if parameters[0] is weights[0]:
         return shards
     shard_of = {id(weight): shard for weight, shard in zip(weights, shards)}

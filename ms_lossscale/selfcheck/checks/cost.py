@@ -1,4 +1,4 @@
-"""What a step costs here."""
+"""Checks what a step costs here."""
 
 import time
 
@@ -10,7 +10,7 @@ from ms_lossscale.selfcheck.claim import check, expect
 
 WIDTH, LAYERS, BATCH = 512, 4, 64
 CALLS, ROUNDS = 4, 5
-# On CPU it is between 1 and 2, and more where other work disturbs. What waits for the host is far above.
+# On CPU it is between 1 and 2, or more if other work disturbs. A step that waits for the host is far above.
 AT_MOST = 3.0
 
 
@@ -44,7 +44,7 @@ def a_step_costs_little_more_than_an_unscaled_one(device):
     ).set_train()
     for cell in (stock, scaled):
         _seconds(cell, batch)
-    # In turns; of each the best, which other work on the machine disturbed least.
+    # They take turns. The best time of each was disturbed least by other work.
     times = [(_seconds(stock, batch), _seconds(scaled, batch)) for _ in range(ROUNDS)]
     stock_seconds, seconds = map(min, zip(*times))
     ratio = seconds / stock_seconds

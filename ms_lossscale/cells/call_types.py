@@ -12,8 +12,8 @@ from ms_lossscale._arguments import OneOrEach
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
-    # The type arguments of cells for one network and for several: by default those of any such cell, of which pyright
-    # wants that they are among those of the constructors.
+    # The type arguments of cells for one network and for several. The defaults fit any such cell; pyright requires them
+    # to be among those of the constructors.
     Aux = TypeVar("Aux", covariant=True, default=bool)
     AuxOfEach = TypeVar("AuxOfEach", covariant=True, default=OneOrEach[bool])
 else:

@@ -1,4 +1,4 @@
-"""Advising which cells of a float16 network need float32."""
+"""Advises which cells of a float16 network need float32."""
 
 from collections.abc import Sequence
 from typing import Optional, Union
@@ -84,7 +84,7 @@ def advise_float32(
 
 
 def _smallest_scale(network):
-    """The smallest loss scale that is of use."""
+    """Returns the smallest loss scale that is of use."""
     loss_scales = (
         [its for step in network.steps for its in step.loss_scales] if isinstance(network, TrainingCell) else []
     )
@@ -110,7 +110,7 @@ def _advice(network, trials, in_graph_mode):
 
 
 def _needs(trials, names):
-    """Why each of the cells needs float32."""
+    """Returns for each of the cells why it needs float32."""
     if not names:
         return []
     largest, needs, lines = trials.largest_values(names), [], {}
@@ -118,7 +118,7 @@ def _needs(trials, names):
         rest, kind = [each for each in names if each != name], trials.kind(name)
         found = trials.look(rest)
         value = largest.get((found.trace.direction, found.cell), 0.0)
-        # Of cells of one kind the line is the same.
+        # Cells of one kind have the same line.
         if kind not in lines:
             lines[kind] = trials.line(found, rest)
         needs.append(NeedOfFloat32(name, kind, found.trace, value, lines[kind]))

@@ -1,4 +1,4 @@
-"""What a user gives to be looked at: a network or a training cell, and batches."""
+"""The arguments of the diagnoses: a network or a training cell, and batches."""
 
 import functools
 import itertools
@@ -23,15 +23,15 @@ _CURE_OF_BATCHES = "Pass a list with a tuple of the network's inputs for each ba
 class TrainedPart(NamedTuple):
     """One loss and what it trains."""
 
-    # Goes before the names of the network's cells: empty for one network.
+    # The prefix of the names of the network's cells, empty for one network.
     prefix: str
-    # Returns the loss, and what the loss is differentiated by.
+    # The network returns the loss, which is differentiated with respect to the weights.
     network: nn.Cell
     weights: tuple
-    # Which item of the tuple that the network returns is the loss; None for no tuple.
+    # The loss's place in the tuple that the network returns; None if it returns no tuple.
     item: Optional[int] = None
-    # Of a training cell: the number of the network, what picks those of the inputs that it takes, and its present scale
-    # for this loss.
+    # For a training cell: the number of the network, a function that selects its inputs, and the present scale of this
+    # loss.
     number: int = 0
     inputs: Callable[[tuple], tuple] = tuple
     loss_scale: Optional[float] = None
@@ -49,18 +49,18 @@ class TrainedPart(NamedTuple):
         return output
 
     def cell_names(self):
-        """From the id of each cell to its name; the network itself goes by its class."""
+        """Returns the name of each cell by its id; the network itself goes by its class."""
         named = self.network.cells_and_names()
         return {id(cell): join_names(self.prefix, name) or type(cell).__name__ for name, cell in named}
 
 
 def join_names(*names):
-    """The name of a cell within a cell."""
+    """Returns the name of a cell within a cell."""
     return ".".join(filter(None, names))
 
 
 def trained_parts(owner, network, parameters=None):
-    """The parts of a network that is trained by `parameters` (None: by all that are trainable), or of a cell."""
+    """Returns the parts of a training cell, or of a network trained by `parameters` (None: all trainable ones)."""
     check_cell(owner, "network", network, _CURE_OF_NETWORKS)
     if not isinstance(network, TrainingCell):
         return [TrainedPart("", network, _check_parameters(owner, network, parameters))]
@@ -72,7 +72,7 @@ def trained_parts(owner, network, parameters=None):
     losses = [
         (loss_scale.get_loss_scale(), *loss)
         for step in network.steps
-        # One that all losses share, or one for each.
+        # There is one scale for all losses, or one for each.
         for loss_scale, loss in zip(itertools.cycle(step.loss_scales), step.forwards_and_backwards.losses())
     ]
     several = len({id(its_network) for _, its_network, _, _ in losses}) > 1
@@ -103,11 +103,11 @@ def _check_parameters(owner, network, parameters):
 
 
 def as_inputs(owner, name, batch):
-    """A batch as a tuple of Tensors, and of numbers where there are some."""
+    """Returns a batch as a tuple of Tensors, with numbers where the batch has them."""
     if isinstance(batch, _TENSORS):
         batch = (batch,)
     is_tuple = isinstance(batch, (list, tuple)) and all(isinstance(each, _INPUTS) for each in batch)
-    # Numbers alone are no batch.
+    # Numbers alone are not a batch.
     if not is_tuple or (batch and not any(isinstance(each, _TENSORS) for each in batch)):
         raise TypeError(
             f"For '{owner}', the argument '{name}' must be a Tensor, a NumPy array, or a tuple of them and of numbers, "
@@ -117,7 +117,7 @@ def as_inputs(owner, name, batch):
 
 
 def each_batch(owner, batches):
-    """Yields the batches as tuples of Tensors, with a progress bar if it takes long. Raises if there is none."""
+    """Yields the batches as tuples of Tensors, with a progress bar if it takes long. Raises if there are none."""
     if isinstance(batches, Dataset):
         total = batches.get_dataset_size()
         batches = batches.create_tuple_iterator(num_epochs=1)
@@ -136,10 +136,10 @@ def each_batch(owner, batches):
 
 
 def with_progress_bar(iterable, total, description, unit):
-    """The iterable, with a progress bar if tqdm is installed; `total` is how many there are, None if unknown."""
+    """Returns the iterable, with a progress bar if tqdm is installed. `total` is None if unknown."""
     try:
         from tqdm import tqdm
     except ImportError:
         return iterable
-    # On a terminal only, and only for what takes longer than two seconds.
+    # Only on a terminal, and only if it takes longer than two seconds.
     return tqdm(iterable, total=total, desc=description, unit=unit, delay=2, leave=False, disable=None)

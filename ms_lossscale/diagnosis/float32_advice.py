@@ -1,4 +1,4 @@
-"""Which cells need float32, in words, and to be pasted."""
+"""The advice on which cells need float32, as text and as lines to paste."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, Optional
@@ -32,7 +32,7 @@ class NeedOfFloat32(NamedTuple):
     line: str
 
     def row(self) -> list[str]:
-        """What stands in the table."""
+        """Returns the row of the table."""
         trace = self.trace
         whose = "its" if trace.cell == self.cell else f"{trace.cell}'s"
         what = {"output": f"{whose} output", "gradient": f"{whose} gradient of the input"}.get(
@@ -90,7 +90,7 @@ class Float32Advice:
         note (str): A remark, or an empty text.
     """
 
-    # What was asked about, the cells that were found, and how many there are.
+    # The network that was asked about, the cells that were found, and the number of all cells.
     _owner: nn.Cell
     _found: dict[str, nn.Cell]
     _all_cells: int
@@ -121,7 +121,7 @@ class Float32Advice:
             forget_compiled(self._owner)
 
     def lines(self) -> str:
-        """The lines that do in a script what :meth:`apply` does here."""
+        """Returns the lines that do in a script what :meth:`apply` does here."""
         lines = ["import mindspore"]
         for network, names in self._by_network().items():
             lines += ["", f"cells = dict({network}.cells_and_names())"]
@@ -137,7 +137,7 @@ class Float32Advice:
         return "\n".join(lines)
 
     def _by_network(self):
-        """From how a script calls a network to its cells, with their names in it."""
+        """Returns the cells by how a script names their network, with their names in it."""
         by_network = {}
         for name, cell in self._found.items():
             network, within = ("cell.network" if isinstance(self._owner, TrainingCell) else "network"), name

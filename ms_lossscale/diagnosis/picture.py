@@ -1,4 +1,4 @@
-"""The picture of a report: where values lie in float16's range."""
+"""Draws the picture of a report: where values lie in float16's range."""
 
 import textwrap
 from typing import NamedTuple, Optional
@@ -10,13 +10,13 @@ from ms_lossscale.diagnosis.distribution import FLOAT16, Distribution, sum_of
 
 _MOST_ROWS, _LONGEST_NAME = 80, 48
 _FONT_SIZE, _DPI = 13, 100
-# Inches: of a character, a row, the bars and a column.
+# Inches of a character, a row, the bars and a column.
 _CHARACTER, _ROW, _BARS, _COLUMN = 0.1, 0.24, 2.6, 3.7
 
-# Colors of Okabe and Ito, which colour-blind readers tell apart; the values are blue.
+# The colors of Okabe and Ito, which colour-blind readers can distinguish; values are blue.
 _BLUE, _DARK_RED, _PALE = "#0072B2", "#A63A00", "50"
 _SMALLEST_EXPONENT = FLOAT16.min_exponent - FLOAT16.precision
-# What float16 can't hold, or not as a normal number: from which exponent on, to which, in which color, hatched how.
+# What float16 can't hold, or only as subnormal numbers: first and last exponent, color and hatching.
 _REGIONS = {
     "float16 flushes to zero": (-np.inf, _SMALLEST_EXPONENT, "#D55E00", "////"),
     "subnormal in float16": (_SMALLEST_EXPONENT, FLOAT16.min_exponent, "#E69F00", None),
@@ -28,9 +28,9 @@ class Picture(NamedTuple):
     """What to draw."""
 
     title: str
-    # From a column's title to the power of two that the values are multiplied by in it.
+    # The power of two that the values are multiplied by in a column, by the column's title.
     scales: dict[str, float]
-    # What the rows are, and in which order.
+    # The meaning and the order of the rows.
     rows_are: str
     rows: list[tuple[str, Distribution]]
     warnings: list[str]
@@ -39,7 +39,7 @@ class Picture(NamedTuple):
 
 
 def draw(path, picture):
-    """Draws histograms by binade: of all values as bars, and of each row as a strip."""
+    """Draws histograms by binade: bars for all values, and a strip for each row."""
     make_figure = matplotlib_figure("Plotting a report")
     from matplotlib import rc_context
 
@@ -108,7 +108,7 @@ def _draw_strips(axes, columns, shares):
 
 
 def _mark(axes, exponent, scale):
-    """An arrow from the largest value to where the recommended loss scale brings it."""
+    """Draws an arrow from the largest value to where the recommended loss scale moves it."""
     axes.annotate("", (exponent + np.log2(scale), 60), (exponent, 60), arrowprops={"arrowstyle": "->", "lw": 2})
     axes.text(exponent + np.log2(scale) / 2, 75, f"$\\times$ {written_scale(scale)}", ha="center", va="bottom")
 
@@ -124,8 +124,8 @@ def _legend():
 
 class _Columns:
     """
-    The horizontal axis: zero, float16's own binades with two at each end and all that have values at one of the scales,
-    and what is not finite.
+    The horizontal axis: zero, float16's binades with two more at each end and all others that have values at one of the
+    scales, and values that are not finite.
     """
 
     def __init__(self, total, scales):
@@ -137,7 +137,7 @@ class _Columns:
         self.starts, self.widths = self.edges[:-1], np.diff(self.edges)
 
     def shares(self, distribution, scale):
-        """How many per cent of the values are in each column when they are multiplied by the scale."""
+        """Returns the percentage of the values in each column when they are multiplied by the scale."""
         counts = np.zeros(len(self.starts))
         counts[0], counts[-1] = distribution.zeros, distribution.non_finite
         for exponent, count in distribution.histogram().items():
@@ -154,7 +154,7 @@ class _Columns:
 
 
 def _shortened(name):
-    """A long name without its middle, since its end says most."""
+    """Returns a long name without its middle, since its end says most."""
     if len(name) <= _LONGEST_NAME:
         return name
     return f"{name[:15]}...{name[-(_LONGEST_NAME - 18) :]}"

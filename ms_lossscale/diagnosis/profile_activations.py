@@ -1,4 +1,4 @@
-"""Profiling the values inside a network."""
+"""Profiles the values inside a network."""
 
 from functools import partial
 
@@ -69,7 +69,7 @@ def profile_activations(
     loss_scale = check_scale(owner, "loss_scale", loss_scale)
     check_bool(owner, "compare_float32", compare_float32)
     cells = {id(cell): cell for part in parts for _, cell in part.network.cells_and_names()}.values()
-    # Those that MindSpore casts.
+    # The cells that MindSpore casts.
     in_low_precision = [cell for cell in cells if cell.get_flags().get("fp16") or cell.get_flags().get("bf16")]
     if compare_float32 and not in_low_precision:
         raise ValueError(
@@ -102,7 +102,7 @@ def _forward_state_names(owner, network):
 
 
 class _Profile:
-    """The values of batches, and how they differ from those of a second run with the cells `to_compare` in float32."""
+    """The values of batches, and their differences from a second run with the cells `to_compare` in float32."""
 
     def __init__(self, loss_and_grads, loss_scale, to_compare):
         self._loss_and_grads = loss_and_grads
@@ -121,7 +121,7 @@ class _Profile:
                 self._run(batch, self._compare)
 
     def _run(self, batch, note):
-        """Calls `note` with the part, kind and place that each value is of, and with the value."""
+        """Calls `note` with each value, and its part, kind and place."""
 
         def note_value(i, kind, place, tensor, _=()):
             # One network with several losses has one forward.
@@ -144,13 +144,13 @@ class _Profile:
             self._seen[key].compare(self._last_values.pop(key), as_array(tensor))
 
     def activations(self):
-        """What was seen, forward and then backward, with the jumps of the error marked."""
+        """Returns the activations, forward and then backward, with the jumps of the error marked."""
         largest_error = {"output": ROUNDING, "gradient": ROUNDING}
         is_mixed = any(seen.dtype in ("Float16", "BFloat16") for seen in self._seen.values())
         activations = []
         for (i, kind, place), seen in self._seen.items():
             error = seen.relative_error()
-            # Infinity is not larger than infinity before it.
+            # An infinite error does not jump after an infinite one.
             jumps = error is not None and largest_error[kind] < error >= JUMP * largest_error[kind]
             if error is not None:
                 largest_error[kind] = max(error, largest_error[kind])

@@ -117,7 +117,7 @@ def profile_gradients(
 
 
 class _Kept:
-    """What an iterator gives, kept so that it can be gone through again, also if that was broken off."""
+    """Keeps what an iterator gives, so that it can be iterated over again, even after an interruption."""
 
     def __init__(self, iterator):
         self._iterator = iterator
@@ -128,7 +128,7 @@ class _Kept:
 
 
 def _run(owner, loss_and_grads, passes, batches, clip):
-    """Runs the batches again and again until no part wants a further pass. Returns the parts' profiles."""
+    """Runs the batches until no part wants a further pass. Returns the parts' profiles."""
     profiles = [None] * len(passes)
     waiting = {i: next(each) for i, each in enumerate(passes)}
     while waiting:
@@ -152,8 +152,8 @@ def _run(owner, loss_and_grads, passes, batches, clip):
 
 def _passes(part, loss_scale):
     """
-    Yields for each pass over the batches that a part wants its loss scale, and the smallest one that may follow if
-    gradients overflow; is sent what the pass found. Returns what is to be reported.
+    Yields, for each pass that a part wants over the batches, its loss scale and the smallest one that may follow if
+    gradients overflow. It is sent what the pass found, and returns what is to be reported.
     """
     if loss_scale is not None:
         return (yield loss_scale, loss_scale)
@@ -186,7 +186,7 @@ def _without_overflow(scale, smallest):
 
 class Float16Traces:
     """
-    Looks at gradients as the backward returned them, times the loss scale.
+    Examines gradients as the backward returned them, multiplied by the loss scale.
 
     Attributes:
         all_fit (bool): Whether float16 holds each finite value exactly.
@@ -199,7 +199,7 @@ class Float16Traces:
         self._is_finer_than_bfloat16 = False
 
     def add(self, values):
-        """Looks at the values of a float32 array."""
+        """Examines the values of a float32 array."""
         if not self.all_fit:
             return
         finite = np.abs(values[np.isfinite(values)])
@@ -212,12 +212,12 @@ class Float16Traces:
 
     @property
     def are_evident(self):
-        """Whether the values can hardly come of anything but float16: of float32 they would have more bits."""
+        """Whether the values almost certainly come from float16: float32 values would have more bits."""
         return self.all_fit and self._is_finer_than_bfloat16
 
 
 class _Profile:
-    """What one part's gradients are in one pass over the batches."""
+    """The gradients of one part in one pass over the batches."""
 
     def __init__(self, loss_and_grads, loss_scale, smallest_scale, clip):
         self._loss_and_grads = loss_and_grads
@@ -230,10 +230,10 @@ class _Profile:
         self._traces = {weight.name: Float16Traces() for weight in self._part.weights}
         self.largest = None
         self.batches = 0
-        # The numbers of the batches whose loss is not finite, and whether gradients of another one are not.
+        # The numbers of batches whose loss is not finite, and whether another batch had gradients that are not.
         self.non_finite_losses = set()
         self.overflowed = False
-        # The loss scale, if larger ones have overflowed.
+        # The loss scale, if larger ones overflowed.
         self.ceiling = None
 
     def add(self, batch):
@@ -257,16 +257,16 @@ class _Profile:
         if self._clip is None:
             return grads
         norm = np.sqrt(sum(np.sum(np.square(grad, dtype=np.float64)) for grad in grads))
-        # Without an effect on what is not finite: it must be counted as such.
+        # Values that are not finite stay so, since they must be counted as such.
         return [grad * np.float32(self._clip / norm) for grad in grads] if self._clip < norm < np.inf else grads
 
     @property
     def is_given_up(self):
-        """Whether there will be another pass, at a smaller scale."""
+        """Whether there will be another pass at a smaller scale."""
         return self.overflowed and self.loss_scale > self._smallest_scale
 
     def quantised(self):
-        """The names of the weights of whose gradients float16 has lost something on the way."""
+        """Returns the names of the weights whose gradients lost something in float16 on the way."""
         traces = self._traces.items()
         if not (any(trace.are_evident for _, trace in traces) or _computes_in_float16(self._part.network)):
             return []
@@ -274,7 +274,7 @@ class _Profile:
 
 
 def _computes_in_float16(network):
-    """Whether cells or weights of a network say that they are float16. A cast in a `construct` does not show here."""
+    """Returns whether cells or weights say that they are float16. A cast in a `construct` does not count."""
     return any(weight.dtype == mstype.float16 for weight in network.get_parameters()) or any(
         cell.get_flags().get("fp16", False) for _, cell in network.cells_and_names()
     )

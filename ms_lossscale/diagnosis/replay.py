@@ -1,4 +1,4 @@
-"""Running a network for a look inside, so that nothing of it changes; its loss and its gradients."""
+"""Runs a network to look inside without changing it, and computes its loss and gradients."""
 
 import contextlib
 import os
@@ -16,12 +16,12 @@ from ms_lossscale.step.scaling import scaled
 @contextlib.contextmanager
 def replay(owner, parts):
     """
-    A context in which the networks of these parts run in PyNative mode, for training, and after which they are what
-    they were: their parameters (BatchNorm's statistics too) and buffers, whether each cell is in training, MindSpore's
-    mode and its random state. It gives a :class:`LossAndGrads` for each part.
+    A context in which the networks of these parts run in PyNative mode, in training. It yields a :class:`LossAndGrads`
+    for each part. Afterwards it restores parameters (also BatchNorm's statistics), buffers, whether each cell is in
+    training, MindSpore's mode and its random state.
 
-    What is decorated with `mindspore.jit` runs in PyNative mode too, so that the cells inside can be watched. A network
-    that is in training already runs as it is, with the cells inside that its user has taken out of training.
+    Functions decorated with `mindspore.jit` also run in PyNative mode, so that the cells inside can be watched. A
+    network that is in training already keeps the modes of the cells inside it.
     """
     networks = [part.network for part in parts]
     trains_in_graph_mode = mindspore.get_context("mode") == mindspore.GRAPH_MODE
@@ -62,7 +62,7 @@ def _in_mode(mode, ms_jit):
 
 @contextlib.contextmanager
 def _compiling(ms_jit="1"):
-    """Whether what is decorated with `mindspore.jit` is compiled."""
+    """A context that sets whether functions decorated with `mindspore.jit` are compiled."""
     before, os.environ["MS_JIT"] = os.environ.get("MS_JIT"), ms_jit
     try:
         yield
@@ -75,7 +75,7 @@ def _compiling(ms_jit="1"):
 
 @contextlib.contextmanager
 def running(owner, inputs):
-    """Says which inputs, `batches[0]` say, it was that a network failed on."""
+    """A context that names the inputs on which a network failed, such as `batches[0]`."""
     try:
         yield
     except WatchError as error:
@@ -91,15 +91,15 @@ class LossAndGrads:
     """
     Computes the loss of a part and its gradients times a loss scale, within `replay`.
 
-    PyNative mode loses the gradients of a gradient that the network takes in its forward (a gradient penalty): such a
-    network is noticed.
+    PyNative mode loses the gradients of a gradient that the network takes in its forward (a gradient penalty). It
+    notices such a network.
 
     Attributes:
         part (TrainedPart): The network and its weights.
         restore (Callable): Restores what forwards have written, of all parts.
         takes_gradient (bool): Whether the network took a gradient in a forward so far.
-        compiles (bool): Whether graph mode, if it was asked so far, could compute the network.
-        only_in_graph (bool): Whether graph mode computes the network and PyNative mode does not.
+        compiles (bool): Whether graph mode could compute the network, as far as it was tried.
+        only_in_graph (bool): Whether graph mode can compute the network, and PyNative mode can't.
     """
 
     def __init__(self, owner, part, restore, trains_in_graph_mode):
@@ -111,7 +111,7 @@ class LossAndGrads:
         self._graph = None
         self.compiles = True
         self.only_in_graph = False
-        # Whether it is worth a try.
+        # Whether it is worth trying.
         self._may_be_only_in_graph = trains_in_graph_mode
 
     def _scaled_loss(self, scale, *inputs):
@@ -123,7 +123,7 @@ class LossAndGrads:
         self.takes_gradient = True
 
     def in_pynative(self, loss_scale, batch):
-        """The loss and the gradients of a batch as PyNative mode computes them, whose cells can be watched."""
+        """Returns the loss and gradients of a batch in PyNative mode, whose cells can be watched."""
         inputs = self.part.inputs(batch)
         (_, loss), grads = self._pynative(Tensor(loss_scale, mstype.float32), *inputs)
         self._may_be_only_in_graph = False
@@ -131,8 +131,8 @@ class LossAndGrads:
 
     def in_graph_instead(self, error, loss_scale, batch):
         """
-        The loss and the gradients as graph mode computes them, where PyNative mode failed with this error: of a network
-        that is written for graph mode only. Raises the error if graph mode fails, too, or its user is in PyNative mode.
+        Returns the loss and gradients in graph mode after PyNative mode failed with this error, for a network that is
+        written only for graph mode. Raises the error if graph mode fails, too, or if its user is in PyNative mode.
         """
         if not self._may_be_only_in_graph:
             raise error
@@ -145,7 +145,7 @@ class LossAndGrads:
         return loss_and_grads
 
     def correct(self, loss_scale, batch):
-        """The loss and the gradients, of a network that takes a gradient in graph mode, if it compiles there."""
+        """Returns the loss and gradients, from graph mode if the network takes a gradient and compiles there."""
         if self.only_in_graph:
             return self.in_graph(loss_scale, batch)
         if not (self.takes_gradient and self.compiles):
@@ -170,7 +170,7 @@ class LossAndGrads:
             return self.in_pynative(loss_scale, batch)
 
     def in_graph(self, loss_scale, batch):
-        """The loss and the gradients as graph mode computes them; raises what it raises."""
+        """Returns the loss and gradients in graph mode, and passes on its errors."""
         inputs = self.part.inputs(batch)
         with _in_mode(mindspore.GRAPH_MODE, "1"):
             if self._graph is None:
@@ -178,7 +178,7 @@ class LossAndGrads:
             return self._graph(Tensor(loss_scale, mstype.float32), *inputs)
 
     def warn(self, what, cure):
-        """Warns, if the network takes a gradient, of what that spoils."""
+        """Warns of what is wrong because the network takes a gradient, if it does."""
         if self.takes_gradient:
             warnings.warn(f"{self._says_what()}: {what}. {cure}", RuntimeWarning, stacklevel=3)
 
@@ -192,7 +192,7 @@ class LossAndGrads:
 
 
 class _InGraph(nn.Cell):
-    """To be constructed in graph mode."""
+    """Computes loss and gradients; it must be constructed in graph mode."""
 
     def __init__(self, part):
         super().__init__(auto_prefix=False)

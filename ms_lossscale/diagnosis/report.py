@@ -1,4 +1,4 @@
-"""What all reports have in common: a table, files and a picture."""
+"""The base class of all reports: a table, files and a picture."""
 
 import json
 from typing import Any, Optional
@@ -8,7 +8,7 @@ from ms_lossscale._output import csv_text, percent, size, write_text
 from ms_lossscale.diagnosis.distribution import COUNTS
 from ms_lossscale.diagnosis.picture import Picture, draw
 
-# A smaller share of values out of range is not worth a look.
+# A smaller share of values out of range is not notable.
 NOTABLE_SHARE = 0.01
 
 # The columns of a table that show a Distribution, and then, at each loss scale, what float16 does to it.
@@ -16,14 +16,14 @@ COLUMNS = ["values", "zero %", "non-finite", "min", "max"]
 
 
 def columns_of(distribution, scales=(1.0,)):
-    """What stands in the columns: those of the counts, and for each loss scale flushed, subnormal, overflowed."""
+    """Returns the columns' texts: counts, and flushed, subnormal and overflowed for each loss scale."""
     d = distribution
     counts = [f"{d.count:,}", percent(d.share_of_zeros), f"{d.non_finite:,}", size(d.min), size(d.max)]
     return counts + [percent(share) for scale in scales for share in d.shares(scale)]
 
 
 def numbers_of(distribution, scales=(1.0,)):
-    """The same as numbers, for a CSV file."""
+    """Returns the same as numbers, for a CSV file."""
     counts = [getattr(distribution, count) for count in COUNTS]
     return counts + [share for scale in scales for share in distribution.shares(scale)]
 

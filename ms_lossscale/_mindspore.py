@@ -31,6 +31,11 @@ def forget_failed_calls() -> None:
     _pynative_executor.clear_res()
 
 
+def raise_what_failed() -> None:
+    """PyNative mode raises what an operator raises where its result is waited for: this does so here, if any did."""
+    _pynative_executor.sync()
+
+
 def write_in_place(values: list[tuple[Parameter, Tensor]]) -> None:
     """
     Writes into the present memory of Parameters, which compiled code uses. Call it in PyNative mode or between steps.

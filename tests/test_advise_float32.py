@@ -124,6 +124,13 @@ def test_float32_that_does_not_help_is_said(network_and_input):
         assert advice.trace.cell == "_backbone.0.middle" and "ops.log(x * 0)" in str(advice)
 
 
+def test_an_operator_that_takes_no_two_dtypes():
+    network = networks.CastsByHand()
+    advice = advise_float32(network, None, [(Tensor(np.full((4, networks.N), 3.0), mstype.float32),)])
+    assert (advice.cells, advice.holds) == ([""], True)
+    assert "large's output is inf" in str(advice)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("level", ["O2", "O3", "auto", "by hand"])
 @pytest.mark.parametrize("cause", CAUSES)

@@ -204,6 +204,26 @@ def test_numbers_in_a_batch(mode):
     check_all(Divided(), X, 4, 0.5, True)
 
 
+class TwoDtypes(nn.Cell):
+    """MindSpore waits for what fails in it where the next cell's output is looked at."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.ReLU()
+        self.w = Parameter(Tensor(np.ones((FEATURES, 1), np.float32)))
+
+    def construct(self, x):
+        return self.inner(ops.matmul(x, self.w.astype(mstype.float16))).astype(mstype.float32).mean()
+
+
+def test_an_operator_that_fails_is_the_networks_failure():
+    network = TwoDtypes()
+    with untouched(network), pytest.raises(RuntimeError, match=r"the network fails on batches\[0\] in PyNative mode"):
+        profile_activations(network, [X])
+    with untouched(network), pytest.raises(RuntimeError, match="the network fails on these inputs in PyNative mode"):
+        locate_overflow(network, X, loss_scale=1.0)
+
+
 def test_what_fails_in_the_diagnosis_is_not_called_the_networks_failure(monkeypatch):
     def fail(_value):
         raise ValueError("on purpose")

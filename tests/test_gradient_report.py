@@ -190,6 +190,7 @@ def test_worst_first():
     # bfloat16 holds all of them: the order stays.
     assert REPORT.worst_first(mstype.bfloat16) == list(PARAMETERS)
     assert report_of({"good": [1.0], "bad": [1.0, np.nan]}).worst_first() == ["bad", "good"]
+    assert report_of({"good": [1.0], "without values": []}).worst_first() == ["good", "without values"]
 
 
 def test_the_printed_table():

@@ -43,15 +43,14 @@ class Activation(NamedTuple):
     @property
     def outside(self) -> float:
         """The share of values that are not finite, or that float16 can hold neither as normal numbers nor as zeros."""
-        count = self.distribution.count
-        non_finite = self.distribution.non_finite / count if count else 0.0
-        return non_finite + sum(self.distribution.shares())
+        d = self.distribution
+        return d.non_finite / max(d.count, 1) + sum(d.shares())
 
     @property
     def is_notable(self) -> bool:
         """Whether values leave float16's range here, all values are zero, or the error jumps."""
         d = self.distribution
-        share = d.non_finite / d.count if self.keeps_float32 and d.count else self.outside
+        share = d.non_finite / max(d.count, 1) if self.keeps_float32 else self.outside
         return self.error_jumps or share >= NOTABLE_SHARE or d.is_all_zero
 
     def __str__(self) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from mindspore import Tensor
 from mindspore import dtype as mstype
 
-from ms_lossscale._mindspore import around_transforms, register_forward_hook
+from ms_lossscale._mindspore import around_transforms, raise_what_failed, register_forward_hook
 
 _FLOATS = (mstype.float16, mstype.float32, mstype.float64, mstype.bfloat16)
 
@@ -131,6 +131,8 @@ class CellWatch:
         """A function, since MindSpore 2.7 takes nothing else that can be called, which keeps what `note` raises."""
 
         def hook(*args):
+            # The network's failure, not that of `note`.
+            raise_what_failed()
             try:
                 note(*args)
             except Exception as error:

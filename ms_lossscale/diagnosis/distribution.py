@@ -106,7 +106,7 @@ class Distribution:
     @property
     def share_of_zeros(self) -> float:
         """The share of the values that are zero, from 0 to 1."""
-        return self.zeros / self.count if self.count else 0.0
+        return self.zeros / max(self.count, 1)
 
     def merge(self, other: "Distribution") -> None:
         """Adds everything that another distribution has counted."""
@@ -166,7 +166,7 @@ class Distribution:
             self._bins[not_flushed:normal].sum(),
             self._bins[infinite:].sum(),
         )
-        return Shares(*(int(count) / self.count if self.count else 0.0 for count in counts))
+        return Shares(*(int(count) / max(self.count, 1) for count in counts))
 
     @staticmethod
     def _at(exponent, significand):

@@ -118,7 +118,9 @@ def widening(trials, names, loss_scale):
     found = []
     for cell in dict.fromkeys(each for each in candidates if not trials.covers(names, each)):
         wider = [*names, cell]
-        largest = trials.largest_scale(wider, False) if trials.are_finite(wider) else loss_scale
+        if not trials.are_finite(wider):
+            continue
+        largest = trials.largest_scale(wider, False)
         smallest = _smallest_that_keeps(trials, wider, lost, trials.smallest_scale, largest) or needed
         powers = round(math.log2(largest / loss_scale) + math.log2(max(needed / smallest, 1.0)))
         found.append(Widening(cell, powers, largest, lost))

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import mindspore
 import numpy as np
 
-from ms_lossscale._mindspore import forget_failed_calls, in_float32, is_rewritten
+from ms_lossscale._mindspore import forget_failed_calls, in_float32, is_rewritten, raise_what_failed
 from ms_lossscale.diagnosis.arguments import join_names, with_progress_bar
-from ms_lossscale.diagnosis.cell_watch import CellWatch, LineWatch, are_finite, as_array, is_float
+from ms_lossscale.diagnosis.cell_watch import CellWatch, LineWatch, WatchError, are_finite, as_array, is_float
 from ms_lossscale.diagnosis.distribution import SMALLEST_NORMAL
 from ms_lossscale.diagnosis.gradient_report import LOSS_SCALES
 from ms_lossscale.diagnosis.locate_overflow import OverflowTrace, Search
@@ -127,21 +127,28 @@ class Trials:
     def _run_is_finite(self, names, loss_scale):
         with self._run(names) as runs:
             for at, loss_and_grads, batch in runs:
-                try:
-                    with running(self._owner, f"batches[{at[0]}]"):
-                        loss, grads = loss_and_grads.correct(loss_scale, batch)
-                    is_finite = are_finite([loss, *grads, *self._state.values()])
-                except RuntimeError:
-                    # Operators that take no two dtypes, say: not with these cells.
-                    if not names:
-                        raise
-                    forget_failed_calls()
-                    is_finite = False
-                if not is_finite:
+                computed = self._attempt(names, at, loss_and_grads.correct, loss_scale, batch)
+                if computed is None or not self._all_finite(*computed):
                     self._work.remove(at)
                     self._work.insert(0, at)
                     return False
         return True
+
+    def _all_finite(self, loss, grads):
+        return are_finite([loss, *grads, *self._state.values()])
+
+    def _attempt(self, names, at, compute, *args):
+        """What it returns; None if it fails with these cells in float32: operators may take no two dtypes."""
+        try:
+            with running(self._owner, f"batches[{at[0]}]"):
+                result = compute(*args)
+                raise_what_failed()
+                return result
+        except RuntimeError as error:
+            if not names or isinstance(error.__cause__, WatchError):
+                raise
+            forget_failed_calls()
+            return None
 
     def error_in_graph_mode(self, names, loss_scale=None):
         """Why the batches are not finite as graph mode compiles the networks with these cells; None if they are."""
@@ -152,7 +159,7 @@ class Trials:
                 except Exception as error:
                     forget_failed_calls()
                     return str(error)
-                if not are_finite([loss, *grads, *self._state.values()]):
+                if not self._all_finite(loss, grads):
                     return f"batches[{at[0]}] is not finite"
         return None
 
@@ -180,7 +187,7 @@ class Trials:
         with self._run(names) as runs:
             for at, loss_and_grads, batch in runs:
                 search = Search(loss_and_grads, loss_scale or self.smallest_scale)
-                search.run(batch)
+                is_refused = self._attempt(names, at, search.run, batch) is None
                 of_part = self._names_in(search.part)
                 order = list(dict.fromkeys(of_part[cell] for cell, _ in search.inputs))
                 overflow = next((each for each in search.overflows if not each.held_by_dtype), None)
@@ -190,6 +197,10 @@ class Trials:
                         # It was computed in the construct of the cell around.
                         suspect = next(iter(self.around(cell)), cell)
                     return Found(search.explained(overflow), cell, suspect, order, at)
+                if is_refused:
+                    last = order[-1] if order else self.roots[0]
+                    cell = next(iter(self.around(last)), last)
+                    return self._found_in(cell, "output", "refused: an operator takes no two dtypes", order, at)
                 # Where what overflowed is only in what the forward wrote, BatchNorm's statistics say.
                 for (cell, name), written in self._state.items():
                     if not are_finite([written]):
@@ -292,5 +303,5 @@ class Trials:
         watch, (batch, number) = LineWatch(self.cells[found.suspect]), found.at
         part = self._replayed[number].part
         with self._run(names), watch.watching():
-            part.loss(*part.inputs(self._batches[batch]))
+            self._attempt(names, found.at, part.loss, *part.inputs(self._batches[batch]))
         return str(watch)

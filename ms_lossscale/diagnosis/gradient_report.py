@@ -169,11 +169,11 @@ class GradientReport(Report):
         """
 
         def loss(name):
-            distribution = self.parameters[name]
-            if distribution.is_all_zero:
+            d = self.parameters[name]
+            if d.is_all_zero:
                 return 1.0, 0.0
-            shares = distribution.shares(1.0, dtype)
-            return distribution.non_finite / distribution.count + shares.flushed + shares.overflowed, shares.subnormal
+            shares = d.shares(1.0, dtype)
+            return d.non_finite / max(d.count, 1) + shares.flushed + shares.overflowed, shares.subnormal
 
         return sorted(self.parameters, key=loss, reverse=True)
 

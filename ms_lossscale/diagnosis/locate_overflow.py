@@ -215,6 +215,7 @@ class Search:
         }
 
     def run(self, batch):
+        """Returns the overflows."""
         note_gradient = functools.partial(self._note, "backward", "gradient")
         watch = CellWatch(self.part, self._note_output, self._note_gradient_in, note_gradient, self._note_weight)
         self._batch = _ranges(self.part.inputs(batch))
@@ -232,6 +233,7 @@ class Search:
             moment = self._moments_of_weights.get(id(weight), math.inf)
             self._note("backward", weight.name, place, grad, moment)
         self.overflows.sort(key=lambda overflow: overflow.moment)
+        return self.overflows
 
     def _run_in_graph(self, error, batch):
         loss, grads = self._loss_and_grads.in_graph_instead(error, self._loss_scale, batch)

@@ -87,6 +87,24 @@ class WritesSquaresToABuffer(nn.Cell):
         return x
 
 
+class CastsByHand(nn.Cell):
+    """A loss whose product takes no float32 from the cell that overflows."""
+
+    def __init__(self):
+        super().__init__()
+        self.large = Square().to_float(mstype.float16)
+        self.weight = Parameter(Tensor(np.full((N, 1), 1e-3), mstype.float32))
+
+    def construct(self, x):
+        y = ops.matmul(self.large(x), self.weight.astype(mstype.float16))
+        return y.astype(mstype.float32).mean()
+
+
+class Square(nn.Cell):
+    def construct(self, x):
+        return ops.sqrt(ops.square(x * 300.0))
+
+
 class Peak(nn.Cell):
     """Makes the gradient 2**14 times as large in between, in the backward."""
 

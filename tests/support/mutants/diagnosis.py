@@ -73,8 +73,8 @@ MUTANTS = [
     Mutant(
         "gradients are not looked at",
         "diagnosis/float32_trials.py",
-        "is_finite = are_finite([loss, *grads, *self._state.values()])",
-        "is_finite = are_finite([loss, *self._state.values()])",
+        "return are_finite([loss, *grads, *self._state.values()])",
+        "return are_finite([loss, *self._state.values()])",
         _FLOAT32,
     ),
 ]

@@ -1,5 +1,6 @@
 """What all tests use: both execution modes of MindSpore, the same random weights, a folder for each test."""
 
+import functools
 import gc
 import os
 
@@ -23,14 +24,24 @@ def mode(request):
         yield request.param
 
 
-def _quick_in(quick):
-    modes = [name if name == quick else pytest.param(name, marks=pytest.mark.long) for name in MODES]
+def _marked(mark, *values):
+    return [pytest.param(*(v if type(v) is tuple else [v]), marks=mark) for v in values]
+
+
+# Values of `pytest.mark.parametrize` that only the long tests take, or only those of releases.
+long, release = (functools.partial(_marked, mark) for mark in (pytest.mark.long, pytest.mark.release))
+
+
+def _in(*modes):
     return pytest.mark.parametrize("mode", modes, indirect=True)
 
 
-# If the mode does not matter for a test, it runs in the faster one. That is mostly PyNative mode, since graph mode
-# compiles for a second or more.
-quick_in_graph_mode, quick_in_pynative_mode = map(_quick_in, MODES)
+# If the mode does not matter for a test, it runs in the faster one, and before a release in the other one, too. The
+# faster one is mostly PyNative mode, since graph mode compiles for a second or more.
+quick_in_graph_mode = _in("graph", *release("pynative"))
+quick_in_pynative_mode = _in("pynative", *release("graph"))
+long_in_graph_mode = _in(*long("graph"), *release("pynative"))
+long_in_pynative_mode = _in(*long("pynative"), *release("graph"))
 
 
 @pytest.fixture(autouse=True, scope="module")

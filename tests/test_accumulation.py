@@ -3,7 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode, quick_in_pynative_mode
+from conftest import long, quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Tensor, dataset, nn, ops
 from mindspore.train import Model
 from support.linear_pair import CELLS, ROUNDING, Trained
@@ -49,6 +49,7 @@ def test_small_batches_equal_a_large_one_through_model(mode):
         np.testing.assert_allclose(own, wanted, **ROUNDING)
 
 
+@quick_in_pynative_mode
 def test_a_mean_whose_sum_would_overflow(mode):
     # Their mean is a float32, and their sum is none.
     network = GivenGradient()
@@ -248,7 +249,7 @@ def test_networks_take_part_in_whole_cycles(mode):
 
 # Of so many calls the number that is kept has no place but in its sign.
 @quick_in_pynative_mode
-@pytest.mark.parametrize("steps", [3, 2**15])
+@pytest.mark.parametrize("steps", [*long(3), 2**15])
 def test_a_flush_ends_a_cycle_that_has_begun_and_nothing_else(mode, steps):
     trained = Trained("scaled", steps=steps)
     trained.cell.flush()

@@ -1,9 +1,11 @@
 """Which cells need float32: with planted causes, so that it is known which."""
 
+import itertools
+
 import mindspore
 import numpy as np
 import pytest
-from conftest import quick_in_pynative_mode
+from conftest import MODES, long, long_in_graph_mode, long_in_pynative_mode, quick_in_pynative_mode, release
 from mindspore import Tensor, amp, nn, ops
 from mindspore import dtype as mstype
 from support import overflowing_networks as networks
@@ -83,6 +85,7 @@ def test_the_cells_that_overflow_are_found_nothing_changes_and_then_it_trains(mo
     assert (again.cells, again.holds) == ([], True)
 
 
+@pytest.mark.long
 def test_the_lines_do_the_same(capsys):
     def network():
         mindspore.set_seed(0)
@@ -131,12 +134,23 @@ def test_an_operator_that_takes_no_two_dtypes():
     assert "large's output is inf" in str(advice)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("level", ["O2", "O3", "auto", "by hand"])
-@pytest.mark.parametrize("cause", CAUSES)
+# Each cause, each level and each mode. Level auto computes all but the logits in float32 already.
+LEVELS = [
+    ("graph", "softmax", "O2"),
+    ("pynative", "a norm", "O3"),
+    ("graph", "a long sum", "by hand"),
+    ("pynative", "logits in a construct", "auto"),
+    ("graph", "the backward only", "O3"),
+]
+FURTHER_LEVELS = [
+    each
+    for each in itertools.product(MODES, CAUSES, ("O2", "O3", "auto", "by hand"))
+    if each not in LEVELS and (each[2] != "auto" or each[1] == "logits in a construct")
+]
+
+
+@pytest.mark.parametrize(("mode", "cause", "level"), [*long(*LEVELS), *release(*FURTHER_LEVELS)], indirect=["mode"])
 def test_each_cause(mode, cause, level):
-    if level == "auto" and cause != "logits in a construct":
-        pytest.skip("level auto computes these in float32 already")
     network = blocks(nn.ReLU(), CAUSES[cause](), nn.ReLU())
     prefix = "_backbone." + ("_backbone." if level in ("O2", "O3") else "")
     if level == "by hand":
@@ -170,7 +184,7 @@ class Large(nn.Cell):
         return x
 
 
-@pytest.mark.long
+@long_in_graph_mode
 def test_one_object_in_two_places(mode):
     softmax = networks.SoftmaxByHand()
     cell = training_cell(blocks(softmax, nn.ReLU(), softmax))
@@ -180,7 +194,7 @@ def test_one_object_in_two_places(mode):
     check_trains(cell, advice, inputs)
 
 
-@pytest.mark.long
+@long_in_pynative_mode
 def test_what_amp_has_rewritten(mode):
     network = Large()
     cell = training_cell(network, "O1")
@@ -201,7 +215,7 @@ def test_what_amp_has_rewritten(mode):
     assert advise_float32(rewritten, None, [inputs]).cells == []
 
 
-@pytest.mark.long
+@long_in_graph_mode
 def test_losses(mode):
     network = blocks(nn.ReLU()).to_float(mstype.float16)
     cell = training_cell(network, None, networks.SigmoidAndEntropy().to_float(mstype.float16))
@@ -211,6 +225,7 @@ def test_losses(mode):
     check_trains(cell, advice, inputs)
 
 
+@pytest.mark.long
 def test_one_scale_can_not_serve_the_whole_network():
     network = blocks(networks.Peak(), networks.Faint()).to_float(mstype.float16)
     network = nn.WithLossCell(network, nn.MSELoss())
@@ -225,6 +240,7 @@ def test_one_scale_can_not_serve_the_whole_network():
     assert after.loss_scale == advice.widening.loss_scale
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("writes", [networks.WritesSquares, networks.WritesSquaresToABuffer])
 def test_what_the_forward_writes_counts(writes):
     network = nn.WithLossCell(blocks(nn.ReLU(), writes()).to_float(mstype.float16), nn.MSELoss())

@@ -97,6 +97,7 @@ def stock(mode):
     return losses, states
 
 
+@quick_in_graph_mode
 class TestGan:
     def test_is_two_stock_cells_one_after_the_other(self, mode):
         """
@@ -163,7 +164,6 @@ class TestGan:
         for loss, _, _, losses in recorded(mode).outputs:
             np.testing.assert_allclose(loss, losses.sum(), rtol=1e-6)
 
-    @quick_in_graph_mode
     def test_model_trains_as_direct_calls_do(self, mode):
         calls = 4
         cell = gan_cell()

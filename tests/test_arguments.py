@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from conftest import quick_in_pynative_mode
 from mindspore import Parameter, Tensor, jit, nn, ops
 from support.networks import Linear, batch
 from support.training import assert_equal_weights
@@ -240,6 +241,7 @@ class TestOptimizers:
         words = ("'optimizer'", "WantsOverflow", "'overflow', 'step'")
         check_refused(lambda: ScaledTrainOneStepCell(network, optimizer), ValueError, *words)
 
+    @quick_in_pynative_mode
     def test_one_that_takes_more_but_does_not_want_it_is_fine(self, mode):
         expected = Linear()
         ScaledTrainOneStepCell(expected, sgd(expected), 8.0)(*batch())

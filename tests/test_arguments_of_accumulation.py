@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from conftest import quick_in_pynative_mode
 from support.linear_pair import CELLS, Trained
 
 NAN, INF = float("nan"), float("inf")
@@ -135,6 +136,7 @@ def test_what_is_right_is_taken(kind):
         Trained(kind, **keywords)
 
 
+@quick_in_pynative_mode
 def test_numpys_numbers_train_as_pythons(mode):
     trained = Trained("scaled", steps=np.int64(2), clip_norm=np.float32(0.5), ema_decay=np.float64(0.75))
     for seed in range(4):

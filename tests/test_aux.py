@@ -3,6 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
+from conftest import long
 from mindspore import Tensor, nn
 
 from ms_lossscale import ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
@@ -48,7 +49,7 @@ def tensors_in(value):
     return [tensor for each in values for tensor in tensors_in(each)]
 
 
-@pytest.mark.parametrize("losses", [1, 2])
+@pytest.mark.parametrize("losses", [*long(1), 2])
 def test_aux_of_any_form_is_a_copy(mode, losses):
     network = TwoLosses(losses)
     optimizers = [nn.SGD(part.trainable_params(), 0.1) for part in (network.first, network.second)]

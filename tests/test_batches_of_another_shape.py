@@ -3,6 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
+from conftest import long
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
@@ -106,9 +107,7 @@ def flat(values):
     return [each for value in values for each in (flat(value) if isinstance(value, tuple) else [value])]
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "scaled" else pytest.param(name, marks=pytest.mark.long) for name in CELLS]
-)
+@pytest.mark.parametrize("name", ["scaled", *long(*(name for name in CELLS if name != "scaled"))])
 def test_one_graph_serves_all_sizes_with_the_same_results(name):
     cell, told = CELLS[name](), CELLS[name]()
     told.set_inputs(*(Tensor(shape=[None, width], dtype=mstype.float32) for width in (4, 1)))
@@ -118,6 +117,7 @@ def test_one_graph_serves_all_sizes_with_the_same_results(name):
     assert len(cell.compile_cache) == len(set(SIZES))
 
 
+@pytest.mark.long
 def test_what_pynative_mode_compiles_of_several_losses_is_told_as_well(monkeypatch):
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     parsed = []

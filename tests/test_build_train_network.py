@@ -4,7 +4,7 @@ import inspect
 
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode
+from conftest import long_in_graph_mode, long_in_pynative_mode, quick_in_graph_mode
 from mindspore import Parameter, Tensor, amp, nn
 from mindspore import dtype as mstype
 from mindspore.experimental import optim
@@ -48,7 +48,7 @@ def sgd(network):
     return nn.SGD(network.trainable_params(), learning_rate=0.01)
 
 
-@pytest.mark.long
+@long_in_graph_mode
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("with_loss_fn", [True, False], ids=["loss_fn", "loss_in_network"])
 def test_converts_as_mindspore_does(mode, level, with_loss_fn):
@@ -136,7 +136,7 @@ class TestOtherKeywords:
         assert list(ours) == list(stock)
         assert [parameter.default for parameter in ours.values()] == [p.default for p in stock.values()]
 
-    @pytest.mark.long
+    @long_in_pynative_mode
     @pytest.mark.parametrize("level, keep", [("O2", True), ("O2", False), ("O3", True), ("O3", False)])
     def test_keep_batchnorm_fp32(self, mode, level, keep):
         def build(function):
@@ -147,7 +147,7 @@ class TestOtherKeywords:
         expected = build(amp.build_train_network)(*inputs())
         np.testing.assert_array_equal(build(build_train_network)(*inputs())[0].asnumpy(), expected.asnumpy())
 
-    @pytest.mark.long
+    @long_in_pynative_mode
     @pytest.mark.parametrize("level, cast", [("O0", mstype.float16), ("O3", mstype.float32)])
     def test_cast_model_type(self, mode, level, cast):
         def build(function):

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode
+from conftest import long, long_in_graph_mode, quick_in_graph_mode
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mindspore import Parameter, Tensor, nn, ops
@@ -92,7 +92,7 @@ GRADIENTS = {
 
 
 @quick_in_graph_mode
-@pytest.mark.parametrize("clip_norm", [1e-10, pytest.param(1e25, marks=pytest.mark.long)])
+@pytest.mark.parametrize("clip_norm", [1e-10, *long(1e25)])
 def test_by_norm(mode, clip_norm):
     clipped = Clipped(clip_norm=clip_norm)
     for name, gradient in GRADIENTS.items():
@@ -138,7 +138,7 @@ def test_by_norm_over_the_whole_range_of_float32(mode):
 
 
 @quick_in_graph_mode
-@pytest.mark.parametrize("clip_value", [1.0, pytest.param(1e-30, marks=pytest.mark.long)])
+@pytest.mark.parametrize("clip_value", [1.0, *long(1e-30)])
 def test_by_value(mode, clip_value):
     clipped = Clipped(clip_value=clip_value)
     for name, gradient in GRADIENTS.items():
@@ -149,9 +149,7 @@ def test_by_value(mode, clip_value):
 
 
 @quick_in_graph_mode
-@pytest.mark.parametrize(
-    "clip", [{"clip_norm": 1.0}, {"clip_value": 0.5}, pytest.param({"clip_norm": INF}, marks=pytest.mark.long)], ids=str
-)
+@pytest.mark.parametrize("clip", [{"clip_norm": 1.0}, *long({"clip_value": 0.5}, {"clip_norm": INF})], ids=str)
 def test_not_finite_gradients_skip_and_reach_no_weight(mode, clip):
     clipped = Clipped(DynamicLossScale(2.0**10), ema_decay=0.5, **clip)
     for position in (0, 6):
@@ -214,7 +212,7 @@ def test_the_norm_of_either_network_decides_for_both(mode):
     assert trained.cell.counters()["skipped_steps"] == 2
 
 
-@pytest.mark.long
+@long_in_graph_mode
 @pytest.mark.parametrize("kind, steps", [("scaled", 1), ("scaled", 2), ("simultaneous", 1), ("alternating", 2)])
 def test_an_infinite_bound_only_measures(mode, kind, steps):
     # 1000: a scale with which a changed order of the operations would show.
@@ -232,7 +230,7 @@ def test_an_infinite_bound_only_measures(mode, kind, steps):
 
 
 @quick_in_graph_mode
-@pytest.mark.parametrize("clip, steps", [({"clip_norm": 0.25}, 2), ({"clip_value": 0.25}, 1)], ids=str)
+@pytest.mark.parametrize("clip, steps", [({"clip_norm": 0.25}, 2), *long(({"clip_value": 0.25}, 1))], ids=str)
 def test_float16_weights(mode, clip, steps):
     network = HalfPrecision()
     # Scaled, the gradient has elements of some 400, whose squares no float16 holds.

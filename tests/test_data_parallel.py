@@ -9,6 +9,7 @@ of ranks. MindSpore takes seconds to start, so a job runs many scenarios of `dat
 import mindspore
 import numpy as np
 import pytest
+from conftest import MODES, long, long_in_graph_mode, release
 from mindspore import nn
 from support import data_parallel_training as scenarios
 from support.data_parallel_training import CLIP_NORM, CYCLE_CALLS, CYCLE_PLAN, PLAN, STEPS, Place, run
@@ -22,24 +23,22 @@ from support.training import bookkeeping, changed, same_bits
 
 from ms_lossscale import AlternatingTrainOneStepCell, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
 
-long = pytest.mark.long
-RANKS = pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=long)])
+RANKS = pytest.mark.parametrize("ranks", [2, *release(4)])
+FURTHER = ("summed", "cycle", "simultaneous", "alternating", "unchecked")
 # Those that are compared with one process that sees the whole batches.
 COMPARED = pytest.mark.parametrize(
-    ("name", "ranks"),
+    ("mode", "name", "ranks"),
     [
-        ("one_network", 2),
-        pytest.param("one_network", 4, marks=long),
-        *(
-            pytest.param(name, 2, marks=long)
-            for name in ("summed", "cycle", "simultaneous", "alternating", "unchecked")
-        ),
+        ("graph", "one_network", 2),
+        *long(("pynative", "one_network", 2), *(("graph", name, 2) for name in FURTHER)),
+        *release(*((mode, "one_network", 4) for mode in MODES), *(("pynative", name, 2) for name in FURTHER)),
     ],
+    indirect=["mode"],
 )
 CYCLES = ("cycle", "alternating")
 
 
-@pytest.fixture(params=["graph", pytest.param("pynative", marks=long)])
+@pytest.fixture(params=["graph", *long("pynative")])
 def mode(request):
     """The mode of the job, and of its control."""
     return request.param
@@ -148,7 +147,7 @@ def test_the_norm_of_the_reduced_gradients_clips(job, control, mode, ranks):
         assert norm > CLIP_NORM or call in PLAN
 
 
-@long
+@long_in_graph_mode
 def test_a_cycle_is_skipped_on_all_ranks_for_one_call_on_one_rank(job, mode):
     """And the statistics of its other calls, which each rank's forwards have moved, are restored."""
     for records in job("cycle", mode):
@@ -161,7 +160,7 @@ def test_a_cycle_is_skipped_on_all_ranks_for_one_call_on_one_rank(job, mode):
                 assert same_bits(before[name], after[name]) == skipped, name
 
 
-@long
+@long_in_graph_mode
 def test_inside_a_cycle_a_rank_knows_of_its_own_overflow_only(job, mode):
     first, last = job("cycle", mode)
     assert not first[3]["overflow"]
@@ -169,7 +168,7 @@ def test_inside_a_cycle_a_rank_knows_of_its_own_overflow_only(job, mode):
     assert first[4]["overflow"]
 
 
-@long
+@long_in_graph_mode
 def test_a_partial_cycle_is_flushed_on_all_ranks(job, control, mode):
     """The last call was the only one of its cycle."""
     for records in job("cycle", mode):
@@ -178,7 +177,7 @@ def test_a_partial_cycle_is_flushed_on_all_ranks(job, control, mode):
         np.testing.assert_allclose(records[-1]["hidden.weight"], expected, rtol=2e-5)
 
 
-@long
+@long_in_graph_mode
 def test_the_simultaneous_cell_skips_both_networks_on_all_ranks(job, mode):
     for records in job("simultaneous", mode):
         for call in range(STEPS):
@@ -187,7 +186,7 @@ def test_the_simultaneous_cell_skips_both_networks_on_all_ranks(job, mode):
                 assert (name in names) == (call not in PLAN)
 
 
-@long
+@long_in_graph_mode
 def test_the_alternating_cell_skips_the_network_that_overflowed_on_all_ranks(job, mode):
     """The second network takes part in the second and the fourth cycle of two calls, and overflows in the second."""
     for records in job("alternating", mode):
@@ -212,7 +211,7 @@ def test_a_register_on_one_rank_skips_the_step_on_all(job, mode, ranks):
         assert [float(record["loss_scale"]) for record in records[1:]] == scales
 
 
-@long
+@long_in_graph_mode
 def test_a_register_on_one_rank_in_one_call_skips_the_cycle_on_all(job, mode):
     for records in job("saturating_cycle", mode):
         weights = [float(record["network.weight"][0]) for record in records]
@@ -251,7 +250,7 @@ def test_a_norm_with_a_ranks_own_weights_is_that_of_all_ranks(job, mode):
         np.testing.assert_allclose(record["bias"], b - 0.1 * of_biases[rank] * CLIP_NORM / norm, rtol=1e-5)
 
 
-@long
+@long_in_graph_mode
 def test_ranks_that_train_alone_decide_alone(job, mode):
     """With communication initialised, and the parallel mode stand_alone."""
     by_rank = job("alone", mode)
@@ -271,7 +270,7 @@ def test_gradients_that_overflow_in_the_sum_skip_the_step_on_all_ranks(job, mode
     assert not alone[1]["overflow"]
 
 
-@long
+@long_in_graph_mode
 def test_a_model_trains_the_cell_on_all_ranks(job, control, mode):
     expected = control("one_network", mode, 2)[-1]
     for records in job("through_model", mode):
@@ -300,7 +299,15 @@ def test_ranks_compare_their_cells_once(job, mode):
         assert [int(record["comparisons"]) for record in records] == [0] + [1] * STEPS
 
 
-@pytest.mark.parametrize(("name", "steps"), [pytest.param("retried", 1, marks=long), ("retried_cycle", 2)])
+@pytest.mark.parametrize(
+    ("mode", "name", "steps"),
+    [
+        ("graph", "retried_cycle", 2),
+        *long(("pynative", "retried_cycle", 2), ("graph", "retried", 1)),
+        *release(("pynative", "retried", 1)),
+    ],
+    indirect=["mode"],
+)
 def test_all_try_again_together(job, mode, name, steps):
     """Whichever of them overflowed; what an attempt wrote is not there."""
     # Overflow, scale, counters, weight and forwards.
@@ -342,7 +349,8 @@ OWN_SCALES = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param("own_scales", marks=long), "own_scales_retried"])
+@long_in_graph_mode
+@pytest.mark.parametrize("name", ["own_scales", "own_scales_retried"])
 def test_the_same_scales_move_on_all_ranks(job, mode, name):
     """Whichever network overflowed on which rank."""
     for records in job(name, mode):
@@ -350,6 +358,7 @@ def test_the_same_scales_move_on_all_ranks(job, mode, name):
         assert [tuple(record[key].tolist() for key in names) for record in records] == OWN_SCALES[name]
 
 
+@pytest.mark.long
 def test_all_find_the_same_scales(job):
     """Those that do for the batches of all ranks, or none if one has none."""
     for *records, different in job("found", "graph"):
@@ -361,7 +370,7 @@ def test_all_find_the_same_scales(job):
             assert record["scales"].tolist() == record["found"].tolist()
 
 
-@pytest.mark.parametrize("parallel_mode", ["semi_auto_parallel", pytest.param("auto_parallel", marks=long)])
+@pytest.mark.parametrize("parallel_mode", ["semi_auto_parallel", *long("auto_parallel")])
 def test_with_sharded_weights_ranks_agree_on_overflows_and_the_rest_is_refused(job, parallel_mode):
     for cells, refused in job(parallel_mode, "graph"):
         assert cells["agrees"].tolist() == [True] * 3

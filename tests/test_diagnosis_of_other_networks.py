@@ -3,6 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
+from conftest import quick_in_pynative_mode
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 from support.in_mode import in_mode
@@ -103,6 +104,7 @@ class Transformed(nn.Cell):
         return self.transformed(x)
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("transform", ["vmap", *(pytest.param(f"jac{way}", marks=pytest.mark.long) for way in WAYS)])
 def test_a_network_that_transforms_functions(mode, transform):
     network = Chain(Transformed(transform))
@@ -113,6 +115,7 @@ def test_a_network_that_transforms_functions(mode, transform):
     assert (trace.cell, trace.direction, trace.kind) == ("dense", "forward", "saturated")
 
 
+@quick_in_pynative_mode
 def test_outputs_that_nothing_uses(mode):
     class OutputOnly(nn.Cell):
         def __init__(self):

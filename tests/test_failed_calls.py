@@ -7,6 +7,7 @@ MindSpore itself leaves both, in PyNative mode, which also profiles the networks
 import mindspore
 import numpy as np
 import pytest
+from conftest import long
 from mindspore import ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.ops.composite.base import _pynative_executor
@@ -91,7 +92,7 @@ def cell_of_kind(kind, error):
 
 
 @pytest.mark.parametrize("error", [TypeError("on purpose"), KeyboardInterrupt()], ids=["error", "interrupt"])
-@pytest.mark.parametrize("kind", ["scaled", "simultaneous", "alternating"])
+@pytest.mark.parametrize("kind", ["scaled", *long("simultaneous", "alternating")])
 def test_a_training_cell_leaves_nothing(in_pynative_mode, kind, error):
     cell, networks = cell_of_kind(kind, error)
     with pytest.raises(type(error)):
@@ -140,6 +141,7 @@ def test_ema_weights_is_not_cast(in_pynative_mode):
     np.testing.assert_equal(weights(cell.network), trained)
 
 
+@pytest.mark.long
 def test_what_is_loaded_is_not_cast(in_pynative_mode):
     cell = trained_cell()
     before = state(cell)
@@ -150,6 +152,7 @@ def test_what_is_loaded_is_not_cast(in_pynative_mode):
     assert not changed(before, state(cell))
 
 
+@pytest.mark.long
 def test_a_scale_that_is_set_is_not_cast(in_pynative_mode):
     cell = trained_cell()
     leave_casts()

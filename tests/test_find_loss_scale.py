@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode
+from conftest import long, quick_in_graph_mode
 from mindspore import Tensor, nn, ops
 from support.npu_networks import INNOCENT, NAN, OnNpu, inputs_for
 from support.retried_networks import LEARNING_RATE, HalvesItsInput, Penalised, Slope, inputs
@@ -67,13 +67,11 @@ KINDS = {
 
 
 # What the others show one by one.
-QUICK = ("accumulation", "own")
+QUICK = ("accumulation",)
 
 
 @quick_in_graph_mode
-@pytest.mark.parametrize(
-    "kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.long) for kind in KINDS]
-)
+@pytest.mark.parametrize("kind", [*QUICK, *long(*(kind for kind in KINDS if kind not in QUICK))])
 def test_it_is_half_of_the_largest_at_which_a_step_is_clean(mode, kind):
     """
     Nothing else has changed, and training goes on as if it had been set by hand, bit for bit: before the first step and
@@ -106,7 +104,7 @@ def test_it_is_half_of_the_largest_at_which_a_step_is_clean(mode, kind):
 
 
 @quick_in_graph_mode
-@pytest.mark.parametrize("network", [None, "alternating"])
+@pytest.mark.parametrize("network", [None, *long("alternating")])
 def test_a_batch_that_no_scale_mends(mode, network):
     """Says so, and everything is as it was: also the scale of a network that would do."""
     cell = scaled() if network is None else two(AlternatingTrainOneStepCell, DynamicLossScale())
@@ -130,7 +128,7 @@ def test_a_scale_that_does_not_move_is_refused(given):
 
 
 @quick_in_graph_mode
-@pytest.mark.parametrize("cell_class", [SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell])
+@pytest.mark.parametrize("cell_class", [SimultaneousTrainOneStepCell, *long(AlternatingTrainOneStepCell)])
 def test_of_several_one_that_does_not_move_stays(mode, cell_class):
     cell = two(cell_class, [DynamicLossScale(), FixedLossScale(8.0)])
     assert cell.find_loss_scale(*inputs(1.0, 16.0)) == [2.0**14, 8.0]
@@ -167,7 +165,7 @@ def test_scales_that_are_too_small_do_not_hide_one_that_will_do(mode):
     assert cell.find_loss_scale(*inputs(1.0)) == 2.0**14
 
 
-@quick_in_graph_mode
+@pytest.mark.long
 def test_a_gradient_within_the_loss_follows_the_scale(mode):
     """In float16 it is infinite from 2**12 on."""
     loss_scale = DynamicLossScale()
@@ -177,7 +175,7 @@ def test_a_gradient_within_the_loss_follows_the_scale(mode):
     assert not cell(*inputs(1.0))[1].asnumpy()
 
 
-@quick_in_graph_mode
+@pytest.mark.long
 def test_on_an_npu_each_network_has_its_own_largest(mode):
     """A register does not show whose gradients overflowed."""
     networks = [OnNpu("first"), OnNpu("second")]

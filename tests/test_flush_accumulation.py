@@ -3,7 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode
+from conftest import long, quick_in_graph_mode
 from mindspore import dataset, nn
 from mindspore.train import Model
 from support.linear_pair import First, Trained, arrays, momentum
@@ -42,7 +42,7 @@ class Recorder(mindspore.train.Callback):
 
 
 @quick_in_graph_mode
-@pytest.mark.parametrize("sink", [False, True], ids=["no_sink", "sink"])
+@pytest.mark.parametrize("sink", [False, *long(True)], ids=["no_sink", "sink"])
 def test_the_callback_flushes_at_the_end_of_each_epoch(mode, sink):
     epochs, rows = 3, [arrays(seed) for seed in range(5)]
     trained = Trained("scaled", steps=2)

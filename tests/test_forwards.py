@@ -121,7 +121,8 @@ def _no_globals():
 def _configured():
     """Each group in each configuration, of which further ones are long, and the rest is for releases."""
     for mode, (i, name), group in itertools.product(QUICK, enumerate(CONFIGURATIONS), range(GROUPS)):
-        later = pytest.mark.long if (i + group) % 4 == 2 else pytest.mark.release
+        is_new = name not in QUICK[mode] and (i + group) % 4 == 2
+        later = pytest.mark.long if is_new else pytest.mark.release
         yield pytest.param(mode, name, group, marks=[] if QUICK[mode][group] == name else later)
 
 

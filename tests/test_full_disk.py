@@ -12,7 +12,7 @@ from test_loss_scale_monitor import linear_batches, scaled_cell, train
 from ms_lossscale import LossScaleMonitor
 from ms_lossscale.callbacks.files import CsvFile
 
-pytest.importorskip("resource", reason="files are limited by setrlimit")
+resource = pytest.importorskip("resource", reason="files are limited by setrlimit")
 
 # The whole process can write 1,000 bytes to a file, and hears of more as it hears of a full disk.
 PROGRAM = """
@@ -76,6 +76,7 @@ def test_each_file_is_named_once_while_the_training_runs(told):
     assert "The batch could not be saved: 'batch.npz' can't be written: File too large (errno 27)." in of_batch[1]
 
 
+@pytest.mark.long
 def test_the_csv_file_holds_whole_rows_and_is_continued(told):
     with open(told[0] / "steps.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -88,6 +89,7 @@ def test_the_csv_file_holds_whole_rows_and_is_continued(told):
     assert [int(row["applied_steps"]) for row in rows[-3:]] == [121, 122, 123]
 
 
+@pytest.mark.long
 def test_the_event_files_are_full_and_nothing_else_is_left(told):
     names = {path.name for path in told[0].iterdir()}
     assert names == {"full.csv", "steps.csv", "summary"}
@@ -104,6 +106,20 @@ def test_a_row_that_was_written_in_part_is_cut_off(tmp_path):
     file.begin()
     file.append([(1, 0.25)])
     assert path.read_bytes() == b"step,loss\r\n1,0.5\r\n1,0.25\r\n"
+
+
+def test_rows_are_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "steps.csv"
+    file = CsvFile(path, ("step", "loss"))
+    file.begin()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with pytest.warns(RuntimeWarning, match="File too large"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (22, limits[1]))
+        try:
+            file.append([(1, 0.5), (2, 0.25), (3, 0.125)])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == b"step,loss\r\n1,0.5\r\n"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")

@@ -101,6 +101,7 @@ def assert_moved(cell, name, matrix, bias):
         np.testing.assert_array_equal(values[f"{name}.bias_{i}"], -np.float32(bias))
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("kind", ["scaled", "simultaneous", "alternating"])
 def test_each_weight_has_its_own_gradient_and_the_norm_is_that_of_the_transformed_ones(mode, kind):
     cell = make(kind, [Centralize()], clip_norm=float("inf"))
@@ -136,6 +137,7 @@ def test_several_of_one_class_keep_their_states_apart(mode, kind):
     assert not set(names) & changed(before, state(cell))
 
 
+@quick_in_pynative_mode
 def test_a_skipped_step_takes_back_what_they_write(mode):
     cell = make("scaled", [Counted()])
     cell(slopes())
@@ -174,6 +176,7 @@ def test_each_attempt_is_transformed_before_its_overflow_check_and_one_is_applie
     assert not any(name.endswith("calls") for name in changed(before, state(cell)))
 
 
+@quick_in_pynative_mode
 def test_retries_within_a_cycle(mode):
     cell = make("scaled", [Counted()], 4 * LARGEST_SCALE, max_retries=2, gradient_accumulation_steps=2)
     cell(slopes(1))

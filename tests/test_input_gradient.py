@@ -5,7 +5,7 @@ import copy
 import mindspore
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode, quick_in_pynative_mode
+from conftest import long, quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Parameter, Tensor, amp, nn, ops
 from mindspore import dtype as mstype
 from support.gan_networks import renamed
@@ -236,11 +236,8 @@ CELLS = {
     "kind, loss_scale",
     [
         ("tuple", "shared"),
-        ("alternating", "shared"),
         ("scaled", None),
-        pytest.param("list", "shared", marks=pytest.mark.long),
-        pytest.param("generator first", "shared", marks=pytest.mark.long),
-        pytest.param("alternating", 64.0, marks=pytest.mark.long),
+        *long(("list", "shared"), ("alternating", "shared"), ("generator first", "shared"), ("alternating", 64.0)),
     ],
 )
 def test_in_each_cell_beside_another_loss_of_the_critic(mode, kind, loss_scale):
@@ -271,6 +268,7 @@ def test_in_each_cell_beside_another_loss_of_the_critic(mode, kind, loss_scale):
     assert sum(name.endswith("clean_steps") for name in names) == 1
 
 
+@quick_in_pynative_mode
 def test_the_scale_is_that_of_the_step_and_an_overflow_skips_it(mode):
     """A float16 output is infinite at 65536, to which the update rule moves in the first step, after it was used."""
     critic, rule = Critic(dtype=mstype.float16), DynamicLossScale(2.0**15, scale_window=1)

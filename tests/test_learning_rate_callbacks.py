@@ -3,7 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode
+from conftest import quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Model, Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.dataset import NumpySlicesDataset
@@ -130,6 +130,7 @@ def test_what_it_needs(make_model, make_optimizer, error, message):
         make_model().train(1, dataset(), callbacks=[callback], dataset_sink_mode=False)
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize(
     "make_optimizer, learning_rate_of",
     [

@@ -3,6 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
+from conftest import long
 from mindspore import Parameter, Tensor
 from support.checkpoints_of_releases import CASES, build
 from support.linear_pair import CELLS, Trained
@@ -56,7 +57,7 @@ def test_what_is_no_checkpoint():
     assert all(same_bits(value, state(cell)[key]) for key, value in before.items())
 
 
-@pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.parametrize("kind", [CELLS[0], *long(*CELLS[1:])])
 def test_a_cycle_that_was_begun_with_another_number_of_calls(kind):
     begun = Trained(kind, steps=3)
     begun.call(0)

@@ -3,7 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode, quick_in_pynative_mode
+from conftest import long, quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Parameter, Tensor, nn, ops
 from support.linear_pair import CELLS, Trained
 from support.networks import FEATURES, Linear, batch
@@ -47,8 +47,7 @@ def experimental_adamw(parameters):
 @pytest.mark.parametrize(
     ("load", "optimizer", "steps"),
     [
-        pytest.param(load_param_into_net, momentum, 1, marks=pytest.mark.long),
-        pytest.param(assign_value, momentum, 1, marks=pytest.mark.long),
+        *long((load_param_into_net, momentum, 1), (assign_value, momentum, 1)),
         (set_data, adam_with_schedule, 1),
         (load_param_into_net, experimental_adamw, 2),
     ],
@@ -78,7 +77,7 @@ def test_training_goes_on_from_what_was_loaded(mode, load, optimizer, steps):
 
 
 @quick_in_graph_mode
-@pytest.mark.parametrize("kind", [*(pytest.param(kind, marks=pytest.mark.long) for kind in CELLS[:2]), CELLS[2]])
+@pytest.mark.parametrize("kind", [*long(*CELLS[:2]), CELLS[2]])
 def test_of_every_cell_and_before_a_flush(mode, kind):
     trained = Trained(kind, steps=2, ema_decay=0.9)
     for seed in range(3):
@@ -96,7 +95,7 @@ def test_of_every_cell_and_before_a_flush(mode, kind):
 
 
 @quick_in_pynative_mode
-@pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.parametrize("kind", [CELLS[0], *long(*CELLS[1:])])
 def test_a_cycle_that_was_begun_with_another_number_of_calls_is_refused_at_the_next_call(mode, kind):
     begun, other = Trained(kind, steps=3), Trained(kind, steps=2)
     begun.call(0)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode
+from conftest import long, quick_in_graph_mode
 from mindspore.train import Model
 from support.linear_pair import Trained, arrays
 from test_loss_scale_monitor import dataset_of, linear_batches, lines, rows, scaled_cell, train
@@ -17,7 +17,7 @@ def train_with_flush(cell, batches, monitor, flush_first, epochs=1):
     Model(cell).train(epochs, dataset_of(batches), callbacks=callbacks, dataset_sink_mode=False)
 
 
-@pytest.fixture(params=[True, False], ids=["flush_first", "flush_last"])
+@pytest.fixture(params=[True, *long(False)], ids=["flush_first", "flush_last"])
 def flush_first(request):
     """Whether FlushAccumulation comes before the monitor."""
     return request.param

@@ -4,10 +4,19 @@ import re
 
 import numpy as np
 import pytest
+from conftest import MODES, release
+from support.in_mode import in_mode
 from support.python_process import ROOT, check_python, import_code
 from support.reference import DynamicRule
 
 pytestmark = pytest.mark.long
+
+
+@pytest.fixture(params=["graph", *release("pynative")])
+def mode(request):
+    with in_mode(MODES[request.param]):
+        yield request.param
+
 
 PAGE = (ROOT / "docs" / "migration.md").read_text()
 BLOCK = re.compile(r"```python\n# (Set-up|Before: not on CPU|Before|After)\n(.*?)```", re.S)
@@ -178,7 +187,7 @@ def test_a_hand_written_loop(mode, tmp_path, heading):
     assert loss_scale.get_loss_scale() == float(before.scaler.scale_value) == 2.0**17
 
 
-@pytest.mark.parametrize("name", ["PYNATIVE_MODE", "GRAPH_MODE"])
+@pytest.mark.parametrize("name", ["PYNATIVE_MODE", *release("GRAPH_MODE")])
 def test_boost(tmp_path, name):
     """In processes of their own, since `AutoBoost` is one object for the whole process."""
     printed = []

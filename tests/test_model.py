@@ -5,7 +5,7 @@ import re
 import mindspore
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode, quick_in_pynative_mode
+from conftest import long, quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Model, nn
 from mindspore.dataset import GeneratorDataset
 from mindspore.train import Callback, CheckpointConfig, LossMonitor, ModelCheckpoint, TimeMonitor
@@ -49,7 +49,7 @@ class Record(Callback):
 
 
 @quick_in_graph_mode
-@pytest.mark.parametrize("sink", [True, False], ids=["sink", "no_sink"])
+@pytest.mark.parametrize("sink", [*long(True), False], ids=["sink", "no_sink"])
 def test_trains_with_the_stock_callbacks(mode, sink, tmp_path, capsys):
     network, expected = Linear(), Linear()
     cell = scaled_cell(network, too_large_a_scale())

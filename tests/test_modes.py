@@ -2,7 +2,7 @@
 
 import mindspore
 import pytest
-from conftest import MODES
+from conftest import MODES, long
 from mindspore import nn
 from mindspore.experimental.optim import AdamW
 from support.linear_pair import Trained
@@ -38,22 +38,20 @@ def train(constructed, called, optimizer, **kwargs):
     return state(cell)
 
 
-@pytest.mark.parametrize(
-    ("constructed", "called"), [("graph", "pynative"), pytest.param("pynative", "graph", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("constructed", "called"), [("graph", "pynative"), *long(("pynative", "graph"))])
 def test_the_same_steps_in_the_other_mode(constructed, called):
     # MindSpore compiles such an optimizer once, for one mode: it can not be called in both in turn.
     assert changed(train(called, [called], AdamW), train(constructed, [called], AdamW)) == set()
 
 
-@pytest.mark.parametrize("constructed", [pytest.param("graph", marks=pytest.mark.long), "pynative"])
+@pytest.mark.parametrize("constructed", [*long("graph"), "pynative"])
 def test_the_same_steps_in_both_modes_in_turn(constructed):
     expected = train(constructed, [constructed], nn.Adam, gradient_accumulation_steps=4)
     values = train(constructed, ["pynative", "graph"], nn.Adam, gradient_accumulation_steps=4)
     assert changed(expected, values) == set()
 
 
-@pytest.mark.parametrize("kind", ["simultaneous", "alternating"])
+@pytest.mark.parametrize("kind", [*long("simultaneous"), "alternating"])
 @pytest.mark.parametrize(("constructed", "called"), [("graph", "pynative"), ("pynative", "graph")])
 def test_each_cell_in_the_other_mode(kind, constructed, called):
     mindspore.set_context(mode=MODES[constructed])

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode, quick_in_pynative_mode
+from conftest import long, quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Parameter, Tensor, nn, ops
 from support.networks import FEATURES, batch
 from support.training import bookkeeping, changed, state
@@ -35,7 +35,7 @@ def cell_of(loss_scale, **keywords):
     return network, ScaledTrainOneStepCell(network, optimizer, loss_scale, **keywords).set_train()
 
 
-@pytest.mark.parametrize("keywords", [{}, {"clip_norm": 1.0}], ids=str)
+@pytest.mark.parametrize("keywords", [{"clip_norm": 1.0}, *long({})], ids=str)
 def test_the_step_is_skipped(mode, keywords):
     network, cell = cell_of(DynamicLossScale(2.0**10), **keywords)
     cell(*batch(1))
@@ -60,9 +60,7 @@ def test_no_lower_scale_is_tried(mode):
 
 # With a norm, too: that of the cycle's sum is finite, whatever call had overflowed.
 @quick_in_pynative_mode
-@pytest.mark.parametrize(
-    "bad, keywords", [(0, {}), pytest.param(1, {}, marks=pytest.mark.long), (2, {}), (1, {"clip_norm": 1.0})], ids=str
-)
+@pytest.mark.parametrize("bad, keywords", [*long((0, {}), (1, {})), (2, {}), *long((1, {"clip_norm": 1.0}))], ids=str)
 def test_a_cycle_is_skipped(mode, bad, keywords):
     _, cell = cell_of(DynamicLossScale(2.0**10), gradient_accumulation_steps=3, **keywords)
     for seed in range(3):

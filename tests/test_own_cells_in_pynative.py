@@ -2,6 +2,7 @@
 
 import mindspore
 import pytest
+from conftest import long
 from mindspore import nn, ops
 from support.in_mode import in_mode
 from support.networks import Linear, batch
@@ -99,15 +100,17 @@ def test_they_run_in_each_step(accumulated, clip_norm):
 @pytest.mark.parametrize(
     "keywords",
     [
-        {"optimizer": OwnOptimizer},
         {"loss_scale": OwnScale},
-        {"overflow_detector": OwnDetector},
-        {"after_update": AfterUpdate},
-        {"gradient_transforms": lambda: [OwnTransform()]},
+        *long(
+            {"optimizer": OwnOptimizer},
+            {"overflow_detector": OwnDetector},
+            {"after_update": AfterUpdate},
+            {"gradient_transforms": lambda: [OwnTransform()]},
+        ),
     ],
     ids=lambda keywords: next(iter(keywords)),
 )
-@pytest.mark.parametrize("accumulated", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize("accumulated", [*long(1), 2])
 def test_one_of_them_changes_no_number(keywords, accumulated):
     expected = train(gradient_accumulation_steps=accumulated)
     classes = ("optimizer", "loss_scale")

@@ -3,7 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode, quick_in_pynative_mode
+from conftest import long, quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Model, Parameter, ParameterTuple, Tensor, dataset, nn, ops
 from support.retried_networks import (
     LEARNING_RATE,
@@ -122,7 +122,7 @@ class WritesTooMuch(Slope):
 
 
 @quick_in_pynative_mode
-@pytest.mark.parametrize("clip_norm", [None, 1.0])
+@pytest.mark.parametrize("clip_norm", [1.0, *long(None)])
 @pytest.mark.parametrize(("first", "expected"), [(1.0, [8.0, 4.0]), (float("inf"), [8.0, 8.0])])
 def test_what_the_forward_writes_is_seen_by_all_unless_gradients_tell_whose_it_was(mode, clip_norm, first, expected):
     networks = [WritesTooMuch("first"), Slope("second")]
@@ -158,9 +158,11 @@ class ManySlopes(nn.Cell):
     ("counts", "keywords", "retries"),
     [
         ((5, 1, 6), {"clip_norm": 1e6}, 2),
-        ((5, 1, 6), {"gradient_accumulation_steps": 2}, 0),
-        pytest.param((5, 1, 6), {}, 2, marks=pytest.mark.long),
-        pytest.param((2,), {"gradient_accumulation_steps": 2}, 2, marks=pytest.mark.long),
+        *long(
+            ((5, 1, 6), {"gradient_accumulation_steps": 2}, 0),
+            ((5, 1, 6), {}, 2),
+            ((2,), {"gradient_accumulation_steps": 2}, 2),
+        ),
     ],
     ids=str,
 )
@@ -242,6 +244,7 @@ def test_profiled_each_at_its_own():
     assert profile_gradients(cell, [inputs(1.0, 1.0)]).loss_scale == [256.0, 16.0]
 
 
+@pytest.mark.long
 @quick_in_graph_mode
 def test_the_monitor_writes_all_scales(mode, tmp_path, capsys):
     _, cell = make(loss_scales=[DynamicLossScale(2.0**15), DynamicLossScale(2.0**15)])
@@ -260,6 +263,7 @@ def test_the_monitor_writes_all_scales(mode, tmp_path, capsys):
     assert [row[3] for row in rows[1:]] == ["32768.0/32768.0", "32768.0/32768.0", "16384.0/32768.0"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("pair", "warned"), [((64.0, 1.0), 0), ((1.0, float("nan")), 1)])
 def test_the_monitor_warns_of_the_floor_of_the_one_that_overflowed(recwarn, pair, warned):
     _, cell = make(loss_scales=[DynamicLossScale(2.0**15), DynamicLossScale(1.0)])

@@ -87,6 +87,7 @@ def test_its_type_hints_are_complete(value):
         assert typing.get_type_hints(function).keys() - {"self"} == expected, function.__qualname__
 
 
+@pytest.mark.long
 def test_importing_it_prints_nothing(tmp_path):
     # MindSpore logs a warning where one of its modules is deprecated.
     program = "import sys, mindspore; print('imported', file=sys.stderr, flush=True); import ms_lossscale"
@@ -94,6 +95,7 @@ def test_importing_it_prints_nothing(tmp_path):
     assert (result.returncode, result.stdout, result.stderr.partition("imported\n")[2]) == (0, "", "")
 
 
+@pytest.mark.long
 def test_importing_it_imports_nothing_of_the_examples(tmp_path):
     # Beyond what MindSpore imports, which may be some of it.
     program = (
@@ -125,6 +127,7 @@ ScaledTrainOneStepCell(network, optimizer, klip_norm=1.0)  # error: Unexpected k
 """
 
 
+@pytest.mark.long
 def test_type_checkers_know_what_a_call_returns(tmp_path):
     code = TYPED + "def of_cells(args: tuple[nn.Cell, nn.Cell]) -> None:\n"
     for name in sorted(name for name in CLASSES_AND_FUNCTIONS if name.endswith("TrainOneStepCell")):

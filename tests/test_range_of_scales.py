@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode, quick_in_pynative_mode
+from conftest import long, quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Tensor, nn
 from support.networks import Linear, batch
 from support.training import assert_equal_weights
@@ -43,7 +43,7 @@ def trained(loss_scale, steps):
 
 
 @quick_in_graph_mode
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("steps", [*long(1), 3])
 def test_gradients_are_exact_at_the_largest_scale(mode, steps):
     expected = trained(1.0, steps)
     assert not np.array_equal(expected.weight.asnumpy(), Linear().weight.asnumpy())

@@ -3,7 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
-from conftest import quick_in_pynative_mode
+from conftest import long, quick_in_pynative_mode
 from mindspore import Tensor, nn
 from support.retried_networks import (
     LEARNING_RATE,
@@ -28,7 +28,8 @@ def sgd(network):
     return nn.SGD([network.weight], LEARNING_RATE)
 
 
-@pytest.mark.parametrize("aux, steps", [pytest.param(False, 1, marks=pytest.mark.long), (True, 2)])
+@quick_in_pynative_mode
+@pytest.mark.parametrize("aux, steps", [*long((False, 1)), (True, 2)])
 def test_a_retried_step_is_the_step_at_the_lower_scale(mode, aux, steps):
     """Bit for bit: weights, optimizer, BatchNorm, a user's own state, averages, losses and aux."""
     cells = []

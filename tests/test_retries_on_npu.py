@@ -3,7 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
-from conftest import MODES
+from conftest import MODES, long
 from mindspore import Tensor, nn
 from support.in_mode import in_mode
 from support.npu_networks import OnNpu
@@ -65,6 +65,7 @@ def test_a_forward_that_saturates_overflows_in_each_try(mode):
     assert cell.counters() == {"applied_steps": 0, "skipped_steps": 1, "consecutive_skipped_steps": 1, "retries": 2}
 
 
+@pytest.mark.long
 def test_each_network_for_itself(mode):
     networks = [OnNpu("first"), OnNpu("second")]
     cell = AlternatingTrainOneStepCell(
@@ -83,7 +84,7 @@ def test_each_network_for_itself(mode):
     assert cell.get_loss_scale() == [2.0**11, 2.0**10]
 
 
-@pytest.mark.parametrize("retries", [0, 2])
+@pytest.mark.parametrize("retries", [*long(0), 2])
 def test_of_scales_of_their_own_all_go_down_since_the_register_does_not_tell_whose_it_was(mode, retries):
     networks = [OnNpu("first"), OnNpu("second")]
     cell = SimultaneousTrainOneStepCell(

@@ -1,7 +1,7 @@
 """A scale that is set by hand within an accumulation cycle is the next cycle's, whatever its value is."""
 
 import pytest
-from conftest import quick_in_graph_mode
+from conftest import long, quick_in_graph_mode
 from mindspore import nn
 from support.networks import Linear, batch_for
 from support.retried_networks import Slope, inputs
@@ -66,7 +66,7 @@ def test_two_cells_of_one_loss_scale(mode):
 
 
 @quick_in_graph_mode
-@pytest.mark.parametrize("value", [2.0**10, 2.0**5], ids=["what the retry finds", "another"])
+@pytest.mark.parametrize("value", [2.0**10, *long(2.0**5)], ids=["what the retry finds", "another"])
 def test_a_retry_leaves_it_to_the_next_cycle(mode, value):
     network = Slope()
     cell = ScaledTrainOneStepCell(

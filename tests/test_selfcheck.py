@@ -10,7 +10,7 @@ import time
 from functools import partial
 
 import pytest
-from conftest import MODES
+from conftest import MODES, long, release
 from support.mutants import MUTANTS
 from support.python_process import (
     ROOT,
@@ -71,8 +71,9 @@ def test_ranks_are_checked_under_msrun(tmp_path):
     assert [check["held"] for check in written["checks"]] == [True] * 4
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("mutant", BROKEN_FOR_RANKS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize(
+    "mutant", [*long(*BROKEN_FOR_RANKS[:1]), *release(*BROKEN_FOR_RANKS[1:])], ids=lambda mutant: mutant.name
+)
 def test_the_check_of_ranks_can_fail(mutant, tmp_path):
     mutant.copy_package(tmp_path)
     command = ["python", "-m", "ms_lossscale.selfcheck", *mutant.checks, "--mode", "graph"]
@@ -143,9 +144,7 @@ MESSAGES = {
 
 
 # The one that runs each time ends one process; the other ends four.
-@pytest.mark.parametrize(
-    "names", [list(MESSAGES)[1:4] + ["the-last"], pytest.param([], marks=pytest.mark.long)], ids=["some", "all"]
-)
+@pytest.mark.parametrize("names", [list(MESSAGES)[1:4] + ["the-last"], *release([])], ids=["some", "all"])
 def test_whatever_a_check_does_the_next_one_runs(names, tmp_path):
     result = run_python(PLANTED, *names, "--mode", "graph", "--timeout", 2, "--json", "result.json", cwd=tmp_path)
     assert result.returncode == 1

@@ -3,15 +3,16 @@ Ranks that share the optimizer's state: cells with a ShardedOptimizer beside cel
 scenarios of `sharded_training.py` train both, compared bit for bit; and their checkpoints.
 """
 
+import itertools
 import json
 
 import mindspore
 import numpy as np
 import pytest
+from conftest import MODES, long, long_in_graph_mode, long_in_pynative_mode, release
 from mindspore import Parameter, Tensor, nn
 from mindspore.experimental import optim
 from support import sharded_training as scenarios
-from support.data_parallel_training import MODES
 from support.networks import LinearWithBias, batch
 from support.python_process import check_msrun, skip_with_older_mindspore
 from support.ranks_program import JOBS, SCRIPT, written
@@ -20,31 +21,29 @@ from support.training import same_bits, state, weights
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, ShardedOptimizer, merge_shards
 
-long = pytest.mark.long
-SCENARIOS = [
-    ("sharded_one_network", 2),
-    *(
-        pytest.param(name, ranks, marks=long)
-        for name, ranks in (
-            ("sharded_cycle", 2),
-            ("sharded_simultaneous", 2),
-            ("sharded_alternating", 2),
-            ("sharded_one_network", 4),
-            ("sharded_resumed", 2),
-            ("sharded_merged", 2),
-            ("sharded_merged", 4),
-        )
-    ),
-]
-COMPARED = pytest.mark.parametrize(("name", "ranks"), SCENARIOS)
-OF_A_JOB = pytest.mark.parametrize("mode", ["graph", pytest.param("pynative", marks=long)])
+COMPARED = pytest.mark.parametrize(
+    ("mode", "name", "ranks"),
+    [
+        ("graph", "sharded_one_network", 2),
+        *long(
+            *(("graph", name, 2) for name in ("sharded_cycle", "sharded_resumed", "sharded_merged")),
+            *(("pynative", name, 2) for name in ("sharded_one_network", "sharded_simultaneous", "sharded_alternating")),
+        ),
+        *release(
+            *(("pynative", name, 2) for name in ("sharded_cycle", "sharded_resumed", "sharded_merged")),
+            *(("graph", name, 2) for name in ("sharded_simultaneous", "sharded_alternating")),
+            *itertools.product(MODES, ("sharded_one_network", "sharded_merged"), (4,)),
+        ),
+    ],
+    indirect=["mode"],
+)
 GOES_ON = ("sharded_resumed", "sharded_merged")
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
     """A function that gives for each rank the records of a scenario, by "plain" and "sharded"; each job runs once."""
-    results, folders = {}, []
+    results, saved_in = {}, tmp_path_factory.mktemp("saved")
 
     def of(name, mode, ranks=2):
         if (name, mode) != ("sharded_one_network", "graph") or ranks > 2:
@@ -54,16 +53,14 @@ def job(tmp_path_factory):
         its = next(job for job in JOBS if job.ranks == ranks and f"{name}/{mode}" in job.scenarios)
         if its not in results:
             folder = tmp_path_factory.mktemp("ranks")
-            if "sharded_half/graph" in its.scenarios:
-                folders.append(folder)
             results[its] = None
-            check_msrun(ranks, SCRIPT, folder, *its.scenarios, cwd=folders[0] if folders else folder)
+            check_msrun(ranks, SCRIPT, folder, *its.scenarios, cwd=saved_in)
             results[its] = [written(folder / f"rank_{rank}.npz") for rank in range(ranks)]
         if results[its] is None:
             pytest.fail("its job has failed, as the first test that needed it shows")
         return [[by_cell(record) for record in scenarios[f"{name}/{mode}"]] for scenarios in results[its]]
 
-    of.folders = folders
+    of.saved_in = saved_in
     return of
 
 
@@ -88,7 +85,6 @@ def gathered(name):
     return "accumulation." in name
 
 
-@OF_A_JOB
 @COMPARED
 def test_weights_and_all_else_are_those_of_the_plain_optimizer(job, mode, name, ranks):
     """Bit for bit after each of 20 calls on each rank: weights, scales, counters, averages, norms, what is returned."""
@@ -105,7 +101,6 @@ def test_weights_and_all_else_are_those_of_the_plain_optimizer(job, mode, name, 
 ELEMENTS = {"adam_m", "adam_v", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
 
 
-@OF_A_JOB
 @COMPARED
 def test_merged_they_are_the_checkpoint_of_the_plain_optimizer(job, mode, name, ranks):
     """Bit for bit, with its names, shapes and dtypes; within a cycle, the mean of what the ranks had gathered."""
@@ -120,7 +115,6 @@ def test_merged_they_are_the_checkpoint_of_the_plain_optimizer(job, mode, name, 
             np.testing.assert_array_equal(whole[key], wanted)
 
 
-@OF_A_JOB
 @COMPARED
 def test_each_rank_has_its_part_of_the_state(job, mode, name, ranks):
     """In bytes: one nth of what the plain optimizer has, and less than an element for each weight and rank besides."""
@@ -138,7 +132,7 @@ def name_of_part(state):
     return f"{head}.shard.{rest}" if head.startswith("optimizer_") else f"shard.{head}{dot}{rest}"
 
 
-@OF_A_JOB
+@pytest.mark.parametrize("mode", ["graph", *long("pynative")], indirect=True)
 def test_what_happened_in_these_steps(job, mode):
     """Overflows were on one rank only, or a step was skipped on all; the rest was clipped."""
     for records in job("sharded_one_network", mode):
@@ -149,14 +143,14 @@ def test_what_happened_in_these_steps(job, mode):
         assert not same_bits(records[-1]["sharded"]["hidden.weight"], records[0]["sharded"]["hidden.weight"])
 
 
-@long
+@long_in_pynative_mode
 def test_steps_were_tried_again(job, mode):
     for records in job("sharded_simultaneous", mode):
         counters = json.loads(str(records[-2]["sharded"]["counters"]))
         assert min(counters["retries"], counters["skipped_steps"], counters["applied_steps"]) > 0
 
 
-@long
+@long_in_graph_mode
 def test_resumed_it_is_as_if_nothing_had_been(job, mode):
     """Each rank in a new process with its own part, within a cycle."""
     for records, expected in zip(job("sharded_resumed", mode), job("sharded_cycle", mode)):
@@ -166,11 +160,11 @@ def test_resumed_it_is_as_if_nothing_had_been(job, mode):
             }
 
 
-@long
+@long_in_graph_mode
 def test_a_plain_cell_goes_on_with_merged_files(job, mode):
     """In this process, by either function, within a cycle, from which the partial cycle is flushed."""
     job("sharded_cycle", mode)
-    whole = merge_shards([job.folders[0] / file_of("sharded", rank, int(MODES[mode])) for rank in range(2)])
+    whole = merge_shards([job.saved_in / file_of("sharded", rank, int(MODES[mode])) for rank in range(2)])
     cells = [scenarios.cycle_cell(scenarios.plain) for _ in range(2)]
     assert cells[0].load_state_dict(whole) == ([], [])
     assert mindspore.load_param_into_net(cells[1], whole, strict_load=True)[0] == []
@@ -182,7 +176,7 @@ def test_a_plain_cell_goes_on_with_merged_files(job, mode):
     assert all(map(np.array_equal, weights(cells[0].network), weights(cells[1].network)))
 
 
-@long
+@long_in_graph_mode
 def test_float16_weights_have_float32_masters(job, mode):
     """Trained as float32 weights that the forward rounds; a merged checkpoint has them beside the weights."""
     by_rank = job("sharded_half", mode)
@@ -199,7 +193,7 @@ def test_float16_weights_have_float32_masters(job, mode):
     assert not same_bits(whole["master.hidden.weight"], whole["hidden.weight"].astype(np.float32))
 
 
-@long
+@long_in_graph_mode
 def test_a_part_of_another_rank_is_refused_and_nothing_loaded(job, mode):
     for rank, records in enumerate(job("sharded_refused", mode)):
         errors = [str(record["error"][""]) for record in records]

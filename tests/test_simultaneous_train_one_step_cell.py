@@ -10,7 +10,7 @@ import functools
 import mindspore
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode, quick_in_pynative_mode
+from conftest import long, quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Model, nn
 from mindspore import dtype as mstype
 from mindspore.dataset import GeneratorDataset
@@ -120,7 +120,12 @@ def weights_by_hand(mode):
     return after
 
 
-@pytest.mark.parametrize("form", FORMS)
+# Each mode and each form is in one of the quick tests; that both forms and modes train alike is in the long ones.
+@pytest.mark.parametrize(
+    ("mode", "form"),
+    [("graph", "list"), ("pynative", "tuple"), *long(("graph", "tuple"), ("pynative", "list"))],
+    indirect=["mode"],
+)
 class TestGan:
     def test_loss_i_trains_the_weights_of_optimizer_i_only(self, mode, form):
         """The generator's loss goes through the discriminator, and the discriminator's comes from the generator."""
@@ -189,6 +194,7 @@ class TestGan:
 
 
 class TestForms:
+    @pytest.mark.long
     def test_both_train_alike(self, mode):
         one, other = recorded("list", mode), recorded("tuple", mode)
         for values, others in zip(one.states, other.states):

@@ -1,6 +1,7 @@
 """suggest_schedule: from reports of several stages of training to the loss scale of each step."""
 
 import pytest
+from conftest import long
 from mindspore import nn
 from support.linear_pair import CELLS, Trained, arrays
 from support.networks import Linear, batch
@@ -47,7 +48,7 @@ def test_headroom():
     assert used_scales(suggest_schedule({0: report(1.0), 1: report(0.5)}, headroom=5), 2) == [2.0**10, 2.0**11]
 
 
-@pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.parametrize("kind", [CELLS[0], *long(*CELLS[1:])])
 def test_of_a_training_cell_along_its_training(kind):
     trained = Trained(kind)
     reports = []

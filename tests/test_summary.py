@@ -190,6 +190,7 @@ with mindspore.SummaryRecord("other"):
 """
 
 
+@pytest.mark.long
 def test_without_tensorboard(tmp_path):
     printed = check_python("-c", WITHOUT_TENSORBOARD, cwd=tmp_path)
     assert "another callback has opened one. Install tensorboardX" in printed

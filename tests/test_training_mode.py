@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from conftest import quick_in_pynative_mode
 from mindspore import Model, nn, ops
 from mindspore.dataset import NumpySlicesDataset
 
@@ -57,6 +58,7 @@ def test_no_constructor_sets_it(make_cell):
     assert not any(each.training for _, each in cell.cells_and_names())
 
 
+@quick_in_pynative_mode
 def test_set_train_reaches_frozen_cells_and_can_be_taken_back(mode):
     batch = next(dataset().create_tuple_iterator())
     backbone = frozen_backbone()

@@ -45,7 +45,6 @@ _ESSENTIAL = (
     "large_gradients",
     "different",
     "retried_cycle",
-    "own_scales_retried",
     "semi_auto_parallel",
 )
 _FURTHER = (
@@ -59,18 +58,28 @@ _FURTHER = (
     "through_model",
     "retried",
     "own_scales",
+    "own_scales_retried",
 )
 JOBS = (
-    # The first is in `make test`. `found` takes long in PyNative mode, and does not depend on the mode.
-    Job(2, _in(["graph"], *_ESSENTIAL, "found")),
-    Job(2, _in(["pynative"], *_ESSENTIAL) + _in(["graph"], "auto_parallel")),
-    Job(2, _in(MODES, *_FURTHER)),
+    # The first is in `make test`, and the last two are for releases. `found` takes long in PyNative mode, and does not
+    # depend on the mode.
+    Job(2, _in(["graph"], *_ESSENTIAL)),
+    Job(2, _in(["pynative"], *_ESSENTIAL) + _in(["graph"], "auto_parallel", "found")),
+    Job(2, _in(["graph"], *_FURTHER)),
+    Job(2, _in(["pynative"], *_FURTHER)),
     Job(4, _in(MODES, "one_network", "saturating")),
-    # These belong to `test_sharded_optimizer.py`. The first is in `make test`; resumed ones load what the second saved.
+    # These belong to `test_sharded_optimizer.py`. The first is in `make test`, and the last three are for releases.
+    # Resumed ones load what `sharded_cycle` saved.
     Job(2, _in(["graph"], "sharded_one_network")),
-    Job(2, _in(MODES, "sharded_cycle", "sharded_half")),
-    Job(2, _in(["pynative"], "sharded_one_network") + _in(MODES, "sharded_simultaneous", "sharded_alternating")),
-    Job(2, _in(MODES, "sharded_resumed", "sharded_refused", "sharded_merged")),
+    Job(2, _in(["graph"], "sharded_cycle", "sharded_half")),
+    Job(2, _in(["graph"], "sharded_resumed", "sharded_refused", "sharded_merged")),
+    Job(2, _in(["pynative"], "sharded_one_network", "sharded_simultaneous", "sharded_alternating")),
+    Job(
+        2,
+        _in(["pynative"], "sharded_cycle", "sharded_half")
+        + _in(["graph"], "sharded_simultaneous", "sharded_alternating"),
+    ),
+    Job(2, _in(["pynative"], "sharded_resumed", "sharded_refused", "sharded_merged")),
     Job(4, _in(MODES, "sharded_one_network", "sharded_merged")),
 )
 

@@ -32,7 +32,7 @@ def forget_failed_calls() -> None:
 
 
 def raise_what_failed() -> None:
-    """PyNative mode raises what an operator raises where its result is waited for: this does so here, if any did."""
+    """Raises what an operator raised, if any did. PyNative mode otherwise raises it when a result is waited for."""
     _pynative_executor.sync()
 
 

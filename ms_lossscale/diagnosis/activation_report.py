@@ -1,4 +1,4 @@
-"""What is known of the values inside a network."""
+"""The report on the values inside a network."""
 
 import math
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from ms_lossscale.diagnosis.distribution import COUNTS, Distribution, Shares
 from ms_lossscale.diagnosis.picture import Picture
 from ms_lossscale.diagnosis.report import COLUMNS, NOTABLE_SHARE, Report, columns_of, numbers_of
 
-# float16 rounds with a relative error of up to 2**-11; an error this many times the largest one before is a jump.
+# float16 rounds with a relative error of up to 2**-11. An error this many times the largest before it is a jump.
 ROUNDING, JUMP = 2.0**-11, 8.0
 
 

@@ -1,4 +1,4 @@
-"""Watching what goes through the cells of a network in PyNative mode, and through the lines of one cell."""
+"""Watches the values in the cells of a network in PyNative mode, and in the lines of one cell."""
 
 import contextlib
 import linecache
@@ -36,26 +36,26 @@ class Place(NamedTuple):
 
 
 def is_float(value):
-    """Whether it is a Tensor of floating-point numbers."""
+    """Returns whether it is a Tensor of floating-point numbers."""
     return isinstance(value, Tensor) and value.dtype in _FLOATS
 
 
 class WatchError(RuntimeError):
-    """Watching failed, not what was watched."""
+    """The watching failed, not the network."""
 
 
 def as_array(tensor):
-    """The values in NumPy, which has no bfloat16."""
+    """Returns the values in NumPy, in float32 if they are bfloat16, which NumPy does not have."""
     return (tensor.astype(mstype.float32) if tensor.dtype == mstype.bfloat16 else tensor).asnumpy()
 
 
 def are_finite(tensors):
-    """Whether all values of all of them are."""
+    """Returns whether all values of all tensors are finite."""
     return all(np.isfinite(as_array(each)).all() for each in tensors)
 
 
 def _flat(output):
-    """What is in a tensor or in tuples of them: an LSTM returns (output, (h, c))."""
+    """Returns the tensors in an output, which may be nested tuples: an LSTM returns (output, (h, c))."""
     if isinstance(output, (list, tuple)):
         return [tensor for item in output for tensor in _flat(item)]
     return [output]
@@ -63,13 +63,13 @@ def _flat(output):
 
 class CellWatch:
     """
-    Calls back for every value that a cell of a network in PyNative mode puts out and every gradient that flows back,
+    Calls back for every output of the cells of a network in PyNative mode, and every gradient that flows back,
     innermost cells first.
 
     Args:
         part (TrainedPart): The network.
-        on_output (Callable): Called with a Place, the tensor that the cell puts out, and the cell's inputs (a tuple).
-        on_gradient_in (Callable, optional): Called with a Place and the gradient that flows into what the cell put out.
+        on_output (Callable): Called with a Place, a tensor that the cell returns, and the cell's inputs (a tuple).
+        on_gradient_in (Callable, optional): Called with a Place and the gradient that flows into the cell's output.
         on_gradient_out (Callable, optional): Called with a Place and the gradient that the cell's backward passes on
             to its inputs; `item` is the input's position.
         on_weight (Callable, optional): Called with a weight when its gradient is computed.
@@ -84,7 +84,7 @@ class CellWatch:
         self._on_weight = on_weight
         self._calls = {}
         self._failure = None
-        # What registers each hook, and the handles that remove them.
+        # The functions that register the hooks, and the handles that remove them.
         self._registrations, self._handles = list(self._of_network()), []
 
     @contextlib.contextmanager
@@ -92,7 +92,7 @@ class CellWatch:
         """A context for one forward and one backward."""
         self._register()
         try:
-            # Compiled code would have the hooks compiled, too.
+            # Compiled code would compile the hooks, too.
             with around_transforms(self._unwatched):
                 yield
         finally:
@@ -128,10 +128,10 @@ class CellWatch:
                 yield partial(weight.register_hook, self._hook(lambda _, weight=weight: self._on_weight(weight)))
 
     def _hook(self, note):
-        """A function, since MindSpore 2.7 takes nothing else that can be called, which keeps what `note` raises."""
+        """Returns a function, since MindSpore 2.7 accepts no other callable. It keeps exceptions that `note` raises."""
 
         def hook(*args):
-            # The network's failure, not that of `note`.
+            # This is a failure of the network, not of `note`.
             raise_what_failed()
             try:
                 note(*args)
@@ -150,13 +150,13 @@ class CellWatch:
                 if self._on_gradient_in is None:
                     continue
                 register = partial(tensor.register_hook, self._hook(partial(self._gradient_hook, place)))
-                # A constant gets no gradient, nor does what comes of frozen Parameters: MindSpore refuses.
+                # MindSpore refuses for constants and for results of frozen Parameters, which get no gradient.
                 with contextlib.suppress(RuntimeError):
                     self._handles.append(register())
                     self._registrations.append(register)
 
     def _gradient_hook(self, place, gradient):
-        # None of an output that nothing uses, such as the states of an LSTM.
+        # It is None for an output that nothing uses, such as the states of an LSTM.
         if gradient is not None:
             self._on_gradient_in(place, gradient)
 
@@ -172,18 +172,18 @@ class CellWatch:
 
 class LineWatch:
     """
-    Looks, line by line, for the first local variable or result of a cell's construct, not of what that calls, that is
-    not finite, though no argument was.
+    Finds the first line of a cell's construct, not of what that calls, with a local variable or result that is not
+    finite although all arguments were.
     """
 
     def __init__(self, cell):
         self._cell = cell
         self._found = None
-        # Of the call that runs: the line that was begun last, and the values that it does not make.
+        # In the present call: the line that began last, and the values that existed before it.
         self._line, self._known = None, {}
 
     def __str__(self) -> str:
-        """The file, the number and the text of the line; nothing if none was found."""
+        """Returns the file, number and text of the line; empty if none was found."""
         if self._found is None:
             return ""
         file, number = self._found
@@ -208,11 +208,11 @@ class LineWatch:
     def _step(self, frame, event, result):
         if self._found is None and event in ("line", "return"):
             values = {id(each): each for each in (*frame.f_locals.values(), result) if is_float(each)}
-            # The arguments, at first, and what is known to be finite.
+            # At first the arguments, later what is known to be finite.
             new = [each for key, each in values.items() if key not in self._known]
             if self._line is not None and not are_finite(new):
                 self._found = self._line
-            # Kept, so that an id goes to no other value.
+            # Kept alive, so that no other value gets their ids.
             self._known.update(values)
             self._line = frame.f_code.co_filename, frame.f_lineno
         return self._step

@@ -1,26 +1,26 @@
-"""Searching for the cells of a network that need float32: as few and as small as can be found; each set is tried."""
+"""Searches for the cells that need float32, as few and as small as can be found. Each set of cells is tried."""
 
 import math
 import re
 
 from ms_lossscale.diagnosis.float32_advice import Widening
 
-# Rounds that each follow one overflow, before the neighbours of each are taken, too.
+# The number of rounds that follow one overflow each, before its neighbours are added, too.
 _PATIENCE = 6
-# Of the cells that have the weights of lost gradients, so many are tried in float32, to widen the range of scales.
+# How many cells with weights of lost gradients are tried in float32, to widen the range of scales.
 _OWNERS = 3
 
 
 def needed_cells(trials):
-    """Their names, the whole networks if nothing less suffices; and why they fail in graph mode, None if not."""
+    """Returns the cells' names, or whole networks if nothing less suffices; and why graph mode fails, or None."""
     names = [] if trials.are_finite([]) else _smallest(trials, _fewest(trials, _enough(trials), []))
     return _in_graph_mode(trials, names)
 
 
 def _in_graph_mode(trials, names):
     """
-    Those with which it holds in graph mode, too, if there are any. There a cell casts its inputs only: what it computes
-    of what float16 cells inside it put out is float16 still, and operators may refuse two dtypes.
+    Widens the cells until graph mode succeeds, too, if it ever does. There, a cell only casts its inputs. What it
+    computes from the output of float16 cells inside it is float16 still, and operators may refuse mixed dtypes.
     """
     tried = names
     while True:
@@ -34,7 +34,7 @@ def _in_graph_mode(trials, names):
 
 
 def _back(trials, wider, names):
-    """The wider cells, but those of them that need not be."""
+    """Returns the wider cells, but the original ones instead of those that need not be wider."""
     for name in [each for each in wider if each not in names]:
         inside = [each for each in names if trials.covers([name], each)]
         rest = [each for each in wider if each != name] + inside
@@ -44,7 +44,7 @@ def _back(trials, wider, names):
 
 
 def _enough(trials):
-    """From each overflow to the next one: cells that suffice, though not all of them may be needed."""
+    """Goes from each overflow to the next. Returns cells that suffice, though perhaps not all are needed."""
     chosen, patterns, reach = [], set(), 0
     for number in range(len(trials.cells)):
         found = trials.look(chosen)
@@ -52,11 +52,11 @@ def _enough(trials):
             break
         new = [found.suspect]
         if _pattern(found.suspect) in patterns:
-            # The same layer of another block: all blocks may be alike.
+            # It is the same layer of another block: all blocks may be alike.
             new = [each for each in trials.cells if _pattern(each) == _pattern(found.suspect)]
         patterns.add(_pattern(found.suspect))
         if trials.covers(chosen, found.suspect) or number >= _PATIENCE:
-            # It computes in float32 already, on what others give it.
+            # It already computes in float32, but its inputs come from others.
             reach = 2 * reach or 1
             new += _neighbours(trials, found, reach, chosen)
         new = [each for each in dict.fromkeys(new) if not trials.covers(chosen, each)]
@@ -67,7 +67,7 @@ def _enough(trials):
 
 
 def _neighbours(trials, found, reach, chosen):
-    """The cells that ran closest to the suspect, and the one around it unless that is the whole network."""
+    """Returns the cells that ran closest to the suspect, and the one around it unless it is a whole network."""
     order = [each for each in found.order if each not in trials.roots]
     place = order.index(found.suspect) if found.suspect in order else len(order)
     near = order[max(0, place - reach) : place + reach + 1]
@@ -79,7 +79,7 @@ def _outermost(trials, names):
 
 
 def _fewest(trials, names, kept):
-    """As few of these as suffice together with those that are kept: each that is left out makes it fail again."""
+    """Returns as few of these as suffice together with `kept`: leaving one more out makes it fail."""
     size = len(names) // 2 if len(names) > 3 else 1
     while True:
         before, i = len(names), 0
@@ -95,7 +95,7 @@ def _fewest(trials, names, kept):
 
 
 def _smallest(trials, names):
-    """Goes into the cells that hold others, where some of those suffice."""
+    """Replaces cells by the cells inside them, where some of those suffice."""
     for name in names:
         inside, rest = trials.inside(name), [each for each in names if each != name]
         if inside and trials.are_finite(rest + inside):
@@ -105,8 +105,8 @@ def _smallest(trials, names):
 
 def widening(trials, names, loss_scale):
     """
-    Of the cell whose float32, beside that of these, widens the range of loss scales most; None if no gradients are lost
-    at the largest one.
+    Returns the cell that, in float32 in addition to these, widens the range of loss scales most, or None if no
+    gradients are lost at the largest one.
     """
     lost = trials.lost_gradients(names, loss_scale)
     if not lost:
@@ -129,13 +129,13 @@ def widening(trials, names, loss_scale):
 
 
 def _smallest_that_keeps(trials, names, lost, low, high):
-    """The smallest power of two from `low` to `high` at which these gradients are kept; None if there is none."""
+    """Returns the smallest power of two from `low` to `high` that keeps these gradients, None if there is none."""
     low, high = math.ceil(math.log2(low)), math.floor(math.log2(high))
 
     def keeps(exponent):
         return not set(lost) & set(trials.lost_gradients(names, 2.0**exponent))
 
-    # Where they overflow at the largest, a smaller one may do.
+    # If they overflow at the largest one, a smaller one may do.
     high = next((each for each in range(high, low - 1, -2) if keeps(each)), None)
     if high is None:
         return None
@@ -146,5 +146,5 @@ def _smallest_that_keeps(trials, names, lost, low, high):
 
 
 def _pattern(name):
-    """What cells of the same kind in several blocks have in common."""
+    """Returns what the names of corresponding cells in several blocks have in common."""
     return re.sub(r"\d+", "#", name)

@@ -1,4 +1,4 @@
-"""Trying batches with some of a network's cells in float32."""
+"""Tries batches with some of a network's cells in float32."""
 
 import collections
 import contextlib
@@ -18,19 +18,19 @@ from ms_lossscale.diagnosis.gradient_report import LOSS_SCALES
 from ms_lossscale.diagnosis.locate_overflow import OverflowTrace, Search
 from ms_lossscale.diagnosis.replay import LossAndGrads, running
 
-# Exponents of the scales at which the search for the largest one stops to look.
+# The exponents at which the search for the largest scale looks first.
 _STEPS = (8, 16, 24, 32, 64, int(math.log2(LOSS_SCALES[-1])))
-# Dropout draws anew, and float16 rounds: an output is lost if fewer are left.
+# An output is lost if fewer are left; not 0, since dropout draws anew and float16 rounds.
 _KEPT = 0.01
 
 
 class Found(NamedTuple):
-    """Where something overflows first: the name of the cell, and of the one whose computation it comes from."""
+    """What overflows first: the name of the cell, and of the suspect, the cell whose computation it comes from."""
 
     trace: OverflowTrace
     cell: str
     suspect: str
-    # The cells in the order in which the forward left them.
+    # The cells in the order in which the forward finished them.
     order: list
     # The numbers of the batch and of the network.
     at: tuple
@@ -38,13 +38,13 @@ class Found(NamedTuple):
 
 class Trials:
     """
-    Runs batches forward and backward, in PyNative mode within `replay`, with some cells in float32. Cells go by names,
-    as in `network.cells_and_names()`, those of several networks after `networks[i]`; a cell in two places by the first.
+    Runs batches forward and backward, in PyNative mode within `replay`, with some cells in float32. Cells are named as
+    in `network.cells_and_names()`, after `networks[i]` if there are several; a cell in two places has the first name.
 
     Attributes:
-        smallest_scale (float): No scale below it is of use.
+        smallest_scale (float): The smallest scale that is of use.
         cells (dict[str, Cell]): All cells.
-        runs (int): How often the batches were run, forward and backward, until something overflowed.
+        runs (int): How often batches were run, forward and backward, each time until something overflowed.
         counts_lost (bool): Whether a cell with a lost output, see `first_lost`, is as bad as one that overflows.
     """
 
@@ -53,7 +53,7 @@ class Trials:
         self._replayed = replayed
         self._batches = batches
         self.smallest_scale = smallest_scale
-        # Numbers of a batch and of a network. What overflowed last comes first: most trials end there.
+        # Numbers of a batch and a network. The pair that overflowed last comes first: most trials end there.
         self._work = list(itertools.product(range(len(batches)), range(len(replayed))))
         self.cells, self._names = {}, {}
         for part in (each.part for each in replayed):
@@ -63,7 +63,7 @@ class Trials:
                     self.cells[name] = cell
         self._inside = {name: {id(each) for _, each in cell.cells_and_names()} for name, cell in self.cells.items()}
         self.roots = list(dict.fromkeys(self._names[id(each.part.network)] for each in replayed))
-        # What the forward may write, by its cell and its name.
+        # The state that the forward may write, by cell and name.
         self._state = {}
         for cell_name, cell in self.cells.items():
             state = dict(cell.named_buffers(cell_name, recurse=False))
@@ -75,29 +75,29 @@ class Trials:
         self.runs = 0
         self.counts_lost = False
         self._known = {}
-        # For the cells that are in float32 now: what is compiled for others is of no use.
+        # The cells for which it is compiled: code compiled for other cells can't be used.
         self._of_names = None
 
     def covers(self, names, name):
-        """Whether a cell is one of these, or inside one."""
+        """Returns whether a cell is one of these, or inside one."""
         return any(id(self.cells[name]) in self._inside[each] for each in names)
 
     def kind(self, name):
-        """The class of a cell, as its author wrote it."""
+        """Returns the class of a cell, as its author wrote it."""
         its_class = type(self.cells[name])
         return (its_class.__mro__[1] if is_rewritten(self.cells[name]) else its_class).__name__
 
     def inside(self, name):
-        """The cells directly inside a cell."""
+        """Returns the cells directly inside a cell."""
         return [self._names[id(each)] for each in self.cells[name].cells()]
 
     def around(self, name):
-        """The cells directly around a cell."""
+        """Returns the cells directly around a cell."""
         return [each for each in self.cells if name in self.inside(each)]
 
     @contextlib.contextmanager
     def _run(self, names):
-        """A context with these cells in float32, which gives each batch with the network that is to run on it."""
+        """A context with these cells in float32. It yields each batch with the network that is to run on it."""
         self.runs = next(self._bar)
         if self._of_names != frozenset(names):
             self._of_names = frozenset(names)
@@ -115,7 +115,7 @@ class Trials:
             self._replayed[0].restore()
 
     def are_finite(self, names, loss_scale=None):
-        """Whether all batches are finite, forward and backward, with these cells in float32."""
+        """Returns whether all batches are finite, forward and backward, with these cells in float32."""
         loss_scale = loss_scale or self.smallest_scale
         key = frozenset(names), loss_scale, self.counts_lost
         if key not in self._known:
@@ -138,7 +138,7 @@ class Trials:
         return are_finite([loss, *grads, *self._state.values()])
 
     def _attempt(self, names, at, compute, *args):
-        """What it returns; None if it fails with these cells in float32: operators may take no two dtypes."""
+        """Computes, or returns None if these cells in float32 make it fail: operators may refuse mixed dtypes."""
         try:
             with running(self._owner, f"batches[{at[0]}]"):
                 result = compute(*args)
@@ -151,7 +151,7 @@ class Trials:
             return None
 
     def error_in_graph_mode(self, names, loss_scale=None):
-        """Why the batches are not finite as graph mode compiles the networks with these cells; None if they are."""
+        """Returns why the batches are not finite in graph mode with these cells, None if they are."""
         with self._run(names) as runs:
             for at, loss_and_grads, batch in runs:
                 try:
@@ -164,7 +164,7 @@ class Trials:
         return None
 
     def largest_scale(self, names, in_graph_mode):
-        """The largest power of two at which all batches are finite, if they are at the smallest scale."""
+        """Returns the largest power of two at which all batches are finite, if they are at the smallest."""
 
         def are_finite(exponent):
             if in_graph_mode:
@@ -183,7 +183,7 @@ class Trials:
         return 2.0**low
 
     def look(self, names, loss_scale=None):
-        """What overflows first with these cells in float32; None if nothing does."""
+        """Returns what overflows first with these cells in float32, None if nothing does."""
         with self._run(names) as runs:
             for at, loss_and_grads, batch in runs:
                 search = Search(loss_and_grads, loss_scale or self.smallest_scale)
@@ -194,14 +194,14 @@ class Trials:
                 if overflow is not None:
                     cell = suspect = of_part[overflow.trace.cell]
                     if search.came_in(overflow):
-                        # It was computed in the construct of the cell around.
+                        # It was computed in the construct of the enclosing cell.
                         suspect = next(iter(self.around(cell)), cell)
                     return Found(search.explained(overflow), cell, suspect, order, at)
                 if is_refused:
                     last = order[-1] if order else self.roots[0]
                     cell = next(iter(self.around(last)), last)
                     return self._found_in(cell, "output", "refused: an operator takes no two dtypes", order, at)
-                # Where what overflowed is only in what the forward wrote, BatchNorm's statistics say.
+                # The overflow may only be in what the forward wrote, such as BatchNorm's statistics.
                 for (cell, name), written in self._state.items():
                     if not are_finite([written]):
                         return self._found_in(cell, name, "not finite", order, at)
@@ -217,8 +217,8 @@ class Trials:
 
     def first_lost(self, names):
         """
-        Where an output is lost first, None if none is: in float32 it has values that float16 holds, in float16 hardly
-        one. It was divided by an infinity on the way: a norm does so whose squares overflow.
+        Returns where an output is lost first, None if none is. In float32 it has values that float16 can hold, but in
+        float16 hardly any: it was divided by an infinity, as by a norm whose squares overflow.
         """
         counts = self._sizeable(names)
         for (at, cell), expected in self._sizeable_in_float32.items():
@@ -231,7 +231,7 @@ class Trials:
         return self._sizeable(self.roots)
 
     def _sizeable(self, names):
-        """Of each batch, network and cell how many values of its outputs are normal numbers in float16, or larger."""
+        """Counts, for each batch, network and cell, the output values that are at least normal numbers in float16."""
         counts = collections.Counter()
 
         def count(at, cell, values):
@@ -241,7 +241,7 @@ class Trials:
         return dict(sorted(counts.items(), key=lambda item: item[0][0]))
 
     def largest_values(self, names):
-        """Of each cell the largest finite output, and the largest finite gradient of its inputs, in absolute value."""
+        """Returns for each cell the largest finite output and gradient of its inputs, in absolute value."""
         largest = collections.defaultdict(float)
 
         def compare(direction, _, cell, values):
@@ -252,7 +252,7 @@ class Trials:
         return largest
 
     def _watch(self, names, on_output, on_gradient=None):
-        """Calls back with the numbers of a batch and a network, a cell, and the absolute values seen there."""
+        """Calls back with the numbers of batch and network, a cell, and the absolute values seen there."""
         with self._run(names) as runs:
             for at, loss_and_grads, batch in runs:
                 part = loss_and_grads.part
@@ -270,8 +270,8 @@ class Trials:
 
     def lost_gradients(self, names, loss_scale):
         """
-        The names of the weights of whose gradients float16 keeps less than half of what is not zero with all cells in
-        float32.
+        Returns the names of weights for which float16 keeps less than half of the gradients that are not zero with all
+        cells in float32.
         """
         kept = self._nonzero_gradients(names, loss_scale)
         return [name for name, expected in self._nonzero_in_float32.items() if kept[name] < expected / 2]
@@ -281,7 +281,7 @@ class Trials:
         return self._nonzero_gradients(self.roots, self.smallest_scale)
 
     def _nonzero_gradients(self, names, loss_scale):
-        """Of each weight how many gradients are finite and not zero."""
+        """Counts, for each weight, the gradients that are finite and not zero."""
         counts = collections.Counter()
         with self._run(names) as runs:
             for _, loss_and_grads, batch in runs:
@@ -292,14 +292,14 @@ class Trials:
         return counts
 
     def owner(self, weight):
-        """The innermost cell that has a weight of this name."""
+        """Returns the innermost cell that has a weight of this name."""
         for name, cell in self.cells.items():
             if any(each.name == weight for each in cell.get_parameters(expand=False)):
                 return name
         return self.roots[0]
 
     def line(self, found, names):
-        """The line of the suspect's construct from which the overflow comes, as text; empty if that is not seen."""
+        """Returns the line of the suspect's construct that overflows, as text; empty if it is not found."""
         watch, (batch, number) = LineWatch(self.cells[found.suspect]), found.at
         part = self._replayed[number].part
         with self._run(names), watch.watching():

@@ -1,4 +1,4 @@
-"""What is known of a network's gradients, and the loss scale that follows from it."""
+"""The report on a network's gradients, and the loss scale that follows from it."""
 
 import math
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from ms_lossscale.diagnosis.picture import Picture
 from ms_lossscale.diagnosis.report import COLUMNS, NOTABLE_SHARE, Report, columns_of, numbers_of
 from ms_lossscale.loss_scale import ScheduledLossScale
 
-# What the package takes as a loss scale.
+# The loss scales that the package accepts.
 LOSS_SCALES = [2.0**exponent for exponent in range(-126, 127)]
-# With more, the largest float32 numbers want a smaller scale than the smallest one.
+# With more, the largest float32 numbers would need a scale below the smallest one.
 _MOST_HEADROOM = 13
 
 
 def check_headroom(owner, headroom):
-    """Raises unless `headroom` is a whole number that every float32 gradient can keep. Returns it as an int."""
+    """Raises unless `headroom` is an integer that every float32 gradient can keep. Returns it as an int."""
     value = check_number(owner, "headroom", headroom)
     if value not in range(_MOST_HEADROOM + 1):
         raise ValueError(
@@ -32,7 +32,7 @@ def check_headroom(owner, headroom):
 
 
 def largest_scale(largest, headroom=2, of=FLOAT16):
-    """The largest power of two by which a gradient can be multiplied so that the format leaves it the headroom."""
+    """Returns the largest power of two that still leaves a gradient times it the headroom in this format."""
     limit, limit_exponent = math.frexp(of.largest)
     largest, exponent = math.frexp(largest)
     shift = limit_exponent - headroom - exponent - (largest > limit)
@@ -137,7 +137,7 @@ class GradientReport(Report):
         lost = total.shares(loss_scale, dtype).flushed
         unscaled = total.shares(1.0, dtype)
         saved = unscaled.flushed + unscaled.overflowed - lost
-        # There is a largest one where there is no problem.
+        # `largest` is a number if there is no problem.
         return Recommendation(loss_scale, headroom, self.largest, lost, saved)  # type: ignore[arg-type]
 
     def _title(self):
@@ -145,7 +145,7 @@ class GradientReport(Report):
         return f"Unscaled gradients of {parameters} {in_batches(self.batches)}"
 
     def _why_not(self):
-        """Why no scale can be recommended, or an empty text."""
+        """Returns why no scale can be recommended, or an empty text."""
         if self.non_finite_losses:
             return (
                 f"in {self.non_finite_losses} of {self.batches} batches the loss is not finite. The forward overflows, "
@@ -321,7 +321,7 @@ def suggest_schedule(
     stages = [(step, scale) for (step, _), scale in zip(stages, loss_scales)]
     stages = stages[:1] + [stage for before, stage in zip(stages, stages[1:]) if stage[1] != before[1]]
     starts = [step for step, _ in stages[1:]]
-    # A stage ends where the next one begins; the last one's end, which a schedule wants too, changes nothing.
+    # A stage ends where the next one begins. A schedule also needs an end of the last stage, which changes nothing.
     return ScheduledLossScale([*starts, (starts[-1] if starts else 0) + 1], [scale for _, scale in stages])
 
 

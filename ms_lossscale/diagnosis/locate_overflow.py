@@ -1,4 +1,4 @@
-"""Finding the first overflow of a batch."""
+"""Finds the first overflow of a batch."""
 
 import functools
 import itertools
@@ -20,7 +20,7 @@ _ONLY_IN_GRAPH = (
     "The network runs in graph mode only, in which cells can't be watched: only its loss and the gradients of its "
     "weights were looked at."
 )
-# What came from between the cells, by the direction.
+# The remark on an overflow that occurred between cells, by direction.
 _CAME_IN = {
     "forward": "Its input is not finite already, though no cell put that out: it was computed between cells, in the "
     "construct of the cell around it.",
@@ -47,7 +47,7 @@ class Range(NamedTuple):
     non_finite: int
 
     def fits(self, largest: float) -> bool:
-        """Whether the finite values are below a bound, in absolute value."""
+        """Returns whether the absolute values of the finite elements are below a bound."""
         return self.min is None or self.max is None or max(-self.min, self.max) < largest
 
     def __str__(self) -> str:
@@ -176,7 +176,7 @@ def locate_overflow(network: nn.Cell, inputs: Batch, *, loss_scale: float) -> Ov
 
 
 class _Overflow(NamedTuple):
-    """A value out of range: when it was seen, in which of the cell's calls, and whether its dtype can hold it."""
+    """A value out of range: its moment, the number of the cell's call, and whether its dtype can hold it."""
 
     moment: int
     call: int
@@ -186,25 +186,25 @@ class _Overflow(NamedTuple):
 
 class Search:
     """
-    Runs batches and notes what leaves float16's range, within `replay`.
+    Runs batches, within `replay`, and records the values that leave float16's range.
 
     Attributes:
         part (TrainedPart): The network.
-        overflows (list[_Overflow]): What does, in its order.
-        inputs (dict): From a cell and the number of its call to the ranges of its inputs, in the order of the calls.
+        overflows (list[_Overflow]): These values, in order.
+        inputs (dict): The ranges of the inputs, by a cell and the number of its call, in the order of the calls.
     """
 
     def __init__(self, loss_and_grads, loss_scale):
         self._loss_and_grads = loss_and_grads
         self.part = loss_and_grads.part
         self._loss_scale = loss_scale
-        # In their order, once the search has run.
+        # They are in order once the search has run.
         self.overflows = []
         self.inputs = {}
         self._moments = itertools.count()
-        # When each weight's gradient was computed.
+        # The moment when each weight's gradient was computed.
         self._moments_of_weights = {}
-        # The cells into whose output a gradient flowed that was out of range already.
+        # The cells whose output got a gradient that was out of range already.
         self._received = set()
         names = self.part.cell_names()
         self._root = names[id(self.part.network)]
@@ -254,7 +254,7 @@ class Search:
 
     def _note_gradient_in(self, place, tensor):
         if place.cell == self._root and tensor.dtype == mstype.float16:
-            # No cell has computed this one: it is the loss scale.
+            # No cell has computed it: it is the loss scale.
             self._note("backward", "loss", place, tensor)
         elif not are_finite([tensor]):
             self._received.add((place.cell, place.call))
@@ -279,20 +279,20 @@ class Search:
         self.overflows.append(_Overflow(moment, place.call, held_by_dtype, trace))
 
     def first_overflow(self):
-        """The first overflow, but for what only float16 could not hold; None if there is none."""
+        """Returns the first overflow, ignoring values that only float16 could not hold; None if there is none."""
         for overflow in self.overflows:
             if not overflow.held_by_dtype:
                 return self.overflows[0] if self._comes_of_a_cast(overflow) else overflow
         return None
 
     def came_in(self, overflow):
-        """Whether the cell was given what is not finite already: its input, or what flows into its output."""
+        """Returns whether what the cell got was not finite already: an input, or the gradient of its output."""
         if overflow.trace.direction == "forward":
             return any(each.non_finite for each in overflow.trace.inputs)
         return (overflow.trace.cell, overflow.call) in self._received
 
     def _comes_of_a_cast(self, overflow):
-        """Whether the first cell to overflow was given what float16 can't hold, before or after a cast to it."""
+        """Returns whether the first cell to overflow got what float16 can't hold, before or after a cast."""
         trace = overflow.trace
         return trace.direction == "forward" and any(
             each.non_finite or (trace.tensor.dtype == "Float16" and not each.fits(FLOAT16.largest))
@@ -300,7 +300,7 @@ class Search:
         )
 
     def explained(self, overflow):
-        """The trace of an overflow, with what else there is to say."""
+        """Returns the trace of an overflow, with a remark."""
         return overflow.trace._replace(note=self._remark(overflow))
 
     def _remark(self, overflow):
@@ -322,7 +322,7 @@ class Search:
 
 
 def _ranges(values):
-    """Those of the tensors of floating-point numbers among these."""
+    """Returns the ranges of those of these values that are tensors of floating-point numbers."""
     ranges = []
     for tensor in filter(is_float, values):
         array = as_array(tensor)

@@ -75,11 +75,11 @@ class WritesSquares(nn.Cell):
 
 
 class WritesSquaresToABuffer(nn.Cell):
-    """The same, to a buffer."""
+    """Overflows only in what it writes to a buffer."""
 
     def __init__(self):
         super().__init__()
-        # A float16 cell does not write to a float32 one.
+        # A float16 cell can't write to a float32 buffer.
         self.register_buffer("seen", Tensor(0.0, mstype.float16))
 
     def construct(self, x):
@@ -88,7 +88,7 @@ class WritesSquaresToABuffer(nn.Cell):
 
 
 class CastsByHand(nn.Cell):
-    """A loss whose product takes no float32 from the cell that overflows."""
+    """A loss with a product that refuses float32 from the cell that overflows."""
 
     def __init__(self):
         super().__init__()

@@ -27,6 +27,7 @@ _SHARE_TO_DIE = 0.95
 _NOT_CORE = ("docs", "examples_*", "mutants", "package", "pictures", "plot_scale", "selfcheck", "site", "translations")
 # Seconds. Ranks wait for ever if one of them has taken another branch.
 _LIMIT_OF_FIRST, _LIMIT_OF_REST = 400, 5400
+_QUICK, _LONG = "not long and not release", "long and not release"
 _PASSED, _FAILED, _NO_TESTS = 0, 1, 5
 _HEADER = "| mutant | result | by | seconds |\n|---|---|---|---|\n"
 _LINE = re.compile(r"\| (?P<mutant>.*) \| (?P<result>.*) \| (?P<by>.*) \| (?P<seconds>\d+) \|")
@@ -117,10 +118,10 @@ def _runs(mutant, folder, all_tests, only_first):
     first = [f"tests/{name}" for name in mutant.first]
     others = [*first, *(f"tests/test_{name}.py" for name in _NOT_CORE)]
     rest = ["tests", "ms_lossscale", *(f"--ignore-glob={folder}/{path}" for path in others)]
-    for mark in ("not long", "long") if all_tests else ("not long",):
+    for mark in (_QUICK, _LONG) if all_tests else (_QUICK,):
         yield ["-m", mark, *first], _LIMIT_OF_FIRST
     if not only_first:
-        yield ["-m", "not long or long" if all_tests else "not long", *rest], _LIMIT_OF_REST
+        yield ["-m", f"({_QUICK}) or ({_LONG})" if all_tests else _QUICK, *rest], _LIMIT_OF_REST
 
 
 def _pytest(folder, arguments, limit):

@@ -53,7 +53,7 @@ MUTANTS = [
         "step/build.py",
         "Unscale(1.0 / steps, self.packing",
         "Unscale(1.0, self.packing",
-        (_OWN_SCALES,),
+        ("test_accumulation.py", _OWN_SCALES),
     ),
     Mutant(
         "calls of a cycle are added up undivided where they are clipped",

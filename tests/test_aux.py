@@ -49,7 +49,11 @@ def tensors_in(value):
     return [tensor for each in values for tensor in tensors_in(each)]
 
 
-@pytest.mark.parametrize("losses", [*long(1), 2])
+@pytest.mark.parametrize(
+    ("mode", "losses"),
+    [("graph", 1), ("pynative", 2), *long(("graph", 2), ("pynative", 1))],
+    indirect=["mode"],
+)
 def test_aux_of_any_form_is_a_copy(mode, losses):
     network = TwoLosses(losses)
     optimizers = [nn.SGD(part.trainable_params(), 0.1) for part in (network.first, network.second)]

@@ -226,7 +226,7 @@ def test_what_is_kept_in_other_ways_is_found(make):
 
 @quick_in_graph_mode
 @pytest.mark.parametrize("steps", [2, *long(1)])
-@pytest.mark.parametrize("when", ["later", *long("before the first step")])
+@pytest.mark.parametrize("when", ["before the first step", "later"])
 def test_a_buffer_that_was_given_other_memory(mode, steps, when):
     network = Counting()
     cell = of_one(network, gradient_accumulation_steps=steps)

@@ -74,7 +74,7 @@ MUTANTS = [
         "step/build.py",
         "return loss_scales[0].drop_overflow_update",
         "return True",
-        ("test_configurations.py", "test_overflowed_parameters.py"),
+        ("test_overflow_in_the_forward.py", "test_accepted_loss_scale.py"),
     ),
     Mutant(
         "what is to follow an update is left out",

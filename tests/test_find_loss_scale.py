@@ -1,8 +1,9 @@
 """`find_loss_scale`: that it finds what a step at each power of two shows, and changes nothing but the scale."""
 
+import mindspore
 import numpy as np
 import pytest
-from conftest import long, quick_in_graph_mode
+from conftest import long, quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Tensor, nn, ops
 from support.npu_networks import INNOCENT, NAN, OnNpu, inputs_for
 from support.retried_networks import LEARNING_RATE, HalvesItsInput, Penalised, Slope, inputs
@@ -12,6 +13,7 @@ from ms_lossscale import (
     AlternatingTrainOneStepCell,
     DynamicLossScale,
     FixedLossScale,
+    LossScale,
     ScaledTrainOneStepCell,
     ScheduledLossScale,
     SimultaneousTrainOneStepCell,
@@ -156,6 +158,25 @@ class Normalised(nn.Cell):
 
     def construct(self, grads):
         return (grads[0] / ops.abs(grads[0]).max(),)
+
+
+class Halving(LossScale):
+    """An update rule of the user, between a floor and a ceiling."""
+
+    def __init__(self):
+        super().__init__(2.0**20)
+        self.half = Tensor(0.5, mindspore.float32)
+        self.min_loss_scale, self.max_loss_scale = 2.0**2, 2.0**20
+
+    def next_scale(self, loss_scale, overflow):
+        return ops.select(overflow, loss_scale * self.half, loss_scale)
+
+
+@quick_in_pynative_mode
+@pytest.mark.parametrize(("slope", "found"), [(1.0, 2.0**14), (2.0**13, 2.0**2)])
+def test_an_update_rule_of_the_user(mode, slope, found):
+    cell = scaled(Halving())
+    assert cell.find_loss_scale(*inputs(slope)) == cell.get_loss_scale() == found
 
 
 @quick_in_graph_mode

@@ -17,7 +17,7 @@ def train_with_flush(cell, batches, monitor, flush_first, epochs=1):
     Model(cell).train(epochs, dataset_of(batches), callbacks=callbacks, dataset_sink_mode=False)
 
 
-@pytest.fixture(params=[True, *long(False)], ids=["flush_first", "flush_last"])
+@pytest.fixture(params=[*long(True), False], ids=["flush_first", "flush_last"])
 def flush_first(request):
     """Whether FlushAccumulation comes before the monitor."""
     return request.param

@@ -9,7 +9,6 @@ from ms_lossscale import _gradients as gradients
 from ms_lossscale._output import LossScaleValues, counted, written_scale
 from ms_lossscale.cells.endless_skips import SkippedSeries
 from ms_lossscale.diagnosis.cell_watch import as_array
-from ms_lossscale.loss_scale import DynamicLossScale
 
 _MOST_NAMES = 5
 
@@ -187,13 +186,14 @@ class WatchedStep:
         warned = len(self._warned)
         scales = zip(self._step.loss_scales, record.loss_scale, self._step.overflowed_loss_scales(self._overflowed))
         for i, (loss_scale, used, has_overflowed) in enumerate(scales):
-            is_at_floor = isinstance(loss_scale, DynamicLossScale) and used <= loss_scale.min_loss_scale
+            floor = loss_scale.min_loss_scale
+            is_at_floor = floor is not None and used <= floor
             if is_at_floor and has_overflowed and i not in self._warned:
                 self._warned.add(i)
                 of_network = f" of network {i}" if len(self._step.loss_scales) > 1 else self.of_network
                 warnings.warn(
                     f"The loss scale{of_network} is stuck at its floor, min_loss_scale="
-                    f"{written_scale(loss_scale.min_loss_scale)}: step {record.step} still overflowed; "
+                    f"{written_scale(floor)}: step {record.step} still overflowed; "
                     f"{self.what_it_means()}",
                     RuntimeWarning,
                     stacklevel=2,

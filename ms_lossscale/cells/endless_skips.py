@@ -7,7 +7,6 @@ import numpy as np
 
 from ms_lossscale._arguments import listed
 from ms_lossscale._output import LossScaleValues, counted, written_scale
-from ms_lossscale.loss_scale import DynamicLossScale
 
 # The number of calls between two looks, which wait for the device. The first look comes earlier.
 _CALLS, _FIRST_CALLS = 500, 50
@@ -75,7 +74,7 @@ class EndlessSkips:
 
 def _is_at_floor(step):
     return any(
-        isinstance(its, DynamicLossScale) and its.get_loss_scale() <= its.min_loss_scale for its in step.loss_scales
+        its.min_loss_scale is not None and its.get_loss_scale() <= its.min_loss_scale for its in step.loss_scales
     )
 
 
@@ -127,7 +126,7 @@ class SkippedSeries:
                 f"What to try: no loss scale fixes a loss that is not finite, so look for NaN in the data and in the "
                 f"weights; {lines}.{rate}"
             )
-        if not all(isinstance(its, DynamicLossScale) for its in self._step.loss_scales):
+        if not all(its.backs_off for its in self._step.loss_scales):
             return (
                 f"What to try: this loss scale does not fall, so use a DynamicLossScale, for which "
                 f"cell.find_loss_scale(*inputs) finds one; {lines}.{rate}"

@@ -8,7 +8,6 @@ from mindspore import dtype as mstype
 
 from ms_lossscale._mindspore import write_in_place
 from ms_lossscale._output import written_scale
-from ms_lossscale.loss_scale import DynamicLossScale
 from ms_lossscale.step.forward_backward import inputs_of
 
 
@@ -58,7 +57,7 @@ class FindsLossScale(nn.Cell):
             >>> cell.counters()
             {'applied_steps': 0, 'skipped_steps': 0, 'consecutive_skipped_steps': 0}
         """
-        if not any(isinstance(its, DynamicLossScale) for its in self._loss_scales):
+        if all(its.min_loss_scale is None for its in self._loss_scales):
             raise RuntimeError(
                 f"For '{type(self).__name__}', 'find_loss_scale()' needs a loss scale that moves by itself, but got a "
                 f"{type(self._loss_scales[0]).__name__}. Construct the cell with a DynamicLossScale, or set a scale "
@@ -90,10 +89,10 @@ class FindsLossScale(nn.Cell):
                 _set_in_place([*lowest, (its, scale)])
                 return not self._overflowed(i, inputs)[j]
 
-            if isinstance(its, DynamicLossScale):
-                found.append(max(self._largest_clean(its, is_clean) / 2, its.min_loss_scale))
-            else:
+            if its.min_loss_scale is None:
                 found.append(its.get_loss_scale())
+            else:
+                found.append(max(self._largest_clean(its, is_clean) / 2, its.min_loss_scale))
         return found
 
     def _overflowed(self, i, inputs):
@@ -135,7 +134,7 @@ class FindsLossScale(nn.Cell):
 
 def _powers_of_two(loss_scale):
     """Returns those from the floor to the ceiling, increasing; if there is none, the floor; if no range, the scale."""
-    if not isinstance(loss_scale, DynamicLossScale):
+    if loss_scale.min_loss_scale is None:
         return [loss_scale.get_loss_scale()]
     first = math.ceil(math.log2(loss_scale.min_loss_scale))
     last = math.floor(math.log2(loss_scale.max_loss_scale))

@@ -13,7 +13,6 @@ from ms_lossscale.diagnosis.float32_advice import Float32Advice, NeedOfFloat32
 from ms_lossscale.diagnosis.float32_search import needed_cells, widening
 from ms_lossscale.diagnosis.float32_trials import Trials
 from ms_lossscale.diagnosis.replay import replay
-from ms_lossscale.loss_scale import DynamicLossScale
 
 
 def advise_float32(
@@ -88,7 +87,7 @@ def _smallest_scale(network):
     loss_scales = (
         [its for step in network.steps for its in step.loss_scales] if isinstance(network, TrainingCell) else []
     )
-    return min([1.0, *(its.min_loss_scale for its in loss_scales if isinstance(its, DynamicLossScale))])
+    return min([1.0, *(its.min_loss_scale for its in loss_scales if its.min_loss_scale is not None)])
 
 
 def _advice(network, trials, in_graph_mode):

@@ -1,6 +1,6 @@
 """The base class of the loss scales: a cell with the scale, and the state of its update rule, as Parameters."""
 
-from typing import Any, TypeVar
+from typing import Any, Optional, TypeVar
 
 from mindspore import Parameter, Tensor, ops
 from mindspore import dtype as mstype
@@ -66,6 +66,9 @@ class LossScale(Float32Cell):
     _scale_argument = "loss_scale"
     # Whether the update rule ever lowers the scale after an overflow.
     backs_off = True
+    # The floor and the ceiling, if the update rule moves the scale between two.
+    min_loss_scale: Optional[float] = None
+    max_loss_scale: Optional[float] = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in vars(self).get("_fixed", ()):
@@ -131,7 +134,10 @@ class LossScale(Float32Cell):
 
     def _largest_scales(self):
         """Returns the scale and the largest one that the update rule can reach, by the arguments that set them."""
-        return {self._scale_argument: self.get_loss_scale()}
+        largest = {self._scale_argument: self.get_loss_scale()}
+        if self.max_loss_scale is not None:
+            largest["max_loss_scale"] = self.max_loss_scale
+        return largest
 
     def scale(self, inputs: Tensors) -> Tensors:
         """
@@ -184,7 +190,7 @@ class LossScale(Float32Cell):
     def can_back_off(self, loss_scale: Tensor) -> Tensor:
         """
         Whether the update rule would lower this step's scale after this overflow or after some more, a bool Tensor of
-        the scale's shape. For an update rule of your own, it is always True.
+        the scale's shape. It is always True for an update rule of your own that does not override it.
         """
         return ops.equal(loss_scale, loss_scale)
 

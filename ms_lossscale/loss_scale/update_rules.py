@@ -135,9 +135,6 @@ class DynamicLossScale(LossScale):
 
         self.fix("scale_factor", "scale_window", "backoff_factor", "hysteresis", "min_loss_scale", "max_loss_scale")
 
-    def _largest_scales(self):
-        return {**super()._largest_scales(), "max_loss_scale": self.max_loss_scale}
-
     def can_back_off(self, loss_scale: Tensor) -> Tensor:
         return ops.maximum(loss_scale * self._backoff, self._floor) < loss_scale
 

@@ -351,8 +351,8 @@ MUTANTS = [
     Mutant(
         "a monitor warns of no floor",
         "callbacks/watched_step.py",
-        "used <= loss_scale.min_loss_scale",
-        "used < loss_scale.min_loss_scale",
+        "used <= floor",
+        "used < floor",
         (_MONITOR, "test_own_loss_scales.py"),
     ),
     Mutant(

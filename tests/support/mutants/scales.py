@@ -75,7 +75,7 @@ MUTANTS = [
         "loss_scale/update_rules.py",
         "return ops.maximum(loss_scale * self._backoff, self._floor) < loss_scale",
         "return ops.maximum(loss_scale * self._backoff, self._floor) <= loss_scale",
-        ("test_retries.py", "test_configurations.py"),
+        ("test_own_loss_scales.py", "test_retries.py"),
     ),
     Mutant(
         "a scheduled scale backs off",

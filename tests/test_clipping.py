@@ -14,10 +14,8 @@ from support.linear_pair import CELLS, Trained
 from support.networks import BATCH, HalfPrecision, batch
 from support.training import changed, same_bits, state
 
-from ms_lossscale import (
-    DynamicLossScale,
-    ScaledTrainOneStepCell,
-)
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
+from ms_lossscale._gradients import sum_of_squares
 
 NAN, INF = float("nan"), float("inf")
 
@@ -227,6 +225,13 @@ def test_an_infinite_bound_only_measures(mode, kind, steps):
             assert same_bits(own.asnumpy(), wanted.asnumpy())
     common = state(plain.cell)
     assert changed({name: state(measured.cell)[name] for name in common}, common) == set()
+
+
+def test_squares_of_half_precision_are_taken_in_float32():
+    # Only gradients of bfloat16 weights are measured so, and no optimizer on CPU takes them.
+    x = Tensor([1.1, 2.3, 3.7, 0.9, 5.3, 7.7, 0.3], mstype.bfloat16)
+    expected = np.square(x.astype(mstype.float32).asnumpy().astype(np.float64)).sum()
+    np.testing.assert_allclose(sum_of_squares((x,)).asnumpy(), expected, rtol=RELATIVE)
 
 
 @quick_in_graph_mode

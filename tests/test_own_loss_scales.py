@@ -3,7 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
-from conftest import long, quick_in_graph_mode, quick_in_pynative_mode
+from conftest import long, long_in_graph_mode, quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Model, Parameter, ParameterTuple, Tensor, dataset, nn, ops
 from support.retried_networks import (
     LEARNING_RATE,
@@ -250,8 +250,7 @@ def test_profiled_each_at_its_own():
     assert profile_gradients(cell, [inputs(1.0, 1.0)]).loss_scale == [256.0, 16.0]
 
 
-@pytest.mark.long
-@quick_in_graph_mode
+@long_in_graph_mode
 def test_the_monitor_writes_all_scales(mode, tmp_path, capsys):
     _, cell = make(loss_scales=[DynamicLossScale(2.0**15), DynamicLossScale(2.0**15)])
     first = np.float32([1.0, 64.0, 1.0])

@@ -56,7 +56,10 @@ PLACES = {cls.__name__: cls for cls in _classes(places_of_state, Place)}
 pytestmark = pytest.mark.filterwarnings("ignore:.*no checkpoint has them:RuntimeWarning")
 
 # They keep the scaled gradient: infinite when it overflows, which counts as an overflow that no lower scale can mend.
-_OF_THE_BACKWARD = ("ByBackwardHook", "ByHookOfATensor", "ByInsertGradientOf", "ByBprop")
+_OF_THE_BACKWARD = (
+    *("ByBackwardHook", "ByHookOfATensor", "ByHookOfAParameter", "ByBackwardOfAFunction"),
+    *("ByInsertGradientOf", "ByBprop"),
+)
 
 
 # What MindSpore 2.7 loses in any call of a network, without a training cell, too: graph mode runs these writes in

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from mindspore import Parameter, Tensor, nn
 
 from ms_lossscale._arguments import listed
+from ms_lossscale.forward_state.entries import entries
 from ms_lossscale.forward_state.reachable import is_users, reachable
-from ms_lossscale.forward_state.reading import Reading, entries
+from ms_lossscale.forward_state.reading import Reading
 
 # Up to so many elements are copied in each step even if nothing is known to write them.
 _FEW = 10**6

@@ -8,12 +8,14 @@ their conditions are ignored. All functions that may run are read again until no
 import ast
 import contextlib
 import functools
+import inspect
 import re
 import types
 
 from mindspore import Tensor, nn, ops
 from mindspore.ops.primitive import Primitive
 
+from ms_lossscale.forward_state.entries import inner_function
 from ms_lossscale.forward_state.reachable import OPTIMIZERS, is_users, reachable
 from ms_lossscale.forward_state.source import (
     assignments,
@@ -38,7 +40,10 @@ from ms_lossscale.forward_state.values import (
 )
 
 # Methods that write to their tensor, and MindSpore's functions and primitives that write to their first argument.
-_WRITES = re.compile(r"(?!_).*[^_]_|set_data|(?i:assign)\w*|itemset|scatter_(?!nd$)\w+|index_add")
+_WRITES = re.compile(
+    r"(?!_).*[^_]_|set_data|(?i:assign)\w*|itemset|scatter_(?!nd$)\w+|index_add|load_\w+|__setitem__"
+    r"|__i(add|sub|mul|matmul|truediv|floordiv|mod|pow|and|or|xor|lshift|rshift)__"
+)
 # Those that may return their argument. Gradients and maps return functions, which are called later.
 _SHARES = re.compile(
     r"(?i)depend|load|stop_?gradient|identity|value|data|cast|astype|to|float|view|view_?as|reshape|transpose|permute"
@@ -49,7 +54,8 @@ _SHARES = re.compile(
 _QUERIES = re.compile(r"\w*(params|parameters|parameters_dict|buffers|cells|parameters_and_names|cells_and_names)")
 _NEW_TENSORS = (ast.BinOp, ast.UnaryOp, ast.Compare, ast.FormattedValue, ast.JoinedStr)
 _CONTAINERS_IN_SOURCE = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.ListComp, ast.SetComp, ast.DictComp)
-_NOT_OF_A_FORWARD = ("__init__", "__new__", "__init_subclass__", "__repr__", "__str__")
+# `getattr`, `setattr`, and the methods that they call.
+_BY_NAME = re.compile(r"getattr|setattr|__(getattr|getattribute|setattr)__")
 # More arguments than functions have, for when it is unknown which is which; and far more rounds than are ever needed.
 _MANY, _MOST_ROUNDS = 20, 100
 
@@ -211,8 +217,11 @@ class Reading:
     def _attribute(self, values, name):
         found = {**self._assigned.get(name, {}), **(tensors(values) if _SHARES.fullmatch(name) else {})}
         for thing in elements(values, Tensor, Function, Partial).values():
-            computed = getattr(type(thing), name, None)
-            if isinstance(computed, property) and is_users(computed.fget):
+            computed = inspect.getattr_static(type(thing), name, None)
+            if isinstance(computed, functools.singledispatchmethod):
+                methods = computed.dispatcher.registry.values()
+                found.update(of(*(types.MethodType(method, thing) for method in methods)))
+            elif isinstance(computed, property) and is_users(computed.fget):
                 found.update(self._call(computed.fget, [of(thing)], {}))
             else:
                 its = self._keep(Partial(getattr(thing, name, None), ()), id(thing), name).function
@@ -233,13 +242,11 @@ class Reading:
         if None in kwargs or any(isinstance(each, ast.Starred) for each in node.args):
             args, kwargs = [elements(given)] * _MANY, {}
         func, name = node.func, getattr(node.func, "id", getattr(node.func, "attr", ""))
-        if name in ("getattr", "setattr"):
-            found = union(*(self._attribute(args[0], each) for each in names_that_may_be(node.args[1], args[0])))
-            self._write(tensors(found) if name == "setattr" else {})
-            return found
         if name == "super":
             return self._super(args, reader)
         receivers = self._evaluate(func.value, reader) if isinstance(func, ast.Attribute) else {}
+        if _BY_NAME.fullmatch(name):
+            return self._by_name(node.args, name, args, receivers)
         functions = called(self._attribute(receivers, name) if receivers else self._evaluate(func, reader))
         # An unknown function may call what is passed to it, such as a hook.
         found = self._call_all(functions, args, kwargs) if functions else self._call_all(functions_in(given), [], {})
@@ -253,6 +260,15 @@ class Reading:
             self._doubt(given, f"it is passed to '{ast.unparse(func)}', which is not known")
         shares = _WRITES.fullmatch(name) or _SHARES.fullmatch(name)
         return {**found, **(tensors(receivers) if shares else {})}
+
+    def _by_name(self, nodes, name, args, receivers):
+        is_set = "setattr" in name
+        # A bound method has no argument for the owner.
+        is_bound = name.startswith("__") and len(nodes) == (2 if is_set else 1)
+        owners, its_name = (receivers, nodes[0]) if is_bound else (args[0], nodes[1])
+        found = union(*(self._attribute(owners, each) for each in names_that_may_be(its_name, owners)))
+        self._write(tensors({**owners, **found}) if is_set else {})
+        return found
 
     def _super(self, args, reader):
         own = [ast.Name(name) for name in ("__class__", reader.function.__code__.co_varnames[0])]
@@ -268,7 +284,7 @@ class Reading:
         """Returns what a call may return."""
         given = union(*args, *kwargs.values())
         if isinstance(function, types.MethodType):
-            return self._call(function.__func__, [of(function.__self__), *args], kwargs)
+            return self._call_method(function, function.__self__, args, kwargs)
         if isinstance(function, functools.partial):
             return self._call(function.func, [*map(of, function.args), *args], kwargs)
         if isinstance(function, Partial):
@@ -278,8 +294,12 @@ class Reading:
         if isinstance(function, OPTIMIZERS):
             self._write(of(function))
             return {}
+        if isinstance(function, type) and issubclass(function, OPTIMIZERS):
+            self._write(given)
         if isinstance(function, types.FunctionType):
-            inner = self._call(function.__wrapped__, args, kwargs) if hasattr(function, "__wrapped__") else {}
+            # `functools.singledispatch` has several functions inside.
+            inner = [getattr(function, "__wrapped__", None), *getattr(function, "registry", {}).values()]
+            inner = self._call_all(of(*inner), args, kwargs)
             return {**inner, **(self._enter if is_users(function) else self._call_of_others)(function, args, kwargs)}
         if isinstance(function, nn.Cell) and is_users(inner_function(function.construct)):
             return self._call(function.construct, args, kwargs)
@@ -293,6 +313,17 @@ class Reading:
             return self._call(type(function).__call__, [of(function), *args], kwargs)
         self._doubt(given, f"it is passed to {function!r}, which can't be read")
         return {}
+
+    def _call_method(self, method, owner, args, kwargs):
+        if isinstance(owner, OPTIMIZERS):
+            self._write(of(owner))
+        if isinstance(owner, type) and is_users(owner) and method.__name__ == "apply" and hasattr(owner, "backward"):
+            # MindSpore's `_Function`: the class stands for the `ctx` that the other parts are given.
+            self._add(self._assigned.setdefault("saved_tensors", {}), union(*args, *kwargs.values()))
+            self._call_all(of(owner.backward), [of(owner)], {})
+            self._call_all(of(owner.setup_context), [of(owner), *[union(*args, *kwargs.values())] * 2], {})
+            return self._call(owner.forward, [of(owner), *args], kwargs)
+        return self._call(method.__func__, [of(owner), *args], kwargs)
 
     def _enter(self, function, args, kwargs):
         node = tree_of(function.__code__)
@@ -330,6 +361,8 @@ class Reading:
             self._doubt(given, "it is passed to an ops.Custom")
         elif name.startswith("batch_norm"):
             self._write(union(*args[1:3], kwargs.get("running_mean", {}), kwargs.get("running_var", {})))
+        elif name.startswith("load_checkpoint"):
+            self._write(given)
         elif _WRITES.fullmatch(name) or module in ("operator", "_operator"):
             self._write(args[0] if args else given)
         elif may_renormalise or (issubclass(cls, Primitive) and declares_writing(cls)):
@@ -357,20 +390,3 @@ class Reading:
         self._call_all(functions_in(union(*args, *kwargs.values())), others, {})
         if isinstance(function, nn.Cell):
             self._call_all(of(*function.cells()), args, kwargs)
-
-
-def entries(thing):
-    """Yields the functions of an object that a forward or a backward calls without naming them."""
-    if isinstance(thing, nn.Cell):
-        hooks = (thing._forward_pre_hook, thing._forward_hook, thing._backward_pre_hook, thing._backward_hook)
-        yield from (hook for each in hooks if isinstance(each, dict) for hook in each.values())
-        yield from filter(lambda each: is_users(inner_function(each)), [thing.construct, getattr(thing, "bprop", None)])
-    for cls in type(thing).__mro__ if is_users(type(thing)) else ():
-        for name, method in vars(cls).items():
-            if isinstance(method, types.FunctionType) and is_users(method) and name not in _NOT_OF_A_FORWARD:
-                yield from [types.MethodType(method, thing)] if name.startswith("__") else []
-
-
-def inner_function(method):
-    function = getattr(method, "__func__", getattr(method, "func", method))
-    return getattr(function, "__wrapped__", function)

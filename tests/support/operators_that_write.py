@@ -2,6 +2,7 @@
 
 import mindspore as ms
 from mindspore import Tensor, nn, ops
+from mindspore.common._grad_function import _Function
 
 from support.ways_to_write import FEATURES, GRAPH, PYNATIVE, Way, moved, state, unreadable, write
 
@@ -124,6 +125,24 @@ class ByOptimizer(Way):
         return x * self.trained
 
 
+class ByMethodOfAnOptimizer(ByOptimizer):
+    def construct(self, x):
+        self.inner.construct((ops.stop_gradient(x.mean(0)),))
+        return x * self.trained
+
+
+class ByOptimizerOfTheMoment(Way):
+    modes = PYNATIVE
+
+    def __init__(self):
+        super().__init__()
+        self.loose = state(f"{type(self).__name__}.loose", trainable=True)
+
+    def construct(self, x):
+        nn.SGD([self.loose], 0.1)((ops.stop_gradient(x.mean(0)),))
+        return x * self.trained
+
+
 class ByForwardHook(Way):
     def __init__(self):
         super().__init__()
@@ -177,6 +196,48 @@ class ByHookOfATensor(Way):
         y = x * self.trained
         y.register_hook(self.keep)
         return y * 2
+
+
+class ByHookOfAParameter(Way):
+    """Registers the hook before there is a training cell."""
+
+    def __init__(self):
+        super().__init__()
+        self.trained.register_hook(self.keep)
+
+    def keep(self, gradient):
+        ops.assign(self.u, moved(self.u, gradient.reshape(1, -1)))
+        return gradient
+
+    def construct(self, x):
+        return x * self.trained * 2
+
+
+class WritingBackward(_Function):
+    @staticmethod
+    def forward(ctx, x, memory, saved):
+        ctx.memory = memory
+        ctx.save_for_backward(saved)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (saved,) = ctx.saved_tensors
+        ops.assign(ctx.memory, moved(ctx.memory, gradient))
+        ops.assign(saved, moved(saved, gradient))
+        return gradient * 2, None, None
+
+
+class ByBackwardOfAFunction(Way):
+    modes = PYNATIVE
+    writes = ("ByBackwardOfAFunction.u", "ByBackwardOfAFunction.saved")
+
+    def __init__(self):
+        super().__init__()
+        self.saved = state(f"{type(self).__name__}.saved")
+
+    def construct(self, x):
+        return WritingBackward.apply(x * self.trained, self.u, self.saved)
 
 
 class ByInsertGradientOf(Way):

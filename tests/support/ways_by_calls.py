@@ -2,7 +2,7 @@
 
 import functools
 
-from mindspore import ParameterTuple, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, load_param_into_net, nn, ops
 
 from support.forward_writing_networks import passing_on
 from support.ways_to_write import PYNATIVE, Way, moved, state, write
@@ -110,6 +110,56 @@ class ByFunctionThatItWasGiven(Way):
 
     def construct(self, x):
         self.function(self.u, self.following(x))
+        return x * self.trained
+
+
+@functools.singledispatch
+def write_any(value, memory):
+    raise NotImplementedError
+
+
+@write_any.register
+def _(value: Tensor, memory):
+    ops.assign(memory, value)
+
+
+class BySingleDispatch(Way):
+    modes = PYNATIVE
+
+    def construct(self, x):
+        write_any(self.following(x), self.u)
+        return x * self.trained
+
+
+class BySingleDispatchMethod(Way):
+    modes = PYNATIVE
+
+    @functools.singledispatchmethod
+    def update(self, value):
+        raise NotImplementedError
+
+    @update.register
+    def _(self, value: Tensor):
+        ops.assign(self.u, value)
+
+    def construct(self, x):
+        self.update(self.following(x))
+        return x * self.trained
+
+
+class ByLoading(Way):
+    modes = PYNATIVE
+
+    def construct(self, x):
+        load_param_into_net(self, {self.u.name: Parameter(self.following(x), name=self.u.name)})
+        return x * self.trained
+
+
+class ByStateDict(Way):
+    modes = PYNATIVE
+
+    def construct(self, x):
+        self.load_state_dict({"u": Parameter(self.following(x))}, strict=False)
         return x * self.trained
 
 

@@ -256,3 +256,30 @@ def test_of_what_can_not_be_decided_the_small_is_taken_back():
     network.construct = types.MethodType(namespace["also_unreadable"], network)
     with pytest.warns(RuntimeWarning, match="the forward writes large, since"):
         assert of_one(network).forward_state_names() == ["u", "head.weight", "head.bias"]
+
+
+class ModuleThatRaises(type):
+    @property
+    def __module__(cls):
+        raise AssertionError("a property of the user's was run")
+
+
+class ModuleOfTheMetaclass(type):
+    """As Cython 3.3 compiles a metaclass: what is read as its module is no string."""
+
+    __module__ = type.__dict__["__module__"]
+
+
+class HeldByStrangeClasses(SpectralNorm):
+    def __init__(self):
+        super().__init__()
+        self.held = []
+        for metaclass in (ModuleThatRaises, ModuleOfTheMetaclass):
+            self.held.append(metaclass("Holder", (), {"__module__": 5})())
+            self.held[-1].loose = Parameter(Tensor(np.ones(FEATURES)), name=metaclass.__name__, requires_grad=False)
+
+
+def test_classes_whose_module_is_no_string():
+    with pytest.warns(RuntimeWarning, match="no checkpoint has them"):
+        names = of_one(HeldByStrangeClasses()).forward_state_names()
+    assert names == ["u", "frozen", "unregistered_0.ModuleThatRaises", "unregistered_1.ModuleOfTheMetaclass"]

@@ -15,6 +15,7 @@ SEQUENCES = (list, tuple, set, frozenset, collections.deque)
 LEAVES = (str, bytes, int, float, complex, type(None), type(Ellipsis))
 OPTIMIZERS = (nn.Optimizer, experimental_optim.Optimizer)
 _CODE_OF_OTHERS = ("mindspore", "ms_lossscale", "_c_expression", "numpy")
+_MODULE_OF_CLASS = type.__dict__["__module__"]
 
 
 def reachable(networks):
@@ -35,17 +36,26 @@ def reachable(networks):
 
 def is_users(thing):
     """Returns whether a class, function, module or object's class is the user's: not MindSpore's, ours or Python's."""
-    if isinstance(thing, types.ModuleType):
-        module = thing.__name__
-    elif isinstance(thing, types.FunctionType):
-        # The module of its code: `functools.wraps` gives a wrapper the module name of the function inside.
-        module = thing.__globals__.get("__name__") or ""
-    else:
-        module = getattr(thing, "__module__", None) or ""
+    module = module_of(thing)
     if module.startswith("ms_lossscale.selfcheck."):
         # The self-check's networks stand for a user's.
         return True
     return module.partition(".")[0] not in _CODE_OF_OTHERS and not _is_pythons(module.partition(".")[0])
+
+
+def module_of(thing):
+    """Returns the name of the module of a class, function or module, empty if it has none."""
+    if isinstance(thing, types.ModuleType):
+        module = vars(thing).get("__name__")
+    elif isinstance(thing, types.FunctionType):
+        # The module of its code: `functools.wraps` gives a wrapper the module name of the function inside.
+        module = thing.__globals__.get("__name__")
+    elif isinstance(thing, type):
+        # Not by the attribute: a metaclass may compute it, or have its own in its place, as those of Cython 3.3 do.
+        module = _MODULE_OF_CLASS.__get__(thing)
+    else:
+        module = getattr(thing, "__module__", None)
+    return module if isinstance(module, str) else ""
 
 
 @functools.cache

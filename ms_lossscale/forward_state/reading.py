@@ -16,7 +16,7 @@ from mindspore import Tensor, nn, ops
 from mindspore.ops.primitive import Primitive
 
 from ms_lossscale.forward_state.entries import inner_function
-from ms_lossscale.forward_state.reachable import OPTIMIZERS, is_users, reachable
+from ms_lossscale.forward_state.reachable import OPTIMIZERS, is_users, module_of, reachable
 from ms_lossscale.forward_state.source import (
     assignments,
     declares_writing,
@@ -351,7 +351,7 @@ class Reading:
         """Returns what a call of a function, class or primitive of MindSpore's or Python's may return."""
         cls = function if isinstance(function, type) else type(function)
         name = getattr(function, "__name__", cls.__name__)
-        module = (getattr(function, "__module__", None) or cls.__module__).partition(".")[0]
+        module = (module_of(function) or module_of(cls)).partition(".")[0]
         given = union(*args, *kwargs.values())
         if name.lower() == "partial":
             functions = called(args[0]).values()

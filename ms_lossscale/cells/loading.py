@@ -6,6 +6,7 @@ from mindspore import Tensor, nn
 
 from ms_lossscale._arguments import describe, listed
 from ms_lossscale._mindspore import write_in_place
+from ms_lossscale.forward_state.appearing import WALKS
 from ms_lossscale.step.accumulation import other_steps
 from ms_lossscale.step.forward_state import copy_what_is_missing
 
@@ -18,7 +19,11 @@ class LoadsInPlace(nn.Cell):
     """Gives the training cells a method that loads a checkpoint, and a check of what other functions loaded."""
 
     def _check_loaded(self):
-        """Checks, before each step, what may have been loaded into Parameters since the last one."""
+        """Looks, before each step, for what has appeared or may have been loaded into Parameters since the last one."""
+        for step in self.steps:
+            appearing = step.forward_state.appearing
+            if appearing is not None and (next(appearing.calls) in WALKS or appearing.parts.has_changed()):
+                appearing.look()
         if self._known_memory.has_changed():
             self._loaded_parts.check()
             self._begun_cycles.check()

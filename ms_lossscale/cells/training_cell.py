@@ -7,7 +7,7 @@ from mindspore import PYNATIVE_MODE, Parameter, Tensor, get_context, nn
 from mindspore import dtype as mstype
 
 from ms_lossscale._arguments import OneOrEach, check_cell, one_each
-from ms_lossscale._memory_in_use import KnownMemory, MemoryInUse, UseInOutermostGraph
+from ms_lossscale._memory_in_use import MemoryInUse, UseInOutermostGraph, known_memory
 from ms_lossscale._mindspore import CompilePhase, Float32Cell, explanation, forget_failed_calls
 from ms_lossscale.cells.call_types import Aux
 from ms_lossscale.cells.endless_skips import EndlessSkips
@@ -102,7 +102,7 @@ class TrainingCell(
         self._loaded_parts = LoadedParts(owner, optimizers)
         counts = self._cycle_counts()
         self._begun_cycles = BegunCycles(owner, settings[0].gradient_accumulation_steps, counts)
-        self._known_memory = KnownMemory([*self._loaded_parts.layouts, *counts])
+        self._known_memory = known_memory([*self._loaded_parts.layouts, *counts])
 
     def _build_steps(self, networks, optimizers, loss_scales, may_return_tuple):
         parts = [(slice(None), "")]

@@ -1,7 +1,7 @@
 """Finds the Parameters and buffers that a skipped step must restore."""
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mindspore import Parameter, Tensor, nn
 
@@ -31,6 +31,11 @@ class SharedBuffer:
         self.parameter = Parameter(Tensor(buffer.asnumpy()), name=name, requires_grad=False)
         self.share()
 
+    @property
+    def place(self):
+        """Returns where it is registered."""
+        return id(self._cell), self._attribute
+
     def registered(self):
         """Returns the buffer that is registered now."""
         return getattr(self._cell, self._attribute)
@@ -49,11 +54,13 @@ class Found:
         parameters (list[Parameter]): Those that MindSpore finds, in the networks' order, and those that were declared.
         unregistered (list[Parameter]): Those that are in no checkpoint, since they are in Python containers, say.
         buffers (list[SharedBuffer]): Registered buffers.
+        reached (list): All objects that can be reached from the networks.
     """
 
     parameters: list
     unregistered: list
     buffers: list
+    reached: list = field(default_factory=list)
 
     @property
     def names(self):
@@ -61,6 +68,21 @@ class Found:
         unregistered = [f"unregistered_{i}.{parameter.name}" for i, parameter in enumerate(self.unregistered)]
         buffers = [buffer.parameter.name for buffer in self.buffers]
         return [*(parameter.name for parameter in self.parameters), *unregistered, *buffers]
+
+    def beyond(self, other):
+        """Returns what is not found in another one."""
+        known = {id(each) for each in (*other.parameters, *other.unregistered)}
+        places = {buffer.place for buffer in other.buffers}
+        return Found(
+            [each for each in self.parameters if id(each) not in known],
+            [each for each in self.unregistered if id(each) not in known],
+            [buffer for buffer in self.buffers if buffer.place not in places],
+        )
+
+    def joined_with(self, other):
+        return Found(
+            self.parameters + other.parameters, self.unregistered + other.unregistered, self.buffers + other.buffers
+        )
 
 
 def find_forward_state(owner, networks, declared=()):
@@ -102,6 +124,7 @@ def find_forward_state(owner, networks, declared=()):
         [parameter for key, parameter in registered.items() if key in written],
         [parameter for key, parameter in parameters.items() if key in written and key not in registered],
         [SharedBuffer(f"buffer_{i}.{path}", *its) for i, (path, *its) in enumerate(its_buffers)],
+        things,
     )
     _warn_of_unregistered(owner, found.unregistered)
     return found

@@ -1,12 +1,14 @@
 """The side effects of a training forward, and how a skipped step undoes them."""
 
+from functools import partial
+
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._memory_in_use import MemoryInUse
 from ms_lossscale._mindspore import only_if, write_in_place
+from ms_lossscale.forward_state.appearing import Appearing
 from ms_lossscale.forward_state.find import Found, find_forward_state
 from ms_lossscale.step.accumulation import CycleState
 from ms_lossscale.step.stage import ForwardState
@@ -18,12 +20,18 @@ class CallForwardState(ForwardState):
     def __init__(self, found: Found) -> None:
         super().__init__()
         self.parameters = ParameterTuple(found.parameters)
+        self.hold(found)
+
+    def hold(self, found: Found) -> None:
+        """
+        Holds what was found, or more than before. MindSpore then compiles anew, since there are more copies.
+        """
         # Hidden from MindSpore, and so from checkpoints: loading would separate a Parameter from the buffer that it
         # stands for, and a Parameter outside the networks' cells need not have a name of its own.
         others = [*found.unregistered, *(buffer.parameter for buffer in found.buffers)]
         object.__setattr__(self, "written", ParameterTuple([*found.parameters, *others]))
         self.names = found.names
-        self.memory = MemoryInUse([*found.parameters, *found.unregistered], found.buffers)
+        self.memory.hold([*found.parameters, *found.unregistered], found.buffers)
 
     def save(self, inputs):
         saved = gradients.copy(self.written)
@@ -117,9 +125,22 @@ def make_forward_state(owner, networks, declared, undoes, cycle_state, prefix, r
     """
     if not undoes:
         return ForwardState()
-    found = find_forward_state(owner, networks, declared)
-    if not (found.parameters or found.unregistered or found.buffers):
-        return ForwardState()
-    if cycle_state is None:
-        return CallForwardState(found)
-    return CycleForwardState(found, cycle_state, prefix, restores_calls)
+    find = partial(find_forward_state, owner, networks, declared)
+    found = find()
+    if not found.names:
+        forward_state = ForwardState()
+    elif cycle_state is None:
+        forward_state = CallForwardState(found)
+    else:
+        forward_state = CycleForwardState(found, cycle_state, prefix, restores_calls)
+    take_in = partial(_take_in, forward_state) if cycle_state is None else None
+    forward_state.appearing = Appearing(owner, networks, find, found, take_in)
+    return forward_state
+
+
+def _take_in(forward_state, found):
+    if not isinstance(forward_state, CallForwardState):
+        # It is a part of many stages, which go on with the same object.
+        forward_state.__class__ = CallForwardState
+    forward_state.memory.put_back()
+    forward_state.hold(found)

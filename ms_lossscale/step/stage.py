@@ -4,11 +4,12 @@ that do something derive from it, in the files beside this one.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Optional
 
 from mindspore import Parameter, nn
 
 from ms_lossscale._memory_in_use import MemoryInUse
+from ms_lossscale.forward_state.appearing import Appearing
 
 
 class Stage(nn.Cell):
@@ -36,10 +37,11 @@ class ForwardState(nn.Cell):
     names: Sequence[str] = ()
     written: Sequence[Parameter] = ()
     copies: Sequence[Parameter] = ()
-    memory = MemoryInUse(())
+    appearing: Optional[Appearing] = None
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
+        self.memory = MemoryInUse(())
 
     def of_one_call(self):
         """Returns a ForwardState that saves and undoes single calls, whatever becomes of their cycle."""

@@ -24,6 +24,7 @@ from ms_lossscale._arguments import describe
 from ms_lossscale.overflow_detector import FloatStatusRegister
 
 FLOAT16_MAX = 65504.0
+_CONTAINERS = (nn.CellList, nn.CellDict, nn.SequentialCell)
 
 Network = TypeVar("Network", bound=nn.Cell)
 
@@ -200,7 +201,8 @@ def saturate(network: Network, cells: Optional[Sequence[str]] = None) -> Network
     Args:
         network (Cell): Any network.
         cells (list[str], optional): Names of the cells, as in `network.cells_and_names()`. If a cell is registered
-            under several names, you may give any of them. Default: ``None`` , all cells that have no cells inside.
+            under several names, you may give any of them. Default: ``None`` , all cells that have no cells inside, except
+            empty containers such as a CellList.
 
     Returns:
         Cell, the network.
@@ -226,7 +228,8 @@ def saturate(network: Network, cells: Optional[Sequence[str]] = None) -> Network
         raise TypeError(f"For 'saturate', the argument 'network' must be a Cell, but got {describe(network)}.")
     inside = dict(_named_cells(network))
     if cells is None:
-        cells = [name for name, cell in inside.items() if not cell.cells()]
+        # An empty container computes nothing, and it must stay one that can be iterated over.
+        cells = [name for name, cell in inside.items() if not (cell.cells() or isinstance(cell, _CONTAINERS))]
     for name in cells:
         if name not in inside:
             raise ValueError(

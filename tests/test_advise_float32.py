@@ -11,7 +11,13 @@ from mindspore import dtype as mstype
 from support import overflowing_networks as networks
 from support.training import changed, state
 
-from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, advise_float32
+from ms_lossscale import (
+    DynamicLossScale,
+    ScaledTrainOneStepCell,
+    advise_float32,
+    locate_overflow,
+    profile_activations,
+)
 from ms_lossscale._mindspore import is_rewritten
 
 CAUSES = {
@@ -184,6 +190,27 @@ class Large(nn.Cell):
         for layer in self.layers:
             x = layer(x) * 1e-5
         return x
+
+
+class WithoutFurtherLayers(networks.SoftmaxByHand):
+    """It overflows, and holds empty containers of cells, which are false."""
+
+    def __init__(self):
+        super().__init__()
+        self.further, self.by_name, self.shortcut = nn.CellList([]), nn.CellDict(), nn.SequentialCell()
+
+    def construct(self, x):
+        for layer in self.further:
+            x = layer(x)
+        return super().construct(self.shortcut(x))
+
+
+def test_empty_containers_of_cells():
+    cell = training_cell(blocks(WithoutFurtherLayers()))
+    assert locate_overflow(cell, networks.batch(), loss_scale=1.0).cell == "_backbone._backbone.0.middle"
+    assert profile_activations(cell, [networks.batch()], compare_float32=True).first is not None
+    advice = advise_float32(cell, [networks.batch()])
+    assert (advice.cells, advice.holds) == (["_backbone._backbone.0.middle"], True)
 
 
 @long_in_graph_mode

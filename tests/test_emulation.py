@@ -197,6 +197,15 @@ class TestSaturateNetwork:
         assert network.first is network.block[0]
         assert network.block is network.same_block
 
+    def test_empty_containers_stay(self, mode):
+        network = self.make()
+        network.layers.append(nn.SequentialCell())
+        network.inner.further, network.inner.by_name = nn.CellList([]), nn.CellDict()
+        emulation.saturate(network)
+        network(Tensor(np.ones((1, 2), np.float32))).asnumpy()
+        assert register.events == ["forward layers.0", "forward layers.1", "forward inner.dense", "forward heads.0"]
+        assert [len(each) for each in (network.layers[2], network.inner.further, network.inner.by_name)] == [0, 0, 0]
+
     @pytest.mark.parametrize("name", ["first", "block.0", "same_block.0"])
     def test_any_of_the_names_will_do(self, mode, name):
         network = emulation.saturate(UsedTwice(), [name])

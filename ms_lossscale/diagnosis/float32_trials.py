@@ -89,7 +89,8 @@ class Trials:
 
     def inside(self, name):
         """Returns the cells directly inside a cell."""
-        return [self._names[id(each)] for each in self.cells[name].cells()]
+        # `cells_and_names` leaves out what is false, such as an empty CellList.
+        return [self._names[id(each)] for each in self.cells[name].cells() if id(each) in self._names]
 
     def around(self, name):
         """Returns the cells directly around a cell."""

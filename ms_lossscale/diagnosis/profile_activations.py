@@ -7,10 +7,11 @@ from mindspore import nn
 
 from ms_lossscale._arguments import Batches, check_bool, check_scale
 from ms_lossscale._mindspore import in_float32
+from ms_lossscale._values import as_array
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.diagnosis.activation_report import JUMP, ROUNDING, Activation, ActivationReport
 from ms_lossscale.diagnosis.arguments import each_batch, trained_parts
-from ms_lossscale.diagnosis.cell_watch import CellWatch, as_array
+from ms_lossscale.diagnosis.cell_watch import CellWatch
 from ms_lossscale.diagnosis.distribution import Distribution
 from ms_lossscale.diagnosis.replay import replay, running
 from ms_lossscale.forward_state.find import find_forward_state

@@ -11,7 +11,7 @@ from ms_lossscale._arguments import check_number, check_positive_int, describe
 from ms_lossscale._output import counted, in_batches, percent, size, text_table, written_scale
 from ms_lossscale.diagnosis.distribution import COUNTS, FLOAT16, Distribution, Shares, float_format, sum_of
 from ms_lossscale.diagnosis.picture import Picture
-from ms_lossscale.diagnosis.report import COLUMNS, NOTABLE_SHARE, Report, columns_of, numbers_of
+from ms_lossscale.diagnosis.report import COLUMNS, NOTABLE_SHARE, Report, columns_of, numbers_of, written_scales
 from ms_lossscale.loss_scale import ScheduledLossScale
 
 # The loss scales that the package accepts.
@@ -232,7 +232,7 @@ class GradientReport(Report):
         return self.loss_scale if isinstance(self.loss_scale, list) else [self.loss_scale]
 
     def _scale(self):
-        return " and ".join(map(written_scale, self._scales()))
+        return written_scales(self.loss_scale)
 
     def _advice(self):
         advice, in_bfloat16 = self.recommend(), self.total.shares(1.0, mstype.bfloat16)

@@ -15,6 +15,7 @@ from ms_lossscale.diagnosis.arguments import each_batch, trained_parts
 from ms_lossscale.diagnosis.distribution import SMALLEST_NORMAL, Distribution
 from ms_lossscale.diagnosis.gradient_report import GradientReport, largest_scale
 from ms_lossscale.diagnosis.replay import replay, running
+from ms_lossscale.diagnosis.report import one_or_each
 
 # How much smaller the next scale to try is where gradients overflow, how much larger where all of them are zero, and
 # how large it gets then.
@@ -102,11 +103,10 @@ def profile_gradients(
     if in_pynative:
         for each in (each for each in loss_and_grads if each.compiles):
             each.warn("training in it lacks them", "Train in graph mode, which keeps them; the report has them.")
-    scales = [profile.loss_scale for profile in profiles]
     return GradientReport(
         parameters={name: each for profile in profiles for name, each in profile.distributions.items()},
         batches=profiles[0].batches,
-        loss_scale=scales[0] if len(set(scales)) == 1 else scales,
+        loss_scale=one_or_each([profile.loss_scale for profile in profiles]),
         clip=clip,
         largest=max((profile.largest for profile in profiles if profile.largest is not None), default=None),
         non_finite_losses=len(set().union(*(profile.non_finite_losses for profile in profiles))),

@@ -63,9 +63,7 @@ class Report:
         Returns:
             str, the JSON text.
         """
-        further = self._further_content()
-        fields = {name: value for name, value in vars(self).items() if name not in further}
-        return write_text(path, json.dumps({**fields, **further}, indent=1))
+        return write_text(path, json.dumps(self._content(), indent=1))
 
     def plot(self, path: StrPath) -> None:
         """
@@ -79,6 +77,11 @@ class Report:
             ImportError: If matplotlib is not installed.
         """
         draw(path, self._picture())
+
+    def _content(self):
+        further = self._further_content()
+        fields = {name: value for name, value in vars(self).items() if name not in further}
+        return {**fields, **further}
 
     def _header_and_rows(self) -> tuple[list[str], list[list]]:
         raise NotImplementedError

@@ -6,15 +6,14 @@ their conditions are ignored. All functions that may run are read again until no
 """
 
 import ast
-import contextlib
 import functools
-import inspect
 import re
 import types
 
 from mindspore import Tensor, nn, ops
 from mindspore.ops.primitive import Primitive
 
+from ms_lossscale.forward_state.attributes import found_as, getters, setters
 from ms_lossscale.forward_state.entries import inner_function
 from ms_lossscale.forward_state.names import BY_NAME, QUERIES, SHARES, WRITES
 from ms_lossscale.forward_state.reachable import OPTIMIZERS, is_users, module_of, reachable
@@ -22,6 +21,7 @@ from ms_lossscale.forward_state.source import (
     assignments,
     declares_writing,
     expressions_in,
+    imported,
     names_that_may_be,
     outside,
     parameter_names,
@@ -118,11 +118,8 @@ class Reading:
             if not (has_containers(values) and has_containers(old)):
                 self._write(elements(old))
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            names = {"__package__": reader.function.__globals__.get("__package__")}
-            with contextlib.suppress(ImportError):
-                exec(compile(ast.Module([node], []), "<import>", "exec"), names)
-            for name in names.keys() - {"__package__", "__builtins__"}:
-                self._grow(ast.Name(name), of(names[name]), reader)
+            for name, value in imported(node, reader.function.__globals__.get("__package__")):
+                self._grow(ast.Name(name), of(value), reader)
         elif isinstance(node, ast.FunctionDef) and node is not reader.node:
             self._grow(ast.Name(node.name), self._local(node, reader), reader)
         elif isinstance(node, ast.Global):
@@ -166,11 +163,8 @@ class Reading:
                 self._set(self._evaluate(target.value, reader), target.attr, values)
 
     def _set(self, owners, name, values):
-        """Calls the properties' setters."""
         for owner in elements(owners, Tensor, Function, Partial).values():
-            setter = getattr(inspect.getattr_static(type(owner), name, None), "fset", None)
-            if setter is not None:
-                self._call(setter, [of(owner), values], {})
+            self._call_all(of(*setters(owner, name)), [values], {})
 
     def _grow(self, target, values, reader):
         """Adds these values to what a target may be or hold."""
@@ -212,17 +206,11 @@ class Reading:
     def _attribute(self, values, name):
         found = {**self._assigned.get(name, {}), **(tensors(values) if SHARES.fullmatch(name) else {})}
         for thing in elements(values, Tensor, Function, Partial).values():
-            computed = inspect.getattr_static(type(thing), name, None)
-            if isinstance(computed, functools.singledispatchmethod):
-                methods = computed.dispatcher.registry.values()
-                found.update(of(*(types.MethodType(method, thing) for method in methods)))
-            elif isinstance(computed, property) and is_users(computed.fget):
-                found.update(self._call(computed.fget, [of(thing)], {}))
-            else:
-                its = self._keep(Partial(getattr(thing, name, None), ()), id(thing), name).function
-                # A class also stands for its instances.
-                is_method = isinstance(thing, type) and isinstance(its, types.FunctionType)
-                found.update(of(its, *([types.MethodType(its, thing)] if is_method else [])))
+            found.update(self._call_all(of(*getters(thing, name)), [{}] * _MANY, {}))
+            its = self._keep(Partial(found_as(thing, name), ()), id(thing), name).function
+            # A class also stands for its instances.
+            functions = [each for each in its if isinstance(thing, type) and isinstance(each, types.FunctionType)]
+            found.update(of(*its, *(types.MethodType(each, thing) for each in functions)))
         return found
 
     def _keep(self, new, *key):

@@ -7,7 +7,8 @@ from mindspore import Parameter, Tensor, nn
 
 from ms_lossscale._arguments import listed
 from ms_lossscale.forward_state.entries import entries
-from ms_lossscale.forward_state.reachable import is_users, reachable
+from ms_lossscale.forward_state.ownership import forget_imports, is_users
+from ms_lossscale.forward_state.reachable import Reach
 from ms_lossscale.forward_state.reading import Reading
 
 # Up to so many elements are copied in each step even if nothing is known to write them.
@@ -92,7 +93,8 @@ def find_forward_state(owner, networks, declared=()):
     Small state is found by walking through objects, whatever code writes it. The source is read only where copying is
     expensive: for large state, weights, and frozen weights of MindSpore's layers. Warnings name `owner`.
     """
-    things = reachable(networks)
+    forget_imports()
+    things = Reach(networks).things
     reading = Reading()
     reading.read([function for thing in things for function in entries(thing)])
     cells = [thing for thing in things if isinstance(thing, nn.Cell)]
@@ -155,7 +157,7 @@ def _without_gradient(cells, parameters):
 
 
 def _written_by_layers(cells):
-    found = (cell._params.get(name) for cell in cells for name in _WRITTEN_BY_LAYERS)
+    found = (getattr(cell, name, None) for cell in cells for name in _WRITTEN_BY_LAYERS)
     return {id(each) for each in found if isinstance(each, Parameter) and not each.requires_grad}
 
 

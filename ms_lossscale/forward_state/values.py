@@ -5,7 +5,7 @@ import types
 
 from mindspore import Tensor, nn, ops
 
-from ms_lossscale.forward_state.reachable import LEAVES, SEQUENCES
+from ms_lossscale.forward_state.referents import LEAVES, SEQUENCES
 
 _CONTAINERS = (*SEQUENCES, dict)
 # Stands for a container that the source code makes. Its elements are in the same set.

@@ -20,6 +20,7 @@ from ms_lossscale import (
     ScaledTrainOneStepCell,
     SimultaneousTrainOneStepCell,
 )
+from support.hidden import hidden
 from support.networks import weight
 from support.training import changed
 
@@ -106,6 +107,7 @@ class Reach:
             if cls.__module__.startswith("support."):
                 self._add(cls.__module__, vars(sys.modules[cls.__module__]))
         self._add(path, vars(cell))
+        self._add(path, hidden(cell))
 
 
 class Training:

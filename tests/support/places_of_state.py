@@ -1,17 +1,27 @@
 """Places where a network may keep a cell that writes, or its state; run as `ways_to_write`, with any cell inside."""
 
-from mindspore import Tensor, nn, ops
+import collections
+import types
 
+import numpy as np
+from mindspore import Tensor, grad, jit, nn, ops
+
+from support import modules_of_state
+from support.hidden import forget_hidden, hide
+from support.modules_of_state import inner
 from support.ways_to_write import PYNATIVE, moved, state
 
 # State of one test's networks in a module. Graph mode compiles with what is there at that time.
-GLOBAL_CELLS, GLOBAL_PARAMETERS = [], []
+GLOBAL_CELLS, GLOBAL_PARAMETERS, GLOBALS_BY_NAME = [], [], []
 
 
 def forget_globals():
     """Clears the globals before the networks of the next test are made."""
     GLOBAL_CELLS.clear()
     GLOBAL_PARAMETERS.clear()
+    GLOBALS_BY_NAME.clear()
+    inner.STATE.clear()
+    forget_hidden()
 
 
 class Place(nn.Cell):
@@ -117,7 +127,9 @@ class Kept(nn.Cell):
 
     def __init__(self):
         super().__init__()
-        self.keep(state(f"{type(self).__name__}.u"))
+        parameter = state(f"{type(self).__name__}.u")
+        self.keep(parameter)
+        hide(self, parameter)
 
 
 class ParameterInAList(Kept):
@@ -187,4 +199,101 @@ class BufferOfACellInAList(Kept):
 
     def construct(self, x):
         self.cells_of[0].seen.copy_(moved(self.cells_of[0].seen, x))
+        return x * 2
+
+
+class ParameterInANamespace(Kept):
+    def keep(self, parameter):
+        self.all = types.SimpleNamespace(u=parameter)
+
+    def construct(self, x):
+        ops.assign(self.all.u, moved(self.all.u, x))
+        return x * 2
+
+
+class ParameterInAUserList(Kept):
+    def keep(self, parameter):
+        self.all = collections.UserList([parameter])
+
+    def construct(self, x):
+        ops.assign(self.all[0], moved(self.all[0], x))
+        return x * 2
+
+
+class ParameterInAnArray(Kept):
+    def keep(self, parameter):
+        self.all = np.array([None])
+        self.all[0] = parameter
+
+    def construct(self, x):
+        ops.assign(self.all[0], moved(self.all[0], x))
+        return x * 2
+
+
+class ParameterOfAJitFunction(Kept):
+    def keep(self, parameter):
+        @jit
+        def follow(x):
+            ops.assign(parameter, moved(parameter, x))
+            return x * 2
+
+        self.follow = follow
+
+    def construct(self, x):
+        return self.follow(x)
+
+
+class ParameterOfAGradient(Kept):
+    def keep(self, parameter):
+        def follow(x):
+            ops.assign(parameter, moved(parameter, x))
+            return x * x
+
+        self.gradient = grad(follow)
+
+    def construct(self, x):
+        return ops.stop_gradient(self.gradient(x))
+
+
+class AttributeOfAParameter(Kept):
+    modes = PYNATIVE
+
+    def keep(self, parameter):
+        self.weight = state("AttributeOfAParameter.weight", trainable=True)
+        self.weight.average = parameter
+
+    def construct(self, x):
+        ops.assign(self.weight.average, moved(self.weight.average, x))
+        return x * self.weight
+
+
+class ParameterInAModuleOfAPackage(Kept):
+    def keep(self, parameter):
+        modules_of_state.inner.STATE.append(parameter)
+
+    def construct(self, x):
+        memory = modules_of_state.inner.STATE[0]
+        ops.assign(memory, moved(memory, x))
+        return x * 2
+
+
+class ParameterThatIsImported(ParameterInAModuleOfAPackage):
+    modes = PYNATIVE
+
+    def construct(self, x):
+        from support.modules_of_state.inner import STATE
+
+        ops.assign(STATE[0], moved(STATE[0], x))
+        return x * 2
+
+
+class ParameterAmongGlobals(Kept):
+    modes = PYNATIVE
+
+    def keep(self, parameter):
+        GLOBALS_BY_NAME.append(parameter)
+
+    def construct(self, x):
+        memory = globals()["GLOBALS_BY_NAME"][0]
+        ops.assign(memory, moved(memory, x))
         return x * 2

@@ -5,12 +5,13 @@ from support.mutants.mutant import Mutant
 _WRITES = "test_what_the_forward_writes.py"
 _MAY_WRITE = "test_may_write.py"
 _FORWARDS = "test_forwards.py"
+_REACH = "test_reach.py"
 _STOCK = "test_loading_with_stock_functions.py"
 
 MUTANTS = [
     Mutant(
         "forward state in a list is not found",
-        "forward_state/reachable.py",
+        "forward_state/referents.py",
         "SEQUENCES = (list, tuple, set, frozenset, collections.deque)",
         "SEQUENCES = (tuple, set, frozenset, collections.deque)",
         (_WRITES,),
@@ -18,23 +19,44 @@ MUTANTS = [
     Mutant(
         "forward state in a global is not found",
         "forward_state/reachable.py",
-        "        *vars(thing).values(),\n        *_globals_of(thing),\n",
-        "        *vars(thing).values(),\n",
+        "        self._add(named(namespace, names))\n",
+        "",
         (_FORWARDS,),
     ),
     Mutant(
         "forward state in a closure is not found",
-        "forward_state/reachable.py",
-        "        *(held for cell in thing.__closure__ or () for held in _held_by(cell)),\n",
+        "forward_state/referents.py",
+        "        *(held for cell in function.__closure__ or () for held in gc.get_referents(cell)),\n",
         "",
         (_WRITES,),
     ),
     Mutant(
         "forward state in a slot is not found",
+        "forward_state/referents.py",
+        "*_of_kind(thing), *others]",
+        "*_of_kind(thing)]",
+        (_WRITES, _REACH),
+    ),
+    Mutant(
+        "forward state in an array, or behind a weak reference, is not found",
+        "forward_state/referents.py",
+        "*_of_kind(thing), *others]",
+        "*others]",
+        (_REACH,),
+    ),
+    Mutant(
+        "forward state in a module of the user's is not found",
         "forward_state/reachable.py",
-        "*classes, *(getattr(thing, name, None) for name in slots)]",
-        "*classes, *slots]",
-        (_WRITES,),
+        "            self._add(named(vars(thing), self._names))\n",
+        "            pass\n",
+        (_FORWARDS,),
+    ),
+    Mutant(
+        "forward state that is imported while a forward runs is not found",
+        "forward_state/reachable.py",
+        '        self._add(_imported(code, namespace.get("__package__"), names))\n',
+        "",
+        (_FORWARDS,),
     ),
     Mutant(
         "large state is never copied",

@@ -1,0 +1,1 @@
+"""A package whose modules keep state that networks reach by its name."""

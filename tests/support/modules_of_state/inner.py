@@ -1,0 +1,3 @@
+"""Keeps state in a global, which no other module mentions."""
+
+STATE = []

@@ -1,5 +1,6 @@
 """What is too large to be copied in case: its source is read, which finds all that may write it, and little else."""
 
+import functools
 import importlib
 import warnings
 
@@ -227,20 +228,101 @@ def test_what_is_passed_on_is_undecided(network):
 NO_SOURCE = "class NoSource(Undecided):\n    def construct(self, x):\n        return self.u"
 
 
-class Link:
-    def __getattr__(self, name):
-        return Link()
-
-
 class Endless(Undecided):
+    """Each look at an attribute makes a new object."""
+
     def __init__(self):
-        super().__init__(Link())
+        super().__init__(np.zeros(3))
 
     def construct(self, x):
         link = self.function
         while x.sum() > 0:
-            link = link.further
+            link = link.T
         return x * self.u
+
+
+class Executed(Exception):
+    pass
+
+
+class RaisingDescriptor:
+    def __get__(self, owner, cls):
+        ops.assign(owner.of_descriptor, owner.of_descriptor * 2)
+        raise Executed
+
+    def __set__(self, owner, value):
+        raise Executed
+
+
+class Raising:
+    """All that Python would run of it to look an attribute up writes something, and raises."""
+
+    descriptor = RaisingDescriptor()
+
+    def __init__(self, states):
+        vars(self).update(states)
+
+    def __getattr__(self, name):
+        ops.assign(self.of_getattr, self.of_getattr * 2)
+        raise Executed
+
+    @property
+    def computed(self):
+        ops.assign(self.of_property, self.of_property * 2)
+        raise Executed
+
+    @functools.cached_property
+    def cached(self):
+        ops.assign(self.of_cached, self.of_cached * 2)
+        raise Executed
+
+    @property
+    def inherited(self):
+        ops.assign(self.of_super, self.of_super * 2)
+        raise Executed
+
+
+class RaisingMore(Raising):
+    @property
+    def inherited(self):
+        return super().inherited
+
+
+class HoldsWhatRaises(nn.Cell):
+    written = ("of_cached", "of_descriptor", "of_getattr", "of_property", "of_super")
+
+    def __init__(self):
+        super().__init__()
+        states = {name: state(name) for name in (*self.written, "frozen")}
+        for name, its in states.items():
+            setattr(self, name, its)
+        self.held = RaisingMore(states)
+
+    def construct(self, x):
+        held = self.held
+        return x * held.anything * held.descriptor * held.computed * held.cached * held.inherited * held.frozen
+
+
+def test_nothing_of_the_users_is_executed():
+    assert only_written(HoldsWhatRaises()) == list(HoldsWhatRaises.written)
+
+
+class Listening(networks.StepCounter):
+    """A cell that is told of each attribute that it does not have, as some models are that warn of it."""
+
+    def __getattr__(self, name):
+        ASKED_FOR.append(name)
+        return super().__getattr__(name)
+
+
+ASKED_FOR = []
+
+
+def test_a_cell_is_asked_for_no_attribute_that_it_does_not_have():
+    network = nn.SequentialCell(Listening())
+    ASKED_FOR.clear()
+    assert only_written(network) == ["0.count"]
+    assert set(ASKED_FOR) <= {"count"}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,14 @@ from support.training import changed, restore, state
 from support.untouched import untouched
 from test_profile_gradients import BATCHES, Failing, Float16Layers, WithDropout, gan, scaled, wrong_shape
 
-from ms_lossscale import ActivationReport, ScaledTrainOneStepCell, locate_overflow, profile_activations
+from ms_lossscale import (
+    ActivationReport,
+    DynamicLossScale,
+    ScaledTrainOneStepCell,
+    locate_overflow,
+    profile_activations,
+)
+from ms_lossscale._output import written_scale
 from ms_lossscale.diagnosis import Activation, Distribution
 from ms_lossscale.diagnosis.cell_watch import Place
 
@@ -289,6 +296,32 @@ def test_gradients_are_counted_with_the_loss_scale():
         np.testing.assert_allclose(distribution.min, np.abs(expected).min(), rtol=1e-4)
         np.testing.assert_allclose(distribution.max, np.abs(expected).max(), rtol=1e-4)
         assert of(report, "WithLossCell", "gradient").distribution.max == loss_scale
+
+
+@pytest.mark.parametrize(
+    "make, scales",
+    [
+        (scaled, [2.0**10]),
+        (lambda: gan("simultaneous"), [2.0**10] * 2),
+        (lambda: gan("simultaneous", [DynamicLossScale(2.0**10), 2.0**4]), [2.0**10, 2.0**4]),
+        (lambda: gan("alternating", [DynamicLossScale(2.0**10), None]), [2.0**10, 1.0]),
+    ],
+)
+def test_a_training_cell_is_profiled_at_its_own_scales(make, scales):
+    cell, batches, _ = make()
+    roots = [f"networks[{i}]" for i in range(2)] if len(scales) == 2 else [type(cell.network).__name__]
+
+    def largest(report):
+        return [of(report, root, "gradient").distribution.max for root in roots]
+
+    report = profile_activations(cell, batches)
+    assert largest(report) == scales
+    assert report.loss_scale == (scales if len(set(scales)) == 2 else scales[0])
+    written = " and ".join(written_scale(scale) for scale in dict.fromkeys(scales))
+    assert f"gradients at loss scale {written}; " in str(report)
+    assert json.loads(report.to_json())["loss_scale"] == report.loss_scale
+    report = profile_activations(cell, batches, loss_scale=2.0)
+    assert (report.loss_scale, largest(report)) == (2.0, [2.0] * len(scales))
 
 
 class Doubled(nn.Cell):

@@ -207,19 +207,19 @@ def scaled():
     return cell, BATCHES, [(network, network.trainable_params(), BATCHES)]
 
 
-def gan(kind, **keywords):
+def gan(kind, loss_scale=2.0**10, **keywords):
     networks = generator_and_discriminator()
     batches = [gan_batch(seed) for seed in range(2)]
     own = [network.trainable_params() for network in networks]
     losses = two_losses(*networks)
     if kind == "tuple":
         both = GanLosses(*networks)
-        cell = SimultaneousTrainOneStepCell(both, two_optimizers(*networks), 2.0**10, **keywords)
+        cell = SimultaneousTrainOneStepCell(both, two_optimizers(*networks), loss_scale, **keywords)
         expected = [(lambda *inputs, i=i: both(*inputs)[i], own[i], batches) for i in range(2)]
         return cell, batches, expected
     make = SimultaneousTrainOneStepCell if kind == "simultaneous" else AlternatingTrainOneStepCell
     its_losses = [WithAux(loss) for loss in losses] if keywords.get("has_aux") else losses
-    cell = make(its_losses, two_optimizers(*networks), 2.0**10, network_inputs=NETWORK_INPUTS, **keywords)
+    cell = make(its_losses, two_optimizers(*networks), loss_scale, network_inputs=NETWORK_INPUTS, **keywords)
     expected = [(losses[i], own[i], [take(NETWORK_INPUTS[i], inputs) for inputs in batches]) for i in range(2)]
     return cell, batches, expected
 

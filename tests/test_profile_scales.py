@@ -116,6 +116,40 @@ def test_each_network_is_profiled_at_its_own_scale(mode):
     assert_counts(report, grads)
 
 
+def test_each_network_with_its_own_scale_is_recommended_one(tmp_path):
+    networks = [Float16Layer(), Float16Layer(2.0**-10)]
+    for i, network in enumerate(networks):
+        network.update_parameters_name(f"{i}.")
+    optimizers = [nn.SGD(network.trainable_params(), 0.1) for network in networks]
+    cell = SimultaneousTrainOneStepCell(networks, optimizers, [DynamicLossScale(2.0**4) for _ in networks])
+    report = profile_gradients(cell, BATCHES)
+    alone = [profile_gradients(network, batches=BATCHES, loss_scale=2.0**4) for network in networks]
+    expected = [each.recommended_loss_scale for each in alone]
+    assert expected[1] == expected[0] * 2.0**10
+    assert report.recommended_loss_scale == expected == [each.loss_scale for each in report.recommend()]
+    assert [each.loss_scale for each in report.recommend(headroom=3)] == [each / 2 for each in expected]
+    for i, each in enumerate(alone):
+        assert f"networks[{i}]: {each}" in str(report)
+    content = json.loads(report.to_json())
+    assert [each["loss_scale"] for each in content["recommendation"]] == expected
+    assert [list(each["parameters"]) for each in content["networks"]] == [list(each.parameters) for each in alone]
+    assert report.to_csv().splitlines()[0].endswith("".join(f",overflowed_at_{scale:.0f}" for scale in expected[1:]))
+    report.plot("report.png")
+    cell.set_loss_scale(report.recommended_loss_scale)
+
+
+def test_a_network_without_a_recommendation_is_named():
+    networks = [Linear(), Float16Layer(float("inf"))]
+    optimizers = [nn.SGD(network.trainable_params(), 0.1) for network in networks]
+    report = profile_gradients(AlternatingTrainOneStepCell(networks, optimizers, DynamicLossScale()), BATCHES)
+    with pytest.raises(ValueError, match=r"recommended: networks\[1\]: in 3 of 3 batches the loss is not finite"):
+        _ = report.recommended_loss_scale
+    assert report.networks[0].recommended_loss_scale > 1.0
+    assert "Recommended loss scale for float16: " in str(report)
+    assert json.loads(report.to_json())["recommendation"] is None
+    report.plot("report.png")
+
+
 @pytest.mark.parametrize("make", [AlternatingTrainOneStepCell, SimultaneousTrainOneStepCell])
 def test_one_scale_of_several_networks_is_one(make):
     assert profile_gradients(two_networks(make, 64.0)[1], BATCHES).loss_scale == 64.0

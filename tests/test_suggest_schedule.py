@@ -8,10 +8,15 @@ from support.networks import Linear, batch
 from test_gradient_report import WHY_NOT, report_of
 
 from ms_lossscale import ScaledTrainOneStepCell, ScheduledLossScale, profile_gradients, suggest_schedule
+from ms_lossscale.diagnosis.networks_report import NetworksReport
 
 
 def report(largest, step=None):
     return report_of({"weight": [largest, largest / 4]}, step=step)
+
+
+def report_of_networks(*largest):
+    return NetworksReport(**vars(report_of({"weight": [1.0]})) | {"networks": [report(each) for each in largest]})
 
 
 def used_scales(schedule, steps):
@@ -44,6 +49,16 @@ def test_before_the_first_report_its_scale_holds():
     assert used_scales(schedule, 6) == [2.0**13] * 4 + [2.0**14] * 2
 
 
+def test_networks_with_scales_of_their_own():
+    reports = {step: report_of_networks(first, second) for step, first, second in ((0, 1.0, 0.5), (2, 0.25, 1.0))}
+    assert [used_scales(each, 3) for each in suggest_schedule(reports)] == [
+        [2.0**13] * 2 + [2.0**15],
+        [2.0**13] * 3,
+    ]
+    with pytest.raises(ValueError, match="'reports' must hold reports of one training cell, but they are of 0 and 2"):
+        suggest_schedule({0: report(1.0), 2: reports[2]})
+
+
 def test_headroom():
     assert used_scales(suggest_schedule({0: report(1.0), 1: report(0.5)}, headroom=5), 2) == [2.0**10, 2.0**11]
 
@@ -58,8 +73,14 @@ def test_of_a_training_cell_along_its_training(kind):
         trained.call_cell(step)
     assert [each.step for each in reports] == [0, 1, 2]
     schedule = suggest_schedule(reports)
-    first, second, third = (each.recommended_loss_scale for each in reports)
-    assert used_scales(schedule, 4) == [min(first, second), min(second, third), third, third]
+    recommended = [each.recommended_loss_scale for each in reports]
+    if kind == "alternating":
+        # One schedule for each network.
+        assert [len(each) for each in (schedule, *recommended)] == [2] * 4
+    else:
+        schedule, recommended = [schedule], [[each] for each in recommended]
+    for its_schedule, (first, second, third) in zip(schedule, zip(*recommended)):
+        assert used_scales(its_schedule, 4) == [min(first, second), min(second, third), third, third]
 
 
 def test_where_gradients_grow_the_stage_before_knows():

@@ -9,6 +9,7 @@ from conftest import long, quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Parameter, Tensor, load_param_into_net, nn, ops
 from support.networks import FEATURES, batch, batch_for
 from support.training import bookkeeping, changed, state
+from support.ways_to_reach import Holder
 
 from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale, ScaledTrainOneStepCell
 
@@ -283,3 +284,30 @@ def test_classes_whose_module_is_no_string():
     with pytest.warns(RuntimeWarning, match="no checkpoint has them"):
         names = of_one(HeldByStrangeClasses()).forward_state_names()
     assert names == ["u", "frozen", "unregistered_0.ModuleThatRaises", "unregistered_1.ModuleOfTheMetaclass"]
+
+
+class SettingAnAttribute(nn.Cell):
+    """Sets attributes of an object that is no Cell; one is a property, which MindSpore sets in the first call only."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = Parameter(Tensor(np.ones((FEATURES, 1), np.float32)), name="weight")
+        self.u = Parameter(Tensor(np.ones(FEATURES, np.float32)), name="u", requires_grad=False)
+        self.holder = Holder(self.u)
+
+    def construct(self, x, y):
+        self.holder.value = ops.stop_gradient(x).mean(0)
+        return ops.matmul(x, self.weight).mean()
+
+
+@quick_in_graph_mode
+@pytest.mark.parametrize("make", [of_one, *long(of_each)])
+def test_a_setter_runs_in_graph_mode(mode, make):
+    """MindSpore once ended such a step with "The input_data does not have a valid ptr of actor"."""
+    network = SettingAnAttribute()
+    cell = make(network)
+    for seed, is_skipped in enumerate((True, False)):
+        before = network.u.asnumpy().copy()
+        assert bool(cell(*(batch_for(True) if is_skipped else batch(seed)))[1].asnumpy()) == is_skipped
+        if is_skipped:
+            np.testing.assert_array_equal(network.u.asnumpy(), before)

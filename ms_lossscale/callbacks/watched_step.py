@@ -7,8 +7,8 @@ import numpy as np
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._output import LossScaleValues, counted, written_scale
+from ms_lossscale._values import as_array
 from ms_lossscale.cells.endless_skips import SkippedSeries
-from ms_lossscale.diagnosis.cell_watch import as_array
 
 _MOST_NAMES = 5
 

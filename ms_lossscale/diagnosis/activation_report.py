@@ -2,13 +2,13 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union
 
-from ms_lossscale._output import in_batches, size, text_table, written_scale
+from ms_lossscale._output import in_batches, size, text_table
 from ms_lossscale.diagnosis.cell_watch import Place
 from ms_lossscale.diagnosis.distribution import COUNTS, Distribution, Shares
 from ms_lossscale.diagnosis.picture import Picture
-from ms_lossscale.diagnosis.report import COLUMNS, NOTABLE_SHARE, Report, columns_of, numbers_of
+from ms_lossscale.diagnosis.report import COLUMNS, NOTABLE_SHARE, Report, columns_of, numbers_of, written_scales
 
 # float16 rounds with a relative error of up to 2**-11. An error this many times the largest before it is a jump.
 ROUNDING, JUMP = 2.0**-11, 8.0
@@ -70,14 +70,15 @@ class ActivationReport(Report):
     Attributes:
         activations (list[Activation]): In the order of execution, forward and then backward.
         batches (int): How many batches were profiled.
-        loss_scale (float): The scale by which the loss was multiplied.
+        loss_scale (Union[float, list[float]]): The scale by which the loss was multiplied; a list with one for each
+            network if they differ.
         forward_state (Union[list[str], None]): The names of what the forward may write and a skipped step restores;
             None for a training cell that never skips a step.
     """
 
     activations: list[Activation]
     batches: int
-    loss_scale: float
+    loss_scale: Union[float, list[float]]
     forward_state: Optional[list[str]] = field(default_factory=list)
 
     @property
@@ -114,7 +115,7 @@ class ActivationReport(Report):
             restored = f"The forward may write, and a skipped step restores: {names}."
         lines = [
             f"Values at the cells {in_batches(self.batches)}, gradients at loss scale "
-            f"{written_scale(self.loss_scale)}; what float16 does to them",
+            f"{written_scales(self.loss_scale)}; what float16 does to them",
             "",
             text_table(header, rows),
             "",
@@ -164,7 +165,7 @@ class ActivationReport(Report):
 
     def _picture(self) -> Picture:
         rows = [(_marked(activation), activation.distribution) for activation in self.notable_first()]
-        scales = {f"gradients at loss scale {written_scale(self.loss_scale)}": 1.0}
+        scales = {f"gradients at loss scale {written_scales(self.loss_scale)}": 1.0}
         title = f"Values at {len(rows)} places {in_batches(self.batches)}"
         return Picture(title, scales, "place, out of range first", rows, [self._meaning_of_marks()])
 

@@ -7,13 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-from mindspore import Tensor
-from mindspore import dtype as mstype
-
 from ms_lossscale._mindspore import around_transforms, raise_what_failed, register_forward_hook
-
-_FLOATS = (mstype.float16, mstype.float32, mstype.float64, mstype.bfloat16)
+from ms_lossscale._values import are_finite, is_float
 
 
 class Place(NamedTuple):
@@ -35,23 +30,8 @@ class Place(NamedTuple):
         return f"{self.cell}{call}" + (f" [{self.item}]" if self.item else "")
 
 
-def is_float(value):
-    """Returns whether it is a Tensor of floating-point numbers."""
-    return isinstance(value, Tensor) and value.dtype in _FLOATS
-
-
 class WatchError(RuntimeError):
     """The watching failed, not the network."""
-
-
-def as_array(tensor):
-    """Returns the values in NumPy, in float32 if they are bfloat16, which NumPy does not have."""
-    return (tensor.astype(mstype.float32) if tensor.dtype == mstype.bfloat16 else tensor).asnumpy()
-
-
-def are_finite(tensors):
-    """Returns whether all values of all tensors are finite."""
-    return all(np.isfinite(as_array(each)).all() for each in tensors)
 
 
 def _flat(output):

@@ -11,8 +11,9 @@ import mindspore
 import numpy as np
 
 from ms_lossscale._mindspore import forget_failed_calls, in_float32, is_rewritten, raise_what_failed
+from ms_lossscale._values import are_finite, as_array, is_float
 from ms_lossscale.diagnosis.arguments import join_names, with_progress_bar
-from ms_lossscale.diagnosis.cell_watch import CellWatch, LineWatch, WatchError, are_finite, as_array, is_float
+from ms_lossscale.diagnosis.cell_watch import CellWatch, LineWatch, WatchError
 from ms_lossscale.diagnosis.distribution import SMALLEST_NORMAL
 from ms_lossscale.diagnosis.gradient_report import LOSS_SCALES
 from ms_lossscale.diagnosis.locate_overflow import OverflowTrace, Search

@@ -1,18 +1,16 @@
 """The report on a network's gradients, and the loss scale that follows from it."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Optional, Union
 
 from mindspore import dtype as mstype
 
-from ms_lossscale._arguments import check_number, check_positive_int, describe
+from ms_lossscale._arguments import check_number
 from ms_lossscale._output import counted, in_batches, percent, size, text_table, written_scale
 from ms_lossscale.diagnosis.distribution import COUNTS, FLOAT16, Distribution, Shares, float_format, sum_of
 from ms_lossscale.diagnosis.picture import Picture
-from ms_lossscale.diagnosis.report import COLUMNS, NOTABLE_SHARE, Report, columns_of, numbers_of
-from ms_lossscale.loss_scale import ScheduledLossScale
+from ms_lossscale.diagnosis.report import COLUMNS, NOTABLE_SHARE, Report, columns_of, numbers_of, written_scales
 
 # The loss scales that the package accepts.
 LOSS_SCALES = [2.0**exponent for exponent in range(-126, 127)]
@@ -79,6 +77,8 @@ class GradientReport(Report):
             subnormal numbers. These gradients were rounded or lost before they were counted.
         ceiling (Union[float, None]): `loss_scale`, if gradients overflowed at a larger one; otherwise None. No larger
             one is recommended for float16.
+        networks (list[GradientReport]): The report of each network, if each has its own loss scale. Each recommends one
+            for its network. Empty if there is one loss scale.
     """
 
     parameters: dict[str, Distribution]
@@ -90,6 +90,7 @@ class GradientReport(Report):
     step: Optional[int]
     quantised: list[str] = field(default_factory=list)
     ceiling: Optional[float] = None
+    networks: list["GradientReport"] = field(default_factory=list)
 
     @property
     def total(self) -> Distribution:
@@ -105,11 +106,17 @@ class GradientReport(Report):
         return {loss_scale: total.shares(loss_scale, dtype) for loss_scale in LOSS_SCALES}
 
     @property
-    def recommended_loss_scale(self) -> float:
-        """The loss scale to use with float16, `recommend().loss_scale`; raises as :meth:`recommend` does."""
-        return self.recommend().loss_scale
+    def recommended_loss_scale(self) -> Union[float, list[float]]:
+        """
+        The loss scale to use with float16, `recommend().loss_scale`; a list if each network has its own. It raises as
+        :meth:`recommend` does.
+        """
+        recommended = self.recommend()
+        return [each.loss_scale for each in recommended] if isinstance(recommended, list) else recommended.loss_scale
 
-    def recommend(self, headroom: int = 2, dtype: mstype.Type = mstype.float16) -> Recommendation:
+    def recommend(
+        self, headroom: int = 2, dtype: mstype.Type = mstype.float16
+    ) -> Union[Recommendation, list[Recommendation]]:
         """
         Finds the largest power of two that leaves headroom for gradients larger than the profiled ones and is not above
         the `ceiling`.
@@ -118,6 +125,9 @@ class GradientReport(Report):
             headroom (int): How many binades the largest gradient times the scale stays below the dtype's largest
                 number, 65504 for float16. Default: ``2`` .
             dtype (mindspore.dtype): ``mstype.float16`` or ``mstype.bfloat16`` . Default: ``mstype.float16`` .
+
+        Returns:
+            Recommendation; a list of them if each network has its own loss scale.
 
         Raises:
             TypeError: If `headroom` is no number.
@@ -130,6 +140,9 @@ class GradientReport(Report):
         problem = self._why_not()
         if problem:
             raise ValueError(f"No loss scale can be recommended: {problem}")
+        return self._recommendation(headroom, dtype, of)
+
+    def _recommendation(self, headroom, dtype, of):
         loss_scale = largest_scale(self.largest, headroom, of)
         if self.ceiling is not None and of is FLOAT16:
             loss_scale = min(loss_scale, 2.0 ** math.floor(math.log2(self.ceiling)))
@@ -137,8 +150,7 @@ class GradientReport(Report):
         lost = total.shares(loss_scale, dtype).flushed
         unscaled = total.shares(1.0, dtype)
         saved = unscaled.flushed + unscaled.overflowed - lost
-        # `largest` is a number if there is no problem.
-        return Recommendation(loss_scale, headroom, self.largest, lost, saved)  # type: ignore[arg-type]
+        return Recommendation(loss_scale, headroom, self.largest, lost, saved)
 
     def _title(self):
         parameters = counted(len(self.parameters), "parameter", "parameters")
@@ -232,7 +244,7 @@ class GradientReport(Report):
         return self.loss_scale if isinstance(self.loss_scale, list) else [self.loss_scale]
 
     def _scale(self):
-        return " and ".join(map(written_scale, self._scales()))
+        return written_scales(self.loss_scale)
 
     def _advice(self):
         advice, in_bfloat16 = self.recommend(), self.total.shares(1.0, mstype.bfloat16)
@@ -250,10 +262,13 @@ class GradientReport(Report):
         header += [f"{name}_at_{scale:.17g}" for scale in scales for name in Shares._fields]
         return header, [[name, *numbers_of(distribution, scales)] for name, distribution in self._rows()]
 
+    def _recommendation_as_dict(self):
+        return self.recommend()._asdict()
+
     def _further_content(self) -> dict[str, Any]:
         problem = self._why_not()
         return {
-            "recommendation": None if problem else self.recommend()._asdict(),
+            "recommendation": None if problem else self._recommendation_as_dict(),
             "why_no_recommendation": problem or None,
             "shares": {
                 name: [{"loss_scale": scale, **shares._asdict()} for scale, shares in self.shares(dtype).items()]
@@ -265,85 +280,7 @@ class GradientReport(Report):
     def _picture(self) -> Picture:
         scales, recommended = {"loss scale 1": 1.0}, None
         if not self._why_not():
-            recommended = self.recommended_loss_scale
+            recommended = self._shown_scales()[1]
             scales[f"loss scale {written_scale(recommended)} (recommended)"] = recommended
         title = f"{self._title()}, computed at loss scale {self._scale()}"
         return Picture(title, scales, "parameter, worst first", self._rows(), self._warnings(), recommended)
-
-
-def suggest_schedule(
-    reports: Union[Sequence[GradientReport], dict[int, GradientReport]], headroom: int = 2
-) -> ScheduledLossScale:
-    """
-    Makes a schedule of loss scales from reports of several stages of training. From the step of one report to that of
-    the next, it uses the smaller of the scales that the two recommend, because the gradients change in between.
-
-    Args:
-        reports (Union[list[GradientReport], dict]): Reports of a training cell, which know their step; or a dict from
-            steps (ints, 0 for before the first step) to reports. At least one.
-        headroom (int): As for :meth:`GradientReport.recommend`. Default: ``2`` .
-
-    Returns:
-        ScheduledLossScale. Steps before the first report use that report's scale, too.
-
-    Raises:
-        TypeError: If `reports` holds something else, or `headroom` is not a number.
-        ValueError: If there are no reports, a report in a list does not know its step, two reports are of the same
-            step, a report can't recommend a loss scale, or `headroom` is out of range.
-
-    Supported Platforms:
-        ``Ascend`` ``GPU`` ``CPU``
-
-    Examples:
-        >>> import numpy as np
-        >>> from mindspore import nn
-        >>> from ms_lossscale import profile_gradients, suggest_schedule
-        >>> net = nn.Dense(2, 1, weight_init="ones", has_bias=False)
-        >>> network = nn.WithLossCell(net, nn.MSELoss())
-        >>> reports = {
-        ...     step: profile_gradients(network, net.trainable_params(), [(x, np.zeros((4, 1), np.float32))])
-        ...     for step, x in ((0, np.full((4, 2), 1.0, np.float32)), (1000, np.full((4, 2), 0.1, np.float32)))
-        ... }
-        >>> schedule = suggest_schedule(reports)
-        >>> schedule.milestone, schedule.loss_scales
-        ([1000, 1001], [2048.0, 262144.0])
-    """
-    owner = "suggest_schedule"
-    headroom = check_headroom(owner, headroom)
-    stages = sorted(_by_step(owner, reports).items())
-    loss_scales = []
-    for step, report in stages:
-        try:
-            loss_scales.append(report.recommend(headroom).loss_scale)
-        except ValueError as error:
-            raise ValueError(f"For '{owner}', the report of step {step} can't be used. {error}") from None
-    loss_scales = [min(ends) for ends in zip(loss_scales, loss_scales[1:] + loss_scales[-1:])]
-    stages = [(step, scale) for (step, _), scale in zip(stages, loss_scales)]
-    stages = stages[:1] + [stage for before, stage in zip(stages, stages[1:]) if stage[1] != before[1]]
-    starts = [step for step, _ in stages[1:]]
-    # A stage ends where the next one begins. A schedule also needs an end of the last stage, which changes nothing.
-    return ScheduledLossScale([*starts, (starts[-1] if starts else 0) + 1], [scale for _, scale in stages])
-
-
-def _by_step(owner, reports):
-    what = f"For '{owner}', the argument 'reports' must be a list of GradientReports, or a dict from steps to them"
-    if not isinstance(reports, (dict, list, tuple)):
-        raise TypeError(f"{what}, but got {describe(reports)}.")
-    if not reports:
-        raise ValueError(f"{what}, but it is empty.")
-    pairs = reports.items() if isinstance(reports, dict) else [(getattr(each, "step", None), each) for each in reports]
-    by_step = {}
-    for step, report in pairs:
-        if not isinstance(report, GradientReport):
-            raise TypeError(f"{what}, but it holds {describe(report)}.")
-        if step is None:
-            raise ValueError(
-                f"{what}, but a report of a plain network does not know its step. Pass a dict, {{0: report, ...}}, or "
-                f"profile the training cell."
-            )
-        if step != 0:
-            step = check_positive_int(owner, "reports", step)
-        if step in by_step:
-            raise ValueError(f"{what}, but two are of step {step}.")
-        by_step[step] = report
-    return by_step

@@ -11,8 +11,9 @@ from mindspore import nn
 
 from ms_lossscale._arguments import Batch, check_scale
 from ms_lossscale._output import written_scale
+from ms_lossscale._values import are_finite, as_array, is_float
 from ms_lossscale.diagnosis.arguments import as_inputs, trained_parts
-from ms_lossscale.diagnosis.cell_watch import CellWatch, Place, WatchError, are_finite, as_array, is_float
+from ms_lossscale.diagnosis.cell_watch import CellWatch, Place, WatchError
 from ms_lossscale.diagnosis.distribution import FLOAT16
 from ms_lossscale.diagnosis.replay import replay, running
 

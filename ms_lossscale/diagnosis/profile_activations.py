@@ -1,24 +1,27 @@
 """Profiles the values inside a network."""
 
 from functools import partial
+from typing import Optional
 
 import numpy as np
 from mindspore import nn
 
 from ms_lossscale._arguments import Batches, check_bool, check_scale
 from ms_lossscale._mindspore import in_float32
+from ms_lossscale._values import as_array
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.diagnosis.activation_report import JUMP, ROUNDING, Activation, ActivationReport
 from ms_lossscale.diagnosis.arguments import each_batch, trained_parts
-from ms_lossscale.diagnosis.cell_watch import CellWatch, as_array
+from ms_lossscale.diagnosis.cell_watch import CellWatch
 from ms_lossscale.diagnosis.distribution import Distribution
 from ms_lossscale.diagnosis.replay import replay, running
+from ms_lossscale.diagnosis.report import one_or_each
 from ms_lossscale.forward_state.find import find_forward_state
 from ms_lossscale.overflow_detector import NoCheck
 
 
 def profile_activations(
-    network: nn.Cell, batches: Batches, *, loss_scale: float = 1.0, compare_float32: bool = False
+    network: nn.Cell, batches: Batches, *, loss_scale: Optional[float] = None, compare_float32: bool = False
 ) -> ActivationReport:
     """
     Counts how the outputs of each cell, and the gradients that flow back into them, are spread over float16's range.
@@ -35,8 +38,9 @@ def profile_activations(
         network (Cell): Returns the loss, as :class:`mindspore.nn.WithLossCell` does; or a training cell of this
             package.
         batches (iterable): A tuple of the network's inputs for each batch; or a dataset.
-        loss_scale (float): The scale by which the loss is multiplied. The gradients are counted without unscaling them.
-            Default: ``1.0`` .
+        loss_scale (float, optional): The scale by which the loss is multiplied. The gradients are counted without
+            unscaling them. Default: ``None`` . A training cell then uses its present scale, or those of its networks,
+            and a plain network uses 1.
         compare_float32 (bool): Whether to run each batch a second time in float32, and to compare the values at each
             cell. Cells that compute in float16 or bfloat16 because of `to_float` , or of `mindspore.amp` at level O2 or
             O3, then compute in float32. Casts that are written in a `construct` stay, and dropout is off. Default:
@@ -66,7 +70,9 @@ def profile_activations(
     """
     owner = "profile_activations"
     parts = trained_parts(owner, network)
-    loss_scale = check_scale(owner, "loss_scale", loss_scale)
+    if loss_scale is not None:
+        loss_scale = check_scale(owner, "loss_scale", loss_scale)
+    scales = [loss_scale or part.loss_scale or 1.0 for part in parts]
     check_bool(owner, "compare_float32", compare_float32)
     cells = {id(cell): cell for part in parts for _, cell in part.network.cells_and_names()}.values()
     # The cells that MindSpore casts.
@@ -78,7 +84,7 @@ def profile_activations(
             f"auto_mixed_precision(network, 'O2')."
         )
     with replay(owner, parts) as loss_and_grads:
-        profile = _Profile(loss_and_grads, loss_scale, in_low_precision if compare_float32 else [])
+        profile = _Profile(loss_and_grads, scales, in_low_precision if compare_float32 else [])
         if compare_float32:
             # The two computations would drop different values.
             for dropout in (cell for cell in cells if type(cell).__name__.startswith("Dropout")):
@@ -91,7 +97,7 @@ def profile_activations(
             "what flows back into its cells is reported without them",
             "What its cells put out is right, and profile_gradients computes such a network in graph mode.",
         )
-    return ActivationReport(profile.activations(), count, loss_scale, _forward_state_names(owner, network))
+    return ActivationReport(profile.activations(), count, one_or_each(scales), _forward_state_names(owner, network))
 
 
 def _forward_state_names(owner, network):
@@ -104,10 +110,10 @@ def _forward_state_names(owner, network):
 class _Profile:
     """The values of batches, and their differences from a second run with the cells `to_compare` in float32."""
 
-    def __init__(self, loss_and_grads, loss_scale, to_compare):
+    def __init__(self, loss_and_grads, loss_scales, to_compare):
         self._loss_and_grads = loss_and_grads
         self._parts = [each.part for each in loss_and_grads]
-        self._loss_scale = loss_scale
+        self._loss_scales = loss_scales
         self._to_compare = to_compare
         # By part, kind and place, in the order of execution.
         self._seen = {}
@@ -130,7 +136,7 @@ class _Profile:
 
         for i, (part, loss_and_grads) in enumerate(zip(self._parts, self._loss_and_grads)):
             with CellWatch(part, partial(note_value, i, "output"), partial(note_value, i, "gradient")).watching():
-                loss_and_grads.in_pynative(self._loss_scale, batch)
+                loss_and_grads.in_pynative(self._loss_scales[i], batch)
 
     def _count(self, key, tensor):
         values = as_array(tensor)

@@ -14,7 +14,9 @@ from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.diagnosis.arguments import each_batch, trained_parts
 from ms_lossscale.diagnosis.distribution import SMALLEST_NORMAL, Distribution
 from ms_lossscale.diagnosis.gradient_report import GradientReport, largest_scale
+from ms_lossscale.diagnosis.networks_report import NetworksReport
 from ms_lossscale.diagnosis.replay import replay, running
+from ms_lossscale.diagnosis.report import one_or_each
 
 # How much smaller the next scale to try is where gradients overflow, how much larger where all of them are zero, and
 # how large it gets then.
@@ -62,7 +64,7 @@ def profile_gradients(
             before clipping, because these are what the backward computes. Default: ``None`` .
 
     Returns:
-        GradientReport.
+        GradientReport. If each network of a training cell has its own loss scale, it holds a report for each of them.
 
     Raises:
         TypeError: If an argument has a wrong type.
@@ -102,17 +104,26 @@ def profile_gradients(
     if in_pynative:
         for each in (each for each in loss_and_grads if each.compiles):
             each.warn("training in it lacks them", "Train in graph mode, which keeps them; the report has them.")
-    scales = [profile.loss_scale for profile in profiles]
-    return GradientReport(
+    step = network.steps_made() if isinstance(network, TrainingCell) else None
+    if isinstance(network, TrainingCell) and isinstance(network.loss_scale, list):
+        networks = [_report(GradientReport, [profile], clip, step) for profile in profiles]
+        return _report(NetworksReport, profiles, clip, step, networks=networks)
+    return _report(GradientReport, profiles, clip, step)
+
+
+def _report(report_class, profiles, clip, step, **keywords):
+    """Returns one report of all these profiles."""
+    return report_class(
         parameters={name: each for profile in profiles for name, each in profile.distributions.items()},
         batches=profiles[0].batches,
-        loss_scale=scales[0] if len(set(scales)) == 1 else scales,
+        loss_scale=one_or_each([profile.loss_scale for profile in profiles]),
         clip=clip,
         largest=max((profile.largest for profile in profiles if profile.largest is not None), default=None),
         non_finite_losses=len(set().union(*(profile.non_finite_losses for profile in profiles))),
-        step=network.steps_made() if isinstance(network, TrainingCell) else None,
+        step=step,
         quantised=[name for profile in profiles for name in profile.quantised()],
         ceiling=min((profile.ceiling for profile in profiles if profile.ceiling is not None), default=None),
+        **keywords,
     )
 
 

@@ -4,7 +4,7 @@ import json
 from typing import Any, Optional
 
 from ms_lossscale._arguments import StrPath
-from ms_lossscale._output import csv_text, percent, size, write_text
+from ms_lossscale._output import csv_text, percent, size, write_text, written_scale
 from ms_lossscale.diagnosis.distribution import COUNTS
 from ms_lossscale.diagnosis.picture import Picture, draw
 
@@ -26,6 +26,16 @@ def numbers_of(distribution, scales=(1.0,)):
     """Returns the same as numbers, for a CSV file."""
     counts = [getattr(distribution, count) for count in COUNTS]
     return counts + [share for scale in scales for share in distribution.shares(scale)]
+
+
+def one_or_each(scales):
+    """Returns the loss scale if all of these are the same, otherwise a list of them."""
+    return scales[0] if len(set(scales)) == 1 else scales
+
+
+def written_scales(loss_scale):
+    """Returns a loss scale, or a list of them, as text."""
+    return " and ".join(map(written_scale, loss_scale if isinstance(loss_scale, list) else [loss_scale]))
 
 
 class Report:
@@ -53,9 +63,7 @@ class Report:
         Returns:
             str, the JSON text.
         """
-        further = self._further_content()
-        fields = {name: value for name, value in vars(self).items() if name not in further}
-        return write_text(path, json.dumps({**fields, **further}, indent=1))
+        return write_text(path, json.dumps(self._content(), indent=1))
 
     def plot(self, path: StrPath) -> None:
         """
@@ -69,6 +77,11 @@ class Report:
             ImportError: If matplotlib is not installed.
         """
         draw(path, self._picture())
+
+    def _content(self):
+        further = self._further_content()
+        fields = {name: value for name, value in vars(self).items() if name not in further}
+        return {**fields, **further}
 
     def _header_and_rows(self) -> tuple[list[str], list[list]]:
         raise NotImplementedError

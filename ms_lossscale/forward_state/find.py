@@ -157,7 +157,7 @@ def _without_gradient(cells, parameters):
 
 
 def _written_by_layers(cells):
-    found = (getattr(cell, name, None) for cell in cells for name in _WRITTEN_BY_LAYERS)
+    found = (cell._params.get(name) for cell in cells for name in _WRITTEN_BY_LAYERS)
     return {id(each) for each in found if isinstance(each, Parameter) and not each.requires_grad}
 
 

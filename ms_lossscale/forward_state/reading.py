@@ -6,16 +6,16 @@ their conditions are ignored. All functions that may run are read again until no
 """
 
 import ast
-import contextlib
 import functools
-import inspect
 import re
 import types
 
 from mindspore import Tensor, nn, ops
 from mindspore.ops.primitive import Primitive
 
+from ms_lossscale.forward_state.attributes import found_as, getters, setters
 from ms_lossscale.forward_state.entries import inner_function
+from ms_lossscale.forward_state.names import BY_NAME, QUERIES, SHARES, WRITES
 from ms_lossscale.forward_state.ownership import is_users, module_of
 from ms_lossscale.forward_state.reachable import OPTIMIZERS, named, names_in, tensors_within
 from ms_lossscale.forward_state.referents import instance_dict, referents
@@ -23,6 +23,7 @@ from ms_lossscale.forward_state.source import (
     assignments,
     declares_writing,
     expressions_in,
+    imported,
     names_that_may_be,
     outside,
     parameter_names,
@@ -41,23 +42,8 @@ from ms_lossscale.forward_state.values import (
     union,
 )
 
-# Methods that write to their tensor, and MindSpore's functions and primitives that write to their first argument.
-_WRITES = re.compile(
-    r"(?!_).*[^_]_|set_data|(?i:assign)\w*|itemset|scatter_(?!nd$)\w+|index_add|load_\w+|__setitem__"
-    r"|__i(add|sub|mul|matmul|truediv|floordiv|mod|pow|and|or|xor|lshift|rshift)__"
-)
-# Those that may return their argument. Gradients and maps return functions, which are called later.
-_SHARES = re.compile(
-    r"(?i)depend|load|stop_?gradient|identity|value|data|cast|astype|to|float|view|view_?as|reshape|transpose|permute"
-    r"|m?t|flatten|ravel|squeeze|unsqueeze|expand_?dims|expand_?as|narrow|select|split|chunk|unbind|swapaxes|diagonal"
-    r"|detach|assign\w*|\w*grad\w*|hypermap|map|vmap|jit|vjp|jvp"
-)
-# Methods of MindSpore's cells that return what the cells hold.
-_QUERIES = re.compile(r"\w*(params|parameters|parameters_dict|buffers|cells|parameters_and_names|cells_and_names)")
 _NEW_TENSORS = (ast.BinOp, ast.UnaryOp, ast.Compare, ast.FormattedValue, ast.JoinedStr)
 _CONTAINERS_IN_SOURCE = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.ListComp, ast.SetComp, ast.DictComp)
-# `getattr`, `setattr`, and the methods that they call.
-_BY_NAME = re.compile(r"getattr|setattr|__(getattr|getattribute|setattr)__")
 # More arguments than functions have, for when it is unknown which is which; and far more rounds than are ever needed.
 _MANY, _MOST_ROUNDS = 20, 100
 
@@ -133,11 +119,8 @@ class Reading:
             if not (has_containers(values) and has_containers(old)):
                 self._write(elements(old))
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            names = {"__package__": reader.function.__globals__.get("__package__")}
-            with contextlib.suppress(ImportError):
-                exec(compile(ast.Module([node], []), "<import>", "exec"), names)
-            for name in names.keys() - {"__package__", "__builtins__"}:
-                self._grow(ast.Name(name), of(names[name]), reader)
+            for name, value in imported(node, reader.function.__globals__.get("__package__")):
+                self._grow(ast.Name(name), of(value), reader)
         elif isinstance(node, ast.FunctionDef) and node is not reader.node:
             self._grow(ast.Name(node.name), self._local(node, reader), reader)
         elif isinstance(node, ast.Global):
@@ -177,6 +160,12 @@ class Reading:
             self._write(elements(present, nn.Cell) if is_part else tensors(present))
             if has_containers(present) or not tensors(present):
                 self._grow(target, values, reader)
+            if not is_part:
+                self._set(self._evaluate(target.value, reader), target.attr, values)
+
+    def _set(self, owners, name, values):
+        for owner in elements(owners, Tensor, Function, Partial).values():
+            self._call_all(of(*setters(owner, name)), [values], {})
 
     def _grow(self, target, values, reader):
         """Adds these values to what a target may be or hold."""
@@ -216,20 +205,14 @@ class Reading:
         return of(local)
 
     def _attribute(self, values, name):
-        found = {**self._assigned.get(name, {}), **(tensors(values) if _SHARES.fullmatch(name) else {})}
+        found = {**self._assigned.get(name, {}), **(tensors(values) if SHARES.fullmatch(name) else {})}
         found.update(of(*(instance_dict(each).get(name) for each in tensors(values).values())))
         for thing in elements(values, Tensor, Function, Partial).values():
-            computed = inspect.getattr_static(type(thing), name, None)
-            if isinstance(computed, functools.singledispatchmethod):
-                methods = computed.dispatcher.registry.values()
-                found.update(of(*(types.MethodType(method, thing) for method in methods)))
-            elif isinstance(computed, property) and is_users(computed.fget):
-                found.update(self._call(computed.fget, [of(thing)], {}))
-            else:
-                its = self._keep(Partial(getattr(thing, name, None), ()), id(thing), name).function
-                # A class also stands for its instances.
-                is_method = isinstance(thing, type) and isinstance(its, types.FunctionType)
-                found.update(of(its, *([types.MethodType(its, thing)] if is_method else [])))
+            found.update(self._call_all(of(*getters(thing, name)), [{}] * _MANY, {}))
+            its = self._keep(Partial(found_as(thing, name), ()), id(thing), name).function
+            # A class also stands for its instances.
+            functions = [each for each in its if isinstance(thing, type) and isinstance(each, types.FunctionType)]
+            found.update(of(*its, *(types.MethodType(each, thing) for each in functions)))
         return found
 
     def _keep(self, new, *key):
@@ -249,20 +232,20 @@ class Reading:
         if name == "super":
             return self._super(args, reader)
         receivers = self._evaluate(func.value, reader) if isinstance(func, ast.Attribute) else {}
-        if _BY_NAME.fullmatch(name):
+        if BY_NAME.fullmatch(name):
             return self._by_name(node.args, name, args, receivers)
         functions = called(self._attribute(receivers, name) if receivers else self._evaluate(func, reader))
         # An unknown function may call what is passed to it, such as a hook.
         found = self._call_all(functions, args, kwargs) if functions else self._call_all(functions_in(given), [], {})
         is_of_tensor = isinstance(func, ast.Attribute) and hasattr(Tensor, name) and not elements(receivers, Tensor)
-        if _WRITES.fullmatch(name):
+        if WRITES.fullmatch(name):
             self._write(tensors(receivers) if functions else receivers)
         elif has_containers(receivers):
             self._grow(func.value, given, reader)
             return {**found, **elements(receivers), **given}
         elif not functions and not is_of_tensor:
             self._doubt(given, f"it is passed to '{ast.unparse(func)}', which is not known")
-        shares = _WRITES.fullmatch(name) or _SHARES.fullmatch(name)
+        shares = WRITES.fullmatch(name) or SHARES.fullmatch(name)
         return {**found, **(tensors(receivers) if shares else {})}
 
     def _by_name(self, nodes, name, args, receivers):
@@ -367,18 +350,18 @@ class Reading:
             self._write(union(*args[1:3], kwargs.get("running_mean", {}), kwargs.get("running_var", {})))
         elif name.startswith("load_checkpoint"):
             self._write(given)
-        elif _WRITES.fullmatch(name) or module in ("operator", "_operator"):
+        elif WRITES.fullmatch(name) or module in ("operator", "_operator"):
             self._write(args[0] if args else given)
         elif may_renormalise or (issubclass(cls, Primitive) and declares_writing(cls)):
             self._write(given)
         self._run_within(function, name, args, kwargs)
-        if _QUERIES.fullmatch(name):
+        if QUERIES.fullmatch(name):
             return args[0]
         # A class also stands for its instances, and a class of Python's for a container of its arguments.
         instance = of(function) if isinstance(function, type) else {}
         if module not in ("mindspore", "_c_expression"):
             return {**elements(given), **instance, **(SOME_CONTAINER if instance else {})}
-        return {**elements(given), **instance} if _SHARES.fullmatch(name) else instance
+        return {**elements(given), **instance} if SHARES.fullmatch(name) else instance
 
     def _run_within(self, function, name, args, kwargs):
         """Calls the functions that MindSpore or Python would call with the other arguments."""

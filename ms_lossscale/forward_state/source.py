@@ -3,6 +3,7 @@
 import ast
 import builtins
 import functools
+import importlib.util
 import inspect
 import re
 import sys
@@ -62,6 +63,18 @@ def assignments(node):
         targets = getattr(node, "targets", None) or [getattr(node, "target", None) or node.optional_vars]
         value = next(getattr(node, name) for name in ("value", "iter", "context_expr") if hasattr(node, name))
         yield from ((target, value) for target in targets if target is not None and value is not None)
+
+
+def imported(node, package):
+    """Yields the names that an import binds, and the objects. It imports nothing: that would run a module's code."""
+    for alias in node.names:
+        if isinstance(node, ast.Import):
+            name = alias.name if alias.asname else alias.name.partition(".")[0]
+            yield alias.asname or name, sys.modules.get(name)
+        else:
+            module = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            held = vars(sys.modules[module]) if module in sys.modules else {}
+            yield alias.asname or alias.name, held.get(alias.name, sys.modules.get(f"{module}.{alias.name}"))
 
 
 def outside(function, name):

@@ -65,11 +65,13 @@ class ForwardBackward(nn.Cell):
             loss, aux = loss_and_aux_of(self._owner, self._number, output)
         else:
             loss, aux = loss_of(self._owner, self._number, output, self._may_return_tuple), ()
-        return scaled(loss, scale), loss, aux
+        # The copy is made here, and not after the backward: if the network sets an attribute of an object that is no
+        # Cell, graph mode would free the loss before it is scaled ("does not have a valid ptr of actor").
+        return scaled(loss, scale), gradients.copy(loss), aux
 
     def construct(self, scale, *inputs):
         (_, loss, aux), grads = self._value_and_grad(of_network(self._number, scale), *inputs)
-        return (gradients.copy(loss),), _copy(aux) if self.has_aux else (), grads
+        return (loss,), _copy(aux) if self.has_aux else (), grads
 
 
 class SharedForwardBackward(nn.Cell):

@@ -233,6 +233,34 @@ class ByIaddOfItsOwn(ByMemory):
         return x * self.trained
 
 
+class Holder:
+    """Writes its Parameter when a property is set."""
+
+    def __init__(self, parameter):
+        self.parameter = parameter
+
+    @property
+    def value(self):
+        return self.parameter * 2
+
+    @value.setter
+    def value(self, value):
+        ops.assign(self.parameter, value)
+
+
+class BySetterOfAProperty(Way):
+    # In graph mode, MindSpore calls a setter in the first step only.
+    modes = PYNATIVE
+
+    def __init__(self):
+        super().__init__()
+        self.holder = Holder(self.u)
+
+    def construct(self, x):
+        self.holder.value = self.following(x)
+        return x * self.trained
+
+
 class ByEnter(ByMemory):
     modes = PYNATIVE
 

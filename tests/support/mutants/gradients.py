@@ -29,8 +29,8 @@ MUTANTS = [
     Mutant(
         "the loss that is returned is no copy",
         "step/forward_backward.py",
-        "return (gradients.copy(loss),)",
-        "return (loss,)",
+        "return scaled(loss, scale), gradients.copy(loss), aux",
+        "return scaled(loss, scale), loss, aux",
         (_SCALED, "test_aux.py"),
     ),
     Mutant(

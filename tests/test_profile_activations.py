@@ -9,7 +9,7 @@ import matplotlib.image
 import mindspore
 import numpy as np
 import pytest
-from mindspore import Tensor, amp, nn, ops
+from mindspore import Parameter, Tensor, amp, nn, ops
 from mindspore import dtype as mstype
 from support.gan_networks import NETWORK_INPUTS, gan_batch
 from support.networks import FEATURES, batch
@@ -438,6 +438,70 @@ def test_dropout_is_off_when_comparing_and_on_otherwise():
     dropout = of(report, "layers.2")
     assert (dropout.distribution.zeros, dropout.zeros_gained) == (0, 0)
     assert dropout.relative_error < 2.0**-7
+
+
+class Mix(nn.Cell):
+    """As a gradient penalty does, it multiplies each sample by another random number, and it writes state."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = Parameter(Tensor(1.0), requires_grad=False)
+
+    def construct(self, x):
+        ops.assign_add(self.factor, Tensor(0.5))
+        return x * (ops.rand(x.shape[0], 1) * self.factor).astype(x.dtype)
+
+
+class Mixed(nn.Cell):
+    """Random numbers, and a logarithm whose values float16 loses whatever they are."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(FEATURES, FEATURES, weight_init="ones", has_bias=False)
+        self.mix = Mix()
+        self.tail = LogOfOnePlus()
+
+    def construct(self, x):
+        return self.tail(self.mix(self.dense(x)) - 10.0).astype(mstype.float32).mean()
+
+
+def test_what_differs_between_two_runs_is_not_compared():
+    network = Mixed().to_float(mstype.float16)
+    with untouched(network):
+        report = profile_activations(network, [x * 0.01 for x, _ in BATCHES], compare_float32=True)
+    varying = [each for each in report.activations if each.varies]
+    assert [str(each) for each in varying] == ["mix output", "mix gradient", "dense gradient"]
+    assert all((each.relative_error, each.zeros_gained, each.error_jumps) == (None, None, False) for each in varying)
+    # What float16 loses is found in spite of it.
+    assert (str(report.first_jump), report.first_jump.relative_error) == ("tail output", 1.0)
+    assert "3 of 8 places differ between two runs as they are, " in str(report)
+    assert "The first is mix output. " in str(report)
+    rows = csv.DictReader(io.StringIO(report.to_csv()))
+    assert {f"{row['cell']} {row['kind']}" for row in rows if int(row["varies"])} == {str(each) for each in varying}
+
+
+class Branches(nn.Cell):
+    """In every second run it takes another way, and passes on fewer values."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(FEATURES, FEATURES, weight_init="ones", has_bias=False)
+        self.cut = nn.Identity()
+        self.extra = nn.Identity()
+        self.runs = 0
+
+    def construct(self, x):
+        self.runs += 1
+        x = self.dense(x)
+        x = self.extra(x) if self.runs % 2 else self.cut(x[1:])
+        return self.cut(x).astype(mstype.float32).mean()
+
+
+def test_ways_that_differ_between_two_runs():
+    report = profile_activations(Branches().to_float(mstype.float16), [BATCHES[0][0]], compare_float32=True)
+    assert not of(report, "dense").varies
+    assert of(report, "extra").varies
+    assert of(report, "cut").varies
 
 
 def test_a_users_hooks_stay():

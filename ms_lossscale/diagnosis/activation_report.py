@@ -24,11 +24,13 @@ class Activation(NamedTuple):
     - **dtype** (str) - The dtype in which the network held the values, for example ``"Float16"`` .
     - **distribution** (Distribution) - The values as the network computed them.
     - **relative_error** (Union[float, None]) - The 2-norm of the difference from the float32 values, divided by the
-      norm of these; None if you did not ask for it.
+      norm of these; None if you did not ask for it, or if it `varies` .
     - **zeros_gained** (Union[int, None]) - How many values are zero here but not in float32.
     - **error_jumps** (bool) - Whether the relative error is at least 8 times that of all places before.
     - **keeps_float32** (bool) - Whether the network holds the values in float32 although it computes in float16 or
       bfloat16 elsewhere. Then it does not matter here what float16 can't hold.
+    - **varies** (bool) - Whether the values differ between two runs as they are, so that they can't be compared with
+      float32: the forward draws random numbers, say.
     """
 
     place: Place
@@ -39,6 +41,7 @@ class Activation(NamedTuple):
     zeros_gained: Optional[int] = None
     error_jumps: bool = False
     keeps_float32: bool = False
+    varies: bool = False
 
     @property
     def outside(self) -> float:
@@ -107,7 +110,7 @@ class ActivationReport(Report):
             if compared:
                 jump = " jump" if activation.error_jumps else ""
                 gained = "-" if activation.zeros_gained is None else f"{activation.zeros_gained:,}"
-                row += [size(activation.relative_error) + jump, gained]
+                row += ["varies" if activation.varies else size(activation.relative_error) + jump, gained]
             rows.append(row)
         restored = "What the forward may write is never restored, since this training cell skips no step."
         if self.forward_state is not None:
@@ -120,12 +123,13 @@ class ActivationReport(Report):
             text_table(header, rows),
             "",
             self._meaning_of_marks(),
+            *self._what_varies(),
             restored,
         ]
         return "\n".join(lines)
 
     def _is_compared(self):
-        return any(activation.relative_error is not None for activation in self.activations)
+        return any(each.relative_error is not None or each.varies for each in self.activations)
 
     def _meaning_of_marks(self):
         meaning = "* marks places where 1 % of the values or more are outside of float16's normal range or all are zero"
@@ -137,12 +141,22 @@ class ActivationReport(Report):
         meaning += f": {notable} of {len(self.activations)}, in the order of execution."
         return meaning + (f" The first is {self.first}." if notable else "")
 
+    def _what_varies(self):
+        varying = [each for each in self.activations if each.varies]
+        if not varying:
+            return []
+        return [
+            f"{len(varying)} of {len(self.activations)} places differ between two runs as they are, so they can't be "
+            f"compared with float32: the forward draws random numbers, or depends on something else that changes. The "
+            f"first is {varying[0]}. Give it the same numbers in each run to compare it."
+        ]
+
     def _header_and_rows(self) -> tuple[list[str], list[list]]:
         header = [*Place._fields, "kind", "dtype", *COUNTS, *Shares._fields]
-        header += ["relative_error", "zeros_gained", "error_jumps"]
+        header += ["relative_error", "zeros_gained", "error_jumps", "varies"]
         rows = []
         for a in self.notable_first():
-            compared = [a.relative_error, a.zeros_gained, int(a.error_jumps)]
+            compared = [a.relative_error, a.zeros_gained, int(a.error_jumps), int(a.varies)]
             rows.append([*a.place, a.kind, a.dtype, *numbers_of(a.distribution), *compared])
         return header, rows
 
@@ -156,6 +170,7 @@ class ActivationReport(Report):
                 "relative_error": "inf" if a.relative_error == math.inf else a.relative_error,
                 "zeros_gained": a.zeros_gained,
                 "error_jumps": a.error_jumps,
+                "varies": a.varies,
                 "float16": a.distribution.shares()._asdict(),
                 **a.distribution.as_dict(),
             }
@@ -167,7 +182,9 @@ class ActivationReport(Report):
         rows = [(_marked(activation), activation.distribution) for activation in self.notable_first()]
         scales = {f"gradients at loss scale {written_scales(self.loss_scale)}": 1.0}
         title = f"Values at {len(rows)} places {in_batches(self.batches)}"
-        return Picture(title, scales, "place, out of range first", rows, [self._meaning_of_marks()])
+        return Picture(
+            title, scales, "place, out of range first", rows, [self._meaning_of_marks(), *self._what_varies()]
+        )
 
 
 def _marked(activation):

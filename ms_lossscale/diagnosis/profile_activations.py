@@ -19,6 +19,9 @@ from ms_lossscale.diagnosis.report import one_or_each
 from ms_lossscale.forward_state.find import find_forward_state
 from ms_lossscale.overflow_detector import NoCheck
 
+# How much smaller than the error against float32 the difference between two runs of the same must be.
+_LESS = 4.0
+
 
 def profile_activations(
     network: nn.Cell, batches: Batches, *, loss_scale: Optional[float] = None, compare_float32: bool = False
@@ -41,10 +44,11 @@ def profile_activations(
         loss_scale (float, optional): The scale by which the loss is multiplied. The gradients are counted without
             unscaling them. Default: ``None`` . A training cell then uses its present scale, or those of its networks,
             and a plain network uses 1.
-        compare_float32 (bool): Whether to run each batch a second time in float32, and to compare the values at each
-            cell. Cells that compute in float16 or bfloat16 because of `to_float` , or of `mindspore.amp` at level O2 or
-            O3, then compute in float32. Casts that are written in a `construct` stay, and dropout is off. Default:
-            ``False`` .
+        compare_float32 (bool): Whether to run each batch in float32, too, and to compare the values at each cell. Cells
+            that compute in float16 or bfloat16 because of `to_float` , or of `mindspore.amp` at level O2 or O3, then
+            compute in float32. Casts that are written in a `construct` stay, and dropout is off. Each batch runs three
+            times: what differs between two runs as they are, because the forward draws random numbers, can't be
+            compared, and the report says so. Default: ``False`` .
 
     Returns:
         ActivationReport.
@@ -108,7 +112,7 @@ def _forward_state_names(owner, network):
 
 
 class _Profile:
-    """The values of batches, and their differences from a second run with the cells `to_compare` in float32."""
+    """The values of batches, and their differences from a run with the cells `to_compare` in float32."""
 
     def __init__(self, loss_and_grads, loss_scales, to_compare):
         self._loss_and_grads = loss_and_grads
@@ -121,10 +125,27 @@ class _Profile:
 
     def add(self, batch):
         self._last_values.clear()
+        if self._to_compare:
+            self._loss_and_grads[0].restore()
         self._run(batch, self._count)
         if self._to_compare:
+            self._run_again(batch, _Seen.vary)
             with in_float32(self._to_compare):
-                self._run(batch, self._compare)
+                self._run_again(batch, _Seen.compare)
+
+    def _run_again(self, batch, compare):
+        """Compares the values of another run, from the same state, with those that were counted."""
+        self._loss_and_grads[0].restore()
+        missing = dict(self._last_values)
+
+        def note(key, tensor):
+            if key in missing:
+                compare(self._seen[key], missing.pop(key), as_array(tensor))
+
+        self._run(batch, note)
+        if compare is _Seen.vary:
+            for key, values in missing.items():
+                self._seen[key].vary(values, None)
 
     def _run(self, batch, note):
         """Calls `note` with each value, and its part, kind and place."""
@@ -145,10 +166,6 @@ class _Profile:
         if self._to_compare:
             self._last_values[key] = values
 
-    def _compare(self, key, tensor):
-        if key in self._last_values:
-            self._seen[key].compare(self._last_values.pop(key), as_array(tensor))
-
     def activations(self):
         """Returns the activations, forward and then backward, with the jumps of the error marked."""
         largest_error = {"output": ROUNDING, "gradient": ROUNDING}
@@ -163,8 +180,10 @@ class _Profile:
             if kind == "gradient" and sum(part.network is self._parts[i].network for part in self._parts) > 1:
                 kind = f"gradient of losses[{self._parts[i].item}]"
             keeps_float32 = is_mixed and seen.dtype == "Float32"
+            varies = seen.varies()
+            gained = None if varies else seen.zeros_gained
             activations.append(
-                Activation(place, kind, seen.dtype, seen.distribution, error, seen.zeros_gained, jumps, keeps_float32)
+                Activation(place, kind, seen.dtype, seen.distribution, error, gained, jumps, keeps_float32, varies)
             )
         return activations
 
@@ -176,20 +195,40 @@ class _Seen:
         self.dtype = dtype
         self.distribution = Distribution()
         self.zeros_gained = None
-        self._squares = self._squared_errors = 0.0
+        self._squares = self._squared_errors = self._squared_variation = 0.0
+
+    def vary(self, values, again):
+        """Compares with another run of the same, or with None if that did not come here."""
+        if again is None or values.shape != again.shape:
+            self._squared_variation = np.inf
+        else:
+            different = (values != again) & ~(np.isnan(values) & np.isnan(again))
+            self._squared_variation += _squared_difference(values[different], again[different])
 
     def compare(self, values, expected):
-        expected = expected.astype(np.float64)
-        with np.errstate(invalid="ignore"):
-            self._squared_errors += float(np.sum(np.square(values - expected)))
-        self._squares += float(np.sum(np.square(expected)))
-        self.zeros_gained = (self.zeros_gained or 0) + int(np.sum((values == 0) & (expected != 0)))
+        """Compares with a run in float32."""
+        if values.shape == expected.shape:
+            self._squared_errors += _squared_difference(values, expected)
+            self._squares += float(np.sum(np.square(expected, dtype=np.float64)))
+            self.zeros_gained = (self.zeros_gained or 0) + int(np.sum((values == 0) & (expected != 0)))
+
+    def varies(self):
+        """Returns whether runs of the same differ by more than rounding, and by about as much as from float32."""
+        if self._squared_variation <= ROUNDING**2 * self._squares:
+            return False
+        return self._squared_variation * _LESS**2 >= self._squared_errors
 
     def relative_error(self):
-        if self.zeros_gained is None:
+        if self.zeros_gained is None or self.varies():
             return None
         if not np.isfinite(self._squared_errors):
             return np.inf
         if self._squares == 0.0:
             return 0.0 if self._squared_errors == 0.0 else np.inf
         return float(np.sqrt(self._squared_errors / self._squares))
+
+
+def _squared_difference(values, others):
+    with np.errstate(invalid="ignore"):
+        squares = float(np.sum(np.square(values - others.astype(np.float64))))
+    return squares if np.isfinite(squares) else np.inf

@@ -218,7 +218,20 @@ class InASlot:
         return ops.depend(x, ops.assign(self.memory, ops.ReduceMean()(x)))
 
 
-@pytest.mark.parametrize("make", [in_a_closure, InASlot])
+class InAHook(nn.Cell):
+    """Only the hook of a weight knows it."""
+
+    def __init__(self):
+        super().__init__()
+        memory = Parameter(Tensor(0.0), name="memory", requires_grad=False)
+        self.gain = Parameter(Tensor(1.0), name="gain")
+        self.gain.register_hook(lambda gradient: ops.depend(gradient, ops.assign(memory, gradient)))
+
+    def construct(self, x):
+        return x * self.gain
+
+
+@pytest.mark.parametrize("make", [in_a_closure, InASlot, InAHook])
 def test_what_is_kept_in_other_ways_is_found(make):
     network = Holding(make())
     with pytest.warns(RuntimeWarning, match="memory can be written by the forward, but MindSpore does not find"):

@@ -55,7 +55,8 @@ def referents(thing):
     if kind in SEQUENCES:
         return thing
     if issubclass(kind, Tensor):
-        return [value for name, value in instance_dict(thing).items() if name not in _OF_PARAMETER]
+        hooks = getattr(thing, "hooks", tuple)()
+        return [*hooks, *(value for name, value in instance_dict(thing).items() if name not in _OF_PARAMETER)]
     if issubclass(kind, types.ModuleType) or (is_ours(kind) and not issubclass(kind, nn.Cell)):
         return ()
     attributes = instance_dict(thing)

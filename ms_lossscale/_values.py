@@ -45,3 +45,14 @@ def not_finite_weights(parameters):
 def named_counts(counts):
     """Returns the names of such weights with their counts, as text: ``fc.weight (2 values)``."""
     return listed([f"{name} ({counted(number, 'value', 'values')})" for name, number in counts.items()], _MOST_NAMES)
+
+
+def on_not_finite(counts):
+    """Returns sentences on such weights, empty if there are none."""
+    if not counts:
+        return ""
+    return (
+        f"Weights themselves are infinite or NaN: {named_counts(counts)}. No loss scale and no cell in float32 mends "
+        f"that. Go on from a checkpoint in which they are finite, and look for what wrote them: a checkpoint that was "
+        f"loaded, or the optimizer (an eps of 1e-8 is 0 in float16)."
+    )

@@ -388,7 +388,7 @@ def test_it_stops_a_training_that_only_skips(mode, tmp_path):
         "For 'LossScaleMonitor', training was stopped at step 6: the last 3 steps were skipped "
         "(max_consecutive_skips=3), at the loss scales 512, 256, 128; since step 4 all were skipped, and in the last 3 "
         "skips the gradients of weight (3) were not finite; the loss was not finite in 3 of them. What to try: no loss "
-        "scale fixes a loss that is not finite, so look for NaN in the data and in the weights; "
+        "scale fixes a loss that is not finite, so look for NaN in the data (the weights are finite); "
         "ms_lossscale.locate_overflow(cell, inputs, loss_scale=128) names where it begins"
     )
     path = str(tmp_path / "batch.npz")

@@ -7,6 +7,7 @@ import numpy as np
 
 from ms_lossscale._arguments import listed
 from ms_lossscale._output import LossScaleValues, counted, written_scale
+from ms_lossscale._values import not_finite_weights, on_not_finite
 
 # The number of calls between two looks, which wait for the device. The first look comes earlier.
 _CALLS, _FIRST_CALLS = 500, 50
@@ -116,6 +117,9 @@ class SkippedSeries:
 
     def advice(self, has_trained):
         """Advises what to look at, with lines to run. `has_trained` says whether a step was ever applied."""
+        remark = on_not_finite(not_finite_weights(self._step.forwards_and_backwards.get_parameters()))
+        if remark:
+            return remark
         if not self._names():
             return f"What to try: {self._where_no_gradient_shows_it()}"
         locate = f"ms_lossscale.locate_overflow(cell, inputs, loss_scale={written_scale(self.overflowed_scale())})"
@@ -123,8 +127,8 @@ class SkippedSeries:
         rate = " If it trained before, lower the learning rate or pass clip_norm." if has_trained else ""
         if self._losses_not_finite():
             return (
-                f"What to try: no loss scale fixes a loss that is not finite, so look for NaN in the data and in the "
-                f"weights; {lines}.{rate}"
+                f"What to try: no loss scale fixes a loss that is not finite, so look for NaN in the data (the "
+                f"weights are finite); {lines}.{rate}"
             )
         if not all(its.backs_off for its in self._step.loss_scales):
             return (

@@ -1,6 +1,7 @@
 """Finds the initial loss scale by trying a batch, without making a step."""
 
 import math
+import warnings
 from typing import Any, Union
 
 from mindspore import Tensor, nn
@@ -8,6 +9,7 @@ from mindspore import dtype as mstype
 
 from ms_lossscale._mindspore import write_in_place
 from ms_lossscale._output import written_scale
+from ms_lossscale._values import not_finite_weights, on_not_finite
 from ms_lossscale.step.forward_backward import inputs_of
 
 
@@ -73,6 +75,9 @@ class FindsLossScale(nn.Cell):
             found = [scale for i in range(len(self._trials)) for scale in self._found(i, inputs)]
         finally:
             _set_in_place(before)
+        remark = self._on_weights()
+        if remark:
+            warnings.warn(f"For '{self._owner}', 'find_loss_scale()': {remark}", RuntimeWarning, stacklevel=2)
         found = self._of_loss_scales(found)
         self.set_loss_scale(found)
         return found
@@ -124,12 +129,19 @@ class FindsLossScale(nn.Cell):
                 return powers[k]
         of_network = "" if self._is_one_loss_scale else f" of network {self._loss_scales.index(loss_scale)}"
         floor, ceiling = written_scale(powers[0]), written_scale(powers[-1])
+        cure = (
+            f"Look for NaN in the data (the weights are finite): ms_lossscale.locate_overflow(cell, inputs, loss_scale="
+            f"{floor}) names where the overflow begins. If it is in float16, ms_lossscale.advise_float32(cell, "
+            f"[inputs]) names the cells that need float32."
+        )
         raise RuntimeError(
             f"For '{type(self).__name__}', 'find_loss_scale()' found no loss scale{of_network}: this batch overflows "
-            f"at every power of two from {floor} to {ceiling}. Look for NaN in the data and in the weights: "
-            f"ms_lossscale.locate_overflow(cell, inputs, loss_scale={floor}) names where the overflow begins. If it "
-            f"is in float16, ms_lossscale.advise_float32(cell, [inputs]) names the cells that need float32."
+            f"at every power of two from {floor} to {ceiling}. {self._on_weights() or cure}"
         )
+
+    def _on_weights(self):
+        networks = (step.forwards_and_backwards for step in self.steps)
+        return on_not_finite(not_finite_weights(its for each in networks for its in each.get_parameters()))
 
 
 def _powers_of_two(loss_scale):

@@ -8,7 +8,7 @@ from mindspore import Parameter, nn
 
 from ms_lossscale._arguments import Batches
 from ms_lossscale.cells.training_cell import TrainingCell
-from ms_lossscale.diagnosis.arguments import each_batch, trained_parts
+from ms_lossscale.diagnosis.arguments import each_batch, not_finite_weights_of, trained_parts
 from ms_lossscale.diagnosis.float32_advice import Float32Advice, NeedOfFloat32
 from ms_lossscale.diagnosis.float32_search import needed_cells, widening
 from ms_lossscale.diagnosis.float32_trials import Trials
@@ -79,7 +79,8 @@ def advise_float32(
     batches = list(each_batch(owner, batches))
     in_graph_mode = mindspore.get_context("mode") == mindspore.GRAPH_MODE
     with replay(owner, parts) as replayed:
-        return _advice(network, Trials(owner, replayed, batches, _smallest_scale(network)), in_graph_mode)
+        trials = Trials(owner, replayed, batches, _smallest_scale(network))
+        return _advice(network, trials, in_graph_mode, not_finite_weights_of(parts))
 
 
 def _smallest_scale(network):
@@ -90,12 +91,12 @@ def _smallest_scale(network):
     return min([1.0, *(its.min_loss_scale for its in loss_scales if its.min_loss_scale is not None)])
 
 
-def _advice(network, trials, in_graph_mode):
+def _advice(network, trials, in_graph_mode, weights):
     if not (trials.are_finite([]) or trials.are_finite(trials.roots)):
         found = trials.look(trials.roots)
         line = found and trials.line(found, trials.roots)
         trace, note = found and found.trace, f"  at {line}" if line else ""
-        return Float32Advice(network, {}, len(trials.cells), None, [], trials.runs, trace, note=note)
+        return Float32Advice(network, {}, len(trials.cells), None, [], trials.runs, trace, None, note, weights)
     names, error = needed_cells(trials)
     if trials.first_lost(names) is not None and trials.first_lost(trials.roots) is None:
         trials.counts_lost = True
@@ -105,7 +106,9 @@ def _advice(network, trials, in_graph_mode):
     further = widening(trials, names, loss_scale)
     note = "" if error is None else f"It was tried in PyNative mode only, since graph mode said: {error}"
     cells = {name: trials.cells[name] for name in names}
-    return Float32Advice(network, cells, len(trials.cells), loss_scale, needs, trials.runs, None, further, note)
+    return Float32Advice(
+        network, cells, len(trials.cells), loss_scale, needs, trials.runs, None, further, note, weights
+    )
 
 
 def _needs(trials, names):

@@ -10,6 +10,7 @@ from mindspore import Parameter, Tensor, nn
 from mindspore.dataset import Dataset
 
 from ms_lossscale._arguments import check_cell, describe
+from ms_lossscale._values import not_finite_weights
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.step.forward_backward import inputs_of
 from ms_lossscale.step.returned import described
@@ -48,10 +49,19 @@ class TrainedPart(NamedTuple):
             )
         return output
 
+    def not_finite_weights(self):
+        """Returns how many values are not finite, by weight, for those weights of the network that have any."""
+        return not_finite_weights((*self.weights, *self.network.get_parameters()))
+
     def cell_names(self):
         """Returns the name of each cell by its id; the network itself goes by its class."""
         named = self.network.cells_and_names()
         return {id(cell): join_names(self.prefix, name) or type(cell).__name__ for name, cell in named}
+
+
+def not_finite_weights_of(parts):
+    """Returns the same for all weights of several parts."""
+    return {name: count for part in parts for name, count in part.not_finite_weights().items()}
 
 
 def join_names(*names):

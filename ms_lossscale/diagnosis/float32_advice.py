@@ -1,6 +1,6 @@
 """The advice on which cells need float32, as text and as lines to paste."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Optional
 
 from mindspore import nn
@@ -8,6 +8,7 @@ from mindspore import nn
 from ms_lossscale._arguments import listed
 from ms_lossscale._mindspore import casts_its_output, forget_compiled, is_rewritten, put_in_float32
 from ms_lossscale._output import counted, size, text_table, written_scale
+from ms_lossscale._values import on_not_finite
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.diagnosis.arguments import join_names
 from ms_lossscale.diagnosis.distribution import FLOAT16
@@ -88,6 +89,8 @@ class Float32Advice:
         widening (Union[Widening, None]): If gradients are lost at `loss_scale`, the further cell that widens the range
             of loss scales most if it computes in float32, and by how much. It is not one of `cells`.
         note (str): A remark, or an empty text.
+        not_finite_weights (dict[str, int]): How many values are infinite or NaN, by the name of the weight, for those
+            weights of the network that have any.
     """
 
     # The network that was asked about, the cells that were found, and the number of all cells.
@@ -100,6 +103,7 @@ class Float32Advice:
     trace: Optional[OverflowTrace] = None
     widening: Optional[Widening] = None
     note: str = ""
+    not_finite_weights: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.cells = list(self._found)
@@ -155,7 +159,8 @@ class Float32Advice:
                 f"({tried})."
             ]
             if self.trace is not None:
-                text = [f"{text[0]} Look at what goes in there.", str(self.trace)]
+                look = "" if self.not_finite_weights else " Look at what goes in there."
+                text = [f"{text[0]}{look}", str(self.trace)]
         elif not self.cells:
             text = [
                 f"No cell needs float32: the batches are finite, forward and backward, up to loss scale "
@@ -165,7 +170,10 @@ class Float32Advice:
             text = self._what_to_do(written_scale(self.loss_scale), tried)
         if self.widening is not None:
             text += ["", str(self.widening)]
-        return "\n".join(text + ([self.note] if self.note else []))
+        weights = on_not_finite(self.not_finite_weights)
+        if self.trace is not None and weights == self.trace.note:
+            weights = ""
+        return "\n".join(text + [remark for remark in (self.note, weights) if remark])
 
     def _what_to_do(self, loss_scale, tried):
         header = ["cell", "kind", "overflows without float32", "largest value there in float32"]

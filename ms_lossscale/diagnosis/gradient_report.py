@@ -8,6 +8,7 @@ from mindspore import dtype as mstype
 
 from ms_lossscale._arguments import check_number
 from ms_lossscale._output import counted, in_batches, percent, size, text_table, written_scale
+from ms_lossscale._values import on_not_finite
 from ms_lossscale.diagnosis.distribution import COUNTS, FLOAT16, Distribution, Shares, float_format, sum_of
 from ms_lossscale.diagnosis.picture import Picture
 from ms_lossscale.diagnosis.report import COLUMNS, NOTABLE_SHARE, Report, columns_of, numbers_of, written_scales
@@ -79,6 +80,8 @@ class GradientReport(Report):
             one is recommended for float16.
         networks (list[GradientReport]): The report of each network, if each has its own loss scale. Each recommends one
             for its network. Empty if there is one loss scale.
+        not_finite_weights (dict[str, int]): How many values are infinite or NaN, by the name of the weight, for those
+            weights of the network that have any.
     """
 
     parameters: dict[str, Distribution]
@@ -91,6 +94,7 @@ class GradientReport(Report):
     quantised: list[str] = field(default_factory=list)
     ceiling: Optional[float] = None
     networks: list["GradientReport"] = field(default_factory=list)
+    not_finite_weights: dict[str, int] = field(default_factory=dict)
 
     @property
     def total(self) -> Distribution:
@@ -158,12 +162,14 @@ class GradientReport(Report):
 
     def _why_not(self):
         """Returns why no scale can be recommended, or an empty text."""
+        non_finite = sum(distribution.non_finite for distribution in self.parameters.values())
+        if self.not_finite_weights and (self.non_finite_losses or non_finite):
+            return on_not_finite(self.not_finite_weights)
         if self.non_finite_losses:
             return (
                 f"in {self.non_finite_losses} of {self.batches} batches the loss is not finite. The forward overflows, "
                 f"which no loss scale fixes; locate_overflow names the cell, advise_float32 those that need float32."
             )
-        non_finite = sum(distribution.non_finite for distribution in self.parameters.values())
         if non_finite:
             return (
                 f"{non_finite} gradients are not finite at loss scale {self._scale()}. Profile again at a smaller "
@@ -232,6 +238,9 @@ class GradientReport(Report):
                 f"parameters on the way, to zero or to a subnormal number: they are counted as rounded. Profile again "
                 f"with loss_scale={written_scale(advice.loss_scale)} to see what they are."
             )
+        if self.not_finite_weights:
+            # They need not reach the loss: on CPU, ReLU makes NaN zero.
+            warnings.append(on_not_finite(self.not_finite_weights))
         return warnings
 
     def _shown_scales(self):

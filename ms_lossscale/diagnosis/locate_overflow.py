@@ -11,8 +11,8 @@ from mindspore import nn
 
 from ms_lossscale._arguments import Batch, check_scale
 from ms_lossscale._output import written_scale
-from ms_lossscale._values import are_finite, as_array, is_float
-from ms_lossscale.diagnosis.arguments import as_inputs, trained_parts
+from ms_lossscale._values import are_finite, as_array, is_float, on_not_finite
+from ms_lossscale.diagnosis.arguments import as_inputs, not_finite_weights_of, trained_parts
 from ms_lossscale.diagnosis.cell_watch import CellWatch, Place, WatchError
 from ms_lossscale.diagnosis.distribution import FLOAT16
 from ms_lossscale.diagnosis.replay import replay, running
@@ -160,7 +160,7 @@ def locate_overflow(network: nn.Cell, inputs: Batch, *, loss_scale: float) -> Ov
     parts = trained_parts(owner, network)
     loss_scale = check_scale(owner, "loss_scale", loss_scale)
     inputs = as_inputs(owner, "inputs", inputs)
-    held, note = None, ""
+    held, notes = None, [on_not_finite(not_finite_weights_of(parts))]
     with replay(owner, parts) as replayed:
         for loss_and_grads in replayed:
             search = Search(loss_and_grads, loss_scale)
@@ -172,8 +172,8 @@ def locate_overflow(network: nn.Cell, inputs: Batch, *, loss_scale: float) -> Ov
             if held is None and search.overflows:
                 held = search.explained(search.overflows[0])
             if loss_and_grads.only_in_graph:
-                note = _ONLY_IN_GRAPH
-    return held or OverflowTrace(False, loss_scale, note=note)
+                notes.append(_ONLY_IN_GRAPH)
+    return held or OverflowTrace(False, loss_scale, note=" ".join(filter(None, notes)))
 
 
 class _Overflow(NamedTuple):
@@ -308,6 +308,9 @@ class Search:
         trace = overflow.trace
         if any(each.non_finite for each in self._batch):
             return "The batch itself holds values that are not finite."
+        weights = self.part.not_finite_weights()
+        if weights:
+            return on_not_finite(weights)
         if self._loss_and_grads.only_in_graph:
             return _ONLY_IN_GRAPH
         if trace.what == "loss":

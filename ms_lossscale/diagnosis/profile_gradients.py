@@ -11,7 +11,7 @@ from mindspore import dtype as mstype
 
 from ms_lossscale._arguments import Batches, check_number, check_scale
 from ms_lossscale.cells.training_cell import TrainingCell
-from ms_lossscale.diagnosis.arguments import each_batch, trained_parts
+from ms_lossscale.diagnosis.arguments import each_batch, not_finite_weights_of, trained_parts
 from ms_lossscale.diagnosis.distribution import SMALLEST_NORMAL, Distribution
 from ms_lossscale.diagnosis.gradient_report import GradientReport, largest_scale
 from ms_lossscale.diagnosis.networks_report import NetworksReport
@@ -123,6 +123,7 @@ def _report(report_class, profiles, clip, step, **keywords):
         step=step,
         quantised=[name for profile in profiles for name in profile.quantised()],
         ceiling=min((profile.ceiling for profile in profiles if profile.ceiling is not None), default=None),
+        not_finite_weights=not_finite_weights_of([profile.part for profile in profiles]),
         **keywords,
     )
 
@@ -232,13 +233,13 @@ class _Profile:
 
     def __init__(self, loss_and_grads, loss_scale, smallest_scale, clip):
         self._loss_and_grads = loss_and_grads
-        self._part = loss_and_grads.part
+        self.part = loss_and_grads.part
         self.loss_scale = loss_scale
         self._smallest_scale = smallest_scale
         self._unscale = np.float32(1.0 / loss_scale)
         self._clip = clip
-        self.distributions = {weight.name: Distribution() for weight in self._part.weights}
-        self._traces = {weight.name: Float16Traces() for weight in self._part.weights}
+        self.distributions = {weight.name: Distribution() for weight in self.part.weights}
+        self._traces = {weight.name: Float16Traces() for weight in self.part.weights}
         self.largest = None
         self.batches = 0
         # The numbers of batches whose loss is not finite, and whether another batch had gradients that are not.
@@ -261,7 +262,7 @@ class _Profile:
         for grad in grads:
             largest = float(np.max(np.abs(grad), initial=0.0, where=np.isfinite(grad)))
             self.largest = max(largest, self.largest or 0.0) or None
-        for weight, grad in zip(self._part.weights, self._clipped(grads)):
+        for weight, grad in zip(self.part.weights, self._clipped(grads)):
             self.distributions[weight.name].add(grad)
 
     def _clipped(self, grads):
@@ -279,7 +280,7 @@ class _Profile:
     def quantised(self):
         """Returns the names of the weights whose gradients lost something in float16 on the way."""
         traces = self._traces.items()
-        if not (any(trace.are_evident for _, trace in traces) or _computes_in_float16(self._part.network)):
+        if not (any(trace.are_evident for _, trace in traces) or _computes_in_float16(self.part.network)):
             return []
         return [name for name, trace in traces if trace.all_fit and trace.lost]
 

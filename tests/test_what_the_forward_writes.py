@@ -324,3 +324,42 @@ def test_a_setter_runs_in_graph_mode(mode, make):
         assert bool(cell(*(batch_for(True) if is_skipped else batch(seed)))[1].asnumpy()) == is_skipped
         if is_skipped:
             np.testing.assert_array_equal(network.u.asnumpy(), before)
+
+
+class NamedAlike(nn.Cell):
+    """Has unseen state with names that are not unique, or that the optimizer's state has."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(FEATURES, FEATURES)
+        self.norms = [nn.BatchNorm1d(FEATURES).set_train() for _ in range(2)]
+        self.rates = [types.SimpleNamespace(rate=self._rate()) for _ in range(2)]
+
+    def _rate(self):
+        return Parameter(Tensor(np.ones(1, np.float32)), name="learning_rate", requires_grad=False)
+
+    def construct(self, x, y):
+        x = self.dense(x)
+        for norm, its in zip(self.norms, self.rates):
+            x = norm(x + 1)
+            ops.assign(its.rate, its.rate * 0.5 + x.sum())
+        return ops.square(x - y).mean()
+
+    def values(self):
+        norms = [norm.moving_mean for norm in self.norms] + [norm.moving_variance for norm in self.norms]
+        return {i: each.asnumpy().copy() for i, each in enumerate([*norms, *(its.rate for its in self.rates)])}
+
+
+# Graph mode mixes two Parameters of one name up, or refuses them.
+@pytest.mark.filterwarnings("ignore:.*no checkpoint has them:RuntimeWarning")
+@pytest.mark.parametrize("mode", ["pynative"], indirect=True)
+@pytest.mark.parametrize("steps", [1, *long(2)])
+def test_unseen_state_of_one_name(mode, steps):
+    network = NamedAlike()
+    cell = of_one(network, gradient_accumulation_steps=steps)
+    assert len(set(cell.forward_state_names())) == 6
+    for overflow in (False, True, False, True):
+        before = network.values()
+        for seed in range(steps):
+            cell(*batch_for(overflow, seed))
+        assert len(changed(before, network.values())) == (0 if overflow else 6)

@@ -1,9 +1,10 @@
 """Finds the Parameters and buffers that a skipped step must restore."""
 
 import warnings
+from collections import Counter
 from dataclasses import dataclass, field
 
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, Tensor, nn, ops
 
 from ms_lossscale._arguments import listed
 from ms_lossscale.forward_state.entries import entries
@@ -21,16 +22,30 @@ _WRITTEN_BY_LAYERS = (
 )
 
 
-class SharedBuffer:
-    """
-    A registered buffer of a cell, and a Parameter that shares its memory: compiled code sees a buffer as a constant,
-    but not a Parameter.
-    """
+class SharedMemory:
+    """A tensor, and a Parameter of another name that shares its memory."""
+
+    def __init__(self, name, tensor):
+        self._tensor = tensor
+        # NumPy knows no bfloat16.
+        self.parameter = Parameter(ops.deepcopy(Tensor(tensor)), name=name, requires_grad=False)
+        self.share()
+
+    def registered(self):
+        """Returns the tensor that is in use now."""
+        return self._tensor
+
+    def share(self):
+        """Shares the memory, again before the first step: loading may have given the tensor other memory."""
+        self.parameter.assign_value(self.registered())
+
+
+class SharedBuffer(SharedMemory):
+    """A registered buffer of a cell, which compiled code sees as a constant, but not the Parameter."""
 
     def __init__(self, name, buffer, cell, attribute):
         self._cell, self._attribute = cell, attribute
-        self.parameter = Parameter(Tensor(buffer.asnumpy()), name=name, requires_grad=False)
-        self.share()
+        super().__init__(name, buffer)
 
     @property
     def place(self):
@@ -38,12 +53,7 @@ class SharedBuffer:
         return id(self._cell), self._attribute
 
     def registered(self):
-        """Returns the buffer that is registered now."""
         return getattr(self._cell, self._attribute)
-
-    def share(self):
-        """Shares the memory, again before the first step: loading may have given the buffer other memory."""
-        self.parameter.assign_value(self.registered())
 
 
 @dataclass(frozen=True)
@@ -56,12 +66,14 @@ class Found:
         unregistered (list[Parameter]): Those that are in no checkpoint, since they are in Python containers, say.
         buffers (list[SharedBuffer]): Registered buffers.
         reached (list): All objects that can be reached from the networks.
+        taken (frozenset[str]): Names that other Parameters of the step have.
     """
 
     parameters: list
     unregistered: list
     buffers: list
     reached: list = field(default_factory=list)
+    taken: frozenset = frozenset()
 
     @property
     def names(self):
@@ -82,13 +94,27 @@ class Found:
 
     def joined_with(self, other):
         return Found(
-            self.parameters + other.parameters, self.unregistered + other.unregistered, self.buffers + other.buffers
+            self.parameters + other.parameters,
+            self.unregistered + other.unregistered,
+            self.buffers + other.buffers,
+            taken=self.taken,
         )
 
+    def shared(self):
+        """
+        Returns what another Parameter stands for in the step, by that one's name, which is one of `names`: the buffers,
+        and what has no name of its own, which compiled code demands of Parameters.
+        """
+        counts = Counter([*self.taken, *(parameter.name for parameter in self.unregistered)])
+        unregistered = zip(self.names[len(self.parameters) :], self.unregistered)
+        stood_for = [SharedMemory(name, its) for name, its in unregistered if counts[its.name] > 1]
+        return {each.parameter.name: each for each in (*stood_for, *self.buffers)}
 
-def find_forward_state(owner, networks, declared=()):
+
+def find_forward_state(owner, networks, declared=(), names_of_others=()):
     """
-    Finds what the forward of networks may write, in addition to what the user has `declared`.
+    Finds what the forward of networks may write, in addition to what the user has `declared`. Other Parameters of the
+    step have the `names_of_others`.
 
     Small state is found by walking through objects, whatever code writes it. The source is read only where copying is
     expensive: for large state, weights, and frozen weights of MindSpore's layers. Warnings name `owner`.
@@ -127,6 +153,7 @@ def find_forward_state(owner, networks, declared=()):
         [parameter for key, parameter in parameters.items() if key in written and key not in registered],
         [SharedBuffer(f"buffer_{i}.{path}", *its) for i, (path, *its) in enumerate(its_buffers)],
         things,
+        frozenset([*names_of_others, *(parameter.name for parameter in registered.values())]),
     )
     _warn_of_unregistered(owner, found.unregistered)
     return found

@@ -90,7 +90,8 @@ class _Stages:
         all_weights = ParameterTuple([weight for its in self.weights for weight in its])
         steps = settings.gradient_accumulation_steps
         self.cycle_state = CycleState(steps, all_weights, prefix, self.scale_shape) if steps > 1 else None
-        self.forward_state = self._make_forward_state(owner, prefix)
+        names = [parameter.name for optimizer in optimizers for parameter in optimizer.get_parameters()]
+        self.forward_state = self._make_forward_state(owner, prefix, names)
         # A user's own cells get the gradients unpacked, and so do the operators that exchange them.
         transforms = settings.gradient_transforms
         packs = not ranks.exchanges and _is_library_cell(self.overflow_detector) and not any(transforms)
@@ -191,7 +192,7 @@ class _Stages:
         stages += self._before_check
         return Complete(stages=stages) if stages else nn.Identity()
 
-    def _make_forward_state(self, owner, prefix):
+    def _make_forward_state(self, owner, prefix, names_of_others):
         # Like the forward, a transform runs before the overflow check, so what it writes is restored as well.
         transforms = tuple(dict.fromkeys(itertools.chain(*self._settings.gradient_transforms)))
         declared = (*self._settings.forward_state, *state_of(transforms, self._networks))
@@ -200,6 +201,7 @@ class _Stages:
             (*self._networks, *transforms),
             declared,
             self._checks,
+            names_of_others,
             self.cycle_state,
             prefix,
             restores_calls=self._settings.max_retries > 0,

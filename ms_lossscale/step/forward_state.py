@@ -28,10 +28,11 @@ class CallForwardState(ForwardState):
         """
         # Hidden from MindSpore, and so from checkpoints: loading would separate a Parameter from the buffer that it
         # stands for, and a Parameter outside the networks' cells need not have a name of its own.
-        others = [*found.unregistered, *(buffer.parameter for buffer in found.buffers)]
-        object.__setattr__(self, "written", ParameterTuple([*found.parameters, *others]))
+        shared, unshared = found.shared(), [*found.parameters, *found.unregistered, *found.buffers]
+        written = [shared[name].parameter if name in shared else its for name, its in zip(found.names, unshared)]
+        object.__setattr__(self, "written", ParameterTuple(written))
         self.names = found.names
-        self.memory.hold([*found.parameters, *found.unregistered], found.buffers)
+        self.memory.hold([each for each in written if each.name not in shared], list(shared.values()))
 
     def save(self, inputs):
         saved = gradients.copy(self.written)
@@ -118,14 +119,15 @@ def _became_not_finite(before, after):
     return (became,)
 
 
-def make_forward_state(owner, networks, declared, undoes, cycle_state, prefix, restores_calls):
+def make_forward_state(owner, networks, declared, undoes, names_of_others, cycle_state, prefix, restores_calls):
     """
     Returns what a step undoes: what is found in the forward of the networks, and what is declared besides; nothing if
-    the step never `undoes`. `cycle_state` is None if each call is a step.
+    the step never `undoes`. `names_of_others` are those of other Parameters of the step, `cycle_state` is None if each
+    call is a step.
     """
     if not undoes:
         return ForwardState()
-    find = partial(find_forward_state, owner, networks, declared)
+    find = partial(find_forward_state, owner, networks, declared, names_of_others)
     found = find()
     if not found.names:
         forward_state = ForwardState()

@@ -24,6 +24,9 @@ class LoadsInPlace(nn.Cell):
             appearing = step.forward_state.appearing
             if appearing is not None and (next(appearing.calls) in WALKS or appearing.parts.has_changed()):
                 appearing.look()
+        if self._known_values.has_changed():
+            self._possible_values.check()
+            self._known_values.remember()
         if self._known_memory.has_changed():
             self._loaded_parts.check()
             self._begun_cycles.check()
@@ -51,8 +54,9 @@ class LoadsInPlace(nn.Cell):
 
         Raises:
             TypeError: If `parameters` is not a dict of Parameters or Tensors.
-            ValueError: If a value does not have the shape of its Parameter, if `parameters` come from within an
-                accumulation cycle with another `gradient_accumulation_steps`, or if they belong to another rank.
+            ValueError: If a value does not have the shape of its Parameter, if a scale or a count is impossible, if
+                `parameters` come from within an accumulation cycle with another `gradient_accumulation_steps`, or if
+                they belong to another rank.
             RuntimeError: If `strict` is True and names are missing or unexpected, or within
                 :meth:`ScaledTrainOneStepCell.ema_weights`. Nothing is written in these cases.
         """
@@ -61,6 +65,7 @@ class LoadsInPlace(nn.Cell):
         _check_types(owner, parameters)
         parameters = self._loaded_parts.of(own, parameters)
         _check_shapes(owner, own, parameters)
+        self._possible_values.check_before_loading(parameters)
         self._begun_cycles.check_before_loading(own, parameters)
         parameters = {**self._copies_in(parameters), **parameters}
         missing = [name for name in own if name not in parameters]
@@ -97,23 +102,23 @@ class BegunCycles:
     def check(self):
         """Checks the counts after MindSpore's own functions may have loaded something."""
         for count in self._counts:
-            self._check(count, "what was loaded")
+            self._check(count.name, count, "what was loaded")
 
     def check_before_loading(self, own, parameters):
         """Checks `parameters` before they are written into those of `own` with the same names."""
         names = {count.name for count in self._counts}
         for name, value in parameters.items():
             if name in names or (name not in own and name.endswith(_COUNT) and value.shape == ()):
-                self._check(value, "'parameters'", " Nothing was loaded.")
+                self._check(name, value, "'parameters'", " Nothing was loaded.")
 
-    def _check(self, count, what, end=""):
+    def _check(self, name, count, what, end=""):
         its_steps = other_steps(int(count.asnumpy()), self._steps)
         if its_steps is not None:
             raise ValueError(
                 f"For '{self._owner}', the argument 'gradient_accumulation_steps' must be {its_steps}, but got "
-                f"{self._steps}: {what} was saved within an accumulation cycle that was begun with {its_steps}, and "
-                f"holds gradients divided by that. Go on with it to the end of the cycle, or to a flush(), and save "
-                f"then: between two cycles a checkpoint loads with any number.{end}"
+                f"{self._steps}: {what} was saved within an accumulation cycle that was begun with {its_steps} "
+                f"({name!r} is {int(count)}), and holds gradients divided by that. Go on with it to the end of the "
+                f"cycle, or to a flush(), and save then: between two cycles a checkpoint loads with any number.{end}"
             )
 
 

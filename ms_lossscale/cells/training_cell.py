@@ -13,6 +13,7 @@ from ms_lossscale.cells.call_types import Aux
 from ms_lossscale.cells.endless_skips import EndlessSkips
 from ms_lossscale.cells.find_loss_scale import FindsLossScale
 from ms_lossscale.cells.loading import BegunCycles, LoadsInPlace
+from ms_lossscale.cells.possible_values import PossibleValues
 from ms_lossscale.cells.rank_comparison import ComparesRanks, check_parallel
 from ms_lossscale.cells.trains_only import TrainsOnly
 from ms_lossscale.loss_scale import LossScale, as_loss_scale, check_distinct
@@ -102,6 +103,8 @@ class TrainingCell(
         self._loaded_parts = LoadedParts(owner, optimizers)
         counts = self._cycle_counts()
         self._begun_cycles = BegunCycles(owner, settings[0].gradient_accumulation_steps, counts)
+        self._possible_values = PossibleValues(self)
+        self._known_values = known_memory(self._possible_values.parameters())
         self._known_memory = known_memory([*self._loaded_parts.layouts, *counts])
 
     def _build_steps(self, networks, optimizers, loss_scales, may_return_tuple):

@@ -4,10 +4,11 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
+from ms_lossscale._bounds import Bounded, of_count
 from ms_lossscale.step.accumulation import CycleCount
 
 
-class Turns(nn.Cell):
+class Turns(Bounded, nn.Cell):
     """Counts the cycles (calls, without accumulation), and tells which networks take part in the present one."""
 
     def __init__(self, networks, steps):
@@ -29,6 +30,9 @@ class Turns(nn.Cell):
     @staticmethod
     def _state(value, name):
         return Parameter(Tensor(value), name=f"alternation.{name}", requires_grad=False)
+
+    def bounds(self):
+        return [of_count(self.cycles), of_count(self.every, 1), of_count(self.cycle_every, 1)]
 
     def begin_call(self):
         """Returns for each network whether it takes part, a tuple of bool tensors."""

@@ -7,13 +7,14 @@ from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._arguments import check_bool, check_scale
+from ms_lossscale._bounds import Bounded, Bounds, of_count, of_scale
 from ms_lossscale._mindspore import Float32Cell, write_in_place
 from ms_lossscale._output import written_scale
 
 Tensors = TypeVar("Tensors", Tensor, tuple[Tensor, ...])
 
 
-class LossScale(Float32Cell):
+class LossScale(Bounded, Float32Cell):
     """
     Base class of the loss scales. A subclass defines the update rule, :meth:`next_scale`.
 
@@ -54,6 +55,8 @@ class LossScale(Float32Cell):
         self._one = Tensor(1.0, mstype.float32)
         self._no_steps, self._one_step = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
         self._smallest, self._largest = Tensor(2.0**-126, mstype.float32), Tensor(2.0**126, mstype.float32)
+        # The ends of the names of its counters.
+        self._counters: tuple[str, ...] = ()
         # The scale Parameters of the accumulation cycles that use this loss scale.
         self._scales_of_cycles: list[Parameter] = []
         # Only the user's update rules can leave that range.
@@ -83,7 +86,17 @@ class LossScale(Float32Cell):
         self._fixed = self._fixed.union(names)
 
     def _counter(self, name):
+        self._counters += (f"loss_scale.{name}",)
         return Parameter(Tensor(0, mstype.int32), name=f"loss_scale.{name}", requires_grad=False)
+
+    def bounds(self) -> list[Bounds]:
+        counters = [its for its in self.get_parameters() if its.name.endswith(self._counters)]
+        return [self.bounds_of(self.scale_value), *map(of_count, counters)]
+
+    def bounds_of(self, scale: Parameter, may_be_negative: bool = False) -> Bounds:
+        """Returns the bounds of a Parameter that holds this loss scale."""
+        smallest, largest = (float(its.asnumpy()) for its in (self._smallest, self._largest))
+        return of_scale(scale, smallest, largest, may_be_negative)
 
     def get_loss_scale(self) -> float:
         """Reads the scale that the next step will use."""

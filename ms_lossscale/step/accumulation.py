@@ -6,13 +6,14 @@ from mindspore import dtype as mstype
 from mindspore.common.initializer import initializer
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale._bounds import Bounded, Bounds
 
 _SHIFT = 16
 # The longest cycle whose number of calls fits above the count; a longer one is shown by the sign alone.
 _MOST_STEPS = 2**15 - 1
 
 
-class CycleCount(nn.Cell):
+class CycleCount(Bounded, nn.Cell):
     """
     Counts the calls of a cycle of `steps` calls. Within a cycle, the Parameter also holds `steps`, times 2**16, so that
     it is saved in checkpoints; between two cycles it is 0.
@@ -22,10 +23,18 @@ class CycleCount(nn.Cell):
 
     def __init__(self, steps: int, name: str) -> None:
         super().__init__(auto_prefix=False)
+        self._steps = steps
         begun = steps << _SHIFT if steps <= _MOST_STEPS else -(2**31)
         self._zero, self._one = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
         self._begun, self._full = Tensor(begun, mstype.int32), Tensor(begun + steps, mstype.int32)
         self.value = Parameter(Tensor(0, mstype.int32), name=name, requires_grad=False)
+
+    def bounds(self) -> list[Bounds]:
+        must_be = (
+            f"the number of calls so far in a cycle of {self._steps}, at most {self._steps - 1} (plus 2**16 times the "
+            f"length of its cycle)"
+        )
+        return [Bounds(self.value, must_be, lambda value: is_possible(int(value), self._steps))]
 
     def is_first(self):
         """Returns whether this call is the first of its cycle."""
@@ -61,6 +70,18 @@ class CycleCount(nn.Cell):
 
     def _next(self):
         return ops.bitwise_or(self.value, self._begun) + self._one
+
+
+def is_possible(value, steps):
+    """Returns whether a loaded number can be the count of a cycle: of as many calls as it shows, or else of `steps`."""
+    if value < 0:
+        # Nobody has cycles of 2**30 calls, so that a small negative number is none of theirs.
+        return 0 < value + 2**31 < (steps if steps > _MOST_STEPS else 2**30)
+    its_steps, calls = divmod(value, 1 << _SHIFT)
+    if its_steps == 0:
+        # Cells without cycles refuse every count but 0 with a message of their own.
+        return calls < steps or steps == 1
+    return 0 < calls < its_steps
 
 
 def other_steps(value, steps):

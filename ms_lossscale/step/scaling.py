@@ -6,6 +6,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale._bounds import Bounded, Bounds
 from ms_lossscale._gradients import of_any_network, of_network
 from ms_lossscale._mindspore import only_if
 from ms_lossscale.loss_scale import LossScale
@@ -45,7 +46,7 @@ class Scaling(nn.Cell):
         return ops.logical_and(overflow, self.loss_scale.can_back_off(scale))
 
 
-class CycleScaling(Scaling):
+class CycleScaling(Bounded, Scaling):
     """Handles the scale if the `steps` calls of a cycle are one step: all use the scale of the first call."""
 
     def __init__(self, loss_scale: LossScale, state: CycleState, steps: int, prefix: str) -> None:
@@ -60,6 +61,9 @@ class CycleScaling(Scaling):
         # With a larger scale, Unscale would multiply by a subnormal number, and all gradients would be zero.
         loss_scale.limit(steps)
         loss_scale.mark_when_set(self.cycle_scale)
+
+    def bounds(self) -> list[Bounds]:
+        return [self.loss_scale.bounds_of(self.cycle_scale, may_be_negative=True)]
 
     def read(self):
         scale = ops.select(self.cycle_state.count.is_first(), self.loss_scale.scale_value, self.cycle_scale)

@@ -7,6 +7,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale._bounds import Bounded, of_count
 from ms_lossscale._mindspore import forget_failed_calls, only_if, write_in_place
 from ms_lossscale.step.optimizers import Optimizers
 from ms_lossscale.step.packing import Packing
@@ -55,7 +56,7 @@ def averages_in_place(moving_averages):
         write_in_place(trained)
 
 
-class StepCounters(nn.Cell):
+class StepCounters(Bounded, nn.Cell):
     """
     Counts applied, skipped and consecutively skipped steps, and retries if there are any, in int32 Parameters. A bool
     Parameter tells which weights' gradients were not finite in the last step that was skipped.
@@ -78,6 +79,9 @@ class StepCounters(nn.Cell):
     @staticmethod
     def _state(prefix, name, value):
         return Parameter(Tensor(value), name=f"{prefix}step_counters.{name}", requires_grad=False)
+
+    def bounds(self):
+        return [of_count(getattr(self, name)) for name in self._counts]
 
     def none_applied(self):
         """Returns whether no step has been applied yet, bool of shape ()."""

@@ -262,7 +262,7 @@ MUTANTS = [
     Mutant(
         "a cycle of another length is gone on with after a stock function loaded it",
         "cells/loading.py",
-        '            self._check(count, "what was loaded")\n',
+        '            self._check(count.name, count, "what was loaded")\n',
         "            pass\n",
         ("test_loading_with_stock_functions.py",),
     ),

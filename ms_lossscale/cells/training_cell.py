@@ -12,6 +12,7 @@ from ms_lossscale._mindspore import CompilePhase, Float32Cell, explanation, forg
 from ms_lossscale.cells.call_types import Aux
 from ms_lossscale.cells.endless_skips import EndlessSkips
 from ms_lossscale.cells.find_loss_scale import FindsLossScale
+from ms_lossscale.cells.fixed_arguments import FixedArguments
 from ms_lossscale.cells.loading import BegunCycles, LoadsInPlace
 from ms_lossscale.cells.possible_values import PossibleValues
 from ms_lossscale.cells.rank_comparison import ComparesRanks, check_parallel
@@ -35,6 +36,7 @@ from ms_lossscale.step.update import StepCounters, averages_in_place
 
 
 class TrainingCell(
+    FixedArguments,
     LoadsInPlace,
     FindsLossScale,
     ComparesRanks,
@@ -106,6 +108,7 @@ class TrainingCell(
         self._possible_values = PossibleValues(self)
         self._known_values = known_memory(self._possible_values.parameters())
         self._known_memory = known_memory([*self._loaded_parts.layouts, *counts])
+        self.fix_arguments(TrainingCell)
 
     def _build_steps(self, networks, optimizers, loss_scales, may_return_tuple):
         parts = [(slice(None), "")]

@@ -1,6 +1,6 @@
 """The base class of the loss scales: a cell with the scale, and the state of its update rule, as Parameters."""
 
-from typing import Any, Optional, TypeVar
+from typing import Optional, TypeVar
 
 from mindspore import Parameter, Tensor, ops
 from mindspore import dtype as mstype
@@ -8,13 +8,14 @@ from mindspore import dtype as mstype
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._arguments import check_bool, check_scale
 from ms_lossscale._bounds import Bounded, Bounds, of_count, of_scale
+from ms_lossscale._fixed_attributes import FixedAttributes
 from ms_lossscale._mindspore import Float32Cell, write_in_place
 from ms_lossscale._output import written_scale
 
 Tensors = TypeVar("Tensors", Tensor, tuple[Tensor, ...])
 
 
-class LossScale(Bounded, Float32Cell):
+class LossScale(FixedAttributes, Bounded, Float32Cell):
     """
     Base class of the loss scales. A subclass defines the update rule, :meth:`next_scale`.
 
@@ -46,7 +47,6 @@ class LossScale(Bounded, Float32Cell):
         super().__init__()
         loss_scale = check_scale(type(self).__name__, self._scale_argument, loss_scale)
         check_bool(type(self).__name__, "drop_overflow_update", drop_overflow_update)
-        self._fixed: frozenset[str] = frozenset()
         self.drop_overflow_update = drop_overflow_update
         self.scale_value = Parameter(
             Tensor(loss_scale, mstype.float32), name="loss_scale.scale_value", requires_grad=False
@@ -73,17 +73,8 @@ class LossScale(Bounded, Float32Cell):
     min_loss_scale: Optional[float] = None
     max_loss_scale: Optional[float] = None
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in vars(self).get("_fixed", ()):
-            raise AttributeError(
-                f"For '{type(self).__name__}', '{name}' is fixed, since compiled code would not see a change. "
-                f"Construct a new loss scale and a new cell, or set the scale itself with set_loss_scale(value)."
-            )
-        super().__setattr__(name, value)
-
-    def fix(self, *names: str) -> None:
-        """Makes attributes read-only."""
-        self._fixed = self._fixed.union(names)
+    def _instead_of_assigning(self, name):
+        return "Construct a new loss scale and a new cell, or set the scale itself with set_loss_scale(value)."
 
     def _counter(self, name):
         self._counters += (f"loss_scale.{name}",)

@@ -19,6 +19,13 @@ MUTANTS = [
         ("test_simultaneous_train_one_step_cell.py",),
     ),
     Mutant(
+        "what a training cell was built from can be assigned",
+        "cells/training_cell.py",
+        "        self.fix_arguments(TrainingCell)\n",
+        "",
+        ("test_fixed_attributes.py",),
+    ),
+    Mutant(
         "a network's forward need not wait for the one before it",
         "cells/alternating_train_one_step_cell.py",
         "            inputs = ops.depend(inputs, overflow)\n",

@@ -8,6 +8,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn
 from support.gan_networks import gan_batch
 from support.linear_pair import CELLS, Trained
 from support.networks import LinearWithBias, Normalised, overflowing_batch
+from support.training import state
 from test_accumulation import Saturating, saturating_batch
 from test_profile_gradients import gan
 
@@ -164,6 +165,39 @@ def test_a_checkpoint_keeps_them(mode, kind, tmp_path):
     assert resumed.cell.overflowed_parameters() == ["first.weight"]
     resumed.call_cell()
     assert resumed.cell.overflowed_parameters() == ["first.weight"]
+
+
+@pytest.mark.parametrize("load", ["load_state_dict", "load_param_into_net", "load_checkpoint"])
+@quick_in_pynative_mode
+def test_those_of_other_weights_are_left_out(mode, load, tmp_path):
+    network = GivenGradients()
+    # One weight is trained first, and then all of them.
+    first, cell = (
+        ScaledTrainOneStepCell(network, nn.SGD(weights), 8.0).set_train()
+        for weights in ([network.b], network.trainable_params())
+    )
+    first(GOOD, INF, GOOD)
+    path = str(tmp_path / "first.ckpt")
+    mindspore.save_checkpoint(first, path)
+    cell(INF, GOOD, NAN)
+    if load == "load_state_dict":
+        missing, unexpected = cell.load_state_dict(mindspore.load_checkpoint(path), strict=False)
+    elif load == "load_param_into_net":
+        missing, unexpected = mindspore.load_param_into_net(cell, mindspore.load_checkpoint(path))
+    else:
+        mindspore.load_checkpoint(path, net=cell)
+        missing, unexpected = ["accum.a"], []
+    # The state of the optimizer's other weights is missing.
+    assert all(name.endswith((".a", ".c")) for name in missing) and unexpected == []
+    assert cell.overflowed_parameters() == ["a", "c"]
+    assert cell.counters()["skipped_steps"] == 1
+    cell(GOOD, NAN, GOOD)
+    assert cell.overflowed_parameters() == ["b"]
+    # Those of the same weights are loaded.
+    same = {name: Tensor(value) for name, value in state(cell).items()}
+    cell(INF, GOOD, GOOD)
+    assert cell.load_state_dict(same) == ([], [])
+    assert cell.overflowed_parameters() == ["b"]
 
 
 @pytest.mark.long

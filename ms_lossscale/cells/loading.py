@@ -63,7 +63,7 @@ class LoadsInPlace(nn.Cell):
         self._check_trains("'load_state_dict()'")
         owner, own = type(self).__name__, self.parameters_dict()
         _check_types(owner, parameters)
-        parameters = self._loaded_parts.of(own, parameters)
+        parameters = {**self._loaded_parts.of(own, parameters), **self._diagnoses_of_others(parameters)}
         _check_shapes(owner, own, parameters)
         self._possible_values.check_before_loading(parameters)
         self._begun_cycles.check_before_loading(own, parameters)
@@ -80,6 +80,11 @@ class LoadsInPlace(nn.Cell):
         if self.each_decides:
             self.turns.forget_losses()
         return missing, unexpected
+
+    def _diagnoses_of_others(self, parameters):
+        """Returns this cell's diagnoses, to be kept, in place of those that checkpoints have of other weights."""
+        own = [step.step_counters.overflowed for step in self.steps]
+        return {its.name: its for its in own if its.name in parameters and parameters[its.name].shape != its.shape}
 
     def _copies_in(self, parameters):
         """Returns the copies of forward state that a checkpoint of a version which copied less does not have."""

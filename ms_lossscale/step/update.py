@@ -9,6 +9,7 @@ from mindspore import dtype as mstype
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._bounds import Bounded, of_count
 from ms_lossscale._mindspore import forget_failed_calls, only_if, write_in_place
+from ms_lossscale._own_shape_only import load_own_shape_only
 from ms_lossscale.step.optimizers import Optimizers
 from ms_lossscale.step.packing import Packing
 from ms_lossscale.step.stage import Clipping, ForwardState, Stage
@@ -69,7 +70,8 @@ class StepCounters(Bounded, nn.Cell):
         self.applied_steps = self._state(prefix, "applied_steps", np.int32(0))
         self.skipped_steps = self._state(prefix, "skipped_steps", np.int32(0))
         self.consecutive_skipped_steps = self._state(prefix, "consecutive_skipped_steps", np.int32(0))
-        self.overflowed = self._state(prefix, "overflowed", np.zeros(len(weights), bool))
+        # A diagnosis, not a state: those of other weights are not loaded.
+        self.overflowed = load_own_shape_only(self._state(prefix, "overflowed", np.zeros(len(weights), bool)))
         self._counts = ["applied_steps", "skipped_steps", "consecutive_skipped_steps"]
         self.counts_retries = counts_retries
         if counts_retries:

@@ -48,6 +48,11 @@ def check_cells(owner, name, value):
     return tuple(value)
 
 
+def looks_like_optimizer(value: Any) -> bool:
+    """Returns whether `value` is a Cell with `parameters`, as all optimizers are."""
+    return isinstance(value, nn.Cell) and hasattr(value, "parameters")
+
+
 def check_one_each(owner, networks, optimizers):
     """Raises a ValueError unless there are as many networks as optimizers."""
     if len(networks) != len(optimizers):
@@ -69,10 +74,11 @@ def one_each(owner, name, value, count):
     return list(value)
 
 
-def check_bool(owner, name, value):
-    """Raises a TypeError unless `value` is a bool."""
+def check_bool(owner: str, name: str, value: Any) -> bool:
+    """Raises a TypeError unless `value` is a bool. Returns it."""
     if not isinstance(value, bool):
         raise TypeError(f"For '{owner}', the argument '{name}' must be True or False, but got {describe(value)}.")
+    return value
 
 
 def check_number(owner: str, name: str, value: Any) -> float:

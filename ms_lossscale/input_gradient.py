@@ -13,6 +13,7 @@ from ms_lossscale.step.returned import described
 from ms_lossscale.step.scaling import scaled
 
 _grad = ops.GradOperation()
+_FLOATS = (mstype.float16, mstype.float32, mstype.float64, mstype.bfloat16)
 
 
 class _StaysFloat32(nn.Cell):
@@ -55,8 +56,8 @@ class InputGradient(_StaysFloat32):
         Tensor, float32, of the shape of `x`.
 
     Raises:
-        TypeError: If `network` is not a Cell or `loss_scale` is none of these, or, when called, if the network does not
-            return a Tensor.
+        TypeError: If `network` is not a Cell or `loss_scale` is none of these, or, when called, if `x` is not of a
+            float type or the network does not return a Tensor.
         ValueError: If `loss_scale` is a number that is not finite or not > 0.
 
     Supported Platforms:
@@ -88,7 +89,7 @@ class InputGradient(_StaysFloat32):
 
     def __init__(self, network: nn.Cell, loss_scale: Union[float, LossScale, None] = None) -> None:
         super().__init__(auto_prefix=False)
-        owner = type(self).__name__
+        self._owner = owner = type(self).__name__
         check_cell(owner, "network", network, "Pass the cell to differentiate, a critic say.")
         self.network = network
         # Hidden from MindSpore: its Parameters belong to the training cell, not to a network.
@@ -110,10 +111,12 @@ class InputGradient(_StaysFloat32):
         return grad
 
     def construct(self, x, *rest):
+        if not isinstance(x, Tensor) or x.dtype not in _FLOATS:
+            _no_float(self._owner, described(x), x.dtype if isinstance(x, Tensor) else None)
         return self._graph(x, *rest)
 
     def _new_graph(self):
-        return _Graph(type(self).__name__, self.network, self.loss_scale, self._own_scale)
+        return _Graph(self._owner, self.network, self.loss_scale, self._own_scale)
 
     def _parameters(self):
         scale = () if self.loss_scale is None else (self.loss_scale.scale_value,)
@@ -165,6 +168,15 @@ def _not_one_tensor(owner, returned):
     raise TypeError(
         f"For '{owner}', the network must return one Tensor, but it returned {returned}. Wrap it in a Cell that "
         f"returns what is to be differentiated."
+    )
+
+
+@ops.constexpr
+def _no_float(owner, passed, dtype):
+    raise TypeError(
+        f"For '{owner}', the input 'x' must be a Tensor of a float type, since it is differentiated by, but got "
+        f"{passed}{'' if dtype is None else f' and dtype {dtype}'}. Pass what is computed from it instead, the output "
+        f"of an embedding say, to an InputGradient of the layers that follow."
     )
 
 

@@ -294,6 +294,13 @@ def test_an_overflow_at_a_number_of_its_own_skips_the_step(mode):
         assert bool(cell(REAL, FAKE)[1]) == overflows
 
 
+@pytest.mark.parametrize("wrong", [3.0, Tensor([1, 2]), Tensor([True]), Tensor([1j])], ids=str)
+def test_only_float_types_have_a_gradient(mode, wrong):
+    embedding = nn.Embedding(4, 1)
+    with pytest.raises(TypeError, match="For 'InputGradient', the input 'x' must be a Tensor of a float type"):
+        InputGradient(embedding)(wrong)
+
+
 @quick_in_pynative_mode
 def test_a_shared_scale_is_followed(mode):
     critic, rule = Critic(SMALL, mstype.float16), DynamicLossScale(2.0**14)

@@ -130,6 +130,12 @@ def test_what_it_needs(make_model, make_optimizer, error, message):
         make_model().train(1, dataset(), callbacks=[callback], dataset_sink_mode=False)
 
 
+@pytest.mark.parametrize("wrong", [3, "SGD", nn.Adam, nn.Dense(2, 2), [momentum(nn.Dense(1, 1).trainable_params())]])
+def test_only_an_optimizer_can_be_shown(wrong):
+    with pytest.raises(TypeError, match="For 'ExposeOptimizer', the argument 'optimizer' must be an optimizer or None"):
+        ExposeOptimizer(wrong)
+
+
 @quick_in_pynative_mode
 @pytest.mark.parametrize(
     "make_optimizer, learning_rate_of",

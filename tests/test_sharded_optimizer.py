@@ -356,6 +356,9 @@ def test_what_can_not_be_split_is_refused():
     for arguments in ((weights, nn.Adam(weights)), (weights, 3), ([3], nn.Adam), (weights, lambda shards: 3)):
         with pytest.raises(TypeError, match="ShardedOptimizer"):
             ShardedOptimizer(*arguments)
+    for error, make in ((TypeError, nn.Lamb), (ValueError, lambda shards: nn.Adam(shards, learning_rate=-1.0))):
+        with pytest.raises(error, match=r"'optimizer' must be a function .* raised: .*learning.rate.* Pass lambda"):
+            ShardedOptimizer(weights, make)
     for parameters in (None, network, weights[0], {"params": weights}):
         with pytest.raises(TypeError, match=r"'parameters' must be a list .*but got .*Pass network\.trainable_params"):
             ShardedOptimizer(parameters, nn.Adam)

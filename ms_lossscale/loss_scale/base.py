@@ -46,8 +46,7 @@ class LossScale(FixedAttributes, Bounded, Float32Cell):
     def __init__(self, loss_scale: float, drop_overflow_update: bool = True) -> None:
         super().__init__()
         loss_scale = check_scale(type(self).__name__, self._scale_argument, loss_scale)
-        check_bool(type(self).__name__, "drop_overflow_update", drop_overflow_update)
-        self.drop_overflow_update = drop_overflow_update
+        self.drop_overflow_update = check_bool(type(self).__name__, "drop_overflow_update", drop_overflow_update)
         self.scale_value = Parameter(
             Tensor(loss_scale, mstype.float32), name="loss_scale.scale_value", requires_grad=False
         )

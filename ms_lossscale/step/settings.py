@@ -15,6 +15,7 @@ from ms_lossscale._arguments import (
     describe,
     one_each,
 )
+from ms_lossscale._signatures import check_can_be_called
 from ms_lossscale.overflow_detector import OverflowDetector, default_overflow_detector
 
 
@@ -52,8 +53,6 @@ def check_settings(owner, networks, **keywords):
     has_aux, clip_norm, clip_value, ema_decay = (
         one_each(owner, name, keywords[name], networks) for name in ("has_aux", "clip_norm", "clip_value", "ema_decay")
     )
-    for its in has_aux:
-        check_bool(owner, "has_aux", its)
     for norm, value in zip(clip_norm, clip_value):
         if norm is not None and value is not None:
             raise ValueError(
@@ -68,7 +67,7 @@ def check_settings(owner, networks, **keywords):
         ema_decay=tuple(
             decay if decay is None else check_between(owner, "ema_decay", decay, 0.0, 1.0) for decay in ema_decay
         ),
-        has_aux=tuple(has_aux),
+        has_aux=tuple(check_bool(owner, "has_aux", its) for its in has_aux),
         forward_state=_check_forward_state(owner, given.forward_state),
         gradient_transforms=tuple(_check_gradient_transforms(owner, its) for its in given.gradient_transforms),
         after_update=_check_after_update(owner, given.after_update),
@@ -90,14 +89,16 @@ class CallOfMethod(nn.Cell):
 
 
 def _check_after_update(owner, after_update):
-    if after_update is None or isinstance(after_update, nn.Cell):
-        return after_update
-    if not isinstance(getattr(after_update, "__self__", None), nn.Cell):
+    if after_update is None:
+        return None
+    cure = "Pass a Cell without inputs, or a method such as ema.update of a Cell 'ema'."
+    if not isinstance(after_update, nn.Cell) and not isinstance(getattr(after_update, "__self__", None), nn.Cell):
         raise TypeError(
             f"For '{owner}', the argument 'after_update' must be a Cell or a method of a Cell, but got "
-            f"{describe(after_update)}. Pass a Cell without inputs, or a method such as ema.update of a Cell 'ema'."
+            f"{describe(after_update)}. {cure}"
         )
-    return CallOfMethod(after_update)
+    check_can_be_called(owner, "after_update", after_update, 0, cure)
+    return after_update if isinstance(after_update, nn.Cell) else CallOfMethod(after_update)
 
 
 def _check_bound(owner, name, value):
@@ -141,6 +142,7 @@ def _check_gradient_transforms(owner, transforms):
     cure = "Pass Cells that are called with a tuple of gradients and return one."
     for i, transform in enumerate(transforms):
         check_cell(owner, f"gradient_transforms[{i}]", transform, cure)
+        check_can_be_called(owner, f"gradient_transforms[{i}]", transform, 1, cure)
     return tuple(transforms)
 
 
@@ -152,6 +154,14 @@ def _check_overflow_detector(owner, overflow_detector):
             f"For '{owner}', the argument 'overflow_detector' must be an OverflowDetector or None, but got "
             f"'{type(overflow_detector).__name__}'. Derive your own from ms_lossscale.OverflowDetector."
         )
+    name = type(overflow_detector).__name__
+    its = "It gets a tuple of gradients and returns whether they overflowed, a bool Tensor of shape ()."
+    if type(overflow_detector).construct is OverflowDetector.construct:
+        raise TypeError(
+            f"For '{owner}', an overflow detector must define 'construct(self, grads)', but '{name}' does not. {its} "
+            f"Pass None for the detector of this device."
+        )
+    check_can_be_called(owner, "overflow_detector", overflow_detector, 1, its)
     return overflow_detector
 
 

@@ -1,5 +1,6 @@
 """Draws the loss and the loss scale of a training."""
 
+import contextlib
 import csv
 import itertools
 import os
@@ -101,13 +102,28 @@ def plot_scale(path: StrPath, picture: Optional[StrPath] = None, title: Optional
         _, *columns = zip(*(row for row in rows if row.network == network))
         histories.append(History(f"network {network}" if len(networks) > 1 else "", *columns))
     step_unit = "step" if trainings == 1 else f"step ({trainings} trainings, one after the other)"
-    draw(picture, path.name if title is None else title, histories, step_unit=step_unit)
+    with _naming("picture", picture, "written", "Make its folder first, or choose another one."):
+        draw(picture, path.name if title is None else title, histories, step_unit=step_unit)
     return picture
+
+
+@contextlib.contextmanager
+def _naming(name, path, what, cure):
+    """A context whose errors of files say which argument they are about, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise type(error)(
+            error.errno,
+            f"For 'plot_scale', the argument '{name}' is {str(path)!r}, which can't be {what}: {error.strerror}. "
+            f"{cure}",
+        ) from error
 
 
 def _read(path):
     """Reads the rows of a LossScaleMonitor's CSV file."""
-    text = path.read_text(errors="replace")
+    with _naming("path", path, "read", "Pass the file that LossScaleMonitor(csv=...) writes."):
+        text = path.read_text(errors="replace")
     # The last line may be incomplete if the training is still running.
     lines = text[: text.rfind("\n") + 1].splitlines()
     reader = csv.DictReader(lines)

@@ -52,6 +52,11 @@ def test_what_is_no_checkpoint():
         cell.load_state_dict([1])
     with pytest.raises(TypeError, match=r"'first.weight' is 3 of type 'int'"):
         cell.load_state_dict({**parameters, "first.weight": 3})
+    with pytest.raises(TypeError, match=r"one of its names is 1 of type 'int'.*load_checkpoint"):
+        cell.load_state_dict({1: Tensor(1.0)}, strict=False)
+    for strict in (None, "yes", 0):
+        with pytest.raises(TypeError, match=f"'strict' must be True or False, but got {strict!r}"):
+            cell.load_state_dict({}, strict)
     with pytest.raises(ValueError, match=r"'first.weight' must have the shape \(2,\), but got \(3,\)"):
         cell.load_state_dict({**parameters, "loss_scale.scale_value": Tensor(3.0), "first.weight": Tensor([1.0] * 3)})
     assert all(same_bits(value, state(cell)[key]) for key, value in before.items())

@@ -136,6 +136,16 @@ def test_a_picture_of_no_known_format(picture):
 def test_no_file():
     with pytest.raises(FileNotFoundError, match=r"scale\.csv"):
         plot_scale("scale.csv")
+    with pytest.raises(FileNotFoundError, match=r"'path' is 'scale\.csv', which can't be read: No such file .*csv="):
+        plot_scale("scale.csv")
+    with pytest.raises(IsADirectoryError, match=r"'path' is '\.', which can't be read: Is a directory\. Pass the file"):
+        plot_scale(".")
+
+
+def test_no_folder_for_the_picture():
+    Path("scale.csv").write_text(HEADER + "1,0,0.5,1024.0,0,1,0,0,0\n")
+    with pytest.raises(FileNotFoundError, match=r"'picture' is 'no/scale\.png', which can't be written: No such file"):
+        plot_scale("scale.csv", "no/scale.png")
 
 
 @pytest.mark.parametrize("arguments", [(3,), ("scale.csv", 3)])

@@ -226,6 +226,8 @@ FAULTS = {
     "rank 0 comes 2 times": lambda a, b, other: [a, b, a],
     "checkpoints[0] is that of rank 1, checkpoints[1] is that of rank 0": lambda a, b, other: [b, a],
     "checkpoints[1] holds no part of a sharded optimizer": lambda a, b, other: [a, other],
+    "checkpoints[0] is empty": lambda a, b, other: [{}],
+    "checkpoints[1] is empty": lambda a, b, other: [a, {}],
     "checkpoints[0] lacks adam_lost.w": lambda a, b, other: [a, {**b, "adam_lost.w": b["factor"]}],
     "checkpoints[1] lacks shard.adam_v.output.weight": lambda a, b, other: [
         a,
@@ -263,7 +265,7 @@ def test_what_can_not_be_merged_is_named(parts, tmp_path):
         with pytest.raises(ValueError) as error:
             merge_shards(of(*parts, other))
         assert words in str(error.value)
-    for wrong in ("rank_0.ckpt", 3, [3], [{"name": 3}]):
+    for wrong in ("rank_0.ckpt", 3, [3], [{"name": 3}], [{3: parts[0]["factor"]}]):
         with pytest.raises(TypeError, match="merge_shards"):
             merge_shards(wrong)
     assert merge_shards([parts[0], "whole.ckpt"]).keys() == merge_shards(parts).keys()

@@ -202,6 +202,7 @@ def test_without_tensorboard(tmp_path):
     ("summary_dir", "error", "message"),
     [
         (3, TypeError, "'summary_dir' must be a path or None, but got"),
+        ("", ValueError, r"'summary_dir' must be a folder, but got an empty path: ''\. Pass '\.'"),
         ("no/folder", ValueError, "'summary_dir' must be in a folder that exists"),
         ("file", ValueError, "'summary_dir' must be a folder, but 'file' is a file"),
     ],

@@ -259,6 +259,11 @@ def _check_path(owner, name, value, is_folder=False):
         return None
     if not isinstance(value, (str, os.PathLike)):
         raise TypeError(f"For '{owner}', the argument '{name}' must be a path or None, but got {describe(value)}.")
+    if is_folder and not os.fspath(value):
+        raise ValueError(
+            f"For '{owner}', the argument '{name}' must be a folder, but got an empty path: {value!r}. Pass '.' for "
+            f"the present one, or None."
+        )
     path = Path(value)
     if not path.parent.is_dir():
         raise ValueError(

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from mindspore import Tensor, nn
 
-from ms_lossscale._arguments import describe, listed
+from ms_lossscale._arguments import check_bool, check_tensors_by_name, listed
 from ms_lossscale._mindspore import write_in_place
 from ms_lossscale.forward_state.appearing import WALKS
 from ms_lossscale.step.accumulation import other_steps
@@ -53,7 +53,7 @@ class LoadsInPlace(nn.Cell):
             that the cell does not have.
 
         Raises:
-            TypeError: If `parameters` is not a dict of Parameters or Tensors.
+            TypeError: If `parameters` is not a dict from names to Parameters or Tensors, or `strict` is not a bool.
             ValueError: If a value does not have the shape of its Parameter, if a scale or a count is impossible, if
                 `parameters` come from within an accumulation cycle with another `gradient_accumulation_steps`, or if
                 they belong to another rank.
@@ -62,7 +62,7 @@ class LoadsInPlace(nn.Cell):
         """
         self._check_trains("'load_state_dict()'")
         owner, own = type(self).__name__, self.parameters_dict()
-        _check_types(owner, parameters)
+        _check_arguments(f"{owner}.load_state_dict", parameters, strict)
         parameters = {**self._loaded_parts.of(own, parameters), **self._diagnoses_of_others(parameters)}
         _check_shapes(owner, own, parameters)
         self._possible_values.check_before_loading(parameters)
@@ -127,16 +127,11 @@ class BegunCycles:
             )
 
 
-def _check_types(owner, parameters):
-    """Raises unless `load_state_dict` gets Parameters or Tensors."""
-    what = (
-        f"For '{owner}.load_state_dict', the argument 'parameters' must be a dict from names to Parameters or Tensors"
-    )
-    if not isinstance(parameters, Mapping):
-        raise TypeError(f"{what}, but got {describe(parameters)}. Pass what mindspore.load_checkpoint returns.")
-    for name, value in parameters.items():
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{what}, but {name!r} is {describe(value)}.")
+def _check_arguments(owner, parameters, strict):
+    """Raises unless `load_state_dict` gets Parameters or Tensors, by their names."""
+    what = f"For '{owner}', the argument 'parameters' must be a dict from names to Parameters or Tensors"
+    check_tensors_by_name(what, parameters)
+    check_bool(owner, "strict", strict)
 
 
 def _check_shapes(owner, own, parameters):

@@ -10,7 +10,7 @@ import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor
 
-from ms_lossscale._arguments import StrPath, describe, listed
+from ms_lossscale._arguments import StrPath, check_tensors_by_name, describe, listed
 from ms_lossscale.sharding.layout import LAYOUT, MASTER, SHARD, Layout, shard_length, values_of, whole_of
 
 _OWNER = "merge_shards"
@@ -45,9 +45,9 @@ def merge_shards(checkpoints: Sequence[Union[StrPath, Checkpoint]]) -> dict[str,
 
     Raises:
         TypeError: If `checkpoints` is not a list of file names or dicts.
-        ValueError: If a checkpoint can't be read; if a rank is missing, duplicated or out of order; if a part is
-            incomplete or does not belong to the others. If the ranks sum their gradients instead of averaging them, and
-            saved within an accumulation cycle.
+        ValueError: If a checkpoint can't be read or is empty; if a rank is missing, duplicated or out of order; if a
+            part is incomplete or does not belong to the others. If the ranks sum their gradients instead of averaging
+            them, and saved within an accumulation cycle.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``
@@ -94,11 +94,11 @@ class _Part:
             except (ValueError, RuntimeError, OSError, TypeError) as error:
                 reason = str(error).splitlines()[0].rstrip(".")
                 self.fail(f"can't be read: {reason}", "Check the file name, or save it again.", error)
-        if not isinstance(checkpoint, Mapping) or not all(isinstance(each, Tensor) for each in checkpoint.values()):
-            raise TypeError(
-                f"For '{_OWNER}', {self.name} must be a file name, or a dict from names to Parameters, but got "
-                f"{describe(checkpoint)}. Pass what mindspore.load_checkpoint returns."
-            )
+        check_tensors_by_name(
+            f"For '{_OWNER}', {self.name} must be a file name, or a dict from names to Parameters", checkpoint
+        )
+        if not checkpoint:
+            self.fail("is empty", "Pass what mindspore.load_checkpoint returns.")
         self.values = dict(checkpoint)
         self.layouts = {}
         for name in [name for name in self.values if name.endswith(LAYOUT)]:

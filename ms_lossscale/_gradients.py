@@ -107,6 +107,11 @@ def _is_finite_sparse(tensor):
     return _is_finite_dense(tensor.values)
 
 
+@_of_one("Tensor")
+def _any_nonzero(tensor):
+    return ops.ReduceAny()(ops.not_equal(tensor, 0.0))
+
+
 @_of_one("Tensor", "Tensor")
 def _became_not_finite(before, after):
     was, is_now = ops.isfinite(before.astype(mstype.float32)), ops.isfinite(after.astype(mstype.float32))
@@ -265,6 +270,11 @@ def check_large(tensors):
 def each_finite(tensors):
     """Returns for each tensor whether every element is finite, bool of shape (N,)."""
     return _stack(_map(_is_finite, tensors))
+
+
+def any_nonzero(tensors):
+    """Returns whether any element of a non-empty tuple is not zero, bool of shape ()."""
+    return ops.ReduceAny()(ops.stack(_map(_any_nonzero, tensors)))
 
 
 def became_not_finite(before, after):

@@ -28,6 +28,10 @@ class LossScaleMonitor(Callback):
     data sinking on Ascend and GPU, MindSpore calls callbacks less often. Skipped steps in between are then counted but
     not listed.
 
+    The first line comes with a `RuntimeWarning` if an optimizer trains nothing: its gradients are exactly zero where
+    `clip_norm` measures their norm, or otherwise none of its weights has changed in 3 steps or more. In a GAN, the
+    optimizers may be in the wrong order.
+
     A partial accumulation cycle that :class:`FlushAccumulation` ends belongs to the epoch's last step, in whichever
     order you pass the two callbacks. That step then has a second row in the CSV file.
 
@@ -208,6 +212,8 @@ class LossScaleMonitor(Callback):
         if step // self._every_n_steps > self._printed_step // self._every_n_steps:
             self._printed_step = step
             print(f"step {step}: {'; '.join(map(self._summary, records))}", flush=True)
+            for each, record in zip(self._watched, records):
+                each.warn_of_unreached(record)
 
     def _write(self, rows):
         if self._csv is not None:

@@ -8,6 +8,7 @@ import numpy as np
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._output import LossScaleValues, counted, written_scale
 from ms_lossscale._values import as_array
+from ms_lossscale.callbacks.unreached import Unreached
 from ms_lossscale.cells.endless_skips import SkippedSeries
 
 _MOST_NAMES = 5
@@ -55,6 +56,9 @@ class WatchedStep:
         self.consecutive = counters["consecutive_skipped_steps"]
         self._retries = counters.get("retries", 0)
         self._scale_before = LossScaleValues(loss_scale.get_loss_scale() for loss_scale in step.loss_scales)
+        self._applied_before = self._applied_steps
+        several = is_one_of_several or len(step.optimizers.optimizers) > 1
+        self._unreached = Unreached(step, network if several else None)
         # Whether the step that was read last was skipped.
         self.has_skipped = False
         # The inputs of the last call that overflowed, or, in an accumulation cycle, of the first.
@@ -180,6 +184,12 @@ class WatchedStep:
             )
         shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
         return f"not finite: {shown} ({len(names)} of {len(self._names)} gradients)"
+
+    def warn_of_unreached(self, record):
+        """Warns, at the first report, of optimizers to whose weights no gradient flows."""
+        remark = self._unreached.look(record.applied_steps - self._applied_before)
+        if remark:
+            warnings.warn(f"For 'LossScaleMonitor', step {record.step}: {remark}", RuntimeWarning, stacklevel=2)
 
     def warn_at_floor(self, record):
         """Warns, once until a step is applied, if the scale can't become smaller. Returns whether it did."""

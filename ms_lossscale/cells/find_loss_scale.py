@@ -4,12 +4,13 @@ import math
 import warnings
 from typing import Any, Union
 
+import numpy as np
 from mindspore import Tensor, nn
 from mindspore import dtype as mstype
 
 from ms_lossscale._mindspore import write_in_place
 from ms_lossscale._output import written_scale
-from ms_lossscale._values import not_finite_weights, on_not_finite
+from ms_lossscale._values import not_finite_weights, on_not_finite, on_unreached
 from ms_lossscale.step.forward_backward import inputs_of
 
 
@@ -71,18 +72,19 @@ class FindsLossScale(nn.Cell):
         if self._trials is None:
             self._trials = [step.make_trial() for step in self.steps]
         before = [(its, its.get_loss_scale()) for its in self._loss_scales]
+        # For each step, whether any gradient of each optimizer was not zero, at any scale that was tried.
+        reached: list[Any] = [False] * len(self._trials)
         try:
-            found = [scale for i in range(len(self._trials)) for scale in self._found(i, inputs)]
+            found = [scale for i in range(len(self._trials)) for scale in self._found(i, inputs, reached)]
         finally:
             _set_in_place(before)
-        remark = self._on_weights()
-        if remark:
+        for remark in filter(None, (self._on_weights(), on_unreached(_numbers_of_unreached(reached)))):
             warnings.warn(f"For '{self._owner}', 'find_loss_scale()': {remark}", RuntimeWarning, stacklevel=2)
         found = self._of_loss_scales(found)
         self.set_loss_scale(found)
         return found
 
-    def _found(self, i, inputs):
+    def _found(self, i, inputs, reached):
         """Returns the scales of step `i`: the found ones, or those that can't move as they are."""
         loss_scales = list(self.steps[i].loss_scales)
         lowest = [(its, _powers_of_two(its)[0]) for its in loss_scales]
@@ -92,7 +94,7 @@ class FindsLossScale(nn.Cell):
             def is_clean(scale, j=j, its=its):
                 # Of several, each is tried by itself: a register does not show whose gradients overflowed.
                 _set_in_place([*lowest, (its, scale)])
-                return not self._overflowed(i, inputs)[j]
+                return not self._overflowed(i, inputs, reached)[j]
 
             if its.min_loss_scale is None:
                 found.append(its.get_loss_scale())
@@ -100,13 +102,18 @@ class FindsLossScale(nn.Cell):
                 found.append(max(self._largest_clean(its, is_clean) / 2, its.min_loss_scale))
         return found
 
-    def _overflowed(self, i, inputs):
-        """Tries step `i`. Returns for each of its loss scales whether an overflow was found."""
+    def _overflowed(self, i, inputs, reached):
+        """
+        Tries step `i`, and notes whether any gradient is not zero. Returns for each of its loss scales whether an
+        overflow was found.
+        """
         if self.each_decides:
             inputs = inputs_of(self._owner, i, self.network_inputs, inputs)
         self._put_memory_back()
         with self._explaining_errors():
-            overflowed = self._trials[i](*inputs).asnumpy()
+            overflowed, any_nonzero = self._trials[i](*inputs)
+            overflowed = overflowed.asnumpy()
+        reached[i] = np.logical_or(reached[i], [flag.asnumpy() for flag in any_nonzero])
         self._others.has_run()
         memory = self.steps[i].forward_state.memory
         memory.settle(lambda: True)
@@ -142,6 +149,12 @@ class FindsLossScale(nn.Cell):
     def _on_weights(self):
         networks = (step.forwards_and_backwards for step in self.steps)
         return on_not_finite(not_finite_weights(its for each in networks for its in each.get_parameters()))
+
+
+def _numbers_of_unreached(reached):
+    """Returns the numbers of the optimizers all of whose gradients were zero, None for the only one."""
+    reached = np.concatenate(reached)
+    return [i if len(reached) > 1 else None for i, its in enumerate(reached) if not its]
 
 
 def _powers_of_two(loss_scale):

@@ -106,9 +106,8 @@ def _advice(network, trials, in_graph_mode, weights):
     further = widening(trials, names, loss_scale)
     note = "" if error is None else f"It was tried in PyNative mode only, since graph mode said: {error}"
     cells = {name: trials.cells[name] for name in names}
-    return Float32Advice(
-        network, cells, len(trials.cells), loss_scale, needs, trials.runs, None, further, note, weights
-    )
+    parts = network, cells, len(trials.cells), loss_scale, needs, trials.runs, None, further, note, weights
+    return Float32Advice(*parts, trials.unreached())
 
 
 def _needs(trials, names):

@@ -36,6 +36,8 @@ class TrainedPart(NamedTuple):
     number: int = 0
     inputs: Callable[[tuple], tuple] = tuple
     loss_scale: Optional[float] = None
+    # The number of the optimizer that trains the weights, None for the only one.
+    optimizer: Optional[int] = None
 
     def loss(self, *inputs):
         """Runs the network forward."""
@@ -90,7 +92,8 @@ def trained_parts(owner, network, parameters=None):
     for i, (loss_scale, its_network, weights, item) in enumerate(losses):
         number, prefix = (i, f"networks[{i}]") if several else (0, "")
         inputs = functools.partial(inputs_of, type(network).__name__, number, network.network_inputs)
-        parts.append(TrainedPart(prefix, its_network, weights, item, number, inputs, loss_scale))
+        optimizer = i if len(losses) > 1 else None
+        parts.append(TrainedPart(prefix, its_network, weights, item, number, inputs, loss_scale, optimizer))
     return parts
 
 

@@ -8,7 +8,7 @@ from mindspore import nn
 from ms_lossscale._arguments import listed
 from ms_lossscale._mindspore import casts_its_output, forget_compiled, is_rewritten, put_in_float32
 from ms_lossscale._output import counted, size, text_table, written_scale
-from ms_lossscale._values import on_not_finite
+from ms_lossscale._values import on_not_finite, on_unreached
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.diagnosis.arguments import join_names
 from ms_lossscale.diagnosis.distribution import FLOAT16
@@ -91,6 +91,8 @@ class Float32Advice:
         note (str): A remark, or an empty text.
         not_finite_weights (dict[str, int]): How many values are infinite or NaN, by the name of the weight, for those
             weights of the network that have any.
+        unreached (list[Union[int, None]]): The numbers of the optimizers all of whose gradients are exactly zero; None
+            stands for the only one.
     """
 
     # The network that was asked about, the cells that were found, and the number of all cells.
@@ -104,6 +106,7 @@ class Float32Advice:
     widening: Optional[Widening] = None
     note: str = ""
     not_finite_weights: dict[str, int] = field(default_factory=dict)
+    unreached: list[Optional[int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.cells = list(self._found)
@@ -173,7 +176,8 @@ class Float32Advice:
         weights = on_not_finite(self.not_finite_weights)
         if self.trace is not None and weights == self.trace.note:
             weights = ""
-        return "\n".join(text + [remark for remark in (self.note, weights) if remark])
+        remarks = (self.note, weights, on_unreached(self.unreached))
+        return "\n".join(text + [remark for remark in remarks if remark])
 
     def _what_to_do(self, loss_scale, tried):
         header = ["cell", "kind", "overflows without float32", "largest value there in float32"]

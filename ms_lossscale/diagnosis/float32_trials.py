@@ -282,6 +282,12 @@ class Trials:
     def _nonzero_in_float32(self):
         return self._nonzero_gradients(self.roots, self.smallest_scale)
 
+    def unreached(self):
+        """Returns the numbers of the optimizers all of whose gradients are zero with all cells in float32."""
+        counts = self._nonzero_in_float32
+        parts = [each.part for each in self._replayed]
+        return [part.optimizer for part in parts if not any(counts[weight.name] for weight in part.weights)]
+
     def _nonzero_gradients(self, names, loss_scale):
         """Counts, for each weight, the gradients that are finite and not zero."""
         counts = collections.Counter()

@@ -8,7 +8,7 @@ from mindspore import dtype as mstype
 
 from ms_lossscale._arguments import check_number
 from ms_lossscale._output import counted, in_batches, percent, size, text_table, written_scale
-from ms_lossscale._values import on_not_finite
+from ms_lossscale._values import on_not_finite, on_unreached
 from ms_lossscale.diagnosis.distribution import COUNTS, FLOAT16, Distribution, Shares, float_format, sum_of
 from ms_lossscale.diagnosis.picture import Picture
 from ms_lossscale.diagnosis.report import COLUMNS, NOTABLE_SHARE, Report, columns_of, numbers_of, written_scales
@@ -82,6 +82,8 @@ class GradientReport(Report):
             for its network. Empty if there is one loss scale.
         not_finite_weights (dict[str, int]): How many values are infinite or NaN, by the name of the weight, for those
             weights of the network that have any.
+        unreached (list[Union[int, None]]): The numbers of the optimizers all of whose gradients are exactly zero; None
+            stands for the only one.
     """
 
     parameters: dict[str, Distribution]
@@ -95,6 +97,7 @@ class GradientReport(Report):
     ceiling: Optional[float] = None
     networks: list["GradientReport"] = field(default_factory=list)
     not_finite_weights: dict[str, int] = field(default_factory=dict)
+    unreached: list[Optional[int]] = field(default_factory=list)
 
     @property
     def total(self) -> Distribution:
@@ -176,6 +179,8 @@ class GradientReport(Report):
                 f"loss_scale; if they stay, locate_overflow names the cell."
             )
         if self.largest is None:
+            if any(number is not None for number in self.unreached):
+                return on_unreached(self.unreached)
             cure = "Profile again with a larger loss_scale, 2.0**16 say: they may have been flushed to zero on the way"
             return f"all gradients are zero. {cure}; or nothing depends on these parameters."
         return ""
@@ -241,6 +246,8 @@ class GradientReport(Report):
         if self.not_finite_weights:
             # They need not reach the loss: on CPU, ReLU makes NaN zero.
             warnings.append(on_not_finite(self.not_finite_weights))
+        if self.unreached:
+            warnings.append(on_unreached(self.unreached))
         return warnings
 
     def _shown_scales(self):

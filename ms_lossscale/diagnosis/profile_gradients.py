@@ -124,6 +124,7 @@ def _report(report_class, profiles, clip, step, **keywords):
         quantised=[name for profile in profiles for name in profile.quantised()],
         ceiling=min((profile.ceiling for profile in profiles if profile.ceiling is not None), default=None),
         not_finite_weights=not_finite_weights_of([profile.part for profile in profiles]),
+        unreached=[profile.part.optimizer for profile in profiles if profile.is_zero()],
         **keywords,
     )
 
@@ -271,6 +272,10 @@ class _Profile:
         norm = np.sqrt(sum(np.sum(np.square(grad, dtype=np.float64)) for grad in grads))
         # Values that are not finite stay so, since they must be counted as such.
         return [grad * np.float32(self._clip / norm) for grad in grads] if self._clip < norm < np.inf else grads
+
+    def is_zero(self):
+        """Returns whether all gradients are exactly zero."""
+        return all(each.is_all_zero for each in self.distributions.values())
 
     @property
     def is_given_up(self):

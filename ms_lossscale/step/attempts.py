@@ -128,8 +128,10 @@ class Attempts(Stage):
 
 class Trial(Stage):
     """
-    Runs a batch forward and backward at the present loss scale, and returns whether an overflow was found. It is the
-    first half of a step, made of the same stages. It undoes the side effects of the forward, and updates nothing.
+    Runs a batch forward and backward at the present loss scale. It is the first half of a step, made of the same
+    stages. It undoes the side effects of the forward, and updates nothing.
+
+    Returns whether an overflow was found, and a tuple with, for each optimizer, whether any gradient is not zero.
     """
 
     scaling: Scaling
@@ -149,4 +151,4 @@ class Trial(Stage):
         backward = self.attempt(scale, inputs, saved)[2]
         overflow = self.check(*backward, saved)[3]
         self.forward_state.restore_call(saved)
-        return overflow
+        return overflow, self.attempt.packing.any_nonzero(backward[0])

@@ -38,6 +38,13 @@ class Packing(nn.Cell):
         """Returns the part of network `i`."""
         return packed[self._parts[i][0] : self._parts[i][1]]
 
+    def any_nonzero(self, packed):
+        """Returns whether any gradient of a network is not zero: a tuple with a bool of shape () for each network."""
+        flags = ()
+        for i in range(len(self._parts)):
+            flags += (gradients.any_nonzero(self.of_network(i, packed)),)
+        return flags
+
     def each_finite(self, packed):
         """Returns for each gradient whether every element is finite."""
         return gradients.each_finite(packed)

@@ -323,7 +323,7 @@ def _put_alone_in_float32(cell):
 
     cell.add_flags(fp16=False, fp32=True, bf16=False)
     if is_rewritten(cell):
-        cell.__class__ = its_class.__mro__[1]
+        cell.__class__ = written_class(cell)
     if isinstance(cell, _OutputTo16):
         cell.dtype = mstype.float32
     if attributes.pop("amp_strategy", None) is not None:
@@ -344,6 +344,17 @@ def is_rewritten(cell: nn.Cell) -> bool:
     """Returns whether amp's O1, or a white list, wrote the cell's class: its file is in the folder for such classes."""
     construct = vars(type(cell)).get("construct")
     return construct is not None and Path(construct.__code__.co_filename).parent.name == "rewritten_network"
+
+
+def written_class(cell: nn.Cell) -> type[nn.Cell]:
+    """Returns the class of a cell as its author wrote it."""
+    return type(cell).__mro__[1] if is_rewritten(cell) else type(cell)
+
+
+def is_cast(cell: nn.Cell) -> bool:
+    """Returns whether `to_float` or any level of amp makes a cell, or some of its operators, compute in 16 bits."""
+    flags = cell.get_flags()
+    return bool(flags.get("fp16") or flags.get("bf16") or "amp_strategy" in vars(cell) or is_rewritten(cell))
 
 
 def casts_its_output(cell: nn.Cell) -> bool:

@@ -192,6 +192,48 @@ class Large(nn.Cell):
         return x
 
 
+class CastsByHand(nn.Cell):
+    """Its cast stays in graph mode, whatever its precision. In PyNative mode MindSpore casts back to that."""
+
+    def construct(self, x):
+        e = ops.exp(x.astype(mstype.float16) * 5.0)
+        return (e / e.sum(-1, keepdims=True)).astype(mstype.float32)
+
+
+CAN_NOT_BE_SWITCHED = "Casts that are written in a construct, such as x.astype(mstype.float16), can't be switched "
+
+
+@pytest.mark.parametrize("to_float", [False, True])
+def test_casts_in_a_construct_can_not_be_switched_in_graph_mode(mode, to_float):
+    network = blocks(CastsByHand())
+    if to_float:
+        network.to_float(mstype.float16)
+    advice = advise_float32(training_cell(network, None), [networks.batch()])
+    text = str(advice)
+    assert CAN_NOT_BE_SWITCHED in text
+    if mode == "pynative":
+        assert (advice.cells, advice.holds) == (["_backbone.0.middle"], True)
+        assert "This holds in PyNative mode only: in graph mode, batches[0] is not finite." in text
+    else:
+        assert (advice.cells, advice.holds, advice.trace.cell) == ([], False, "_backbone.0.middle")
+        assert "x.astype(mstype.float16) * 5.0" in text
+        assert ("No cell is cast by to_float or mindspore.amp, " in text) == (not to_float)
+
+
+class CastsAndMultiplies(nn.Cell):
+    def construct(self, x):
+        large = (x * 1e5).astype(mstype.float16)
+        return large.astype(mstype.float32) * 1e-5
+
+
+def test_casts_in_a_construct_that_overflow_in_both_modes():
+    advice = advise_float32(training_cell(blocks(CastsAndMultiplies()), "O3"), [networks.batch()])
+    assert (advice.cells, advice.holds) == ([], False)
+    assert "float32 does not help" in str(advice)
+    assert "large = (x * 1e5).astype(mstype.float16)" in str(advice)
+    assert str(advice).endswith(f"{CAN_NOT_BE_SWITCHED}from outside: change them in the code.")
+
+
 class WithoutFurtherLayers(networks.SoftmaxByHand):
     """It overflows, and holds empty containers of cells, which are false."""
 

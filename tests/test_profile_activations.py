@@ -139,6 +139,16 @@ def test_names_the_logarithm_at_an_amp_level(level):
     assert of(report, "_backbone.log1p").dtype == "Float16"
 
 
+@pytest.mark.parametrize("level", ["O1", "auto"])
+def test_an_amp_level_that_casts_operators_is_compared(level):
+    network = amp.auto_mixed_precision(Softplus(), level)
+    with untouched(network):
+        report = profile_activations(network, SMALL, compare_float32=True)
+    errors = [each.relative_error for each in report.activations if each.place.cell in ("head", "Softplus")]
+    assert len(errors) == 4
+    assert max(errors) > 2.0**-13
+
+
 def test_an_ordinary_network_has_nothing_notable():
     report = profile_activations(Softplus(bias=0.0, factor=1.0), SMALL)
     assert report.first is None
@@ -686,7 +696,14 @@ def test_an_input_that_is_not_there():
         (Softplus(), None, {}, TypeError, "'batches' must be an iterable of batches, but got None"),
         (Softplus(), SMALL, {"loss_scale": -1}, ValueError, "'loss_scale' must be a finite number > 0"),
         (Softplus(), SMALL, {"compare_float32": 1}, TypeError, "'compare_float32' must be True or False, but got 1"),
-        (Softplus(), SMALL, {"compare_float32": True}, ValueError, "some cell .* must compute in float16 or bfloat16"),
+        (
+            Softplus(),
+            SMALL,
+            {"compare_float32": True},
+            ValueError,
+            "some cell .* must compute in float16 or bfloat16 because of to_float or mindspore.amp, but none does. "
+            "Casts that are written in a construct, such as .*, can't be switched",
+        ),
         (None, SMALL, {}, TypeError, "'network' must be a Cell, but got None"),
     ],
 )

@@ -7,11 +7,12 @@ import mindspore
 from mindspore import Parameter, nn
 
 from ms_lossscale._arguments import Batches
+from ms_lossscale._mindspore import is_cast
 from ms_lossscale.cells.training_cell import TrainingCell
-from ms_lossscale.diagnosis.arguments import each_batch, not_finite_weights_of, trained_parts
+from ms_lossscale.diagnosis.arguments import CASTS_BY_HAND, each_batch, not_finite_weights_of, trained_parts
 from ms_lossscale.diagnosis.float32_advice import Float32Advice, NeedOfFloat32
 from ms_lossscale.diagnosis.float32_search import needed_cells, widening
-from ms_lossscale.diagnosis.float32_trials import Trials
+from ms_lossscale.diagnosis.float32_trials import NotFinite, Trials
 from ms_lossscale.diagnosis.replay import replay
 
 
@@ -93,21 +94,43 @@ def _smallest_scale(network):
 
 def _advice(network, trials, in_graph_mode, weights):
     if not (trials.are_finite([]) or trials.are_finite(trials.roots)):
-        found = trials.look(trials.roots)
-        line = found and trials.line(found, trials.roots)
-        trace, note = found and found.trace, f"  at {line}" if line else ""
-        return Float32Advice(network, {}, len(trials.cells), None, [], trials.runs, trace, None, note, weights)
+        return _no_help(network, trials, trials.roots, weights)
     names, error = needed_cells(trials)
     if trials.first_lost(names) is not None and trials.first_lost(trials.roots) is None:
         trials.counts_lost = True
         names, error = needed_cells(trials)
+    if in_graph_mode and isinstance(error, NotFinite):
+        # Only PyNative mode casts back what is cast in a construct.
+        return _no_help(network, trials, [], weights)
     needs = _needs(trials, names)
     loss_scale = trials.largest_scale(names, in_graph_mode and error is None)
     further = widening(trials, names, loss_scale)
-    note = "" if error is None else f"It was tried in PyNative mode only, since graph mode said: {error}"
+    notes = [] if names else _casts_that_stay(trials)
+    if isinstance(error, NotFinite):
+        notes.append(f"This holds in PyNative mode only: in graph mode, {error}. {CASTS_BY_HAND}")
+    elif error is not None:
+        notes.append(f"It was tried in PyNative mode only, since graph mode said: {error}")
     cells = {name: trials.cells[name] for name in names}
+    note = "\n".join(notes)
     parts = network, cells, len(trials.cells), loss_scale, needs, trials.runs, None, further, note, weights
     return Float32Advice(*parts, trials.unreached())
+
+
+def _no_help(network, trials, names, weights):
+    """Returns the advice for a network that float32 does not help, with what overflows if these are in float32."""
+    found = trials.look(names)
+    line = found and trials.line(found, names)
+    trace, notes = found and found.trace, [f"  at {line}"] if line else []
+    note = "\n".join(notes if weights else notes + _casts_that_stay(trials, trace))
+    return Float32Advice(network, {}, len(trials.cells), None, [], trials.runs, trace, None, note, weights)
+
+
+def _casts_that_stay(trials, trace=None):
+    """Returns a list of what to say about casts that can't be switched, given what overflows in float32."""
+    if not any(map(is_cast, trials.cells.values())):
+        return [f"No cell is cast by to_float or mindspore.amp, so that none could be switched. {CASTS_BY_HAND}"]
+    is_made_there = trace is not None and not any(each.non_finite for each in trace.inputs)
+    return [CASTS_BY_HAND] if is_made_there else []
 
 
 def _needs(trials, names):

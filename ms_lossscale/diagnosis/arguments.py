@@ -10,6 +10,7 @@ from mindspore import Parameter, Tensor, nn
 from mindspore.dataset import Dataset
 
 from ms_lossscale._arguments import check_cell, describe
+from ms_lossscale._mindspore import written_class
 from ms_lossscale._values import not_finite_weights
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.step.forward_backward import inputs_of
@@ -19,6 +20,11 @@ _CURE_OF_NETWORKS = "Pass a network that returns the loss, an nn.WithLossCell sa
 _TENSORS = (Tensor, np.ndarray)
 _INPUTS = (*_TENSORS, int, float)
 _CURE_OF_BATCHES = "Pass a list with a tuple of the network's inputs for each batch, or a dataset."
+
+CASTS_BY_HAND = (
+    "Casts that are written in a construct, such as x.astype(mstype.float16), can't be switched from outside: change "
+    "them in the code."
+)
 
 
 class TrainedPart(NamedTuple):
@@ -58,7 +64,7 @@ class TrainedPart(NamedTuple):
     def cell_names(self):
         """Returns the name of each cell by its id; the network itself goes by its class."""
         named = self.network.cells_and_names()
-        return {id(cell): join_names(self.prefix, name) or type(cell).__name__ for name, cell in named}
+        return {id(cell): join_names(self.prefix, name) or written_class(cell).__name__ for name, cell in named}
 
 
 def not_finite_weights_of(parts):

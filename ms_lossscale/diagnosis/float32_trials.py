@@ -10,7 +10,7 @@ from typing import NamedTuple
 import mindspore
 import numpy as np
 
-from ms_lossscale._mindspore import forget_failed_calls, in_float32, is_rewritten, raise_what_failed
+from ms_lossscale._mindspore import forget_failed_calls, in_float32, raise_what_failed, written_class
 from ms_lossscale._values import are_finite, as_array, is_float
 from ms_lossscale.diagnosis.arguments import join_names, with_progress_bar
 from ms_lossscale.diagnosis.cell_watch import CellWatch, LineWatch, WatchError
@@ -35,6 +35,10 @@ class Found(NamedTuple):
     order: list
     # The numbers of the batch and of the network.
     at: tuple
+
+
+class NotFinite(str):
+    """Says which batch graph mode could compute, but not to finite values."""
 
 
 class Trials:
@@ -85,8 +89,7 @@ class Trials:
 
     def kind(self, name):
         """Returns the class of a cell, as its author wrote it."""
-        its_class = type(self.cells[name])
-        return (its_class.__mro__[1] if is_rewritten(self.cells[name]) else its_class).__name__
+        return written_class(self.cells[name]).__name__
 
     def inside(self, name):
         """Returns the cells directly inside a cell."""
@@ -162,7 +165,7 @@ class Trials:
                     forget_failed_calls()
                     return str(error)
                 if not self._all_finite(loss, grads):
-                    return f"batches[{at[0]}] is not finite"
+                    return NotFinite(f"batches[{at[0]}] is not finite")
         return None
 
     def largest_scale(self, names, in_graph_mode):

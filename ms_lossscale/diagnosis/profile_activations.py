@@ -7,11 +7,11 @@ import numpy as np
 from mindspore import nn
 
 from ms_lossscale._arguments import Batches, check_bool, check_scale
-from ms_lossscale._mindspore import in_float32
+from ms_lossscale._mindspore import in_float32, is_cast
 from ms_lossscale._values import as_array
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.diagnosis.activation_report import JUMP, ROUNDING, Activation, ActivationReport
-from ms_lossscale.diagnosis.arguments import each_batch, trained_parts
+from ms_lossscale.diagnosis.arguments import CASTS_BY_HAND, each_batch, trained_parts
 from ms_lossscale.diagnosis.cell_watch import CellWatch
 from ms_lossscale.diagnosis.distribution import Distribution
 from ms_lossscale.diagnosis.replay import replay, running
@@ -45,18 +45,18 @@ def profile_activations(
             unscaling them. Default: ``None`` . A training cell then uses its present scale, or those of its networks,
             and a plain network uses 1.
         compare_float32 (bool): Whether to run each batch in float32, too, and to compare the values at each cell. Cells
-            that compute in float16 or bfloat16 because of `to_float` , or of `mindspore.amp` at level O2 or O3, then
-            compute in float32. Casts that are written in a `construct` stay, and dropout is off. Each batch runs three
-            times: what differs between two runs as they are, because the forward draws random numbers, can't be
-            compared, and the report says so. Default: ``False`` .
+            that compute in float16 or bfloat16 because of `to_float` or `mindspore.amp` then compute in float32. Casts
+            that are written in a `construct` stay, and dropout is off. Each batch runs three times: what differs
+            between two runs as they are, because the forward draws random numbers, can't be compared, and the report
+            says so. Default: ``False`` .
 
     Returns:
         ActivationReport.
 
     Raises:
         TypeError: If an argument has a wrong type.
-        ValueError: If there are no batches, if `loss_scale` is out of range, or, with `compare_float32` , if no cell
-            computes in float16 or bfloat16.
+        ValueError: If there are no batches, if `loss_scale` is out of range, or, with `compare_float32` , if
+            `to_float` or `mindspore.amp` puts no cell into float16 or bfloat16.
         RuntimeError: If the network fails on a batch, or returns no loss.
 
     Supported Platforms:
@@ -79,16 +79,15 @@ def profile_activations(
     scales = [loss_scale or part.loss_scale or 1.0 for part in parts]
     check_bool(owner, "compare_float32", compare_float32)
     cells = {id(cell): cell for part in parts for _, cell in part.network.cells_and_names()}.values()
-    # The cells that MindSpore casts.
-    in_low_precision = [cell for cell in cells if cell.get_flags().get("fp16") or cell.get_flags().get("bf16")]
-    if compare_float32 and not in_low_precision:
+    cast_cells = [cell for cell in cells if is_cast(cell)]
+    if compare_float32 and not cast_cells:
         raise ValueError(
-            f"For '{owner}', with compare_float32=True some cell of the network must compute in float16 or bfloat16, "
-            f"but none does. Convert it first: network.to_float(mstype.float16), or mindspore.amp."
-            f"auto_mixed_precision(network, 'O2')."
+            f"For '{owner}', with compare_float32=True some cell of the network must compute in float16 or bfloat16 "
+            f"because of to_float or mindspore.amp, but none does. {CASTS_BY_HAND} If there are none, convert the "
+            f"network first: network.to_float(mstype.float16), or mindspore.amp.auto_mixed_precision(network, 'O2')."
         )
     with replay(owner, parts) as loss_and_grads:
-        profile = _Profile(loss_and_grads, scales, in_low_precision if compare_float32 else [])
+        profile = _Profile(loss_and_grads, scales, cast_cells if compare_float32 else [])
         if compare_float32:
             # The two computations would drop different values.
             for dropout in (cell for cell in cells if type(cell).__name__.startswith("Dropout")):

@@ -66,6 +66,7 @@ class FindsLossScale(nn.Cell):
                 f"{type(self._loss_scales[0]).__name__}. Construct the cell with a DynamicLossScale, or set a scale "
                 f"with set_loss_scale(value)."
             )
+        self._check_call(inputs)
         if not self._compared:
             self.compare_ranks()
         self._check_loaded()

@@ -12,6 +12,7 @@ from ms_lossscale._mindspore import CompilePhase, Float32Cell, explanation, forg
 from ms_lossscale.cells.call_types import Aux
 from ms_lossscale.cells.endless_skips import EndlessSkips
 from ms_lossscale.cells.find_loss_scale import FindsLossScale
+from ms_lossscale.cells.first_call import ChecksFirstCall
 from ms_lossscale.cells.fixed_arguments import FixedArguments
 from ms_lossscale.cells.loading import BegunCycles, LoadsInPlace
 from ms_lossscale.cells.possible_values import PossibleValues
@@ -39,6 +40,7 @@ class TrainingCell(
     FixedArguments,
     LoadsInPlace,
     FindsLossScale,
+    ChecksFirstCall,
     ComparesRanks,
     TrainsOnly,
     CompilePhase,
@@ -148,6 +150,8 @@ class TrainingCell(
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._check_trains("a step")
+        if kwargs or len(args) not in self._fitting_counts:
+            self._check_call(args, kwargs)
         if not self._compared:
             self.compare_ranks()
         self._check_loaded()

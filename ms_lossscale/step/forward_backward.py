@@ -3,7 +3,7 @@
 import numbers
 from typing import Optional
 
-from mindspore import Tensor, jit, nn, ops
+from mindspore import GRAPH_MODE, Tensor, get_context, jit, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
@@ -11,6 +11,7 @@ from ms_lossscale._arguments import describe
 from ms_lossscale._gradients import of_network
 from ms_lossscale._memory_in_use import MemoryInUse
 from ms_lossscale._mindspore import backward_of_shared_forward
+from ms_lossscale._signatures import takes
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.packing import Packing
 from ms_lossscale.step.returned import (
@@ -33,7 +34,36 @@ def _copy(aux):
     return in_form(form_of(aux), of_each_tensor(gradients.copy, leaves_in(aux)))
 
 
-class ForwardBackward(nn.Cell):
+@ops.constexpr
+def _check_fits(owner, network, written, least, most, count):
+    if not least <= count <= most:
+        raise TypeError(
+            f"For '{owner}', '{network}' takes {written}, but within another Cell it gets {count}. If that "
+            f"is Model's, pass Model(cell) without loss_fn, since the network returns the loss."
+        )
+
+
+class ChecksCount(nn.Cell):
+    """
+    In graph mode, checks the number of inputs when it is compiled, for a training cell that is part of another Cell: a
+    call of the training cell itself is checked before.
+    """
+
+    @property
+    def _fitting(self):
+        # Graph mode reads properties when it compiles.
+        its = takes(self.network) if get_context("mode") == GRAPH_MODE else None
+        if its is None or its.any_number or its.by_keyword:
+            return None
+        return type(self.network).__name__, its.written(), its.required, len(its.names)
+
+    def _check_count(self, inputs):
+        fitting = self._fitting
+        if fitting is not None:
+            _check_fits(self._owner, *fitting, len(inputs))
+
+
+class ForwardBackward(ChecksCount):
     """
     Runs one network forward and backward. The network returns one loss, of any shape, which trains `weights`; with
     `has_aux` it returns the tuple `(loss, *aux)`. `may_return_tuple` allows a tuple of one loss. `owner`, the training
@@ -70,11 +100,12 @@ class ForwardBackward(nn.Cell):
         return scaled(loss, scale), gradients.copy(loss), aux
 
     def construct(self, scale, *inputs):
+        self._check_count(inputs)
         (_, loss, aux), grads = self._value_and_grad(of_network(self._number, scale), *inputs)
         return (loss,), _copy(aux) if self.has_aux else (), grads
 
 
-class SharedForwardBackward(nn.Cell):
+class SharedForwardBackward(ChecksCount):
     """
     Runs a network with N losses: forward once, and backward once for each loss. The network returns the losses as a
     tuple, `(*losses, *aux)` with `has_aux`. `weights` has an entry for each loss.
@@ -109,6 +140,7 @@ class SharedForwardBackward(nn.Cell):
     # Compiled in PyNative mode too: there MindSpore would run the forward again for each backward.
     @jit
     def construct(self, scale, *inputs):
+        self._check_count(inputs)
         results = self._losses_and_aux(*inputs)
         grads = ()
         for i, weights in enumerate(self.weights_of_each):

@@ -5,6 +5,7 @@ from typing import Any, Optional
 
 from mindspore import Parameter, Tensor, amp, nn
 
+from ms_lossscale.cells.argument_order import check_order
 from ms_lossscale.cells.scaled_train_one_step_cell import ScaledTrainOneStepCell
 
 _CELL_KEYWORDS = tuple(
@@ -68,6 +69,7 @@ def build_train_network(
             f"For 'build_train_network', the argument 'boost_level' must be 'O0', since mindspore.boost would replace "
             f"the training cell, but got {boost_level!r}. Apply mindspore.boost to the network instead."
         )
+    check_order("build_train_network", network=network, optimizer=optimizer, loss_fn=loss_fn)
     cell_keywords = {name: kwargs.pop(name) for name in _CELL_KEYWORDS if name in kwargs}
     default = amp.DynamicLossScaleManager() if level == "O2" else None
     loss_scale = kwargs.pop("loss_scale_manager", default)

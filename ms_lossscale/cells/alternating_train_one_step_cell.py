@@ -17,6 +17,7 @@ from ms_lossscale._arguments import (
     describe,
     one_each,
 )
+from ms_lossscale.cells.argument_order import check_order
 from ms_lossscale.cells.call_types import AuxOfEach, Call, HaveAux
 from ms_lossscale.cells.training_cell import TrainingCell, or_none
 from ms_lossscale.cells.turns import Turns
@@ -129,6 +130,7 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
         max_retries: int = 0,
     ) -> None:
         owner = type(self).__name__
+        check_order(owner, networks=networks, optimizers=optimizers, loss_scale=loss_scale)
         networks = check_cells(owner, "networks", networks)
         optimizers = check_cells(owner, "optimizers", optimizers)
         check_one_each(owner, networks, optimizers)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Optional
 from mindspore import Parameter, Tensor, nn
 
 from ms_lossscale._arguments import AfterUpdate
+from ms_lossscale.cells.argument_order import check_order
 from ms_lossscale.cells.call_types import Aux, Call, HasAux
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.loss_scale import AcceptedLossScale, LossScale
@@ -115,6 +116,7 @@ class ScaledTrainOneStepCell(TrainingCell[Aux]):
         overflow_detector: Optional[OverflowDetector] = None,
         max_retries: int = 0,
     ) -> None:
+        check_order(type(self).__name__, network=network, optimizer=optimizer, loss_scale=loss_scale)
         settings = check_settings(
             type(self).__name__,
             1,

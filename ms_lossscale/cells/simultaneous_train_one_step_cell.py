@@ -7,6 +7,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_cells, check_one_each, describe, one_each
+from ms_lossscale.cells.argument_order import check_order
 from ms_lossscale.cells.call_types import AuxOfEach, Call, HaveAux
 from ms_lossscale.cells.training_cell import TrainingCell, or_none
 from ms_lossscale.loss_scale import AcceptedLossScale
@@ -131,6 +132,7 @@ class SimultaneousTrainOneStepCell(TrainingCell[AuxOfEach]):
         max_retries: int = 0,
     ) -> None:
         owner = type(self).__name__
+        check_order(owner, networks=networks, optimizers=optimizers, loss_scale=loss_scale)
         optimizers = check_cells(owner, "optimizers", optimizers)
         one_cell = isinstance(networks, nn.Cell) and not isinstance(networks, nn.CellList)
         if one_cell:

@@ -149,6 +149,50 @@ def test_a_skipped_step_takes_back_what_they_write(mode):
     assert "calls" in cell.forward_state_names()
 
 
+class Smoothed(DynamicLossScale):
+    """Counts with a Parameter of its own, and has a mean of norms, which a transform that holds this scale writes."""
+
+    def __init__(self, scale):
+        super().__init__(scale)
+        self.norm = Parameter(Tensor(1.0), name="smoothed.norm", requires_grad=False)
+        self.asked = Parameter(Tensor(0.0), name="smoothed.asked", requires_grad=False)
+        self.one = Tensor(1.0, mstype.float32)
+
+    def next_scale(self, loss_scale, overflow):
+        overflow = ops.depend(overflow, ops.assign_add(self.asked, self.one))
+        return super().next_scale(loss_scale, overflow)
+
+
+class Watches(nn.Cell):
+    """Leaves the gradients as they are, and holds a loss scale."""
+
+    def __init__(self, loss_scale):
+        super().__init__()
+        self.loss_scale = loss_scale
+
+    def construct(self, grads):
+        return grads
+
+
+class Measures(Watches):
+    def construct(self, grads):
+        ops.assign(self.loss_scale.norm, ops.ReduceMax()(grads[0]))
+        return grads
+
+
+@quick_in_pynative_mode
+@pytest.mark.parametrize("loss_scale, transform", [(DynamicLossScale, Watches), (Smoothed, Measures)])
+def test_an_update_rule_goes_on_though_a_transform_holds_it(mode, loss_scale, transform):
+    loss_scale = loss_scale(2.0**10)
+    cell = make("scaled", [transform(loss_scale)], loss_scale=loss_scale)
+    cell(slopes())
+    for scale in (2.0**10, 2.0**9):
+        assert float(cell(slopes(np.inf))[2]) == scale
+    assert cell.get_loss_scale() == 2.0**8
+    if transform is Measures:
+        assert (float(loss_scale.norm), float(loss_scale.asked)) == (6.0, 3.0)
+
+
 @quick_in_pynative_mode
 def test_a_cycle_is_transformed_once_as_its_mean(mode):
     cell = make("scaled", [Counted()], gradient_accumulation_steps=2)

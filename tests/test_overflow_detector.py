@@ -8,10 +8,20 @@ from conftest import quick_in_pynative_mode
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.ops.operations.math_ops import NPUClearFloatStatusV2, NPUGetFloatStatusV2
+from support.events import Events
 from support.networks import FEATURES, Linear, batch, overflowing_batch, weight
 from support.training import bookkeeping, changed, state
 
-from ms_lossscale import FiniteGradients, FixedLossScale, FloatStatusRegister, OverflowDetector, ScaledTrainOneStepCell
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    DynamicLossScale,
+    FiniteGradients,
+    FixedLossScale,
+    FloatStatusRegister,
+    OverflowDetector,
+    ScaledTrainOneStepCell,
+    SimultaneousTrainOneStepCell,
+)
 from ms_lossscale._mindspore import DeviceOverflowCheck
 from ms_lossscale.emulation import saturation_mode
 
@@ -109,18 +119,29 @@ class Answers(OverflowDetector):
         return ops.depend(self.answer, grads)
 
 
-class Events:
-    """Operators that run Python, which writes down that they ran."""
+class Averaging(FiniteGradients):
+    """
+    Adds up the size of gradients, and of inputs, before it says whether they are finite, or what it is told. One of its
+    Parameters is an ordinary one.
+    """
 
-    def __init__(self):
-        self.happened = []
+    def __init__(self, answer=None):
+        super().__init__()
+        self.sum_of_inputs = Parameter(Tensor(0.0), name="detector.inputs")
+        self.sum_of_gradients = Parameter(Tensor(0.0), name="detector.gradients", requires_grad=False)
+        self.answer = answer
 
-    def operator(self, event):
-        def function(x):
-            self.happened.append(event)
-            return x
+    def start(self, inputs):
+        largest = ops.ReduceMax()(ops.abs(inputs[0]))
+        return ops.depend(inputs, ops.assign(self.sum_of_inputs, self.sum_of_inputs + largest))
 
-        return ops.Custom(function, lambda x: x, lambda x: x, func_type="pyfunc")
+    def construct(self, grads):
+        ops.assign(self.sum_of_gradients, self.sum_of_gradients + ops.ReduceMax()(ops.abs(grads[0])))
+        found = super().construct(grads)
+        return found if self.answer is None else ops.depend(self.answer, found)
+
+    def sums(self):
+        return [self.sum_of_inputs.asnumpy().item(), self.sum_of_gradients.asnumpy().item()]
 
 
 class Recording(OverflowDetector):
@@ -188,6 +209,51 @@ class TestADetectorOfTheUser:
             events.happened.clear()
             cell(*batch())[1].asnumpy()
             assert events.happened == ["start", "forward", "found_overflow"]
+
+    @pytest.mark.parametrize("steps", [1, 2])
+    def test_what_it_writes_is_undone_by_a_skipped_step(self, mode, steps):
+        detector = Averaging()
+        cell = cell_of(Linear(), detector, DynamicLossScale(2.0**10), steps)
+        for _ in range(steps):
+            cell(*batch())
+        before = detector.sums()
+        assert min(before) > 0 and max(before) < np.inf
+        cell.find_loss_scale(*batch())
+        for seed in range(steps):
+            cell(*overflowing_batch(seed))
+        assert detector.sums() == before
+        assert {"detector.inputs", "detector.gradients"} <= set(cell.forward_state_names())
+        cell(*batch())
+        cell.flush()
+        assert max(detector.sums()) < np.inf and min(detector.sums()) > 0 and detector.sums() != before
+        assert cell.counters() == {"applied_steps": 2, "skipped_steps": 1, "consecutive_skipped_steps": 0}
+
+    @quick_in_pynative_mode
+    @pytest.mark.parametrize("cell_class", [SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell])
+    def test_what_it_writes_is_undone_with_several_networks_and_by_each_attempt(self, mode, cell_class):
+        networks = [Linear(), Linear(1)]
+        networks[1].weight.name = "other"
+        detector = Averaging()
+        cell = cell_class(
+            networks,
+            [nn.SGD([network.weight], 0.01) for network in networks],
+            DynamicLossScale(2.0**10),
+            overflow_detector=detector,
+            max_retries=1,
+        )
+        cell(*batch())
+        before = detector.sums()
+        assert np.all(cell(*overflowing_batch())[1].asnumpy())
+        assert detector.sums() == before
+        assert set(np.atleast_1d(cell.get_loss_scale())) == {512}
+
+    @quick_in_pynative_mode
+    @pytest.mark.parametrize("steps", [1, 2])
+    def test_what_it_writes_is_no_sign_of_an_overflow(self, mode, steps):
+        detector = Averaging(Tensor(False))
+        cell = cell_of(Linear(), detector, steps=steps)
+        assert not any(bool(cell(*overflowing_batch())[1]) for _ in range(2 * steps))
+        assert not np.isfinite(detector.sums()).any()
 
     @pytest.mark.parametrize("make", [OverflowDetector, WithoutACheck])
     def test_one_without_a_check_is_refused(self, make):

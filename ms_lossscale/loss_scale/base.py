@@ -54,7 +54,7 @@ class LossScale(FixedAttributes, Bounded, Float32Cell):
         self._one = Tensor(1.0, mstype.float32)
         self._no_steps, self._one_step = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
         self._smallest, self._largest = Tensor(2.0**-126, mstype.float32), Tensor(2.0**126, mstype.float32)
-        # The ends of the names of its counters.
+        # The names of its counters, to which a Cell that holds it gives another prefix.
         self._counters: tuple[str, ...] = ()
         # The scale Parameters of the accumulation cycles that use this loss scale.
         self._scales_of_cycles: list[Parameter] = []
@@ -76,11 +76,11 @@ class LossScale(FixedAttributes, Bounded, Float32Cell):
         return "Construct a new loss scale and a new cell, or set the scale itself with set_loss_scale(value)."
 
     def _counter(self, name):
-        self._counters += (f"loss_scale.{name}",)
+        self._counters += (name,)
         return Parameter(Tensor(0, mstype.int32), name=f"loss_scale.{name}", requires_grad=False)
 
     def bounds(self) -> list[Bounds]:
-        counters = [its for its in self.get_parameters() if its.name.endswith(self._counters)]
+        counters = [its for its in self.get_parameters() if its.name.rpartition(".")[2] in self._counters]
         return [self.bounds_of(self.scale_value), *map(of_count, counters)]
 
     def bounds_of(self, scale: Parameter, may_be_negative: bool = False) -> Bounds:

@@ -193,13 +193,15 @@ class _Stages:
         return Complete(stages=stages) if stages else nn.Identity()
 
     def _make_forward_state(self, owner, prefix, names_of_others):
-        # Like the forward, a transform runs before the overflow check, so what it writes is restored as well.
-        transforms = tuple(dict.fromkeys(itertools.chain(*self._settings.gradient_transforms)))
-        declared = (*self._settings.forward_state, *state_of(transforms, self._networks))
+        # Like the forward, a transform and a detector run before the verdict, so what they write is restored as well.
+        cells = list(dict.fromkeys(itertools.chain(*self._settings.gradient_transforms)))
+        if not _is_library_cell(self.overflow_detector):
+            cells.append(self.overflow_detector)
         return make_forward_state(
             owner,
-            (*self._networks, *transforms),
-            declared,
+            (*self._networks, *cells),
+            self._settings.forward_state,
+            state_of(cells, self._networks),
             self._checks,
             names_of_others,
             self.cycle_state,

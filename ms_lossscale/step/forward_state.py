@@ -15,10 +15,16 @@ from ms_lossscale.step.stage import ForwardState
 
 
 class CallForwardState(ForwardState):
-    """Holds what a training forward writes, if each call is a step."""
+    """
+    Holds what a training forward writes, if each call is a step. `not_judged` are the ids of Parameters that something
+    else writes: if they are not finite, this does not show an overflow.
+    """
 
-    def __init__(self, found: Found) -> None:
+    _not_judged: frozenset[int] = frozenset()
+
+    def __init__(self, found: Found, not_judged: frozenset[int]) -> None:
         super().__init__()
+        self._not_judged = not_judged
         self.parameters = ParameterTuple(found.parameters)
         self.hold(found)
 
@@ -31,6 +37,7 @@ class CallForwardState(ForwardState):
         shared, unshared = found.shared(), [*found.parameters, *found.unregistered, *found.buffers]
         written = [shared[name].parameter if name in shared else its for name, its in zip(found.names, unshared)]
         object.__setattr__(self, "written", ParameterTuple(written))
+        self._judged = tuple(i for i, its in enumerate(written) if id(its) not in self._not_judged)
         self.names = found.names
         self.memory.hold([each for each in written if each.name not in shared], list(shared.values()))
 
@@ -39,7 +46,7 @@ class CallForwardState(ForwardState):
         return ops.depend(inputs, saved), saved
 
     def overflowed(self, saved):
-        return _became_not_finite(saved, self.written)
+        return _became_not_finite(saved, self.written, self._judged)
 
     def restore_call(self, saved):
         gradients.assign(self.written, saved)
@@ -54,8 +61,8 @@ class CycleForwardState(CallForwardState):
     call, also if training stops and resumes in between. `restores_calls`: single calls are undone, too.
     """
 
-    def __init__(self, found: Found, state: CycleState, prefix: str, restores_calls: bool) -> None:
-        super().__init__(found)
+    def __init__(self, found: Found, not_judged: frozenset[int], state: CycleState, prefix: str, restores_calls: bool):
+        super().__init__(found, not_judged)
         self._found = found
         self.state = state
         self._restores_calls = restores_calls
@@ -65,7 +72,7 @@ class CycleForwardState(CallForwardState):
         )
 
     def of_one_call(self):
-        return CallForwardState(self._found)
+        return CallForwardState(self._found, self._not_judged)
 
     def save(self, inputs):
         inputs = ops.depend(inputs, only_if(self.state.count.is_first(), gradients.assign, self.copies, self.written))
@@ -75,7 +82,7 @@ class CycleForwardState(CallForwardState):
         return ops.depend(inputs, saved), saved
 
     def overflowed(self, saved):
-        return _became_not_finite(self.copies, self.written)
+        return _became_not_finite(self.copies, self.written, self._judged)
 
     def restore_step(self, saved):
         gradients.assign(self.written, self.copies)
@@ -102,13 +109,16 @@ def _can_be_marked(parameter):
 
 
 @ops.constexpr
-def _positions_of_floats(kinds):
-    return tuple(i for i, (dtype, _) in enumerate(kinds) if dtype in mstype.float_type)
+def _positions_of_floats(kinds, judged):
+    return tuple(i for i in judged if kinds[i][0] in mstype.float_type)
 
 
-def _became_not_finite(before, after):
-    """Returns whether any element became infinite or NaN: a tuple of one bool tensor, empty if all are integers."""
-    floats = _positions_of_floats(gradients.kinds(after))
+def _became_not_finite(before, after, judged):
+    """
+    Returns whether any element of what is `judged`, by position, became infinite or NaN: a tuple of one bool tensor,
+    empty if all are integers.
+    """
+    floats = _positions_of_floats(gradients.kinds(after), judged)
     if not floats:
         return ()
     before, after = gradients.items(before, floats), gradients.items(after, floats)
@@ -119,22 +129,24 @@ def _became_not_finite(before, after):
     return (became,)
 
 
-def make_forward_state(owner, networks, declared, undoes, names_of_others, cycle_state, prefix, restores_calls):
+def make_forward_state(
+    owner, networks, declared, not_of_forward, undoes, names_of_others, cycle_state, prefix, restores_calls
+):
     """
-    Returns what a step undoes: what is found in the forward of the networks, and what is declared besides; nothing if
-    the step never `undoes`. `names_of_others` are those of other Parameters of the step, `cycle_state` is None if each
-    call is a step.
+    Returns what a step undoes: what is found in the forward of the networks, what is declared besides, and what is
+    written, but not in the forward; nothing if the step never `undoes`. `names_of_others` are those of other Parameters
+    of the step, `cycle_state` is None if each call is a step.
     """
     if not undoes:
         return ForwardState()
-    find = partial(find_forward_state, owner, networks, declared, names_of_others)
-    found = find()
+    find = partial(find_forward_state, owner, networks, (*declared, *not_of_forward), names_of_others)
+    found, not_judged = find(), frozenset(map(id, not_of_forward)) - set(map(id, declared))
     if not found.names:
         forward_state = ForwardState()
     elif cycle_state is None:
-        forward_state = CallForwardState(found)
+        forward_state = CallForwardState(found, not_judged)
     else:
-        forward_state = CycleForwardState(found, cycle_state, prefix, restores_calls)
+        forward_state = CycleForwardState(found, not_judged, cycle_state, prefix, restores_calls)
     take_in = partial(_take_in, forward_state) if cycle_state is None else None
     forward_state.appearing = Appearing(owner, networks, find, found, take_in)
     return forward_state

@@ -7,6 +7,8 @@ from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale.forward_state.reading import Reading
+from ms_lossscale.loss_scale import LossScale
 from ms_lossscale.step.optimizers import add_prefix, network_prefix
 from ms_lossscale.step.packing import Packing
 from ms_lossscale.step.stage import Stage
@@ -98,11 +100,22 @@ def make_before_check(owner, gradient_transforms, packing, checks):
     return stages
 
 
-def state_of(transforms, networks):
-    """Returns the Parameters of transforms that do not belong to the networks."""
-    of_networks = {id(parameter) for network in networks for parameter in network.get_parameters()}
-    of_transforms = {id(parameter): parameter for transform in transforms for parameter in transform.get_parameters()}
-    return [parameter for i, parameter in of_transforms.items() if i not in of_networks]
+def state_of(cells, networks):
+    """
+    Returns the Parameters of transforms, or of a detector, that belong neither to the networks nor to the update rule
+    of a loss scale that they look at: what a rule writes in a step that is skipped must stay.
+    """
+    others = {id(parameter) for network in networks for parameter in network.get_parameters()}
+    for cell in cells:
+        others.update(*(_written_by_rule(its) for _, its in cell.cells_and_names() if isinstance(its, LossScale)))
+    of_cells = {id(parameter): parameter for cell in cells for parameter in cell.get_parameters()}
+    return [parameter for i, parameter in of_cells.items() if i not in others]
+
+
+def _written_by_rule(loss_scale):
+    reading = Reading()
+    reading.read([loss_scale.next_scale])
+    return {*reading.written, *reading.doubted, *(id(its.parameter) for its in loss_scale.bounds())}
 
 
 def prefix_own_states(of_each, networks):

@@ -10,6 +10,27 @@ _STOCK = "test_loading_with_stock_functions.py"
 
 MUTANTS = [
     Mutant(
+        "what a detector writes is not undone",
+        "step/build.py",
+        "            cells.append(self.overflow_detector)\n",
+        "            pass\n",
+        ("test_overflow_detector.py",),
+    ),
+    Mutant(
+        "what a detector writes shows an overflow in the forward",
+        "step/forward_state.py",
+        " if id(its) not in self._not_judged)",
+        ")",
+        ("test_overflow_detector.py",),
+    ),
+    Mutant(
+        "the scale of an update rule that a transform holds is undone",
+        "step/gradient_transforms.py",
+        ", *(id(its.parameter) for its in loss_scale.bounds())}",
+        "}",
+        ("test_gradient_transforms.py",),
+    ),
+    Mutant(
         "forward state in a list is not found",
         "forward_state/referents.py",
         "SEQUENCES = (list, tuple, set, frozenset, collections.deque)",

@@ -2,10 +2,11 @@
 
 import warnings
 
+import mindspore
 import numpy as np
 import pytest
-from conftest import MODES, quick_in_graph_mode
-from mindspore import Tensor, nn, ops
+from conftest import MODES, quick_in_graph_mode, quick_in_pynative_mode
+from mindspore import Parameter, Tensor, nn, ops
 from support.in_mode import in_mode
 from support.linear_pair import Trained
 from support.networks import Linear, batch, batch_for
@@ -59,6 +60,58 @@ def test_weights_that_are_nan(mode, few):
         "scale and no cell in float32 mends that. Go on from a checkpoint in which they are finite, and look for what "
         "wrote them: a checkpoint that was loaded, or the optimizer (an eps of 1e-8 is 0 in float16)."
     )
+
+
+class Dead(nn.Cell):
+    """A linear model in float16 behind a ReLU. The second weight has a gradient of exactly 0. One layer is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = Parameter(Tensor(np.float16([1.0, -1.0])), name="weight")
+        self.bias = Parameter(Tensor(np.float16([0.5])), name="bias")
+        self.frozen = nn.Dense(2, 1, weight_init=Tensor(np.float32([[-np.inf, 1.0]])), has_bias=False)
+        self.frozen.weight.requires_grad = False
+
+    def construct(self, x, y):
+        outputs = ops.relu(x * self.weight).sum(1) + self.bias
+        return ops.square((outputs - y).astype(mindspore.float32)).mean()
+
+
+def dead(eps=1e-8, **keywords):
+    network = Dead()
+    optimizer = mindspore.experimental.optim.AdamW(network.trainable_params(), 0.01, eps=eps)
+    return network, ScaledTrainOneStepCell(network, optimizer, **keywords).set_train()
+
+
+DEAD_BATCH = Tensor(np.ones((4, 2), np.float16)), Tensor(np.full(4, 3.0, np.float16))
+
+
+def test_weights_that_become_nan_while_steps_are_applied(mode, few):
+    network, cell = dead(loss_scale=DynamicLossScale(8.0))
+    message = warning_of(cell, DEAD_BATCH, calls=8)
+    assert np.isnan(network.weight.asnumpy()).tolist() == [False, True]
+    assert cell.counters()["skipped_steps"] == 0
+    assert message.startswith(
+        "For 'ScaledTrainOneStepCell', weights are infinite or NaN, after step 8 at the latest: weight (1 value). "
+        "Steps are applied all the same, since the loss and the gradients are finite. Go on from a checkpoint in which "
+    )
+    assert all(word in message for word in ("checkpoint that was loaded", "eps", "float32", "ShardedOptimizer"))
+
+
+@quick_in_pynative_mode
+@pytest.mark.parametrize("kind", ["loaded", "frozen", "unchecked"])
+def test_a_weight_that_is_loaded_as_nan(mode, few, kind):
+    _, cell = dead(eps=1e-4, loss_scale=None if kind == "unchecked" else 8.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(8):
+            cell(*DEAD_BATCH)
+    name, value = "weight", np.float16([1.0, np.nan])
+    if kind == "frozen":
+        name, value = "frozen.weight", np.float32([[-np.inf, np.nan]])
+    cell.load_state_dict({name: Tensor(value)}, strict=False)
+    message = warning_of(cell, DEAD_BATCH, calls=8)
+    assert f"after step 16 at the latest; after step 8 they were finite: {name} (1 value). " in message
 
 
 @quick_in_graph_mode

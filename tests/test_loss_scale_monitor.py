@@ -373,6 +373,38 @@ def test_a_header_without_the_end_of_its_line_is_written_anew():
     assert len(rows()) == 1
 
 
+# Weights.
+
+
+@quick_in_pynative_mode
+@pytest.mark.parametrize("batches", [1, 60])
+def test_it_warns_of_weights_that_are_nan_while_steps_are_applied(mode, batches):
+    cell = scaled_cell(Frozen())
+    inputs = linear_batches([False] * batches)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(cell, inputs, LossScaleMonitor(20))
+    cell.load_state_dict({"frozen.weight": Tensor(np.float32([[np.nan, 1.0]]))}, strict=False)
+    with pytest.warns(RuntimeWarning) as caught:
+        train(cell, inputs, LossScaleMonitor(20), epochs=2)
+        train(cell, inputs, LossScaleMonitor(20))
+    (warning,) = caught
+    # Within an epoch after 50 steps at the earliest, and at the end.
+    found = {1: 3, 60: 120}[batches]
+    assert f"after step {found} at the latest; after step {batches} they were finite: frozen.weight (1 value)." in str(
+        warning.message
+    )
+
+
+class Frozen(Linear):
+    """A linear model with a layer that is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.frozen = nn.Dense(2, 1, has_bias=False)
+        self.frozen.weight.requires_grad = False
+
+
 # Stopping.
 
 

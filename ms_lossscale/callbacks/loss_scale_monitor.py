@@ -15,6 +15,9 @@ from ms_lossscale.callbacks.watched_step import Record, WatchedStep
 from ms_lossscale.cells.endless_skips import EndlessSkips
 from ms_lossscale.cells.training_cell import TrainingCell
 
+# The least number of steps between two looks at the weights, which read all of them.
+_STEPS = 50
+
 
 class LossScaleMonitor(Callback):
     """
@@ -31,6 +34,9 @@ class LossScaleMonitor(Callback):
     The first line comes with a `RuntimeWarning` if an optimizer trains nothing: its gradients are exactly zero where
     `clip_norm` measures their norm, or otherwise none of its weights has changed in 3 steps or more. In a GAN, the
     optimizers may be in the wrong order.
+
+    One `RuntimeWarning` names weights that are infinite or NaN although steps are applied. It looks at them every 50
+    steps at most, and at the end.
 
     A partial accumulation cycle that :class:`FlushAccumulation` ends belongs to the epoch's last step, in whichever
     order you pass the two callbacks. That step then has a second row in the CSV file.
@@ -111,6 +117,7 @@ class LossScaleMonitor(Callback):
         self._unread: deque[tuple] = deque()
         self._last: Optional[tuple] = None
         self._printed_step = 0
+        self._looked_at = 0
         self._watched: list[WatchedStep] = []
         self._endless_skips: Optional[EndlessSkips] = None
 
@@ -129,6 +136,7 @@ class LossScaleMonitor(Callback):
         self._unread.clear()
         self._last = None
         self._printed_step = 0
+        self._looked_at = 0
         if self._csv is not None:
             self._csv.begin()
         if self._summary_dir is not None:
@@ -145,11 +153,13 @@ class LossScaleMonitor(Callback):
         if self._max_skips is not None or params.cur_step_num % self._every_n_steps == 0:
             self._read()
             self._stop_if_it_only_skips(params.cur_step_num)
+            self._look_at_weights(params.cur_step_num, _STEPS)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         """Reads what was remembered, so that nothing is missing at the end of an epoch."""
         self._read()
         self._read_flush()
+        self._look_at_weights(run_context.original_args().cur_step_num, _STEPS)
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
         """Reads what a callback after this one has flushed at the end of the epoch before."""
@@ -158,6 +168,7 @@ class LossScaleMonitor(Callback):
     def on_train_end(self, run_context: RunContext) -> None:
         """Reads what a callback after this one has flushed at the end of the last epoch, and closes the summary."""
         self._read_flush()
+        self._look_at_weights(run_context.original_args().cur_step_num, 1)
         self._close_event_files()
 
     def __exit__(self, *error: Any) -> None:
@@ -172,6 +183,12 @@ class LossScaleMonitor(Callback):
         event_files, self._event_files = self._event_files, None
         if event_files is not None:
             event_files.close()
+
+    def _look_at_weights(self, step, steps):
+        """Looks at the weights if so many steps were made since it did."""
+        if step - self._looked_at >= steps:
+            self._looked_at = step
+            self._endless_skips.weights.look(stacklevel=2)
 
     def _read_flush(self):
         """Reads how a flush after the last step ended its accumulation cycle, as a further part of that step."""

@@ -8,6 +8,7 @@ import numpy as np
 from ms_lossscale._arguments import listed
 from ms_lossscale._output import LossScaleValues, counted, written_scale
 from ms_lossscale._values import not_finite_weights, on_not_finite
+from ms_lossscale.cells.watched_weights import WatchedWeights
 
 # The number of calls between two looks, which wait for the device. The first look comes earlier.
 _CALLS, _FIRST_CALLS = 500, 50
@@ -16,7 +17,10 @@ _SKIPS, _LOOKS = 100, 5
 
 
 class EndlessSkips:
-    """Warns once if a training skips every step, or does so with its loss scale at the floor."""
+    """
+    Warns once if a training skips every step, or does so with its loss scale at the floor. Looks at the `weights` where
+    it reads anyway.
+    """
 
     def __init__(self, owner, steps, each_decides):
         self._owner = owner
@@ -24,6 +28,7 @@ class EndlessSkips:
         self._each_decides = each_decides
         self._calls = 0
         self._has_warned = False
+        self.weights = WatchedWeights(owner, steps, each_decides)
         # The number of the step that is looked at, the skipped series, and its skips so far.
         self._number, self._series, self._skips = None, None, 0
 
@@ -32,8 +37,9 @@ class EndlessSkips:
         self._calls += 1
         if self._series is not None:
             self._look(outputs)
-        elif not self._has_warned and (self._calls == _FIRST_CALLS or self._calls % _CALLS == 0):
-            for i, step in enumerate(self._steps):
+        elif self._calls == _FIRST_CALLS or self._calls % _CALLS == 0:
+            self.weights.look(stacklevel=4)
+            for i, step in enumerate(() if self._has_warned else self._steps):
                 skips = step.step_counters.as_dict()["consecutive_skipped_steps"]
                 if skips >= _SKIPS or (skips and _is_at_floor(step)):
                     self._number, self._series, self._skips = i, SkippedSeries(step), skips

@@ -175,6 +175,20 @@ MUTANTS = [
         ("test_endless_skips.py",),
     ),
     Mutant(
+        "weights that are NaN are told of in every look",
+        "cells/watched_weights.py",
+        "                    self._has_warned = True\n",
+        "",
+        ("test_endless_skips.py", "test_loss_scale_monitor.py"),
+    ),
+    Mutant(
+        "an impossible scale that a stock function loaded is believed",
+        "cells/loading.py",
+        "            self._possible_values.check()\n",
+        "            pass\n",
+        ("test_possible_values.py",),
+    ),
+    Mutant(
         "a training that recovered is called endless",
         "cells/endless_skips.py",
         'self._skips = counters["consecutive_skipped_steps"]',
@@ -309,8 +323,8 @@ MUTANTS = [
     Mutant(
         "a monitor forgets the cycle that was flushed after it",
         "callbacks/loss_scale_monitor.py",
-        "        self._read_flush()\n        self._close_event_files()\n",
-        "        self._close_event_files()\n",
+        "        self._read_flush()\n        self._look_at_weights(run_context.original_args().cur_step_num, 1)\n",
+        "        self._look_at_weights(run_context.original_args().cur_step_num, 1)\n",
         ("test_loss_scale_monitor_cycles.py", "test_summary.py"),
     ),
     Mutant(

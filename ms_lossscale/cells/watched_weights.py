@@ -1,0 +1,50 @@
+"""Notices weights that are infinite or NaN in a training whose steps are applied all the same."""
+
+import warnings
+
+from ms_lossscale._values import named_counts, not_finite_weights
+
+
+class WatchedWeights:
+    """Warns once. A step does not look at weights, since a loss and gradients may be finite in spite of them."""
+
+    def __init__(self, owner, steps, each_decides):
+        self._owner = owner
+        self._steps = steps
+        self._each_decides = each_decides
+        self._has_warned = False
+        # The last step, of each network, after which its weights were finite.
+        self._finite_at = {}
+
+    def look(self, stacklevel):
+        """Reads the weights, and warns at the caller's caller or further up, as `stacklevel` says."""
+        for i, step in enumerate(self._steps):
+            # A training that skips is told of its weights with all else that there is to say.
+            if not self._has_warned and not step.step_counters.as_dict()["consecutive_skipped_steps"]:
+                counts = not_finite_weights(_weights_of(step))
+                number = step.step_counters.steps_made()
+                if counts:
+                    self._has_warned = True
+                    warnings.warn(self._message(i, number, counts), RuntimeWarning, stacklevel=stacklevel)
+                self._finite_at[i] = number
+
+    def _message(self, i, number, counts):
+        of_network = f" of network {i}" if self._each_decides else ""
+        before = f"; after step {self._finite_at[i]} they were finite" if i in self._finite_at else ""
+        return (
+            f"For '{self._owner}', weights{of_network} are infinite or NaN, after step {number} at the latest{before}: "
+            f"{named_counts(counts)}. Steps are applied all the same, since the loss and the gradients are finite. Go "
+            f"on from a checkpoint in which the weights are finite. What to look at: the checkpoint that was loaded, "
+            f"and with float16 weights the optimizer's eps. An eps of 1e-8 is 0 in float16, so that a gradient of 0 "
+            f"becomes 0 / 0: pass eps=1e-4, say, keep the weights in float32 (network.to_float(mindspore.float16) "
+            f"still computes in float16), or share the optimizer between ranks with ShardedOptimizer, which updates "
+            f"float32 copies."
+        )
+
+
+def _weights_of(step):
+    """Yields the weights: those that are trained, and those that are only read. Frozen state may be NaN on purpose."""
+    trained = list(step.optimizers.parameters)
+    yield from trained
+    others = {id(its) for its in (*trained, *step.forward_state.written)}
+    yield from (its for its in step.forwards_and_backwards.get_parameters() if id(its) not in others)

@@ -40,6 +40,21 @@ def check_unique_names(owner, parameters):
             )
 
 
+def _check_states(owner, optimizer):
+    """Raises a ValueError if two states of an optimizer share a name, as those of two in one Cell do."""
+    weights = {id(weight) for weight in optimizer.parameters}
+    seen = {}
+    for state in optimizer.get_parameters():
+        if id(state) not in weights and seen.setdefault(state.name, state) is not state:
+            raise ValueError(
+                f"For '{owner}', the {type(optimizer).__name__} holds two states named '{state.name}', of which a "
+                f"checkpoint would silently keep one. If there are two optimizers in it, construct it with "
+                f"auto_prefix=False and rename the states of one of them, but not the weights, whose names earlier "
+                f"checkpoints have: weights = {{id(weight) for weight in network.trainable_params()}}, and for each "
+                f"state in muon.get_parameters(), say, unless id(state) in weights: state.name = 'muon.' + state.name."
+            )
+
+
 def _own_loss_scale(optimizer):
     """Returns the loss scale that an optimizer divides by itself, 1.0 if it does not."""
     for _, cell in optimizer.cells_and_names():
@@ -114,6 +129,7 @@ def _check_optimizer(owner, optimizer, networks):
             f"'construct' of the {name} also requires {', '.join(map(repr, wanted))}. Derive a Cell from it whose "
             f"construct(self, gradients) gives it that: the cell calls it only where nothing overflowed."
         )
+    _check_states(owner, optimizer)
     known = {id(parameter) for network in networks for parameter in network.get_parameters()}
     strangers = [parameter.name for parameter in parameters if id(parameter) not in known]
     if strangers:

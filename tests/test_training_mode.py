@@ -1,12 +1,19 @@
 """Which cells are in training mode, and what keeps a frozen sub-network's statistics still."""
 
+import warnings
+
 import numpy as np
 import pytest
 from conftest import quick_in_pynative_mode
-from mindspore import Model, nn, ops
+from mindspore import Model, Tensor, mint, nn, ops
 from mindspore.dataset import NumpySlicesDataset
 
-from ms_lossscale import AlternatingTrainOneStepCell, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    DynamicLossScale,
+    ScaledTrainOneStepCell,
+    SimultaneousTrainOneStepCell,
+)
 
 X = np.random.default_rng(0).normal(3, 1, (16, 4)).astype(np.float32)
 Y = X.sum(1, keepdims=True)
@@ -86,3 +93,51 @@ def test_statistics_that_are_not_of_the_batch_stay_in_model_fit():
         if isinstance(each, nn.BatchNorm1d):
             each.use_batch_statistics = False
     assert not moves(backbone, lambda: fit(backbone))
+
+
+def cell_of(*layers):
+    network = nn.SequentialCell(nn.Dense(4, 4), *layers, nn.Dense(4, 1))
+    return ScaledTrainOneStepCell(
+        nn.WithLossCell(network, nn.MSELoss()), nn.SGD(network.trainable_params(), 0.01), DynamicLossScale(128.0)
+    )
+
+
+BATCH = Tensor(X[:8]), Tensor(Y[:8])
+
+
+def warnings_of(*calls):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for call in calls:
+            call(*BATCH)
+    return [each for each in caught if "set_train" in str(each.message)]
+
+
+@quick_in_pynative_mode
+@pytest.mark.parametrize(
+    "layer",
+    [lambda: nn.Dropout(p=0.5), lambda: nn.BatchNorm1d(4), lambda: mint.nn.Dropout(0.5)],
+    ids=["p", "bn", "mint"],
+)
+def test_a_training_without_set_train_is_warned_of_once(mode, layer):
+    cell = cell_of(layer(), nn.ReLU())
+    (warning,) = warnings_of(cell, cell, cell.find_loss_scale)
+    assert f"_backbone.1 ({type(layer()).__name__}). Call cell.set_train() before" in str(warning.message)
+    assert warning.filename == __file__
+    cell = cell_of(layer())
+    assert len(warnings_of(cell.find_loss_scale, cell)) == 1
+
+
+@quick_in_pynative_mode
+def test_modes_that_were_chosen_are_not(mode):
+    for layers in ((), (nn.Dropout(p=0.0),), (nn.BatchNorm1d(4, use_batch_statistics=True),), (nn.LayerNorm([4]),)):
+        assert not warnings_of(cell_of(*layers))
+    assert not warnings_of(make(frozen_backbone()))
+    assert not warnings_of(cell_of(nn.Dropout(p=0.5), nn.BatchNorm1d(4)).set_train())
+    chosen = cell_of(nn.BatchNorm1d(4), nn.Dropout(p=0.5)).set_train()
+    for _, each in chosen.network.cells_and_names():
+        if isinstance(each, (nn.BatchNorm1d, nn.Dropout)):
+            each.set_train(False)
+    assert not warnings_of(chosen)
+    by_model = cell_of(nn.BatchNorm1d(4))
+    assert not warnings_of(lambda *_: Model(by_model).train(1, dataset(), dataset_sink_mode=False))

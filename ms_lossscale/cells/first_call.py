@@ -1,21 +1,27 @@
-"""What is looked at before the first step: the number of inputs that each network gets."""
+"""What is looked at before the first step: the number of inputs that each network gets, and the networks' modes."""
 
 from mindspore import nn
 
 from ms_lossscale._signatures import takes
+from ms_lossscale.cells.evaluation_mode import warn_of_evaluation_mode
 from ms_lossscale.step.forward_backward import inputs_of
 
 _COMPUTES_THE_LOSS = "write a Cell whose construct takes all inputs and returns the loss"
 
 
 class ChecksFirstCall(nn.Cell):
-    """Refuses calls with a number of inputs that a network surely can't take."""
+    """Refuses calls with a number of inputs that a network surely can't take; warns once of evaluation mode."""
 
+    _modes_checked = False
     # The numbers of inputs that were found to fit.
     _fitting_counts: frozenset[int] = frozenset()
 
     def _check_call(self, inputs, keywords=()):
-        """Checks the inputs of a call."""
+        """Checks the inputs of a call and, at the first one, the modes of the networks."""
+        parts = [part for step in self.steps for part in step.forwards_and_backwards.forward_backwards]
+        if not self._modes_checked:
+            self._modes_checked = True
+            warn_of_evaluation_mode(self._owner, [part.network for part in parts])
         if not type(self).construct.__module__.startswith("ms_lossscale."):
             # The construct of a user's subclass may pass on others than it takes.
             return
@@ -24,7 +30,6 @@ class ChecksFirstCall(nn.Cell):
                 f"For '{self._owner}', inputs are passed by position, in the order of the network's construct, but "
                 f"got {', '.join(map(repr, keywords))} by keyword."
             )
-        parts = [part for step in self.steps for part in step.forwards_and_backwards.forward_backwards]
         for i, part in enumerate(parts):
             its_inputs = inputs_of(self._owner, i, self.network_inputs, inputs)
             name = type(part.network).__name__

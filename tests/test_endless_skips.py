@@ -10,6 +10,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from support.in_mode import in_mode
 from support.linear_pair import Trained
 from support.networks import Linear, batch, batch_for
+from support.retried_networks import SteepBackward, inputs
 from test_accumulation import Saturating, saturating_batch
 from test_overflow_in_the_forward import BehindStopGradient, overflowing
 
@@ -149,6 +150,18 @@ def test_a_backward_that_overflows_at_a_fixed_scale(mode, few):
     x, y = batch(0)
     message = warning_of(cell, (x, 1000 * y), calls=10)
     assert "of weight (2) were not finite; the loss was finite. What to try: this loss scale does not fall" in message
+
+
+@quick_in_graph_mode
+def test_a_floor_that_may_be_too_high(mode, few):
+    network = SteepBackward()
+    cell = ScaledTrainOneStepCell(network, nn.SGD([network.weight], 0.01), DynamicLossScale(1.0)).set_train()
+    message = warning_of(cell, inputs(2.0**4), calls=10)
+    assert (
+        "What to try: the backward overflows at every scale down to this one, the floor. A smaller one may do, since "
+        "the loss is finite: let it fall further, min_loss_scale=2**-12, say (cell.find_loss_scale(*inputs) tells for "
+        "a batch). To keep the floor: ms_lossscale.locate_overflow(cell, inputs, loss_scale=1) names where it begins"
+    ) in message
 
 
 @quick_in_graph_mode

@@ -6,7 +6,7 @@ import pytest
 from conftest import long, quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Tensor, nn, ops
 from support.npu_networks import INNOCENT, NAN, OnNpu, inputs_for
-from support.retried_networks import LEARNING_RATE, HalvesItsInput, Penalised, Slope, inputs
+from support.retried_networks import LEARNING_RATE, HalvesItsInput, Penalised, Slope, SteepBackward, inputs
 from support.training import changed, state
 
 from ms_lossscale import (
@@ -117,6 +117,19 @@ def test_a_batch_that_no_scale_mends(mode, network):
     with pytest.raises(RuntimeError, match=message):
         cell.find_loss_scale(*batch)
     assert not changed(before, state(cell))
+
+
+@quick_in_graph_mode
+def test_a_floor_that_is_too_high_is_said(mode):
+    """The gradient is 2**20 within the backward, so that the largest clean scale is 2**-5."""
+    cell, batch = scaled(network=SteepBackward()), inputs(2.0**4)
+    before = state(cell)
+    with pytest.raises(RuntimeError, match=r"from 1 to 2\*\*24\. At 0\.03125 it does not: .*min_loss_scale=2\*\*-9\)"):
+        cell.find_loss_scale(*batch)
+    assert not changed(before, state(cell))
+    lower = scaled(DynamicLossScale(min_loss_scale=2.0**-9), network=SteepBackward())
+    assert lower.find_loss_scale(*batch) == 2.0**-6
+    assert not lower(*batch)[1].asnumpy()
 
 
 @pytest.mark.parametrize("given", [None, 128.0, FixedLossScale(8.0, False), ScheduledLossScale([2, 4], [8, 4])])

@@ -173,6 +173,13 @@ def test_what_overflows_at_every_scale_is_reported_at_the_last_one():
         report.recommend()
 
 
+def test_a_floor_below_1_is_the_smallest_scale():
+    cell = cell_of(Float16Layer(2.0**22), DynamicLossScale(1.0, min_loss_scale=2.0**-20))
+    report = profile_gradients(cell, BATCHES)
+    assert report.total.non_finite == 0
+    assert report.recommended_loss_scale <= report.loss_scale == 2.0**-8
+
+
 def test_a_given_scale_is_kept():
     cell = cell_of(Float16Layer(), DynamicLossScale(2.0**10))
     report = profile_gradients(cell, BATCHES, loss_scale=2.0**20)

@@ -87,6 +87,8 @@ def _is_at_floor(step):
 
 # How many of the last skips are remembered, and how many names are shown.
 _LAST, _MOST_NAMES = 10, 5
+# How much smaller a floor is suggested, and the smallest loss scale there is.
+_MUCH_LOWER, _SMALLEST = 2.0**-12, 2.0**-126
 
 
 class SkippedSeries:
@@ -141,11 +143,27 @@ class SkippedSeries:
                 f"What to try: this loss scale does not fall, so use a DynamicLossScale, for which "
                 f"cell.find_loss_scale(*inputs) finds one; {lines}.{rate}"
             )
-        return f"What to try: the backward overflows at every scale down to this one: {lines}.{rate}"
+        return (
+            f"What to try: the backward overflows at every scale down to this one{self._below_the_floor()}: {lines}."
+            f"{rate}"
+        )
+
+    def _below_the_floor(self):
+        floor = self._step.loss_scales[self._number_that_overflowed()].min_loss_scale
+        if floor is None or not _SMALLEST < floor >= self.overflowed_scale():
+            return ""
+        lower = written_scale(max(floor * _MUCH_LOWER, _SMALLEST))
+        return (
+            f", the floor. A smaller one may do, since the loss is finite: let it fall further, "
+            f"min_loss_scale={lower}, say (cell.find_loss_scale(*inputs) tells for a batch). To keep the floor"
+        )
 
     def overflowed_scale(self):
         """Returns the loss scale of the last skip. Of several, it is the first whose gradients overflowed."""
-        return self.loss_scales[-1][self._step.overflowed_loss_scales(self._last[-1][0]).index(True)]
+        return self.loss_scales[-1][self._number_that_overflowed()]
+
+    def _number_that_overflowed(self):
+        return self._step.overflowed_loss_scales(self._last[-1][0]).index(True)
 
     def _names(self):
         return Counter(name for overflowed, _ in self._last for name in overflowed)

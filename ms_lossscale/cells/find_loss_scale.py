@@ -13,6 +13,11 @@ from ms_lossscale._output import written_scale
 from ms_lossscale._values import not_finite_weights, on_not_finite, on_unreached
 from ms_lossscale.step.forward_backward import inputs_of
 
+# How many powers of two below the floor are tried if all others overflow, and how far below the largest clean one of
+# them the floor should be.
+_BELOW, _HEADROOM = 24, 2.0**4
+_SMALLEST = 2.0**-126
+
 
 class FindsLossScale(nn.Cell):
     """The method of the training cells that finds a loss scale."""
@@ -43,7 +48,8 @@ class FindsLossScale(nn.Cell):
             float, the loss scale that was set; a list if each network has its own.
 
         Raises:
-            RuntimeError: If the batch overflows at every one of these scales, or if no loss scale is a
+            RuntimeError: If the batch overflows at every one of these scales (the message says at which smaller one it
+                does not, if any), or if no loss scale is a
                 :class:`DynamicLossScale`. The scale then stays as it was.
 
         Examples:
@@ -73,13 +79,13 @@ class FindsLossScale(nn.Cell):
         if self._trials is None:
             self._trials = [step.make_trial() for step in self.steps]
         before = [(its, its.get_loss_scale()) for its in self._loss_scales]
-        # For each step, whether any gradient of each optimizer was not zero, at any scale that was tried.
-        reached: list[Any] = [False] * len(self._trials)
+        # For each step that is tried, whether any gradient of each optimizer was not zero at any scale.
+        reached: dict[int, Any] = {}
         try:
             found = [scale for i in range(len(self._trials)) for scale in self._found(i, inputs, reached)]
         finally:
             _set_in_place(before)
-        for remark in filter(None, (self._on_weights(), on_unreached(_numbers_of_unreached(reached)))):
+        for remark in filter(None, (self._on_weights(), on_unreached(self._numbers_of_unreached(reached)))):
             warnings.warn(f"For '{self._owner}', 'find_loss_scale()': {remark}", RuntimeWarning, stacklevel=2)
         found = self._of_loss_scales(found)
         self.set_loss_scale(found)
@@ -114,7 +120,7 @@ class FindsLossScale(nn.Cell):
         with self._explaining_errors():
             overflowed, any_nonzero = self._trials[i](*inputs)
             overflowed = overflowed.asnumpy()
-        reached[i] = np.logical_or(reached[i], [flag.asnumpy() for flag in any_nonzero])
+        reached[i] = np.logical_or(reached.get(i, False), [flag.asnumpy() for flag in any_nonzero])
         self._others.has_run()
         memory = self.steps[i].forward_state.memory
         memory.settle(lambda: True)
@@ -122,40 +128,59 @@ class FindsLossScale(nn.Cell):
         return overflowed.reshape(-1)
 
     def _largest_clean(self, loss_scale, is_clean):
-        powers, tried = _powers_of_two(loss_scale), {}
-        # Gradients grow with the scale, so nothing is tried below a clean scale or above one that overflows.
-        low, high = 0, len(powers)
-        while low < high:
-            middle = (low + high) // 2
-            tried[middle] = is_clean(powers[middle])
-            low, high = (middle + 1, high) if tried[middle] else (low, middle)
-        if low:
-            return powers[low - 1]
+        powers, tried = _powers_of_two(loss_scale), set()
+        found = _largest(powers, is_clean, tried)
         # But a scale may also be too small, if something divides by a gradient that became zero.
-        for k in reversed(range(len(powers))):
-            if k not in tried and is_clean(powers[k]):
-                return powers[k]
+        others = (power for power in reversed(powers) if power not in tried and is_clean(power))
+        found = found or next(others, None)
+        if found is None:
+            below = [max(powers[0] / 2.0**k, _SMALLEST) for k in range(_BELOW, 0, -1)]
+            self._raise_none_found(loss_scale, powers, _largest(below, is_clean, tried))
+        return found
+
+    def _raise_none_found(self, loss_scale, powers, below):
+        """Raises an error that says what to do, given the largest clean scale below the floor, if there is one."""
         of_network = "" if self._is_one_loss_scale else f" of network {self._loss_scales.index(loss_scale)}"
         floor, ceiling = written_scale(powers[0]), written_scale(powers[-1])
-        cure = (
-            f"Look for NaN in the data (the weights are finite): ms_lossscale.locate_overflow(cell, inputs, loss_scale="
-            f"{floor}) names where the overflow begins. If it is in float16, ms_lossscale.advise_float32(cell, "
-            f"[inputs]) names the cells that need float32."
-        )
+        lines = "ms_lossscale.advise_float32(cell, [inputs]) names the cells that need float32"
+        if below is None:
+            cure = self._on_weights() or (
+                f"Look for NaN in the data (the weights are finite): ms_lossscale.locate_overflow(cell, inputs, "
+                f"loss_scale={floor}) names where the overflow begins. If it is in float16, {lines}."
+            )
+        else:
+            lower = written_scale(max(below / _HEADROOM, _SMALLEST))
+            cure = (
+                f"At {written_scale(below)} it does not: what overflows is the backward, which is too large for this "
+                f"floor. Let the scale fall further, DynamicLossScale(..., min_loss_scale={lower}), say; or keep the "
+                f"floor, and {lines} for it."
+            )
         raise RuntimeError(
             f"For '{type(self).__name__}', 'find_loss_scale()' found no loss scale{of_network}: this batch overflows "
-            f"at every power of two from {floor} to {ceiling}. {self._on_weights() or cure}"
+            f"at every power of two from {floor} to {ceiling}. {cure}"
         )
+
+    def _numbers_of_unreached(self, reached):
+        """Returns the numbers of the optimizers all of whose gradients were zero, None for the only one."""
+        if not self.each_decides:
+            (of_all,) = reached.values()
+            reached = dict(enumerate(of_all))
+        return [i if self._several_networks else None for i, its in reached.items() if not np.any(its)]
 
     def _on_weights(self):
         networks = (step.forwards_and_backwards for step in self.steps)
         return on_not_finite(not_finite_weights(its for each in networks for its in each.get_parameters()))
 
 
-def _numbers_of_unreached(reached):
-    """Returns the numbers of the optimizers all of whose gradients were zero, None for the only one."""
-    reached = np.concatenate(reached)
-    return [i if len(reached) > 1 else None for i, its in enumerate(reached) if not its]
+def _largest(powers, is_clean, tried):
+    """Returns the largest of these scales up to which all are clean, or None. Adds those that it tries to `tried`."""
+    # Gradients grow with the scale, so nothing is tried below a clean scale or above one that overflows.
+    low, high = 0, len(powers)
+    while low < high:
+        middle = (low + high) // 2
+        tried.add(powers[middle])
+        low, high = (middle + 1, high) if is_clean(powers[middle]) else (low, middle)
+    return powers[low - 1] if low else None
 
 
 def _powers_of_two(loss_scale):

@@ -80,16 +80,8 @@ def advise_float32(
     batches = list(each_batch(owner, batches))
     in_graph_mode = mindspore.get_context("mode") == mindspore.GRAPH_MODE
     with replay(owner, parts) as replayed:
-        trials = Trials(owner, replayed, batches, _smallest_scale(network))
+        trials = Trials(owner, replayed, batches, min(part.floor for part in parts))
         return _advice(network, trials, in_graph_mode, not_finite_weights_of(parts))
-
-
-def _smallest_scale(network):
-    """Returns the smallest loss scale that is of use."""
-    loss_scales = (
-        [its for step in network.steps for its in step.loss_scales] if isinstance(network, TrainingCell) else []
-    )
-    return min([1.0, *(its.min_loss_scale for its in loss_scales if its.min_loss_scale is not None)])
 
 
 def _advice(network, trials, in_graph_mode, weights):

@@ -44,6 +44,8 @@ class TrainedPart(NamedTuple):
     loss_scale: Optional[float] = None
     # The number of the optimizer that trains the weights, None for the only one.
     optimizer: Optional[int] = None
+    # The smallest loss scale that is of use: 1, unless a training cell goes lower.
+    floor: float = 1.0
 
     def loss(self, *inputs):
         """Runs the network forward."""
@@ -88,18 +90,18 @@ def trained_parts(owner, network, parameters=None):
             f"but got {describe(parameters)}."
         )
     losses = [
-        (loss_scale.get_loss_scale(), *loss)
+        (loss_scale.get_loss_scale(), min(1.0, loss_scale.min_loss_scale or 1.0), *loss)
         for step in network.steps
         # There is one scale for all losses, or one for each.
         for loss_scale, loss in zip(itertools.cycle(step.loss_scales), step.forwards_and_backwards.losses())
     ]
-    several = len({id(its_network) for _, its_network, _, _ in losses}) > 1
+    several = len({id(its_network) for _, _, its_network, _, _ in losses}) > 1
     parts = []
-    for i, (loss_scale, its_network, weights, item) in enumerate(losses):
+    for i, (loss_scale, floor, its_network, weights, item) in enumerate(losses):
         number, prefix = (i, f"networks[{i}]") if several else (0, "")
         inputs = functools.partial(inputs_of, type(network).__name__, number, network.network_inputs)
         optimizer = i if len(losses) > 1 else None
-        parts.append(TrainedPart(prefix, its_network, weights, item, number, inputs, loss_scale, optimizer))
+        parts.append(TrainedPart(prefix, its_network, weights, item, number, inputs, loss_scale, optimizer, floor))
     return parts
 
 

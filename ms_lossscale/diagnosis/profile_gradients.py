@@ -58,7 +58,8 @@ def profile_gradients(
             float32 before they are counted. If it is too small, a float16 network underflows on the way. Default:
             ``None`` . A training cell then uses its present scale, or those of its networks. A plain network uses 1; if
             float16 underflows there, a second pass uses the scale that the first one recommends. If gradients overflow
-            at a scale, it is replaced by one 16 times smaller, down to 1.
+            at a scale, it is replaced by one 16 times smaller, down to 1, or to the cell's `min_loss_scale` if that is
+            smaller.
         clip (float, optional): The global norm to which the unscaled gradients of one optimizer are clipped before they
             are counted, as with `clip_norm` of the training cells. The recommended scale is that for the gradients
             before clipping, because these are what the backward computes. Default: ``None`` .
@@ -170,7 +171,7 @@ def _passes(part, loss_scale):
     """
     if loss_scale is not None:
         return (yield loss_scale, loss_scale)
-    profile = yield from _without_overflow(part.loss_scale or 1.0, 1.0)
+    profile = yield from _without_overflow(part.loss_scale or 1.0, part.floor)
     if part.loss_scale is not None:
         return profile
     while profile.quantised():

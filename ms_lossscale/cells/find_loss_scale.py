@@ -5,12 +5,13 @@ import warnings
 from typing import Any, Union
 
 import numpy as np
-from mindspore import Tensor, nn
+from mindspore import Tensor
 from mindspore import dtype as mstype
 
 from ms_lossscale._mindspore import write_in_place
 from ms_lossscale._output import written_scale
 from ms_lossscale._values import not_finite_weights, on_not_finite, on_unreached
+from ms_lossscale.cells.first_call import ChecksFirstCall
 from ms_lossscale.step.forward_backward import inputs_of
 
 # How many powers of two below the floor are tried if all others overflow, and how far below the largest clean one of
@@ -19,7 +20,7 @@ _BELOW, _HEADROOM = 24, 2.0**4
 _SMALLEST = 2.0**-126
 
 
-class FindsLossScale(nn.Cell):
+class FindsLossScale(ChecksFirstCall):
     """The method of the training cells that finds a loss scale."""
 
     # What tries a batch, for each step. It is made and compiled for the first batch.

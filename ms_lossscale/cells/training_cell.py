@@ -12,7 +12,6 @@ from ms_lossscale._mindspore import CompilePhase, Float32Cell, explanation, forg
 from ms_lossscale.cells.call_types import Aux
 from ms_lossscale.cells.endless_skips import EndlessSkips
 from ms_lossscale.cells.find_loss_scale import FindsLossScale
-from ms_lossscale.cells.first_call import ChecksFirstCall
 from ms_lossscale.cells.fixed_arguments import FixedArguments
 from ms_lossscale.cells.loading import BegunCycles, LoadsInPlace
 from ms_lossscale.cells.possible_values import PossibleValues
@@ -40,7 +39,6 @@ class TrainingCell(
     FixedArguments,
     LoadsInPlace,
     FindsLossScale,
-    ChecksFirstCall,
     ComparesRanks,
     TrainsOnly,
     CompilePhase,

@@ -119,6 +119,13 @@ def _became_not_finite(before, after):
 
 
 @_of_one("Tensor", "Tensor")
+def _differs(tensor, other):
+    if tensor.dtype == mstype.bfloat16:
+        return ops.ReduceAny()(ops.not_equal(tensor.astype(mstype.float32), other.astype(mstype.float32)))
+    return ops.ReduceAny()(ops.not_equal(tensor, other))
+
+
+@_of_one("Tensor", "Tensor")
 def _cast_like(like, tensor):
     return tensor.astype(like.dtype)
 
@@ -126,11 +133,6 @@ def _cast_like(like, tensor):
 @_cast_like.register("Tensor", "RowTensor")
 def _cast_like_sparse(like, tensor):
     return RowTensor(tensor.indices, tensor.values.astype(like.dtype), tensor.dense_shape)
-
-
-@_of_one("Tensor", "Tensor", "Tensor")
-def _assign_where(condition, parameter, value):
-    return ops.assign(parameter, ops.select(condition, value, parameter))
 
 
 @_of_one("Tensor", "Tensor")
@@ -154,6 +156,11 @@ def _sum_of_squares_where(zero, counts, tensor):
 @_of_one("Tensor", "Tensor", "Tensor")
 def _clip(low, high, tensor):
     return ops.minimum(ops.maximum(tensor, low), high)
+
+
+@_of_one("Tensor", "Tensor", "Tensor")
+def _assign_where(condition, parameter, value):
+    return ops.assign(parameter, ops.select(condition, value, parameter))
 
 
 @_of_one("Tensor", "Tensor", "Tensor", "Tensor")
@@ -282,6 +289,11 @@ def became_not_finite(before, after):
     return ops.ReduceAny()(ops.stack(_map(_became_not_finite, before, after)))
 
 
+def each_differs(tensors, others):
+    """Returns for each pair of tensors whether any element differs, a tuple of bools of shape ()."""
+    return _map(_differs, tensors, others)
+
+
 def each_row_finite(stack):
     """Returns for each row of a tensor whether every element is finite, bool of shape (N,)."""
     return ops.ReduceAll()(ops.isfinite(stack.reshape((stack.shape[0], -1)).astype(mstype.float32)), 1)
@@ -336,6 +348,11 @@ def assign(parameter, value):
 def assign_where(condition, parameters, values):
     """Writes each value into its parameter if `condition`, a bool tensor of shape (), is True."""
     return _map(ops.partial(_assign_where, condition), parameters, values)
+
+
+def assign_each_where(conditions, parameters, values):
+    """Writes each value into its parameter if its own condition is True."""
+    return _map(_assign_where, conditions, parameters, values)
 
 
 @_of_each("Tensor", "Tensor")

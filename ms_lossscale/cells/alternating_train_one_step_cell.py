@@ -26,6 +26,7 @@ from ms_lossscale.loss_scale import AcceptedLossScale, LossScale, check_distinct
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.forward_backward import inputs_of
 from ms_lossscale.step.settings import check_settings, transforms_of_each
+from ms_lossscale.step.shared_state import share_state
 from ms_lossscale.step.update import StepCounters
 
 
@@ -194,8 +195,13 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
         check_distinct(owner, loss_scales, "Pass one that is not in a list: it is copied for each network.")
         return loss_scales
 
+    def _build_steps(self, networks, *args):
+        steps = super()._build_steps(networks, *args)
+        self.shared_state = share_state(steps, networks)
+        return steps
+
     def construct(self, *inputs):
-        inputs = self.use_parameters(inputs)
+        inputs = self.shared_state.begin_call(self.use_parameters(inputs), self.turns.calls)
         take_part, last_losses = self.turns.begin_call(), ops.unstack(self.turns.last_losses)
         losses, overflows, loss_scales, auxes = (), (), (), ()
         for i, step in enumerate(self.steps):
@@ -211,7 +217,8 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
             losses, overflows, loss_scales = losses + (loss,), overflows + (overflow,), loss_scales + (loss_scale,)
             # The next network's forward must wait for this one's update.
             inputs = ops.depend(inputs, overflow)
-        losses, overflows = ops.stack(losses), ops.stack(overflows)
+        losses = ops.stack(losses)
+        overflows = self.shared_state.end_call(ops.stack(overflows), self.turns.calls)
         self.turns.end_call(losses, overflows)
         output = (ops.ReduceSum()(losses), overflows, ops.stack(loss_scales), losses)
         if self._has_aux:

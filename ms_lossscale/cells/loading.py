@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
 
 from ms_lossscale._arguments import check_bool, check_tensors_by_name, listed
 from ms_lossscale._mindspore import write_in_place
@@ -88,11 +88,12 @@ class LoadsInPlace(nn.Cell):
 
     def _copies_in(self, parameters):
         """Returns the copies of forward state that a checkpoint of a version which copied less does not have."""
-        return {
-            copy.name: parameters.get(its.name, its)
-            for step in self.steps
-            for copy, its in zip(step.forward_state.copies, step.forward_state.written)
-        }
+        copies = {}
+        for forward_state in (step.forward_state for step in self.steps):
+            pairs = zip(forward_state.copies, forward_state.written)
+            copies.update((copy.name, parameters.get(its.name, its)) for copy, its in pairs)
+            copies.update((wrote.name, ops.ones_like(wrote)) for wrote in forward_state.wrote)
+        return copies
 
 
 class BegunCycles:

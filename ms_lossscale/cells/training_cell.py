@@ -300,6 +300,7 @@ class TrainingCell(
         overflows = [step.flush() for step in self.steps]
         if self.each_decides:
             self.turns.flush(overflows)
+            self.shared_state.flush(overflows)
 
     def grad_norm(self) -> Union[float, list[Optional[float]]]:
         """

@@ -46,7 +46,7 @@ class CallForwardState(ForwardState):
         return ops.depend(inputs, saved), saved
 
     def overflowed(self, saved):
-        return _became_not_finite(saved, self.written, self._judged)
+        return became_not_finite(saved, self.written, self._judged)
 
     def restore_call(self, saved):
         gradients.assign(self.written, saved)
@@ -74,6 +74,11 @@ class CycleForwardState(CallForwardState):
     def of_one_call(self):
         return CallForwardState(self._found, self._not_judged)
 
+    def keys(self):
+        """Returns for each of `written` what it is recognised by: that of a buffer has another Parameter elsewhere."""
+        parameters = (*self._found.parameters, *self._found.unregistered)
+        return [*map(id, parameters), *(buffer.place for buffer in self._found.buffers)]
+
     def save(self, inputs):
         inputs = ops.depend(inputs, only_if(self.state.count.is_first(), gradients.assign, self.copies, self.written))
         if not self._restores_calls:
@@ -82,7 +87,7 @@ class CycleForwardState(CallForwardState):
         return ops.depend(inputs, saved), saved
 
     def overflowed(self, saved):
-        return _became_not_finite(self.copies, self.written, self._judged)
+        return became_not_finite(self.copies, self.written, self._judged)
 
     def restore_step(self, saved):
         gradients.assign(self.written, self.copies)
@@ -113,7 +118,7 @@ def _positions_of_floats(kinds, judged):
     return tuple(i for i in judged if kinds[i][0] in mstype.float_type)
 
 
-def _became_not_finite(before, after, judged):
+def became_not_finite(before, after, judged):
     """
     Returns whether any element of what is `judged`, by position, became infinite or NaN: a tuple of one bool tensor,
     empty if all are integers.

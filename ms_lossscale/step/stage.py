@@ -37,6 +37,7 @@ class ForwardState(nn.Cell):
     names: Sequence[str] = ()
     written: Sequence[Parameter] = ()
     copies: Sequence[Parameter] = ()
+    wrote: Sequence[Parameter] = ()
     appearing: Optional[Appearing] = None
 
     def __init__(self) -> None:
@@ -60,6 +61,14 @@ class ForwardState(nn.Cell):
 
     def restore_step(self, saved):
         """Undoes the step."""
+
+    def save_shared(self):
+        """Copies what the steps of other networks write, too, before a cycle is flushed."""
+        return ()
+
+    def end_call(self, overflow, saved):
+        """Ends a call of a cycle, or a flush, for what the steps of other networks write, too. Returns `overflow`."""
+        return overflow
 
 
 class Clipping(nn.Cell):

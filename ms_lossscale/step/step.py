@@ -126,7 +126,7 @@ class Accumulation(Stage):
             overflow = self.found_in_call(grads, (), others, known)[0]
             self.cycle_state.add(self.packing.unpack(grads), overflow)
             overflow = only_if(of_any_network(overflow), self.forward_state.restore_step, saved)
-        return overflow
+        return self.forward_state.end_call(overflow, saved)
 
 
 class Flush(Stage):
@@ -137,6 +137,7 @@ class Flush(Stage):
     scaling: Union[CycleScaling, OwnScaling]
     overflow_detector: OverflowDetector
     packing: Packing
+    forward_state: ForwardState
 
     def __init__(self, **stages: Any) -> None:
         super().__init__(**stages)
@@ -147,9 +148,10 @@ class Flush(Stage):
         # Other work may have raised the register since the last call of the cycle.
         grads = self.packing.pack(self.overflow_detector.start(self.use_parameters(self.cycle_state.partial_mean())))
         scale = self.scaling.of_cycle()
+        saved = self.forward_state.save_shared()
         overflow = self.decision(grads, self._one, scale, (), (self.cycle_state.overflow,), ())
         self.cycle_state.reset(overflow)
-        return overflow
+        return self.forward_state.end_call(overflow, saved)
 
 
 class Decision(Stage):

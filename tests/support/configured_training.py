@@ -9,7 +9,7 @@ from ms_lossscale import AlternatingTrainOneStepCell, ScaledTrainOneStepCell, Si
 from support.configurations import RULES, inputs
 from support.in_mode import in_mode
 from support.optimizers import make_optimizer
-from support.reference import AlternatingReference, NetworkReference, Run, StepReference
+from support.reference import AlternatingReference, NetworkReference, Run, Shared, StepReference
 from support.training import changed, same_bits, state
 
 # There are some 12 steps of some 20 roundings each, by float32's 2**-24 = 6e-8 of numbers of the order of 1. A
@@ -18,10 +18,26 @@ ROUNDING = {"rtol": 1e-5, "atol": 1e-5}
 FLOAT16_MAX = 65504.0
 
 
+class Bank(nn.Cell):
+    """Holds a mean and a count of its runs."""
+
+    def __init__(self, name):
+        super().__init__(auto_prefix=False)
+        self.mean = Parameter(Tensor(np.zeros(2, np.float32)), name=f"{name}.mean", requires_grad=False)
+        self.count = Parameter(Tensor(0, mstype.int32), name=f"{name}.count", requires_grad=False)
+        self.one = Tensor(1, mstype.int32)
+
+    def construct(self, x):
+        ops.assign(self.count, self.count + self.one)
+        ops.assign(self.mean, 0.5 * self.mean + 0.5 * x)
+        return x
+
+
 class Sloped(nn.Cell):
     """
     Its weight's gradient depends on all earlier weights, and contains `slope`, which goes through float16 in the
-    backward and overflows there at a high scale. The forward writes a mean and a count of its runs.
+    backward and overflows there at a high scale. The forward writes a mean and a count of its runs, and those that all
+    networks share. It can reach those of the earlier networks, too, which it leaves alone.
     """
 
     def __init__(self, i, earlier, seed):
@@ -29,18 +45,15 @@ class Sloped(nn.Cell):
         values = np.random.default_rng([seed, i]).integers(-16, 17, (2, 2)).astype(np.float32) / 8
         self.weight = Parameter(Tensor(values[0]), name=f"n{i}.weight")
         self.bias = Parameter(Tensor(values[1]), name=f"n{i}.bias")
-        self.mean = Parameter(Tensor(np.zeros(2, np.float32)), name=f"n{i}.mean", requires_grad=False)
-        self.count = Parameter(Tensor(0, mstype.int32), name=f"n{i}.count", requires_grad=False)
-        self.one = Tensor(1, mstype.int32)
-        # Only its weight: this network must not hold what the earlier one writes.
-        self.earlier = None if earlier is None else earlier.weight
+        self.own, self.shared = Bank(f"n{i}"), Bank("shared") if earlier is None else earlier.shared
+        self.earlier = earlier
 
     def construct(self, x, slope):
-        ops.assign(self.count, self.count + self.one)
-        ops.assign(self.mean, 0.5 * self.mean + 0.5 * x[1])
+        self.own(x[1])
+        self.shared(x[1])
         weight = self.weight + self.bias
         if self.earlier is not None:
-            weight = weight + self.earlier
+            weight = weight + self.earlier.weight
         errors = weight - x[0]
         # Zeros that have a gradient: the value of the loss stays exact.
         zeros = self.weight - ops.stop_gradient(self.weight)
@@ -83,6 +96,7 @@ class SlopedReference(NetworkReference):
         weights = [network.weight.asnumpy().copy(), network.bias.asnumpy().copy()]
         super().__init__(weights, optimizer, (np.zeros(2, np.float32), 0), **keywords)
         self.earlier, self.transforms = earlier, transforms
+        self.shared = Shared((np.zeros(2, np.float32), 0)) if earlier is None else earlier.shared
 
     def transform(self, gradients, steps):
         drift = np.float32((steps + 1) * 2.0**-6 if self.transforms else 0)
@@ -96,11 +110,13 @@ class SlopedReference(NetworkReference):
         errors = weight - x[0]
         holds = scale <= FLOAT16_MAX and abs(scale * slope) <= FLOAT16_MAX
         mean, count = self.state
-        mean = np.float32(0.5) * mean + np.float32(0.5) * x[1]
+        shared_mean, shared_count = self.shared.value
+        mean, shared_mean = (np.float32(0.5) * each + np.float32(0.5) * x[1] for each in (mean, shared_mean))
         return Run(
             loss=np.float32(0.25) * np.sum(errors**2) if np.isfinite(slope) else np.nan,
             gradients=[slope + np.float32(0.5) * errors if holds else np.full(2, np.inf), np.float32(0.5) * errors],
             state=(mean, count + 1),
+            shared=(shared_mean, shared_count + 1),
             forward_overflowed=bool(np.isfinite(self.state[0]).all() and not np.isfinite(mean).all()),
         )
 
@@ -185,15 +201,20 @@ class Reference:
             )
         settings = (configuration.steps, configuration.keywords["max_retries"], configuration.checks)
         self.alternates = configuration.cell == "alternating"
+        undoes_shared = not self.alternates or configuration.steps == 1
+        keywords = {"shared": self.networks[0].shared, "undoes_shared": undoes_shared}
         if self.alternates:
+            for network in self.networks[:-1]:
+                network.is_undone_last = not undoes_shared
             names = configuration.rules if configuration.has_own_scales else configuration.rules * configuration.count
             self.phases = [
-                StepReference([network], [RULES[name][1]()], *settings) for network, name in zip(self.networks, names)
+                StepReference([network], [RULES[name][1]()], *settings, **keywords)
+                for network, name in zip(self.networks, names)
             ]
             self.whole = AlternatingReference(self.phases, configuration.keywords.get("every"))
         else:
             rules = [RULES[name][1]() for name in configuration.rules]
-            self.whole = StepReference(self.networks, rules, *settings)
+            self.whole = StepReference(self.networks, rules, *settings, **keywords)
             self.phases = [self.whole]
 
     def act(self, action):
@@ -261,8 +282,9 @@ class Comparison:
         for i, (network, wanted) in enumerate(zip(self.training.networks, reference.networks)):
             self.assert_close(network.weight.asnumpy(), wanted.weights[0])
             self.assert_close(network.bias.asnumpy(), wanted.weights[1])
-            np.testing.assert_array_equal(network.mean.asnumpy(), wanted.state[0])
-            assert int(network.count.asnumpy()) == wanted.state[1]
+            for bank, (mean, count) in ((network.own, wanted.state), (network.shared, wanted.shared.value)):
+                np.testing.assert_array_equal(bank.mean.asnumpy(), mean)
+                assert int(bank.count.asnumpy()) == count
             self._compare_optimizers(self.training.optimizers[i], wanted.optimizer.optimizer)
         self._compare_averages(cell, reference)
         self._compare_norms(cell, reference)

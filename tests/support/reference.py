@@ -73,7 +73,15 @@ class Run:
     loss: float
     gradients: list
     state: object = None
+    shared: object = None
     forward_overflowed: bool = False
+
+
+@dataclasses.dataclass
+class Shared:
+    """The state that the forwards of all networks write."""
+
+    value: object = None
 
 
 class NetworkReference:
@@ -87,6 +95,9 @@ class NetworkReference:
         state: What its forward writes.
         clip_norm, clip_value, ema_decay (float): As in the contract.
     """
+
+    # Whether another network can reach its state, so that it is undone only at the end of a cycle.
+    is_undone_last = False
 
     def __init__(self, weights, optimizer, state=None, clip_norm=None, clip_value=None, ema_decay=None):
         self.weights, self.optimizer, self.state = weights, optimizer, state
@@ -124,10 +135,14 @@ class StepReference:
         steps (int): Calls in a cycle.
         max_retries (int): How many attempts after the first a call may have.
         checks (bool): Whether overflows are checked.
+        shared (Shared): What all its networks write.
+        undoes_shared (bool): Whether a cycle that is skipped undoes that; if not, only the calls that left it not
+            finite are undone.
     """
 
-    def __init__(self, networks, rules, steps=1, max_retries=0, checks=True):
+    def __init__(self, networks, rules, steps=1, max_retries=0, checks=True, shared=None, undoes_shared=True):
         self.networks, self.rules, self.steps = networks, rules, steps
+        self.shared, self.undoes_shared = shared or Shared(), undoes_shared
         self.max_retries, self.checks = max_retries, checks
         self.counters = {"applied_steps": 0, "skipped_steps": 0, "consecutive_skipped_steps": 0}
         if max_retries:
@@ -154,6 +169,8 @@ class StepReference:
         if not self.calls:
             self.scales = [rule.scale for rule in self.rules]
             self.states = [network.state for network in self.networks]
+            self.shared_before = self.shared.value
+        before_call = self.shared.value
         before, left, first_flags = copy.deepcopy((self.rules, self.scales)), self.max_retries, None
         while True:
             runs, flags = self._try(inputs)
@@ -161,6 +178,7 @@ class StepReference:
             if not (left and self._can_be_mended(runs, flags)):
                 break
             self._back_off(flags)
+            self.shared.value = before_call
             left -= 1
         used = list(self.scales)
         if any(flags):
@@ -168,8 +186,16 @@ class StepReference:
             (self.rules, self.scales), flags = before, first_flags
         self.overflowed = [earlier or flag for earlier, flag in zip(self.overflowed, flags)]
         overflow = self.lost
+        forward_overflowed = any(run.forward_overflowed for run in runs)
         for network, run, state in zip(self.networks, runs, self.states):
-            network.state = state if overflow else run.state
+            if not overflow or (network.is_undone_last and not forward_overflowed):
+                network.state = run.state
+            elif not network.is_undone_last:
+                network.state = state
+        if overflow and self.undoes_shared:
+            self.shared.value = self.shared_before
+        elif overflow and forward_overflowed:
+            self.shared.value = before_call
         self.calls.append([run.gradients for run in runs])
         if len(self.calls) == self.steps:
             self._end_cycle()
@@ -179,7 +205,10 @@ class StepReference:
         """Runs the networks. Returns the runs, and for each update rule whether its gradients overflowed."""
         of_one = len(self.rules) == 1
         scales = self.scales * len(self.networks) if of_one else self.scales
-        runs = [network.run(its, scale) for network, its, scale in zip(self.networks, inputs, scales)]
+        runs = []
+        for network, its, scale in zip(self.networks, inputs, scales):
+            runs.append(network.run(its, scale))
+            self.shared.value = runs[-1].shared
         not_finite = [not all(np.isfinite(gradient).all() for gradient in run.gradients) for run in runs]
         in_a_forward = any(run.forward_overflowed for run in runs)
         if not self.checks:
@@ -223,6 +252,8 @@ class StepReference:
             if not self.lost:
                 network.update(means)
         if self.lost:
+            for network, state in zip(self.networks, self.states):
+                network.state = state
             self.counters["skipped_steps"] += 1
             self.counters["consecutive_skipped_steps"] += 1
         else:
@@ -260,6 +291,7 @@ class AlternatingReference:
         """Makes a call; `inputs` has each network's. Returns the lists of losses, overflows and scales."""
         if self.calls == 0:
             self.every_in_cycle = self.every
+            self.shared_before = self.phases[0].shared.value
         self.losses, overflows, scales = list(self.last_losses), [], []
         for i, (phase, its) in enumerate(zip(self.phases, inputs)):
             overflow, scale = False, phase.rules[0].scale
@@ -273,10 +305,15 @@ class AlternatingReference:
         return self.losses, overflows, scales
 
     def _end_cycle(self):
+        applied, skipped = [], []
         for i, phase in enumerate(self.phases):
+            if self.takes_part(i):
+                (skipped if phase.counters["consecutive_skipped_steps"] else applied).append(i)
+        for i in applied:
             # The loss of a turn that was skipped does not count.
-            if self.takes_part(i) and not phase.counters["consecutive_skipped_steps"]:
-                self.last_losses[i] = self.losses[i]
+            self.last_losses[i] = self.losses[i]
+        if skipped and not applied:
+            self.phases[0].shared.value = self.shared_before
         self.cycles, self.calls = self.cycles + 1, 0
 
     def flush(self):

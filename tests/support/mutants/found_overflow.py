@@ -64,14 +64,14 @@ MUTANTS = [
     Mutant(
         "what the forward wrote tells of no overflow",
         "step/forward_state.py",
-        "return _became_not_finite(saved, self.written, self._judged)",
+        "return became_not_finite(saved, self.written, self._judged)",
         "return ()",
         (_IN_FORWARD,),
     ),
     Mutant(
         "what the forwards of a cycle wrote tells of no overflow",
         "step/forward_state.py",
-        "return _became_not_finite(self.copies, self.written, self._judged)",
+        "return became_not_finite(self.copies, self.written, self._judged)",
         "return ()",
         (_IN_FORWARD,),
     ),

@@ -1,12 +1,12 @@
 """Looks attributes up without running anything of the user's: no property, no descriptor and no `__getattr__`."""
 
 import functools
-import inspect
 import types
 
 from mindspore import nn
 
-from ms_lossscale.forward_state.ownership import is_users
+from ms_lossscale.forward_state.ownership import is_platforms
+from ms_lossscale.forward_state.static import attribute, class_attribute, instance_dict
 
 _MISSING = object()
 _REGISTERS = ("_params", "_cells", "_buffers")
@@ -33,7 +33,7 @@ def getters(thing, name):
     """Returns what of the user's Python would call for an object's attribute, with the object as first argument."""
     found, binds, owner = _looked_up(thing, name)
     missing = ["__getattr__"] if found is _MISSING else []
-    methods = (inspect.getattr_static(type(owner), each, None) for each in ("__getattribute__", *missing))
+    methods = (class_attribute(type(owner), each) for each in ("__getattribute__", *missing))
     return [types.MethodType(each, owner) for each in methods if _is_users_function(each)] + _code_of(
         found, binds, owner
     )
@@ -41,10 +41,10 @@ def getters(thing, name):
 
 def setters(thing, name):
     """Returns what Python would call if an object's attribute were set, with the object as first argument."""
-    found = inspect.getattr_static(type(thing), name, None)
+    found = class_attribute(type(thing), name)
     if isinstance(found, property) and found.fset is not None:
         return [types.MethodType(found.fset, thing)]
-    method = inspect.getattr_static(type(found), "__set__", None)
+    method = class_attribute(type(found), "__set__")
     return [functools.partial(method, found, thing)] if _is_users_function(method) else []
 
 
@@ -56,13 +56,13 @@ def _looked_up(thing, name):
         later = mro[mro.index(thing.__thisclass__) + 1 :]
         return next((vars(cls)[name] for cls in later if name in vars(cls)), _MISSING), True, owner
     is_class = isinstance(thing, type)
-    if not is_users(thing if isinstance(thing, (type, types.ModuleType)) else type(thing)):
+    if is_platforms(thing if isinstance(thing, (type, types.ModuleType)) else type(thing)):
         return getattr(thing, name, _MISSING), False, thing
-    found = inspect.getattr_static(thing, name, _MISSING)
+    found = attribute(thing, name, _MISSING)
     if found is _MISSING and isinstance(thing, nn.Cell):
-        registers = (inspect.getattr_static(thing, each, {}) for each in _REGISTERS)
+        registers = (instance_dict(thing).get(each, {}) for each in _REGISTERS)
         return next((its[name] for its in registers if name in its), _MISSING), False, thing
-    return found, is_class or found is inspect.getattr_static(type(thing), name, None), thing
+    return found, is_class or found is class_attribute(type(thing), name), thing
 
 
 def _code_of(found, binds, owner):
@@ -72,9 +72,9 @@ def _code_of(found, binds, owner):
     function = getattr(found, "fget" if isinstance(found, property) else "func", None)
     if isinstance(found, (property, functools.cached_property)):
         return [types.MethodType(function, owner)] if _is_users_function(function) else []
-    method = inspect.getattr_static(type(found), "__get__", None)
+    method = class_attribute(type(found), "__get__")
     return [functools.partial(method, found, owner, type(owner))] if _is_users_function(method) else []
 
 
 def _is_users_function(thing):
-    return isinstance(thing, types.FunctionType) and is_users(thing)
+    return isinstance(thing, types.FunctionType) and not is_platforms(thing)

@@ -5,13 +5,28 @@ import types
 from mindspore import Tensor, nn
 
 from ms_lossscale.forward_state.attributes import found_as
-from ms_lossscale.forward_state.ownership import is_users
+from ms_lossscale.forward_state.ownership import is_users, users_classes
+from ms_lossscale.forward_state.static import class_dict
+from ms_lossscale.forward_state.values import Partial, of
 
 _NOT_OF_A_FORWARD = ("__init__", "__new__", "__init_subclass__", "__repr__", "__str__")
 
 
-def entries(thing):
-    """Yields the functions of an object that a forward or a backward calls without naming them."""
+def entries(things):
+    """Returns the functions of objects that a forward or a backward calls without naming them."""
+    objects = {}
+    for thing in things:
+        if users_classes(type(thing)):
+            objects.setdefault(type(thing), []).append(thing)
+    # Once for all objects of a class, since a function's parameters stand for all that it may be called with.
+    methods = ((_methods_of_python(cls), [of(*its)]) for cls, its in objects.items())
+    return [
+        *(hook for thing in things for hook in _hooks(thing)),
+        *(Partial(method, its) for of_class, its in methods for method in of_class),
+    ]
+
+
+def _hooks(thing):
     if isinstance(thing, Tensor):
         yield from getattr(thing, "hooks", tuple)()
     if isinstance(thing, nn.Cell):
@@ -19,10 +34,16 @@ def entries(thing):
         yield from (hook for each in hooks if isinstance(each, dict) for hook in each.values())
         methods = [*found_as(thing, "construct"), *found_as(thing, "bprop")]
         yield from filter(lambda each: is_users(inner_function(each)), methods)
-    for cls in type(thing).__mro__ if is_users(type(thing)) else ():
-        for name, method in vars(cls).items():
-            if isinstance(method, types.FunctionType) and is_users(method) and name not in _NOT_OF_A_FORWARD:
-                yield from [types.MethodType(method, thing)] if name.startswith("__") else []
+
+
+def _methods_of_python(cls):
+    """Returns the methods that Python calls for operators, loops and the like."""
+    methods = ((name, method) for base in users_classes(cls) for name, method in class_dict(base).items())
+    return [
+        method
+        for name, method in methods
+        if name.startswith("__") and name not in _NOT_OF_A_FORWARD and type(method) is types.FunctionType
+    ]
 
 
 def inner_function(method):

@@ -119,14 +119,15 @@ def find_forward_state(owner, networks, declared=(), names_of_others=()):
     Small state is found by walking through objects, whatever code writes it. The source is read only where copying is
     expensive: for large state, weights, and frozen weights of MindSpore's layers. Warnings name `owner`.
     """
-    forget_imports()
-    things = Reach(networks).things
-    reading = Reading()
-    reading.read([function for thing in things for function in entries(thing)])
+    things = _reached(owner, networks)
     cells = [thing for thing in things if isinstance(thing, nn.Cell)]
     buffers = _buffers(networks, cells)
     parameters = {id(thing): thing for thing in things if isinstance(thing, Parameter)}
     state = {**parameters, **{key: buffer for key, (_, buffer, *_) in buffers.items()}}
+    reading = Reading(len(cells))
+    reading.read(entries(things))
+    if not reading.is_complete:
+        reading.doubted.update((key, (each, "there is too much source to read")) for key, each in state.items())
     written = {key for key in reading.written if key in state} | _written_by_layers(cells) | set(map(id, declared))
     state.update((id(parameter), parameter) for parameter in declared)
     small = {*_without_gradient(cells, parameters), *buffers}
@@ -161,9 +162,31 @@ def find_forward_state(owner, networks, declared=(), names_of_others=()):
 
 def may_write_inputs(networks):
     """Returns whether a network may write to its inputs."""
-    reading, stand_in = Reading(), Tensor(0.0)
+    reading, stand_in = Reading(len(_registered(networks))), Tensor(0.0)
     reading.read(networks, [stand_in])
-    return id(stand_in) in reading.written or id(stand_in) in reading.doubted
+    return id(stand_in) in {**reading.written, **reading.doubted} or not reading.is_complete
+
+
+def _reached(owner, networks):
+    """Returns the objects that can be reached, with all registered ones, and warns if there are too many others."""
+    forget_imports()
+    reach = Reach(networks)
+    if reach.is_complete:
+        return reach.things
+    warnings.warn(
+        f"For '{owner}', so many objects can be reached from the networks that only the first {len(reach.things)} were "
+        f"looked at. State that the others hold and that MindSpore does not find among the networks' Parameters is not "
+        f"restored by a skipped step. Pass such Parameters as forward_state=[...].",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return list({id(each): each for each in (*reach.things, *_registered(networks))}.values())
+
+
+def _registered(networks):
+    """Returns the cells and Parameters that MindSpore finds."""
+    cells = [cell for network in networks for _, cell in network.cells_and_names()]
+    return [*cells, *(parameter for network in networks for parameter in network.get_parameters())]
 
 
 def _buffers(networks, cells):

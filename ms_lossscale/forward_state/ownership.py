@@ -1,13 +1,18 @@
 """Tells whose a class, a function or a module is: the user's, or of a package that knows nothing of MindSpore."""
 
 import functools
-import inspect
 import sys
 import sysconfig
 import types
+import weakref
 
-_CODE_OF_OTHERS = ("mindspore", "ms_lossscale", "_c_expression", "numpy")
-_MODULE, _DICT, _MRO = (type.__dict__[name] for name in ("__module__", "__dict__", "__mro__"))
+from mindspore import nn
+
+from ms_lossscale.forward_state.static import class_dict, instance_dict, is_a, mro
+
+_CODE_OF_OTHERS = ("mindspore", "ms_lossscale", "_c_expression", "pybind11_builtins", "numpy")
+_SHOWN_BY_A_CLASS = ("__getattribute__", "__getattr__", "__dict__", "__mro__", "__eq__", "__hash__")
+_MODULE = type.__dict__["__module__"]
 
 
 def is_users(thing):
@@ -26,8 +31,12 @@ def users_classes(cls):
 
 def is_foreign(thing):
     """Returns whether a class, function or module is of an installed package that does not know MindSpore."""
-    module = module_of(thing)
-    return not _is_users(module) and not _is_of_others(module.partition(".")[0])
+    return not is_users(thing) and not is_platforms(thing)
+
+
+def is_platforms(thing):
+    """Returns whether a class, function or module is MindSpore's, ours, NumPy's or Python's."""
+    return not is_users(thing) and _is_of_others(module_of(thing).partition(".")[0])
 
 
 def is_ours(thing):
@@ -35,14 +44,18 @@ def is_ours(thing):
     return module_of(thing).startswith("ms_lossscale.") and not is_users(thing)
 
 
-def class_dict(cls):
-    """Returns the attributes of a class itself, whatever its metaclass says."""
-    return _DICT.__get__(cls)
-
-
-def mro(cls):
-    """Returns a class and its bases, whatever its metaclass says."""
-    return _MRO.__get__(cls)
+@functools.lru_cache(maxsize=4096)
+def is_disguised(cls):
+    """
+    Returns whether code of others would run if one of its objects, other than a Cell, were asked for its class, or if
+    the class itself were looked at.
+    """
+    if cls in weakref.ProxyTypes:
+        return True
+    of_object = {name for base in mro(cls) if not is_platforms(base) for name in class_dict(base)}
+    of_class = {name for base in mro(type(cls)) if not is_platforms(base) for name in class_dict(base)}
+    hides = not of_object.isdisjoint(("__class__", "__getattribute__")) and not is_a(cls, nn.Cell)
+    return hides or not of_class.isdisjoint(_SHOWN_BY_A_CLASS)
 
 
 def is_users_namespace(namespace):
@@ -66,13 +79,14 @@ def module_of(thing):
     elif kind is types.BuiltinFunctionType:
         module = thing.__module__
     else:
-        module = inspect.getattr_static(thing, "__module__", None)
+        # The result of `functools.lru_cache` has one of its own.
+        module = instance_dict(thing).get("__module__") or _MODULE.__get__(kind)
     return module if isinstance(module, str) else ""
 
 
 def forget_imports():
     """Lets the packages be looked at again: an import may have told one of MindSpore."""
-    for function in (users_classes, _is_users, _is_of_others, _modules_of_packages, _packages_known_to):
+    for function in (users_classes, is_disguised, _is_users, _is_of_others, _modules_of_packages, _packages_known_to):
         function.cache_clear()
 
 

@@ -8,12 +8,14 @@ import types
 from mindspore import Tensor, nn
 from mindspore.experimental import optim as experimental_optim
 
-from ms_lossscale.forward_state.ownership import is_users, is_users_namespace
+from ms_lossscale.forward_state.budget import Budget, OutOfBudget
+from ms_lossscale.forward_state.ownership import is_disguised, is_users, is_users_namespace
 from ms_lossscale.forward_state.referents import may_lead_on, referents
 
 OPTIMIZERS = (nn.Optimizer, experimental_optim.Optimizer)
-# So many objects are looked at. Those of what holds more than _MANY come last.
-_MOST, _MANY = 10**6, 1000
+# So many objects are looked at, which takes a second or so, and more for each cell: ten times what cells need. What is
+# in containers with more than _MANY comes last.
+_LOOKS, _LOOKS_FOR_A_CELL, _MANY = 100_000, 100, 1000
 _IMPORT_NAME = opcode.opmap["IMPORT_NAME"]
 
 
@@ -23,7 +25,7 @@ class Reach:
     the user's, through classes, and through the names of globals and modules that functions use.
 
     Attributes:
-        things (list): All objects found.
+        things (list): All objects found whose class can be told.
         is_complete (bool): Whether there are no more.
     """
 
@@ -32,14 +34,22 @@ class Reach:
         # The names that are used in functions, in their order, and the modules in which they may be looked up.
         self._names, self._modules = {}, []
         self._waiting.extend(filter(may_lead_on, things))
-        while (self._waiting or self._last) and len(self._found) < _MOST:
-            thing = (self._waiting or self._last).popleft()
-            if id(thing) not in self._found:
-                self._found[id(thing)] = thing
-                self._add(referents(thing))
-                self._add_by_name(thing)
-        self.things = list(self._found.values())
-        self.is_complete = not self._waiting and not self._last
+        budget = Budget(_LOOKS)
+        try:
+            while self._waiting or self._last:
+                thing = (self._waiting or self._last).popleft()
+                if id(thing) not in self._found:
+                    budget.spend(-_LOOKS_FOR_A_CELL if issubclass(type(thing), nn.Cell) else 1)
+                    self._look_at(thing)
+            self.is_complete = True
+        except OutOfBudget:
+            self.is_complete = False
+        self.things = [thing for thing in self._found.values() if not is_disguised(type(thing))]
+
+    def _look_at(self, thing):
+        self._found[id(thing)] = thing
+        self._add(referents(thing))
+        self._add_by_name(thing)
 
     def _add(self, things):
         things = list(filter(may_lead_on, things))
@@ -72,9 +82,8 @@ def reachable(things):
 
 def tensors_within(things):
     """Returns the tensors among objects, and all that can be reached from those that are none."""
-    others = [thing for thing in things if not issubclass(type(thing), Tensor)]
-    within = [thing for thing in reachable(others) if issubclass(type(thing), Tensor)]
-    return [*(thing for thing in things if issubclass(type(thing), Tensor)), *within]
+    others = [thing for thing in things if not isinstance(thing, Tensor)]
+    return [each for each in (*things, *reachable(others)) if isinstance(each, Tensor)]
 
 
 def named(namespace, names):

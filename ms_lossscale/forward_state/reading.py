@@ -10,18 +10,17 @@ import functools
 import re
 import types
 
-from mindspore import Tensor, nn, ops
-from mindspore.ops.primitive import Primitive
+from mindspore import Tensor, nn
 
 from ms_lossscale.forward_state.attributes import found_as, getters, setters
+from ms_lossscale.forward_state.budget import Budget, OutOfBudget
 from ms_lossscale.forward_state.entries import inner_function
 from ms_lossscale.forward_state.names import BY_NAME, QUERIES, SHARES, WRITES
-from ms_lossscale.forward_state.ownership import is_users, module_of
+from ms_lossscale.forward_state.others import functions_inside, written_by
+from ms_lossscale.forward_state.ownership import is_foreign, is_users, module_of
 from ms_lossscale.forward_state.reachable import OPTIMIZERS, named, names_in, tensors_within
-from ms_lossscale.forward_state.referents import instance_dict, referents
 from ms_lossscale.forward_state.source import (
     assignments,
-    declares_writing,
     expressions_in,
     imported,
     names_that_may_be,
@@ -29,6 +28,7 @@ from ms_lossscale.forward_state.source import (
     parameter_names,
     tree_of,
 )
+from ms_lossscale.forward_state.static import instance_dict, is_a
 from ms_lossscale.forward_state.values import (
     SOME_CONTAINER,
     Function,
@@ -46,27 +46,42 @@ _NEW_TENSORS = (ast.BinOp, ast.UnaryOp, ast.Compare, ast.FormattedValue, ast.Joi
 _CONTAINERS_IN_SOURCE = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.ListComp, ast.SetComp, ast.DictComp)
 # More arguments than functions have, for when it is unknown which is which; and far more rounds than are ever needed.
 _MANY, _MOST_ROUNDS = 20, 100
+# So many calls, expressions and attributes are looked at, which takes a second or two, and more for each cell.
+_LOOKS, _LOOKS_FOR_A_CELL = 50_000, 50
+# So many objects are passed on in the time of a look.
+_FOR_A_LOOK = 10
 
 
 class Reading:
     """
     Reads which tensors forwards may write to.
 
+    Args:
+        cells (int): The number of cells. With more of them, it may take longer.
+
     Attributes:
         written (dict): These tensors, by identity.
         doubted (dict): Tensors for which the reading is inconclusive, by identity, each with the reason.
+        is_complete (bool): Whether it came to an end. If not, any tensor may be written.
     """
 
-    def __init__(self):
+    def __init__(self, cells=0):
         self.written, self.doubted = {}, {}
         # Objects are kept alive so that their identities stay unique.
         self._functions, self._kept = {}, {}
         # What may be assigned to attributes and globals, by name.
         self._assigned = {}
         self._is_news = False
+        self._budget, self.is_complete = Budget(_LOOKS + _LOOKS_FOR_A_CELL * cells), True
 
     def read(self, functions, given=()):
         """Reads what may run if the functions are called with any of the given objects."""
+        try:
+            self._read_all(functions, given)
+        except OutOfBudget:
+            self.is_complete = False
+
+    def _read_all(self, functions, given):
         for _ in range(_MOST_ROUNDS):
             # Doubts of earlier rounds may be gone when more is known.
             self._is_news = False
@@ -86,6 +101,8 @@ class Reading:
                 self._add(reader.returned, self._evaluate(reader.node.body, reader))
             for node in ast.walk(reader.node):
                 self._visit(node, reader)
+        except OutOfBudget:
+            raise
         except Exception as error:
             self._doubt_all(reader, error)
 
@@ -107,10 +124,11 @@ class Reading:
             self.doubted.setdefault(id(each), (each, why))
 
     def _visit(self, node, reader):
-        for target, value in assignments(node):
-            self._assign_parts(target, value, reader, is_loop=hasattr(node, "iter"))
+        for target, value, iterates in assignments(node):
+            values = self._evaluate(value, reader)
+            self._assign(target, elements(values) if iterates else values, reader)
             if isinstance(node, ast.withitem):
-                enter = self._attribute(self._evaluate(value, reader), "__enter__")
+                enter = self._attribute(values, "__enter__")
                 self._assign(target, self._call_all(enter, [], {}), reader)
         if isinstance(node, ast.AugAssign):
             values, old = self._evaluate(node.value, reader), self._evaluate(node.target, reader)
@@ -134,17 +152,6 @@ class Reading:
         elif isinstance(node, (ast.stmt, ast.comprehension, ast.withitem, ast.ExceptHandler)):
             values = union(*(self._evaluate(each, reader) for each in expressions_in(node)))
             self._add(reader.returned, values if isinstance(node, ast.Return) else {})
-
-    def _assign_parts(self, target, value, reader, is_loop):
-        """Assigns element by element if the value is a tuple or a `zip`."""
-        is_zip = isinstance(value, ast.Call) and getattr(value.func, "id", "") == "zip"
-        parts = value.args if is_zip else getattr(value, "elts", ())
-        if len(getattr(target, "elts", ())) == len(parts) > 0 and not any(isinstance(n, ast.Starred) for n in parts):
-            for each, part in zip(target.elts, parts):
-                self._assign_parts(each, part, reader, is_zip)
-        else:
-            values = self._evaluate(value, reader)
-            self._assign(target, elements(values) if is_loop else values, reader)
 
     def _assign(self, target, values, reader):
         if isinstance(target, ast.Starred):
@@ -178,6 +185,7 @@ class Reading:
 
     # Expressions
     def _evaluate(self, node, reader):
+        self._budget.spend(1)
         if isinstance(node, ast.Name):
             if node.id in reader.names:
                 return reader.names[node.id]
@@ -190,6 +198,7 @@ class Reading:
             self._add(reader.returned, self._evaluate(node.body, reader))
             return self._local(node, reader)
         values = union(*(self._evaluate(each, reader) for each in expressions_in(node)))
+        self._budget.spend(len(values) // _FOR_A_LOOK)
         if isinstance(node, (ast.Yield, ast.YieldFrom)):
             self._add(reader.returned, values)
         if isinstance(node, _CONTAINERS_IN_SOURCE):
@@ -207,9 +216,10 @@ class Reading:
     def _attribute(self, values, name):
         found = {**self._assigned.get(name, {}), **(tensors(values) if SHARES.fullmatch(name) else {})}
         found.update(of(*(instance_dict(each).get(name) for each in tensors(values).values())))
+        self._budget.spend(len(values))
         for thing in elements(values, Tensor, Function, Partial).values():
-            found.update(self._call_all(of(*getters(thing, name)), [{}] * _MANY, {}))
-            its = self._keep(Partial(found_as(thing, name), ()), id(thing), name).function
+            methods, its = self._once(_looked_up, thing, name)
+            found.update(self._call_all(of(*methods), [{}] * _MANY, {}))
             # A class also stands for its instances.
             functions = [each for each in its if isinstance(thing, type) and isinstance(each, types.FunctionType)]
             found.update(of(*its, *(types.MethodType(each, thing) for each in functions)))
@@ -218,6 +228,13 @@ class Reading:
     def _keep(self, new, *key):
         """Returns the first object that was given with this key."""
         return self._kept.setdefault((type(new), *key), new)
+
+    def _once(self, look, thing, *args):
+        """Returns what a function finds in an object, which the reading does not change."""
+        key = (look, id(thing), *args)
+        if key not in self._kept:
+            self._kept[key] = thing, look(thing, *args)
+        return self._kept[key][1]
 
     # Calls
     def _evaluate_call(self, node, reader):
@@ -261,7 +278,7 @@ class Reading:
         own = [ast.Name(name) for name in ("__class__", reader.function.__code__.co_varnames[0])]
         classes, owners = args or [self._evaluate(name, reader) for name in own]
         pairs = [(cls, its) for cls in classes.values() for its in owners.values() if isinstance(cls, type)]
-        parents = (self._keep(super(cls, its), id(cls), id(its)) for cls, its in pairs if isinstance(its, cls))
+        parents = (self._keep(super(cls, its), id(cls), id(its)) for cls, its in pairs if is_a(its, cls))
         return of(*parents)
 
     def _call_all(self, functions, args, kwargs):
@@ -270,6 +287,7 @@ class Reading:
     def _call(self, function, args, kwargs):
         """Returns what a call may return."""
         given = union(*args, *kwargs.values())
+        self._budget.spend(1 + len(given) // _FOR_A_LOOK)
         if isinstance(function, types.MethodType):
             return self._call_method(function, function.__self__, args, kwargs)
         if isinstance(function, functools.partial):
@@ -281,24 +299,28 @@ class Reading:
         if isinstance(function, OPTIMIZERS):
             self._write(of(function))
             return {}
+        # What knows nothing of MindSpore can write only what it is given.
+        gets_state = any(isinstance(each, (Tensor, nn.Cell)) for each in given.values())
+        is_read = is_users(function) or (gets_state and is_foreign(function))
         if isinstance(function, type) and issubclass(function, OPTIMIZERS):
             self._write(given)
         if isinstance(function, types.FunctionType):
             # `functools.singledispatch` has several functions inside.
             inner = [getattr(function, "__wrapped__", None), *getattr(function, "registry", {}).values()]
             inner = self._call_all(of(*inner), args, kwargs)
-            return {**inner, **(self._enter if is_users(function) else self._call_of_others)(function, args, kwargs)}
-        if isinstance(function, nn.Cell) and is_users(inner_function(function.construct)):
-            return self._call(function.construct, args, kwargs)
-        if isinstance(function, type) and is_users(function):
+            return {**inner, **(self._enter if is_read else self._call_of_others)(function, args, kwargs)}
+        construct = found_as(function, "construct") if isinstance(function, nn.Cell) else []
+        if any(is_users(inner_function(each)) for each in construct):
+            return self._call_all(of(*construct), args, kwargs)
+        if isinstance(function, type) and is_read:
             # From then on, any method of the class may run with what it was given.
             methods = [each for each in vars(function).values() if isinstance(each, types.FunctionType)]
             return {**given, **self._call_all(of(*methods), [{**given, **of(function)}] * _MANY, {}), **of(function)}
-        if not is_users(function if hasattr(function, "__module__") else type(function)):
+        if not is_read:
             return self._call_of_others(function, args, kwargs)
         if isinstance(type(function).__call__, types.FunctionType):
             return self._call(type(function).__call__, [of(function), *args], kwargs)
-        self._doubt(given, f"it is passed to {function!r}, which can't be read")
+        self._doubt(given, f"it is passed to {type(function).__name__!r}, which can't be read")
         return {}
 
     def _call_method(self, method, owner, args, kwargs):
@@ -343,17 +365,9 @@ class Reading:
         if name.lower() == "partial":
             functions = called(args[0]).values()
             return of(*(self._keep(Partial(f, args[1:]), id(f), *map(frozenset, args)) for f in functions))
-        may_renormalise = "max_norm" in kwargs or (name.startswith("embedding") and len(args) > 3)
+        self._write(written_by(function, name, module, args, kwargs))
         if name == "Custom":
             self._doubt(given, "it is passed to an ops.Custom")
-        elif name.startswith("batch_norm"):
-            self._write(union(*args[1:3], kwargs.get("running_mean", {}), kwargs.get("running_var", {})))
-        elif name.startswith("load_checkpoint"):
-            self._write(given)
-        elif WRITES.fullmatch(name) or module in ("operator", "_operator"):
-            self._write(args[0] if args else given)
-        elif may_renormalise or (issubclass(cls, Primitive) and declares_writing(cls)):
-            self._write(given)
         self._run_within(function, name, args, kwargs)
         if QUERIES.fullmatch(name):
             return args[0]
@@ -365,12 +379,7 @@ class Reading:
 
     def _run_within(self, function, name, args, kwargs):
         """Calls the functions that MindSpore or Python would call with the other arguments."""
-        held = () if isinstance(function, type) else referents(function)
-        if isinstance(function, ops.MultitypeFuncGraph):
-            held = [entry[-1] for entry in function.entries]
-        # Those of MindSpore's that hold each other would be called without end.
-        inside = {key: each for key, each in functions_in(of(*held)).items() if is_users(each)}
-        self._call_all(inside, args, kwargs)
+        self._call_all(self._once(functions_inside, function), args, kwargs)
         others = [elements(values) for values in args if not functions_in(values)]
         if re.fullmatch(r"(?i)\w*grad\w*|vjp|jvp", name):
             others = []  # For example, the weights to differentiate by.
@@ -379,3 +388,7 @@ class Reading:
         self._call_all(functions_in(union(*args, *kwargs.values())), others, {})
         if isinstance(function, nn.Cell):
             self._call_all(of(*function.cells()), args, kwargs)
+
+
+def _looked_up(thing, name):
+    return getters(thing, name), found_as(thing, name)

@@ -12,10 +12,12 @@ import weakref
 import numpy as np
 from mindspore import Tensor, nn
 
-from ms_lossscale.forward_state.ownership import class_dict, is_ours, is_users_namespace, mro, users_classes
+from ms_lossscale.forward_state.ownership import is_ours, is_users_namespace, users_classes
+from ms_lossscale.forward_state.static import class_dict, instance_dict
 from ms_lossscale.loss_scale import LossScale
 
 SEQUENCES = (list, tuple, set, frozenset, collections.deque)
+CONTAINERS = (*SEQUENCES, dict)
 LEAVES = (str, bytes, int, float, complex, type(None), type(Ellipsis))
 # They do not lead to state. A traceback knows all that was known where it was raised, an ABC what was asked of it.
 _LEAF_TYPES = frozenset(
@@ -26,7 +28,7 @@ _LEAF_TYPES = frozenset(
         type(vars(collections.abc.Mapping)["_abc_impl"]),
     )
 )
-_CONTAINERS = frozenset((*SEQUENCES, dict, collections.OrderedDict))
+_MAY_BE_EMPTY = frozenset((*CONTAINERS, collections.OrderedDict))
 # A skipped step must change the state of a loss scale. A logger leads to all others, and to what they have logged.
 _NOT_ENTERED = (np.generic, LossScale, logging.Logger)
 # What MindSpore itself keeps of a Parameter: its first value, and the optimizer's state.
@@ -38,7 +40,7 @@ def may_lead_on(thing):
     kind = type(thing)
     if kind in _LEAF_TYPES or issubclass(kind, _NOT_ENTERED):
         return False
-    return kind not in _CONTAINERS or len(thing) > 0
+    return kind not in _MAY_BE_EMPTY or len(thing) > 0
 
 
 def referents(thing):
@@ -54,7 +56,8 @@ def referents(thing):
         return _of_dict(thing)
     if kind in SEQUENCES:
         return thing
-    if issubclass(kind, Tensor):
+    # Not by `issubclass`, since Tensor asks a class for its attributes.
+    if type.__subclasscheck__(Tensor, kind):
         hooks = getattr(thing, "hooks", tuple)()
         return [*hooks, *(value for name, value in instance_dict(thing).items() if name not in _OF_PARAMETER)]
     if issubclass(kind, types.ModuleType) or (is_ours(kind) and not issubclass(kind, nn.Cell)):
@@ -62,18 +65,6 @@ def referents(thing):
     attributes = instance_dict(thing)
     others = [each for each in gc.get_referents(thing) if each is not attributes]
     return [*attributes.values(), *users_classes(kind), *_of_kind(thing), *others]
-
-
-def instance_dict(thing):
-    """Returns an object's attributes that are kept in a dict."""
-    if issubclass(type(thing), threading.local):
-        return threading.local.__getattribute__(thing, "__dict__")
-    for cls in mro(type(thing)):
-        descriptor = class_dict(cls).get("__dict__")
-        # Something else may be a property of the user's.
-        if isinstance(descriptor, (types.GetSetDescriptorType, types.MemberDescriptorType)):
-            return descriptor.__get__(thing)
-    return {}
 
 
 def _of_class(cls):
@@ -95,24 +86,30 @@ def _of_dict(thing):
     return () if is_namespace and not is_users_namespace(thing) else [*thing.values(), *thing]
 
 
+def contents(thing):
+    """Returns the elements or values of a container, whatever its class does of its own."""
+    container = next(each for each in (*SEQUENCES, collections.OrderedDict, dict) if issubclass(type(thing), each))
+    return list((container.values if issubclass(container, dict) else container.__iter__)(thing))
+
+
 def _of_kind(thing):
     """Returns what the garbage collector does not know, or knows in another order."""
     kind = type(thing)
-    for container in (*SEQUENCES, collections.OrderedDict, dict):
-        if issubclass(kind, container):
-            return list((container.values if issubclass(container, dict) else container.__iter__)(thing))
+    if issubclass(kind, CONTAINERS):
+        return contents(thing)
     if issubclass(kind, np.ndarray) and thing.dtype.hasobject:
         return [np.ndarray.tolist(thing)]
     if issubclass(kind, weakref.ref):
         return [weakref.ref.__call__(thing)]
-    if issubclass(kind, (weakref.ProxyType, weakref.CallableProxyType)):
-        return _behind(thing)
+    if kind in weakref.ProxyTypes:
+        return behind(thing)
     if kind is contextvars.ContextVar:
         return [thing.get(None)]
     return [thing.gi_frame] if kind is types.GeneratorType else ()
 
 
-def _behind(proxy):
+def behind(proxy):
+    """Returns a list of the object of a weak proxy, empty if there is none any more."""
     try:
         # A proxy shows nothing but the other object. This method of it is Python's.
         return [proxy.__reduce_ex__.__self__]

@@ -58,11 +58,24 @@ def expressions_in(node):
 
 
 def assignments(node):
-    """Yields pairs of a target and what is assigned to it, or, in a loop, what is iterated over."""
+    """Yields a target, what is assigned to it, and whether that is iterated over, as in a loop, for each assignment."""
     if isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.For, ast.comprehension, ast.withitem)):
         targets = getattr(node, "targets", None) or [getattr(node, "target", None) or node.optional_vars]
         value = next(getattr(node, name) for name in ("value", "iter", "context_expr") if hasattr(node, name))
-        yield from ((target, value) for target in targets if target is not None and value is not None)
+        for target in targets:
+            if target is not None and value is not None:
+                yield from _by_parts(target, value, hasattr(node, "iter"))
+
+
+def _by_parts(target, value, iterates):
+    """Yields the assignment element by element if the value is a tuple or a `zip`."""
+    is_zip = isinstance(value, ast.Call) and getattr(value.func, "id", "") == "zip"
+    parts = value.args if is_zip else getattr(value, "elts", ())
+    if len(getattr(target, "elts", ())) == len(parts) > 0 and not any(isinstance(n, ast.Starred) for n in parts):
+        for each, part in zip(target.elts, parts):
+            yield from _by_parts(each, part, is_zip)
+    else:
+        yield target, value, iterates
 
 
 def imported(node, package):

@@ -2,12 +2,13 @@
 
 import functools
 import types
+import weakref
 
 from mindspore import Tensor, nn, ops
 
-from ms_lossscale.forward_state.referents import LEAVES, SEQUENCES
+from ms_lossscale.forward_state.ownership import is_disguised
+from ms_lossscale.forward_state.referents import CONTAINERS, LEAVES, behind, contents
 
-_CONTAINERS = (*SEQUENCES, dict)
 # Stands for a container that the source code makes. Its elements are in the same set.
 SOME_CONTAINER = {"some": ()}
 
@@ -32,13 +33,16 @@ def of(*things):
     found, waiting = {}, list(things)
     while waiting:
         thing = waiting.pop()
-        key = (id(thing.__func__), id(thing.__self__)) if isinstance(thing, types.MethodType) else id(thing)
-        if key not in found and not isinstance(thing, LEAVES):
+        if type(thing) in weakref.ProxyTypes:
+            waiting.extend(behind(thing))
+            continue
+        key = (id(thing.__func__), id(thing.__self__)) if type(thing) is types.MethodType else id(thing)
+        if key not in found and not is_disguised(type(thing)) and not isinstance(thing, LEAVES):
             found[key] = thing
-            if isinstance(thing, (dict, nn.CellDict)):
-                waiting.extend(thing.values())
-            elif isinstance(thing, (*SEQUENCES, nn.CellList, nn.SequentialCell)):
-                waiting.extend(thing)
+            if isinstance(thing, (nn.CellDict, nn.CellList, nn.SequentialCell)):
+                waiting.extend(thing._cells.values())
+            elif isinstance(thing, CONTAINERS):
+                waiting.extend(contents(thing))
     return found
 
 
@@ -52,11 +56,11 @@ def tensors(values):
 
 def elements(values, *but):
     """Returns what iterating over the values, or indexing them, may give."""
-    return {key: thing for key, thing in values.items() if not isinstance(thing, (*_CONTAINERS, *but))}
+    return {key: thing for key, thing in values.items() if not isinstance(thing, (*CONTAINERS, *but))}
 
 
 def has_containers(values):
-    return any(isinstance(each, _CONTAINERS) for each in values.values())
+    return any(isinstance(each, CONTAINERS) for each in values.values())
 
 
 def called(values):

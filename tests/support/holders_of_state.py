@@ -260,6 +260,9 @@ HOLDERS = {
     "attribute of a base": lambda state: subclass(subclass(u=state)),
     "attribute of a metaclass": lambda state: subclass(type, u=state)("Own", (), {}),
     "descriptor": lambda state: (owner := having(0), subclass(of=Descriptor(owner, state))()),
+    "an object that refuses": lambda state: given(Refusing(), state),
+    "an object whose class refuses": lambda state: given(object.__new__(Refused), state),
+    "beside a weak proxy of nothing": lambda state: [weakref.proxy(subclass()()), state],
     # Weak references
     "weakref": lambda state: weakref.ref(having(state)),
     "own weakref": lambda state: subclass(weakref.ref)(having(state)),

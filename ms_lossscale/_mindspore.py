@@ -70,29 +70,12 @@ def unlisted_state(optimizer: nn.Cell) -> list[Parameter]:
     return list(found.values())
 
 
-# The methods that compute every gradient in PyNative mode, whichever function asks for it. MindSpore 2.7 has both.
-_GRADIENTS = [name for name in ("grad", "grad_aux") if hasattr(_pynative_executor, name)]
-
-
-@contextlib.contextmanager
-def noticing_gradients(notice: Callable[[], None]) -> Iterator[None]:
-    """A context that calls `notice` whenever PyNative mode computes a gradient, which nothing public shows."""
-
-    def noticed(compute):
-        def notice_and_compute(*args, **kwargs):
-            notice()
-            return compute(*args, **kwargs)
-
-        return notice_and_compute
-
-    try:
-        for name in _GRADIENTS:
-            setattr(_pynative_executor, name, noticed(getattr(_pynative_executor, name)))
-        yield
-    finally:
-        # They were set on the object, and hid the methods of its class.
-        for name in _GRADIENTS:
-            delattr(_pynative_executor, name)
+def says_that_gradients_are_lost(owner: str, network: str) -> str:
+    """Returns the beginning of a warning that a network, which is named, takes a gradient in PyNative mode."""
+    return (
+        f"For '{owner}', {network} takes a gradient in its forward, and MindSpore's PyNative mode loses the gradients "
+        f"of that gradient"
+    )
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 import numbers
 from typing import Any, Union
 
-from mindspore import GRAPH_MODE, Tensor, get_context, jit, nn, ops
+from mindspore import GRAPH_MODE, Parameter, Tensor, get_context, jit, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
@@ -101,6 +101,9 @@ class InputGradient(_StaysFloat32):
     def __call__(self, *inputs: Any) -> Tensor:
         if get_context("mode") == GRAPH_MODE:
             return super().__call__(*inputs)
+        if inputs and isinstance(inputs[0], Parameter):
+            # MindSpore fails to compile a gradient by a Parameter itself ("Can't find graph output by front node").
+            inputs = (inputs[0] * 1, *inputs[1:])
         if self._compiled_for is not None and self._compiled_for != self._fixed_when_compiled():
             self._graph, self._compiled_for = self._new_graph(), None
         grad = super().__call__(*inputs)

@@ -13,15 +13,16 @@ from ms_lossscale.cells.call_types import Aux
 from ms_lossscale.cells.endless_skips import EndlessSkips
 from ms_lossscale.cells.find_loss_scale import FindsLossScale
 from ms_lossscale.cells.fixed_arguments import FixedArguments
+from ms_lossscale.cells.inner_gradients import NoticesInnerGradients
 from ms_lossscale.cells.loading import BegunCycles, LoadsInPlace
 from ms_lossscale.cells.possible_values import PossibleValues
 from ms_lossscale.cells.rank_comparison import ComparesRanks, check_parallel
 from ms_lossscale.cells.trains_only import TrainsOnly
-from ms_lossscale.loss_scale import LossScale, as_loss_scale, check_distinct
+from ms_lossscale.loss_scale import LossScale, as_loss_scale
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.sharding.load_parts import LoadedParts
 from ms_lossscale.step.build import build_step
-from ms_lossscale.step.forward_backward import check_network_inputs
+from ms_lossscale.step.forward_backward import check_network_inputs, noticing_gradients
 from ms_lossscale.step.gradient_transforms import prefix_own_states
 from ms_lossscale.step.optimizers import (
     Optimizers,
@@ -31,6 +32,7 @@ from ms_lossscale.step.optimizers import (
     network_prefix,
     prefix_states,
 )
+from ms_lossscale.step.own_loss_scales import own_loss_scales
 from ms_lossscale.step.ranks import Alone, Ranks
 from ms_lossscale.step.update import StepCounters, averages_in_place
 
@@ -39,6 +41,7 @@ class TrainingCell(
     FixedArguments,
     LoadsInPlace,
     FindsLossScale,
+    NoticesInnerGradients,
     ComparesRanks,
     TrainsOnly,
     CompilePhase,
@@ -70,7 +73,7 @@ class TrainingCell(
             check_cell(owner, "network", network, "Pass a network that returns the loss, an nn.WithLossCell say.")
         check_optimizers(owner, optimizers, networks)
         network_inputs = check_network_inputs(owner, network_inputs, networks)
-        accepted = _own_loss_scales if has_own_scales else as_loss_scale
+        accepted = own_loss_scales if has_own_scales else as_loss_scale
         loss_scales = [accepted(owner, loss_scale) for loss_scale in loss_scales]
         check_parallel(owner, settings)
         prefix_states(optimizers)
@@ -153,8 +156,10 @@ class TrainingCell(
         if not self._compared:
             self.compare_ranks()
         self._check_loaded()
-        with self._explaining_errors():
+        with self._explaining_errors(), noticing_gradients(self._notice_gradient):
             output = super().__call__(*args, **kwargs)
+        if self._takes_gradient is not None:
+            self._warn_of_inner_gradient()
         self._others.has_run()
         for i, step in enumerate(self.steps):
             step.forward_state.memory.settle(lambda i=i: output[1].asnumpy().reshape(-1)[i])
@@ -382,18 +387,3 @@ class TrainingCell(
 def or_none(aux):
     """Returns aux, but None for an empty tuple, which graph mode can't return within another one."""
     return aux if len(aux) else None
-
-
-def _own_loss_scales(owner, loss_scales):
-    check_distinct(owner, loss_scales, "Construct one for each.")
-    loss_scales = [as_loss_scale(owner, each) for each in loss_scales]
-    drops = [each.drop_overflow_update for each in loss_scales]
-    if len(set(drops)) > 1:
-        raise ValueError(
-            f"For '{owner}', the argument 'loss_scale' must hold loss scales with the same 'drop_overflow_update', "
-            f"since the networks are updated together or not at all, but got {drops}. None checks nothing and so drops "
-            f"nothing."
-        )
-    for i, each in enumerate(loss_scales):
-        add_prefix(network_prefix(i), each.get_parameters())
-    return loss_scales

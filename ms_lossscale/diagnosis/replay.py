@@ -8,8 +8,14 @@ import mindspore
 from mindspore import ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from ms_lossscale._mindspore import around_transforms, forget_failed_calls, noticing_gradients, write_in_place
+from ms_lossscale._mindspore import (
+    around_transforms,
+    forget_failed_calls,
+    says_that_gradients_are_lost,
+    write_in_place,
+)
 from ms_lossscale.diagnosis.cell_watch import WatchError
+from ms_lossscale.step.forward_backward import noticing_gradients
 from ms_lossscale.step.scaling import scaled
 
 
@@ -119,8 +125,9 @@ class LossAndGrads:
             loss = self.part.loss(*inputs)
         return scaled(loss, scale), loss
 
-    def _notice(self):
+    def _notice(self, grads):
         self.takes_gradient = True
+        return grads
 
     def in_pynative(self, loss_scale, batch):
         """Returns the loss and gradients of a batch in PyNative mode, whose cells can be watched."""
@@ -185,10 +192,7 @@ class LossAndGrads:
     def _says_what(self):
         network = type(self.part.network).__name__
         name = f"{self.part.prefix} ({network})" if self.part.prefix else f"'{network}'"
-        return (
-            f"For '{self._owner}', {name} takes a gradient in its forward, and MindSpore's PyNative mode loses the "
-            f"gradients of that gradient"
-        )
+        return says_that_gradients_are_lost(self._owner, name)
 
 
 class _InGraph(nn.Cell):

@@ -1,10 +1,13 @@
 """The scaled forward and backward of the networks of a step, and which of its inputs each network takes."""
 
+import contextlib
 import numbers
-from typing import Optional
+from collections.abc import Iterator
+from typing import Any, Callable, Optional
 
 from mindspore import GRAPH_MODE, Tensor, get_context, jit, nn, ops
 from mindspore import dtype as mstype
+from mindspore.ops.composite.base import _pynative_executor
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._arguments import describe
@@ -27,6 +30,35 @@ from ms_lossscale.step.returned import (
 )
 from ms_lossscale.step.scaling import scaled
 from ms_lossscale.step.stage import Stage
+
+# The methods that compute every gradient in PyNative mode, whichever function asks for it. MindSpore 2.7 has both.
+_GRADIENTS = [name for name in ("grad", "grad_aux") if hasattr(_pynative_executor, name)]
+
+
+@contextlib.contextmanager
+def noticing_gradients(notice: Callable[[Any], Any]) -> Iterator[None]:
+    """
+    A context that calls `notice` whenever PyNative mode has computed a gradient, within a function that it is going to
+    differentiate. Nothing public shows this. What `notice` returns takes the gradient's place.
+    """
+
+    def noticed(compute):
+        def compute_and_notice(*args, **kwargs):
+            grads = compute(*args, **kwargs)
+            return notice(grads) if _pynative_executor.requires_grad() else grads
+
+        return compute_and_notice
+
+    # Set on the object, they hide the methods of its class.
+    outer = dict(vars(_pynative_executor))
+    try:
+        for name in _GRADIENTS:
+            setattr(_pynative_executor, name, noticed(getattr(_pynative_executor, name)))
+        yield
+    finally:
+        for name in _GRADIENTS:
+            delattr(_pynative_executor, name)
+        vars(_pynative_executor).update((name, outer[name]) for name in _GRADIENTS if name in outer)
 
 
 def _copy(aux):
@@ -78,7 +110,7 @@ class ForwardBackward(ChecksCount):
         self.network = network
         self.weights = weights
         self.has_aux = has_aux
-        self._number = number
+        self.number = number
         self._may_return_tuple = may_return_tuple
         self._owner = owner
         # With has_aux, one forward gives the scaled loss to differentiate and also what the user gets back.
@@ -90,18 +122,18 @@ class ForwardBackward(ChecksCount):
 
     def _scaled_loss(self, scale, *inputs):
         output = self.network(*inputs)
-        check_no_image(self._owner, self._number, output)
+        check_no_image(self._owner, self.number, output)
         if self.has_aux:
-            loss, aux = loss_and_aux_of(self._owner, self._number, output)
+            loss, aux = loss_and_aux_of(self._owner, self.number, output)
         else:
-            loss, aux = loss_of(self._owner, self._number, output, self._may_return_tuple), ()
+            loss, aux = loss_of(self._owner, self.number, output, self._may_return_tuple), ()
         # The copy is made here, and not after the backward: if the network sets an attribute of an object that is no
         # Cell, graph mode would free the loss before it is scaled ("does not have a valid ptr of actor").
         return scaled(loss, scale), gradients.copy(loss), aux
 
     def construct(self, scale, *inputs):
         self._check_count(inputs)
-        (_, loss, aux), grads = self._value_and_grad(of_network(self._number, scale), *inputs)
+        (_, loss, aux), grads = self._value_and_grad(of_network(self.number, scale), *inputs)
         return (loss,), _copy(aux) if self.has_aux else (), grads
 
 

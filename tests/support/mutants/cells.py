@@ -19,6 +19,13 @@ MUTANTS = [
         ("test_simultaneous_train_one_step_cell.py",),
     ),
     Mutant(
+        "a loss is said to depend on a gradient whose own gradient is zero",
+        "cells/inner_gradients.py",
+        "if (cotangent != 0).any():",
+        "if cotangent is not None:",
+        ("test_second_derivatives.py",),
+    ),
+    Mutant(
         "what a training cell was built from can be assigned",
         "cells/training_cell.py",
         "        self.fix_arguments(TrainingCell)\n",

@@ -22,7 +22,7 @@ MUTANTS = [
     Mutant(
         "every network is multiplied by the first one's scale",
         "step/forward_backward.py",
-        "of_network(self._number, scale)",
+        "of_network(self.number, scale)",
         "of_network(0, scale)",
         (_OWN_SCALES,),
     ),

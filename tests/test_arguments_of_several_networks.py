@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, Tensor, nn, ops
 from support.gan_networks import (
     ClipWeights,
     GanLosses,
@@ -14,9 +14,46 @@ from support.gan_networks import (
 )
 from support.networks import Linear
 
-from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale, SimultaneousTrainOneStepCell
+from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale, FiniteGradients, SimultaneousTrainOneStepCell
 
 BOTH = pytest.mark.parametrize("make", [SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell])
+
+
+class Measure(nn.Cell):
+    """Measures the first gradient, for an update rule."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = Parameter(Tensor(0.0), name="measured.norm", requires_grad=False)
+        self.zero = Tensor(0.0)
+
+    def construct(self, grads):
+        ops.assign(self.norm, ops.ReduceMax()(ops.abs(grads[0])))
+        return grads
+
+    def forget(self):
+        return ops.assign(self.norm, self.zero)
+
+
+class Measured(DynamicLossScale):
+    """Would look at what its transform has measured."""
+
+    def __init__(self):
+        super().__init__()
+        self.measure = Measure()
+
+
+class Holds(FiniteGradients):
+    def __init__(self, parameter):
+        super().__init__()
+        self.held = parameter
+
+
+class Helper:
+    """Is no Cell."""
+
+    def __init__(self, held):
+        self.held = held
 
 
 def pair():
@@ -224,6 +261,29 @@ class TestAlternatingOnly:
         loss_scale = DynamicLossScale()
         with pytest.raises(ValueError, match=r"must not hold the same Cell twice.*copied for each"):
             cell_with(AlternatingTrainOneStepCell, loss_scale=[loss_scale, loss_scale])
+
+    @pytest.mark.parametrize("holds", ["gradient_transforms", "after_update", "overflow_detector", "networks"])
+    def test_one_that_is_copied_and_whose_state_something_else_holds(self, holds):
+        rule, networks = Measured(), pair()
+        keywords = {
+            "gradient_transforms": {"gradient_transforms": [rule.measure]},
+            "after_update": {"after_update": rule.measure.forget},
+            "overflow_detector": {"overflow_detector": Holds(rule.measure.norm)},
+            "networks": {},
+        }[holds]
+        if holds == "networks":
+            networks[1].helper = Helper(rule)
+        message = "'loss_scale' is copied for each network, but .* holds its '.*', too.*Pass a list"
+        with pytest.raises(ValueError, match=message):
+            AlternatingTrainOneStepCell(networks, sgd(networks), rule, **keywords)
+        rules = [rule, DynamicLossScale()]
+        AlternatingTrainOneStepCell(networks, sgd(networks), rules, **keywords)
+
+    def test_one_that_shares_nothing_is_copied(self):
+        rule = Measured()
+        cell = cell_with(AlternatingTrainOneStepCell, loss_scale=rule, gradient_transforms=[Measure()])
+        norms = [each.measure.norm for each in cell.loss_scale]
+        assert len({id(norm) for norm in [*norms, rule.measure.norm]}) == 3
 
     def test_a_number_twice_is_fine(self):
         assert cell_with(AlternatingTrainOneStepCell, loss_scale=[8.0, 8.0]).get_loss_scale() == [8.0, 8.0]

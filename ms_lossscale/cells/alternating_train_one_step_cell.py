@@ -1,6 +1,5 @@
 """The training cell for several networks that step one after the other."""
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Optional, Union
 
@@ -19,9 +18,9 @@ from ms_lossscale._arguments import (
 )
 from ms_lossscale.cells.argument_order import check_order
 from ms_lossscale.cells.call_types import AuxOfEach, Call, HaveAux
+from ms_lossscale.cells.copied_loss_scales import copied_loss_scales
 from ms_lossscale.cells.training_cell import TrainingCell, or_none
 from ms_lossscale.cells.turns import Turns
-from ms_lossscale.input_gradient import holds_input_gradient
 from ms_lossscale.loss_scale import AcceptedLossScale, LossScale, check_distinct
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.forward_backward import inputs_of
@@ -163,7 +162,7 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
         super().__init__(
             networks,
             optimizers,
-            self._loss_scales(loss_scale, networks),
+            self._loss_scales(loss_scale, networks, optimizers, settings),
             settings,
             network_inputs=network_inputs,
             turns=Turns(count, settings[0].gradient_accumulation_steps),
@@ -181,17 +180,17 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
         counters: Callable[[], list[dict[str, int]]]
         grad_norm: Callable[[], list[Optional[float]]]
 
-    def _loss_scales(self, loss_scale, networks):
+    def _loss_scales(self, loss_scale, networks, optimizers, settings):
         owner = type(self).__name__
         loss_scales = one_each(owner, "loss_scale", loss_scale, len(networks))
         if not isinstance(loss_scale, (list, tuple)):
-            if isinstance(loss_scale, LossScale) and holds_input_gradient(networks, loss_scale):
-                raise ValueError(
-                    f"For '{owner}', the argument 'loss_scale' is copied for each network, so an InputGradient that "
-                    f"holds it would follow none of the copies. Pass a list with a loss scale for each network, and "
-                    f"give the InputGradient the one of its own network."
-                )
-            return [copy.deepcopy(each) for each in loss_scales]
+            others = {
+                "a gradient transform": [each for its in settings for each in its.gradient_transforms],
+                "'after_update'": [its.after_update for its in settings],
+                "'overflow_detector'": [settings[0].overflow_detector],
+                "an optimizer": optimizers,
+            }
+            return copied_loss_scales(owner, loss_scale, networks, others)
         check_distinct(owner, loss_scales, "Pass one that is not in a list: it is copied for each network.")
         return loss_scales
 

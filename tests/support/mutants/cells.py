@@ -63,9 +63,9 @@ MUTANTS = [
     ),
     Mutant(
         "networks that step one after the other share one loss scale",
-        "cells/alternating_train_one_step_cell.py",
-        "return [copy.deepcopy(each) for each in loss_scales]",
-        "return loss_scales",
+        "cells/copied_loss_scales.py",
+        "return [copy.deepcopy(loss_scale) for _ in networks]",
+        "return [loss_scale for _ in networks]",
         (_ALTERNATING,),
     ),
     Mutant(

@@ -203,7 +203,7 @@ class CastsByHand(nn.Cell):
 CAN_NOT_BE_SWITCHED = "Casts that are written in a construct, such as x.astype(mstype.float16), can't be switched "
 
 
-@pytest.mark.parametrize("to_float", [False, True])
+@pytest.mark.parametrize("to_float", [False, *long(True)])
 def test_casts_in_a_construct_can_not_be_switched_in_graph_mode(mode, to_float):
     network = blocks(CastsByHand())
     if to_float:

@@ -8,12 +8,13 @@ _DICT, _MRO = type.__dict__["__dict__"], type.__dict__["__mro__"]
 
 def class_dict(cls):
     """Returns the attributes of a class itself."""
-    return _DICT.__get__(cls)
+    return _DICT.__get__(cls) or {}
 
 
 def mro(cls):
     """Returns a class and its bases."""
-    return _MRO.__get__(cls)
+    # Some classes of Python 3.9 are never completed, and have neither bases nor attributes.
+    return _MRO.__get__(cls) or (cls,)
 
 
 def instance_dict(thing):

@@ -1,6 +1,7 @@
 """Places where a network may keep a cell that writes, or its state; run as `ways_to_write`, with any cell inside."""
 
 import collections
+import sys
 import types
 
 import numpy as np
@@ -8,7 +9,7 @@ from mindspore import Tensor, grad, jit, nn, ops
 
 from support import modules_of_state
 from support.hidden import forget_hidden, hide
-from support.modules_of_state import inner
+from support.modules_of_state import imported, inner
 from support.ways_to_write import PYNATIVE, moved, state
 
 # State of one test's networks in a module. Graph mode compiles with what is there at that time.
@@ -21,6 +22,7 @@ def forget_globals():
     GLOBAL_PARAMETERS.clear()
     GLOBALS_BY_NAME.clear()
     inner.STATE.clear()
+    imported.STATE.clear()
     forget_hidden()
 
 
@@ -277,11 +279,16 @@ class ParameterInAModuleOfAPackage(Kept):
         return x * 2
 
 
-class ParameterThatIsImported(ParameterInAModuleOfAPackage):
+class ParameterThatIsImported(Kept):
     modes = PYNATIVE
 
+    def keep(self, parameter):
+        # Named by the import alone.
+        module = sys.modules[f"{modules_of_state.__name__}.imported"]
+        vars(module)["STATE"].append(parameter)
+
     def construct(self, x):
-        from support.modules_of_state.inner import STATE
+        from support.modules_of_state.imported import STATE
 
         ops.assign(STATE[0], moved(STATE[0], x))
         return x * 2

@@ -1,3 +1,3 @@
-"""Keeps state in a global, which no other module mentions."""
+"""Keeps state in a global, which functions of other modules name."""
 
 STATE = []

@@ -9,8 +9,8 @@ import functools
 
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode, quick_in_pynative_mode
-from mindspore import Model, nn
+from conftest import long, quick_in_graph_mode, quick_in_pynative_mode
+from mindspore import Model, Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.dataset import GeneratorDataset
 from support.gan_networks import (
@@ -301,3 +301,42 @@ def test_any_number_of_networks(mode, count):
     assert overflow.shape == scales.shape == losses.shape == (count,)
     for network, wanted in zip(networks, expected):
         assert same_bits(network.weight.asnumpy(), wanted.weight.asnumpy())
+
+
+class Keeps(nn.Cell):
+    """Counts its calls, and has a constant buffer, and a Parameter in a list. Others have some of the same names."""
+
+    def __init__(self, shared):
+        super().__init__(auto_prefix=False)
+        self.net = Linear()
+        self.register_buffer("factor", Tensor([2.0]))
+        self.count = Parameter(Tensor(0.0), name="count", requires_grad=False)
+        self.unused = [Parameter(Tensor(0.0), name="unused", requires_grad=False)]
+        self.shared, self.one = shared, Tensor(1.0)
+
+    def construct(self, x, y):
+        ops.assign(self.count, self.count + self.one)
+        return self.net(x * self.factor * self.shared.factor, y)
+
+
+class Factor(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("factor", Tensor([0.5]))
+
+
+@quick_in_graph_mode
+@pytest.mark.parametrize("steps", [1, *long(2)])
+@pytest.mark.filterwarnings("ignore:.*MindSpore does not find them:RuntimeWarning")
+def test_buffers_and_what_is_in_lists_may_have_the_same_names_in_several_networks(mode, steps):
+    shared = Factor()
+    networks = [renamed(f"{i}.", Keeps(shared)) for i in range(2)]
+    optimizers = [nn.SGD([network.net.weight], 0.01) for network in networks]
+    cell = AlternatingTrainOneStepCell(
+        networks, optimizers, 8.0, network_inputs=[(0, 1), (2, 3)], gradient_accumulation_steps=steps
+    ).set_train()
+    for _ in range(steps):
+        cell(*batch(), *overflowing_batch())
+    assert [float(network.count) for network in networks] == [steps, 0]
+    assert [counters["applied_steps"] for counters in cell.counters()] == [1, 0]
+    assert {"unregistered_0.unused", "buffer_0.factor"} <= set(cell.forward_state_names())

@@ -3,7 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
-from conftest import quick_in_pynative_mode
+from conftest import quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from support.training import changed, state
@@ -178,6 +178,20 @@ class Measures(Watches):
     def construct(self, grads):
         ops.assign(self.loss_scale.norm, ops.ReduceMax()(grads[0]))
         return grads
+
+
+@quick_in_graph_mode
+def test_a_cycle_of_one_network_that_is_skipped_takes_back_its_own_call_of_one_that_all_use(mode):
+    counted = Counted()
+    cell = make("alternating", [counted], network_inputs=[(0,), (1,)], gradient_accumulation_steps=2)
+    counts = []
+    for pairs in [((1, 1), (1, 1)), ((1, 1), (1, np.inf)), ((np.inf, 1), (1, 1)), ((1, np.inf), (np.inf, 1))]:
+        for pair in pairs:
+            cell(*map(slopes, pair))
+        counts.append(float(counted.calls))
+    cell(slopes(), slopes(np.inf))
+    cell.flush()
+    assert [*counts, float(counted.calls)] == [2.0, 3.0, 4.0, 4.0, 5.0]
 
 
 @quick_in_pynative_mode

@@ -248,6 +248,30 @@ class TestADetectorOfTheUser:
         assert set(np.atleast_1d(cell.get_loss_scale())) == {512}
 
     @quick_in_pynative_mode
+    @pytest.mark.parametrize("max_retries", [0, 1])
+    def test_what_it_writes_is_undone_in_a_cycle_of_one_network_of_two(self, mode, max_retries):
+        networks = [Linear(), Linear(1)]
+        networks[1].weight.name = "other"
+        detector = Averaging()
+        cell = AlternatingTrainOneStepCell(
+            networks,
+            [nn.SGD([network.weight], 0.01) for network in networks],
+            DynamicLossScale(2.0**10),
+            network_inputs=[(0, 1), (2, 3)],
+            overflow_detector=detector,
+            gradient_accumulation_steps=2,
+            max_retries=max_retries,
+        )
+        for second in (batch(), overflowing_batch()):
+            cell(*batch(), *second)
+        assert [counters["applied_steps"] for counters in cell.counters()] == [1, 0]
+        before = detector.sums()
+        assert min(before) > 0 and max(before) < np.inf
+        for first in (overflowing_batch(), batch()):
+            cell(*first, *overflowing_batch())
+        assert detector.sums() == before
+
+    @quick_in_pynative_mode
     @pytest.mark.parametrize("steps", [1, 2])
     def test_what_it_writes_is_no_sign_of_an_overflow(self, mode, steps):
         detector = Averaging(Tensor(False))

@@ -26,7 +26,7 @@ class SharedMemory:
     """A tensor, and a Parameter of another name that shares its memory."""
 
     def __init__(self, name, tensor):
-        self._tensor = tensor
+        self.name, self._tensor = name, tensor
         # NumPy knows no bfloat16.
         self.parameter = Parameter(ops.deepcopy(Tensor(tensor)), name=name, requires_grad=False)
         self.share()
@@ -76,10 +76,15 @@ class Found:
     taken: frozenset = frozenset()
 
     @property
+    def keys(self):
+        """Returns what each of `names` is recognised by: a Parameter itself, or the place of a buffer."""
+        return [*map(id, (*self.parameters, *self.unregistered)), *(buffer.place for buffer in self.buffers)]
+
+    @property
     def names(self):
         """Returns a name for each, all different."""
         unregistered = [f"unregistered_{i}.{parameter.name}" for i, parameter in enumerate(self.unregistered)]
-        buffers = [buffer.parameter.name for buffer in self.buffers]
+        buffers = [buffer.name for buffer in self.buffers]
         return [*(parameter.name for parameter in self.parameters), *unregistered, *buffers]
 
     def beyond(self, other):
@@ -102,13 +107,13 @@ class Found:
 
     def shared(self):
         """
-        Returns what another Parameter stands for in the step, by that one's name, which is one of `names`: the buffers,
-        and what has no name of its own, which compiled code demands of Parameters.
+        Returns what another Parameter stands for in the step, by its name in `names`: the buffers, and what has no name
+        of its own, which compiled code demands of Parameters.
         """
         counts = Counter([*self.taken, *(parameter.name for parameter in self.unregistered)])
         unregistered = zip(self.names[len(self.parameters) :], self.unregistered)
         stood_for = [SharedMemory(name, its) for name, its in unregistered if counts[its.name] > 1]
-        return {each.parameter.name: each for each in (*stood_for, *self.buffers)}
+        return {each.name: each for each in (*stood_for, *self.buffers)}
 
 
 def find_forward_state(owner, networks, declared=(), names_of_others=()):

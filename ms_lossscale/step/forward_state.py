@@ -1,5 +1,6 @@
 """The side effects of a training forward, and how a skipped step undoes them."""
 
+import dataclasses
 from functools import partial
 
 import numpy as np
@@ -34,12 +35,26 @@ class CallForwardState(ForwardState):
         """
         # Hidden from MindSpore, and so from checkpoints: loading would separate a Parameter from the buffer that it
         # stands for, and a Parameter outside the networks' cells need not have a name of its own.
-        shared, unshared = found.shared(), [*found.parameters, *found.unregistered, *found.buffers]
-        written = [shared[name].parameter if name in shared else its for name, its in zip(found.names, unshared)]
+        self.found = dataclasses.replace(found, taken=found.taken | self._taken)
+        self.names, parameters = found.names, [*found.parameters, *found.unregistered, *found.buffers]
+        keys, shared = dict(zip(self.names, found.keys)), self.found.shared()
+        shared = {name: self._standing_in(keys[name], its) for name, its in shared.items()}
+        written = [shared[name].parameter if name in shared else its for name, its in zip(self.names, parameters)]
         object.__setattr__(self, "written", ParameterTuple(written))
         self._judged = tuple(i for i, its in enumerate(written) if id(its) not in self._not_judged)
-        self.names = found.names
-        self.memory.hold([each for each in written if each.name not in shared], list(shared.values()))
+        unshared = [its for name, its in zip(self.names, written) if name not in shared]
+        self.memory.hold(unshared, list(shared.values()))
+
+    def _standing_in(self, key, shared):
+        """Returns what stands for this in an earlier step, or else `shared`, with a name that no other step has."""
+        if key not in self._stand_ins:
+            shared.parameter.name = f"{self._prefix}{shared.name}"
+        return self._stand_ins.setdefault(key, shared)
+
+    def share_stand_ins(self, stand_ins: dict, prefix: str, taken: frozenset[str]) -> None:
+        """Uses in one graph with other steps what stands for the same there, as Parameters of one name can't be."""
+        super().share_stand_ins(stand_ins, prefix, taken)
+        self.hold(self.found)
 
     def save(self, inputs):
         saved = gradients.copy(self.written)
@@ -63,7 +78,6 @@ class CycleForwardState(CallForwardState):
 
     def __init__(self, found: Found, not_judged: frozenset[int], state: CycleState, prefix: str, restores_calls: bool):
         super().__init__(found, not_judged)
-        self._found = found
         self.state = state
         self._restores_calls = restores_calls
         self.copies = ParameterTuple(
@@ -72,12 +86,7 @@ class CycleForwardState(CallForwardState):
         )
 
     def of_one_call(self):
-        return CallForwardState(self._found, self._not_judged)
-
-    def keys(self):
-        """Returns for each of `written` what it is recognised by: that of a buffer has another Parameter elsewhere."""
-        parameters = (*self._found.parameters, *self._found.unregistered)
-        return [*map(id, parameters), *(buffer.place for buffer in self._found.buffers)]
+        return CallForwardState(self.found, self._not_judged)
 
     def save(self, inputs):
         inputs = ops.depend(inputs, only_if(self.state.count.is_first(), gradients.assign, self.copies, self.written))

@@ -13,7 +13,7 @@ from ms_lossscale._gradients import of_any_network
 from ms_lossscale._memory_in_use import UseInOutermostGraph
 from ms_lossscale._mindspore import only_if
 from ms_lossscale.forward_state.reachable import Reach
-from ms_lossscale.step.forward_state import CycleForwardState, became_not_finite
+from ms_lossscale.step.forward_state import CallForwardState, CycleForwardState, became_not_finite
 from ms_lossscale.step.optimizers import network_prefix
 
 
@@ -27,8 +27,7 @@ class SharingForwardState(CycleForwardState):
 
     def share(self, shared, prefix, network):
         """Takes what is shared, a dict from keys to Parameters, the same for all networks. `network` is its own."""
-        keys = self.keys()
-        object.__setattr__(self, "written", ParameterTuple([shared.get(*pair) for pair in zip(keys, self.written)]))
+        keys = self.found.keys
         positions = [i for i, key in enumerate(keys) if key in shared]
         rest = [i for i, key in enumerate(keys) if key not in shared]
         self.shared, self.shared_copies = _part(self.written, positions), _part(self.copies, positions)
@@ -148,7 +147,9 @@ class SharedState(nn.Cell):
 
 
 def _copy_of(key, forward_states):
-    return next(copy for each in forward_states for its_key, copy in zip(each.keys(), each.copies) if its_key == key)
+    return next(
+        copy for each in forward_states for its_key, copy in zip(each.found.keys, each.copies) if its_key == key
+    )
 
 
 def _any(flags):
@@ -161,16 +162,25 @@ def _part(parameters, positions):
 
 def share_state(steps, networks):
     """Makes the steps share what several of them may write in a cycle. Returns the SharedState."""
+    _share_stand_ins([step.forward_state for step in steps])
     states = {i: step.forward_state for i, step in enumerate(steps)}
     states = {i: state for i, state in states.items() if isinstance(state, CycleForwardState)}
-    keys = collections.Counter(key for state in states.values() for key in state.keys())  # noqa: SIM118
+    counts = collections.Counter(key for state in states.values() for key in state.found.keys)
     shared = {}
     for state in states.values():
-        for key, parameter in zip(state.keys(), state.written):
-            if keys[key] > 1:
-                shared.setdefault(key, parameter)
-    states = {i: state for i, state in states.items() if shared.keys() & state.keys()}
+        shared.update((key, its) for key, its in zip(state.found.keys, state.written) if counts[key] > 1)
+    states = {i: state for i, state in states.items() if shared.keys() & set(state.found.keys)}
     for i, state in states.items():
         state.__class__ = SharingForwardState
         state.share(shared, network_prefix(i), networks[i])
     return SharedState(shared, states)
+
+
+def _share_stand_ins(states):
+    """Makes the Parameters of all steps have names of their own, since graph mode compiles the steps into one graph."""
+    found = [state.found for state in states if isinstance(state, CallForwardState)]
+    parameters = {id(each): each.name for its in found for each in (*its.parameters, *its.unregistered)}
+    counts = collections.Counter(parameters.values())
+    taken, stand_ins = frozenset(name for name, count in counts.items() if count > 1), {}
+    for i, state in enumerate(states):
+        state.share_stand_ins(stand_ins, network_prefix(i), taken)

@@ -43,6 +43,16 @@ class ForwardState(nn.Cell):
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
         self.memory = MemoryInUse(())
+        ForwardState.share_stand_ins(self, {}, "", frozenset())
+
+    def share_stand_ins(self, stand_ins, prefix, taken):
+        """
+        Uses what stands for the same in other steps of the same graph: a dict from keys, to which it adds its own, with
+        names that begin with `prefix`. The names `taken` are those that others have.
+        """
+        # Hidden from MindSpore.
+        object.__setattr__(self, "_stand_ins", stand_ins)
+        self._prefix, self._taken = prefix, taken
 
     def of_one_call(self):
         """Returns a ForwardState that saves and undoes single calls, whatever becomes of their cycle."""

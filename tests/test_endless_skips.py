@@ -186,6 +186,7 @@ def test_the_status_register(mode, few):
         inputs = saturating_batch(True, 0)
         message = warning_of(cell, inputs, calls=10)
         assert "all gradients were finite; the loss was finite. What to try: the overflow detector reports" in message
+        assert "by the status register, which no gradient shows: ms_lossscale.locate_overflow(cell, inputs, " in message
 
 
 @quick_in_graph_mode

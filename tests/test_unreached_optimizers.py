@@ -78,6 +78,10 @@ def test_the_search_for_a_scale(mode):
     assert message.startswith(f"For 'SimultaneousTrainOneStepCell', 'find_loss_scale()': {SAYS}")
     (message,) = said(gan(AlternatingTrainOneStepCell, loss_scale=[DynamicLossScale(), DynamicLossScale()]))
     assert SAYS in message
+    # The scale of one that never moves is not tried.
+    (message,) = said(gan(AlternatingTrainOneStepCell, loss_scale=[DynamicLossScale(), 1.0]))
+    assert SAYS in message
+    assert said(gan(AlternatingTrainOneStepCell, loss_scale=[1.0, DynamicLossScale()])) == []
     assert said(gan(swapped=False)) == []
     (message,) = said(stopped())
     assert "No gradient reaches any weight: all are exactly zero. Look for ops.stop_gradient between" in message

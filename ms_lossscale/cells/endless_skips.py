@@ -9,6 +9,7 @@ from ms_lossscale._arguments import listed
 from ms_lossscale._output import LossScaleValues, counted, written_scale
 from ms_lossscale._values import not_finite_weights, on_not_finite
 from ms_lossscale.cells.watched_weights import WatchedWeights
+from ms_lossscale.overflow_detector import FloatStatusRegister
 
 # The number of calls between two looks, which wait for the device. The first look comes earlier.
 _CALLS, _FIRST_CALLS = 500, 50
@@ -130,8 +131,8 @@ class SkippedSeries:
             return remark
         if not self._names():
             return f"What to try: {self._where_no_gradient_shows_it()}"
-        locate = f"ms_lossscale.locate_overflow(cell, inputs, loss_scale={written_scale(self.overflowed_scale())})"
-        lines = f"{locate} names where it begins, ms_lossscale.advise_float32(cell, [inputs]) which cells need float32"
+        advise = "ms_lossscale.advise_float32(cell, [inputs]) which cells need float32"
+        lines = f"{self._locate()} names where it begins, {advise}"
         rate = " If it trained before, lower the learning rate or pass clip_norm." if has_trained else ""
         if self._losses_not_finite():
             return (
@@ -171,12 +172,22 @@ class SkippedSeries:
     def _losses_not_finite(self):
         return sum(not is_finite for _, is_finite in self._last)
 
+    def _locate(self):
+        return f"ms_lossscale.locate_overflow(cell, inputs, loss_scale={written_scale(self.overflowed_scale())})"
+
     def _where_no_gradient_shows_it(self):
         written = self._step.forward_state.names
+        reports = "the overflow detector reports an overflow"
+        if isinstance(self._step.overflow_detector, FloatStatusRegister):
+            reports += (
+                f" by the status register, which no gradient shows: {self._locate()} names the cell that raises it, in "
+                f"the forward or in the backward, and what to do"
+            )
+        elif not written:
+            reports += ", so look for it in the forward"
         if not written:
-            return "the overflow detector reports an overflow, so look for it in the forward."
-        # The status register is a detector, too.
+            return f"{reports}."
         return (
-            f"what the forward writes ({listed(written, _MOST_NAMES)}) became not finite, or the overflow detector "
-            f"reports an overflow. A value that is infinite on purpose must be in its Parameter before the first step."
+            f"what the forward writes ({listed(written, _MOST_NAMES)}) became not finite, or {reports}. A value that "
+            f"is infinite on purpose must be in its Parameter before the first step."
         )

@@ -12,6 +12,7 @@ from ms_lossscale._mindspore import write_in_place
 from ms_lossscale._output import written_scale
 from ms_lossscale._values import not_finite_weights, on_not_finite, on_unreached
 from ms_lossscale.cells.first_call import ChecksFirstCall
+from ms_lossscale.overflow_detector import FloatStatusRegister
 from ms_lossscale.step.forward_backward import inputs_of
 
 # How many powers of two below the floor are tried if all others overflow, and how far below the largest clean one of
@@ -107,7 +108,7 @@ class FindsLossScale(ChecksFirstCall):
             if its.min_loss_scale is None:
                 found.append(its.get_loss_scale())
             else:
-                found.append(max(self._largest_clean(its, is_clean) / 2, its.min_loss_scale))
+                found.append(max(self._largest_clean(its, is_clean, inputs) / 2, its.min_loss_scale))
         return found
 
     def _overflowed(self, i, inputs, reached):
@@ -128,7 +129,7 @@ class FindsLossScale(ChecksFirstCall):
         memory.has_run()
         return overflowed.reshape(-1)
 
-    def _largest_clean(self, loss_scale, is_clean):
+    def _largest_clean(self, loss_scale, is_clean, inputs):
         powers, tried = _powers_of_two(loss_scale), set()
         found = _largest(powers, is_clean, tried)
         # But a scale may also be too small, if something divides by a gradient that became zero.
@@ -136,18 +137,22 @@ class FindsLossScale(ChecksFirstCall):
         found = found or next(others, None)
         if found is None:
             below = [max(powers[0] / 2.0**k, _SMALLEST) for k in range(_BELOW, 0, -1)]
-            self._raise_none_found(loss_scale, powers, _largest(below, is_clean, tried))
+            self._raise_none_found(loss_scale, powers, _largest(below, is_clean, tried), inputs)
         return found
 
-    def _raise_none_found(self, loss_scale, powers, below):
+    def _raise_none_found(self, loss_scale, powers, below, inputs):
         """Raises an error that says what to do, given the largest clean scale below the floor, if there is one."""
         of_network = "" if self._is_one_loss_scale else f" of network {self._loss_scales.index(loss_scale)}"
         floor, ceiling = written_scale(powers[0]), written_scale(powers[-1])
         lines = "ms_lossscale.advise_float32(cell, [inputs]) names the cells that need float32"
         if below is None:
-            cure = self._on_weights() or (
-                f"Look for NaN in the data (the weights are finite): ms_lossscale.locate_overflow(cell, inputs, "
-                f"loss_scale={floor}) names where the overflow begins. If it is in float16, {lines}."
+            cure = (
+                self._on_weights()
+                or self._on_register(inputs, powers[0])
+                or (
+                    f"Look for NaN in the data (the weights are finite): ms_lossscale.locate_overflow(cell, inputs, "
+                    f"loss_scale={floor}) names where the overflow begins. If it is in float16, {lines}."
+                )
             )
         else:
             lower = written_scale(max(below / _HEADROOM, _SMALLEST))
@@ -160,6 +165,20 @@ class FindsLossScale(ChecksFirstCall):
             f"For '{type(self).__name__}', 'find_loss_scale()' found no loss scale{of_network}: this batch overflows "
             f"at every power of two from {floor} to {ceiling}. {cure}"
         )
+
+    def _on_register(self, inputs, floor):
+        """Says where the overflow is if a status register tells of it, which names nothing itself. It may be empty."""
+        if not any(isinstance(step.overflow_detector, FloatStatusRegister) for step in self.steps):
+            return ""
+        # The diagnoses know the training cells, whose modules can't import them.
+        from ms_lossscale.diagnosis.locate_overflow import locate_overflow
+
+        try:
+            trace = locate_overflow(self, inputs, loss_scale=floor)
+        except (RuntimeError, TypeError):
+            # A network of graph mode only, or inputs that are no Tensors.
+            return ""
+        return str(trace) if trace.found else ""
 
     def _numbers_of_unreached(self, reached):
         """Returns the numbers of the optimizers all of whose gradients were zero, None for the only one."""

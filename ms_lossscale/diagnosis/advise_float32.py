@@ -13,6 +13,7 @@ from ms_lossscale.diagnosis.arguments import CASTS_BY_HAND, each_batch, not_fini
 from ms_lossscale.diagnosis.float32_advice import Float32Advice, NeedOfFloat32
 from ms_lossscale.diagnosis.float32_search import needed_cells, widening
 from ms_lossscale.diagnosis.float32_trials import NotFinite, Trials
+from ms_lossscale.diagnosis.register_watch import cleared_afterwards, register_of
 from ms_lossscale.diagnosis.replay import replay
 
 
@@ -79,8 +80,9 @@ def advise_float32(
     parts = trained_parts(owner, network, parameters)
     batches = list(each_batch(owner, batches))
     in_graph_mode = mindspore.get_context("mode") == mindspore.GRAPH_MODE
-    with replay(owner, parts) as replayed:
-        trials = Trials(owner, replayed, batches, min(part.floor for part in parts))
+    detector = register_of(network)
+    with replay(owner, parts) as replayed, cleared_afterwards(detector):
+        trials = Trials(owner, replayed, batches, min(part.floor for part in parts), detector)
         return _advice(network, trials, in_graph_mode, not_finite_weights_of(parts))
 
 
@@ -105,7 +107,7 @@ def _advice(network, trials, in_graph_mode, weights):
     cells = {name: trials.cells[name] for name in names}
     note = "\n".join(notes)
     parts = network, cells, len(trials.cells), loss_scale, needs, trials.runs, None, further, note, weights
-    return Float32Advice(*parts, trials.unreached())
+    return Float32Advice(*parts, trials.unreached(), trials.in_register(names))
 
 
 def _no_help(network, trials, names, weights):

@@ -63,10 +63,19 @@ class TrainedPart(NamedTuple):
         """Returns how many values are not finite, by weight, for those weights of the network that have any."""
         return not_finite_weights((*self.weights, *self.network.get_parameters()))
 
-    def cell_names(self):
-        """Returns the name of each cell by its id; the network itself goes by its class."""
+    def named_cells(self):
+        """Returns the cells by their names; the network itself goes by its class."""
         named = self.network.cells_and_names()
-        return {id(cell): join_names(self.prefix, name) or written_class(cell).__name__ for name, cell in named}
+        return {join_names(self.prefix, name) or written_class(cell).__name__: cell for name, cell in named}
+
+    def cell_names(self):
+        """Returns the name of each cell by its id."""
+        return {id(cell): name for name, cell in self.named_cells().items()}
+
+    def owners(self):
+        """Returns the name of the cell that holds each parameter by the parameter's id."""
+        named = self.named_cells().items()
+        return {id(each): name for name, cell in named for each in cell.get_parameters(expand=False)}
 
 
 def not_finite_weights_of(parts):

@@ -53,15 +53,17 @@ class CellWatch:
         on_gradient_out (Callable, optional): Called with a Place and the gradient that the cell's backward passes on
             to its inputs; `item` is the input's position.
         on_weight (Callable, optional): Called with a weight when its gradient is computed.
+        on_call (Callable, optional): Called with a cell's name before its forward.
     """
 
-    def __init__(self, part, on_output, on_gradient_in=None, on_gradient_out=None, on_weight=None):
+    def __init__(self, part, on_output, on_gradient_in=None, on_gradient_out=None, on_weight=None, on_call=None):
         self._network = part.network
         self._names = part.cell_names()
         self._on_output = on_output
         self._on_gradient_in = on_gradient_in
         self._on_gradient_out = on_gradient_out
         self._on_weight = on_weight
+        self._on_call = on_call
         self._calls = {}
         self._failure = None
         # The functions that register the hooks, and the handles that remove them.
@@ -103,6 +105,8 @@ class CellWatch:
             if self._on_gradient_out is not None:
                 yield partial(cell.register_backward_hook, self._hook(self._backward_hook))
             yield partial(register_forward_hook, cell, self._hook(self._forward_hook))
+            if self._on_call is not None:
+                yield partial(cell.register_forward_pre_hook, self._hook(self._pre_hook))
         if self._on_weight is not None:
             for weight in self._network.trainable_params():
                 yield partial(weight.register_hook, self._hook(lambda _, weight=weight: self._on_weight(weight)))
@@ -119,6 +123,9 @@ class CellWatch:
                 self._failure = self._failure or error
 
         return hook
+
+    def _pre_hook(self, cell, _inputs):
+        self._on_call(self._names[id(cell)])
 
     def _forward_hook(self, cell, inputs, output):
         name = self._names[id(cell)]

@@ -93,6 +93,8 @@ class Float32Advice:
             weights of the network that have any.
         unreached (list[Union[int, None]]): The numbers of the optimizers all of whose gradients are exactly zero; None
             stands for the only one.
+        in_register (Union[OverflowTrace, None]): Where an NPU's status register is raised with these cells in float32
+            though all values are finite, so that training skips the step. None if it is not.
     """
 
     # The network that was asked about, the cells that were found, and the number of all cells.
@@ -107,6 +109,7 @@ class Float32Advice:
     note: str = ""
     not_finite_weights: dict[str, int] = field(default_factory=dict)
     unreached: list[Optional[int]] = field(default_factory=list)
+    in_register: Optional[OverflowTrace] = None
 
     def __post_init__(self) -> None:
         self.cells = list(self._found)
@@ -176,7 +179,7 @@ class Float32Advice:
         weights = on_not_finite(self.not_finite_weights)
         if self.trace is not None and weights == self.trace.note:
             weights = ""
-        remarks = (self.note, weights, on_unreached(self.unreached))
+        remarks = (self.note, weights, on_unreached(self.unreached), str(self.in_register or ""))
         return "\n".join(text + [remark for remark in remarks if remark])
 
     def _what_to_do(self, loss_scale, tried):

@@ -16,7 +16,7 @@ from ms_lossscale.diagnosis.arguments import join_names, with_progress_bar
 from ms_lossscale.diagnosis.cell_watch import CellWatch, LineWatch, WatchError
 from ms_lossscale.diagnosis.distribution import SMALLEST_NORMAL
 from ms_lossscale.diagnosis.gradient_report import LOSS_SCALES
-from ms_lossscale.diagnosis.locate_overflow import OverflowTrace, Search
+from ms_lossscale.diagnosis.locate_overflow import OverflowTrace, Search, register_trace
 from ms_lossscale.diagnosis.replay import LossAndGrads, running
 
 # The exponents at which the search for the largest scale looks first.
@@ -53,11 +53,13 @@ class Trials:
         counts_lost (bool): Whether a cell with a lost output, see `first_lost`, is as bad as one that overflows.
     """
 
-    def __init__(self, owner, replayed, batches, smallest_scale):
+    def __init__(self, owner, replayed, batches, smallest_scale, detector):
         self._owner = owner
         self._replayed = replayed
         self._batches = batches
         self.smallest_scale = smallest_scale
+        # What reads an NPU's status register, if anything does.
+        self._detector = detector
         # Numbers of a batch and a network. The pair that overflowed last comes first: most trials end there.
         self._work = list(itertools.product(range(len(batches)), range(len(replayed))))
         self.cells, self._names = {}, {}
@@ -219,6 +221,14 @@ class Trials:
     def _names_in(self, part):
         watched = part.cell_names()
         return {watched[id(cell)]: self._names[id(cell)] for _, cell in part.network.cells_and_names()}
+
+    def in_register(self, names):
+        """Returns the trace of where only an NPU's status register shows an overflow, None if it does not."""
+        if self._detector is None:
+            return None
+        with self._run(names) as runs:
+            traces = (register_trace(each, self._detector, self.smallest_scale, batch) for _, each, batch in runs)
+            return next((trace for trace in traces if trace is not None), None)
 
     def first_lost(self, names):
         """

@@ -15,6 +15,7 @@ from ms_lossscale._values import are_finite, as_array, is_float, on_not_finite
 from ms_lossscale.diagnosis.arguments import as_inputs, not_finite_weights_of, trained_parts
 from ms_lossscale.diagnosis.cell_watch import CellWatch, Place, WatchError
 from ms_lossscale.diagnosis.distribution import FLOAT16
+from ms_lossscale.diagnosis.register_watch import cleared_afterwards, raised_in, register_of
 from ms_lossscale.diagnosis.replay import replay, running
 
 _ONLY_IN_GRAPH = (
@@ -66,8 +67,10 @@ class OverflowTrace(NamedTuple):
     - **direction** (str) - ``"forward"`` or ``"backward"`` .
     - **what** (str) - ``"output"`` in the forward. In the backward, ``"gradient"`` for the gradient of the cell's
       input; the name of a parameter of the cell for its gradient; or ``"loss"`` for the gradient of the loss itself,
-      which is the loss scale.
-    - **kind** (str) - ``"inf"`` , ``"NaN"`` , or ``"saturated"`` for a finite value of 65504 or beyond.
+      which is the loss scale. ``"register"`` if no value shows an overflow.
+    - **kind** (str) - ``"inf"`` , ``"NaN"`` , or ``"saturated"`` for a finite value of 65504 or beyond; ``"register"``
+      if all values are finite but the status register of an NPU is raised. The fields from `index` to `inputs` then
+      have no meaning.
     - **index** (tuple[int]) - Where in the tensor the first such value is.
     - **value** (float) - The value.
     - **tensor** (Range) - The tensor that holds it.
@@ -93,6 +96,11 @@ class OverflowTrace(NamedTuple):
         if not self.found:
             none = f"No overflow: all values are finite and below 65504 in float16 {at_scale}."
             return f"{none} {self.note}".rstrip()
+        if self.kind == "register":
+            return (
+                f"At loss scale {written_scale(self.loss_scale)} all values are finite, but the status register is up "
+                f"in the {self.direction} of {self.cell}.\n  {self.note}"
+            )
         what = {
             "output": "its output",
             "gradient": "the gradient that it passes back",
@@ -120,6 +128,10 @@ def locate_overflow(network: nn.Cell, inputs: Batch, *, loss_scale: float) -> Ov
 
     It runs in PyNative mode and updates nothing. The network is the same afterwards, except for dropout's random
     numbers if training itself runs in PyNative mode.
+
+    Where training reads the status register of an NPU and no value shows an overflow, it reads and clears the register
+    around each cell, and names the first one that raises it. In the backward it tries a tiny loss scale, too: an
+    operator that raises the register even there does so whatever its values are.
 
     If a network takes a gradient in its forward (a gradient penalty), PyNative mode loses second derivatives. The
     gradients of the parameters are then computed in graph mode. Those of the cells lack the second derivatives, so an
@@ -160,8 +172,9 @@ def locate_overflow(network: nn.Cell, inputs: Batch, *, loss_scale: float) -> Ov
     parts = trained_parts(owner, network)
     loss_scale = check_scale(owner, "loss_scale", loss_scale)
     inputs = as_inputs(owner, "inputs", inputs)
+    detector, in_register = register_of(network), None
     held, notes = None, [on_not_finite(not_finite_weights_of(parts))]
-    with replay(owner, parts) as replayed:
+    with replay(owner, parts) as replayed, cleared_afterwards(detector):
         for loss_and_grads in replayed:
             search = Search(loss_and_grads, loss_scale)
             with running(owner, "these inputs"):
@@ -173,7 +186,24 @@ def locate_overflow(network: nn.Cell, inputs: Batch, *, loss_scale: float) -> Ov
                 held = search.explained(search.overflows[0])
             if loss_and_grads.only_in_graph:
                 notes.append(_ONLY_IN_GRAPH)
+            elif detector is not None and in_register is None:
+                loss_and_grads.restore()
+                with running(owner, "these inputs"):
+                    in_register = register_trace(loss_and_grads, detector, loss_scale, inputs)
+        if in_register is not None:
+            return in_register
     return held or OverflowTrace(False, loss_scale, note=" ".join(filter(None, notes)))
+
+
+def register_trace(loss_and_grads, detector, loss_scale, batch):
+    """Returns a trace of where only the status register shows an overflow, None if it does not, within `replay`."""
+    raised = raised_in(loss_and_grads, detector, loss_scale, batch)
+    if raised is None:
+        return None
+    part = loss_and_grads.part
+    remarks = [on_batch(_ranges(part.inputs(batch))), on_not_finite(part.not_finite_weights())]
+    note = " ".join(filter(None, remarks)) or raised.remark()
+    return OverflowTrace(True, loss_scale, raised.cell, raised.direction, "register", "register", note=note)
 
 
 class _Overflow(NamedTuple):
@@ -207,13 +237,8 @@ class Search:
         self._moments_of_weights = {}
         # The cells whose output got a gradient that was out of range already.
         self._received = set()
-        names = self.part.cell_names()
-        self._root = names[id(self.part.network)]
-        self._owners = {
-            id(parameter): names[id(cell)]
-            for _, cell in self.part.network.cells_and_names()
-            for parameter in cell.get_parameters(expand=False)
-        }
+        self._root = self.part.cell_names()[id(self.part.network)]
+        self._owners = self.part.owners()
 
     def run(self, batch):
         """Returns the overflows."""
@@ -306,8 +331,8 @@ class Search:
 
     def _remark(self, overflow):
         trace = overflow.trace
-        if any(each.non_finite for each in self._batch):
-            return "The batch itself holds values that are not finite."
+        if on_batch(self._batch):
+            return on_batch(self._batch)
         weights = self.part.not_finite_weights()
         if weights:
             return on_not_finite(weights)
@@ -323,6 +348,11 @@ class Search:
         if overflow.held_by_dtype:
             return f"{trace.tensor.dtype} holds this value; float16 could not."
         return ""
+
+
+def on_batch(ranges):
+    """Returns a sentence on a batch that is not finite, empty if it is."""
+    return "The batch itself holds values that are not finite." if any(each.non_finite for each in ranges) else ""
 
 
 def _ranges(values):

@@ -233,8 +233,8 @@ MUTANTS = [
     Mutant(
         "a search for a scale leaves no margin",
         "cells/find_loss_scale.py",
-        "self._largest_clean(its, is_clean) / 2",
-        "self._largest_clean(its, is_clean)",
+        "self._largest_clean(its, is_clean, inputs) / 2",
+        "self._largest_clean(its, is_clean, inputs)",
         ("test_find_loss_scale.py",),
     ),
     Mutant(

@@ -218,6 +218,7 @@ IN_PYTHON = {
     "may_write_inputs",
     "_not_copied",
     "_make_shards",
+    "share",
 }
 # Run by the user in PyNative mode, or in Python.
 NOT_COMPILED = (

@@ -19,7 +19,8 @@ def test_names_that_do_not_fit(name):
     cell = build(name)
     before = state(cell)
     parameters = {key: Parameter(Tensor(value + 1), name=key) for key, value in before.items() if value.dtype != bool}
-    missing = sorted(set(before) - set(parameters))
+    # What alternating networks wrote is filled in, since earlier versions did not tell.
+    missing = sorted(key for key in set(before) - set(parameters) if not key.endswith("wrote_shared"))
     taken = next(iter(parameters))
     parameters["stranger"] = parameters.pop(taken)
     with pytest.raises(RuntimeError, match=r"missing and stranger is unexpected.*Nothing was loaded"):

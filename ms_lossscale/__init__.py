@@ -27,7 +27,7 @@ from ms_lossscale.plot_scale import plot_scale
 from ms_lossscale.sharding.merge_shards import merge_shards
 from ms_lossscale.sharding.sharded_optimizer import ShardedOptimizer
 
-__version__ = "0.3.0"
+__version__ = "0.4.0.dev0"
 
 __all__ = [
     "ActivationReport",

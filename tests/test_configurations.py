@@ -1,5 +1,9 @@
 """Training cells of any configuration do what a reference in plain NumPy does, call by call, and resume bit for bit."""
 
+import ast
+import inspect
+import re
+
 import pytest
 from conftest import MODES, quick_in_graph_mode
 from hypothesis import HealthCheck, given, settings
@@ -7,7 +11,11 @@ from hypothesis import strategies as st
 from support.configurations import NAN, Call, Configuration, covering, draw
 from support.configured_training import ConfiguredTraining, check
 from support.in_mode import in_mode
+from support.python_process import ROOT
 
+from ms_lossscale import AlternatingTrainOneStepCell, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
+
+CELLS = (ScaledTrainOneStepCell, SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell)
 # The first cover nine tenths of all pairs.
 QUICK = 11
 
@@ -93,3 +101,56 @@ def test_a_cycle_goes_back_only_if_all_networks_that_wrote_in_it_were_skipped(mo
             counts.append([int(bank.count.asnumpy()) for bank in banks])
     assert [counters["applied_steps"] for counters in training.cell.counters()] == [2, 1]
     assert counts == [[4, 2, 0], [8, 2, 2], [8, 2, 2], [12, 4, 2], [12, 4, 2]]
+
+
+# What a keyword is called in the reference, if it has another name there.
+_IN_REFERENCE = {"gradient_accumulation_steps": "steps", "gradient_transforms": "transform"}
+# What the configurations leave out, and the test that compares it with NumPy or with ordinary training instead.
+_ELSEWHERE = {
+    "network_inputs": ("test_simultaneous_train_one_step_cell.py", "all configurations have the same"),
+    "has_aux": ("test_aux.py", "it is returned, and changes nothing"),
+    "forward_state": ("test_what_the_forward_writes.py", "the networks' own state is found"),
+    "after_update": ("test_moving_average.py", "it has no inputs, and is a call at one place"),
+    "overflow_detector": ("test_overflow_detector.py", "the reference has no register"),
+}
+
+
+def names_in(path):
+    """Returns all names, attributes, keywords and strings of a file."""
+    attributes = ("id", "attr", "arg", "name", "value")
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if not isinstance(node, ast.Expr)]
+    values = [getattr(node, attribute, None) for node in nodes for attribute in attributes]
+    return {value for value in values if isinstance(value, str)}
+
+
+def forgotten(*cells):
+    """Returns (keyword, where it is missing) for the keywords of these cells."""
+    tests = ROOT / "tests"
+    support = tests / "support"
+    drawn = names_in(support / "configurations.py") | names_in(support / "configured_training.py")
+    known = names_in(support / "reference.py")
+    pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")]
+    missing = []
+    parameters = [each for cell in cells for each in inspect.signature(cell).parameters.values()]
+    for name in sorted({each.name for each in parameters if each.kind is each.KEYWORD_ONLY}):
+        if name in _ELSEWHERE:
+            file, _ = _ELSEWHERE[name]
+            missing += [(name, file)] if f"{name}=" not in (tests / file).read_text() else []
+        else:
+            missing += [(name, "configurations")] if name not in drawn else []
+            missing += [(name, "reference")] if _IN_REFERENCE.get(name, name) not in known else []
+        if not any(re.search(rf"`{name}\b|\b{name}=", page) for page in pages):
+            missing.append((name, "docs"))
+    return missing
+
+
+def test_no_keyword_is_forgotten():
+    assert forgotten(*CELLS) == []
+
+
+def test_a_new_keyword_would_be_missed_everywhere():
+    class More(ScaledTrainOneStepCell):
+        def __init__(self, network, optimizer, *, new_keyword=None):
+            super().__init__(network, optimizer)
+
+    assert forgotten(More) == [("new_keyword", where) for where in ("configurations", "reference", "docs")]

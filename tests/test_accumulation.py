@@ -185,68 +185,6 @@ def test_the_register_shows_nobody_elses_over_a_cycle(mode):
         assert [counters["skipped_steps"] for counters in cell.counters()] == [3, 3]
 
 
-class LossAndPredictions(nn.Cell):
-    def __init__(self):
-        super().__init__()
-        self.weight = weight(FEATURES, 1, name="weight")
-
-    def construct(self, x, y):
-        predictions = ops.matmul(x, self.weight)
-        return ops.square(predictions - y).mean(), predictions, predictions.sum()
-
-
-@quick_in_pynative_mode
-def test_values_are_those_of_the_call_and_the_scale_is_the_cycles(mode):
-    network = LossAndPredictions()
-    cell = ScaledTrainOneStepCell(
-        network,
-        nn.SGD(network.trainable_params(), 0.1),
-        DynamicLossScale(2.0**10, scale_window=2),
-        gradient_accumulation_steps=3,
-        has_aux=True,
-    ).set_train()
-    scales = []
-    for call in range(15):
-        if call == 4:
-            cell.set_loss_scale(2.0**5)
-            assert cell.get_loss_scale() == 2.0**5
-        if call == 11:
-            # In a cycle that ends in an overflow.
-            cell.set_loss_scale(2.0**7)
-        before = network.weight.asnumpy().copy()
-        x, y = batch_for(call == 9, seed=call)
-        loss, overflow, scale, aux = cell(x, y)
-        scales.append(float(scale.asnumpy()))
-        assert bool(overflow.asnumpy()) == (call in (9, 10, 11))
-        if call != 9:
-            predictions = x.asnumpy() @ before
-            # Some ten roundings of 6e-8 of numbers of the order of 1.
-            np.testing.assert_allclose(loss.asnumpy(), np.mean((predictions - y.asnumpy()) ** 2), rtol=1e-5)
-            np.testing.assert_allclose(aux[0].asnumpy(), predictions, rtol=1e-5, atol=1e-5)
-            np.testing.assert_allclose(aux[1].asnumpy(), predictions.sum(), rtol=1e-5, atol=1e-5)
-    # What was set in the cycle of calls 3 to 5 holds for the next one as it is, though the update rule would have
-    # doubled the scale then; what was set in the cycle of calls 9 to 11 too, though it would have halved it.
-    assert scales == [2.0**10] * 6 + [2.0**5] * 6 + [2.0**7] * 3
-
-
-@quick_in_pynative_mode
-def test_networks_take_part_in_whole_cycles(mode):
-    trained = Trained("alternating", steps=2, every=(1, 2))
-    for cycle, every in enumerate([(1, 1), (1, 3), (3, 1), (1, 2), (1, 1)]):
-        trained.call(2 * cycle)
-        # Set within a cycle, it counts from the next one.
-        trained.cell.set_every(every)
-        # A flush ends it as well.
-        if cycle == 2:
-            trained.flush()
-        else:
-            trained.call(2 * cycle + 1)
-        trained.control.every = every
-    # All cycles but the fourth, which 3 does not divide; all but the first and the fifth, which 2 does not.
-    assert [counters["applied_steps"] for counters in trained.cell.counters()] == [4, 3]
-    assert trained.cell.steps_made() == 5
-
-
 # Of so many calls the number that is kept has no place but in its sign.
 @quick_in_pynative_mode
 @pytest.mark.parametrize("steps", [*long(3), 2**15])

@@ -10,9 +10,8 @@ import functools
 import numpy as np
 import pytest
 from conftest import long, quick_in_graph_mode, quick_in_pynative_mode
-from mindspore import Model, Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
-from mindspore.dataset import GeneratorDataset
 from support.gan_networks import (
     NETWORK_INPUTS,
     ClipWeights,
@@ -20,7 +19,6 @@ from support.gan_networks import (
     gan_batch,
     generator_and_discriminator,
     renamed,
-    rows_of,
     take,
     two_losses,
     two_optimizers,
@@ -127,24 +125,6 @@ class TestGan:
             "alternation.last_losses",
         }
 
-    def test_each_network_has_its_own_overflow_check(self, mode):
-        found_overflows = [tuple(np.flatnonzero(overflow)) for _, overflow, _, _ in recorded(mode).outputs]
-        assert found_overflows == OVERFLOWS
-
-    def test_each_network_has_its_own_counters(self, mode):
-        assert recorded(mode).cell.counters() == [
-            {"applied_steps": 5, "skipped_steps": 2, "consecutive_skipped_steps": 0},
-            {"applied_steps": 4, "skipped_steps": 3, "consecutive_skipped_steps": 3},
-        ]
-
-    def test_each_network_has_its_own_scale(self, mode):
-        # By the update rule, for each network: two clean steps in a row double it, an overflow halves it. Read when all
-        # calls are over: what was returned does not move with the scales.
-        scales = [loss_scale.asnumpy().tolist() for _, _, loss_scale, _ in recorded(mode).tensors]
-        assert [scale for scale, _ in scales] == [1024, 1024, 2048, 1024, 1024, 2048, 1024]
-        assert [scale for _, scale in scales] == [1024, 1024, 2048, 2048, 4096, 2048, 1024]
-        assert recorded(mode).cell.get_loss_scale() == [1024, 512]
-
     def test_network_1_sees_the_new_weights_of_network_0(self, mode):
         """Its loss is the stock cell's after network 0's step, and not the one at the weights before."""
         losses, _ = stock(mode)
@@ -163,14 +143,6 @@ class TestGan:
             ]
         for loss, _, _, losses in recorded(mode).outputs:
             np.testing.assert_allclose(loss, losses.sum(), rtol=1e-6)
-
-    def test_model_trains_as_direct_calls_do(self, mode):
-        calls = 4
-        cell = gan_cell()
-        rows = rows_of(gan_batch(seed=i, overflow_in=overflows) for i, overflows in enumerate(OVERFLOWS[:calls]))
-        dataset = GeneratorDataset(rows, list("abcd"), shuffle=False, num_parallel_workers=1)
-        Model(cell).train(1, dataset, dataset_sink_mode=False)
-        assert not changed(state(cell), recorded(mode).states[calls])
 
 
 def linear_pair():
@@ -267,40 +239,6 @@ def test_aux_of_one_of_the_networks(mode, make, max_retries):
         np.testing.assert_array_equal(auxes[1][0].asnumpy(), 2 * take(PAIRS[1], inputs)[0].asnumpy())
     if make is AlternatingTrainOneStepCell:
         assert [counters["applied_steps"] for counters in cell.counters()] == [1, 2]
-
-
-@quick_in_pynative_mode
-def test_aux_of_each_network(mode):
-    networks, expected = linear_pair(), linear_pair()
-    cell = AlternatingTrainOneStepCell(
-        [WithAux(network) for network in networks], sgd(networks), 2.0**10, has_aux=True, network_inputs=PAIRS
-    ).set_train()
-    inputs = pair_batch(0)
-    *_, losses, auxes = cell(*inputs)
-    assert isinstance(auxes, tuple)
-    assert [len(aux) for aux in auxes] == [2, 2]
-    for i, aux in enumerate(auxes):
-        x, y = take(PAIRS[i], inputs)
-        np.testing.assert_array_equal(aux[0].asnumpy(), 2 * x.asnumpy())
-        np.testing.assert_array_equal(aux[1].asnumpy(), 3 * x.asnumpy())
-        stock_loss = nn.TrainOneStepCell(expected[i], sgd(expected)[i]).set_train()(x, y)
-        assert same_bits(losses.asnumpy()[i : i + 1], stock_loss.asnumpy().reshape(1))
-        assert same_bits(networks[i].weight.asnumpy(), expected[i].weight.asnumpy())
-
-
-@quick_in_pynative_mode
-@pytest.mark.parametrize("count", [1, 3])
-def test_any_number_of_networks(mode, count):
-    networks = [renamed(f"{i}.", Linear(seed=i)) for i in range(count)]
-    cell = AlternatingTrainOneStepCell(networks, sgd(networks), DynamicLossScale(2.0**10, scale_window=2)).set_train()
-    expected = [renamed(f"{i}.", Linear(seed=i)) for i in range(count)]
-    inputs = batch()
-    for i, network in enumerate(expected):
-        nn.TrainOneStepCell(network, sgd(expected)[i]).set_train()(*inputs)
-    _, overflow, scales, losses = cell(*inputs)
-    assert overflow.shape == scales.shape == losses.shape == (count,)
-    for network, wanted in zip(networks, expected):
-        assert same_bits(network.weight.asnumpy(), wanted.weight.asnumpy())
 
 
 class Keeps(nn.Cell):

@@ -6,6 +6,17 @@ from conftest import quick_in_pynative_mode
 from support.linear_pair import CELLS, Trained
 
 NAN, INF = float("nan"), float("inf")
+SEVERAL = [kind for kind in CELLS if kind != "scaled"]
+WRONG = {
+    "steps": [(wrong, ValueError) for wrong in (0, -1, 2**31)]
+    + [(wrong, TypeError) for wrong in (1.5, 2.0, True, "2", None, [2], NAN)],
+    "clip_norm": [(wrong, ValueError) for wrong in (0, -1.0, -INF, NAN)]
+    + [(wrong, TypeError) for wrong in (True, "1")],
+    "ema_decay": [(wrong, ValueError) for wrong in (0, 1, -0.1, 1.1, NAN)]
+    + [(wrong, TypeError) for wrong in (True, "0.9")],
+}
+WRONG["clip_value"] = [*WRONG["clip_norm"], (np.bool_(True), TypeError)]
+OF_EACH = ("clip_norm", "clip_value", "ema_decay")
 
 
 def raises(error, *words, kind="scaled", **keywords):
@@ -17,69 +28,23 @@ def raises(error, *words, kind="scaled", **keywords):
 
 
 @pytest.mark.parametrize("kind", CELLS)
-@pytest.mark.parametrize(
-    "steps, error",
-    [
-        (0, ValueError),
-        (-1, ValueError),
-        (1.5, TypeError),
-        (2.0, TypeError),
-        (True, TypeError),
-        ("2", TypeError),
-        (None, TypeError),
-        ([2], TypeError),
-        (NAN, TypeError),
-        (2**31, ValueError),
-    ],
-    ids=str,
-)
-def test_steps(kind, steps, error):
-    raises(error, "'gradient_accumulation_steps'", str(steps), kind=kind, steps=steps)
+@pytest.mark.parametrize("name", WRONG)
+def test_one_value(kind, name):
+    shown = "gradient_accumulation_steps" if name == "steps" else name
+    for wrong, error in WRONG[name]:
+        raises(error, f"'{shown}'", f"{wrong:g}" if type(wrong) is float else str(wrong), kind=kind, **{name: wrong})
 
 
-@pytest.mark.parametrize("kind", CELLS)
-@pytest.mark.parametrize("name", ["clip_norm", "clip_value"])
-@pytest.mark.parametrize(
-    "value, error",
-    [
-        (0, ValueError),
-        (0.0, ValueError),
-        (-1.0, ValueError),
-        (-INF, ValueError),
-        (NAN, ValueError),
-        (True, TypeError),
-        (np.bool_(True), TypeError),
-        ("1.0", TypeError),
-    ],
-    ids=str,
-)
-def test_clips(kind, name, value, error):
-    raises(error, f"'{name}'", str(value), kind=kind, **{name: value})
-
-
-@pytest.mark.parametrize("kind", CELLS)
-@pytest.mark.parametrize(
-    "decay, error",
-    [
-        (0, ValueError),
-        (1, ValueError),
-        (0.0, ValueError),
-        (1.0, ValueError),
-        (-0.1, ValueError),
-        (1.1, ValueError),
-        (NAN, ValueError),
-        (INF, ValueError),
-        ("0.9", TypeError),
-    ],
-    ids=str,
-)
-def test_decay(kind, decay, error):
-    raises(error, "'ema_decay'", decay if isinstance(decay, str) else f"{decay:g}", kind=kind, ema_decay=decay)
-
-
-@pytest.mark.parametrize("kind", CELLS)
-def test_a_bool_is_no_decay(kind):
-    raises(TypeError, "'ema_decay'", "True", kind=kind, ema_decay=True)
+@pytest.mark.parametrize("kind", SEVERAL)
+@pytest.mark.parametrize("name", OF_EACH)
+def test_one_value_for_each_network(kind, name):
+    for wrong, error in WRONG[name]:
+        for values in ([wrong, 0.5], [None, wrong]):
+            raises(error, f"'{name}'", kind=kind, **{name: values})
+    for values in ([], [0.5], [0.5, 0.5, 0.5], (0.5,)):
+        words = f"'{name}'", f"one entry for each of the 2 networks, but got {len(values)}"
+        raises(ValueError, *words, kind=kind, **{name: values})
+    raises(TypeError, f"'{name}'", **{name: [0.5]})
 
 
 @pytest.mark.parametrize("kind", CELLS)
@@ -87,53 +52,12 @@ def test_both_clips(kind):
     raises(ValueError, "'clip_norm'", "'clip_value'", "1.0", "0.5", kind=kind, clip_norm=1.0, clip_value=0.5)
 
 
-@pytest.mark.parametrize("kind", ["simultaneous", "alternating"])
-@pytest.mark.parametrize(
-    "clip_norm, clip_value",
-    [(1.0, [None, 0.5]), ([1.0, None], 0.5), ([1.0, None], [0.5, None]), ([None, 1.0], [None, 0.5])],
-)
-def test_both_clips_for_one_of_the_networks(kind, clip_norm, clip_value):
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_both_clips_for_one_of_the_networks(kind):
     words = "'clip_norm' or by 'clip_value', but got both"
-    raises(ValueError, words, kind=kind, clip_norm=clip_norm, clip_value=clip_value)
-
-
-@pytest.mark.parametrize("kind", ["simultaneous", "alternating"])
-def test_one_clip_for_each_network_is_fine(kind):
+    for clip_norm, clip_value in ((1.0, [None, 0.5]), ([1.0, None], 0.5), ([None, 1.0], [None, 0.5])):
+        raises(ValueError, words, kind=kind, clip_norm=clip_norm, clip_value=clip_value)
     Trained(kind, clip_norm=[None, 1.0], clip_value=[1.0, None])
-
-
-@pytest.mark.parametrize("kind", ["simultaneous", "alternating"])
-@pytest.mark.parametrize("name", ["clip_norm", "clip_value", "ema_decay"])
-@pytest.mark.parametrize("values", [[], [0.5], [0.5, 0.5, 0.5], (0.5,)], ids=str)
-def test_lists_of_a_wrong_length(kind, name, values):
-    words = f"'{name}'", f"one entry for each of the 2 networks, but got {len(values)}"
-    raises(ValueError, *words, kind=kind, **{name: values})
-
-
-@pytest.mark.parametrize("kind", ["simultaneous", "alternating"])
-@pytest.mark.parametrize("name", ["clip_norm", "clip_value", "ema_decay"])
-@pytest.mark.parametrize(
-    "bad, error", [(0, ValueError), (-1.0, ValueError), (NAN, ValueError), (True, TypeError), ("1", TypeError)]
-)
-def test_bad_entries_of_lists(kind, name, bad, error):
-    for values in ([bad, 0.5], [None, bad]):
-        raises(error, f"'{name}'", kind=kind, **{name: values})
-
-
-@pytest.mark.parametrize("name", ["clip_norm", "clip_value", "ema_decay"])
-def test_lists_for_one_network(name):
-    raises(TypeError, f"'{name}'", **{name: [0.5]})
-
-
-@pytest.mark.parametrize("kind", CELLS)
-def test_what_is_right_is_taken(kind):
-    # Python's and NumPy's numbers alike, and the extremes of the ranges.
-    for keywords in (
-        {"steps": np.int64(2), "clip_norm": np.float32(0.5), "ema_decay": np.float64(0.5)},
-        {"steps": 1, "clip_norm": INF, "ema_decay": 1e-6},
-        {"clip_value": 1, "ema_decay": 0.999999},
-    ):
-        Trained(kind, **keywords)
 
 
 @quick_in_pynative_mode

@@ -161,40 +161,12 @@ def test_a_cycle_is_skipped_on_all_ranks_for_one_call_on_one_rank(job, mode):
 
 
 @long_in_graph_mode
-def test_inside_a_cycle_a_rank_knows_of_its_own_overflow_only(job, mode):
-    first, last = job("cycle", mode)
-    assert not first[3]["overflow"]
-    assert last[3]["overflow"]
-    assert first[4]["overflow"]
-
-
-@long_in_graph_mode
 def test_a_partial_cycle_is_flushed_on_all_ranks(job, control, mode):
     """The last call was the only one of its cycle."""
     for records in job("cycle", mode):
         assert not same_bits(records[-2]["hidden.weight"], records[-1]["hidden.weight"])
         expected = control("cycle", mode, 2)[-1]["hidden.weight"]
         np.testing.assert_allclose(records[-1]["hidden.weight"], expected, rtol=2e-5)
-
-
-@long_in_graph_mode
-def test_the_simultaneous_cell_skips_both_networks_on_all_ranks(job, mode):
-    for records in job("simultaneous", mode):
-        for call in range(STEPS):
-            names = moved(records, call)
-            for name in ("0.hidden", "1.hidden"):
-                assert (name in names) == (call not in PLAN)
-
-
-@long_in_graph_mode
-def test_the_alternating_cell_skips_the_network_that_overflowed_on_all_ranks(job, mode):
-    """The second network takes part in the second and the fourth cycle of two calls, and overflows in the second."""
-    for records in job("alternating", mode):
-        for call in range(CYCLE_CALLS):
-            names = moved(records, call)
-            assert ("0.hidden" in names) == (call % 2 == 1)
-            assert ("1.hidden" in names) == (call == 7)
-        assert records[-1]["network_1.step_counters.skipped_steps"] == 1
 
 
 @RANKS
@@ -209,13 +181,6 @@ def test_a_register_on_one_rank_skips_the_step_on_all(job, mode, ranks):
         assert [float(record["network.weight"][0]) for record in records] == [1.0, 0.5, 0.5, 0.5, 0.0]
         scales = [LOSS_SCALE, LOSS_SCALE, LOSS_SCALE / 2, LOSS_SCALE / 4]
         assert [float(record["loss_scale"]) for record in records[1:]] == scales
-
-
-@long_in_graph_mode
-def test_a_register_on_one_rank_in_one_call_skips_the_cycle_on_all(job, mode):
-    for records in job("saturating_cycle", mode):
-        weights = [float(record["network.weight"][0]) for record in records]
-        assert weights == [1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.0]
 
 
 def test_ranks_agree_where_gradients_are_not_reduced(job, mode):
@@ -287,11 +252,6 @@ def test_ranks_with_different_cells_are_told_so_at_the_first_step(job, mode, nam
         difference = next(part for part in message.split(". ", 1)[1].split("; ") if name in part)
         assert "on rank 0, " in difference
         assert "on rank 1" in difference
-
-
-def test_ranks_with_equal_cells_train_after_an_error(job, mode):
-    for records in job("different", mode):
-        assert not records[2]["overflow"]
 
 
 def test_ranks_compare_their_cells_once(job, mode):

@@ -31,18 +31,6 @@ class TestRegister:
         assert not register.raised
         assert not register.read().any()
 
-    def test_clearing(self):
-        register.raise_status()
-        register.clear()
-        assert not register.raised
-        assert not register.read().any()
-
-    def test_bits_add_up_until_one_reads(self):
-        register.raise_status()
-        register.raise_status()
-        assert register.read().any()
-        assert not register.read().any()
-
     def test_the_detector_reads_and_clears(self, mode):
         with emulation.saturation_mode():
             detector = FloatStatusRegister()
@@ -50,16 +38,6 @@ class TestRegister:
         assert detector((Tensor([1.0]),)).asnumpy()
         assert not detector((Tensor([1.0]),)).asnumpy()
         assert register.events == ["get 1", "clear", "get 0", "clear"]
-
-    def test_the_detector_clears_at_the_start(self, mode):
-        with emulation.saturation_mode():
-            detector = FloatStatusRegister()
-        register.raise_status()
-        (x,) = detector.start((Tensor([1.0]),))
-        assert x.asnumpy() == 1.0
-        mindspore.runtime.synchronize()
-        assert not register.raised
-        assert register.events == ["clear"]
 
 
 class SaturatedSum(nn.Cell):
@@ -83,17 +61,6 @@ class TestSaturate:
         np.testing.assert_array_equal(saturated, np.array([[0.0, -1.5, 65504.0], [65504.0, -65504.0, 0.0]], dtype))
         assert register.raised
         assert register.events == ["forward a"]
-
-    def test_any_shape(self, mode, dtype):
-        for shape in [(), (1,), (2, 1, 3)]:
-            saturated = emulation.Saturate("a")(Tensor(np.full(shape, -np.inf, dtype))).asnumpy()
-            assert (saturated.shape, saturated.dtype) == (shape, dtype)
-            assert (saturated == -65504.0).all()
-
-    @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-    def test_each_non_finite_value_raises_the_register(self, mode, dtype, bad):
-        emulation.Saturate()(Tensor(np.array([1.0, bad], dtype))).asnumpy()
-        assert register.raised
 
     def test_values_in_range_are_left_alone(self, mode, dtype):
         x = np.array([65504.0, -65504.0, 2.0**-24, -0.0], dtype)
@@ -178,14 +145,6 @@ class TestSaturateNetwork:
         assert register.events == ["forward inner", "forward heads.0"]
         assert register.raised
 
-    def test_trains_the_same_weights(self, mode):
-        network, saturated = self.make(), emulation.saturate(self.make())
-        for one in (network, saturated):
-            optimizer = nn.SGD(one.trainable_params(), learning_rate=0.1)
-            nn.TrainOneStepCell(one, optimizer).set_train()(Tensor(np.ones((3, 2), np.float32)))
-        for weight, expected in zip(saturated.get_parameters(), network.get_parameters()):
-            np.testing.assert_array_equal(weight.asnumpy(), expected.asnumpy())
-
     def test_a_cell_that_is_registered_under_several_names(self, mode):
         names = [parameter.name for parameter in UsedTwice().get_parameters()]
         network = emulation.saturate(UsedTwice())
@@ -205,12 +164,6 @@ class TestSaturateNetwork:
         network(Tensor(np.ones((1, 2), np.float32))).asnumpy()
         assert register.events == ["forward layers.0", "forward layers.1", "forward inner.dense", "forward heads.0"]
         assert [len(each) for each in (network.layers[2], network.inner.further, network.inner.by_name)] == [0, 0, 0]
-
-    @pytest.mark.parametrize("name", ["first", "block.0", "same_block.0"])
-    def test_any_of_the_names_will_do(self, mode, name):
-        network = emulation.saturate(UsedTwice(), [name])
-        network(Tensor(np.ones((1, 2), np.float32))).asnumpy()
-        assert register.events == [f"forward {name}"] * 2
 
     def test_a_name_that_does_not_exist(self):
         with pytest.raises(

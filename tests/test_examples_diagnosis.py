@@ -28,22 +28,6 @@ def run_rows(*options, cwd):
     return rows
 
 
-def test_help_and_refusal(tmp_path):
-    result = run_python(SCRIPT, "--help", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert "--networks" in result.stdout
-    result = run_python(SCRIPT, "--images", 15, cwd=tmp_path)
-    assert result.returncode == 2
-    assert "--batch-size 16 is more than the 15 training images" in result.stderr
-
-
-@pytest.mark.skipif(HAS_MINDCV, reason="mindcv is there")
-def test_without_mindcv_its_resnet_is_refused(tmp_path):
-    result = run_python(SCRIPT, "--networks", "mindcv-resnet18", cwd=tmp_path)
-    assert result.returncode == 2
-    assert "mindcv-resnet18 needs mindcv; `make toolkits` installs it" in result.stderr
-
-
 MINDCV = pytest.param("mindcv-resnet18", marks=pytest.mark.skipif(not HAS_MINDCV, reason="`make toolkits` has mindcv"))
 
 

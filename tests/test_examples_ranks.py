@@ -66,13 +66,6 @@ def test_lenet_goes_on_with_another_number_of_ranks_as_without(data, tmp_path): 
         np.testing.assert_allclose(parameters[name].asnumpy(), wanted[name].asnumpy(), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.release
-def test_the_gan_goes_on_with_another_number_of_ranks(data, tmp_path):  # noqa: F811
-    # With other values than without: on two ranks its BatchNorm has the statistics of half a batch.
-    skip_with_older_mindspore()
-    run_on_1_2_1_ranks("gan", data, tmp_path)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("example", SMALL)
 def test_ranks_that_can_not_share_a_batch_are_told_so(data, tmp_path, example):  # noqa: F811

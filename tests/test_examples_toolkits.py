@@ -3,44 +3,9 @@
 import ast
 import importlib.util
 import re
-import sys
 
 import pytest
 from support.python_process import ROOT, check_msrun
-
-
-@pytest.fixture
-def comparison(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "examples" / "toolkits"))
-    import comparison
-
-    yield comparison
-    del sys.modules["comparison"]
-
-
-def test_equal_first_steps(comparison, capsys):
-    comparison.compare_first_steps({"its own": [2.0, 1.0], "ours": [2.0, 1.0 + 1e-6]}, tolerance=1e-5)
-    assert "largest relative difference: 1.0e-06 (at most 1e-05)" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("loss", [1.1, float("nan")])
-@pytest.mark.parametrize("between", [{}, {"its own, our scaler": [2.0, 1.0]}], ids=["two", "three"])
-def test_first_steps_that_differ(comparison, loss, between):
-    with pytest.raises(SystemExit, match="The first steps differ by"):
-        comparison.compare_first_steps({"its own": [2.0, 1.0], **between, "ours": [2.0, loss]}, tolerance=1e-2)
-
-
-def test_changes(comparison, capsys):
-    def before(network):
-        step = network
-        return step
-
-    def after(network):
-        step = network + 1
-        return step
-
-    comparison.print_changes(before, after)
-    assert capsys.readouterr().out.endswith("-step = network\n+step = network + 1\n return step\n")
 
 
 def test_the_changes_that_the_page_shows_are_those_of_the_scripts():

@@ -2,14 +2,10 @@
 
 import csv
 import json
-from pathlib import Path
 
-import numpy as np
 import pytest
 from support.python_process import check_python
-from test_loss_scale_monitor import linear_batches, scaled_cell, train
 
-from ms_lossscale import LossScaleMonitor
 from ms_lossscale.callbacks.files import CsvFile
 
 resource = pytest.importorskip("resource", reason="files are limited by setrlimit")
@@ -89,13 +85,6 @@ def test_the_csv_file_holds_whole_rows_and_is_continued(told):
     assert [int(row["applied_steps"]) for row in rows[-3:]] == [121, 122, 123]
 
 
-@pytest.mark.long
-def test_the_event_files_are_full_and_nothing_else_is_left(told):
-    names = {path.name for path in told[0].iterdir()}
-    assert names == {"full.csv", "steps.csv", "summary"}
-    assert {path.stat().st_size for path in (told[0] / "summary").iterdir()} == {1000}
-
-
 def test_a_row_that_was_written_in_part_is_cut_off(tmp_path):
     path = tmp_path / "steps.csv"
     file = CsvFile(path, ("step", "loss"))
@@ -120,13 +109,3 @@ def test_rows_are_written_whole_or_not_at_all(tmp_path):
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_bytes() == b"step,loss\r\n1,0.5\r\n"
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
-def test_a_disk_that_is_full_from_the_beginning(mode):
-    cell = scaled_cell()
-    with pytest.warns(RuntimeWarning, match=r"'/dev/full', which can't be written: .* \(errno 28\)") as caught:
-        train(cell, linear_batches([False, True, False]), LossScaleMonitor(1, csv="/dev/full"))
-    assert len(caught) == 1
-    assert cell.counters() == {"applied_steps": 2, "skipped_steps": 1, "consecutive_skipped_steps": 0}
-    assert np.isfinite(cell.network.weight.asnumpy()).all()

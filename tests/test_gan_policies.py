@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-from pathlib import Path
 from statistics import mean
 
 import mindspore
@@ -131,31 +130,3 @@ def test_the_table_says_what_the_runs_left_and_nothing_is_run_again(tmp_path):
     assert (other.returncode, other.stdout) == (2, "")
     assert "simultaneous-skip/0" in other.stderr.splitlines()[-1]
     assert "--epochs 3" in other.stderr.splitlines()[-1]
-
-
-@pytest.mark.long
-def test_a_run_that_failed_is_named_with_its_output(tmp_path):
-    result = compare("--policies", "simultaneous-skip", "--seeds", 0, data="missing", cwd=tmp_path)
-    assert (result.returncode, result.stdout) == (1, "")
-    message = result.stderr.splitlines()[-1]
-    assert "simultaneous-skip, seed 0 failed with exit status 2" in message
-    log = Path(tmp_path, message.rpartition(" ")[2])
-    assert "the data folder missing does not exist" in log.read_text()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "options, word",
-    [
-        (("--policies", "skip"), "--policies"),
-        (("--jobs", "0"), "--jobs"),
-        (("--", "--seed", "3"), "--seed"),
-        (("--", "--max-r=3"), "--max-r=3"),
-    ],
-    ids=lambda value: value[-1] if isinstance(value, tuple) else "",
-)
-def test_wrong_arguments_are_refused(tmp_path, options, word):
-    result = run_python(SCRIPT, *options, cwd=tmp_path)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert word in result.stderr.splitlines()[-1]
-    assert not list(tmp_path.iterdir())

@@ -1,6 +1,5 @@
 """What a user's own cells make of the gradients before they are measured and judged: centralized ones, noisy ones."""
 
-import mindspore
 import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode
@@ -235,15 +234,6 @@ def test_each_attempt_is_transformed_before_its_overflow_check_and_one_is_applie
 
 
 @quick_in_pynative_mode
-def test_retries_within_a_cycle(mode):
-    cell = make("scaled", [Counted()], 4 * LARGEST_SCALE, max_retries=2, gradient_accumulation_steps=2)
-    cell(slopes(1))
-    cell(slopes(1))
-    assert cell.counters()["retries"] == 2
-    assert_moved(cell, "net", SLOPE + 1, SLOPE + 1)
-
-
-@quick_in_pynative_mode
 def test_clips_what_they_return(mode):
     cell = make("scaled", [Counted(), Centralize()], clip_norm=1.0)
     cell(slopes())
@@ -302,18 +292,6 @@ def test_of_several_scales_the_one_moves_whose_gradients_they_make_infinite(mode
 def test_wrong_arguments(kind, transforms, error, message):
     with pytest.raises(error, match=message):
         make(kind, transforms)
-
-
-@quick_in_pynative_mode
-def test_a_cycle_goes_on_from_a_checkpoint(mode):
-    training, resumed = (make("scaled", [Counted()], gradient_accumulation_steps=2) for _ in range(2))
-    for factor in (1, 2, 3):
-        training(slopes(factor))
-    mindspore.save_checkpoint(training, "training.ckpt")
-    assert resumed.load_state_dict(mindspore.load_checkpoint("training.ckpt")) == ([], [])
-    for cell in (training, resumed):
-        cell(slopes(4))
-    assert changed(state(training), state(resumed)) == set()
 
 
 def test_ranks_compare_them():

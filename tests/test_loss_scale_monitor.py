@@ -3,7 +3,6 @@
 import csv
 import re
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from support.gan_networks import rows_of
 from support.linear_pair import CELLS, Trained, arrays
 from support.networks import BATCH, FEATURES, Linear, LinearWithBias, LossOfShape, Mlp, batch_for
 from test_accumulation import Saturating, saturating_batch
-from test_overflow_in_the_forward import BehindStopGradient, overflowing
 
 from ms_lossscale import (
     DynamicLossScale,
@@ -24,7 +22,6 @@ from ms_lossscale import (
     emulation,
     locate_overflow,
 )
-from ms_lossscale.callbacks.watched_step import WatchedStep
 
 COLUMNS = [
     "step",
@@ -136,19 +133,6 @@ def test_the_lines_of_retries(mode, capsys):
     ]
 
 
-@pytest.mark.long
-def test_the_lines_of_simultaneous_networks(mode, capsys):
-    trained = Trained("simultaneous")
-    train(trained.cell, [arrays(0), arrays(1, (False, True)), arrays(2)], LossScaleMonitor(3))
-    printed = lines(capsys)
-    assert len(printed) == 2
-    assert printed[0] == (
-        "step 2: overflow at loss scale 1024, skipped (1 in a row), now 512; not finite: second.weight (1 of 2 "
-        "gradients)"
-    )
-    assert re.fullmatch(r"step 3: loss [\d.]+, loss scale 512, 2 applied, 1 skipped", printed[1])
-
-
 @quick_in_graph_mode
 def test_the_lines_of_alternating_networks(mode, capsys):
     trained = Trained("alternating")
@@ -169,21 +153,6 @@ def test_the_lines_of_alternating_networks(mode, capsys):
         printed[3],
     )
     assert len(printed) == 4
-
-
-@pytest.mark.long
-def test_the_lines_of_cycles(mode, capsys):
-    cell = scaled_cell(gradient_accumulation_steps=2)
-    train(cell, linear_batches([False, False, True, False, False, False]), LossScaleMonitor(3))
-    printed = lines(capsys)
-    # The cycle of steps 3 and 4 is skipped at its end.
-    assert printed[1] == (
-        "step 4: overflow at loss scale 1024, skipped (1 in a row), now 512; not finite: weight (1 of 1 gradients)"
-    )
-    assert printed[0].startswith("step 3: loss ")
-    assert printed[0].endswith("loss scale 1024, 1 applied, 0 skipped")
-    assert printed[2].endswith("loss scale 512, 2 applied, 1 skipped")
-    assert len(printed) == 3
 
 
 @pytest.mark.long
@@ -212,14 +181,6 @@ def test_the_register_is_named_if_it_told(mode, capsys):
     with emulation.saturation_mode():
         cell = scaled_cell(Saturating("only"))
         train(cell, rows_of([saturating_batch(True, 0)]), LossScaleMonitor())
-    assert lines(capsys)[0].endswith(FINITE)
-
-
-@pytest.mark.long
-def test_what_the_forward_wrote_is_named_if_it_told(mode, capsys):
-    network = BehindStopGradient()
-    cell = ScaledTrainOneStepCell(network, nn.SGD(network.score.trainable_params(), 0.01), DynamicLossScale(2.0**10))
-    train(cell, rows_of([overflowing()]), LossScaleMonitor())
     assert lines(capsys)[0].endswith(FINITE)
 
 
@@ -300,13 +261,6 @@ def test_a_second_run_continues_the_file():
 
 
 @pytest.mark.long
-def test_an_empty_file_is_begun(tmp_path):
-    (tmp_path / "steps.csv").touch()
-    train(scaled_cell(), linear_batches([False]), LossScaleMonitor(csv=tmp_path / "steps.csv"))
-    assert len(rows()) == 1
-
-
-@pytest.mark.long
 def test_a_file_of_another_kind_is_refused(tmp_path):
     path = tmp_path / "notes.csv"
     path.write_text("a,b\n1,2\n")
@@ -322,55 +276,6 @@ def test_an_interrupted_training_loses_no_row(step):
     with pytest.raises(KeyboardInterrupt):
         train(scaled_cell(), linear_batches([False, True, False]), monitor, epochs=2, others=[Failure(step)])
     assert [row["step"] for row in rows()] == [str(i + 1) for i in range(step)]
-
-
-@pytest.mark.long
-def test_a_reading_that_is_interrupted_loses_no_row(monkeypatch):
-    """The host waits for the device there, so that it is where the keyboard interrupts."""
-    monitor = LossScaleMonitor(100, csv="steps.csv")
-    read, calls = WatchedStep.read, []
-
-    def interrupted(*arguments):
-        calls.append(arguments)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return read(*arguments)
-
-    monkeypatch.setattr(WatchedStep, "read", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        train(scaled_cell(), linear_batches([False, True, True, False]), monitor)
-    assert [(row["step"], row["skipped"]) for row in rows()] == [("1", "0"), ("2", "1"), ("3", "1"), ("4", "0")]
-
-
-@pytest.mark.long
-def test_a_warning_that_is_an_error_loses_no_row():
-    cell = scaled_cell(loss_scale=DynamicLossScale(2.0, min_loss_scale=1.0))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        with pytest.raises(RuntimeWarning, match="stuck at its floor"):
-            train(cell, linear_batches([False, True, True, False]), LossScaleMonitor(100, csv="steps.csv"))
-    assert [row["step"] for row in rows()] == ["1", "2", "3", "4"]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("cut", [1, 5, -2])
-def test_what_a_killed_run_left_of_a_line_is_dropped(cut):
-    cell, batches = scaled_cell(), linear_batches([False, False])
-    train(cell, batches, LossScaleMonitor(csv="steps.csv"))
-    whole = Path("steps.csv").read_bytes()
-    header, first, second = whole.splitlines(keepends=True)
-    Path("steps.csv").write_bytes(header + first + second[:cut])
-    train(cell, batches, LossScaleMonitor(csv="steps.csv"))
-    written = Path("steps.csv").read_bytes()
-    assert written.startswith(header + first)
-    assert [row["step"] for row in rows()] == ["1", "1", "2"]
-
-
-@pytest.mark.long
-def test_a_header_without_the_end_of_its_line_is_written_anew():
-    Path("steps.csv").write_text(",".join(COLUMNS))
-    train(scaled_cell(), linear_batches([False]), LossScaleMonitor(csv="steps.csv"))
-    assert len(rows()) == 1
 
 
 # Weights.
@@ -444,14 +349,6 @@ def test_the_saved_file_has_the_name_that_was_asked_for(name, tmp_path):
     with pytest.raises(RuntimeError, match="The batch was saved"):
         train(scaled_cell(), linear_batches([True]), LossScaleMonitor(max_consecutive_skips=1, save_batch=name))
     assert len(np.load(tmp_path / name).files) == 2
-
-
-@pytest.mark.long
-def test_it_says_how_to_save_the_batch():
-    with pytest.raises(
-        RuntimeError, match=r"With save_batch='batch\.npz', LossScaleMonitor saves the batch that stops"
-    ):
-        train(scaled_cell(), linear_batches([True]), LossScaleMonitor(max_consecutive_skips=1))
 
 
 def test_it_saves_the_call_of_a_cycle_that_overflowed():
@@ -542,19 +439,6 @@ def test_with_the_data_sink(mode, capsys):
     # On CPU each step is seen, on other devices the last one of each epoch; its totals tell of all.
     assert [row["skipped_steps"] for row in rows() if row["step"] in ("3", "6")] == ["1", "2"]
     assert "step 6: " in capsys.readouterr().out
-
-
-@pytest.mark.long
-def test_with_the_data_sink_the_batch_is_not_known():
-    with pytest.raises(RuntimeError, match="the last 2 steps were skipped") as stopped:
-        train(
-            scaled_cell(),
-            linear_batches([True, True]),
-            LossScaleMonitor(max_consecutive_skips=2, save_batch="batch.npz"),
-            sink=True,
-        )
-    saved = "The batch was saved" in str(stopped.value)
-    assert saved or "The batch could not be saved: with a data sink" in str(stopped.value)
 
 
 @pytest.mark.long

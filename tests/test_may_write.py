@@ -1,7 +1,6 @@
 """What is too large to be copied in case: its source is read, which finds all that may write it, and little else."""
 
 import functools
-import importlib
 import warnings
 
 import mindspore as ms
@@ -151,15 +150,6 @@ class NamedAlike(nn.Cell):
 
 def test_statistics_are_known_by_name_in_users_cells_too():
     assert only_written(NamedAlike()) == ["moving_mean"]
-
-
-def test_several_networks_that_share_a_cell():
-    counter, codebook = networks.StepCounter(), networks.Codebook()
-    both = (nn.SequentialCell(counter, codebook), nn.SequentialCell(codebook))
-    found = find_forward_state("cell", both).parameters
-    order = [id(parameter) for parameter in both[0].get_parameters()]
-    assert len(found) == 4
-    assert [id(p) for p in found] == [i for i in order if i in {id(p) for p in found}]
 
 
 class Undecided(nn.Cell):
@@ -338,43 +328,6 @@ def test_strange_code_is_undecided_and_spares_the_cells_around_it(network, why):
     assert found == ["0.count"]
     assert "1.u" in message
     assert why in message
-
-
-class Wrapping(networks.StepCounter):
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def construct(self, x):
-        self.count += 1
-        return self.inner(x)
-
-
-def test_cells_within_cells():
-    network = nn.ReLU()
-    for _ in range(150):
-        network = Wrapping(network)
-    assert len(only_written(network)) == 150
-
-
-LITERAL_THAT_PYTHON_WARNS_OF = r"""
-from support.ways_to_write import Way
-
-class Warned(Way):
-    def construct(self, x):
-        "\d"
-        return self.u.copy_(x)
-"""
-
-
-def test_literals_that_python_warns_of(tmp_path, monkeypatch):
-    (tmp_path / "literals.py").write_text(LITERAL_THAT_PYTHON_WARNS_OF)
-    monkeypatch.syspath_prepend(tmp_path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        network = importlib.import_module("literals").Warned()
-        warnings.simplefilter("error")
-        assert only_written(network) == ["Warned.u"]
 
 
 def test_what_primitives_declare():

@@ -19,20 +19,6 @@ def averages(cell):
     return {name: average.asnumpy().copy() for name, average in cell.ema_parameters().items()}
 
 
-@quick_in_pynative_mode
-@pytest.mark.parametrize("kind", ["simultaneous", *long("alternating")])
-def test_a_network_without_decay_has_no_average(mode, kind):
-    trained = Trained(kind, ema_decay=[None, 0.5])
-    for seed in range(3):
-        trained.call(seed)
-    assert set(trained.cell.ema_parameters()) == {"second.weight"}
-    first, second = (own.asnumpy().copy() for own in trained.weights)
-    with trained.cell.ema_weights():
-        assert same_bits(first, trained.weights[0].asnumpy())
-        assert same_bits(averages(trained.cell)["second.weight"], trained.weights[1].asnumpy())
-    assert same_bits(second, trained.weights[1].asnumpy())
-
-
 @pytest.mark.parametrize("kind", CELLS)
 def test_is_in_the_checkpoint(kind, tmp_path):
     trained = Trained(kind, ema_decay=0.5)
@@ -187,18 +173,6 @@ def test_begins_with_weights_that_were_not_initialised_at_construction(mode):
     cell(*batch(0))
     expected = DECAY * loaded + (1 - DECAY) * network.weight.asnumpy().astype(np.float64)
     np.testing.assert_allclose(averages(cell)["weight"], expected, rtol=1e-6)
-
-
-@quick_in_pynative_mode
-@pytest.mark.parametrize("kind", [CELLS[0], *long(*CELLS[1:])])
-def test_a_step_within_ema_weights_raises(mode, kind):
-    trained = Trained(kind, ema_decay=DECAY)
-    trained.call(0)
-    before = state(trained.cell)
-    with trained.cell.ema_weights(), pytest.raises(RuntimeError, match="ema_weights"):
-        trained.call_cell(1)
-    assert changed(before, state(trained.cell)) == set()
-    trained.call(1)
 
 
 @quick_in_pynative_mode

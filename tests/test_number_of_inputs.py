@@ -46,13 +46,6 @@ class OfTwo(nn.Cell):
         return self.dense(x * mask)
 
 
-class Subclass(ScaledTrainOneStepCell):
-    """Passes on other inputs than it takes."""
-
-    def construct(self, both):
-        return super().construct(both[0], both[1])
-
-
 MODEL = r"pass Model\(cell\) without loss_fn"
 WITH_LOSS = r"pass the cell nn\.WithLossCell\(network, loss_fn\)"
 
@@ -110,9 +103,3 @@ def test_keywords():
 @pytest.mark.parametrize("network, inputs", [(Optional, (X,)), (Optional, (X, Y, None)), (Anything, (X, Y, X, Y))])
 def test_what_fits_runs(mode, network, inputs):
     assert not scaled(network())(*inputs)[1]
-
-
-def test_a_subclass_with_a_construct_of_its_own_decides_itself(mode):
-    network = Linear()
-    cell = Subclass(network, nn.SGD(network.trainable_params(), 0.01), 8.0)
-    assert not cell((X, Y))[1]

@@ -7,7 +7,6 @@ from conftest import long, quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Parameter, ParameterTuple, Tensor, nn
 from support.gan_networks import gan_batch
 from support.linear_pair import CELLS, Trained
-from support.networks import LinearWithBias, Normalised, overflowing_batch
 from support.training import state
 from test_accumulation import Saturating, saturating_batch
 from test_profile_gradients import gan
@@ -129,22 +128,6 @@ def test_of_a_tuple_of_losses(mode):
 
 
 @pytest.mark.long
-def test_with_batch_norm(mode):
-    network = Normalised()
-    cell = ScaledTrainOneStepCell(network, nn.Adam(network.trainable_params()), 8.0).set_train()
-    cell(*overflowing_batch())
-    assert cell.overflowed_parameters() == [weight.name for weight in network.trainable_params()]
-
-
-@pytest.mark.long
-def test_without_a_check_nothing_is_ever_skipped(mode):
-    network = LinearWithBias()
-    cell = ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params()), None).set_train()
-    cell(*overflowing_batch())
-    assert cell.overflowed_parameters() == []
-
-
-@pytest.mark.long
 def test_empty_if_only_the_register_told(mode):
     with emulation.saturation_mode():
         network = Saturating("only")
@@ -152,19 +135,6 @@ def test_empty_if_only_the_register_told(mode):
         assert bool(cell(*saturating_batch(True, 0))[1])
     assert cell.counters()["skipped_steps"] == 1
     assert cell.overflowed_parameters() == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", CELLS)
-def test_a_checkpoint_keeps_them(mode, kind, tmp_path):
-    trained, resumed = Trained(kind), Trained(kind)
-    trained.call_cell(overflows=(True, False))
-    assert trained.cell.overflowed_parameters() == ["first.weight"]
-    mindspore.save_checkpoint(trained.cell, str(tmp_path / "cell.ckpt"))
-    mindspore.load_param_into_net(resumed.cell, mindspore.load_checkpoint(str(tmp_path / "cell.ckpt")))
-    assert resumed.cell.overflowed_parameters() == ["first.weight"]
-    resumed.call_cell()
-    assert resumed.cell.overflowed_parameters() == ["first.weight"]
 
 
 @pytest.mark.parametrize("load", ["load_state_dict", "load_param_into_net", "load_checkpoint"])

@@ -19,7 +19,6 @@ from ms_lossscale import (
     OverflowDetector,
     ScaledTrainOneStepCell,
     SimultaneousTrainOneStepCell,
-    profile_gradients,
 )
 
 
@@ -68,29 +67,6 @@ def test_names():
             "loss_scale.overflow_steps",
         )
     )
-
-
-class BothOfThem(nn.Cell):
-    """One network that returns two losses."""
-
-    def __init__(self, networks):
-        super().__init__(auto_prefix=False)
-        self.first, self.second = networks
-
-    def construct(self, x, first, second):
-        return self.first(x, first), self.second(x, second)
-
-
-@quick_in_pynative_mode
-def test_each_loss_of_one_network_has_its_own(mode):
-    apart, cell_of_two = make([FixedLossScale(8.0), FixedLossScale(2.0)])
-    together = [Slope("first"), Slope("second")]
-    optimizers = [nn.SGD([network.weight], LEARNING_RATE) for network in together]
-    cell_of_one = SimultaneousTrainOneStepCell(BothOfThem(together), optimizers, list(map(FixedLossScale, (8.0, 2.0))))
-    for cell in (cell_of_two, cell_of_one.set_train()):
-        cell(*inputs(1.0, 1.0))
-    for network in (*apart, *together):
-        np.testing.assert_array_equal(network.weight.asnumpy(), np.full(3, 1 - LEARNING_RATE, np.float32))
 
 
 class Told(OverflowDetector):
@@ -206,26 +182,6 @@ def test_nothing_is_tried_again_if_one_of_those_that_overflowed_is_at_its_floor(
 
 
 @quick_in_pynative_mode
-def test_of_attempts_in_vain_the_first_one_counts(mode):
-    _, cell = make([DynamicLossScale(2.0**15), DynamicLossScale(2.0**15)], max_retries=1)
-    # At half of the scales only the second network's gradients are infinite.
-    assert bool(cell(*inputs(2.0, 64.0))[1])
-    assert cell.counters()["retries"] == 1
-    assert cell.get_loss_scale() == [2.0**14, 2.0**14]
-
-
-@quick_in_pynative_mode
-def test_a_scale_set_within_a_cycle_is_that_networks_next(mode):
-    _, cell = make(gradient_accumulation_steps=2)
-    cell(*inputs(1.0, 1.0))
-    cell.loss_scale[0].set_loss_scale(64.0)
-    assert cell(*inputs(64.0, 64.0))[2].asnumpy().tolist() == [2.0**15, 2.0**13]
-    # The second update rule has a hysteresis of 2, and has seen one overflow.
-    assert cell.loss_scale[1].overflow_steps.asnumpy() == 1
-    assert cell(*inputs(1.0, 1.0))[2].asnumpy().tolist() == [64.0, 2.0**13]
-
-
-@quick_in_pynative_mode
 def test_an_input_gradient_of_one_of_the_scales(mode):
     loss_scales = [DynamicLossScale(2.0**15), DynamicLossScale(2.0**15)]
     networks = [Penalised(loss_scales[0], "first"), Slope("second")]
@@ -243,11 +199,6 @@ def test_an_input_gradient_of_one_of_the_scales(mode):
     # The loss of the network that holds none can't be mended.
     assert cell(*inputs(1.0, float("nan")))[1].asnumpy()
     assert cell.counters()["retries"] == retries == 4
-
-
-def test_profiled_each_at_its_own():
-    _, cell = make(loss_scales=[256.0, 16.0])
-    assert profile_gradients(cell, [inputs(1.0, 1.0)]).loss_scale == [256.0, 16.0]
 
 
 @long_in_graph_mode

@@ -78,13 +78,6 @@ def test_a_loss_scale_for_each_network(drawn):
 HEADER = "step,network,loss,loss_scale,skipped,applied_steps,skipped_steps,consecutive_skipped_steps,retries\n"
 
 
-def test_more_loss_scales_than_colors(drawn):
-    scales = "/".join(str(2.0**i) for i in range(12))
-    Path("scale.csv").write_text(f"{HEADER}1,0,0.5,{scales},0,1,0,0,0\n")
-    plot_scale("scale.csv")
-    assert [drawn[f"loss scale of network {i}"] for i in range(12)] == [[([1], [2.0**i])] for i in range(12)]
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -140,18 +133,6 @@ def test_no_file():
         plot_scale("scale.csv")
     with pytest.raises(IsADirectoryError, match=r"'path' is '\.', which can't be read: Is a directory\. Pass the file"):
         plot_scale(".")
-
-
-def test_no_folder_for_the_picture():
-    Path("scale.csv").write_text(HEADER + "1,0,0.5,1024.0,0,1,0,0,0\n")
-    with pytest.raises(FileNotFoundError, match=r"'picture' is 'no/scale\.png', which can't be written: No such file"):
-        plot_scale("scale.csv", "no/scale.png")
-
-
-@pytest.mark.parametrize("arguments", [(3,), ("scale.csv", 3)])
-def test_no_path(arguments):
-    with pytest.raises(TypeError, match="must be a path, but got"):
-        plot_scale(*arguments)
 
 
 def test_without_matplotlib(tmp_path):

@@ -11,23 +11,18 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, amp, nn, ops
 from mindspore import dtype as mstype
-from support.gan_networks import NETWORK_INPUTS, gan_batch
 from support.networks import FEATURES, batch
-from support.numpy_casts import bfloat16, counts_of, shares_of_cast
+from support.numpy_casts import counts_of
 from support.training import changed, restore, state
 from support.untouched import untouched
-from test_profile_gradients import BATCHES, Failing, Float16Layers, WithDropout, gan, scaled, wrong_shape
+from test_profile_gradients import BATCHES, Failing, Float16Layers, gan, scaled, wrong_shape
 
 from ms_lossscale import (
-    ActivationReport,
     DynamicLossScale,
     ScaledTrainOneStepCell,
-    locate_overflow,
     profile_activations,
 )
 from ms_lossscale._output import written_scale
-from ms_lossscale.diagnosis import Activation, Distribution
-from ms_lossscale.diagnosis.cell_watch import Place
 
 pytestmark = pytest.mark.long
 
@@ -122,13 +117,6 @@ def test_names_the_logarithm_of_a_float16_network(compare_float32):
         assert report.first_jump is None
 
 
-def test_comparing_names_it_when_only_some_values_are_lost():
-    network = Softplus(bias=-7.6).to_float(mstype.float16)
-    assert 0 < of(profile_activations(network, SMALL), "log1p").distribution.zeros < 32
-    report = profile_activations(network, SMALL, compare_float32=True)
-    assert report.first_jump.place == ("log1p", 0, 0)
-
-
 @pytest.mark.parametrize("level", ["O2", "O3"])
 def test_names_the_logarithm_at_an_amp_level(level):
     network = amp.auto_mixed_precision(Softplus(), level)
@@ -147,16 +135,6 @@ def test_an_amp_level_that_casts_operators_is_compared(level):
     errors = [each.relative_error for each in report.activations if each.place.cell in ("head", "Softplus")]
     assert len(errors) == 4
     assert max(errors) > 2.0**-13
-
-
-def test_an_ordinary_network_has_nothing_notable():
-    report = profile_activations(Softplus(bias=0.0, factor=1.0), SMALL)
-    assert report.first is None
-    assert report.first_jump is None
-    assert report.notable_first() == report.activations
-    none, state = str(report).splitlines()[-2:]
-    assert none.endswith(f": 0 of {len(report.activations)}, in the order of execution.")
-    assert state == "The forward may write, and a skipped step restores: nothing."
 
 
 @pytest.mark.parametrize(
@@ -188,62 +166,6 @@ def test_what_a_training_cell_restores(mode, loss_scale, names, line):
 
 
 # What is counted.
-
-
-class Several(nn.Cell):
-    """A cell that is used twice, one that returns a tuple with a tuple in it, and one that returns integers."""
-
-    def __init__(self):
-        super().__init__()
-        self.twice = nn.Dense(FEATURES, FEATURES, weight_init="ones", has_bias=False)
-        self.parts = Parts()
-        self.signs = Signs()
-
-    def construct(self, x, y):
-        hidden = self.twice(self.twice(x))
-        one, (two, three) = self.parts(hidden)
-        signs = self.signs(hidden)
-        return ((one + two + three).sum(axis=1, keepdims=True) * signs.sum() - y).mean()
-
-
-class Parts(nn.Cell):
-    def construct(self, x):
-        return x * 2.0, (x * 1e-6, x * 1e6)
-
-
-class Signs(nn.Cell):
-    def construct(self, x):
-        return (x > 0).astype(mstype.int32)
-
-
-def test_counts_agree_with_numpy():
-    x, y = batch()
-    x = x * 1e-5
-    report = profile_activations(Several(), [(x, y)])
-    sums = x.asnumpy().sum(axis=1, keepdims=True)
-    assert {(each.place.cell, each.place.call, each.place.item) for each in report.activations} == {
-        ("twice", 0, 0),
-        ("twice", 1, 0),
-        ("parts", 0, 0),
-        ("parts", 0, 1),
-        ("parts", 0, 2),
-        ("Several", 0, 0),
-    }
-    for call, factor in enumerate((1, 3)):
-        activation = of(report, "twice", call=call)
-        expected = np.repeat(sums * factor, FEATURES)
-        assert activation.distribution.count == expected.size
-        np.testing.assert_allclose(activation.distribution.max, np.abs(expected).max(), rtol=1e-5)
-        assert activation.distribution.shares() == shares_of_cast(expected)
-        assert activation.outside == sum(shares_of_cast(expected))
-    # In the order of execution, the backward from the last cell to the first.
-    assert [str(each) for each in report.activations if each.place.cell == "twice"] == [
-        "twice output",
-        "twice (call 2) output",
-        "twice (call 2) gradient",
-        "twice gradient",
-    ]
-    assert str(of(report, "parts", item=2)) == "parts [2] output"
 
 
 class Recorder:
@@ -334,35 +256,6 @@ def test_a_training_cell_is_profiled_at_its_own_scales(make, scales):
     assert (report.loss_scale, largest(report)) == (2.0, [2.0] * len(scales))
 
 
-class Doubled(nn.Cell):
-    def construct(self, x):
-        return x + x
-
-
-class BFloat16Cell(nn.Cell):
-    """A network with a cell that computes in bfloat16, in which MindSpore has few operators on CPU."""
-
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Dense(FEATURES, 1, weight_init="ones", has_bias=False)
-        self.doubled = Doubled().to_float(mstype.bfloat16)
-
-    def construct(self, x, y):
-        return ops.square(self.doubled(self.head(x)).astype(mstype.float32) - y).mean()
-
-
-def test_bfloat16_values():
-    x, y = SMALL[0]
-    report = profile_activations(BFloat16Cell(), [(x, y)], compare_float32=True)
-    doubled = of(report, "doubled")
-    assert doubled.dtype == "BFloat16"
-    exact = 2 * x.asnumpy().sum(axis=1)
-    expected = bfloat16(exact.astype(np.float64))
-    assert doubled.distribution.as_dict()["histogram"] == counts_of(expected.astype(np.float32))["histogram"]
-    error = np.linalg.norm(expected - exact) / np.linalg.norm(exact)
-    np.testing.assert_allclose(doubled.relative_error, error, rtol=1e-3)
-
-
 def test_infinity_is_an_infinite_error():
     network = nn.SequentialCell(
         nn.Dense(FEATURES, 4, weight_init="ones"), nn.Dense(4, 4, weight_init="ones"), nn.Dense(4, 1)
@@ -404,17 +297,6 @@ def test_a_tuple_of_losses_runs_forward_once():
     assert calls == {0}
 
 
-@pytest.mark.parametrize("kind", ["simultaneous", "alternating"])
-def test_networks_in_each_other_have_names_of_their_own(kind):
-    cell, batches, _ = gan(kind)
-    with untouched(cell):
-        report = profile_activations(cell, batches)
-    names = {each.place.cell for each in report.activations}
-    assert {f"networks[{i}].{name}" for i in range(2) for name in ("generator", "discriminator.norm")} <= names
-    assert of(report, "networks[0].generator").distribution.count == 2 * 4 * FEATURES
-    assert len(of(report, "networks[1].discriminator", call=1).distribution.histogram()) > 0
-
-
 # Nothing changes.
 
 
@@ -437,17 +319,6 @@ def test_training_goes_on_as_without(mode):
     profile_activations(cell, BATCHES, compare_float32=True)
     cell(*BATCHES[1])
     assert not changed(without, state(cell))
-
-
-def test_dropout_is_off_when_comparing_and_on_otherwise():
-    network = WithDropout().set_train()
-    network.layers.to_float(mstype.float16)
-    assert of(profile_activations(network, BATCHES), "layers.2").distribution.zeros > 0
-    with untouched(network):
-        report = profile_activations(network, BATCHES, compare_float32=True)
-    dropout = of(report, "layers.2")
-    assert (dropout.distribution.zeros, dropout.zeros_gained) == (0, 0)
-    assert dropout.relative_error < 2.0**-7
 
 
 class Mix(nn.Cell):
@@ -490,30 +361,6 @@ def test_what_differs_between_two_runs_is_not_compared():
     assert {f"{row['cell']} {row['kind']}" for row in rows if int(row["varies"])} == {str(each) for each in varying}
 
 
-class Branches(nn.Cell):
-    """In every second run it takes another way, and passes on fewer values."""
-
-    def __init__(self):
-        super().__init__()
-        self.dense = nn.Dense(FEATURES, FEATURES, weight_init="ones", has_bias=False)
-        self.cut = nn.Identity()
-        self.extra = nn.Identity()
-        self.runs = 0
-
-    def construct(self, x):
-        self.runs += 1
-        x = self.dense(x)
-        x = self.extra(x) if self.runs % 2 else self.cut(x[1:])
-        return self.cut(x).astype(mstype.float32).mean()
-
-
-def test_ways_that_differ_between_two_runs():
-    report = profile_activations(Branches().to_float(mstype.float16), [BATCHES[0][0]], compare_float32=True)
-    assert not of(report, "dense").varies
-    assert of(report, "extra").varies
-    assert of(report, "cut").varies
-
-
 def test_a_users_hooks_stay():
     network = Softplus()
     seen = []
@@ -522,71 +369,6 @@ def test_a_users_hooks_stay():
     with untouched(network):
         profile_activations(network, SMALL)
     assert seen == ["forward", "backward"] * 2
-
-
-class GivesItsParameter(nn.Cell):
-    """A cell that puts out a Parameter, as an embedding's table or a learned scale may be."""
-
-    def __init__(self):
-        super().__init__()
-        self.scale = mindspore.Parameter(Tensor(2.0, mstype.float32), name="scale")
-
-    def construct(self):
-        return self.scale
-
-
-class Scaled(nn.Cell):
-    def __init__(self):
-        super().__init__()
-        self.gives = GivesItsParameter()
-        self.linear = nn.Dense(FEATURES, 1, weight_init="ones")
-
-    def construct(self, x, y):
-        return ops.square(self.linear(x) * self.gives() - y).mean()
-
-
-def test_an_output_that_nothing_differentiates(mode):
-    """The batch itself, and a frozen Parameter."""
-    network = nn.SequentialCell(nn.Identity(), nn.Dense(FEATURES, 1))
-    report = profile_activations(network, [BATCHES[0][0]])
-    assert of(report, "0").distribution.count == 4 * FEATURES
-    network = Scaled()
-    network.gives.scale.requires_grad = False
-    report = profile_activations(network, BATCHES)
-    assert of(report, "gives").distribution.count == len(BATCHES)
-    assert not locate_overflow(network, BATCHES[0], loss_scale=1.0).found
-
-
-def test_no_hook_stays_on_a_parameter_or_an_input():
-    mode = mindspore.get_context("mode")
-    network = Scaled()
-    report = profile_activations(network, BATCHES)
-    activation = of(report, "gives", "gradient")
-    counted = activation.distribution.count
-    assert counted == len(BATCHES)
-    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
-    ops.value_and_grad(network, None, network.trainable_params())(*BATCHES[0])
-    mindspore.set_context(mode=mode)
-    assert activation.distribution.count == counted
-
-
-class CustomBackward(nn.Cell):
-    """A cell with a backward of its own."""
-
-    def construct(self, x):
-        return x * 2.0
-
-    def bprop(self, _x, _out, dout):
-        return (dout * 2.0,)
-
-
-def test_a_cell_with_a_backward_of_its_own(mode):
-    network = nn.SequentialCell(nn.Dense(FEATURES, 4), CustomBackward(), nn.Dense(4, 1, weight_init="ones"))
-    with untouched(network):
-        report = profile_activations(network, [BATCHES[0][0]])
-    names = [each.place.cell for each in report.activations if each.kind == "output"]
-    assert names == ["0", "1", "2", "SequentialCell"]
-    assert [of(report, name, "gradient").distribution.max for name in ("1", "0")] == [1.0, 2.0]
 
 
 class Compiled(nn.Cell):
@@ -616,25 +398,6 @@ def test_the_cells_inside_a_compiled_one_are_seen(mode, jit, monkeypatch):
 # The report.
 
 
-def test_csv():
-    report = profile_activations(Softplus().to_float(mstype.float16), SMALL, compare_float32=True)
-    text = report.to_csv("report.csv")
-    with open("report.csv", newline="") as file:
-        assert file.read() == text
-    rows = list(csv.DictReader(io.StringIO(text)))
-    assert len(rows) == len(report.activations)
-    for row, activation in zip(rows, report.notable_first()):
-        assert (row["cell"], int(row["call"]), int(row["item"])) == activation.place
-        assert (row["kind"], row["dtype"]) == (activation.kind, activation.dtype)
-        for name in ("count", "zeros", "non_finite"):
-            assert int(row[name]) == getattr(activation.distribution, name)
-        for name, share in activation.distribution.shares()._asdict().items():
-            assert float(row[name]) == share
-        assert float(row["relative_error"]) == activation.relative_error
-        assert int(row["zeros_gained"]) == activation.zeros_gained
-        assert bool(int(row["error_jumps"])) == activation.error_jumps
-
-
 def test_json():
     report = profile_activations(Softplus(factor=1.0).to_float(mstype.float16), SMALL, compare_float32=True)
     text = report.to_json("report.json")
@@ -656,22 +419,6 @@ def test_plot():
     assert matplotlib.image.imread("report.png").shape[2] == 4
 
 
-def test_the_table_has_a_dash_for_what_was_not_compared():
-    """A place that only one of the two computations came through."""
-    distribution = Distribution()
-    distribution.add(np.ones(3, np.float32))
-    places = [Place(name, 0, 0) for name in ("one", "two")]
-    report = ActivationReport(
-        [
-            Activation(places[0], "output", "Float16", distribution, 0.5, 0),
-            Activation(places[1], "output", "Float16", distribution),
-        ],
-        1,
-        1.0,
-    )
-    assert [row.split()[-2:] for row in str(report).splitlines()[3:5]] == [["5.00e-01", "0"], ["-", "-"]]
-
-
 # Bad input.
 
 
@@ -680,13 +427,6 @@ def test_a_forward_that_fails(mode):
     message = r"For 'profile_activations', the network fails on batches\[1\] in PyNative mode, in which "
     with untouched(network), pytest.raises(RuntimeError, match=message):
         profile_activations(network, [BATCHES[0], wrong_shape()])
-
-
-def test_an_input_that_is_not_there():
-    cell, _, _ = gan("simultaneous")
-    assert max(NETWORK_INPUTS[1]) == 3
-    with pytest.raises(RuntimeError, match="gives network 1 the input at position 3"):
-        profile_activations(cell, [gan_batch()[:3]])
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,14 @@ import functools
 
 import mindspore
 import pytest
-from mindspore.dataset import GeneratorDataset
 from support.npu_networks import (
     BACKWARD,
     BOTH,
     FORWARD,
     INNOCENT,
-    LEARNING_RATE,
     LOSS_SCALE,
     NAN,
     AllOnNpu,
-    Naive,
     inputs_for,
     networks_on_npu,
     optimizers_of,
@@ -27,7 +24,7 @@ from support.npu_networks import (
     weights_of,
 )
 
-from ms_lossscale import AlternatingTrainOneStepCell, FiniteGradients, SimultaneousTrainOneStepCell, emulation
+from ms_lossscale import AlternatingTrainOneStepCell, SimultaneousTrainOneStepCell, emulation
 from ms_lossscale.emulation import register
 
 pytestmark = pytest.mark.long
@@ -140,66 +137,3 @@ class TestOrder:
         for i in range(count):
             is_culprit = overflows and i == count - 1
             assert_phase(events[5 * i : 5 * i + 5], [f"network_{i}"], int(is_culprit))
-
-
-def ruined(behaviour):
-    """The weight after a step with a gradient that saturated."""
-    x, _ = behaviour
-    return 1.0 - LEARNING_RATE * x * 65504.0 / LOSS_SCALE
-
-
-class TestWithoutTheRegister:
-    """Why all this: what the emulated NPU computes is finite, so that looking at gradients sees nothing."""
-
-    def test_finite_gradients_miss_it_and_the_weight_is_ruined(self, mode):
-        networks = networks_on_npu(2)
-        cell = make_cell("list", networks, overflow_detector=FiniteGradients())
-        overflow = cell(*inputs_for(INNOCENT, BACKWARD))[1]
-        assert not overflow.asnumpy()
-        # The gradient is 1e6 * x, but the scaled one saturated at 65504.
-        assert weights_of(networks) == [updated(INNOCENT), ruined(BACKWARD)]
-        assert weights_of(networks)[1] != updated(BACKWARD)
-
-    @pytest.mark.parametrize(
-        "behaviours, found_overflows",
-        [
-            ((INNOCENT, INNOCENT), [False, False]),
-            ((BACKWARD, INNOCENT), [True, False]),
-            # The fault: the first check reads, and consumes, the bits of both.
-            ((INNOCENT, BACKWARD), [True, False]),
-            ((BACKWARD, BACKWARD), [True, False]),
-        ],
-        ids=["none", "first", "second", "both"],
-    )
-    def test_two_checks_after_both_backwards_show_the_wrong_network(self, mode, behaviours, found_overflows):
-        cell, networks = naive(mode)
-        reset(networks)
-        assert cell(*inputs_for(*behaviours)).asnumpy().tolist() == found_overflows
-        first, second = weights_of(networks)
-        # The innocent first network loses its step whenever the second one overflows...
-        assert first == (1.0 if found_overflows[0] else updated(INNOCENT))
-        # ... and the second network is updated with gradients that saturated.
-        assert second == (updated(INNOCENT) if behaviours[1] == INNOCENT else ruined(BACKWARD))
-
-
-@functools.cache
-def naive(mode):
-    networks = networks_on_npu(2)
-    with emulation.saturation_mode():
-        return Naive(networks, optimizers_of(networks)).set_train(), networks
-
-
-def test_in_a_model(mode):
-    networks = networks_on_npu(2)
-    cell = make_cell("list", networks)
-    rows = [
-        tuple(tensor.asnumpy() for tensor in inputs_for(*behaviours))
-        for behaviours in ((INNOCENT, BACKWARD), (INNOCENT, INNOCENT), (BACKWARD, INNOCENT))
-    ]
-    dataset = GeneratorDataset(rows, list("abcd"), shuffle=False, num_parallel_workers=1)
-    register.raise_status()
-    mindspore.Model(cell).train(1, dataset, dataset_sink_mode=False)
-    assert cell.counters() == {"applied_steps": 1, "skipped_steps": 2, "consecutive_skipped_steps": 1}
-    assert weights_of(networks) == [updated(INNOCENT)] * 2
-    for i, status in enumerate((1, 0, 1)):
-        assert_phase(register.events[7 * i : 7 * i + 7], ["network_0", "network_1"], status)

@@ -172,24 +172,6 @@ def test_it_names_which_of_several_networks(mode, cell_class):
     assert [f"network 1 ('Adapts') {LOSES}" in each for each in of_the_loss(records)] == [True] * (mode == "pynative")
 
 
-def test_one_that_comes_late_is_noticed():
-    class EverySecond(Adapts):
-        calls = 0
-
-        def construct(self, x, y):
-            self.calls += 1
-            return super().construct(x, y) if self.calls == 3 else self.loss(self.weight, x, y)
-
-    with in_mode(mindspore.PYNATIVE_MODE):
-        cell = cell_of(EverySecond())
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            for _ in range(2):
-                cell(*batch())
-        with pytest.warns(RuntimeWarning, match=LOSES):
-            cell(*batch())
-
-
 @pytest.mark.parametrize(
     "network", [FirstOrder, Sharpness, Surgery, ClippedSamples, Adversarial, NoPenaltyYet, AdaptsByInputGradient]
 )

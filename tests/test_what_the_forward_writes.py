@@ -147,12 +147,6 @@ def test_what_is_large_and_can_not_be_decided_is_named():
     assert of_one(network, forward_state=[network.large]).forward_state_names() == ["large"]
 
 
-def test_what_is_small_and_can_not_be_decided_is_taken_back():
-    network = Undecided()
-    network.large = Parameter(Tensor(np.zeros((10, 10), np.float32)), name="small", requires_grad=False)
-    assert of_one(network).forward_state_names() == ["small"]
-
-
 class SeveralCounts(nn.Cell):
     """Cloned layers with buffers, one of which is in no list that MindSpore knows."""
 

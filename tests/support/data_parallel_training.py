@@ -202,13 +202,6 @@ def saturating(place):
             register.events.clear()
 
 
-def saturating_cycle(place):
-    parallel(place)
-    with emulation.saturation_mode():
-        cell, inputs = on_npu(place, gradient_accumulation_steps=2)
-        yield from records(cell, (inputs(), inputs(), inputs(last=FORWARD), inputs(), inputs(), inputs()))
-
-
 def own_weights(place):
     """Trains weights of which each rank has its own: their gradients are not reduced, so no inf travels."""
     parallel(place, "hybrid_parallel")

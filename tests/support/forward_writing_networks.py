@@ -92,27 +92,6 @@ class InheritedSpectralNorm(SpectralNormByFunction):
         return super().construct(x)
 
 
-class InheritedInTheOldWay(SpectralNormByFunction):
-    def construct(self, x):
-        return super(InheritedInTheOldWay, self).construct(x)  # noqa: UP008
-
-
-class SpectralNormByPrimitives(nn.Cell):
-    writes = ("u",)
-
-    def __init__(self):
-        super().__init__()
-        self.u = state("u")
-        self.frozen = state("frozen")
-        self.assign = ops.Assign()
-        self.normalise = ops.L2Normalize()
-
-    def construct(self, x):
-        u = self.u
-        x = ops.depend(x, self.assign(u, self.normalise(u + x[0])))
-        return x * self.frozen
-
-
 class Codebook(nn.Cell):
     """A VQ-VAE's codebook: each input gets the nearest code; codes follow an average of their inputs."""
 
@@ -184,13 +163,6 @@ def passing_on(function):
     return wrapper
 
 
-class JitCounter(StepCounter):
-    @ms.jit
-    def construct(self, x):
-        ops.assign_add(self.count, 1)
-        return x * self.frozen
-
-
 class MomentumTeacher(nn.Cell):
     """MoCo's teacher, which follows the student; a frozen head beside it does not."""
 
@@ -211,24 +183,6 @@ class MomentumTeacher(nn.Cell):
     def construct(self, x):
         self.update()
         return self.student(x) - self.teacher(self.head(x))
-
-
-_follow = ops.MultitypeFuncGraph("follow")
-
-
-@_follow.register("Tensor", "Tensor", "Tensor")
-def _follow_tensor(momentum, teacher, student):
-    return ops.assign(teacher, momentum * teacher + (1 - momentum) * student)
-
-
-class MappedTeacher(MomentumTeacher):
-    def __init__(self):
-        super().__init__()
-        self.momentum = Tensor(0.9, ms.float32)
-        self.map = ops.HyperMap()
-
-    def update(self):
-        self.map(ops.partial(_follow, self.momentum), self.teacher_weights, self.student_weights)
 
 
 class Queue(nn.Cell):
@@ -299,20 +253,6 @@ class Nested(nn.Cell):
         for block in self.blocks:
             x = block(x)
         return x
-
-
-class ByLambda(nn.Cell):
-    writes = ("last",)
-
-    def __init__(self):
-        super().__init__()
-        self.last = state("last")
-        self.frozen = state("frozen")
-        self.keep = lambda last, x: ops.assign(last, x[0])
-
-    def construct(self, x):
-        self.keep(self.last, x)
-        return x * self.frozen
 
 
 class Histories(nn.Cell):

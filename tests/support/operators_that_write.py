@@ -4,7 +4,7 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 from mindspore.common._grad_function import _Function
 
-from support.ways_to_write import FEATURES, GRAPH, PYNATIVE, Way, moved, state, unreadable, write
+from support.ways_to_write import FEATURES, GRAPH, PYNATIVE, Way, moved, state, write
 
 
 class ByPrimitive(Way):
@@ -23,25 +23,9 @@ class ByAssignAdd(Way):
         return x * self.trained
 
 
-class ByAssignSub(Way):
-    def construct(self, x):
-        ops.assign_sub(self.u, ops.stop_gradient(x.mean(0)))
-        return x * self.trained
-
-
 class ByScatterUpdate(Way):
     def construct(self, x):
         ops.scatter_update(self.u, Tensor([0], ms.int32), self.following(x)[:1])
-        return x * self.trained
-
-
-class ByScatterNdUpdate(Way):
-    def __init__(self):
-        super().__init__()
-        self.scatter = ops.ScatterNdUpdate()
-
-    def construct(self, x):
-        self.scatter(self.u, Tensor([[0]], ms.int32), self.following(x)[:1])
         return x * self.trained
 
 
@@ -100,17 +84,6 @@ class ByJit(Way):
     def construct(self, x):
         ops.assign(self.u, self.following(x))
         return x * self.trained
-
-
-class ByJitOfAFunction(Way):
-    def construct(self, x):
-        jitted(self.u, self.following(x))
-        return x * self.trained
-
-
-@ms.jit
-def jitted(memory, value):
-    return ops.assign(memory, value)
 
 
 class ByOptimizer(Way):
@@ -273,22 +246,6 @@ class BufferByCopy(nn.Cell):
 
     def construct(self, x):
         self.seen.copy_(moved(self.seen, x))
-        return x * 2
-
-
-class BufferByEllipsis(BufferByCopy):
-    modes = PYNATIVE
-
-    def construct(self, x):
-        self.seen[...] = moved(self.seen, x)
-        return x * 2
-
-
-class BufferByFunctionWithoutSource(BufferByCopy):
-    modes = PYNATIVE
-
-    def construct(self, x):
-        unreadable(self.seen, moved(self.seen, x))
         return x * 2
 
 

@@ -53,7 +53,6 @@ _FURTHER = (
     "simultaneous",
     "alternating",
     "unchecked",
-    "saturating_cycle",
     "alone",
     "through_model",
     "retried",

@@ -1,6 +1,5 @@
 """Cells that reach the state that they write, each in a different way of Python's; run as `ways_to_write`."""
 
-import collections
 import contextlib
 import functools
 import linecache
@@ -12,78 +11,9 @@ from mindspore import ops
 from support.ways_to_write import PYNATIVE, Way, write
 
 
-class BySwapsInALoop(Way):
-    def construct(self, x):
-        a, b, c = self.trained, self.trained * 2, self.u
-        for _ in range(2):
-            a, b, c = b, c, a
-        ops.assign(a, self.following(x))
-        return x * self.trained
-
-
-class ByDeque(Way):
-    modes = PYNATIVE
-
-    def construct(self, x):
-        memories = collections.deque([self.u], maxlen=1)
-        memories.rotate(1)
-        ops.assign(memories.popleft(), self.following(x))
-        return x * self.trained
-
-
-class ByReduce(Way):
-    modes = PYNATIVE
-
-    def construct(self, x):
-        memory = functools.reduce(lambda a, b: b, [self.trained, self.u])
-        ops.assign(memory, self.following(x))
-        return x * self.trained
-
-
-class ByFilter(Way):
-    modes = PYNATIVE
-
-    def construct(self, x):
-        for memory in filter(lambda parameter: not parameter.requires_grad, [self.trained, self.u]):
-            ops.assign(memory, self.following(x))
-        return x * self.trained
-
-
-class BySorted(Way):
-    modes = PYNATIVE
-
-    def construct(self, x):
-        first, *_ = sorted([self.trained, self.u], key=lambda parameter: parameter.requires_grad)
-        ops.assign(first, self.following(x))
-        return x * self.trained
-
-
 class ByAttrgetter(Way):
     def construct(self, x):
         ops.assign(operator.attrgetter("u")(self), self.following(x))
-        return x * self.trained
-
-
-class ByMethodcaller(Way):
-    modes = PYNATIVE
-
-    def construct(self, x):
-        operator.methodcaller("copy_", self.following(x))(self.u)
-        return x * self.trained
-
-
-class ByNonlocalAlias(Way):
-    modes = PYNATIVE
-
-    def construct(self, x):
-        memory = self.trained
-
-        def choose():
-            nonlocal memory
-            memory = self.u
-
-        choose()
-        ops.assign(memory, self.following(x))
         return x * self.trained
 
 
@@ -112,18 +42,6 @@ class ByLambdaThatIsKept(Way):
 
     def construct(self, x):
         self.keep(self.u, self.following(x))
-        return x * self.trained
-
-
-class ByLambdaThatKeepsIt(Way):
-    modes = PYNATIVE
-
-    def __init__(self):
-        super().__init__()
-        self.keep = lambda value, memory=self.u: ops.assign(memory, value)
-
-    def construct(self, x):
-        self.keep(self.following(x))
         return x * self.trained
 
 
@@ -270,15 +188,6 @@ class ByEnter(ByMemory):
         return y * self.trained
 
 
-class ByExitStack(ByMemory):
-    modes = PYNATIVE
-
-    def construct(self, x):
-        with contextlib.ExitStack() as stack:
-            stack.callback(ops.assign, self.u, self.following(x))
-        return x * self.trained
-
-
 class ByGetattrOfItsOwn(ByMemory):
     modes = PYNATIVE
 
@@ -323,14 +232,6 @@ class ByAllParameters(Way):
         for parameter in self.get_parameters():
             if not parameter.requires_grad:
                 ops.assign(parameter, self.following(x))
-        return x * self.trained
-
-
-class ByVars(Way):
-    modes = PYNATIVE
-
-    def construct(self, x):
-        ops.assign(vars(self)["_params"]["u"] if "_params" in vars(self) else self.u, self.following(x))
         return x * self.trained
 
 

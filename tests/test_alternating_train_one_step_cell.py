@@ -26,12 +26,7 @@ from support.gan_networks import (
 from support.networks import Linear, batch, overflowing_batch
 from support.training import OneForward, changed, same_bits, state
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    FixedLossScale,
-    SimultaneousTrainOneStepCell,
-)
+from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale, FixedLossScale, SimultaneousTrainOneStepCell
 
 # For each call the networks that overflow.
 OVERFLOWS = [(), (), (0,), (), (1,), (0, 1), (1,)]

@@ -7,11 +7,6 @@ from conftest import long
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
-try:
-    from mindspore.graph._parse.parser import Parser
-except ImportError:
-    from mindspore._extends.parse.parser import Parser
-
 from ms_lossscale import (
     AlternatingTrainOneStepCell,
     DynamicLossScale,
@@ -115,20 +110,3 @@ def test_one_graph_serves_all_sizes_with_the_same_results(name):
     assert len(told.compile_cache) == 1
     # MindSpore's way otherwise: a graph for each size.
     assert len(cell.compile_cache) == len(set(SIZES))
-
-
-@pytest.mark.long
-def test_what_pynative_mode_compiles_of_several_losses_is_told_as_well(monkeypatch):
-    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
-    parsed = []
-    parse = Parser.parse
-    monkeypatch.setattr(Parser, "parse", lambda parser: parsed.append(parser.fn) or parse(parser))
-    cell, told = CELLS["tuple"](), CELLS["tuple"]()
-    told.set_inputs(*(Tensor(shape=[None, width], dtype=mstype.float32) for width in (4, 1)))
-    # The function itself is read once for each graph that it becomes.
-    function = "SharedForwardBackward.construct"
-    expected, count = train(cell), [fn.__qualname__ for fn in parsed].count(function)
-    assert count == len(set(SIZES))
-    parsed.clear()
-    assert train(told) == expected
-    assert [fn.__qualname__ for fn in parsed].count(function) == 1

@@ -69,18 +69,6 @@ def test_converts_as_mindspore_does(mode, level, with_loss_fn):
         np.testing.assert_array_equal(loss.asnumpy(), expected.asnumpy())
 
 
-@pytest.mark.long
-def test_the_levels_are_not_all_the_same():
-    # The control of the test above: float16 gives another loss than float32.
-    by_level = {}
-    for level in ("O0", "O3"):
-        network = Backbone()
-        cell = build_train_network(network, sgd(network), nn.MSELoss(), level)
-        by_level[level] = float(cell(*inputs())[0])
-    assert by_level["O0"] != by_level["O3"]
-    np.testing.assert_allclose(by_level["O0"], by_level["O3"], rtol=1e-2)  # float16 has 11 bits.
-
-
 class TestLossScale:
     @pytest.mark.parametrize("level, expected", [("O0", 1.0), ("O1", 1.0), ("O2", 2.0**24), ("O3", 1.0), ("auto", 1.0)])
     def test_as_in_mindspore_o2_brings_a_dynamic_one_and_the_others_none(self, level, expected):
@@ -100,17 +88,6 @@ class TestLossScale:
         reported = [cell(*inputs(overflow=overflow))[1:] for overflow in (0, 0, 1, 0)]
         assert [bool(overflow) for overflow, _ in reported] == [False, False, True, False]
         assert [float(scale) for _, scale in reported] == [512.0, 512.0, 1024.0, 512.0]
-
-    @quick_in_graph_mode
-    def test_o2_backs_off_until_it_trains(self, mode):
-        network = Backbone()
-        cell = build_train_network(network, nn.AdamWeightDecay(network.trainable_params()), nn.MSELoss(), "O2")
-        overflows = [bool(cell(*inputs())[1]) for _ in range(25)]
-        # float16 ends at 2**16: the default scale of 2**24 overflows, and is halved as often as it takes.
-        backed_off = overflows.count(True)
-        assert 8 <= backed_off < 25
-        assert overflows == [True] * backed_off + [False] * (25 - backed_off)
-        assert cell.get_loss_scale() == 2.0 ** (24 - backed_off)
 
     @pytest.mark.parametrize(
         "manager, expected",
@@ -214,10 +191,3 @@ class TestWhatItRefuses:
             build_train_network(network, sgd(network), nn.MSELoss(), **keywords)
         for name in names:
             assert name in str(error.value)
-
-    @pytest.mark.long
-    def test_an_optimizer_with_a_loss_scale_of_its_own(self):
-        network = Backbone()
-        optimizer = nn.SGD(network.trainable_params(), learning_rate=0.01, loss_scale=1024.0)
-        with pytest.raises(ValueError, match="1024"):
-            build_train_network(network, optimizer, nn.MSELoss())

@@ -1,14 +1,11 @@
 """A cell that has made steps can be compiled into another graph, for other shapes, and flushed, in every order."""
 
-import functools
 import itertools
 
-import mindspore
 import numpy as np
 import pytest
 from mindspore import Tensor, jit, nn
 from support.linear_pair import CELLS, Trained, arrays
-from support.python_process import skip_with_older_mindspore
 from support.training import same_bits, state
 
 pytestmark = pytest.mark.long
@@ -93,49 +90,3 @@ def test_in_every_order(mode, kind):
     for name in ours:
         assert same_bits(ours[name], others[name]), name
     assert all(np.isfinite(values).all() for values in ours.values())
-
-
-@functools.cache
-def eager_state(mode, kind, begins_with_flush):
-    """What is compared with: the same calls, none of them in another graph. `mode` is part of the cache's key only."""
-    expected = Uses(kind)
-    for use in ("flush" if begins_with_flush else "eager", "eager", "eager", "new_shape", "flush", "eager"):
-        getattr(expected, use)()
-    return state(expected.cell)
-
-
-@pytest.mark.parametrize("kind", of_which("scaled"))
-@pytest.mark.parametrize("first", ["jitted", "outer", "flush"])
-def test_what_else_may_come_first(mode, kind, first):
-    skip_with_older_mindspore("every order is compiled with MindSpore 2.7, too; which use comes first, with 2.10 only")
-    used = Uses(kind)
-    getattr(used, first)()
-    for use in ("jitted", "outer", "new_shape", "flush", "eager"):
-        getattr(used, use)()
-    ours, others = state(used.cell), eager_state(mode, kind, first == "flush")
-    for name in ours:
-        assert same_bits(ours[name], others[name]), name
-    assert all(np.isfinite(values).all() for values in ours.values())
-
-
-def test_mindspore_takes_the_wrong_method_after_one_that_was_compiled():
-    """MindSpore's fault, for which `Compiled` is a cell of its own."""
-
-    class Doubles(nn.Cell):
-        def construct(self, x):
-            return x + x
-
-        @jit
-        def other(self, x, y):
-            return x + y
-
-    before = mindspore.get_context("mode")
-    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
-    try:
-        cell, x = Doubles(), Tensor(1.0)
-        assert float(jit(Outer(cell).construct)(x)) == 2.0
-        cell.other(x, x)
-        with pytest.raises(TypeError, match="number of"):
-            jit(Outer(cell).construct)(Tensor([1.0, 2.0]))
-    finally:
-        mindspore.set_context(mode=before)

@@ -29,12 +29,7 @@ def test_each_two_values_of_different_settings_meet(its_mode, configuration):
         check(configuration)
 
 
-_RANDOM = {
-    "deadline": None,
-    "database": None,
-    "derandomize": True,
-    "suppress_health_check": list(HealthCheck),
-}
+_RANDOM = {"deadline": None, "database": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
 
 
 def _check_random(data):

@@ -8,7 +8,6 @@ import inspect
 from pathlib import Path
 
 import mindspore
-import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
@@ -255,15 +254,3 @@ def test_no_tensor_is_written_in_code_that_is_compiled():
     ]
     assert len(paths) > 25
     assert [place for path in paths for place in literals(path)] == []
-
-
-def test_the_search_finds_a_literal(tmp_path):
-    path = tmp_path / "cell.py"
-    path.write_text("class A:\n    def construct(self, x):\n        return x + Tensor(1)\n")
-    assert literals(path) == ["cell.py:3 in construct"]
-
-
-def test_results_are_finite():
-    # Else two wrong runs could agree.
-    values, _ = run("scaled", Tame, CASES["dynamic"][0], clip_norm=0.5)
-    assert all(np.isfinite(value).all() for name, value in values.items() if "clipping" not in name)

@@ -19,7 +19,7 @@ from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 pytestmark = pytest.mark.long
 
 NOT_COMPARABLE = {
-    "nn.thor": "takes a network of layers of its own only (nn.DenseThor and so on), with kernels for GPU and Ascend",
+    "nn.thor": "takes a network of layers of its own only (nn.DenseThor and so on), with kernels for GPU and Ascend"
 }
 
 # Two clean steps, after which the scale doubles; one that is skipped; two more, after which it doubles again.
@@ -107,18 +107,3 @@ def test_is_right_to_rounding_for_any_scale(mode, name):
         # and weights of the order of 1: less than 1e-5. A missing division is off by 0.1 and more, except where an
         # optimizer normalises its gradients: test_tiny_gradients.py is about that.
         np.testing.assert_allclose(weight, wanted, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name not in NOT_COMPARABLE])
-def test_none_is_refused(name):
-    network = LinearWithBias()
-    try:
-        optimizer, _ = make_optimizer(name, network)
-    except (RuntimeError, ValueError) as error:
-        assert name not in RUN_EVERYWHERE
-        pytest.skip(f"{name} can't be constructed here: {said(error)}")
-    ScaledTrainOneStepCell(network, optimizer)
-
-
-def test_the_list_is_not_empty_by_accident():
-    assert set(OPTIMIZERS) >= RUN_EVERYWHERE

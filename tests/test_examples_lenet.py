@@ -212,19 +212,6 @@ def test_fewer_epochs_than_there_were_are_refused(whole, tmp_path):
 
 
 @pytest.mark.release
-def test_compare_prints_a_table_of_all_recipes(data, tmp_path):
-    options = ("--data", data, "--seeds", 3, "--epochs", 1, "--output", "out")
-    result = run("compare.py", *options, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    lines = result.stdout.splitlines()
-    assert [line[:6] for line in lines[2:]] == [f"| ({letter}) "[:6] for letter in "abcde"]
-    assert {line.count("|") for line in lines} == {5}
-    assert (tmp_path / "out" / "compare.md").read_text() == result.stdout
-    with open(tmp_path / "out" / "compare.csv", newline="") as file:
-        assert [row["seed"] for row in csv.DictReader(file)] == ["3"] * 5
-
-
-@pytest.mark.release
 def test_diagnose_shows_where_it_underflows_and_writes_the_reports(data, tmp_path):
     # Gradients far below what float16 holds, so that two steps without a scale leave the network as it was.
     options = ("--data", data, "--epochs", 1, "--batch-size", 32, "--profile-batches", 2, "--output", "out")

@@ -63,10 +63,7 @@ _OF_THE_BACKWARD = (
 
 # What MindSpore 2.7 loses in any call of a network, without a training cell, too: graph mode runs these writes in
 # Python, on a copy; in PyNative mode what `ops.depend` returns is a copy, so that a view of it is not the Parameter.
-_LOST_BEFORE_2_10 = {
-    "graph": ("ByAugmentedPartOfAList", "ByAttrgetter", "ByMintInPlace"),
-    "pynative": ("ByView",),
-}
+_LOST_BEFORE_2_10 = {"graph": ("ByAugmentedPartOfAList", "ByAttrgetter", "ByMintInPlace"), "pynative": ("ByView",)}
 
 
 def _running_in(mode, classes):

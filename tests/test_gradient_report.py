@@ -92,10 +92,7 @@ def test_a_report_with_clipping_recommends_for_the_gradients_before():
 
 
 WHY_NOT = {
-    "zeros": (
-        report_of({"weight": np.zeros(3)}),
-        r"all gradients are zero\. Profile again with a larger loss_scale",
-    ),
+    "zeros": (report_of({"weight": np.zeros(3)}), r"all gradients are zero\. Profile again with a larger loss_scale"),
     "overflow": (
         report_of({"weight": [1.0, np.inf], "bias": [np.nan]}, loss_scale=1024.0),
         r"2 gradients are not finite at loss scale 1024\. Profile again at a smaller loss_scale.*locate_overflow",

@@ -10,13 +10,7 @@ from support.in_mode import in_mode
 from support.networks import FEATURES, Linear, batch, weight
 from support.untouched import untouched
 
-from ms_lossscale import (
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-    locate_overflow,
-    profile_activations,
-    profile_gradients,
-)
+from ms_lossscale import ScaledTrainOneStepCell, locate_overflow, profile_activations, profile_gradients
 
 pytestmark = pytest.mark.long
 
@@ -53,11 +47,6 @@ class Penalty(nn.Cell):
         return ((self.critic(x) - y).mean() + ops.square(slopes - 1.0).mean()) * self.factor
 
 
-class MadeInConstruct(Penalty):
-    def of_input(self, x):
-        return ops.grad(self.critic)(x)
-
-
 class MadeAtConstruction(Penalty):
     def __init__(self):
         super().__init__()
@@ -67,21 +56,13 @@ class MadeAtConstruction(Penalty):
         return self.made(x)
 
 
-class OfAFunction(Penalty):
-    def total(self, x):
-        return self.critic(x).sum()
-
-    def of_input(self, x):
-        return mindspore.value_and_grad(self.total)(x)[1]
-
-
 class ByVjp(Penalty):
     def of_input(self, x):
         scores, vjp = ops.vjp(self.critic, x)
         return vjp(ops.ones_like(scores))[0]
 
 
-PENALTIES = [Penalty, MadeInConstruct, MadeAtConstruction, OfAFunction, ByVjp]
+PENALTIES = [Penalty, MadeAtConstruction, ByVjp]
 
 
 def loss_and_gradients(network, x, y):
@@ -104,12 +85,6 @@ def loss_and_gradients(network, x, y):
 @pytest.fixture
 def in_graph_mode():
     with in_mode(mindspore.GRAPH_MODE):
-        yield
-
-
-@pytest.fixture
-def in_pynative_mode():
-    with in_mode(mindspore.PYNATIVE_MODE):
         yield
 
 
@@ -176,31 +151,6 @@ def test_a_training_cell_with_a_gradient_penalty(in_graph_mode):
     cell(*BATCHES[1])
     for weight_before, weight_now, grad in zip(before, network.trainable_params(), grads):
         np.testing.assert_allclose(weight_now.asnumpy(), weight_before - 1e-3 * grad, rtol=1e-4, atol=1e-6)
-
-
-class TwoLosses(nn.Cell):
-    """A linear model's loss, and a gradient penalty."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear, self.penalty = Linear(), Penalty()
-
-    def construct(self, x, y):
-        return self.linear(x, y), self.penalty(x, y)
-
-
-@pytest.mark.parametrize("kind, name", [("tuple", "'TwoLosses'"), ("list", r"networks\[1\] \(Penalty\)")])
-def test_the_network_that_takes_a_gradient_is_named(kind, name, in_pynative_mode):
-    both = TwoLosses()
-    networks = [both.linear, both.penalty]
-    optimizers = [nn.SGD(network.trainable_params(), 0.1) for network in networks]
-    cell = SimultaneousTrainOneStepCell(both if kind == "tuple" else networks, optimizers)
-    with pytest.warns(RuntimeWarning, match=f"'profile_gradients', {name} {LOSES}") as caught:
-        report = profile_gradients(cell, BATCHES)
-    assert not any("networks[0]" in str(each.message) for each in caught)
-    linear, *penalty = report.parameters.values()
-    assert linear.as_dict() == profile_gradients(Linear(), batches=BATCHES).parameters["weight"].as_dict()
-    assert_right(penalty, both.penalty)
 
 
 def test_an_ordinary_network_is_not_compiled(mode):

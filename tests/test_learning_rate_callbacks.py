@@ -3,9 +3,8 @@
 import mindspore
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode, quick_in_pynative_mode
-from mindspore import Model, Parameter, Tensor, nn, ops
-from mindspore import dtype as mstype
+from conftest import quick_in_graph_mode
+from mindspore import Model, Parameter, Tensor, nn
 from mindspore.dataset import NumpySlicesDataset
 from mindspore.experimental import optim
 from mindspore.train import Callback, LearningRateScheduler, ReduceLROnPlateau
@@ -47,24 +46,6 @@ class Weights(Callback):
 
     def on_train_step_end(self, run_context):
         self.after.append(self.net.weight.asnumpy().copy())
-
-
-class Stop(Callback):
-    """Sets a learning rate of 0 after the first step."""
-
-    def __init__(self, learning_rate):
-        super().__init__()
-        self.learning_rate = learning_rate
-
-    def on_train_step_end(self, run_context):
-        ops.assign(self.learning_rate, Tensor(0.0, mstype.float32))
-
-
-def assert_only_the_first_step_moved(weights):
-    assert len(weights.after) == 1 + CALLS
-    assert not np.array_equal(weights.after[0], weights.after[1])
-    for weight in weights.after[2:]:
-        np.testing.assert_array_equal(weight, weights.after[1])
 
 
 def halve(learning_rate, step):
@@ -136,23 +117,6 @@ def test_only_an_optimizer_can_be_shown(wrong):
         ExposeOptimizer(wrong)
 
 
-@quick_in_pynative_mode
-@pytest.mark.parametrize(
-    "make_optimizer, learning_rate_of",
-    [
-        (momentum, lambda optimizer: optimizer.learning_rate),
-        (lambda parameters: optim.AdamW(parameters, 0.1), lambda optimizer: optimizer.param_groups[0]["lr"]),
-    ],
-    ids=["nn", "experimental"],
-)
-def test_a_callback_of_ones_own_sets_it(mode, make_optimizer, learning_rate_of):
-    net, optimizer, cell = make(make_optimizer)
-    weights = Weights(net)
-    stop = Stop(learning_rate_of(optimizer))
-    Model(cell).train(1, dataset(), callbacks=[stop, weights], dataset_sink_mode=False)
-    assert_only_the_first_step_moved(weights)
-
-
 @quick_in_graph_mode
 def test_callbacks_that_ask_the_cell_for_its_optimizer(mode):
     """As those of toolkits do, which know one optimizer only."""
@@ -182,11 +146,3 @@ def test_they_do_not_move_that_of_one_network_alone(callback):
 
 
 # MindSpore's fault.
-
-
-def test_model_shows_callbacks_no_optimizer_of_a_cell():
-    _, _, cell = make()
-    with pytest.raises(AttributeError, match="learning_rate"):
-        Model(cell).train(
-            1, dataset(), callbacks=[LearningRateScheduler(lambda rate, step: rate)], dataset_sink_mode=False
-        )

@@ -9,11 +9,7 @@ from support.networks import FEATURES, HalfPrecision, Linear, batch
 from support.untouched import untouched
 from test_profile_gradients import BATCHES, CELLS, Failing, gan, wrong_shape
 
-from ms_lossscale import (
-    OverflowTrace,
-    emulation,
-    locate_overflow,
-)
+from ms_lossscale import OverflowTrace, emulation, locate_overflow
 from ms_lossscale.diagnosis.locate_overflow import Range
 
 pytestmark = pytest.mark.long

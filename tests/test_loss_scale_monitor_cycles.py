@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from conftest import long, quick_in_graph_mode
 from mindspore.train import Model
-from support.linear_pair import Trained, arrays
 from test_loss_scale_monitor import dataset_of, linear_batches, lines, rows, scaled_cell, train
 
 from ms_lossscale import DynamicLossScale, FlushAccumulation, LossScaleMonitor
@@ -49,27 +48,6 @@ def test_a_flushed_cycle_that_is_applied_has_a_row(flush_first):
     assert [(row["step"], row["applied_steps"]) for row in rows()] == [("1", "0"), ("2", "1"), ("3", "1"), ("3", "2")]
 
 
-@pytest.mark.long
-def test_without_a_partial_cycle_there_is_no_further_row(flush_first):
-    cell = scaled_cell(gradient_accumulation_steps=2)
-    train_with_flush(cell, linear_batches([False] * 4), LossScaleMonitor(csv="steps.csv"), flush_first, epochs=2)
-    assert [row["step"] for row in rows()] == [str(step) for step in range(1, 9)]
-
-
-@pytest.mark.long
-def test_a_flushed_cycle_of_alternating_networks(flush_first, capsys):
-    trained = Trained("alternating", steps=2, every=(1, 2))
-    batches = [arrays(seed, (seed == 2, False)) for seed in range(3)]
-    train_with_flush(trained.cell, batches, LossScaleMonitor(csv="steps.csv"), flush_first)
-    assert lines(capsys) == [
-        "step 3: overflow of network 0 at loss scale 1024, skipped (1 in a row), now 512; not finite: first.weight "
-        "(1 of 1 gradients)"
-    ]
-    # Network 1 takes part in the second cycle, too.
-    last = [(row["network"], row["applied_steps"], row["skipped"]) for row in rows() if row["step"] == "3"][-2:]
-    assert last == [("0", "1", "1"), ("1", "1", "0")]
-
-
 @quick_in_graph_mode
 def test_flushed_cycles_stop_a_training_in_time(mode, flush_first):
     cell = scaled_cell(gradient_accumulation_steps=3)
@@ -79,13 +57,6 @@ def test_flushed_cycles_stop_a_training_in_time(mode, flush_first):
         train_with_flush(cell, batches, monitor, flush_first, epochs=4)
     assert cell.counters()["skipped_steps"] == 2
     np.testing.assert_array_equal(np.load("batch.npz")["input_0"], batches[1][0])
-
-
-@pytest.mark.long
-def test_a_flushed_cycle_stops_a_training_at_its_end(flush_first):
-    cell = scaled_cell(gradient_accumulation_steps=3)
-    with pytest.raises(RuntimeError, match="at step 2: the last 1 steps were skipped"):
-        train_with_flush(cell, linear_batches([False, True]), LossScaleMonitor(max_consecutive_skips=1), flush_first)
 
 
 # A training that skips without end.

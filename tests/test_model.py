@@ -136,11 +136,3 @@ def test_predict_is_refused_and_leaves_the_cell_in_its_mode(mode):
         model.predict(x)
     cell(x, y)
     assert cell.counters()["applied_steps"] == 2 + STEPS
-
-
-@quick_in_pynative_mode
-def test_a_mode_that_was_set_before_predict_stays(mode):
-    cell = scaled_cell(Linear(), 2.0**10).set_train(False)
-    with pytest.raises(RuntimeError, match=r"Model\.predict"):
-        Model(cell).predict(batch()[0])
-    assert (cell.phase, cell.training, cell.network.training) == ("predict", False, False)

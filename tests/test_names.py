@@ -3,7 +3,7 @@
 import mindspore
 import pytest
 from mindspore import ParameterTuple, nn
-from support.gan_networks import generator_and_discriminator, renamed, two_losses, two_optimizers
+from support.gan_networks import generator_and_discriminator, two_losses, two_optimizers
 from support.networks import Linear, LinearWithBias, batch_for
 from support.training import same_bits, state
 
@@ -50,16 +50,6 @@ class TestEqualNames:
         networks[1].norm.moving_mean.name = "generator.norm.moving_mean"
         with pytest.raises(ValueError, match=r"generator\.norm\.moving_mean"):
             make(two_losses(*networks), two_optimizers(*networks))
-
-    def test_are_cured_as_the_message_says(self, make):
-        networks = [Linear(), renamed("discriminator.", Linear())]
-        cell = make(networks, adams(networks))
-        assert {"weight", "discriminator.weight"} <= cell.parameters_dict().keys()
-
-    def test_of_three_networks(self, make):
-        networks = [renamed("0.", Linear()), renamed("1.", Linear()), renamed("0.", Linear())]
-        with pytest.raises(ValueError, match=r"two are named '0\.weight'"):
-            make(networks, adams(networks))
 
 
 class TwoOptimizers(nn.Cell):

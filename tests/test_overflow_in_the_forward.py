@@ -7,7 +7,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from support.networks import FEATURES, batch
 from support.training import bookkeeping, changed, state
 
-from ms_lossscale import DynamicLossScale, FixedLossScale, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 
 
 class BehindStopGradient(nn.Cell):
@@ -75,14 +75,6 @@ def test_a_cycle_is_skipped(mode, bad, keywords):
     assert cell.counters() == {"applied_steps": 1, "skipped_steps": 1, "consecutive_skipped_steps": 1}
 
 
-@quick_in_graph_mode
-def test_nothing_is_skipped_where_nothing_is_checked(mode):
-    network, cell = cell_of(FixedLossScale(8.0, drop_overflow_update=False))
-    assert not bool(cell(*overflowing())[1].asnumpy())
-    assert cell.counters()["applied_steps"] == 1
-    assert not np.isfinite(network.generator[1].moving_variance.asnumpy()).all()
-
-
 class Observer(nn.Cell):
     """The range of its inputs, which begins infinite."""
 
@@ -117,20 +109,3 @@ def test_what_was_not_finite_before_is_no_overflow(mode):
     assert bool(cell(Tensor(x), Tensor(y))[1].asnumpy())
     np.testing.assert_array_equal(network.high.asnumpy(), high)
     assert not bool(cell(*batch(1))[1].asnumpy())
-
-
-@quick_in_pynative_mode
-def test_one_network_of_several(mode):
-    networks = [BehindStopGradient(), BehindStopGradient()]
-    for i, network in enumerate(networks):
-        network.update_parameters_name(f"{i}.")
-    optimizers = [nn.SGD(network.score.trainable_params(), 0.01) for network in networks]
-    cell = SimultaneousTrainOneStepCell(
-        networks, optimizers, DynamicLossScale(2.0**10), network_inputs=[(0, 2), (1, 2)]
-    ).set_train()
-    x, y = batch(0)
-    cell(x, x, y)
-    before = state(cell)
-    bad, _ = overflowing()
-    assert bool(cell(x, bad, y)[1].asnumpy())
-    assert changed(before, state(cell)) == bookkeeping(changed(before, state(cell)))

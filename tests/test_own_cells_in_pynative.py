@@ -2,7 +2,6 @@
 
 import mindspore
 import pytest
-from conftest import long
 from mindspore import nn, ops
 from support.in_mode import in_mode
 from support.networks import Linear, batch
@@ -95,27 +94,3 @@ def test_they_run_in_each_step(accumulated, clip_norm):
     assert [cell.optimizer.runs, cell.loss_scale.runs, own[1].runs, own[2].runs] == [3, 3, 3, 3]
     # Each call is looked at once, the last one of a cycle as part of the mean.
     assert own[0].runs == steps
-
-
-@pytest.mark.parametrize(
-    "keywords",
-    [
-        {"loss_scale": OwnScale},
-        *long(
-            {"optimizer": OwnOptimizer},
-            {"overflow_detector": OwnDetector},
-            {"after_update": AfterUpdate},
-            {"gradient_transforms": lambda: [OwnTransform()]},
-        ),
-    ],
-    ids=lambda keywords: next(iter(keywords)),
-)
-@pytest.mark.parametrize("accumulated", [*long(1), 2])
-def test_one_of_them_changes_no_number(keywords, accumulated):
-    expected = train(gradient_accumulation_steps=accumulated)
-    classes = ("optimizer", "loss_scale")
-    made = {name: make if name in classes else make() for name, make in keywords.items()}
-    cell = train(gradient_accumulation_steps=accumulated, **made)
-    assert cell.counters() == expected.counters()
-    for weight, other in zip(cell.weights, expected.weights):
-        assert weight.asnumpy().tobytes() == other.asnumpy().tobytes()

@@ -5,12 +5,7 @@ import numpy as np
 import pytest
 from conftest import long, long_in_graph_mode, quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Model, Parameter, ParameterTuple, Tensor, dataset, nn, ops
-from support.retried_networks import (
-    LEARNING_RATE,
-    Penalised,
-    Slope,
-    inputs,
-)
+from support.retried_networks import LEARNING_RATE, Penalised, Slope, inputs
 
 from ms_lossscale import (
     DynamicLossScale,

@@ -17,11 +17,7 @@ from support.training import changed, restore, state
 from support.untouched import untouched
 from test_profile_gradients import BATCHES, Failing, Float16Layers, gan, scaled, wrong_shape
 
-from ms_lossscale import (
-    DynamicLossScale,
-    ScaledTrainOneStepCell,
-    profile_activations,
-)
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, profile_activations
 from ms_lossscale._output import written_scale
 
 pytestmark = pytest.mark.long

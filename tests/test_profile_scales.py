@@ -89,32 +89,6 @@ def test_a_training_cell_is_profiled_at_its_own_scale(mode):
     assert profile_gradients(cell, BATCHES).loss_scale == 2.0**10
 
 
-@pytest.mark.parametrize("loss_scale, expected", [(None, 1.0), (1000.0, 1000.0)])
-def test_a_cell_of_another_scale(loss_scale, expected):
-    assert profile_gradients(cell_of(Linear(), loss_scale), BATCHES).loss_scale == expected
-
-
-def two_networks(make, loss_scale):
-    networks = [CastsToFloat16(TINY) for _ in range(2)]
-    for i, network in enumerate(networks):
-        network.update_parameters_name(f"{i}.")
-    optimizers = [nn.SGD(network.trainable_params(), 0.1) for network in networks]
-    return networks, make(networks, optimizers, loss_scale)
-
-
-def test_each_network_is_profiled_at_its_own_scale(mode):
-    scales = [2.0**12, 2.0**4]
-    networks, cell = two_networks(AlternatingTrainOneStepCell, [DynamicLossScale(scale) for scale in scales])
-    report = profile_gradients(cell, BATCHES)
-    assert report.loss_scale == scales
-    assert "computed at loss scale 4096 and 16; " in str(report)
-    assert json.loads(report.to_json())["loss_scale"] == scales
-    grads = {}
-    for network, scale in zip(networks, scales):
-        grads.update(gradients_of(network, network.trainable_params(), BATCHES, scale))
-    assert_counts(report, grads)
-
-
 def test_each_network_with_its_own_scale_is_recommended_one(tmp_path):
     networks = [Float16Layer(), Float16Layer(2.0**-10)]
     for i, network in enumerate(networks):

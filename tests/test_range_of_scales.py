@@ -7,13 +7,7 @@ from mindspore import Tensor, nn
 from support.networks import Linear, batch
 from support.training import assert_equal_weights
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    FixedLossScale,
-    ScaledTrainOneStepCell,
-    ScheduledLossScale,
-)
+from ms_lossscale import DynamicLossScale, FixedLossScale, ScaledTrainOneStepCell, ScheduledLossScale
 from ms_lossscale.loss_scale import LossScale
 
 # The largest scale for so many calls in a cycle: 1 / calls / scale is a normal float32, which 2**-126 is.
@@ -75,17 +69,6 @@ def test_what_is_larger_is_refused_when_set_by_hand():
         with pytest.raises(ValueError, match=r"'value' must be at most 2\*\*124 "):
             owner.set_loss_scale(2.0**125)
     assert cell.get_loss_scale() == 2.0**124
-
-
-def test_none_is_set_if_one_is_refused():
-    networks = [Linear(), Linear()]
-    for i, network in enumerate(networks):
-        network.update_parameters_name(f"{i}.")
-    optimizers = [nn.SGD(network.trainable_params(), learning_rate=0.01) for network in networks]
-    cell = AlternatingTrainOneStepCell(networks, optimizers, 8.0, gradient_accumulation_steps=2)
-    with pytest.raises(ValueError, match=r"AlternatingTrainOneStepCell.set_loss_scale.* at most 2\*\*125 "):
-        cell.set_loss_scale([16.0, 2.0**126])
-    assert cell.get_loss_scale() == [8.0, 8.0]
 
 
 def test_one_that_was_set_before_is_refused_too():

@@ -131,13 +131,6 @@ def test_the_overflow_of_another_rank_skips_the_step(mode, keywords):
     assert step.loss_scales[0].get_loss_scale() == 2.0**15
 
 
-@quick_in_pynative_mode
-def test_alone_nothing_is_exchanged(mode):
-    step = make_step(Alone())
-    assert not bool(step(*batch())[2])
-    assert bool(step(*overflowing_batch())[2])
-
-
 def test_no_setting_can_be_forgotten_when_ranks_compare():
     described = settings().described()
     changes = {

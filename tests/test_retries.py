@@ -1,25 +1,16 @@
 """Retries: that nothing of an attempt is left, how often a detector is asked, and what is refused."""
 
-import mindspore
 import numpy as np
 import pytest
 from conftest import long, quick_in_pynative_mode
 from mindspore import Tensor, nn
-from support.events import Events
-from support.retried_networks import (
-    LEARNING_RATE,
-    HalvesItsInput,
-    Penalised,
-    Slope,
-    inputs,
-)
+from support.retried_networks import LEARNING_RATE, HalvesItsInput, Penalised, Slope, inputs
 from support.training import changed, same_bits, state
 
 from ms_lossscale import (
     AlternatingTrainOneStepCell,
     DynamicLossScale,
     FixedLossScale,
-    OverflowDetector,
     ScaledTrainOneStepCell,
     ScheduledLossScale,
 )
@@ -73,40 +64,6 @@ def flat(values):
     return [values.asnumpy()]
 
 
-class Recorded(OverflowDetector):
-    """Writes down when it is started and asked, as an NPU's register is cleared and read."""
-
-    def __init__(self, events):
-        super().__init__()
-        self._start, self._ask = events.operator("started"), events.operator("asked")
-
-    def start(self, values):
-        return mindspore.ops.depend(values, self._start(values[0]))
-
-    def construct(self, grads):
-        return mindspore.ops.logical_not(mindspore.ops.isfinite(self._ask(grads[0])).all())
-
-
-@quick_in_pynative_mode
-@pytest.mark.parametrize("steps", [1, 2])
-def test_each_try_is_started_and_asked(mode, steps):
-    network, events = Slope(), Events()
-    cell = ScaledTrainOneStepCell(
-        network,
-        sgd(network),
-        DynamicLossScale(2.0**15),
-        max_retries=3,
-        overflow_detector=Recorded(events),
-        gradient_accumulation_steps=steps,
-    ).set_train()
-    for seed in range(steps):
-        cell(*inputs(8.0 if seed == 0 else 1.0, seed=seed))
-    assert cell.counters()["retries"] == 3
-    started, asked = (events.happened.count(event) for event in ("started", "asked"))
-    # Of a cycle that ends, the sum is asked about as well.
-    assert (started, asked) == (3 + steps, 3 + steps + (steps > 1))
-
-
 @pytest.mark.parametrize(
     "given", [None, 128.0, FixedLossScale(8.0), FixedLossScale(8.0, False), ScheduledLossScale([2, 4], [8, 4])]
 )
@@ -138,12 +95,7 @@ def test_a_loss_that_the_scale_makes_infinite_is_tried_again(mode, shares):
     if shares:
         assert np.isfinite(loss.asnumpy()) and not overflow.asnumpy()
         assert float(used.asnumpy()) == 2.0**11
-        assert cell.counters() == {
-            "applied_steps": 1,
-            "skipped_steps": 0,
-            "consecutive_skipped_steps": 0,
-            "retries": 4,
-        }
+        assert cell.counters() == {"applied_steps": 1, "skipped_steps": 0, "consecutive_skipped_steps": 0, "retries": 4}
     else:
         assert overflow.asnumpy() and not np.isfinite(loss.asnumpy())
         assert cell.counters()["retries"] == 0

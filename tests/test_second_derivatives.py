@@ -6,7 +6,7 @@ import mindspore
 import numpy as np
 import pytest
 from conftest import long, quick_in_pynative_mode
-from mindspore import ParameterTuple, Tensor, nn, ops
+from mindspore import ParameterTuple, nn, ops
 from support.in_mode import in_mode
 from support.networks import FEATURES, Linear, batch, overflowing_batch, weight
 
@@ -68,35 +68,6 @@ class Sharpness(Adapts):
         loss = self.loss(self.weight, x, y)
         ops.assign_sub(self.weight, step)
         return loss
-
-
-class Surgery(Adapts):
-    """The gradient of one loss, without its part against the other's."""
-
-    def construct(self, x, y):
-        first = ops.grad(lambda w: self.loss(w, x, y))(self.weight)
-        second = mindspore.value_and_grad(lambda w: self.loss(w, x, -y))(self.weight)[1]
-        against = ops.minimum((first * second).sum(), Tensor(0.0)) / ops.square(second).sum()
-        return (ops.stop_gradient(first - against * second) * self.weight).sum()
-
-
-class ClippedSamples(Adapts):
-    """Each sample counts by the norm of its own gradient."""
-
-    def construct(self, x, y):
-        loss = 0.0
-        for i in range(2):
-            its = x[i : i + 1], y[i : i + 1]
-            its_loss, grad = mindspore.value_and_grad(self.loss)(self.weight, *its)
-            loss += its_loss * ops.stop_gradient(1.0 / (1.0 + ops.square(grad).sum()))
-        return loss
-
-
-class Adversarial(Adapts):
-    """The loss at an input moved by the sign of its gradient, whose own gradient is zero."""
-
-    def construct(self, x, y):
-        return self.loss(self.weight, x + RATE * ops.sign(ops.grad(self.loss, 1)(self.weight, x, y)), y)
 
 
 class NoPenaltyYet(Adapts):
@@ -172,9 +143,7 @@ def test_it_names_which_of_several_networks(mode, cell_class):
     assert [f"network 1 ('Adapts') {LOSES}" in each for each in of_the_loss(records)] == [True] * (mode == "pynative")
 
 
-@pytest.mark.parametrize(
-    "network", [FirstOrder, Sharpness, Surgery, ClippedSamples, Adversarial, NoPenaltyYet, AdaptsByInputGradient]
-)
+@pytest.mark.parametrize("network", [FirstOrder, Sharpness, NoPenaltyYet, AdaptsByInputGradient])
 def test_no_warning_without_a_second_derivative_that_is_lost(network):
     with in_mode(mindspore.PYNATIVE_MODE), warnings.catch_warnings(record=True) as records:
         warnings.simplefilter("always")

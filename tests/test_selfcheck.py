@@ -123,14 +123,6 @@ def test_what_could_not_run_is_told_apart(arguments, words, monkeypatch, tmp_pat
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("value", ["0", "nan", "inf", "soon"])
-def test_a_wrong_time_limit_is_refused(value, capsys):
-    with pytest.raises(SystemExit) as raised:
-        main(["--timeout", value])
-    assert raised.value.code == 2
-    assert "--timeout" in capsys.readouterr().err
-
-
 MESSAGES = {
     "one-holds": "",
     "one-fails": "nothing came",

@@ -7,14 +7,12 @@ import mindspore
 import numpy as np
 import pytest
 from conftest import MODES
-from mindspore import nn
-from mindspore.train import Callback, Model
+from mindspore.train import Callback
 from support.event_files import scalars_for_mindinsight, scalars_for_tensorboard
 from support.in_mode import in_mode
 from support.linear_pair import Trained, arrays
-from support.networks import FEATURES
 from support.python_process import check_python
-from test_loss_scale_monitor import dataset_of, train
+from test_loss_scale_monitor import train
 
 from ms_lossscale import DynamicLossScale, LossScaleMonitor, SimultaneousTrainOneStepCell
 from ms_lossscale.callbacks.files import Summary
@@ -130,18 +128,6 @@ def test_trainings_of_the_same_second_have_files_of_their_own():
     assert set(scalars_for_tensorboard(Path("summary"))) == {0, 1, 2}
 
 
-@pytest.mark.long
-def test_evaluations_between_the_epochs():
-    trained = Trained("scaled")
-    batches = dataset_of(batches_for("scaled"))
-    evaluation = nn.WithEvalCell(nn.Dense(FEATURES, 1), nn.MSELoss())
-    model = Model(trained.cell, eval_network=evaluation, metrics={"loss"}, eval_indexes=[0, 1, 2])
-    model.fit(2, batches, batches, callbacks=[LossScaleMonitor(summary_dir="summary")], dataset_sink_mode=False)
-    assert not mindspore.SummaryRecord.count
-    assert list(scalars_for_mindinsight(Path("summary"))) == list(range(1, 11))
-    assert list(scalars_for_tensorboard(Path("summary"))) == list(range(1, 11))
-
-
 class Breaks(Callback):
     def on_train_step_end(self, run_context):
         if run_context.original_args().cur_step_num == 3:
@@ -154,16 +140,6 @@ def test_nothing_is_lost_when_the_training_breaks_off():
         train(trained.cell, batches_for("scaled"), LossScaleMonitor(summary_dir="summary"), others=[Breaks()])
     assert not mindspore.SummaryRecord.count
     assert set(scalars_for_mindinsight(Path("summary"))) == set(scalars_for_tensorboard(Path("summary"))) == {1, 2, 3}
-
-
-def test_beside_another_summary_record():
-    trained = Trained("scaled")
-    with mindspore.SummaryRecord("other"):
-        with pytest.warns(RuntimeWarning, match="only files for TensorBoard"):
-            train(trained.cell, batches_for("scaled"), LossScaleMonitor(summary_dir="summary"))
-        assert mindspore.SummaryRecord.count == 1
-    assert len(scalars_for_tensorboard(Path("summary"))) == 5
-    assert not scalars_for_mindinsight(Path("summary"))
 
 
 WITHOUT_TENSORBOARD = """

@@ -108,14 +108,6 @@ def test_a_report_of_each_network():
         report.recommend()
 
 
-@pytest.mark.long
-def test_a_report_on_the_only_optimizer():
-    report = profile_gradients(stopped(), [(ROWS,)])
-    assert report.unreached == [None]
-    assert "all gradients are zero" in str(report)
-    assert "order" not in str(report)
-
-
 def warnings_of_monitor(cell, every=3, steps=8):
     rows = [(ROWS,) for _ in range(steps)]
     data = dataset.GeneratorDataset(rows, ["x"], shuffle=False)
@@ -147,9 +139,3 @@ def test_the_monitor_where_the_norm_is_measured(mode):
     cell = gan(optimizer=lambda weights, rate: nn.SGD(weights, rate, weight_decay=0.1), clip_norm=float("inf"))
     (message,) = warnings_of_monitor(cell, every=1)
     assert message.startswith(f"For 'LossScaleMonitor', step 1: {ZERO}")
-
-
-@pytest.mark.long
-def test_the_monitor_with_one_optimizer():
-    (message,) = warnings_of_monitor(stopped())
-    assert f"No weight {FIRST} Look for ops.stop_gradient" in message

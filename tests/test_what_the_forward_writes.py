@@ -47,27 +47,6 @@ def of_each(network, **keywords):
 
 
 @quick_in_pynative_mode
-@pytest.mark.parametrize("make", [of_each, *long(of_one)])
-@pytest.mark.parametrize("steps", [2, *long(1)])
-def test_a_parameter(mode, make, steps):
-    network = SpectralNorm()
-    cell = make(network, gradient_accumulation_steps=steps)
-    assert cell.forward_state_names() == ["u", "frozen"]
-    cells = [cell(*batch(seed)) for seed in range(steps)]
-    assert not np.all([bool(outputs[1].asnumpy()) for outputs in cells])
-    before = state(cell)
-    for seed in range(steps):
-        cell(*batch_for(seed == 0))
-    moved = changed(before, state(cell))
-    assert {name for name in moved if "forward_state." not in name and "alternation." not in name} == {
-        name for name in moved if "loss_scale." in name or "step_counters." in name
-    }
-    for seed in range(steps):
-        cell(*batch(seed))
-    assert "u" in changed(before, state(cell))
-
-
-@quick_in_pynative_mode
 def test_a_cycle_that_was_saved_without_copies_is_taken_back_to_where_it_was_loaded(mode):
     begun, resumed = (of_one(SpectralNorm(), gradient_accumulation_steps=2) for _ in range(2))
     begun(*batch(0))

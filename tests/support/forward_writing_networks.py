@@ -240,40 +240,6 @@ class Buffered(nn.Cell):
         return x * self.mask
 
 
-class Nested(nn.Cell):
-    """Cells that write, at any depth of MindSpore's containers."""
-
-    writes = ("blocks.0.count", "blocks.1.0.count", "blocks.1.1.lowest", "blocks.1.1.highest", "blocks.1.1.batches")
-
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.CellList([StepCounter(), nn.SequentialCell(StepCounter(), Observer())])
-
-    def construct(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
-class Histories(nn.Cell):
-    """Has Parameters by number in a tuple, and by composed names."""
-
-    writes = ("history_0", "history_1", "past.1")
-
-    def __init__(self):
-        super().__init__()
-        self.history_0 = state("history_0")
-        self.history_1 = state("history_1")
-        self.past = ParameterTuple([state(f"past.{i}") for i in range(3)])
-        self.frozen = state("frozen")
-
-    def construct(self, x):
-        for i in range(2):
-            ops.assign(getattr(self, f"history_{i}"), x[i])
-        ops.assign(self.past[1], x[0])
-        return x * self.past[0] * self.frozen
-
-
 def residual_network():
     """Returns a network of MindSpore's cells, as in the model collections. It writes BatchNorm's statistics."""
     block = nn.SequentialCell(nn.Conv2d(FEATURES, FEATURES, 3), nn.BatchNorm2d(FEATURES), nn.ReLU())

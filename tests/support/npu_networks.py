@@ -4,7 +4,7 @@ import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from ms_lossscale import FloatStatusRegister, emulation
+from ms_lossscale import emulation
 
 LOSS_SCALE = 2.0**4
 LEARNING_RATE = 0.5
@@ -46,34 +46,6 @@ class AllOnNpu(nn.Cell):
         for i, network in enumerate(self.networks):
             losses += (network(inputs[2 * i], inputs[2 * i + 1]),)
         return losses
-
-
-class Naive(nn.Cell):
-    """
-    Two overflow checks in one step as they are commonly written: first both networks' gradients, then for each network
-    its own check and conditional update.
-    """
-
-    def __init__(self, networks, optimizers):
-        super().__init__(auto_prefix=False)
-        self.networks = nn.CellList(list(networks), auto_prefix=False)
-        self.optimizers = nn.CellList(list(optimizers), auto_prefix=False)
-        self.checks = nn.CellList([FloatStatusRegister(), FloatStatusRegister()])
-        self.gradient_0 = ops.GradOperation(get_by_list=True, sens_param=True)(networks[0], optimizers[0].parameters)
-        self.gradient_1 = ops.GradOperation(get_by_list=True, sens_param=True)(networks[1], optimizers[1].parameters)
-        self.loss_scale = Tensor([LOSS_SCALE], mindspore.float32)
-
-    def construct(self, *inputs):
-        inputs = self.checks[0].start(inputs)
-        scaled_0 = self.gradient_0(inputs[0], inputs[1], self.loss_scale)
-        scaled_1 = self.gradient_1(inputs[2], inputs[3], self.loss_scale)
-        overflow_0 = self.checks[0](scaled_0 + scaled_1)
-        overflow_1 = self.checks[1](ops.depend(scaled_1, overflow_0))
-        if not overflow_0:
-            self.optimizers[0]((scaled_0[0] / self.loss_scale,))
-        if not overflow_1:
-            self.optimizers[1]((scaled_1[0] / self.loss_scale,))
-        return ops.stack((overflow_0, overflow_1))
 
 
 def networks_on_npu(count):

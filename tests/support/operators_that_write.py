@@ -48,25 +48,9 @@ class ByBatchNormPrimitive(Way):
         return self.batch_norm(x, self.trained, self.shift, self.u, self.variance)[0]
 
 
-class ByBatchNormFunction(Way):
-    def __init__(self):
-        super().__init__()
-        self.variance = state(f"{type(self).__name__}.variance")
-        self.shift = state(f"{type(self).__name__}.shift", trainable=True)
-
-    def construct(self, x):
-        return ops.batch_norm(x, self.u, self.variance, self.trained, self.shift, training=True)
-
-
 class ByMap(Way):
     def construct(self, x):
         ops.Map()(write, (self.u,), (self.following(x),))
-        return x * self.trained
-
-
-class ByPartialOfMindSpore(Way):
-    def construct(self, x):
-        ops.partial(write, self.u)(self.following(x))
         return x * self.trained
 
 

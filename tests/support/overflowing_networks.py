@@ -74,19 +74,6 @@ class WritesSquares(nn.Cell):
         return x
 
 
-class WritesSquaresToABuffer(nn.Cell):
-    """Overflows only in what it writes to a buffer."""
-
-    def __init__(self):
-        super().__init__()
-        # A float16 cell can't write to a float32 buffer.
-        self.register_buffer("seen", Tensor(0.0, mstype.float16))
-
-    def construct(self, x):
-        self.seen.copy_((x * 300.0 * 300.0).max())
-        return x
-
-
 class CastsByHand(nn.Cell):
     """A loss with a product that refuses float32 from the cell that overflows."""
 
@@ -132,30 +119,6 @@ class Block(nn.Cell):
 
     def construct(self, x):
         return x + self.last(self.middle(self.first(x)))
-
-
-class SumOfSquares(nn.Cell):
-    """A loss that is too large for float16."""
-
-    def construct(self, x, label):
-        return ((x - ops.cast(label, x.dtype)) * 100.0).square().sum()
-
-
-class SigmoidAndEntropy(nn.Cell):
-    """A hand-written cross entropy of probabilities that float16 rounds to exactly 1."""
-
-    def __init__(self):
-        super().__init__()
-        self.sigmoid = nn.Sigmoid()
-        self.entropy = Entropy()
-
-    def construct(self, x, label):
-        return self.entropy(self.sigmoid(x * 1.7), label)
-
-
-class Entropy(nn.Cell):
-    def construct(self, p, label):
-        return -(ops.log(p) * 0.5 + ops.log(1.0 - p) * 0.5).mean()
 
 
 def batch(seed=0):

@@ -38,16 +38,6 @@ class InLoops(Way):
         return x * self.trained
 
 
-class ByImport(Way):
-    modes = PYNATIVE
-
-    def construct(self, x):
-        from mindspore import ops as operators
-
-        operators.assign(self.u, self.following(x))
-        return x * self.trained
-
-
 class ByFunctionThatItWasGiven(Way):
     def __init__(self, function=write):
         super().__init__()
@@ -137,12 +127,6 @@ class ByCellThatIsGivenIt(Way):
         return x * self.trained
 
 
-class ByCellOfTheMoment(Way):
-    def construct(self, x):
-        Writer()(self.u, self.following(x))
-        return x * self.trained
-
-
 class Keeper(nn.Cell):
     def __init__(self):
         super().__init__()
@@ -170,16 +154,4 @@ class Decorated(Way):
     @passing_on
     def construct(self, x):
         self.update(x)
-        return x * self.trained
-
-
-class WithinALoopOfMindSpore(Way):
-    modes = PYNATIVE
-
-    def construct(self, x):
-        def body(i):
-            ops.assign(self.u, self.following(x))
-            return i + 1
-
-        ops.WhileLoop()(lambda i: i < 1, body, 0)
         return x * self.trained

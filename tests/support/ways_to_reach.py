@@ -1,10 +1,7 @@
 """Cells that reach the state that they write, each in a different way of Python's; run as `ways_to_write`."""
 
-import contextlib
 import functools
-import linecache
 import operator
-import sys
 
 from mindspore import ops
 
@@ -105,19 +102,12 @@ class Memory:
     def __setitem__(self, key, value):
         ops.assign(self.parameter, value)
 
-    def __iadd__(self, value):
-        ops.assign(self.parameter, self.parameter + value)
-        return self
-
     def __enter__(self):
         ops.assign(self.parameter, self.parameter * 0.5)
         return self.parameter
 
     def __exit__(self, *_):
         ops.assign(self.parameter, self.parameter + 1)
-
-    def __getattr__(self, name):
-        return functools.partial(ops.assign, self.parameter)
 
 
 class ByMemory(Way):
@@ -139,15 +129,6 @@ class BySetitemOfItsOwn(ByMemory):
 
     def construct(self, x):
         self.memory["a"] = self.following(x)
-        return x * self.trained
-
-
-class ByIaddOfItsOwn(ByMemory):
-    modes = PYNATIVE
-
-    def construct(self, x):
-        memory = self.memory
-        memory += ops.stop_gradient(x.mean(0))
         return x * self.trained
 
 
@@ -188,14 +169,6 @@ class ByEnter(ByMemory):
         return y * self.trained
 
 
-class ByGetattrOfItsOwn(ByMemory):
-    modes = PYNATIVE
-
-    def construct(self, x):
-        self.memory.whatever(self.following(x))
-        return x * self.trained
-
-
 class ByCallOfItsOwn(Way):
     """The cell overrides `__call__`."""
 
@@ -217,12 +190,6 @@ class ByProperty(Way):
 
     def construct(self, x):
         return x * self.gain
-
-
-class ByNameInParts(Way):
-    def construct(self, x):
-        ops.assign(getattr(self, "{}".format("u")), self.following(x))
-        return x * self.trained
 
 
 class ByAllParameters(Way):
@@ -251,44 +218,3 @@ class ByComprehension(Way):
     def construct(self, x):
         _ = [ops.assign(memory, self.following(x)) for memory in (self.u,)]
         return x * self.trained
-
-
-class ByTry(Way):
-    modes = PYNATIVE
-
-    def construct(self, x):
-        with contextlib.suppress(KeyError):
-            try:
-                raise ValueError
-            except ValueError:
-                memory = self.u
-            finally:
-                ops.assign(memory, self.following(x))
-        return x * self.trained
-
-
-MATCH = """
-def construct(self, x):
-    match (self.trained, self.u):
-        case (_, memory):
-            ops.assign(memory, self.following(x))
-    return x * self.trained
-"""
-
-
-NAMESPACE = {"ops": ops}
-
-
-def _from_source(source):
-    # Given as text, since Python 3.9 has no `match`. The package and MindSpore read the lines through `linecache`.
-    name = f"<{__name__}.match>"
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    exec(compile(source, name, "exec"), NAMESPACE)
-    return NAMESPACE["construct"]
-
-
-if sys.version_info >= (3, 10):
-
-    class ByMatch(Way):
-        modes = PYNATIVE
-        construct = _from_source(MATCH)

@@ -8,7 +8,7 @@ import mindspore
 import numpy as np
 import pytest
 from conftest import MODES
-from mindspore import ParameterTuple, Tensor, nn, ops
+from mindspore import Tensor, nn, ops
 from mindspore.experimental.optim import AdamW
 from support.networks import Linear, batch, weight
 
@@ -114,24 +114,6 @@ def generator_and_critic(penalized=Penalized):
 
 
 X = Tensor(np.ones((3, 2), np.float32))
-
-
-@pytest.mark.parametrize("order, message", [(1, "Illegal AnfNode"), (-1, "real_primal_func")])
-def test_mindspore_can_not_compile_it(in_graph_mode, order, message):
-    class TwoGradients(nn.Cell):
-        def __init__(self):
-            super().__init__(auto_prefix=False)
-            networks, self.losses = generator_and_critic()
-            first, second = list(zip(self.losses, networks))[::order]
-            self.first = ops.value_and_grad(first[0], None, ParameterTuple(first[1].trainable_params()))
-            self.second = ops.value_and_grad(second[0], None, ParameterTuple(second[1].trainable_params()))
-
-        def construct(self, x):
-            return self.first(x)[0] + self.second(x)[0]
-
-    # If it compiles, MindSpore has mended it, and nothing need be explained.
-    with pytest.raises(RuntimeError, match=message):
-        TwoGradients()(X)
 
 
 def alternating(penalized, order):

@@ -70,7 +70,7 @@ class Mutant(NamedTuple):
 def read(path, folder):
     """Returns the mutants of a file in a folder, whose docstring says how they are written."""
     file = path.relative_to(folder).with_suffix(".py").as_posix()
-    return [_mutant(entry, file) for entry in path.read_text(encoding="utf-8").strip().split("\n\n")]
+    return [_mutant(entry, file) for entry in re.split(r"\n(?! )", path.read_text(encoding="utf-8").strip())]
 
 
 def _mutant(entry, file):
@@ -80,7 +80,7 @@ def _mutant(entry, file):
         raise ValueError(f"{file}: 'place: what is broken [tests]' expected, but got {first_line}")
     told = {key: [] for key in ("-", "+", "checks:", "on:", "survives:")}
     for line in lines:
-        key, _, value = line.partition(" ")
+        key, _, value = line[2:].partition(" ")
         told[key].append(value)
     return Mutant(
         head["name"],

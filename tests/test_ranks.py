@@ -72,7 +72,7 @@ KEYWORDS = [{"gradient_accumulation_steps": 2}, *long({}, {"clip_norm": 0.5})]
 def norm_alone():
     step = make_step(Alone(), clip_norm=float("inf"))
     step(*batch(0))
-    return step.clipping.norms()[0]
+    return step.update.clipping.norms()[0]
 
 
 @quick_in_pynative_mode
@@ -80,7 +80,7 @@ def norm_alone():
 def test_the_norm_is_that_of_all_ranks_together(mode, own, factor):
     step = make_step(TwoRanks(own), clip_norm=float("inf"))
     step(*batch(0))
-    np.testing.assert_allclose(step.clipping.norms()[0], factor * norm_alone(), rtol=1e-5)
+    np.testing.assert_allclose(step.update.clipping.norms()[0], factor * norm_alone(), rtol=1e-5)
 
 
 @quick_in_pynative_mode
@@ -90,7 +90,7 @@ def test_clips_what_only_all_ranks_together_exceed(mode):
     for clip_norm in (float("inf"), 1.5 * norm_alone()):
         step = make_step(TwoRanks(), clip_norm=clip_norm)
         step(*batch(0))
-        changes = [(weight.asnumpy() - before[weight.name]).ravel() for weight in step.optimizers.parameters]
+        changes = [(weight.asnumpy() - before[weight.name]).ravel() for weight in step.update.optimizers.parameters]
         moved.append(np.concatenate(changes))
     free, clipped = moved
     np.testing.assert_allclose(clipped, 0.75 * free, rtol=1e-4, atol=1e-6)
@@ -125,10 +125,10 @@ def test_the_overflow_of_another_rank_skips_the_step(mode, keywords):
         overflow = step(*batch(call))[2]
     assert bool(overflow)
     after = state(step)
-    for weight in step.optimizers.parameters:
+    for weight in step.update.optimizers.parameters:
         assert after[weight.name].tobytes() == before[weight.name].tobytes()
-    assert step.step_counters.as_dict()["skipped_steps"] == 1
-    assert step.loss_scales[0].get_loss_scale() == 2.0**15
+    assert step.update.step_counters.as_dict()["skipped_steps"] == 1
+    assert step.scaling.loss_scales[0].get_loss_scale() == 2.0**15
 
 
 def test_no_setting_can_be_forgotten_when_ranks_compare():

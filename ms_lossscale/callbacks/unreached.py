@@ -17,7 +17,7 @@ class Unreached:
 
     def __init__(self, step, first_number):
         self._step = step
-        optimizers = step.optimizers.optimizers
+        optimizers = step.update.optimizers.optimizers
         self._numbers = [None] if first_number is None else range(first_number, first_number + len(optimizers))
         self._weights = [optimizer.parameters for optimizer in optimizers]
         self._before = [[_some_values(weight) for weight in weights] for weights in self._weights]
@@ -27,7 +27,7 @@ class Unreached:
         """Returns sentences on such optimizers, given how many steps were applied; empty if there are none."""
         if self._is_done or applied_steps == 0:
             return ""
-        norms = self._step.clipping.norms()
+        norms = self._step.update.clipping.norms()
         if applied_steps < _STEPS and None in norms:
             return ""
         self._is_done = True

@@ -45,19 +45,19 @@ class WatchedStep:
 
     def __init__(self, step, network, is_one_of_several, reads_norms):
         self._step = step
-        self._measures = step.clipping.measures() if reads_norms else []
+        self._measures = step.update.clipping.measures() if reads_norms else []
         self._network = network
         self._is_one_of_several = is_one_of_several
         self.of_network = f" of network {network}" if is_one_of_several else ""
-        self._names = [weight.name for weight in step.optimizers.parameters]
-        counters = step.step_counters.as_dict()
+        self._names = [weight.name for weight in step.update.optimizers.parameters]
+        counters = step.update.step_counters.as_dict()
         self._applied_steps = counters["applied_steps"]
         self._skipped_steps = counters["skipped_steps"]
         self.consecutive = counters["consecutive_skipped_steps"]
         self._retries = counters.get("retries", 0)
-        self._scale_before = LossScaleValues(loss_scale.get_loss_scale() for loss_scale in step.loss_scales)
+        self._scale_before = LossScaleValues(loss_scale.get_loss_scale() for loss_scale in step.scaling.loss_scales)
         self._applied_before = self._applied_steps
-        several = is_one_of_several or len(step.optimizers.optimizers) > 1
+        several = is_one_of_several or len(step.update.optimizers.optimizers) > 1
         self._unreached = Unreached(step, network if several else None)
         # Whether the step that was read last was skipped.
         self.has_skipped = False
@@ -75,10 +75,10 @@ class WatchedStep:
 
     def snapshot(self):
         """Copies what the next step will change."""
-        counters = self._step.step_counters
+        counters = self._step.update.step_counters
         counts = (counters.applied_steps, counters.skipped_steps, counters.consecutive_skipped_steps)
         retries = (counters.retries,) if counters.counts_retries else ()
-        scales = tuple(loss_scale.scale_value for loss_scale in self._step.loss_scales)
+        scales = tuple(loss_scale.scale_value for loss_scale in self._step.scaling.loss_scales)
         norms = tuple(part for measure in self._measures if measure is not None for part in measure.parts())
         return Snapshot(*map(gradients.copy, (counts, (counters.overflowed,), retries, scales, norms)))
 
@@ -135,7 +135,7 @@ class WatchedStep:
             scalars.update(self._tagged("retries", [self._retries]))
         if self._has_decided:
             parts = iter(snapshot.norms)
-            norms = [measure and measure.value_of(next(parts), next(parts), next(parts)) for measure in self._measures]
+            norms = [measure and measure.value_of(next(parts), next(parts)) for measure in self._measures]
             scalars.update(self._tagged("grad_norm", norms))
         return {tag: value for tag, value in scalars.items() if value is not None}
 
@@ -194,13 +194,14 @@ class WatchedStep:
     def warn_at_floor(self, record):
         """Warns, once until a step is applied, if the scale can't become smaller. Returns whether it did."""
         warned = len(self._warned)
-        scales = zip(self._step.loss_scales, record.loss_scale, self._step.overflowed_loss_scales(self._overflowed))
+        overflowed = self._step.overflowed_loss_scales(self._overflowed)
+        scales = zip(self._step.scaling.loss_scales, record.loss_scale, overflowed)
         for i, (loss_scale, used, has_overflowed) in enumerate(scales):
             floor = loss_scale.min_loss_scale
             is_at_floor = floor is not None and used <= floor
             if is_at_floor and has_overflowed and i not in self._warned:
                 self._warned.add(i)
-                of_network = f" of network {i}" if len(self._step.loss_scales) > 1 else self.of_network
+                of_network = f" of network {i}" if len(self._step.scaling.loss_scales) > 1 else self.of_network
                 warnings.warn(
                     f"The loss scale{of_network} is stuck at its floor, min_loss_scale="
                     f"{written_scale(floor)}: step {record.step} still overflowed; "

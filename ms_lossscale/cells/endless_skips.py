@@ -41,7 +41,7 @@ class EndlessSkips:
         elif self._calls == _FIRST_CALLS or self._calls % _CALLS == 0:
             self.weights.look(stacklevel=4)
             for i, step in enumerate(() if self._has_warned else self._steps):
-                skips = step.step_counters.as_dict()["consecutive_skipped_steps"]
+                skips = step.update.step_counters.as_dict()["consecutive_skipped_steps"]
                 if skips >= _SKIPS or (skips and _is_at_floor(step)):
                     self._number, self._series, self._skips = i, SkippedSeries(step), skips
 
@@ -52,7 +52,7 @@ class EndlessSkips:
 
     def _look(self, outputs):
         step, before = self._steps[self._number], self._skips
-        counters = step.step_counters.as_dict()
+        counters = step.update.step_counters.as_dict()
         self._skips = counters["consecutive_skipped_steps"]
         if self._skips < before:
             self._series = None
@@ -62,14 +62,14 @@ class EndlessSkips:
             if self._each_decides:
                 loss, loss_scales = outputs[3][self._number], loss_scales[self._number]
             used = np.atleast_1d(loss_scales.asnumpy()).tolist()
-            self._series.add(first, step.step_counters.overflowed_parameters(), loss.asnumpy(), used)
+            self._series.add(first, step.update.step_counters.overflowed_parameters(), loss.asnumpy(), used)
             if len(self._series) == _LOOKS:
                 self._warn(step, counters["applied_steps"] > 0)
 
     def _warn(self, step, has_trained):
         series = self._series
         self.silence()
-        scales = LossScaleValues(loss_scale.get_loss_scale() for loss_scale in step.loss_scales)
+        scales = LossScaleValues(loss_scale.get_loss_scale() for loss_scale in step.scaling.loss_scales)
         of_network = f" of network {self._number}" if self._each_decides else ""
         warnings.warn(
             f"For '{self._owner}', the last {self._skips} steps{of_network}, all since step {series.since}, were "
@@ -81,9 +81,8 @@ class EndlessSkips:
 
 
 def _is_at_floor(step):
-    return any(
-        its.min_loss_scale is not None and its.get_loss_scale() <= its.min_loss_scale for its in step.loss_scales
-    )
+    loss_scales = step.scaling.loss_scales
+    return any(its.min_loss_scale is not None and its.get_loss_scale() <= its.min_loss_scale for its in loss_scales)
 
 
 # How many of the last skips are remembered, and how many names are shown.
@@ -139,7 +138,7 @@ class SkippedSeries:
                 f"What to try: no loss scale fixes a loss that is not finite, so look for NaN in the data (the "
                 f"weights are finite); {lines}.{rate}"
             )
-        if not all(its.backs_off for its in self._step.loss_scales):
+        if not all(its.backs_off for its in self._step.scaling.loss_scales):
             return (
                 f"What to try: this loss scale does not fall, so use a DynamicLossScale, for which "
                 f"cell.find_loss_scale(*inputs) finds one; {lines}.{rate}"
@@ -150,7 +149,7 @@ class SkippedSeries:
         )
 
     def _below_the_floor(self):
-        floor = self._step.loss_scales[self._number_that_overflowed()].min_loss_scale
+        floor = self._step.scaling.loss_scales[self._number_that_overflowed()].min_loss_scale
         if floor is None or not _SMALLEST < floor >= self.overflowed_scale():
             return ""
         lower = written_scale(max(floor * _MUCH_LOWER, _SMALLEST))
@@ -178,7 +177,7 @@ class SkippedSeries:
     def _where_no_gradient_shows_it(self):
         written = self._step.forward_state.names
         reports = "the overflow detector reports an overflow"
-        if isinstance(self._step.overflow_detector, FloatStatusRegister):
+        if isinstance(self._step.forwards_and_backwards.overflow_detector, FloatStatusRegister):
             reports += (
                 f" by the status register, which no gradient shows: {self._locate()} names the cell that raises it, in "
                 f"the forward or in the backward, and what to do"

@@ -95,7 +95,7 @@ class FindsLossScale(ChecksFirstCall):
 
     def _found(self, i, inputs, reached):
         """Returns the scales of step `i`: the found ones, or those that can't move as they are."""
-        loss_scales = list(self.steps[i].loss_scales)
+        loss_scales = list(self.steps[i].scaling.loss_scales)
         lowest = [(its, _powers_of_two(its)[0]) for its in loss_scales]
         found = []
         for j, its in enumerate(loss_scales):
@@ -168,7 +168,8 @@ class FindsLossScale(ChecksFirstCall):
 
     def _on_register(self, inputs, floor):
         """Says where the overflow is if a status register tells of it, which names nothing itself. It may be empty."""
-        if not any(isinstance(step.overflow_detector, FloatStatusRegister) for step in self.steps):
+        detectors = [step.forwards_and_backwards.overflow_detector for step in self.steps]
+        if not any(isinstance(detector, FloatStatusRegister) for detector in detectors):
             return ""
         # The diagnoses know the training cells, whose modules can't import them.
         from ms_lossscale.diagnosis.locate_overflow import locate_overflow

@@ -8,6 +8,7 @@ from ms_lossscale._arguments import check_bool, check_tensors_by_name, listed
 from ms_lossscale._mindspore import write_in_place
 from ms_lossscale.forward_state.appearing import WALKS
 from ms_lossscale.step.accumulation import other_steps
+from ms_lossscale.step.clipping import with_norms_unscaled
 from ms_lossscale.step.forward_state import copy_what_is_missing
 
 # The end of the names, also for a cell with cycles where this one has none.
@@ -65,6 +66,7 @@ class LoadsInPlace(nn.Cell):
         _check_arguments(f"{owner}.load_state_dict", parameters, strict)
         parameters = {**self._loaded_parts.of(own, parameters), **self._diagnoses_of_others(parameters)}
         _check_shapes(owner, own, parameters)
+        parameters = with_norms_unscaled(parameters)
         self._possible_values.check_before_loading(parameters)
         self._begun_cycles.check_before_loading(own, parameters)
         parameters = {**self._copies_in(parameters), **parameters}
@@ -83,7 +85,7 @@ class LoadsInPlace(nn.Cell):
 
     def _diagnoses_of_others(self, parameters):
         """Returns this cell's diagnoses, to be kept, in place of those that checkpoints have of other weights."""
-        own = [step.step_counters.overflowed for step in self.steps]
+        own = [step.update.step_counters.overflowed for step in self.steps]
         return {its.name: its for its in own if its.name in parameters and parameters[its.name].shape != its.shape}
 
     def _copies_in(self, parameters):

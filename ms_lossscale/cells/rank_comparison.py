@@ -46,10 +46,10 @@ class ComparesRanks(nn.Cell):
         }
         for i, (step, settings) in enumerate(zip(self.steps, self._settings)):
             prefix = network_prefix(i) if self.each_decides else ""
-            optimizers = [type(updating(optimizer)).__name__ for optimizer in step.optimizers.optimizers]
+            optimizers = [type(updating(optimizer)).__name__ for optimizer in step.update.optimizers.optimizers]
             its = {"optimizers": optimizers, **settings.described()}
             # The detector in use: it is NoCheck if nothing is checked.
-            its["overflow_detector"] = type(step.overflow_detector).__name__
+            its["overflow_detector"] = type(step.forwards_and_backwards.overflow_detector).__name__
             described.update((f"{prefix}{name}", value) for name, value in its.items())
         for i, loss_scale in enumerate(self._loss_scales):
             prefix = "" if self._is_one_loss_scale else network_prefix(i)
@@ -64,8 +64,8 @@ class ComparesRanks(nn.Cell):
         """Returns the small Parameters that must have the same values on all ranks."""
         parameters = []
         for step in self.steps:
-            parameters += [*step.optimizers.shared_state(), *step.scaling.parameters]
-            parameters += step.step_counters.shared_state()
+            parameters += [*step.update.optimizers.shared_state(), *step.scaling.parameters]
+            parameters += step.update.step_counters.shared_state()
         parameters += self._cycle_counts()
         return parameters + (self.turns.shared_state() if self.each_decides else [])
 

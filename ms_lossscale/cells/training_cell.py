@@ -91,7 +91,7 @@ class TrainingCell(
         self._has_aux = any(any(its.has_aux) for its in settings)
         steps = self._build_steps(networks, optimizers, loss_scales, may_return_tuple)
         self.steps = nn.CellList(steps, auto_prefix=False)
-        self._loss_scales = [loss_scale for step in steps for loss_scale in step.loss_scales]
+        self._loss_scales = [loss_scale for step in steps for loss_scale in step.scaling.loss_scales]
         self._is_one_loss_scale = not self.each_decides and not has_own_scales
         if self.each_decides:
             # Each step reduces its own gradients.
@@ -216,12 +216,12 @@ class TrainingCell(
     @property
     def overflow_detector(self) -> Union[OverflowDetector, list[OverflowDetector]]:
         """The overflow detector; a list of them if each network has its own overflow check."""
-        return self._of_steps([step.overflow_detector for step in self.steps])
+        return self._of_steps([step.forwards_and_backwards.overflow_detector for step in self.steps])
 
     @property
     def step_counters(self) -> Union[StepCounters, list[StepCounters]]:
         """The Cell that counts the steps; a list of them if each network has its own overflow check."""
-        return self._of_steps([step.step_counters for step in self.steps])
+        return self._of_steps([step.update.step_counters for step in self.steps])
 
     def get_loss_scale(self) -> Union[float, list[float]]:
         """Reads the scale that the next step will use; a list if each network has its own."""
@@ -272,11 +272,11 @@ class TrainingCell(
             also has `retries`, the number of all further attempts. A list of such dicts if each network has its own
             overflow check.
         """
-        return self._of_steps([step.step_counters.as_dict() for step in self.steps])
+        return self._of_steps([step.update.step_counters.as_dict() for step in self.steps])
 
     def steps_made(self) -> int:
         """Reads how many steps there were, skipped ones included."""
-        counts_steps = self.turns if self.each_decides else self.steps[0].step_counters
+        counts_steps = self.turns if self.each_decides else self.steps[0].update.step_counters
         return counts_steps.steps_made()
 
     def overflowed_parameters(self) -> list[str]:
@@ -289,7 +289,7 @@ class TrainingCell(
             gradients were finite, and an NPU's status register, an overflow detector of your own, or what the forward
             wrote (see :meth:`forward_state_names`) showed the overflow.
         """
-        return [name for step in self.steps for name in step.step_counters.overflowed_parameters()]
+        return [name for step in self.steps for name in step.update.step_counters.overflowed_parameters()]
 
     def flush(self) -> None:
         """
@@ -318,7 +318,7 @@ class TrainingCell(
         Raises:
             RuntimeError: If no `clip_norm` is set.
         """
-        norms = [norm for step in self.steps for norm in step.clipping.norms()]
+        norms = [norm for step in self.steps for norm in step.update.clipping.norms()]
         if norms == [None] * len(norms):
             raise RuntimeError(
                 f"For '{type(self).__name__}', 'grad_norm()' needs 'clip_norm': nothing measures the norm without it. "
@@ -368,10 +368,10 @@ class TrainingCell(
     def _moving_averages(self, method):
         moving_averages = []
         for step in self.steps:
-            if step.step_counters.none_applied():
-                for moving_average in step.moving_averages:
+            if step.update.step_counters.none_applied():
+                for moving_average in step.update.moving_averages:
                     moving_average.begin()
-            moving_averages += step.moving_averages
+            moving_averages += step.update.moving_averages
         if not moving_averages:
             raise RuntimeError(
                 f"For '{type(self).__name__}', '{method}()' needs 'ema_decay': no average is kept without it. "

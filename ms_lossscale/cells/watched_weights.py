@@ -20,9 +20,9 @@ class WatchedWeights:
         """Reads the weights, and warns at the caller's caller or further up, as `stacklevel` says."""
         for i, step in enumerate(self._steps):
             # A training that skips is told of its weights with all else that there is to say.
-            if not self._has_warned and not step.step_counters.as_dict()["consecutive_skipped_steps"]:
+            if not self._has_warned and not step.update.step_counters.as_dict()["consecutive_skipped_steps"]:
                 counts = not_finite_weights(_weights_of(step))
-                number = step.step_counters.steps_made()
+                number = step.update.step_counters.steps_made()
                 if counts:
                     self._has_warned = True
                     warnings.warn(self._message(i, number, counts), RuntimeWarning, stacklevel=stacklevel)
@@ -44,7 +44,7 @@ class WatchedWeights:
 
 def _weights_of(step):
     """Yields the weights: those that are trained, and those that are only read. Frozen state may be NaN on purpose."""
-    trained = list(step.optimizers.parameters)
+    trained = list(step.update.optimizers.parameters)
     yield from trained
     others = {id(its) for its in (*trained, *step.forward_state.written)}
     yield from (its for its in step.forwards_and_backwards.get_parameters() if id(its) not in others)

@@ -102,7 +102,7 @@ def trained_parts(owner, network, parameters=None):
         (loss_scale.get_loss_scale(), min(1.0, loss_scale.min_loss_scale or 1.0), *loss)
         for step in network.steps
         # There is one scale for all losses, or one for each.
-        for loss_scale, loss in zip(itertools.cycle(step.loss_scales), step.forwards_and_backwards.losses())
+        for loss_scale, loss in zip(itertools.cycle(step.scaling.loss_scales), step.forwards_and_backwards.losses())
     ]
     several = len({id(its_network) for _, _, its_network, _, _ in losses}) > 1
     parts = []

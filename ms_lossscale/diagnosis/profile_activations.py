@@ -105,7 +105,7 @@ def profile_activations(
 
 def _forward_state_names(owner, network):
     if isinstance(network, TrainingCell):
-        skips = any(not isinstance(step.overflow_detector, NoCheck) for step in network.steps)
+        skips = any(not isinstance(step.forwards_and_backwards.overflow_detector, NoCheck) for step in network.steps)
         return network.forward_state_names() if skips else None
     return find_forward_state(owner, (network,)).names
 

@@ -16,7 +16,7 @@ def register_of(network):
     """Returns the detector that reads the register when the network trains, None if none does."""
     detectors = [default_overflow_detector()]
     if isinstance(network, TrainingCell):
-        detectors = [step.overflow_detector for step in network.steps]
+        detectors = [step.forwards_and_backwards.overflow_detector for step in network.steps]
     return next((each for each in detectors if isinstance(each, FloatStatusRegister)), None)
 
 

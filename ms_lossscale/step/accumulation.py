@@ -122,6 +122,10 @@ class CycleState(nn.Cell):
             Tensor(np.zeros(scale_shape, bool)), name=f"{prefix}accumulation.overflow", requires_grad=False
         )
 
+    def sum_with(self, grads):
+        """Returns the sum of the cycle's gradients and those of its last call."""
+        return gradients.add(self.gradients, grads)
+
     def add(self, grads, overflow):
         """Adds the gradients of a call that is not the last of its cycle."""
         gradients.assign_add(self.gradients, grads)

@@ -6,21 +6,23 @@ from functools import partial
 from mindspore import PYNATIVE_MODE, ParameterTuple, get_context, nn, ops
 
 from ms_lossscale._mindspore import Compiled
-from ms_lossscale.forward_state.find import may_write_inputs
 from ms_lossscale.input_gradient import holds_input_gradient
 from ms_lossscale.overflow_detector import NoCheck
 from ms_lossscale.step.accumulation import CycleState
-from ms_lossscale.step.attempts import AttemptCheck, Attempts, CopyOfInputs, GradientCheck, Trial
 from ms_lossscale.step.clipping import make_clip, make_clipping
+from ms_lossscale.step.cycle import Accumulation, EndOfCall, Flush
 from ms_lossscale.step.forward_backward import ForwardBackward, ForwardsAndBackwards, SharedForwardBackward
 from ms_lossscale.step.forward_state import make_forward_state
-from ms_lossscale.step.found_overflow import KnownOverflow, asks_gradients_only, make_found_overflow
-from ms_lossscale.step.gradient_transforms import Complete, make_before_check, state_of
+from ms_lossscale.step.found_overflow import make_found_overflow
+from ms_lossscale.step.gradient_transforms import stages_before_check, state_of
+from ms_lossscale.step.kept_inputs import KeptInputs
 from ms_lossscale.step.optimizers import Optimizers, network_prefix, updating
 from ms_lossscale.step.packing import make_packing
-from ms_lossscale.step.scaling import CycleScaling, OwnScaling, Scaling, Unscale, UnscaleInClipping
+from ms_lossscale.step.retries import AttemptCheck, EndOfRetriedCall, RetriedStep
+from ms_lossscale.step.scaling import CycleScaling, OwnScaling, Scaling, Unscale
 from ms_lossscale.step.stage import Alone, Clipping
-from ms_lossscale.step.step import Accumulation, AfterAttempts, AfterBackward, Decision, Flush, Step
+from ms_lossscale.step.step import Check, CheckOfCall, Decision, End, Step
+from ms_lossscale.step.trial import Trial
 from ms_lossscale.step.update import MovingAverage, StepCounters, Undo, Update
 
 
@@ -53,144 +55,159 @@ def build_step(
         number (int): The first network's number in the cell, for error messages.
     """
     stages = _Stages(owner, networks, optimizers, loss_scales, settings, ranks, prefix)
-    forwards_and_backwards = stages.make(
-        ForwardsAndBackwards,
-        owner=owner,
-        forward_backwards=_forward_backwards(
-            owner, networks, stages.weights, settings.has_aux, may_return_tuple, number
-        ),
-        network_inputs=network_inputs,
-        memory=stages.forward_state.memory,
+    forwards_and_backwards = ForwardsAndBackwards(
+        owner,
+        _forward_backwards(owner, networks, stages.weights, settings.has_aux, may_return_tuple, number),
+        network_inputs,
+        stages.packing,
+        stages.scale_shape,
+        stages.overflow_detector,
+        stages.forward_state.memory,
     )
-    decision = stages.decision()
-    after_backward, attempts = stages.after_backward_and_attempts(decision, forwards_and_backwards)
-    return stages.make(
-        Step,
-        forwards_and_backwards=forwards_and_backwards,
-        attempts=attempts,
-        after_backward=after_backward,
-        decision=decision,
-        flush_cycle=None if stages.cycle_state is None else stages.compiled(stages.make(Flush, decision=decision)),
-        make_trial=partial(stages.trial, forwards_and_backwards),
-    )
+    return stages.step(forwards_and_backwards)
 
 
 class _Stages:
-    """Holds the stages that other stages are made of, and makes those. Arguments as in :func:`build_step`."""
+    """Makes the stages of a step. Arguments as in :func:`build_step`."""
 
     def __init__(self, owner, networks, optimizers, loss_scales, settings, ranks, prefix):
-        self._networks, self._settings, self.ranks = networks, settings, ranks
+        _refuse_sparse(owner, networks)
+        self._networks, self._settings, self._ranks = networks, settings, ranks
         self._has_own_scales = isinstance(loss_scales, list)
         loss_scales = loss_scales if self._has_own_scales else [loss_scales]
         self.scale_shape = (len(loss_scales),) if self._has_own_scales else ()
-        self._checks = _check_loss_scales(owner, loss_scales, settings.max_retries)
-        self.overflow_detector = settings.overflow_detector if self._checks else NoCheck()
+        self.checks = _check_loss_scales(owner, loss_scales, settings.max_retries)
         self.weights = [optimizer.parameters for optimizer in optimizers]
-        _refuse_sparse(owner, networks)
+        self.overflow_detector = settings.overflow_detector if self.checks else NoCheck()
         all_weights = ParameterTuple([weight for its in self.weights for weight in its])
         steps = settings.gradient_accumulation_steps
-        self.cycle_state = CycleState(steps, all_weights, prefix, self.scale_shape) if steps > 1 else None
+        self._cycle_state = CycleState(steps, all_weights, prefix, self.scale_shape) if steps > 1 else None
+        self._compiled = _compiler(optimizers, loss_scales, self.overflow_detector, settings)
         names = [parameter.name for optimizer in optimizers for parameter in optimizer.get_parameters()]
         self.forward_state = self._make_forward_state(owner, prefix, names)
         # A user's own cells get the gradients unpacked, and so do the operators that exchange them.
         transforms = settings.gradient_transforms
         packs = not ranks.exchanges and _is_library_cell(self.overflow_detector) and not any(transforms)
         self.packing = make_packing(self.weights, packs)
-        self._before_check = make_before_check(owner, transforms, self.packing, self._checks)
-        self.clipping = _clipping(settings, self.weights, self.packing, ranks, prefix)
-        self.scaling = self._make_scaling(loss_scales, prefix)
-        self.unscale = self._make_unscale()
-        self.step_counters = StepCounters(all_weights, prefix, settings.max_retries > 0)
+        self._before_check = stages_before_check(owner, ranks, transforms, self.packing, self.checks)
+        self._clipping = _clipping(settings, self.weights, self.packing, ranks, prefix)
+        self._scaling = self._make_scaling(loss_scales, prefix)
+        step_counters = StepCounters(all_weights, prefix, settings.max_retries > 0)
         averages = zip(settings.ema_decay, self.weights)
-        self.update = self.make(
-            Update,
-            optimizers=Optimizers(optimizers),
-            after_update=[] if settings.after_update is None else [settings.after_update],
-            moving_averages=[MovingAverage(decay, its) for decay, its in averages if decay is not None],
+        self._update = Update(
+            self._clipping,
+            self.packing,
+            Optimizers(optimizers),
+            [] if settings.after_update is None else [settings.after_update],
+            [MovingAverage(decay, its) for decay, its in averages if decay is not None],
+            step_counters,
         )
-        self.compiled = _compiler(optimizers, loss_scales, self.overflow_detector, settings)
+        undo = Undo(self.forward_state, self.packing, step_counters)
+        self._decision = Decision(self._scaling, self._update, undo, self.checks)
 
-    def make(self, stage, **parts):
-        """Makes a stage of these parts; the others that it declares are attributes of this object."""
-        return stage(**{name: getattr(self, name) for name in stage.declared() if name not in parts}, **parts)
-
-    def after_backward_and_attempts(self, decision, attempt):
-        """Makes the stage that follows the backward, and the one that runs the networks."""
-        end_of_call = decision
-        if self.cycle_state is not None:
-            in_call = KnownOverflow() if self._settings.max_retries else self._found_in_call(Alone())
-            end_of_call = self.make(Accumulation, decision=decision, found_in_call=in_call)
+    def step(self, forwards_and_backwards):
+        """Makes the step, given the stage that runs its networks."""
+        stages = {
+            "scaling": self._scaling,
+            "forward_state": self.forward_state,
+            "forwards_and_backwards": forwards_and_backwards,
+            "end": self._compiled(self._end() if self._cycle_state is None else self._end_in_cycle()),
+            "update": self._update,
+            "cycle_state": self._cycle_state,
+            "flush_cycle": None if self._cycle_state is None else self._compiled(self._flush()),
+            "make_trial": partial(self._trial, forwards_and_backwards),
+        }
         if not self._settings.max_retries:
-            return self.compiled(self.make(AfterBackward, end_of_call=end_of_call)), attempt
-        # In a cycle, the sum is measured, not each call.
-        check = self._check_of_call() if self.cycle_state else self._check(found_overflow=self._found_overflow())
-        check = self.make(AttemptCheck, check=check, unscaled_losses=self._unscaled_losses())
-        attempts = self.make(
-            Attempts,
-            max_retries=self._settings.max_retries,
-            attempt=attempt,
-            check=self.compiled(check),
-            keep=self._keep(),
+            return Step(**stages)
+        check_attempt = AttemptCheck(
+            self._check_of_call(self.forward_state, measures=self._cycle_state is None),
+            self._ranks,
+            self._scaling,
+            self._cycle_state,
+            self._unscaled_losses(),
         )
-        return self.compiled(AfterAttempts(end_of_call=end_of_call)), attempts
+        return RetriedStep(
+            self._settings.max_retries, self._compiled(check_attempt), KeptInputs(self._networks), **stages
+        )
 
-    def decision(self):
-        """Makes the stage that ends a step. With retries but no accumulation, the attempts do a part of its work."""
-        undo = self.make(Undo) if self._checks else None
-        if self._settings.max_retries and self.cycle_state is None:
-            known = {"complete": nn.Identity(), "clipping": self._no_clipping(), "found_overflow": KnownOverflow()}
-            return self.make(Decision, undo=undo, **known)
-        return self.make(Decision, complete=self._complete(), found_overflow=self._found_overflow(), undo=undo)
+    def _end(self):
+        if self._settings.max_retries:
+            return self._decision
+        return End(self._check_of_call(self.forward_state, measures=True), self._decision)
 
-    def trial(self, attempt):
+    def _end_in_cycle(self):
+        is_retried = self._settings.max_retries > 0
+        accumulation = Accumulation(
+            self._cycle_state,
+            self.packing,
+            self.forward_state,
+            None if is_retried else self._check_of_gradients(Alone()),
+            self._check(),
+            self._decision,
+        )
+        if is_retried:
+            return EndOfRetriedCall(accumulation)
+        return EndOfCall(self.forward_state, self._unscale(), accumulation)
+
+    def _flush(self):
+        return Flush(
+            self._cycle_state,
+            self.packing,
+            self.forward_state,
+            self.overflow_detector,
+            self._scaling,
+            self._check(),
+            self._decision,
+        )
+
+    def _trial(self, forwards_and_backwards):
         """Makes the stage that tells whether a call would overflow. It does not measure norms."""
-        scalings = [Scaling(loss_scale) for loss_scale in self.scaling.loss_scales]
+        scalings = [Scaling(loss_scale) for loss_scale in self._scaling.loss_scales]
         forward_state = self.forward_state.of_one_call()
         return Trial(
-            scaling=OwnScaling(scalings) if self._has_own_scales else scalings[0],
-            forward_state=forward_state,
-            attempt=attempt,
-            check=self.compiled(self._check_of_call(forward_state=forward_state)),
-            keep=self._keep(),
+            OwnScaling(scalings) if self._has_own_scales else scalings[0],
+            forward_state,
+            KeptInputs(self._networks),
+            forwards_and_backwards,
+            self._compiled(self._check_of_call(forward_state, measures=False)),
         )
 
-    def _keep(self):
-        """Makes what copies the inputs if the networks may write to them, since they are run more than once."""
-        return CopyOfInputs() if may_write_inputs(self._networks) else nn.Identity()
+    # Checks are made anew for each place: if one cell is used in two places, graph mode forgets how many gradients
+    # there are.
 
-    def _check(self, **parts):
+    def _check_of_call(self, forward_state, measures):
         # In a cycle, the sum is reduced and transformed, not each call.
-        complete = self._complete() if self.cycle_state is None else nn.Identity()
-        return self.make(GradientCheck, complete=complete, **parts)
+        if self._cycle_state is not None:
+            check = self._check_of_gradients(self._ranks)
+        elif measures:
+            check = self._check()
+        else:
+            check = self._check_of_gradients(self._ranks, self._before_check)
+        return CheckOfCall(forward_state, self._unscale(), check)
 
-    def _check_of_call(self, **parts):
-        return self._check(clipping=self._no_clipping(), found_overflow=self._found_in_call(self.ranks), **parts)
+    def _check_of_gradients(self, ranks, before_check=()):
+        return Check(before_check, Clipping(len(self.weights)), self._found_overflow(False), ranks)
+
+    def _check(self):
+        # Where nothing is checked there is nothing to agree on.
+        ranks = self._ranks if self.checks else Alone()
+        found_overflow = self._found_overflow(self._clipping.finds_overflow)
+        return Check(self._before_check, self._clipping, found_overflow, ranks)
+
+    def _found_overflow(self, norms_suffice):
+        tells_whose = self._has_own_scales and self.checks
+        return make_found_overflow(self.overflow_detector, self.packing, tells_whose, norms_suffice)
+
+    def _unscale(self):
+        share = 1.0 / self._settings.gradient_accumulation_steps
+        return Unscale(share, self.packing if self._has_own_scales else None)
 
     def _unscaled_losses(self):
         # One network may return all losses, and they may share one scale.
         losses = zip(
-            range(len(self.weights)), itertools.cycle(self._networks), itertools.cycle(self.scaling.loss_scales)
+            range(len(self.weights)), itertools.cycle(self._networks), itertools.cycle(self._scaling.loss_scales)
         )
         return tuple(i for i, network, loss_scale in losses if not holds_input_gradient((network,), loss_scale))
-
-    # Made anew for each place: if one cell is used in two places, graph mode forgets how many gradients there are.
-
-    def _found_overflow(self):
-        # Where nothing is checked there is nothing to agree on.
-        ranks = self.ranks if self._checks else Alone()
-        return self._found_in_call(ranks, norms_suffice=self.clipping.finds_overflow)
-
-    def _found_in_call(self, ranks, norms_suffice=False):
-        tells_whose = self._has_own_scales and self._checks
-        return make_found_overflow(self.overflow_detector, ranks, self.packing, tells_whose, norms_suffice)
-
-    def _no_clipping(self):
-        return Clipping(len(self.weights))
-
-    def _complete(self):
-        stages = [self.ranks.grad_reducer] if self.ranks.exchanges else []
-        stages += self._before_check
-        return Complete(stages=stages) if stages else nn.Identity()
 
     def _make_forward_state(self, owner, prefix, names_of_others):
         # Like the forward, a transform and a detector run before the verdict, so what they write is restored as well.
@@ -202,9 +219,9 @@ class _Stages:
             (*self._networks, *cells),
             self._settings.forward_state,
             state_of(cells, self._networks),
-            self._checks,
+            self.checks,
             names_of_others,
-            self.cycle_state,
+            self._cycle_state,
             prefix,
             restores_calls=self._settings.max_retries > 0,
         )
@@ -212,26 +229,13 @@ class _Stages:
     def _make_scaling(self, loss_scales, prefix):
         scalings = []
         for i, loss_scale in enumerate(loss_scales):
-            if self.cycle_state is None:
+            if self._cycle_state is None:
                 scalings.append(Scaling(loss_scale))
             else:
                 its_prefix = network_prefix(i) if self._has_own_scales else prefix
                 steps = self._settings.gradient_accumulation_steps
-                scalings.append(CycleScaling(loss_scale, self.cycle_state, steps, its_prefix))
+                scalings.append(CycleScaling(loss_scale, self._cycle_state, steps, its_prefix))
         return OwnScaling(scalings) if self._has_own_scales else scalings[0]
-
-    def _make_unscale(self):
-        # A cycle's sum, a detector, the other ranks and the stages before the check need unscaled gradients.
-        steps = self._settings.gradient_accumulation_steps
-        if (
-            self.clipping.unscales
-            and asks_gradients_only(self.overflow_detector)
-            and not self.ranks.exchanges
-            and not self._before_check
-            and steps == 1
-        ):
-            return UnscaleInClipping()
-        return Unscale(1.0 / steps, self.packing if self._has_own_scales else None)
 
 
 def _check_loss_scales(owner, loss_scales, max_retries):

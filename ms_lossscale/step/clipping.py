@@ -7,7 +7,6 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._gradients import of_network
 from ms_lossscale.step.packing import Packing
 from ms_lossscale.step.stage import Clipping
 
@@ -28,16 +27,13 @@ class Clip(nn.Cell):
     overflow check, when they may not be finite.
     """
 
-    # Whether `construct` also unscales: it divides by the `divisor` that the norm was given.
-    unscales = False
-
     def __init__(self, norm: Optional["GlobalNorm"] = None) -> None:
         super().__init__(auto_prefix=False)
         self.norm = norm
 
-    def measure(self, grads, divisor):
-        """Measures the gradients, which come times `divisor`: returns whether they are finite, () without a norm."""
-        return () if self.norm is None else (self.norm(grads, divisor),)
+    def measure(self, grads):
+        """Measures the gradients: returns whether they are finite, () without a norm."""
+        return () if self.norm is None else (self.norm(grads),)
 
     def construct(self, grads):
         return grads
@@ -56,11 +52,11 @@ class ClipByValue(Clip):
 
 class GlobalNorm(nn.Cell):
     """
-    Measures the global norm of one network's gradients, which come multiplied by `divisor`. Returns whether it is
-    finite, a bool Tensor of shape :math:`()`.
+    Measures the global norm of one network's gradients. Returns whether it is finite, a bool Tensor of shape
+    :math:`()`.
 
     The measurement works over the whole range of float32. It is finite whenever the gradients are, so it serves as the
-    overflow check, too. The norm itself may exceed float32; it is held in three Parameters, as `root / power / scale`.
+    overflow check, too. The norm itself may exceed float32; it is held in two Parameters, as `root / power`.
 
     `own` says for each gradient whether each rank has its own part of the weight. The norm is then that of all ranks
     together.
@@ -70,7 +66,6 @@ class GlobalNorm(nn.Cell):
         super().__init__(auto_prefix=False)
         self.root = self._state(0.0, f"{prefix}clipping.root")
         self.power = self._state(1.0, f"{prefix}clipping.power")
-        self.scale = self._state(1.0, f"{prefix}clipping.scale")
         self.ranks = ranks
         self._own = own if any(own) else ()
         self._shared = tuple(not each for each in own)
@@ -82,7 +77,7 @@ class GlobalNorm(nn.Cell):
     def _state(value, name):
         return Parameter(_tensor(value), name=name, requires_grad=False)
 
-    def construct(self, grads, divisor):
+    def construct(self, grads):
         sum_of_squares, power = self._sum_of_squares(grads), self._one
         if ops.logical_or(sum_of_squares < self._smallest, sum_of_squares > self._largest):
             power = ops.select(sum_of_squares < self._one, self._enlarge, self._reduce)
@@ -90,7 +85,6 @@ class GlobalNorm(nn.Cell):
         root = ops.sqrt(sum_of_squares)
         ops.assign(self.root, root)
         ops.assign(self.power, power)
-        ops.assign(self.scale, divisor)
         return ops.isfinite(root)
 
     def _sum_of_squares(self, grads):
@@ -101,29 +95,24 @@ class GlobalNorm(nn.Cell):
 
     def parts(self):
         """Returns the Parameters that hold the norm of the last check."""
-        return self.root, self.power, self.scale
+        return self.root, self.power
 
     @staticmethod
-    def value_of(root, power, scale):
+    def value_of(root, power):
         """Reads the norm, a float, from these Parameters or from copies of them."""
-        return float(root.asnumpy()) / float(power.asnumpy()) / float(scale.asnumpy())
+        return float(root.asnumpy()) / float(power.asnumpy())
 
 
 class ClipByGlobalNorm(Clip):
-    """
-    Clips by the global norm like :func:`mindspore.ops.clip_by_global_norm`, and unscales in the same multiplication.
-    """
-
-    unscales = True
+    """Clips by the global norm like :func:`mindspore.ops.clip_by_global_norm`."""
 
     def __init__(self, clip_norm: float, norm: "GlobalNorm") -> None:
         super().__init__(norm)
         self._bound, self._one, self._smallest_normal = _tensor(clip_norm), _tensor(1.0), _tensor(_SMALLEST_NORMAL)
 
     def construct(self, grads):
-        # grads / scale * min(1, clip_norm / norm).
         ratio = self._bound / self.norm.root
-        coefficient = ops.minimum(self._one / self.norm.scale, ratio * self.norm.power)
+        coefficient = ops.minimum(self._one, ratio * self.norm.power)
         if coefficient < self._smallest_normal:
             # In two steps, since float32 would flush the coefficient to zero, and all gradients with it.
             grads = gradients.multiply(gradients.multiply(grads, self.norm.power), ratio)
@@ -140,12 +129,11 @@ class ClippingOfEach(Clipping):
         self.clips = nn.CellList(clips, auto_prefix=False)
         self.packing = packing
         self.finds_overflow = all(clip.norm is not None for clip in clips)
-        self.unscales = all(clip.unscales for clip in clips)
 
-    def measure(self, grads, divisor):
+    def measure(self, grads):
         are_finite = ()
         for i, clip in enumerate(self.clips):
-            are_finite += clip.measure(self.packing.of_network(i, grads), of_network(i, divisor))
+            are_finite += clip.measure(self.packing.of_network(i, grads))
         return are_finite
 
     def construct(self, grads):
@@ -173,3 +161,15 @@ def make_clipping(clips, packing):
     if all(type(clip) is Clip and clip.norm is None for clip in clips):
         return Clipping(len(clips))
     return ClippingOfEach(clips, packing)
+
+
+def with_norms_unscaled(parameters):
+    """Returns a checkpoint without the scales by which, up to version 0.3, global norms still had to be divided."""
+    unscaled = dict(parameters)
+    for name, value in parameters.items():
+        if name.endswith("clipping.scale"):
+            root = name.replace("clipping.scale", "clipping.root")
+            del unscaled[name]
+            if root in parameters:
+                unscaled[root] = parameters[root] / value
+    return unscaled

@@ -29,7 +29,6 @@ from ms_lossscale.step.returned import (
     tensors_in,
 )
 from ms_lossscale.step.scaling import scaled
-from ms_lossscale.step.stage import Stage
 
 # The methods that compute every gradient in PyNative mode, whichever function asks for it. MindSpore 2.7 has both.
 _GRADIENTS = [name for name in ("grad", "grad_aux") if hasattr(_pynative_executor, name)]
@@ -186,57 +185,71 @@ class SharedForwardBackward(ChecksCount):
         return results[: self._losses], aux, grads
 
 
-class ForwardsAndBackwards(Stage):
+class ForwardsAndBackwards(nn.Cell):
     """
     Clears an NPU's register, then runs all networks of a step once, one after the other, with the same weights.
+
+    Args:
+        owner (str): The training cell's name, for error messages.
+        forward_backwards (list[Cell]): A ForwardBackward for each network, or one SharedForwardBackward.
+        network_inputs (Optional[tuple]): Positions of the inputs that each network takes; None means all.
+        packing (Packing): Packs the gradients.
+        scale_shape (tuple[int, ...]): The shape of the loss scale.
+        overflow_detector (OverflowDetector): What clears the register.
+        memory (MemoryInUse): Of the Parameters that the forward may write.
 
     Inputs:
         - **scale** (Tensor) - The loss scale, float32 of shape :math:`()`, or one for each network, :math:`(N,)`.
         - **inputs** (tuple) - The inputs of the step.
-        - **saved** (tuple[Tensor]) - What the forward writes, as it was before.
 
     Outputs:
-        Tuple of four: the tuple of all losses; the tuple of each network's aux; a tuple of all gradients, packed, and
-        the scale, for the stages that follow; the scale that was used.
+        Tuple of three: the tuple of all losses; the tuple of each network's aux; the tuple of all gradients, packed.
     """
 
-    # The training cell's name, for error messages.
-    owner: str
-    # A ForwardBackward for each network, or one SharedForwardBackward.
-    forward_backwards: list[nn.Cell]
-    # Positions of the inputs that each network takes; None means all.
-    network_inputs: Optional[tuple[tuple[int, ...], ...]]
-    packing: Packing
-    scale_shape: tuple[int, ...]
-    overflow_detector: OverflowDetector
-    # Of the Parameters that the forward may write.
-    memory: MemoryInUse
+    def __init__(
+        self,
+        owner: str,
+        forward_backwards: list[nn.Cell],
+        network_inputs: Optional[tuple[tuple[int, ...], ...]],
+        packing: Packing,
+        scale_shape: tuple[int, ...],
+        overflow_detector: OverflowDetector,
+        memory: MemoryInUse,
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        self._owner = owner
+        self.forward_backwards = nn.CellList(forward_backwards, auto_prefix=False)
+        self._network_inputs = network_inputs
+        self.packing = packing
+        self._scale_shape = scale_shape
+        self.overflow_detector = overflow_detector
+        self._memory = memory
 
-    def __call__(self, scale, inputs, saved):
+    def __call__(self, scale, inputs):
         # Graph mode does not come here: it knows only `construct`, and writes in place.
-        results = super().__call__(scale, inputs, saved)
-        self.memory.put_back_within_a_step()
+        results = super().__call__(scale, inputs)
+        self._memory.put_back_within_a_step()
         return results
 
-    def construct(self, scale, inputs, saved):
+    def construct(self, scale, inputs):
         inputs = self.overflow_detector.start(inputs)
         # The scale waits, too: the backward starts from it, and at a linear layer need not wait for the forward.
         its_scale = ops.depend(scale, inputs)
         losses, auxes, grads = (), (), ()
         for i, forward_backward in enumerate(self.forward_backwards):
-            its_inputs = inputs_of(self.owner, i, self.network_inputs, inputs)
+            its_inputs = inputs_of(self._owner, i, self._network_inputs, inputs)
             its_losses, its_aux, its_grads = forward_backward(its_scale, *its_inputs)
             losses, auxes, grads = losses + its_losses, auxes + (its_aux,), grads + its_grads
         # Losses and aux are copies, and must be made before an optimizer changes what they show.
         grads = ops.depend(self.packing.pack(grads), (losses, tensors_in(auxes)))
-        return losses, auxes, (grads, scale), scale
+        return losses, auxes, grads
 
     def set_inputs_of_compiled(self, inputs):
         """Tells the parts that PyNative mode compiles separately which dimensions of their inputs vary."""
         for i, forward_backward in enumerate(self.forward_backwards):
             if isinstance(forward_backward, SharedForwardBackward):
-                its_inputs = inputs_of(self.owner, i, self.network_inputs, inputs)
-                forward_backward.set_inputs(Tensor(shape=self.scale_shape, dtype=mstype.float32), *its_inputs)
+                its_inputs = inputs_of(self._owner, i, self._network_inputs, inputs)
+                forward_backward.set_inputs(Tensor(shape=self._scale_shape, dtype=mstype.float32), *its_inputs)
 
     def losses(self):
         """Returns for each loss the network, the weights that it trains, and its place in what the network returns."""

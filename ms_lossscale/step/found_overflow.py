@@ -1,11 +1,11 @@
 """
-Finds whether a step overflowed: one answer over all gradients of all its networks, agreed on across ranks.
+Finds whether a step overflowed: one answer over all gradients of all its networks.
 
 If each network has its own loss scale, the answer is of shape (N,) and tells whose gradients overflowed. The subclasses
 of FoundOverflow ask a detector, or check each gradient, or the norms.
 """
 
-from typing import Union
+from typing import Optional, Union
 
 import numpy as np
 from mindspore import Tensor, get_context, nn, ops
@@ -14,69 +14,64 @@ from mindspore import dtype as mstype
 from ms_lossscale._gradients import any_of, of_any_network
 from ms_lossscale.overflow_detector import FiniteGradients, OverflowDetector
 from ms_lossscale.step.packing import Packing
-from ms_lossscale.step.stage import Alone, Stage
 
 
-class FoundOverflow(Stage):
+class FoundOverflow(nn.Cell):
     """
     Base class of the stages that find an overflow in gradients. A subclass defines `construct`.
 
     Inputs:
         - **grads** (tuple[Tensor]) - The gradients.
         - **norms_finite** (tuple[Tensor]) - For each network with a norm, whether it is finite.
-        - **others** (tuple[Tensor]) - Other signs of an overflow, bools of shape :math:`()`.
-        - **known** (tuple[Tensor]) - What was found earlier in this step, in the form of the first output.
+        - **of_state** (tuple[Tensor]) - Whether what the forward wrote overflowed, bools of shape :math:`()`.
 
     Outputs:
         Tuple of two: whether an overflow was found; and a tuple with the flags of :class:`Packing`, empty if
         they were not computed.
     """
 
-    ranks: Alone
-    # None if all networks share a loss scale: then it does not matter whose gradients overflowed.
-    whose: Union["WhoseGradients", "WhoseNorms", None]
+    def __init__(self, whose: Union["WhoseGradients", "WhoseNorms", None]) -> None:
+        super().__init__(auto_prefix=False)
+        # None if all networks share a loss scale: then it does not matter whose gradients overflowed.
+        self.whose = whose
 
-    def agreed(self, found, grads, flags, others, known):
-        """Returns the outputs. `found` is what was found, a tuple of bools of shape ()."""
-        overflow = any_of(found + others) if self.whose is None else self.whose(found, grads, flags, others)
-        return self.ranks.agree(any_of((overflow,) + known)), flags
+    def answer(self, found, grads, flags, of_state):
+        """Returns whether an overflow was found. `found` is what was found in gradients, bools of shape ()."""
+        return any_of(found + of_state) if self.whose is None else self.whose(found, grads, flags, of_state)
 
 
 class FoundByDetector(FoundOverflow):
     """Asks an overflow detector."""
 
-    detect: nn.Cell
+    def __init__(self, whose: Optional["WhoseGradients"], detect: nn.Cell) -> None:
+        super().__init__(whose)
+        self.detect = detect
 
-    def construct(self, grads, norms_finite, others, known):
-        return self.agreed((self.detect(grads),), grads, (), others, known)
+    def construct(self, grads, norms_finite, of_state):
+        return self.answer((self.detect(grads),), grads, (), of_state), ()
 
 
 class FoundInGradients(FoundOverflow):
     """Checks each gradient, as :class:`FiniteGradients` does on CPU."""
 
-    packing: Packing
+    def __init__(self, whose: Optional["WhoseGradients"], packing: Packing) -> None:
+        super().__init__(whose)
+        self.packing = packing
 
-    def construct(self, grads, norms_finite, others, known):
+    def construct(self, grads, norms_finite, of_state):
         are_finite = self.packing.check(grads)
         found = (ops.logical_not(ops.ReduceAll()(are_finite)),)
-        return self.agreed(found, grads, (are_finite,), others, known)
+        return self.answer(found, grads, (are_finite,), of_state), (are_finite,)
 
 
 class FoundByNorms(FoundOverflow):
     """Checks the norms of all networks: they are measured anyway, and finite if and only if the gradients are."""
 
-    def construct(self, grads, norms_finite, others, known):
+    def construct(self, grads, norms_finite, of_state):
         found = ()
         for is_finite in norms_finite:
             found += (ops.logical_not(is_finite),)
-        return self.agreed(found, grads, (), others, known)
-
-
-class KnownOverflow(Stage):
-    """Checks nothing: all overflows are known. Inputs and outputs are those of :class:`FoundOverflow`."""
-
-    def construct(self, grads, norms_finite, others, known):
-        return any_of(known), ()
+        return self.answer(found, grads, (), of_state), ()
 
 
 class WhoseGradients(nn.Cell):
@@ -92,8 +87,8 @@ class WhoseGradients(nn.Cell):
         self._whose = Tensor(networks == np.unique(networks)[:, None])
         self._all = Tensor(np.ones(len(networks), bool))
 
-    def construct(self, found, grads, flags, others):
-        overflow = any_of(found + others)
+    def construct(self, found, grads, flags, of_state):
+        overflow = any_of(found + of_state)
         if flags:
             are_finite = flags[0]
         else:
@@ -104,12 +99,15 @@ class WhoseGradients(nn.Cell):
         return _or_all(ops.ReduceAny()(are_not_finite, 1), overflow)
 
 
-class WhoseNorms(Stage):
+class WhoseNorms(nn.Cell):
     """Tells the same if each network was checked separately."""
 
-    def construct(self, found, grads, flags, others):
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+
+    def construct(self, found, grads, flags, of_state):
         overflowed = ops.stack(found)
-        return _or_all(overflowed, any_of((of_any_network(overflowed),) + others))
+        return _or_all(overflowed, any_of((of_any_network(overflowed),) + of_state))
 
 
 def _or_all(overflowed, overflow):
@@ -142,23 +140,14 @@ class OwnDetector(nn.Cell):
         return overflow
 
 
-def make_found_overflow(overflow_detector, ranks, packing, tells_whose, norms_suffice):
+def make_found_overflow(overflow_detector, packing, tells_whose, norms_suffice):
     """Chooses the cheapest way to find what the detector would; `tells_whose` if each network has its own scale."""
-    if asks_gradients_only(overflow_detector):
-        if norms_suffice:
-            return FoundByNorms(ranks=ranks, whose=WhoseNorms() if tells_whose else None)
-        if packing.checks and get_context("device_target") == "CPU":
-            return FoundInGradients(
-                ranks=ranks, whose=WhoseGradients(packing) if tells_whose else None, packing=packing
-            )
+    # Another check never replaces that of a user, even if it is a FiniteGradients.
+    asks_gradients_only = type(overflow_detector) is FiniteGradients
+    if asks_gradients_only and norms_suffice:
+        return FoundByNorms(WhoseNorms() if tells_whose else None)
+    whose = WhoseGradients(packing) if tells_whose else None
+    if asks_gradients_only and packing.checks and get_context("device_target") == "CPU":
+        return FoundInGradients(whose, packing)
     is_own = type(overflow_detector).__module__ != OverflowDetector.__module__
-    return FoundByDetector(
-        ranks=ranks,
-        whose=WhoseGradients(packing) if tells_whose else None,
-        detect=OwnDetector(overflow_detector) if is_own else overflow_detector,
-    )
-
-
-def asks_gradients_only(overflow_detector):
-    """Returns whether another check may replace it: never that of a user, even if it is a FiniteGradients."""
-    return type(overflow_detector) is FiniteGradients
+    return FoundByDetector(whose, OwnDetector(overflow_detector) if is_own else overflow_detector)

@@ -11,7 +11,6 @@ from ms_lossscale.forward_state.reading import Reading
 from ms_lossscale.loss_scale import LossScale
 from ms_lossscale.step.optimizers import add_prefix, network_prefix
 from ms_lossscale.step.packing import Packing
-from ms_lossscale.step.stage import Stage
 
 
 class OwnTransform(nn.Cell):
@@ -66,37 +65,28 @@ class GradientTransforms(nn.Cell):
         return transformed
 
 
-class Float16Overflow(Stage):
+class Float16Overflow(nn.Cell):
     """
     Makes those gradients infinite that the optimizer's cast to their weight's float16 would make infinite, since that
     cast comes after the overflow check.
     """
 
-    become_float16: tuple[bool, ...]
+    def __init__(self, become_float16: tuple[bool, ...]) -> None:
+        super().__init__(auto_prefix=False)
+        self._become_float16 = become_float16
 
     def construct(self, grads):
-        return gradients.infinite_as_float16(self.become_float16, grads)
+        return gradients.infinite_as_float16(self._become_float16, grads)
 
 
-class Complete(Stage):
-    """Does, in order, all that happens to a step's gradients before the overflow check."""
-
-    stages: list[nn.Cell]
-
-    def construct(self, grads):
-        for stage in self.stages:
-            grads = stage(grads)
-        return grads
-
-
-def make_before_check(owner, gradient_transforms, packing, checks):
-    """Returns a list of the stages between the ranks' exchange and the overflow check."""
-    stages = []
+def stages_before_check(owner, ranks, gradient_transforms, packing, checks):
+    """Returns a list of the stages that change gradients before the overflow check."""
+    stages = [ranks.grad_reducer] if ranks.exchanges else []
     if any(gradient_transforms):
         stages.append(GradientTransforms(owner, gradient_transforms, packing))
     become_float16 = tuple(dtype == mstype.float16 for dtype in packing.dtypes)
     if checks and any(become_float16):
-        stages.append(Float16Overflow(become_float16=become_float16))
+        stages.append(Float16Overflow(become_float16))
     return stages
 
 

@@ -12,7 +12,6 @@ from ms_lossscale._arguments import check_cell
 from ms_lossscale._mindspore import unlisted_state
 from ms_lossscale._output import written_scale
 from ms_lossscale.sharding.sharded_optimizer import ShardedOptimizer
-from ms_lossscale.step.stage import Stage
 
 
 def network_prefix(i):
@@ -176,7 +175,7 @@ class Optimizers(nn.Cell):
         unlisted = [state for optimizer in optimizers for state in unlisted_state(optimizer)]
         if unlisted:
             self.unlisted_state = ParameterTuple(unlisted)
-        self.cast = nn.Identity() if all_float32 else CastLike(weights=ParameterTuple(updated))
+        self.cast = nn.Identity() if all_float32 else CastLike(ParameterTuple(updated))
 
     def construct(self, grads):
         grads = self.cast(grads)
@@ -220,10 +219,12 @@ class Optimizers(nn.Cell):
         return [p for p in self.get_parameters() if p.size == 1 and not p.layerwise_parallel and id(p) not in weights]
 
 
-class CastLike(Stage):
+class CastLike(nn.Cell):
     """Casts each gradient to the dtype of its weight, as optimizers require."""
 
-    weights: ParameterTuple
+    def __init__(self, weights: ParameterTuple) -> None:
+        super().__init__(auto_prefix=False)
+        self.weights = weights
 
     def construct(self, grads):
         return gradients.cast_like(grads, self.weights)

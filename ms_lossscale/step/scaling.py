@@ -12,7 +12,6 @@ from ms_lossscale._mindspore import only_if
 from ms_lossscale.loss_scale import LossScale
 from ms_lossscale.step.accumulation import CycleState
 from ms_lossscale.step.packing import Packing
-from ms_lossscale.step.stage import Stage
 
 
 def scaled(loss, scale):
@@ -139,27 +138,18 @@ class OwnScaling(Scaling):
 class Unscale(nn.Cell):
     """
     Divides the gradients by the scale, in float32, and multiplies them by `share`, the weight of a call in its step's
-    mean. Returns the gradients, and what they still have to be divided by.
-
-    `packing` tells which gradients are whose, if each network has its own scale.
+    mean. `packing` tells which gradients are whose, if each network has its own scale.
     """
 
     def __init__(self, share: float, packing: Optional[Packing] = None) -> None:
         super().__init__(auto_prefix=False)
         self.packing = packing
-        self._share, self._one = Tensor(share, mstype.float32), Tensor(1.0, mstype.float32)
+        self._share = Tensor(share, mstype.float32)
 
     def construct(self, grads, scale):
         if self.packing is None:
-            return gradients.multiply(grads, self._share / scale), self._one
+            return gradients.multiply(grads, self._share / scale)
         unscaled = ()
         for i, its_scale in enumerate(ops.unstack(scale)):
             unscaled += gradients.multiply(self.packing.of_network(i, grads), self._share / its_scale)
-        return unscaled, self._one
-
-
-class UnscaleInClipping(Stage):
-    """Leaves the division to clipping, which does both in one multiplication."""
-
-    def construct(self, grads, scale):
-        return grads, scale
+        return unscaled

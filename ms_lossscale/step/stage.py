@@ -1,34 +1,15 @@
 """
-The base class of a step's stages, and the stages that do nothing. Each of those shows the methods of its kind; the ones
-that do something derive from it, in the files beside this one.
+The stages of a step that do nothing. Each shows the methods of its kind; the ones that do something derive from it, in
+the files beside this one.
 """
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional
 
 from mindspore import Parameter, nn
 
 from ms_lossscale._memory_in_use import MemoryInUse
 from ms_lossscale.forward_state.appearing import Appearing
-
-
-class Stage(nn.Cell):
-    """A Cell that takes its parts by name, one for each annotation of its class. It makes a CellList of a list."""
-
-    def __init__(self, **parts: Any) -> None:
-        super().__init__(auto_prefix=False)
-        declared = self.declared()
-        if parts.keys() != set(declared):
-            raise TypeError(f"'{type(self).__name__}' is made of {declared}, but got {list(parts)}.")
-        for name in declared:
-            part = parts[name]
-            setattr(self, name, nn.CellList(part, auto_prefix=False) if isinstance(part, list) else part)
-
-    @classmethod
-    def declared(cls) -> list[str]:
-        """Returns the names of its parts, always in one order: that of the Parameters, the same on all ranks."""
-        classes = (each for each in cls.__mro__[::-1] if issubclass(each, Stage))
-        return [name for each in classes for name in vars(each).get("__annotations__", ())]
 
 
 class ForwardState(nn.Cell):
@@ -84,14 +65,14 @@ class ForwardState(nn.Cell):
 class Clipping(nn.Cell):
     """Clips and measures no gradients."""
 
-    # Whether `measure` finds an overflow in any network, and whether `construct` unscales, as in :class:`Clip`.
-    finds_overflow = unscales = False
+    # Whether `measure` finds an overflow in any network.
+    finds_overflow = False
 
     def __init__(self, networks: int) -> None:
         super().__init__(auto_prefix=False)
         self._networks = networks
 
-    def measure(self, grads, divisor):
+    def measure(self, grads):
         """Measures the norms. Returns, for each network with a norm, whether its gradients are finite, as a tuple."""
         return ()
 

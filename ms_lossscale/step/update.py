@@ -12,7 +12,7 @@ from ms_lossscale._mindspore import forget_failed_calls, only_if, write_in_place
 from ms_lossscale._own_shape_only import load_own_shape_only
 from ms_lossscale.step.optimizers import Optimizers
 from ms_lossscale.step.packing import Packing
-from ms_lossscale.step.stage import Clipping, ForwardState, Stage
+from ms_lossscale.step.stage import Clipping, ForwardState
 
 
 class MovingAverage(nn.Cell):
@@ -121,15 +121,28 @@ class StepCounters(Bounded, nn.Cell):
         return [name for name, overflowed in zip(self._names, self.overflowed.asnumpy()) if overflowed]
 
 
-class Update(Stage):
-    """Does all that happens in a step without overflow. Returns a Tensor to wait for, as :class:`Undo` does."""
+class Update(nn.Cell):
+    """
+    Does all that happens in a step without overflow. Returns a Tensor to wait for, as :class:`Undo` does.
+    `after_update` is a list of one cell or none.
+    """
 
-    clipping: Clipping
-    packing: Packing
-    optimizers: Optimizers
-    after_update: list[nn.Cell]
-    moving_averages: list[MovingAverage]
-    step_counters: StepCounters
+    def __init__(
+        self,
+        clipping: Clipping,
+        packing: Packing,
+        optimizers: Optimizers,
+        after_update: list[nn.Cell],
+        moving_averages: list[MovingAverage],
+        step_counters: StepCounters,
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        self.clipping = clipping
+        self.packing = packing
+        self.optimizers = optimizers
+        self.after_update = nn.CellList(after_update, auto_prefix=False)
+        self.moving_averages = nn.CellList(moving_averages, auto_prefix=False)
+        self.step_counters = step_counters
 
     def construct(self, grads):
         for moving_average in self.moving_averages:
@@ -142,15 +155,17 @@ class Update(Stage):
         return self.step_counters.count_applied()
 
 
-class Undo(Stage):
+class Undo(nn.Cell):
     """
     Does all that happens in a step that overflowed. It takes the gradients, `flags` (which of them are finite, or an
     empty tuple if the check did not find it), and `saved` (what the forward wrote, as it was before).
     """
 
-    forward_state: ForwardState
-    packing: Packing
-    step_counters: StepCounters
+    def __init__(self, forward_state: ForwardState, packing: Packing, step_counters: StepCounters) -> None:
+        super().__init__(auto_prefix=False)
+        self.forward_state = forward_state
+        self.packing = packing
+        self.step_counters = step_counters
 
     def construct(self, grads, flags, saved):
         self.forward_state.restore_step(saved)

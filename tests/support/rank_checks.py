@@ -173,11 +173,9 @@ def sharding_cells(**keywords):
 def sharded(place, mode):
     """Constructs cells without running them: MindSpore runs the modes that shard weights only on GPU and Ascend."""
     mindspore.set_auto_parallel_context(parallel_mode=mode)
-    decisions = [step.decision for cell in sharding_cells() for step in cell.steps]
+    checks = [step.end.check_of_call.check for cell in sharding_cells() for step in cell.steps]
     agrees = [
-        isinstance(each.found_overflow.ranks, Ranks)
-        and each.complete.stages[0] is each.found_overflow.ranks.grad_reducer
-        for each in decisions
+        isinstance(check.ranks, Ranks) and check.before_check.stages[0] is check.ranks.grad_reducer for check in checks
     ]
     yield {"agrees": np.array(agrees)}
     refused = {}

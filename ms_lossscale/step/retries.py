@@ -1,0 +1,118 @@
+"""A step that runs its networks again at a lower scale, as long as that may help against an overflow."""
+
+from typing import Any, Optional, Union
+
+from mindspore import Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ms_lossscale import _gradients as gradients
+from ms_lossscale._gradients import any_of, of_any_network
+from ms_lossscale._mindspore import Compiled
+from ms_lossscale.step.accumulation import CycleState
+from ms_lossscale.step.cycle import Accumulation
+from ms_lossscale.step.kept_inputs import KeptInputs
+from ms_lossscale.step.returned import tensors_in, with_tensors
+from ms_lossscale.step.scaling import Scaling
+from ms_lossscale.step.stage import Alone
+from ms_lossscale.step.step import CheckOfCall, Step
+
+
+class RetriedStep(Step):
+    """
+    Runs the networks until they do not overflow, as long as a lower scale can help and retries are left. As `end`, it
+    has a Decision, or an EndOfRetriedCall in accumulation cycles.
+
+    Between two attempts, what the forward wrote is restored, and the update rule of the scale takes its step for an
+    overflow. If no attempt succeeds, the rule returns to its state before the first one: the step counts as one
+    overflow, that of the first attempt. Of several scales, only those whose gradients overflowed move.
+    """
+
+    def __init__(
+        self, max_retries: int, check_attempt: Union["AttemptCheck", Compiled], keep: KeptInputs, **stages: Any
+    ) -> None:
+        super().__init__(**stages)
+        self.check_attempt = check_attempt
+        self.keep = keep
+        self.step_counters = self.update.step_counters
+        self.rule_state = self.scaling.parameters
+        self._retries = Tensor(max_retries, mstype.int32)
+        self._none, self._one = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
+
+    def construct(self, *inputs):
+        scale, inputs, saved = self.begin(inputs)
+        # The call of the networks is written twice: MindSpore can't compile a method with it that is called twice.
+        rule_state, scale_of_rule, used = gradients.copy(self.rule_state), scale, scale
+        kept = self.keep(inputs)
+        losses, auxes, grads = self.forwards_and_backwards(scale, ops.depend(inputs, kept))
+        grads, overflow, again = self.check_attempt(losses, grads, scale, saved)
+        # One flat tuple in the loop, where graph mode forgets the length of a tuple of equal tensors.
+        first, first_overflow = (losses, auxes, grads), overflow
+        tensors, left = tensors_in(first), self._retries
+        while ops.logical_and(again, left > self._none):
+            left = left - self._one
+            rolled_back = self._roll_back(used, overflow, saved)
+            used = ops.depend(self.scaling.read(), rolled_back)
+            # Indexed rather than unpacked: graph mode warns about unused names.
+            tried = self.forwards_and_backwards(used, self.keep(ops.depend(kept, used)))
+            grads, overflow, again = self.check_attempt(tried[0], tried[2], used, saved)
+            tensors = tensors_in((tried[0], tried[1], grads))
+            ends = ops.logical_not(ops.logical_and(again, left > self._none))
+            failed = ops.logical_and(of_any_network(overflow), ends)
+            gradients.assign_where(failed, self.rule_state, rule_state)
+            scale_of_rule = ops.select(failed, scale, used)
+            overflow = ops.select(failed, first_overflow, overflow)
+        losses, auxes, grads = with_tensors(first, tensors)
+        return losses, auxes, self.end(grads, overflow, (), scale_of_rule, saved), used
+
+    def _roll_back(self, scale, overflow, saved):
+        self.forward_state.restore_call(saved)
+        self.scaling.back_off(scale, overflow)
+        return self.step_counters.count_retry()
+
+
+class AttemptCheck(nn.Cell):
+    """
+    Checks an attempt. Returns the gradients, whether it overflowed, and whether another attempt may succeed.
+
+    `unscaled_losses` are the losses that no scale takes part in, so that a lower one can't make them finite.
+    """
+
+    def __init__(
+        self,
+        check_of_call: CheckOfCall,
+        ranks: Alone,
+        scaling: Scaling,
+        cycle_state: Optional[CycleState],
+        unscaled_losses: tuple[int, ...],
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        self.check_of_call = check_of_call
+        self.ranks = ranks
+        self.scaling = scaling
+        self.cycle_state = cycle_state
+        self._unscaled_losses = unscaled_losses
+
+    def construct(self, losses, grads, scale, saved):
+        # Indexed rather than unpacked: graph mode warns about unused names.
+        checked = self.check_of_call(grads, scale, saved)
+        grads, overflow, of_state = checked[0], checked[1], checked[3]
+        can_mend = self.scaling.can_mend(scale, overflow)
+        hopeless = any_of((ops.logical_not(can_mend),) + of_state)
+        for i in self._unscaled_losses:
+            hopeless = ops.logical_or(hopeless, ops.logical_not(gradients.finite((losses[i],))))
+        if self.cycle_state is not None:
+            # The cycle is lost already.
+            hopeless = ops.logical_or(hopeless, of_any_network(self.cycle_state.overflow))
+        again = ops.logical_and(can_mend, ops.logical_not(self.ranks.agree(hopeless)))
+        return grads, overflow, again
+
+
+class EndOfRetriedCall(nn.Cell):
+    """Ends a call of a cycle, which its attempts have checked. Inputs and outputs are those of :class:`Decision`."""
+
+    def __init__(self, accumulation: Accumulation) -> None:
+        super().__init__(auto_prefix=False)
+        self.accumulation = accumulation
+
+    def construct(self, grads, overflow, flags, scale, saved):
+        return self.accumulation(grads, (), (overflow,), scale, saved)

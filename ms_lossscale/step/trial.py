@@ -1,0 +1,47 @@
+"""A trial of a loss scale: the first half of a step."""
+
+from typing import Union
+
+from mindspore import nn
+
+from ms_lossscale._memory_in_use import UseInOutermostGraph
+from ms_lossscale._mindspore import Compiled
+from ms_lossscale.step.forward_backward import ForwardsAndBackwards
+from ms_lossscale.step.kept_inputs import KeptInputs
+from ms_lossscale.step.scaling import Scaling
+from ms_lossscale.step.stage import ForwardState
+from ms_lossscale.step.step import CheckOfCall
+
+
+class Trial(nn.Cell):
+    """
+    Runs a batch forward and backward at the present loss scale. It is the first half of a step, made of the same
+    stages. It undoes the side effects of the forward, and updates nothing.
+
+    Returns whether an overflow was found, and a tuple with, for each optimizer, whether any gradient is not zero.
+    """
+
+    def __init__(
+        self,
+        scaling: Scaling,
+        forward_state: ForwardState,
+        keep: KeptInputs,
+        forwards_and_backwards: ForwardsAndBackwards,
+        check_of_call: Union[CheckOfCall, Compiled],
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        self.scaling = scaling
+        self.forward_state = forward_state
+        self.keep = keep
+        self.forwards_and_backwards = forwards_and_backwards
+        self.check_of_call = check_of_call
+        self.use_parameters = UseInOutermostGraph(list(self.get_parameters()))
+
+    def construct(self, *inputs):
+        inputs, saved = self.forward_state.save(self.keep(self.use_parameters(inputs)))
+        scale = self.scaling.read()
+        # Indexed rather than unpacked: graph mode warns about unused names.
+        grads = self.forwards_and_backwards(scale, inputs)[2]
+        overflow = self.check_of_call(grads, scale, saved)[1]
+        self.forward_state.restore_call(saved)
+        return overflow, self.forwards_and_backwards.packing.any_nonzero(grads)

@@ -105,8 +105,8 @@ def test_gradients_are_reduced_before_they_are_used(mode, keywords):
     for call in range(calls):
         both(*batch(call))
         alone(*batch(call))
-    assert both.step_counters.steps_made() == alone.step_counters.steps_made() == 1
-    for weight in both.optimizers.parameters:
+    assert both.update.step_counters.steps_made() == alone.update.step_counters.steps_made() == 1
+    for weight in both.update.optimizers.parameters:
         one = state(alone)[weight.name] - before[weight.name]
         # Momentum is linear in the gradients, and clipping to a norm that both exceed is not.
         expected = one if "clip_norm" in keywords else 2 * one

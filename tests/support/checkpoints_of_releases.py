@@ -1,6 +1,6 @@
 """
 Cells with all features, and the program that wrote tests/golden/checkpoints_0_1/ with version 0.1.0 of the package,
-and tests/golden/checkpoints_0_2/ with version 0.2.0:
+tests/golden/checkpoints_0_2/ with version 0.2.0, and tests/golden/checkpoints_0_3/ with version 0.3.0:
 
     python checkpoints_of_releases.py MODE FOLDER CASE [CASE ...]
 
@@ -80,6 +80,14 @@ class SeesFirst(Linear):
         self.first = first
 
     def construct(self, x, samples):
+        return ops.depend(((self.weight + self.first.weight) * x).sum(), self.norm(samples))
+
+
+class RemembersForFirst(SeesFirst):
+    """Writes what the first network remembers, too."""
+
+    def construct(self, x, samples):
+        ops.assign(self.first.seen, 0.5 * self.first.seen + samples[1])
         return ops.depend(((self.weight + self.first.weight) * x).sum(), self.norm(samples))
 
 
@@ -180,16 +188,31 @@ def own_scales(start):
     )
 
 
+def sharing(start):
+    first = Remembering("first", start * np.array([1.0, 2.0]))
+    second = RemembersForFirst("second", start * np.array([0.5, -0.25]), first)
+    return AlternatingTrainOneStepCell(
+        [first, second],
+        [momentum(first), adam(second)],
+        rule(),
+        every=(1, 2),
+        network_inputs=NETWORK_INPUTS,
+        **CLIPPING_OF_BOTH,
+        **EVERYTHING,
+    )
+
+
 class Case(NamedTuple):
     """
     A function that makes a cell, given a factor for its first weights; the networks whose gradients overflow, by call;
-    and those whose gradients overflow only at the first scale. In each case, a cycle before the stop and one after it
-    are skipped, and others are applied.
+    those whose gradients overflow only at the first scale; and the scales that are set by hand at the stop. In each
+    case, a cycle before the stop and one after it are skipped, and others are applied.
     """
 
     make: callable
     overflows: dict
     mended: dict = types.MappingProxyType({})
+    set_scales: tuple = ()
 
 
 CASES_OF_0_1 = {
@@ -205,7 +228,13 @@ CASES_OF_0_2 = {
     # The cycle in which training stops is skipped after the stop.
     "own_scales": Case(own_scales, {4: (1,), STOP + 1: (0,)}, {STOP - 1: (0,)}),
 }
-CASES = {**CASES_OF_0_1, **CASES_OF_0_2}
+CASES_OF_0_3 = {
+    # Both networks remember in the cycle in which training stops, and both are skipped at its end.
+    "sharing": Case(sharing, {4: (0, 1), STOP - 1: (1,), STOP + 1: (0,), 13: (0,)}),
+    # The first scale is set to what it is, and falls in the next attempt; the second one is set to another.
+    "set_by_hand": Case(own_scales, {5: (1,), 13: (0,)}, {STOP: (0,)}, (2.0**11, 2.0**12)),
+}
+CASES = {**CASES_OF_0_1, **CASES_OF_0_2, **CASES_OF_0_3}
 
 
 def build(name, start=1.0):
@@ -234,6 +263,12 @@ def train(cell, name, first, last):
     return {f"returned.{i}": np.stack(values) for i, values in enumerate(zip(*calls))}
 
 
+def train_to_stop(cell, name):
+    train(cell, name, 0, STOP)
+    if CASES[name].set_scales:
+        cell.set_loss_scale(list(CASES[name].set_scales))
+
+
 def finish(cell, name):
     """Goes on from STOP to the end. Returns the calls' results and all Parameters."""
     returned = train(cell, name, STOP, CALLS)
@@ -244,7 +279,7 @@ def main(mode, folder, *names):
     mindspore.set_context(mode={"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}[mode])
     for name in names:
         cell = build(name)
-        train(cell, name, 0, STOP)
+        train_to_stop(cell, name)
         mindspore.save_checkpoint(cell, str(Path(folder, f"{name}.ckpt")))
         np.savez_compressed(Path(folder, f"{name}.npz"), **finish(cell, name))
 

@@ -97,6 +97,10 @@ class Known:
     def has_changed(self):
         return self._known is None or self._known != self._identities()
 
+    def unchanged(self, objects):
+        """Returns those of these objects whose numbers are as before; the objects are as many."""
+        return [each for each, known, now in zip(objects, self._known, self._identities()) if known == now]
+
     def remember(self):
         self._alive = self._kept()
         self._known = self._identities()

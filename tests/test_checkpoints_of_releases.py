@@ -5,16 +5,35 @@ from pathlib import Path
 import mindspore
 import numpy as np
 import pytest
-from support.checkpoints_of_releases import CALLS, CASES, CASES_OF_0_1, STEPS, STOP, build, finish, inputs, train
+from support.checkpoints_of_releases import (
+    CALLS,
+    CASES,
+    CASES_OF_0_1,
+    CASES_OF_0_2,
+    STEPS,
+    STOP,
+    build,
+    finish,
+    inputs,
+    train,
+    train_to_stop,
+)
 from support.training import same_bits, state
 
 pytestmark = pytest.mark.long
 
+LENGTHS = ("accumulation.steps", "alternation.steps")
 GOLDEN = Path(__file__).parent / "golden"
+RELEASES = {"0.1": CASES_OF_0_1, "0.2": CASES_OF_0_2, "0.3": CASES}
 
 
-def load(name):
-    folder = GOLDEN / ("checkpoints_0_1" if name in CASES_OF_0_1 else "checkpoints_0_2")
+def releases(name):
+    """Returns the releases that wrote a checkpoint of this case."""
+    return [release for release, names in RELEASES.items() if name in names]
+
+
+def load(release, name):
+    folder = GOLDEN / f"checkpoints_{release.replace('.', '_')}"
     expected = dict(np.load(folder / f"{name}.npz"))
     return mindspore.load_checkpoint(str(folder / f"{name}.ckpt")), {
         key: value for key, value in expected.items() if not key.endswith(REMOVED)
@@ -23,7 +42,7 @@ def load(name):
 
 # Since version 0.3, what a forward only reads is copied, too, and alternating networks tell what each of them wrote of
 # what several may write.
-ADDED = {
+ADDED_IN_0_3 = {
     "retried": ["forward_state.first.gain"],
     "own_scales": ["forward_state.first.gain"],
     "alternating": [f"network_{i}.accumulation.wrote_shared" for i in range(2)],
@@ -32,6 +51,20 @@ ADDED = {
 
 # Since version 0.4, the gradients whose norm is measured are unscaled.
 REMOVED = "clipping.scale"
+
+
+def added(release, name):
+    """Returns the names that the checkpoint does not have yet."""
+    names = [] if release == "0.3" else ADDED_IN_0_3.get(name, [])
+    # Since version 0.4, the length of a cycle, and whether a scale was set within it, have Parameters of their own.
+    if name in ("alternating", "sharing"):
+        lengths = scales = ["network_0.", "network_1."]
+        names = [*names, "alternation.steps"]
+    else:
+        lengths = [""]
+        scales = ["network_0.", "network_1."] if name in ("own_scales", "set_by_hand") else [""]
+    names = [*names, *(f"{prefix}accumulation.steps" for prefix in lengths)]
+    return sorted([*names, *(f"{prefix}accumulation.scale_is_set" for prefix in scales)])
 
 
 def with_statistics(expected, begun, first, last):
@@ -57,11 +90,11 @@ def with_statistics(expected, begun, first, last):
     return corrected
 
 
-def assert_finishes(cell, name, expected):
+def assert_finishes(cell, release, name, expected):
     begun = state(cell)
     finished = finish(cell, name)
-    assert finished.keys() == expected.keys() | set(ADDED.get(name, ()))
-    if name == "alternating":
+    assert finished.keys() == expected.keys() | set(added(release, name))
+    if (release, name) == ("0.1", "alternating"):
         # In the fifth cycle the second network waits. Both its turns before were skipped, the last of which counted
         # in 0.1.
         waits = slice(2, 2 + STEPS)
@@ -73,38 +106,53 @@ def assert_finishes(cell, name, expected):
 
 @pytest.mark.parametrize("name", CASES)
 def test_resumes_bit_for_bit(name, mode):
-    checkpoint, expected = load(name)
+    oldest = releases(name)[0]
+    checkpoint, expected = load(oldest, name)
     # From other weights and another scale: what is not loaded shows.
     cell = build(name, start=-3.0)
     cell.set_loss_scale(1.0)
-    assert mindspore.load_param_into_net(cell, checkpoint, strict_load=True) == (
-        ADDED.get(name, []),
-        [key for key in checkpoint if key.endswith(REMOVED)],
-    )
-    assert_finishes(cell, name, expected)
-    # The same cell in the middle of another cycle, and at its end.
-    train(cell, name, 2, 12)
-    for _ in range(2):
-        # Read again, since the cell may have taken over what it was given.
-        assert cell.load_state_dict(load(name)[0]) == ([], [])
-        assert_finishes(cell, name, expected)
+    missing, unexpected = mindspore.load_param_into_net(cell, checkpoint, strict_load=True)
+    assert (sorted(missing), unexpected) == (added(oldest, name), [key for key in checkpoint if key.endswith(REMOVED)])
+    assert_finishes(cell, oldest, name, expected)
+    for release in releases(name):
+        # The same cell in the middle of another cycle in which a scale was set by hand, and at its end.
+        train(cell, name, 2, 5)
+        for _ in range(2):
+            cell.set_loss_scale(1.0)
+            # Read again, since the cell may have taken over what it was given.
+            checkpoint, expected = load(release, name)
+            mindspore.load_param_into_net(cell, checkpoint)
+            assert_finishes(cell, release, name, expected)
+        train(cell, name, 2, 5)
+        for _ in range(2):
+            cell.set_loss_scale(1.0)
+            assert cell.load_state_dict(load(release, name)[0]) == ([], [])
+            assert_finishes(cell, release, name, expected)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_training_arrives_at_the_checkpoint(name, mode, tmp_path):
-    checkpoint, _ = load(name)
     cell = build(name)
-    checkpoint = {key: its.asnumpy() for key, its in checkpoint.items() if not key.endswith(REMOVED)}
-    if name == "alternating":
-        checkpoint = with_statistics(checkpoint, state(cell), 0, STOP)
-    train(cell, name, 0, STOP)
+    begun = state(cell)
+    train_to_stop(cell, name)
     mindspore.save_checkpoint(cell, str(tmp_path / "cell.ckpt"))
-    written = mindspore.load_checkpoint(str(tmp_path / "cell.ckpt"))
-    assert written.keys() == checkpoint.keys() | set(ADDED.get(name, ()))
-    different = {key for key in checkpoint if not same_bits(written[key].asnumpy(), checkpoint[key])}
-    # These had the plain count of the cycle's calls.
-    counts = {key for key in checkpoint if key.endswith((".micro_steps", "alternation.calls")) and checkpoint[key] > 0}
-    assert [int(written[key]) - int(checkpoint[key]) for key in counts] == [STEPS * 2**16] * len(counts)
-    # And this the losses of the cycle's last call.
-    turns = {"alternation.last_losses"} if name == "alternating" else set()
-    assert different == counts | turns
+    written = {key: its.asnumpy() for key, its in mindspore.load_checkpoint(str(tmp_path / "cell.ckpt")).items()}
+    assert {int(written[key]) for key in written if key.endswith(LENGTHS)} == {STEPS}
+    for release in releases(name):
+        checkpoint = {key: its.asnumpy() for key, its in load(release, name)[0].items() if not key.endswith(REMOVED)}
+        # These had the losses of the cycle's last call.
+        different = set()
+        if (release, name) == ("0.1", "alternating"):
+            checkpoint = with_statistics(checkpoint, begun, 0, STOP)
+            different = {"alternation.last_losses"}
+        assert written.keys() == checkpoint.keys() | set(added(release, name))
+        counts = {key for key in checkpoint if key.endswith((".micro_steps", "alternation.calls"))}
+        assert {int(written[key]) for key in counts} == {STOP % STEPS}
+        # In 0.3, the count had the cycle's length in its high half, and a scale was negative if it was set by hand.
+        different |= counts if release == "0.3" else set()
+        scales = {key for key in checkpoint if key.endswith("accumulation.loss_scale")}
+        is_set = {key for key in scales if written[key.replace("loss_scale", "scale_is_set")]}
+        assert is_set == {key for key in scales if checkpoint[key] < 0}
+        assert bool(is_set) == (name == "set_by_hand")
+        assert all(written[key] == -checkpoint[key] for key in is_set)
+        assert {key for key in checkpoint if not same_bits(written[key], checkpoint[key])} == different | is_set

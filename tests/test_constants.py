@@ -204,7 +204,7 @@ IN_PYTHON = {
     "_counter",
     "_tensor",
     "set_loss_scale",
-    "limit",
+    "limit_to",
     "set_every",
     "set_inputs_of_compiled",
     "put_back",
@@ -215,12 +215,12 @@ IN_PYTHON = {
     "_text_of",
     "flush",
     "may_write_inputs",
-    "_not_copied",
     "_make_shards",
     "share",
 }
 # Run by the user in PyNative mode, or in Python.
 NOT_COMPILED = (
+    "cells/earlier_versions.py",
     "diagnosis/",
     "callbacks/",
     "selfcheck/",

@@ -88,7 +88,7 @@ def test_it_is_half_of_the_largest_at_which_a_step_is_clean(mode, kind):
             scales = found.find_loss_scale(*batch)
             assert scales == found.get_loss_scale()
             by_hand.set_loss_scale(scales)
-        assert all(name.endswith((SCALE, "accumulation.loss_scale")) for name in changed(before, state(found)))
+        assert all(name.endswith((SCALE, "accumulation.scale_is_set")) for name in changed(before, state(found)))
         for tensor, array in zip(batch, given):
             np.testing.assert_array_equal(tensor.asnumpy(), array)
         outputs = [cell(*batch) for cell in (found, by_hand)]

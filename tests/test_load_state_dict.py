@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 from conftest import long
 from mindspore import Parameter, Tensor
-from support.checkpoints_of_releases import CASES, build
+from support.checkpoints_of_releases import CASES, STEPS, build
 from support.linear_pair import CELLS, Trained
 from support.training import changed, same_bits, state
+
+LENGTHS = ("accumulation.steps", "alternation.steps")
 
 
 def small(name):
@@ -18,9 +20,12 @@ def small(name):
 def test_names_that_do_not_fit(name):
     cell = build(name)
     before = state(cell)
-    parameters = {key: Parameter(Tensor(value + 1), name=key) for key, value in before.items() if value.dtype != bool}
-    # What alternating networks wrote is filled in, since earlier versions did not tell.
-    missing = sorted(key for key in set(before) - set(parameters) if not key.endswith("wrote_shared"))
+    # A call of a cycle.
+    expected = {key: value + (STEPS if key.endswith(LENGTHS) else 1) for key, value in before.items()}
+    parameters = {key: Parameter(Tensor(expected[key]), name=key) for key in before if before[key].dtype != bool}
+    # What earlier versions did not tell is filled in.
+    told = ("wrote_shared", "scale_is_set")
+    missing = sorted(key for key in set(before) - set(parameters) if not key.endswith(told))
     taken = next(iter(parameters))
     parameters["stranger"] = parameters.pop(taken)
     with pytest.raises(RuntimeError, match=r"missing and stranger is unexpected.*Nothing was loaded"):
@@ -31,9 +36,26 @@ def test_names_that_do_not_fit(name):
     assert unexpected_keys == ["stranger"]
     loaded = state(cell)
     for key in parameters:
-        # A cycle of one call that does not tell of how many is of 0.1 or 0.2, whose losses of skipped turns go.
-        if key not in ("stranger", "alternation.last_losses"):
-            np.testing.assert_array_equal(loaded[key], before[key] + 1)
+        if key != "stranger":
+            np.testing.assert_array_equal(loaded[key], expected[key])
+
+
+def test_losses_of_turns_that_may_still_be_skipped():
+    # A cycle of one call that does not tell of how many is of 0.1 or 0.2, which saved such losses.
+    cell = build("alternating")
+    values = {"alternation.calls": Tensor(1, mindspore.int32), "alternation.last_losses": Tensor([2.0, 3.0])}
+    cell.load_state_dict({**values, "alternation.window_every": Tensor([1, 2], mindspore.int32)}, strict=False)
+    # The second one waits.
+    assert state(cell)["alternation.last_losses"].tolist() == [0.0, 3.0]
+    cell.load_state_dict({**values, "alternation.steps": Tensor(STEPS, mindspore.int32)}, strict=False)
+    assert state(cell)["alternation.last_losses"].tolist() == [2.0, 3.0]
+
+
+def test_a_part_of_a_checkpoint_leaves_the_copies_of_the_cycle_that_has_begun():
+    cell = build("retried")
+    before = state(cell)
+    cell.load_state_dict({"first.seen": Tensor([7.0, 8.0])}, strict=False)
+    assert changed(before, state(cell)) == {"first.seen"}
 
 
 def test_one_name_too_many_or_too_few():
@@ -70,6 +92,7 @@ def test_a_cycle_that_was_begun_with_another_number_of_calls(kind):
     within = {name: Tensor(value) for name, value in state(begun.cell).items()}
     begun.flush()
     between = {name: Tensor(value) for name, value in state(begun.cell).items()}
+    assert [name for name in between if name.endswith(LENGTHS) and int(between[name]) != 0] == []
     for steps in (1, 2):
         cell = Trained(kind, steps=steps).cell
         cell.set_loss_scale(1.0)
@@ -92,6 +115,11 @@ def test_cycles_that_are_longer_than_can_be_told():
     with pytest.raises(ValueError, match="must be more than 32767, but got 3"):
         few.load_state_dict(within)
     assert many.load_state_dict(within) == ([], [])
+    assert state(many)["accumulation.micro_steps"] == 5
+    saved = {name: Tensor(value) for name, value in state(many).items()}
+    with pytest.raises(ValueError, match="must be 32768, but got 3"):
+        few.load_state_dict(saved)
+    assert many.load_state_dict(saved) == ([], [])
     # What is not told, as in checkpoints of 0.1: two calls of some number.
     within["accumulation.micro_steps"] = Tensor(2, mindspore.int32)
     assert few.load_state_dict(within) == many.load_state_dict(within) == ([], [])

@@ -95,6 +95,21 @@ def test_of_every_cell_and_before_a_flush(mode, kind):
 
 
 @quick_in_pynative_mode
+def test_the_losses_of_a_call_after_loading_and_before_a_flush(mode):
+    trained = Trained("alternating", steps=3)
+    trained.call(0)
+    saved = state(trained.cell)
+    trained.call(1)
+    trained.flush()
+    expected = state(trained.cell)
+    trained.call_cell(4)
+    load_param_into_net(trained.cell, saved)
+    trained.call_cell(1)
+    trained.cell.flush()
+    assert changed(expected, state(trained.cell)) == set()
+
+
+@quick_in_pynative_mode
 @pytest.mark.parametrize("kind", [CELLS[0], *long(*CELLS[1:])])
 def test_a_cycle_that_was_begun_with_another_number_of_calls_is_refused_at_the_next_call(mode, kind):
     begun, other = Trained(kind, steps=3), Trained(kind, steps=2)

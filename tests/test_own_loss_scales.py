@@ -51,12 +51,13 @@ def test_reading_and_setting(mode):
 
 def test_names():
     _, cell = make(gradient_accumulation_steps=2)
-    names = [name for name in cell.parameters_dict() if "loss_scale" in name]
+    names = [name for name in cell.parameters_dict() if "scale" in name]
     assert sorted(names) == sorted(
         f"network_{i}.{name}"
         for i in range(2)
         for name in (
             "accumulation.loss_scale",
+            "accumulation.scale_is_set",
             "loss_scale.scale_value",
             "loss_scale.clean_steps",
             "loss_scale.overflow_steps",

@@ -12,7 +12,7 @@ from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, ScheduledLoss
 
 NO_SCALES = [np.inf, np.nan, 0.0, -2.0, 1e-40, 2.0**-127, 2.0**127]
 NO_COUNTS = [-1, -5, -(2**31)]
-# Of a cycle of two calls: beyond its length, also if its length is told, and a cycle without a call.
+# Of a cycle of two calls: beyond its length, also if its length is told as in 0.3, and a cycle without a call.
 NO_CYCLES = [-1, -5, 2, 99, 2 * 2**16 + 2, 2 * 2**16, 3 * 2**16 + 3]
 
 
@@ -32,7 +32,7 @@ def impossible(cell):
         kind = name.rpartition(".")[2]
         values = []
         if kind in ("scale_value", "loss_scale"):
-            # The scale of a cycle is negative after another one was set by hand.
+            # In version 0.3, the scale of a cycle is negative after another one was set by hand.
             values = [each for each in NO_SCALES if kind == "scale_value" or not each < 0]
             # Divided by the calls of a cycle, its reciprocal would be subnormal.
             values += [2.0**126] if any("accumulation" in its for its in values_of) else []
@@ -109,13 +109,17 @@ def test_in_a_running_cell(mode, monkeypatch):
 def test_what_is_unusual_but_possible():
     cell = Trained("scaled", steps=2, scale=8.0, scale_window=3).cell
     for name, value in {
-        # A count of a longer window, a cycle whose scale was set by hand, a plain count of 0.1 and 0.2.
+        # A count of a longer window, a plain count of 0.1 and 0.2.
         "loss_scale.clean_steps": np.int32(10**6),
-        "accumulation.loss_scale": np.float32(-8.0),
         "accumulation.micro_steps": np.int32(1),
         # Beyond the ceiling of the rule, as if set by hand.
         "loss_scale.scale_value": np.float32(2.0**125),
     }.items():
         cell.load_state_dict({name: Tensor(value)}, strict=False)
         assert state(cell)[name] == value
+    # The length is that of this cell. In 0.3, the cycle's scale was negative after another one was set by hand.
+    assert state(cell)["accumulation.steps"] == 2
+    cell.load_state_dict({"accumulation.loss_scale": Tensor(-8.0, mindspore.float32)}, strict=False)
+    assert state(cell)["accumulation.loss_scale"] == 8.0
+    assert state(cell)["accumulation.scale_is_set"]
     cell.load_state_dict({"loss_scale.scale_value": Tensor(2.0**-126, mindspore.float32)}, strict=False)

@@ -39,6 +39,7 @@ def test_one_that_is_set_twice(mode):
     call(cell)
     cell.set_loss_scale(START)
     assert rest_of_the_cycle(cell, 2) == [START] * 2
+    assert rest_of_the_cycle(cell, 3) == [START, START, 2 * START]
 
 
 @quick_in_graph_mode

@@ -2,17 +2,16 @@
 
 from collections.abc import Mapping
 
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 
 from ms_lossscale._arguments import check_bool, check_tensors_by_name, listed
 from ms_lossscale._mindspore import write_in_place
+from ms_lossscale.cells.earlier_versions import other_steps, saved_count
 from ms_lossscale.forward_state.appearing import WALKS
-from ms_lossscale.step.accumulation import other_steps
 from ms_lossscale.step.clipping import with_norms_unscaled
-from ms_lossscale.step.forward_state import copy_what_is_missing
 
 # The end of the names, also for a cell with cycles where this one has none.
-_COUNT = "accumulation.micro_steps"
+_COUNT, _LENGTH = "accumulation.micro_steps", "accumulation.steps"
 _SHOWN = 5
 
 
@@ -25,19 +24,18 @@ class LoadsInPlace(nn.Cell):
             appearing = step.forward_state.appearing
             if appearing is not None and (next(appearing.calls) in WALKS or appearing.parts.has_changed()):
                 appearing.look()
-        if self._known_values.has_changed():
-            self._possible_values.check()
-            self._known_values.remember()
-        if self._known_memory.has_changed():
+        was_loaded = self._known_values.has_changed() or self._known_memory.has_changed()
+        if was_loaded:
+            self._earlier_cycles.convert_loaded(self.parameters_dict())
             self._loaded_parts.check()
             self._begun_cycles.check()
-            for step in self.steps:
-                if step.has_begun():
-                    copy_what_is_missing(step.forward_state)
+            self._possible_values.check()
             if self.each_decides:
                 self.turns.forget_losses()
-            self._known_memory.remember()
         self._put_memory_back()
+        if was_loaded:
+            for known in (self._known_values, self._known_memory, self._earlier_cycles):
+                known.remember()
 
     def load_state_dict(self, parameters: Mapping[str, Tensor], strict: bool = True) -> tuple[list[str], list[str]]:
         """
@@ -66,10 +64,11 @@ class LoadsInPlace(nn.Cell):
         _check_arguments(f"{owner}.load_state_dict", parameters, strict)
         parameters = {**self._loaded_parts.of(own, parameters), **self._diagnoses_of_others(parameters)}
         _check_shapes(owner, own, parameters)
+        self._earlier_cycles.convert_loaded(own)
         parameters = with_norms_unscaled(parameters)
-        self._possible_values.check_before_loading(parameters)
+        parameters = {**parameters, **self._earlier_cycles.converted(parameters)}
         self._begun_cycles.check_before_loading(own, parameters)
-        parameters = {**self._copies_in(parameters), **parameters}
+        self._possible_values.check_before_loading(parameters)
         missing = [name for name in own if name not in parameters]
         unexpected = [name for name in parameters if name not in own]
         if strict and (missing or unexpected):
@@ -88,15 +87,6 @@ class LoadsInPlace(nn.Cell):
         own = [step.update.step_counters.overflowed for step in self.steps]
         return {its.name: its for its in own if its.name in parameters and parameters[its.name].shape != its.shape}
 
-    def _copies_in(self, parameters):
-        """Returns the copies of forward state that a checkpoint of a version which copied less does not have."""
-        copies = {}
-        for forward_state in (step.forward_state for step in self.steps):
-            pairs = zip(forward_state.copies, forward_state.written)
-            copies.update((copy.name, parameters.get(its.name, its)) for copy, its in pairs)
-            copies.update((wrote.name, ops.ones_like(wrote)) for wrote in forward_state.wrote)
-        return copies
-
 
 class BegunCycles:
     """
@@ -110,22 +100,25 @@ class BegunCycles:
     def check(self):
         """Checks the counts after MindSpore's own functions may have loaded something."""
         for count in self._counts:
-            self._check(count.name, count, "what was loaded")
+            both = {its.name: its for its in count.get_parameters()}
+            self._check(count.value.name, count.length.name, both, "what was loaded")
 
     def check_before_loading(self, own, parameters):
         """Checks `parameters` before they are written into those of `own` with the same names."""
-        names = {count.name for count in self._counts}
+        lengths = {count.value.name: count.length.name for count in self._counts}
         for name, value in parameters.items():
-            if name in names or (name not in own and name.endswith(_COUNT) and value.shape == ()):
-                self._check(name, value, "'parameters'", " Nothing was loaded.")
+            if name in lengths or (name not in own and name.endswith(_COUNT) and value.shape == ()):
+                length = lengths.get(name, f"{name[: -len(_COUNT)]}{_LENGTH}")
+                self._check(name, length, parameters, "'parameters'", " Nothing was loaded.")
 
-    def _check(self, name, count, what, end=""):
-        its_steps = other_steps(int(count.asnumpy()), self._steps)
+    def _check(self, name, length, parameters, what, end=""):
+        count, length = saved_count(name, length, parameters)
+        its_steps = other_steps(count, length, self._steps)
         if its_steps is not None:
             raise ValueError(
                 f"For '{self._owner}', the argument 'gradient_accumulation_steps' must be {its_steps}, but got "
                 f"{self._steps}: {what} was saved within an accumulation cycle that was begun with {its_steps} "
-                f"({name!r} is {int(count)}), and holds gradients divided by that. Go on with it to the end of the "
+                f"({name!r} is {count}), and holds gradients divided by that. Go on with it to the end of the "
                 f"cycle, or to a flush(), and save then: between two cycles a checkpoint loads with any number.{end}"
             )
 

@@ -64,9 +64,9 @@ class ComparesRanks(nn.Cell):
         """Returns the small Parameters that must have the same values on all ranks."""
         parameters = []
         for step in self.steps:
-            parameters += [*step.update.optimizers.shared_state(), *step.scaling.parameters]
+            parameters += [*step.update.optimizers.shared_state(), *step.scaling.shared_state()]
             parameters += step.update.step_counters.shared_state()
-        parameters += self._cycle_counts()
+        parameters += [its for count in self._cycle_counts() for its in count.get_parameters()]
         return parameters + (self.turns.shared_state() if self.each_decides else [])
 
 

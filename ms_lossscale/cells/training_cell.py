@@ -10,6 +10,7 @@ from ms_lossscale._arguments import OneOrEach, check_cell, one_each
 from ms_lossscale._memory_in_use import MemoryInUse, UseInOutermostGraph, known_memory
 from ms_lossscale._mindspore import CompilePhase, Float32Cell, explanation, forget_failed_calls
 from ms_lossscale.cells.call_types import Aux
+from ms_lossscale.cells.earlier_versions import EarlierCycles, cycle_counts
 from ms_lossscale.cells.endless_skips import EndlessSkips
 from ms_lossscale.cells.find_loss_scale import FindsLossScale
 from ms_lossscale.cells.fixed_arguments import FixedArguments
@@ -106,11 +107,12 @@ class TrainingCell(
         # Graph mode itself notices if Parameters get other memory between steps.
         self._others = MemoryInUse(others if get_context("mode") == PYNATIVE_MODE else ())
         self._loaded_parts = LoadedParts(owner, optimizers)
+        self._earlier_cycles = EarlierCycles(list(self.steps), self.turns)
         counts = self._cycle_counts()
         self._begun_cycles = BegunCycles(owner, settings[0].gradient_accumulation_steps, counts)
         self._possible_values = PossibleValues(self)
         self._known_values = known_memory(self._possible_values.parameters())
-        self._known_memory = known_memory([*self._loaded_parts.layouts, *counts])
+        self._known_memory = known_memory(self._loaded_parts.layouts)
         self.fix_arguments(TrainingCell)
 
     def _build_steps(self, networks, optimizers, loss_scales, may_return_tuple):
@@ -380,8 +382,7 @@ class TrainingCell(
         return moving_averages
 
     def _cycle_counts(self):
-        counts = [step.cycle_state.count.value for step in self.steps if step.cycle_state is not None]
-        return counts + ([self.turns.calls.value] if self.each_decides else [])
+        return cycle_counts(self.steps, self.turns)
 
 
 def or_none(aux):

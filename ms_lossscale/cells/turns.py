@@ -17,7 +17,7 @@ class Turns(Bounded, nn.Cell):
         self._accumulates = steps > 1
         # Cycles that have ended, and calls of the present one.
         self.cycles = self._state(np.int32(0), "windows")
-        self.calls = CycleCount(steps, "alternation.calls")
+        self.calls = CycleCount(steps, "alternation.calls", "alternation.steps")
         self.every = self._state(np.ones(networks, np.int32), "every")
         # A network takes part in whole cycles, even if `every` is set within one.
         self.cycle_every = self._state(np.ones(networks, np.int32), "window_every")
@@ -61,15 +61,10 @@ class Turns(Bounded, nn.Cell):
             skipped = Tensor([overflow is not None and bool(overflow) for overflow in overflows])
             ops.assign(self.last_losses, ops.select(skipped, self.last_losses, self.losses))
             ops.assign(self.cycles, self.cycles + self._one)
-            ops.assign(self.calls.value, self._zero)
+            self.calls.reset(self.cycles)
 
     def forget_losses(self):
         """Forgets the losses of the last call after other values were loaded."""
-        if self.calls.is_plain():
-            # For networks whose turn it is, 0.1 and 0.2 saved only the loss of a call that may still be skipped.
-            takes_part = ops.equal((self.cycles + self._one) % self.cycle_every, self._zero)
-            kept = ops.select(takes_part, ops.zeros_like(self.last_losses), self.last_losses)
-            ops.assign(self.last_losses, kept)
         if self._accumulates:
             ops.assign(self.losses, self.last_losses)
 

@@ -56,8 +56,8 @@ class LossScale(FixedAttributes, Bounded, Float32Cell):
         self._smallest, self._largest = Tensor(2.0**-126, mstype.float32), Tensor(2.0**126, mstype.float32)
         # The names of its counters, to which a Cell that holds it gives another prefix.
         self._counters: tuple[str, ...] = ()
-        # The scale Parameters of the accumulation cycles that use this loss scale.
-        self._scales_of_cycles: list[Parameter] = []
+        self._limit = self._beyond_limit = ""
+        self._flags_of_setting: list[Parameter] = []
         # Only the user's update rules can leave that range.
         self._rule_is_checked = type(self).next_scale.__module__.partition(".")[0] != "ms_lossscale"
         self._not_a_scale = (
@@ -83,10 +83,10 @@ class LossScale(FixedAttributes, Bounded, Float32Cell):
         counters = [its for its in self.get_parameters() if its.name.rpartition(".")[2] in self._counters]
         return [self.bounds_of(self.scale_value), *map(of_count, counters)]
 
-    def bounds_of(self, scale: Parameter, may_be_negative: bool = False) -> Bounds:
+    def bounds_of(self, scale: Parameter) -> Bounds:
         """Returns the bounds of a Parameter that holds this loss scale."""
         smallest, largest = (float(its.asnumpy()) for its in (self._smallest, self._largest))
-        return of_scale(scale, smallest, largest, may_be_negative)
+        return of_scale(scale, smallest, largest)
 
     def get_loss_scale(self) -> float:
         """Reads the scale that the next step will use."""
@@ -105,13 +105,12 @@ class LossScale(FixedAttributes, Bounded, Float32Cell):
         """
         value = self.check_scale(f"{type(self).__name__}.set_loss_scale", "value", value)
         # Not set_data: in PyNative mode, compiled code would go on writing to the memory that it replaces.
-        write_in_place([(self.scale_value, Tensor(value, mstype.float32))])
-        for scale_of_cycle in self._scales_of_cycles:
-            ops.assign(scale_of_cycle, -ops.abs(scale_of_cycle))
+        flags = [(flag, Tensor(True)) for flag in self._flags_of_setting]
+        write_in_place([(self.scale_value, Tensor(value, mstype.float32)), *flags])
 
-    def mark_when_set(self, scale_of_cycle: Parameter) -> None:
-        """Makes `scale_of_cycle`, a Parameter, negative whenever the scale is set by hand."""
-        self._scales_of_cycles.append(scale_of_cycle)
+    def mark_when_set(self, flag: Parameter) -> None:
+        """Makes `flag`, a bool Parameter, True whenever the scale is set by hand."""
+        self._flags_of_setting.append(flag)
 
     def check_scale(self, owner: str, name: str, value: float) -> float:
         """Raises unless `value` can be this loss scale. Returns it as a float."""
@@ -119,19 +118,18 @@ class LossScale(FixedAttributes, Bounded, Float32Cell):
         largest = float(self._largest.asnumpy())
         if value > largest:
             raise ValueError(
-                f"For '{owner}', the argument '{name}' must be at most {written_scale(largest)} if the gradients of "
-                f"several calls are accumulated, but got {value!r}. With a larger one, the factor that unscales them "
-                f"would be a subnormal number, which makes every gradient zero. Choose a smaller one."
+                f"For '{owner}', the argument '{name}' must be at most {written_scale(largest)} {self._limit}, but got "
+                f"{value!r}. {self._beyond_limit}"
             )
         return value
 
-    def limit(self, steps: int) -> None:
+    def limit_to(self, largest: float, when: str, beyond: str) -> None:
         """
-        Narrows the range of scales to what accumulation allows: gradients are multiplied by `1 / steps / scale`. Raises
-        a ValueError if the scale is larger, or if its update rule can make it so.
+        Narrows the range of scales. Raises a ValueError if the scale is larger, or if its update rule can make it so,
+        which tells `when` there is such a limit, and what is `beyond` it.
         """
-        largest = min(float(self._largest.asnumpy()), 2.0 ** (126 - (steps - 1).bit_length()))
-        self._largest = Tensor(largest, mstype.float32)
+        self._limit, self._beyond_limit = when, beyond
+        self._largest = Tensor(min(float(self._largest.asnumpy()), largest), mstype.float32)
         for name, value in self._largest_scales().items():
             self.check_scale(type(self).__name__, name, value)
 

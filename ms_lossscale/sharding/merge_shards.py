@@ -18,7 +18,7 @@ _SHOWN = 5
 # What a training cell keeps of an accumulation cycle, and the counts that must be equal on all ranks.
 _GATHERED = re.compile(r"(?:^|\.)accumulation\.(.+)$")
 _COUNTS = re.compile(
-    r"(^|\.)(step_counters\.(\w+_steps|retries)|accumulation\.micro_steps|alternation\.(windows|calls))$"
+    r"(^|\.)(step_counters\.(\w+_steps|retries)|accumulation\.(micro_)?steps|alternation\.(windows|calls|steps))$"
 )
 
 Checkpoint = Mapping[str, Tensor]

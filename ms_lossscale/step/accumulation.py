@@ -6,35 +6,28 @@ from mindspore import dtype as mstype
 from mindspore.common.initializer import initializer
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._bounds import Bounded, Bounds
-
-_SHIFT = 16
-# The longest cycle whose number of calls fits above the count; a longer one is shown by the sign alone.
-_MOST_STEPS = 2**15 - 1
+from ms_lossscale._bounds import Bounded, Bounds, of_count
 
 
 class CycleCount(Bounded, nn.Cell):
     """
-    Counts the calls of a cycle of `steps` calls. Within a cycle, the Parameter also holds `steps`, times 2**16, so that
-    it is saved in checkpoints; between two cycles it is 0.
-
-    Checkpoints of 0.1 and 0.2 hold only the count. That works as well: the next call adds `steps`.
+    Counts the calls of a cycle of `steps` calls. A second Parameter, with the name `length`, says how many the cycle
+    that has begun takes, so that no other cell goes on with it. Both are 0 between two cycles.
     """
 
-    def __init__(self, steps: int, name: str) -> None:
+    def __init__(self, steps: int, name: str, length: str) -> None:
         super().__init__(auto_prefix=False)
-        self._steps = steps
-        begun = steps << _SHIFT if steps <= _MOST_STEPS else -(2**31)
-        self._zero, self._one = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
-        self._begun, self._full = Tensor(begun, mstype.int32), Tensor(begun + steps, mstype.int32)
+        self.steps = steps
+        self._zero, self._one, self._steps = (Tensor(number, mstype.int32) for number in (0, 1, steps))
         self.value = Parameter(Tensor(0, mstype.int32), name=name, requires_grad=False)
+        self.length = Parameter(Tensor(0, mstype.int32), name=length, requires_grad=False)
 
     def bounds(self) -> list[Bounds]:
-        must_be = (
-            f"the number of calls so far in a cycle of {self._steps}, at most {self._steps - 1} (plus 2**16 times the "
-            f"length of its cycle)"
-        )
-        return [Bounds(self.value, must_be, lambda value: is_possible(int(value), self._steps))]
+        must_be = f"the number of calls so far in a cycle of {self.steps}, at most {self.steps - 1}"
+        return [
+            Bounds(self.value, must_be, lambda value, length: value == 0 or 0 < value < length, self.length),
+            of_count(self.length),
+        ]
 
     def is_first(self):
         """Returns whether this call is the first of its cycle."""
@@ -42,61 +35,27 @@ class CycleCount(Bounded, nn.Cell):
 
     def is_last(self):
         """Returns whether this call is the last of its cycle."""
-        return self._next() >= self._full
-
-    def calls(self):
-        """Returns the number of calls so far in a cycle that has begun."""
-        return ops.bitwise_or(self.value, self._begun) - self._begun
+        return self.value + self._one >= self._steps
 
     def count(self):
         """Counts a call that is not the last of its cycle."""
-        ops.assign(self.value, self._next())
+        ops.assign(self.value, self.value + self._one)
+        ops.assign(self.length, self._steps)
 
     def count_or_reset(self, is_last):
         """Counts a call, or ends the cycle if it is the last."""
-        ops.assign(self.value, ops.select(is_last, self._zero, self._next()))
+        ops.assign(self.value, ops.select(is_last, self._zero, self.value + self._one))
+        ops.assign(self.length, ops.select(is_last, self._zero, self._steps))
 
     def reset(self, after):
         """Ends the cycle, once `after` has been computed."""
-        ops.assign(self.value, ops.depend(self._zero, after))
+        zero = ops.depend(self._zero, after)
+        ops.assign(self.value, zero)
+        ops.assign(self.length, zero)
 
     def has_begun(self):
         """Returns whether a cycle has begun, as a Python bool."""
-        return bool(self.value.asnumpy() != 0)
-
-    def is_plain(self):
-        """Returns whether a cycle has begun and only its count was loaded, as a Python bool."""
-        return 0 < int(self.value.asnumpy()) < 1 << _SHIFT
-
-    def _next(self):
-        return ops.bitwise_or(self.value, self._begun) + self._one
-
-
-def is_possible(value, steps):
-    """Returns whether a loaded number can be the count of a cycle: of as many calls as it shows, or else of `steps`."""
-    if value < 0:
-        # Nobody has cycles of 2**30 calls, so that a small negative number is none of theirs.
-        return 0 < value + 2**31 < (steps if steps > _MOST_STEPS else 2**30)
-    its_steps, calls = divmod(value, 1 << _SHIFT)
-    if its_steps == 0:
-        # Cells without cycles refuse every count but 0 with a message of their own.
-        return calls < steps or steps == 1
-    return 0 < calls < its_steps
-
-
-def other_steps(value, steps):
-    """
-    Returns how many calls the cycle takes, a str, according to a loaded number. Returns None if no cycle has begun, or
-    if the number shows none other than `steps`.
-    """
-    if value == 0:
-        return None
-    if value < 0:
-        return None if steps > _MOST_STEPS else f"more than {_MOST_STEPS}"
-    its_steps = value >> _SHIFT
-    if its_steps == 0:
-        return "more than 1" if steps == 1 else None
-    return None if its_steps == steps else str(its_steps)
+        return bool(self.value.asnumpy() > 0)
 
 
 class CycleState(nn.Cell):
@@ -117,7 +76,7 @@ class CycleState(nn.Cell):
         )
         self._steps = Tensor(steps, mstype.float32)
         self._zero = Tensor(0.0, mstype.float32)
-        self.count = CycleCount(steps, f"{prefix}accumulation.micro_steps")
+        self.count = CycleCount(steps, f"{prefix}accumulation.micro_steps", f"{prefix}accumulation.steps")
         self.overflow = Parameter(
             Tensor(np.zeros(scale_shape, bool)), name=f"{prefix}accumulation.overflow", requires_grad=False
         )
@@ -134,7 +93,7 @@ class CycleState(nn.Cell):
 
     def partial_mean(self):
         """Returns the mean over the calls so far: each was divided by the length of a whole cycle when it was added."""
-        rest = self._steps / self.count.calls().astype(mstype.float32)
+        rest = self._steps / self.count.value.astype(mstype.float32)
         return gradients.multiply(self.gradients, rest)
 
     def reset(self, after):

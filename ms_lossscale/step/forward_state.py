@@ -2,15 +2,18 @@
 
 import dataclasses
 from functools import partial
+from typing import Optional
 
 import numpy as np
-from mindspore import Parameter, ParameterTuple, Tensor, ops
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._mindspore import only_if, write_in_place
+from ms_lossscale._gradients import of_any_network
+from ms_lossscale._mindspore import only_if
 from ms_lossscale.forward_state.appearing import Appearing
 from ms_lossscale.forward_state.find import Found, find_forward_state
+from ms_lossscale.forward_state.reachable import Reach
 from ms_lossscale.step.accumulation import CycleState
 from ms_lossscale.step.stage import ForwardState
 
@@ -74,6 +77,10 @@ class CycleForwardState(CallForwardState):
     """
     Holds the same if the calls of a cycle are one step. The first call makes the copies, which are kept until the last
     call, also if training stops and resumes in between. `restores_calls`: single calls are undone, too.
+
+    A skipped cycle restores all but what the steps of other networks may write, too. Of this `shared` part, it undoes
+    what gradient transforms and an overflow detector wrote, and at once each call that left any of it not finite. What
+    remains is for :class:`SharedState`.
     """
 
     def __init__(self, found: Found, not_judged: frozenset[int], state: CycleState, prefix: str, restores_calls: bool):
@@ -81,45 +88,95 @@ class CycleForwardState(CallForwardState):
         self.state = state
         self._restores_calls = restores_calls
         self.copies = ParameterTuple(
-            Parameter(_not_copied(parameter), name=f"{prefix}forward_state.{name}", requires_grad=False)
+            Parameter(ops.deepcopy(parameter), name=f"{prefix}forward_state.{name}", requires_grad=False)
             for name, parameter in zip(self.names, self.written)
         )
+        self.share({}, prefix, None)
+
+    def share(self, shared: dict, prefix: str, network: Optional[nn.Cell]) -> None:
+        """Takes what is shared, a dict from keys to Parameters, the same for all networks. `network` is its own."""
+        keys = self.found.keys
+        positions = [i for i, key in enumerate(keys) if key in shared]
+        rest = [i for i, key in enumerate(keys) if key not in shared]
+        # Hidden from MindSpore, as `written`.
+        for name, its in (
+            ("shared", [self.written[i] for i in positions]),
+            ("rest", [self.written[i] for i in rest]),
+            ("shared_copies", [self.copies[i] for i in positions]),
+            ("rest_copies", [self.copies[i] for i in rest]),
+        ):
+            object.__setattr__(self, name, ParameterTuple(its))
+        self._shared_judged, self._rest_judged = self._judged_of(positions), self._judged_of(rest)
+        # In what `save_shared` returns.
+        self._shared_in_call = tuple(positions if self._restores_calls else range(len(positions)))
+        if not positions:
+            return
+        # What the network can't reach, only transforms and detectors write.
+        reached = {id(thing) for thing in Reach((network,)).things}
+        holders = [key[0] if isinstance(key, tuple) else key for key in (keys[i] for i in positions)]
+        self._not_of_forward = tuple(i for i, holder in enumerate(holders) if holder not in reached)
+        object.__setattr__(self, "not_of_forward", ParameterTuple(self.shared[i] for i in self._not_of_forward))
+        # Whether a call of this cycle wrote it, for each key.
+        wrote = Parameter(
+            Tensor(np.ones(len(shared), bool)), name=f"{prefix}accumulation.wrote_shared", requires_grad=False
+        )
+        self.wrote = ParameterTuple([wrote])
+        places = {key: place for place, key in enumerate(shared)}
+        self._places = tuple(places[keys[i]] for i in positions)
+        # The last position is that of a constant.
+        self._by_place = tuple(self._places.index(place) if place in self._places else -1 for place in places.values())
+        self._no = Tensor(0.0)
+
+    def _judged_of(self, positions):
+        return tuple(i for i, position in enumerate(positions) if position in self._judged)
 
     def of_one_call(self):
         return CallForwardState(self.found, self._not_judged)
 
+    def begin_cycle_where(self, is_first):
+        """Copies the shared part if this is the first call of a cycle, before the first forward of any network."""
+        copied = gradients.assign_where(is_first, self.shared_copies, self.shared)
+        wrote = ops.logical_and(self.wrote[0], ops.logical_not(is_first))
+        return copied, ops.assign(self.wrote[0], wrote)
+
     def save(self, inputs):
-        inputs = ops.depend(inputs, only_if(self.state.count.is_first(), gradients.assign, self.copies, self.written))
-        if not self._restores_calls:
-            return inputs, ()
-        saved = gradients.copy(self.written)
-        return ops.depend(inputs, saved), saved
+        saved = self.save_shared()
+        if len(saved) > 0:
+            inputs = ops.depend(inputs, saved)
+        if len(self.rest) > 0:
+            is_first = self.state.count.is_first()
+            inputs = ops.depend(inputs, only_if(is_first, gradients.assign, self.rest_copies, self.rest))
+        return inputs, saved
+
+    def save_shared(self):
+        saved = self.written if self._restores_calls else self.shared
+        return gradients.copy(saved) if len(saved) > 0 else ()
 
     def overflowed(self, saved):
-        return became_not_finite(self.copies, self.written, self._judged)
+        overflowed = ()
+        if len(self.shared) > 0:
+            before = gradients.items(saved, self._shared_in_call)
+            overflowed = became_not_finite(before, self.shared, self._shared_judged)
+            for became in overflowed:
+                gradients.assign_where(became, self.shared, before)
+        if len(self.rest) > 0:
+            overflowed += became_not_finite(self.rest_copies, self.rest, self._rest_judged)
+        return overflowed
 
     def restore_step(self, saved):
-        gradients.assign(self.written, self.copies)
+        if len(self.rest) > 0:
+            gradients.assign(self.rest, self.rest_copies)
 
-
-def _not_copied(parameter):
-    """Returns what a copy holds before a cycle or a checkpoint gives it a value: an unlikely one."""
-    if not _can_be_marked(parameter):
-        return ops.deepcopy(parameter)
-    values = parameter.asnumpy()
-    return Tensor(np.frombuffer(b"Z" * values.nbytes, values.dtype).reshape(values.shape).copy())
-
-
-def copy_what_is_missing(forward_state):
-    """Makes the missing copies in a cycle that was loaded from a checkpoint of a version which copied less."""
-    pairs = zip(forward_state.copies, forward_state.written)
-    pairs = [(copy, its) for copy, its in pairs if _can_be_marked(copy) and set(copy.asnumpy().tobytes()) == {*b"Z"}]
-    write_in_place(pairs)
-
-
-def _can_be_marked(parameter):
-    # NumPy knows no bfloat16, and a bool has no unlikely value.
-    return parameter.dtype not in (mstype.bool_, mstype.bfloat16)
+    def end_call(self, overflow, saved):
+        if len(self.shared) == 0:
+            return overflow
+        before = gradients.items(saved, self._shared_in_call)
+        if len(self.not_of_forward) > 0:
+            its_before = gradients.items(before, self._not_of_forward)
+            gradients.assign_where(of_any_network(overflow), self.not_of_forward, its_before)
+        differs = gradients.each_differs(before, self.shared) + (gradients.never(self._no),)
+        differs = ops.stack(gradients.items(differs, self._by_place))
+        return ops.depend(overflow, ops.assign(self.wrote[0], ops.logical_or(self.wrote[0], differs)))
 
 
 @ops.constexpr

@@ -44,6 +44,10 @@ class Scaling(nn.Cell):
         """Returns whether it overflowed and its update rule can lower the scale."""
         return ops.logical_and(overflow, self.loss_scale.can_back_off(scale))
 
+    def shared_state(self) -> list[Parameter]:
+        """Returns the Parameters that must have the same values on all ranks."""
+        return list(self.parameters)
+
 
 class CycleScaling(Bounded, Scaling):
     """Handles the scale if the `steps` calls of a cycle are one step: all use the scale of the first call."""
@@ -54,42 +58,49 @@ class CycleScaling(Bounded, Scaling):
         )
         super().__init__(loss_scale, cycle_scale)
         self.cycle_state = state
-        # It is negative once the loss scale has been set by hand within the cycle.
         self.cycle_scale = cycle_scale
-        self._no_scale = Tensor(0.0, mstype.float32)
-        # With a larger scale, Unscale would multiply by a subnormal number, and all gradients would be zero.
-        loss_scale.limit(steps)
-        loss_scale.mark_when_set(self.cycle_scale)
+        # Whether the loss scale has been set by hand within the cycle.
+        self.is_set = Parameter(Tensor(False), name=f"{prefix}accumulation.scale_is_set", requires_grad=False)
+        # With a larger scale, Unscale would multiply by `1 / steps / scale`, a subnormal number.
+        loss_scale.limit_to(
+            2.0 ** (126 - (steps - 1).bit_length()),
+            "if the gradients of several calls are accumulated",
+            "With a larger one, the factor that unscales them would be a subnormal number, which makes every gradient "
+            "zero. Choose a smaller one.",
+        )
+        loss_scale.mark_when_set(self.is_set)
 
     def bounds(self) -> list[Bounds]:
-        return [self.loss_scale.bounds_of(self.cycle_scale, may_be_negative=True)]
+        return [self.loss_scale.bounds_of(self.cycle_scale)]
 
     def read(self):
-        scale = ops.select(self.cycle_state.count.is_first(), self.loss_scale.scale_value, self.cycle_scale)
+        is_first = self.cycle_state.count.is_first()
+        scale = ops.select(is_first, self.loss_scale.scale_value, self.cycle_scale)
         ops.assign(self.cycle_scale, scale)
-        return self.of_cycle()
+        ops.assign(self.is_set, ops.logical_and(self.is_set, ops.logical_not(is_first)))
+        return scale
 
     def of_cycle(self):
         """Returns the scale of the cycle that has begun."""
-        return ops.abs(self.cycle_scale)
+        return gradients.copy(self.cycle_scale)
 
     def adjust(self, scale, overflow):
-        # A scale set by hand within the cycle is used in the next one, unchanged.
-        present = self.loss_scale.scale_value
-        next_scale = self.loss_scale.advance(scale, overflow)
-        is_set = ops.logical_or(self._is_set(), ops.not_equal(present, scale))
-        ops.assign(present, ops.select(is_set, present, next_scale))
+        self._next_scale(scale, overflow)
 
     def back_off(self, scale, overflow):
         # The cycle goes on at the lower scale: the gradients that it holds are unscaled.
-        present, is_set = self.loss_scale.scale_value, self._is_set()
-        is_next = ops.logical_or(is_set, ops.not_equal(present, scale))
-        next_scale = self.loss_scale.advance(scale, overflow)
-        ops.assign(present, ops.select(is_next, present, next_scale))
-        ops.assign(self.cycle_scale, ops.select(is_set, -next_scale, next_scale))
+        ops.assign(self.cycle_scale, self._next_scale(scale, overflow))
 
-    def _is_set(self):
-        return self.cycle_scale < self._no_scale
+    def _next_scale(self, scale, overflow):
+        """Updates the scale by its rule, but leaves one that was set by hand to the next cycle. Returns the rule's."""
+        present = self.loss_scale.scale_value
+        next_scale = self.loss_scale.advance(scale, overflow)
+        is_set = ops.logical_or(self.is_set, ops.not_equal(present, scale))
+        ops.assign(present, ops.select(is_set, present, next_scale))
+        return next_scale
+
+    def shared_state(self) -> list[Parameter]:
+        return [*super().shared_state(), self.is_set]
 
 
 class OwnScaling(Scaling):
@@ -103,6 +114,9 @@ class OwnScaling(Scaling):
         self.scalings = nn.CellList(scalings, auto_prefix=False)
         self.loss_scales = nn.CellList([scaling.loss_scale for scaling in scalings], auto_prefix=False)
         self.parameters = ParameterTuple([parameter for scaling in scalings for parameter in scaling.parameters])
+
+    def shared_state(self) -> list[Parameter]:
+        return [parameter for scaling in self.scalings for parameter in scaling.shared_state()]
 
     def read(self):
         scales = ()

@@ -1,5 +1,7 @@
 """Wrong arguments: a TypeError or ValueError at construction that names the argument and the value."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
@@ -46,21 +48,15 @@ WRONG_SCALES = [
 
 class TestLossScales:
     @pytest.mark.parametrize("value, error, shown", [*WRONG_SCALES, (None, TypeError, "None")])
-    def test_fixed(self, value, error, shown):
-        check_refused(lambda: FixedLossScale(value), error, "FixedLossScale", "'loss_scale'", shown)
-
-    @pytest.mark.parametrize("value, error, shown", [*WRONG_SCALES, (None, TypeError, "None")])
-    def test_initial(self, value, error, shown):
-        check_refused(lambda: DynamicLossScale(value), error, "DynamicLossScale", "'init_loss_scale'", shown)
-
-    @pytest.mark.parametrize("value, error, shown", [*WRONG_SCALES, (None, TypeError, "None")])
-    def test_scheduled(self, value, error, shown):
-        check_refused(lambda: ScheduledLossScale([1, 2], [1.0, value]), error, "'loss_scales[1]'", shown)
-
-    @pytest.mark.parametrize("value, error, shown", [*WRONG_SCALES, (None, TypeError, "None")])
-    def test_set_by_hand(self, value, error, shown):
+    def test_a_scale(self, value, error, shown):
         loss_scale = DynamicLossScale()
-        check_refused(lambda: loss_scale.set_loss_scale(value), error, "set_loss_scale", "'value'", shown)
+        for construct, words in (
+            (lambda: FixedLossScale(value), ("FixedLossScale", "'loss_scale'")),
+            (lambda: DynamicLossScale(value), ("DynamicLossScale", "'init_loss_scale'")),
+            (lambda: ScheduledLossScale([1, 2], [1.0, value]), ("'loss_scales[1]'",)),
+            (lambda: loss_scale.set_loss_scale(value), ("set_loss_scale", "'value'")),
+        ):
+            check_refused(construct, error, *words, shown)
         assert loss_scale.get_loss_scale() == 2.0**16
 
     @pytest.mark.parametrize("value, error, shown", WRONG_SCALES)
@@ -74,40 +70,22 @@ class TestLossScales:
         check_refused(lambda: ScheduledLossScale([1], [8.0], value), error, "'drop_overflow_update'", shown)
 
     @pytest.mark.parametrize(
-        "keyword, value, error",
+        "keyword, wrong_values, wrong_types",
         [
-            ("scale_factor", 1.0, ValueError),
-            ("scale_factor", 0.5, ValueError),
-            ("scale_factor", -2.0, ValueError),
-            ("scale_factor", INF, ValueError),
-            ("scale_factor", NAN, ValueError),
-            ("scale_factor", True, TypeError),
-            ("scale_factor", "2", TypeError),
-            ("scale_window", 0, ValueError),
-            ("scale_window", -5, ValueError),
-            ("scale_window", 2.5, TypeError),
-            ("scale_window", 2.0, TypeError),
-            ("scale_window", True, TypeError),
-            ("scale_window", 2**31, ValueError),
-            ("backoff_factor", 0.0, ValueError),
-            ("backoff_factor", 1.0, ValueError),
-            ("backoff_factor", 2.0, ValueError),
-            ("backoff_factor", -0.5, ValueError),
-            ("backoff_factor", NAN, ValueError),
-            ("backoff_factor", "0.5", TypeError),
-            ("hysteresis", 0, ValueError),
-            ("hysteresis", 1.5, TypeError),
-            ("hysteresis", True, TypeError),
-            ("min_loss_scale", 0.0, ValueError),
-            ("min_loss_scale", -1.0, ValueError),
-            ("min_loss_scale", NAN, ValueError),
-            ("max_loss_scale", INF, ValueError),
-            ("max_loss_scale", None, TypeError),
+            ("scale_factor", (1.0, 0.5, -2.0, INF, NAN), (True, "2")),
+            ("scale_window", (0, -5, 2**31), (2.5, 2.0, True)),
+            ("backoff_factor", (0.0, 1.0, 2.0, -0.5, NAN), ("0.5",)),
+            ("hysteresis", (0,), (1.5, True)),
+            ("min_loss_scale", (0.0, -1.0, NAN), ()),
+            ("max_loss_scale", (INF,), (None,)),
         ],
     )
-    def test_dynamic(self, keyword, value, error):
-        shown = value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
-        check_refused(lambda: DynamicLossScale(**{keyword: value}), error, "DynamicLossScale", f"'{keyword}'", shown)
+    def test_dynamic(self, keyword, wrong_values, wrong_types):
+        for error, values in ((ValueError, wrong_values), (TypeError, wrong_types)):
+            for value in values:
+                shown = value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
+                words = "DynamicLossScale", f"'{keyword}'", shown
+                check_refused(partial(DynamicLossScale, **{keyword: value}), error, *words)
 
     def test_a_floor_above_the_ceiling(self):
         check_refused(

@@ -113,17 +113,6 @@ def test_by_norm_over_the_whole_range_of_float32(mode):
 
 
 @quick_in_graph_mode
-@pytest.mark.parametrize("clip_value", [1.0, *long(1e-30)])
-def test_by_value(mode, clip_value):
-    clipped = Clipped(clip_value=clip_value)
-    for name, gradient in GRADIENTS.items():
-        actual, overflow = clipped(gradient)
-        assert not overflow, name
-        bound = np.float32(clip_value)
-        np.testing.assert_array_equal(actual, np.clip(np.asarray(gradient, np.float32), -bound, bound))
-
-
-@quick_in_graph_mode
 @pytest.mark.parametrize("clip", [{"clip_norm": 1.0}, *long({"clip_value": 0.5}, {"clip_norm": INF})], ids=str)
 def test_not_finite_gradients_skip_and_reach_no_weight(mode, clip):
     clipped = Clipped(DynamicLossScale(2.0**10), ema_decay=0.5, **clip)

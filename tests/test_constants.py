@@ -77,17 +77,6 @@ class Hostile(nn.Cell):
         return self.network(x, y), self.tamper()
 
 
-class Both(nn.Cell):
-    """Two losses of one cell, of the three inputs x0, x1 and y."""
-
-    def __init__(self, first, second, tamper):
-        super().__init__(auto_prefix=False)
-        self.first, self.second, self.tamper = first, second, tamper
-
-    def construct(self, x0, x1, y):
-        return self.first(x0, y), self.second(x1, y), self.tamper()
-
-
 class Tame(nn.Cell):
     """The same without in-place operators."""
 
@@ -99,17 +88,6 @@ class Tame(nn.Cell):
         return self.network(x, y), y
 
 
-class NothingToReport(nn.Cell):
-    """In the place of TamperWithConstants."""
-
-    def __init__(self):
-        super().__init__(auto_prefix=False)
-        self.reported = Tensor(7, mstype.int32)
-
-    def construct(self):
-        return self.reported
-
-
 def make(kind, wrap, loss_scale, **keywords):
     first = First()
     networks = [first] if kind == "scaled" else [first, Second(first)]
@@ -118,9 +96,6 @@ def make(kind, wrap, loss_scale, **keywords):
     keywords.update(has_aux=True)
     if kind == "scaled":
         return ScaledTrainOneStepCell(losses[0], optimizers[0], loss_scale, **keywords).set_train()
-    if kind == "tuple":
-        network = Both(*networks, TamperWithConstants() if wrap is Hostile else NothingToReport())
-        return SimultaneousTrainOneStepCell(network, optimizers, loss_scale, **keywords).set_train()
     kinds = {"simultaneous": SimultaneousTrainOneStepCell, "alternating": AlternatingTrainOneStepCell}
     return kinds[kind](losses, optimizers, loss_scale, network_inputs=NETWORK_INPUTS, **keywords).set_train()
 
@@ -149,7 +124,7 @@ CASES = {
 }
 # What is the same for all kinds of cells is shown once.
 KINDS_AND_CASES = [("scaled", case) for case in CASES] + [
-    (kind, case) for kind in ("simultaneous", "alternating", "tuple") for case in ("dynamic", "cycle")
+    (kind, case) for kind in ("simultaneous", "alternating") for case in ("dynamic", "cycle")
 ]
 
 

@@ -4,14 +4,11 @@ import contextlib
 
 import mindspore
 import numpy as np
-import pytest
 from mindspore import Parameter, Tensor, nn, ops
 from support.networks import batch
 from support.untouched import untouched
 
 from ms_lossscale import (
-    DynamicLossScale,
-    ScaledTrainOneStepCell,
     locate_overflow,
     profile_activations,
     profile_gradients,
@@ -72,18 +69,3 @@ def test_the_counts_are_those_of_the_same_network_without_views():
         parameter.set_data(Tensor(parameter.asnumpy()))
     reports = [profile_gradients(network, batches=BATCHES).to_json() for network in (with_views, without)]
     assert reports[0] == reports[1]
-
-
-@pytest.mark.parametrize("mode", ["pynative", pytest.param("graph", marks=pytest.mark.long)], indirect=True)
-def test_a_training_goes_on_as_without(mode):
-    losses = []
-    for profiles in (True, False):
-        network = WithViews().set_train()
-        optimizer = nn.SGD([network.norm.beta], 0.1)
-        cell = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(2.0**10)).set_train()
-        losses.append([float(cell(*BATCHES[0])[0])])
-        if profiles:
-            for diagnose in DIAGNOSES.values():
-                diagnose(cell)
-        losses[-1] += [float(cell(*BATCHES[1])[0]) for _ in range(2)]
-    assert losses[0] == losses[1]

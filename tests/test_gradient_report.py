@@ -294,14 +294,6 @@ def test_the_plot_shows_zeros_what_is_not_finite_the_recommended_scale_and_warni
         assert " ".join(figure.legends[0].get_title().get_text().split()).startswith(expected)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
-def test_the_ending_is_the_format(ending, tmp_path):
-    REPORT.plot(f"report.{ending}")
-    start = (tmp_path / f"report.{ending}").read_bytes()[:5]
-    assert {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[ending] in start
-
-
 def test_plotting_without_matplotlib(monkeypatch, tmp_path):
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.setitem(sys.modules, name, None)

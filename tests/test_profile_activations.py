@@ -13,9 +13,8 @@ from mindspore import Parameter, Tensor, amp, nn, ops
 from mindspore import dtype as mstype
 from support.networks import FEATURES, batch
 from support.numpy_casts import counts_of
-from support.training import changed, restore, state
 from support.untouched import untouched
-from test_profile_gradients import BATCHES, Failing, Float16Layers, gan, scaled, wrong_shape
+from test_profile_gradients import BATCHES, Failing, gan, scaled, wrong_shape
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, profile_activations
 from ms_lossscale._output import written_scale
@@ -271,28 +270,6 @@ def test_infinity_is_an_infinite_error():
 # The training cells.
 
 
-def test_a_tuple_of_losses_runs_forward_once():
-    cell, batches, _ = gan("tuple")
-    report = profile_activations(cell, batches)
-    outputs = [each for each in report.activations if each.kind == "output"]
-    assert {each.kind for each in report.activations} == {"output", "gradient of losses[0]", "gradient of losses[1]"}
-    generator = of(report, "generator")
-    assert generator in outputs
-    assert generator.distribution.count == 2 * 4 * FEATURES
-    # The discriminator is called on samples and on data: on each of them once a batch.
-    assert [each.place.call for each in outputs if each.place.cell == "discriminator"] == [0, 1]
-    assert of(report, "discriminator").distribution.count == 2 * 4
-    # The first loss reaches the discriminator's first call only.
-    calls = {
-        each.place.call
-        for each in report.activations
-        if each.kind == "gradient of losses[0]"
-        and each.place.cell == "discriminator"
-        and each.distribution.max is not None
-    }
-    assert calls == {0}
-
-
 # Nothing changes.
 
 
@@ -302,19 +279,6 @@ def test_nothing_changes(mode, make):
     cell.set_train()
     with untouched(cell):
         profile_activations(cell, batches)
-
-
-def test_training_goes_on_as_without(mode):
-    network = Float16Layers()
-    cell = ScaledTrainOneStepCell(network, nn.Adam(network.trainable_params()), 2.0**10).set_train()
-    cell(*BATCHES[0])
-    before = state(cell)
-    cell(*BATCHES[1])
-    without = state(cell)
-    restore(cell, before)
-    profile_activations(cell, BATCHES, compare_float32=True)
-    cell(*BATCHES[1])
-    assert not changed(without, state(cell))
 
 
 class Mix(nn.Cell):

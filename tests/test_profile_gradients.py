@@ -50,19 +50,6 @@ class Float16Layers(nn.Cell):
         return ops.square(self.layers(x).astype(mstype.float32) - y).mean()
 
 
-class WithDropout(nn.Cell):
-    """A linear model with BatchNorm and dropout."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.SequentialCell(
-            nn.Dense(FEATURES, 8, weight_init="ones"), nn.BatchNorm1d(8), nn.Dropout(p=0.5), nn.Dense(8, 1, "ones")
-        )
-
-    def construct(self, x, y):
-        return ops.square(self.layers(x) - y).mean()
-
-
 def gradients_of(loss, weights, batches, loss_scale=1.0):
     """From each weight's name to its unscaled gradients over all batches, computed here."""
     mode = mindspore.get_context("mode")
@@ -255,24 +242,6 @@ def test_training_goes_on_as_without(mode, kind):
     restore(cell, before)
     profile_gradients(cell, batches)
     assert not changed(without, after_another_step())
-
-
-def test_dropout_in_graph_mode_goes_on_as_without():
-    mode = mindspore.get_context("mode")
-    mindspore.set_context(mode=mindspore.GRAPH_MODE)
-    # Kept, since MindSpore may compile a network anew in its second call if it lies where another was freed.
-    networks, losses = [], []
-    for profiles in (True, False):
-        mindspore.set_seed(1)
-        network = WithDropout().set_train()
-        networks.append(network)
-        losses.append([float(network(*BATCHES[0]))])
-        if profiles:
-            profile_gradients(network, batches=BATCHES)
-        losses[-1] += [float(network(*BATCHES[0])) for _ in range(3)]
-    mindspore.set_context(mode=mode)
-    assert losses[0] == losses[1]
-    assert len(set(losses[0])) > 1
 
 
 def test_a_frozen_cell_stays_frozen():

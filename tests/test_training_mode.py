@@ -78,23 +78,6 @@ def test_set_train_reaches_frozen_cells_and_can_be_taken_back(mode):
     assert not moves(backbone, lambda: cell(*batch))
 
 
-def test_statistics_that_are_not_of_the_batch_stay_in_model_fit():
-    def fit(backbone):
-        cell = make(backbone)
-        evaluation = nn.WithEvalCell(nn.SequentialCell(backbone, cell.network.head), nn.MSELoss())
-        model = Model(cell, eval_network=evaluation, metrics={"mae": nn.MAE()}, eval_indexes=[0, 1, 2])
-        model.fit(2, dataset(), dataset(), dataset_sink_mode=False, valid_dataset_sink_mode=False)
-
-    backbone = frozen_backbone()
-    assert moves(backbone, lambda: fit(backbone))
-
-    backbone = frozen_backbone()
-    for _, each in backbone.cells_and_names():
-        if isinstance(each, nn.BatchNorm1d):
-            each.use_batch_statistics = False
-    assert not moves(backbone, lambda: fit(backbone))
-
-
 def cell_of(*layers):
     network = nn.SequentialCell(nn.Dense(4, 4), *layers, nn.Dense(4, 1))
     return ScaledTrainOneStepCell(

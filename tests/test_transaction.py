@@ -3,27 +3,12 @@
 import mindspore
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode, quick_in_pynative_mode
+from conftest import quick_in_pynative_mode
 from mindspore import Parameter, Tensor, mint, nn, ops
 from support.networks import FEATURES, Mlp, Normalised, batch, batch_for, overflowing_batch, weight
 from support.training import OneForward, bookkeeping, changed, state
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
-
-IMAGE_SIZE = 3
-
-
-class Convolution(nn.Cell):
-    """The input as a small image through a convolution and nn.BatchNorm2d."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(1, 2, IMAGE_SIZE, pad_mode="same")
-        self.norm = nn.BatchNorm2d(2)
-
-    def construct(self, x, y):
-        image = x.reshape(-1, 1, FEATURES, 1).tile((1, 1, 1, IMAGE_SIZE))
-        return ops.square(self.norm(self.conv(image)) - y.reshape(-1, 1, 1, 1)).mean()
 
 
 class PowerIteration(nn.Cell):
@@ -72,10 +57,6 @@ class TestASkippedStepChangesNothing:
     def test_of_a_learning_rate_schedule(self, mode):
         schedule = nn.ExponentialDecayLR(0.01, decay_rate=0.5, decay_steps=1)
         check_transaction(Mlp(), must_move=["global_step"], learning_rate=schedule)
-
-    @quick_in_graph_mode
-    def test_of_batch_norm_2d(self, mode):
-        check_transaction(Convolution(), must_move=["norm.moving_mean", "norm.moving_variance"])
 
     @quick_in_pynative_mode
     def test_of_batch_norm_of_mint(self, mode):

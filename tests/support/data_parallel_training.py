@@ -4,8 +4,7 @@ from typing import NamedTuple
 
 import mindspore
 import numpy as np
-from mindspore import Model, Parameter, Tensor, nn, ops
-from mindspore.dataset import GeneratorDataset
+from mindspore import Parameter, Tensor, nn, ops
 
 from ms_lossscale import (
     AlternatingTrainOneStepCell,
@@ -241,15 +240,6 @@ def unchecked(place, ranks=None):
     parallel(place)
     cell = scaled(Mlp(), FixedLossScale(2.0**10, drop_overflow_update=False))
     yield from records(cell, (batch(place, call, {}, ranks) for call in range(2)))
-
-
-def through_model(place, ranks=None):
-    parallel(place)
-    cell = scaled(Mlp(), clip_norm=CLIP_NORM)
-    batches = [[tensor.asnumpy() for tensor in batch(place, call, PLAN, ranks)] for call in range(STEPS)]
-    yield state(cell)
-    Model(cell).train(1, GeneratorDataset(batches, ["x", "y"], shuffle=False), dataset_sink_mode=False)
-    yield state(cell)
 
 
 def run(scenario, mode, *arguments):

@@ -54,7 +54,6 @@ _FURTHER = (
     "alternating",
     "unchecked",
     "alone",
-    "through_model",
     "retried",
     "own_scales",
     "own_scales_retried",

@@ -74,17 +74,17 @@ scale = 2 * scale  # twice
 
 @pytest.fixture
 def pages(tmp_path):
-    """Writes a page in both languages, and empty READMEs beside it, and reads it; give it what to change."""
+    """Writes a page in both languages, and empty READMEs beside it, and reads it; give it what to change in Chinese."""
 
-    def written(old="", new="", of="chinese"):
+    def written(old, new):
         (tmp_path / "docs" / "zh").mkdir(parents=True)
         for name in ("README.md", "README_CN.md"):
             (tmp_path / name).touch()
+        assert old in CHINESE
         result = []
-        for language, folder, text in (("english", "docs", ENGLISH), ("chinese", "docs/zh", CHINESE)):
+        for folder, text in (("docs", ENGLISH), ("docs/zh", CHINESE.replace(old, new, 1))):
             path = tmp_path / folder / "scale.md"
-            assert old in text or language != of
-            path.write_text(text.replace(old, new, 1) if language == of else text, encoding="utf-8")
+            path.write_text(text, encoding="utf-8")
             result.append(read_page(path))
         return result
 

@@ -16,11 +16,6 @@ from ms_lossscale import DynamicLossScale, LossScaleMonitor, SimultaneousTrainOn
 pytestmark = pytest.mark.long
 
 
-@pytest.fixture(autouse=True)
-def in_tmp_path(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def drawn(monkeypatch):
     """What is drawn: from a line's label, all that it was drawn through, on the axes of the loss and of the scale."""

@@ -20,11 +20,6 @@ from ms_lossscale.callbacks.files import Summary
 BATCHES = [arrays(seed, (seed in (1, 2), seed == 2)) for seed in range(5)]
 
 
-@pytest.fixture(autouse=True)
-def in_tmp_path(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def batches_for(kind, batches=BATCHES):
     return [(x0, y) for x0, _, y in batches] if kind == "scaled" else batches
 

@@ -28,6 +28,7 @@ from ms_lossscale.forward_state import find
 from ms_lossscale.forward_state.find import find_forward_state
 
 BOTH = ("graph", "pynative")
+_LISTS = ("InAList", "InALoopOverAList", "InATuple", "InADict", "InADictOfLists", "InAModule")
 
 
 def _classes(module, base=nn.Cell):
@@ -63,7 +64,10 @@ _OF_THE_BACKWARD = (
 
 # What MindSpore 2.7 loses in any call of a network, without a training cell, too: graph mode runs these writes in
 # Python, on a copy; in PyNative mode what `ops.depend` returns is a copy, so that a view of it is not the Parameter.
-_LOST_BEFORE_2_10 = {"graph": ("ByAugmentedPartOfAList", "ByAttrgetter", "ByMintInPlace"), "pynative": ("ByView",)}
+_LOST_BEFORE_2_10 = {
+    "graph": ("ByAugmentedPartOfADict", "ByAugmentedPartOfAList", "ByAttrgetter", "ByMintInPlace"),
+    "pynative": ("ByView",),
+}
 
 
 def _running_in(mode, classes):

@@ -92,6 +92,27 @@ class InheritedSpectralNorm(SpectralNormByFunction):
         return super().construct(x)
 
 
+class InheritedInTheOldWay(SpectralNormByFunction):
+    def construct(self, x):
+        return super(InheritedInTheOldWay, self).construct(x)  # noqa: UP008
+
+
+class SpectralNormByPrimitives(nn.Cell):
+    writes = ("u",)
+
+    def __init__(self):
+        super().__init__()
+        self.u = state("u")
+        self.frozen = state("frozen")
+        self.assign = ops.Assign()
+        self.normalise = ops.L2Normalize()
+
+    def construct(self, x):
+        u = self.u
+        x = ops.depend(x, self.assign(u, self.normalise(u + x[0])))
+        return x * self.frozen
+
+
 class Codebook(nn.Cell):
     """A VQ-VAE's codebook: each input gets the nearest code; codes follow an average of their inputs."""
 
@@ -163,6 +184,13 @@ def passing_on(function):
     return wrapper
 
 
+class JitCounter(StepCounter):
+    @ms.jit
+    def construct(self, x):
+        ops.assign_add(self.count, 1)
+        return x * self.frozen
+
+
 class MomentumTeacher(nn.Cell):
     """MoCo's teacher, which follows the student; a frozen head beside it does not."""
 
@@ -183,6 +211,24 @@ class MomentumTeacher(nn.Cell):
     def construct(self, x):
         self.update()
         return self.student(x) - self.teacher(self.head(x))
+
+
+_follow = ops.MultitypeFuncGraph("follow")
+
+
+@_follow.register("Tensor", "Tensor", "Tensor")
+def _follow_tensor(momentum, teacher, student):
+    return ops.assign(teacher, momentum * teacher + (1 - momentum) * student)
+
+
+class MappedTeacher(MomentumTeacher):
+    def __init__(self):
+        super().__init__()
+        self.momentum = Tensor(0.9, ms.float32)
+        self.map = ops.HyperMap()
+
+    def update(self):
+        self.map(ops.partial(_follow, self.momentum), self.teacher_weights, self.student_weights)
 
 
 class Queue(nn.Cell):
@@ -238,6 +284,54 @@ class Buffered(nn.Cell):
     def construct(self, x):
         self.seen.copy_(x.mean(0))
         return x * self.mask
+
+
+class Nested(nn.Cell):
+    """Cells that write, at any depth of MindSpore's containers."""
+
+    writes = ("blocks.0.count", "blocks.1.0.count", "blocks.1.1.lowest", "blocks.1.1.highest", "blocks.1.1.batches")
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.CellList([StepCounter(), nn.SequentialCell(StepCounter(), Observer())])
+
+    def construct(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class ByLambda(nn.Cell):
+    writes = ("last",)
+
+    def __init__(self):
+        super().__init__()
+        self.last = state("last")
+        self.frozen = state("frozen")
+        self.keep = lambda last, x: ops.assign(last, x[0])
+
+    def construct(self, x):
+        self.keep(self.last, x)
+        return x * self.frozen
+
+
+class Histories(nn.Cell):
+    """Has Parameters by number in a tuple, and by composed names."""
+
+    writes = ("history_0", "history_1", "past.1")
+
+    def __init__(self):
+        super().__init__()
+        self.history_0 = state("history_0")
+        self.history_1 = state("history_1")
+        self.past = ParameterTuple([state(f"past.{i}") for i in range(3)])
+        self.frozen = state("frozen")
+
+    def construct(self, x):
+        for i in range(2):
+            ops.assign(getattr(self, f"history_{i}"), x[i])
+        ops.assign(self.past[1], x[0])
+        return x * self.past[0] * self.frozen
 
 
 def residual_network():

@@ -4,7 +4,7 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 from mindspore.common._grad_function import _Function
 
-from support.ways_to_write import FEATURES, GRAPH, PYNATIVE, Way, moved, state, write
+from support.ways_to_write import FEATURES, GRAPH, PYNATIVE, Way, moved, state, unreadable, write
 
 
 class ByPrimitive(Way):
@@ -23,9 +23,25 @@ class ByAssignAdd(Way):
         return x * self.trained
 
 
+class ByAssignSub(Way):
+    def construct(self, x):
+        ops.assign_sub(self.u, ops.stop_gradient(x.mean(0)))
+        return x * self.trained
+
+
 class ByScatterUpdate(Way):
     def construct(self, x):
         ops.scatter_update(self.u, Tensor([0], ms.int32), self.following(x)[:1])
+        return x * self.trained
+
+
+class ByScatterNdUpdate(Way):
+    def __init__(self):
+        super().__init__()
+        self.scatter = ops.ScatterNdUpdate()
+
+    def construct(self, x):
+        self.scatter(self.u, Tensor([[0]], ms.int32), self.following(x)[:1])
         return x * self.trained
 
 
@@ -48,9 +64,25 @@ class ByBatchNormPrimitive(Way):
         return self.batch_norm(x, self.trained, self.shift, self.u, self.variance)[0]
 
 
+class ByBatchNormFunction(Way):
+    def __init__(self):
+        super().__init__()
+        self.variance = state(f"{type(self).__name__}.variance")
+        self.shift = state(f"{type(self).__name__}.shift", trainable=True)
+
+    def construct(self, x):
+        return ops.batch_norm(x, self.u, self.variance, self.trained, self.shift, training=True)
+
+
 class ByMap(Way):
     def construct(self, x):
         ops.Map()(write, (self.u,), (self.following(x),))
+        return x * self.trained
+
+
+class ByPartialOfMindSpore(Way):
+    def construct(self, x):
+        ops.partial(write, self.u)(self.following(x))
         return x * self.trained
 
 
@@ -68,6 +100,17 @@ class ByJit(Way):
     def construct(self, x):
         ops.assign(self.u, self.following(x))
         return x * self.trained
+
+
+class ByJitOfAFunction(Way):
+    def construct(self, x):
+        jitted(self.u, self.following(x))
+        return x * self.trained
+
+
+@ms.jit
+def jitted(memory, value):
+    return ops.assign(memory, value)
 
 
 class ByOptimizer(Way):
@@ -230,6 +273,22 @@ class BufferByCopy(nn.Cell):
 
     def construct(self, x):
         self.seen.copy_(moved(self.seen, x))
+        return x * 2
+
+
+class BufferByEllipsis(BufferByCopy):
+    modes = PYNATIVE
+
+    def construct(self, x):
+        self.seen[...] = moved(self.seen, x)
+        return x * 2
+
+
+class BufferByFunctionWithoutSource(BufferByCopy):
+    modes = PYNATIVE
+
+    def construct(self, x):
+        unreadable(self.seen, moved(self.seen, x))
         return x * 2
 
 

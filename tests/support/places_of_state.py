@@ -1,7 +1,10 @@
 """Places where a network may keep a cell that writes, or its state; run as `ways_to_write`, with any cell inside."""
 
+import collections
 import sys
+import types
 
+import numpy as np
 from mindspore import Tensor, grad, jit, nn, ops
 
 from support import modules_of_state
@@ -41,6 +44,14 @@ class InACell(Place):
         return self.part(x)
 
 
+class InCellsOfCells(Place):
+    def keep(self, part):
+        self.parts = nn.SequentialCell(nn.CellList([nn.SequentialCell(part)])[0])
+
+    def construct(self, x):
+        return self.parts(x)
+
+
 class InAList(Place):
     def keep(self, part):
         self.parts = [part]
@@ -49,12 +60,57 @@ class InAList(Place):
         return self.parts[0](x)
 
 
+class InALoopOverAList(InAList):
+    def construct(self, x):
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+class InATuple(Place):
+    def keep(self, part):
+        self.parts = (part, 0)
+
+    def construct(self, x):
+        return self.parts[0](x)
+
+
+class InADict(Place):
+    def keep(self, part):
+        self.parts = {"a": part}
+
+    def construct(self, x):
+        return self.parts["a"](x)
+
+
+class InADictOfLists(Place):
+    def keep(self, part):
+        self.parts = {"a": [(part,)]}
+
+    def construct(self, x):
+        return self.parts["a"][0][0](x)
+
+
 class InACellDict(Place):
     def keep(self, part):
         self.parts = nn.CellDict({"a": part})
 
     def construct(self, x):
         return self.parts["a"](x)
+
+
+class InValuesOfACellDict(InACellDict):
+    def construct(self, x):
+        for part in self.parts.values():
+            x = part(x)
+        return x
+
+
+class InItemsOfACellDict(InACellDict):
+    def construct(self, x):
+        for _, part in self.parts.items():
+            x = part(x)
+        return x
 
 
 class InAModule(Place):
@@ -87,12 +143,24 @@ class ParameterInAList(Kept):
         return x * 2
 
 
+class ParameterInATuple(ParameterInAList):
+    def keep(self, parameter):
+        self.all = (parameter, parameter)
+
+
 class ParameterInADict(Kept):
     def keep(self, parameter):
         self.all = {"a": parameter}
 
     def construct(self, x):
         ops.assign(self.all["a"], moved(self.all["a"], x))
+        return x * 2
+
+
+class ParameterInALoopOverADict(ParameterInADict):
+    def construct(self, x):
+        for memory in self.all.values():
+            ops.assign(memory, moved(memory, x))
         return x * 2
 
 
@@ -136,6 +204,34 @@ class BufferOfACellInAList(Kept):
         return x * 2
 
 
+class ParameterInANamespace(Kept):
+    def keep(self, parameter):
+        self.all = types.SimpleNamespace(u=parameter)
+
+    def construct(self, x):
+        ops.assign(self.all.u, moved(self.all.u, x))
+        return x * 2
+
+
+class ParameterInAUserList(Kept):
+    def keep(self, parameter):
+        self.all = collections.UserList([parameter])
+
+    def construct(self, x):
+        ops.assign(self.all[0], moved(self.all[0], x))
+        return x * 2
+
+
+class ParameterInAnArray(Kept):
+    def keep(self, parameter):
+        self.all = np.array([None])
+        self.all[0] = parameter
+
+    def construct(self, x):
+        ops.assign(self.all[0], moved(self.all[0], x))
+        return x * 2
+
+
 class ParameterOfAJitFunction(Kept):
     def keep(self, parameter):
         @jit
@@ -159,6 +255,18 @@ class ParameterOfAGradient(Kept):
 
     def construct(self, x):
         return ops.stop_gradient(self.gradient(x))
+
+
+class AttributeOfAParameter(Kept):
+    modes = PYNATIVE
+
+    def keep(self, parameter):
+        self.weight = state("AttributeOfAParameter.weight", trainable=True)
+        self.weight.average = parameter
+
+    def construct(self, x):
+        ops.assign(self.weight.average, moved(self.weight.average, x))
+        return x * self.weight
 
 
 class ParameterInAModuleOfAPackage(Kept):

@@ -2,7 +2,7 @@
 
 import functools
 
-from mindspore import Parameter, Tensor, load_param_into_net, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, load_param_into_net, nn, ops
 
 from support.forward_writing_networks import passing_on
 from support.ways_to_write import PYNATIVE, Way, moved, state, write
@@ -35,6 +35,71 @@ class InLoops(Way):
             if memory is not self.trained:
                 ops.assign(memory, self.following(x))
             memory = self.u
+        return x * self.trained
+
+
+class AfterALoopThatDoesNotRun(Way):
+    def construct(self, x):
+        memory = self.u
+        for _ in range(x.shape[0] - 4):
+            memory = self.trained
+        ops.assign(memory, self.following(x))
+        return x * self.trained
+
+
+class ByListThatGrows(Way):
+    def construct(self, x):
+        memories = []
+        memories.append(self.u)
+        for memory in memories:
+            ops.assign(memory, self.following(x))
+        return x * self.trained
+
+
+class BySlice(Way):
+    def __init__(self):
+        super().__init__()
+        self.all = ParameterTuple([self.u, self.trained])
+
+    def construct(self, x):
+        for memory in self.all[:1]:
+            ops.assign(memory, self.following(x))
+        return x * self.trained
+
+
+class ByDictOfTheCall(Way):
+    def construct(self, x):
+        memories = {"u": self.u}
+        for _, memory in memories.items():
+            ops.assign(memory, self.following(x))
+        return x * self.trained
+
+
+class ByZip(Way):
+    def construct(self, x):
+        for memory, _ in zip((self.u, self.u), (self.trained,)):
+            ops.assign(memory, self.following(x))
+        return x * self.trained
+
+
+class ByClosureThatCallsItself(Way):
+    def construct(self, x):
+        def count(n):
+            if n == 0:
+                ops.assign(self.u, self.following(x))
+                return x
+            return count(n - 1)
+
+        return count(2) * self.trained
+
+
+class ByImport(Way):
+    modes = PYNATIVE
+
+    def construct(self, x):
+        from mindspore import ops as operators
+
+        operators.assign(self.u, self.following(x))
         return x * self.trained
 
 
@@ -127,6 +192,22 @@ class ByCellThatIsGivenIt(Way):
         return x * self.trained
 
 
+class ByCellInAListThatIsGivenIt(Way):
+    def __init__(self):
+        super().__init__()
+        self.writers = [Writer()]
+
+    def construct(self, x):
+        self.writers[0](self.u, self.following(x))
+        return x * self.trained
+
+
+class ByCellOfTheMoment(Way):
+    def construct(self, x):
+        Writer()(self.u, self.following(x))
+        return x * self.trained
+
+
 class Keeper(nn.Cell):
     def __init__(self):
         super().__init__()
@@ -154,4 +235,16 @@ class Decorated(Way):
     @passing_on
     def construct(self, x):
         self.update(x)
+        return x * self.trained
+
+
+class WithinALoopOfMindSpore(Way):
+    modes = PYNATIVE
+
+    def construct(self, x):
+        def body(i):
+            ops.assign(self.u, self.following(x))
+            return i + 1
+
+        ops.WhileLoop()(lambda i: i < 1, body, 0)
         return x * self.trained

@@ -1,16 +1,89 @@
 """Cells that reach the state that they write, each in a different way of Python's; run as `ways_to_write`."""
 
+import collections
+import contextlib
 import functools
+import linecache
 import operator
+import sys
 
 from mindspore import ops
 
 from support.ways_to_write import PYNATIVE, Way, write
 
 
+class BySwapsInALoop(Way):
+    def construct(self, x):
+        a, b, c = self.trained, self.trained * 2, self.u
+        for _ in range(2):
+            a, b, c = b, c, a
+        ops.assign(a, self.following(x))
+        return x * self.trained
+
+
+class ByDeque(Way):
+    modes = PYNATIVE
+
+    def construct(self, x):
+        memories = collections.deque([self.u], maxlen=1)
+        memories.rotate(1)
+        ops.assign(memories.popleft(), self.following(x))
+        return x * self.trained
+
+
+class ByReduce(Way):
+    modes = PYNATIVE
+
+    def construct(self, x):
+        memory = functools.reduce(lambda a, b: b, [self.trained, self.u])
+        ops.assign(memory, self.following(x))
+        return x * self.trained
+
+
+class ByFilter(Way):
+    modes = PYNATIVE
+
+    def construct(self, x):
+        for memory in filter(lambda parameter: not parameter.requires_grad, [self.trained, self.u]):
+            ops.assign(memory, self.following(x))
+        return x * self.trained
+
+
+class BySorted(Way):
+    modes = PYNATIVE
+
+    def construct(self, x):
+        first, *_ = sorted([self.trained, self.u], key=lambda parameter: parameter.requires_grad)
+        ops.assign(first, self.following(x))
+        return x * self.trained
+
+
 class ByAttrgetter(Way):
     def construct(self, x):
         ops.assign(operator.attrgetter("u")(self), self.following(x))
+        return x * self.trained
+
+
+class ByMethodcaller(Way):
+    modes = PYNATIVE
+
+    def construct(self, x):
+        operator.methodcaller("copy_", self.following(x))(self.u)
+        return x * self.trained
+
+
+class ByNonlocalAlias(Way):
+    modes = PYNATIVE
+
+    def construct(self, x):
+        memory = self.trained
+
+        def choose():
+            nonlocal memory
+            memory = self.u
+
+        choose()
+        ops.assign(memory, self.following(x))
         return x * self.trained
 
 
@@ -39,6 +112,18 @@ class ByLambdaThatIsKept(Way):
 
     def construct(self, x):
         self.keep(self.u, self.following(x))
+        return x * self.trained
+
+
+class ByLambdaThatKeepsIt(Way):
+    modes = PYNATIVE
+
+    def __init__(self):
+        super().__init__()
+        self.keep = lambda value, memory=self.u: ops.assign(memory, value)
+
+    def construct(self, x):
+        self.keep(self.following(x))
         return x * self.trained
 
 
@@ -102,12 +187,19 @@ class Memory:
     def __setitem__(self, key, value):
         ops.assign(self.parameter, value)
 
+    def __iadd__(self, value):
+        ops.assign(self.parameter, self.parameter + value)
+        return self
+
     def __enter__(self):
         ops.assign(self.parameter, self.parameter * 0.5)
         return self.parameter
 
     def __exit__(self, *_):
         ops.assign(self.parameter, self.parameter + 1)
+
+    def __getattr__(self, name):
+        return functools.partial(ops.assign, self.parameter)
 
 
 class ByMemory(Way):
@@ -129,6 +221,15 @@ class BySetitemOfItsOwn(ByMemory):
 
     def construct(self, x):
         self.memory["a"] = self.following(x)
+        return x * self.trained
+
+
+class ByIaddOfItsOwn(ByMemory):
+    modes = PYNATIVE
+
+    def construct(self, x):
+        memory = self.memory
+        memory += ops.stop_gradient(x.mean(0))
         return x * self.trained
 
 
@@ -169,6 +270,23 @@ class ByEnter(ByMemory):
         return y * self.trained
 
 
+class ByExitStack(ByMemory):
+    modes = PYNATIVE
+
+    def construct(self, x):
+        with contextlib.ExitStack() as stack:
+            stack.callback(ops.assign, self.u, self.following(x))
+        return x * self.trained
+
+
+class ByGetattrOfItsOwn(ByMemory):
+    modes = PYNATIVE
+
+    def construct(self, x):
+        self.memory.whatever(self.following(x))
+        return x * self.trained
+
+
 class ByCallOfItsOwn(Way):
     """The cell overrides `__call__`."""
 
@@ -192,6 +310,12 @@ class ByProperty(Way):
         return x * self.gain
 
 
+class ByNameInParts(Way):
+    def construct(self, x):
+        ops.assign(getattr(self, "{}".format("u")), self.following(x))
+        return x * self.trained
+
+
 class ByAllParameters(Way):
     modes = PYNATIVE
 
@@ -199,6 +323,14 @@ class ByAllParameters(Way):
         for parameter in self.get_parameters():
             if not parameter.requires_grad:
                 ops.assign(parameter, self.following(x))
+        return x * self.trained
+
+
+class ByVars(Way):
+    modes = PYNATIVE
+
+    def construct(self, x):
+        ops.assign(vars(self)["_params"]["u"] if "_params" in vars(self) else self.u, self.following(x))
         return x * self.trained
 
 
@@ -218,3 +350,44 @@ class ByComprehension(Way):
     def construct(self, x):
         _ = [ops.assign(memory, self.following(x)) for memory in (self.u,)]
         return x * self.trained
+
+
+class ByTry(Way):
+    modes = PYNATIVE
+
+    def construct(self, x):
+        with contextlib.suppress(KeyError):
+            try:
+                raise ValueError
+            except ValueError:
+                memory = self.u
+            finally:
+                ops.assign(memory, self.following(x))
+        return x * self.trained
+
+
+MATCH = """
+def construct(self, x):
+    match (self.trained, self.u):
+        case (_, memory):
+            ops.assign(memory, self.following(x))
+    return x * self.trained
+"""
+
+
+NAMESPACE = {"ops": ops}
+
+
+def _from_source(source):
+    # Given as text, since Python 3.9 has no `match`. The package and MindSpore read the lines through `linecache`.
+    name = f"<{__name__}.match>"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    exec(compile(source, name, "exec"), NAMESPACE)
+    return NAMESPACE["construct"]
+
+
+if sys.version_info >= (3, 10):
+
+    class ByMatch(Way):
+        modes = PYNATIVE
+        construct = _from_source(MATCH)

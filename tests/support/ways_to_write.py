@@ -101,6 +101,39 @@ class BySetitem(Way):
         return x * self.trained
 
 
+class BySetattrOfTheClass(Way):
+    modes = PYNATIVE
+
+    def construct(self, x):
+        nn.Cell.__setattr__(self, "u", self.following(x))
+        return x * self.trained
+
+
+class BySetattrOfTheObject(Way):
+    modes = PYNATIVE
+
+    def construct(self, x):
+        self.__setattr__("u", self.following(x))
+        return x * self.trained
+
+
+class ByAugmentedMethod(Way):
+    # Graph mode does not compile it, and PyNative mode does nothing on CPU.
+    modes = ()
+
+    def construct(self, x):
+        self.u.__iadd__(ops.stop_gradient(x.mean(0)))
+        return x * self.trained
+
+
+class BySettingItsData(Way):
+    modes = PYNATIVE
+
+    def construct(self, x):
+        setattr(self.u, "data", self.following(x))  # noqa: B010
+        return x * self.trained
+
+
 class ByCopy(Way):
     def construct(self, x):
         self.u.copy_(self.following(x))
@@ -112,6 +145,14 @@ class ByLocalName(Way):
         memory, trained = self.u, self.trained
         ops.assign(memory, moved(memory, x))
         return x * trained
+
+
+class ByWalrus(Way):
+    modes = PYNATIVE
+
+    def construct(self, x):
+        ops.assign((memory := self.u), moved(memory, x))
+        return x * self.trained
 
 
 class ByView(Way):
@@ -143,6 +184,19 @@ class ByAugmentedPartOfAList(Way):
 
     def construct(self, x):
         self.all[0] += ops.stop_gradient(x.mean(0))
+        return x * self.trained
+
+
+class ByAugmentedPartOfADict(Way):
+    modes = GRAPH
+
+    def __init__(self):
+        super().__init__()
+        self.by_name = {"a": self.u}
+
+    def construct(self, x):
+        by_name = self.by_name
+        by_name["a"] += ops.stop_gradient(x.mean(0))
         return x * self.trained
 
 
@@ -178,4 +232,12 @@ class OfATrainableParameter(Way):
 
     def construct(self, x):
         ops.assign(self.loose, moved(self.loose, x))
+        return x * self.loose
+
+
+class OfATrainableParameterByFunctionWithoutSource(OfATrainableParameter):
+    modes = PYNATIVE
+
+    def construct(self, x):
+        unreadable(self.loose, moved(self.loose, x))
         return x * self.loose

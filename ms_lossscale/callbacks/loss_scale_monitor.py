@@ -188,7 +188,7 @@ class LossScaleMonitor(Callback):
         """Looks at the weights if so many steps were made since it did."""
         if step - self._looked_at >= steps:
             self._looked_at = step
-            self._endless_skips.weights.look(stacklevel=2)
+            self._endless_skips.weights.look()
 
     def _read_flush(self):
         """Reads how a flush after the last step ended its accumulation cycle, as a further part of that step."""

@@ -1,12 +1,12 @@
 """Notices a training that skips every step, because of weights that are NaN, for example."""
 
-import warnings
 from collections import Counter, deque
 
 import numpy as np
 
 from ms_lossscale._arguments import listed
 from ms_lossscale._output import LossScaleValues, counted, written_scale
+from ms_lossscale._user_warnings import warn_user
 from ms_lossscale._values import not_finite_weights, on_not_finite
 from ms_lossscale.cells.watched_weights import WatchedWeights
 from ms_lossscale.overflow_detector import FloatStatusRegister
@@ -39,7 +39,7 @@ class EndlessSkips:
         if self._series is not None:
             self._look(outputs)
         elif self._calls == _FIRST_CALLS or self._calls % _CALLS == 0:
-            self.weights.look(stacklevel=4)
+            self.weights.look()
             for i, step in enumerate(() if self._has_warned else self._steps):
                 skips = step.update.step_counters.as_dict()["consecutive_skipped_steps"]
                 if skips >= _SKIPS or (skips and _is_at_floor(step)):
@@ -71,12 +71,10 @@ class EndlessSkips:
         self.silence()
         scales = LossScaleValues(loss_scale.get_loss_scale() for loss_scale in step.scaling.loss_scales)
         of_network = f" of network {self._number}" if self._each_decides else ""
-        warnings.warn(
+        warn_user(
             f"For '{self._owner}', the last {self._skips} steps{of_network}, all since step {series.since}, were "
             f"skipped, now at a loss scale of {scales.written()}, so that no weight changes any more: "
-            f"{series.what_was_not_finite()}. {series.advice(has_trained)}",
-            RuntimeWarning,
-            stacklevel=5,
+            f"{series.what_was_not_finite()}. {series.advice(has_trained)}"
         )
 
 

@@ -1,8 +1,7 @@
 """Notices a training whose networks are all in evaluation mode, since nobody has called `set_train()`."""
 
-import warnings
-
 from ms_lossscale._arguments import listed
+from ms_lossscale._user_warnings import warn_user
 
 _MOST_NAMES = 5
 
@@ -17,13 +16,12 @@ def warn_of_evaluation_mode(owner, networks):
         return
     concerned = [f"{name or 'the network'} ({type(cell).__name__})" for name, cell in named if _depends_on_mode(cell)]
     if concerned:
-        warnings.warn(
+        warn_user(
             f"For '{owner}', all cells of the network are in evaluation mode, in which dropout drops nothing, and a "
             f"normalisation neither uses the batch's statistics nor moves its own: {listed(concerned, _MOST_NAMES)}. "
             f"Call cell.set_train() before the first step. If it is on purpose, call cell.set_train(), and then "
             f"set_train(False) of these cells.",
             UserWarning,
-            stacklevel=4,
         )
 
 

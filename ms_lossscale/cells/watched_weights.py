@@ -1,7 +1,6 @@
 """Notices weights that are infinite or NaN in a training whose steps are applied all the same."""
 
-import warnings
-
+from ms_lossscale._user_warnings import warn_user
 from ms_lossscale._values import named_counts, not_finite_weights
 
 
@@ -16,8 +15,8 @@ class WatchedWeights:
         # The last step, of each network, after which its weights were finite.
         self._finite_at = {}
 
-    def look(self, stacklevel):
-        """Reads the weights, and warns at the caller's caller or further up, as `stacklevel` says."""
+    def look(self):
+        """Reads the weights, and warns if there is reason to."""
         for i, step in enumerate(self._steps):
             # A training that skips is told of its weights with all else that there is to say.
             if not self._has_warned and not step.update.step_counters.as_dict()["consecutive_skipped_steps"]:
@@ -25,7 +24,7 @@ class WatchedWeights:
                 number = step.update.step_counters.steps_made()
                 if counts:
                     self._has_warned = True
-                    warnings.warn(self._message(i, number, counts), RuntimeWarning, stacklevel=stacklevel)
+                    warn_user(self._message(i, number, counts))
                 self._finite_at[i] = number
 
     def _message(self, i, number, counts):

@@ -1,13 +1,13 @@
 """Notices state that appears after a training cell was constructed."""
 
 import itertools
-import warnings
 import weakref
 
 from mindspore import Parameter, nn
 
 from ms_lossscale._arguments import listed
 from ms_lossscale._memory_in_use import known_parts
+from ms_lossscale._user_warnings import warn_user
 from ms_lossscale.forward_state.reachable import reachable
 
 # The calls before which all objects are walked through, ever more rarely: the second one, the fifth, ...
@@ -75,9 +75,7 @@ class Appearing:
             if self._take_in is None
             else "Skipped steps restore it from now on, but the step of a forward that makes such state can't"
         )
-        warnings.warn(
+        warn_user(
             f"For '{self._owner}', the forward may write {listed(names, _SHOWN)}, which appeared after construction. "
-            f"{what_is_done}. Make all state of the networks before you construct the training cell.",
-            RuntimeWarning,
-            stacklevel=5,
+            f"{what_is_done}. Make all state of the networks before you construct the training cell."
         )

@@ -49,8 +49,9 @@ class MemoryInUse:
         moved = self._moved_back(ops.deepcopy)
         if moved and not was_skipped():
             write_in_place(moved)
+        self.accept()
 
-    def has_run(self):
+    def accept(self):
         """Accepts, after the first step, the memory that the backward of MindSpore 2.7 gives some in PyNative mode."""
         if not self._has_run:
             self._has_run = True

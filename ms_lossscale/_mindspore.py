@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 from mindspore import GRAPH_MODE, Parameter, ParameterTuple, Tensor, experimental, get_context, jit, mutable, nn, ops
 from mindspore import dtype as mstype
@@ -167,25 +167,6 @@ class DeviceOverflowCheck(nn.TrainOneStepWithLossScaleCell):
 
     def construct(self, grads):
         return self.get_overflow_status(self._no_status, grads)
-
-
-class CompilePhase(nn.Cell):
-    """
-    Hands the name of a compiled graph on to the cells inside only when it changes. From 2.8 on, MindSpore writes it
-    into each of them at every call in graph mode, once for each path that leads to it. That takes 4 us a cell, with
-    hundreds of layers as long as a small step, and is only needed when a graph is compiled.
-    """
-
-    if hasattr(nn.Cell, "compile_phase"):
-
-        @property
-        def compile_phase(self) -> Optional[str]:
-            return nn.Cell.compile_phase.fget(self)
-
-        @compile_phase.setter
-        def compile_phase(self, value: Optional[str]) -> None:
-            if value != self.compile_phase or value not in self.compile_cache:
-                nn.Cell.compile_phase.fset(self, value)
 
 
 def only_if(condition, write, *args):

@@ -9,6 +9,7 @@ from support.networks import Linear, batch
 from support.training import changed, state
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, ScheduledLossScale, SimultaneousTrainOneStepCell
+from ms_lossscale.cells.possible_values import PossibleValues
 
 NO_SCALES = [np.inf, np.nan, 0.0, -2.0, 1e-40, 2.0**-127, 2.0**127]
 NO_COUNTS = [-1, -5, -(2**31)]
@@ -86,7 +87,7 @@ def test_in_a_running_cell(mode, monkeypatch):
     cell(*batch(0))
     with monkeypatch.context() as patched:
         # The host does not read them before each step.
-        patched.setattr(type(cell._possible_values), "_check", None)
+        patched.setattr(PossibleValues, "_check", None)
         for seed in range(3):
             cell(*batch(seed))
     saved = state(cell)

@@ -19,11 +19,14 @@ from ms_lossscale._arguments import (
 from ms_lossscale.cells.argument_order import check_order
 from ms_lossscale.cells.call_types import AuxOfEach, Call, HaveAux
 from ms_lossscale.cells.copied_loss_scales import copied_loss_scales
+from ms_lossscale.cells.earlier_versions import EarlierCycles
 from ms_lossscale.cells.training_cell import TrainingCell, or_none
 from ms_lossscale.cells.turns import Turns
 from ms_lossscale.loss_scale import AcceptedLossScale, LossScale, check_distinct
 from ms_lossscale.overflow_detector import OverflowDetector
+from ms_lossscale.step.build import build_step
 from ms_lossscale.step.forward_backward import inputs_of
+from ms_lossscale.step.optimizers import add_prefix, network_prefix
 from ms_lossscale.step.settings import check_settings, transforms_of_each
 from ms_lossscale.step.shared_state import share_state
 from ms_lossscale.step.update import StepCounters
@@ -110,6 +113,8 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
         [1, 0]
     """
 
+    each_decides = each_has_scale = True
+
     def __init__(
         self: "AlternatingTrainOneStepCell[HaveAux]",
         networks: Union[Sequence[nn.Cell], nn.CellList],
@@ -165,7 +170,6 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
             self._loss_scales(loss_scale, networks, optimizers, settings),
             settings,
             network_inputs=network_inputs,
-            turns=Turns(count, settings[0].gradient_accumulation_steps),
         )
         self._have_aux = tuple(any(its.has_aux) for its in settings)
         if every is not None:
@@ -194,10 +198,57 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
         check_distinct(owner, loss_scales, "Pass one that is not in a list: it is copied for each network.")
         return loss_scales
 
-    def _build_steps(self, networks, *args):
-        steps = super()._build_steps(networks, *args)
+    def _build_steps(self, networks, optimizers, loss_scales, may_return_tuple):
+        self.turns = Turns(len(networks), self._settings[0].gradient_accumulation_steps)
+        for i, loss_scale in enumerate(loss_scales):
+            add_prefix(network_prefix(i), loss_scale.get_parameters())
+        steps = [
+            build_step(
+                self._owner,
+                (network,),
+                (optimizer,),
+                loss_scale,
+                its_settings,
+                self._ranks(self._reducer(network, optimizer)),
+                prefix=network_prefix(i),
+                number=i,
+            )
+            for i, (network, optimizer, loss_scale, its_settings) in enumerate(
+                zip(networks, optimizers, loss_scales, self._settings)
+            )
+        ]
+        # Each step reduces its own gradients.
+        self.grad_reducer = nn.Identity()
         self.shared_state = share_state(steps, networks)
         return steps
+
+    def _reducer(self, network, optimizer):
+        """Returns MindSpore's reducer for the weights of one network."""
+        if self.parallel_mode == "stand_alone":
+            return self.grad_reducer
+        return nn.TrainOneStepCell(network, optimizer).grad_reducer
+
+    def _inputs_of_step(self, i, inputs):
+        return inputs_of(self._owner, i, self.network_inputs, inputs)
+
+    def _cycle_counts(self):
+        return [*super()._cycle_counts(), self.turns.calls]
+
+    def _earlier_cycles(self):
+        return EarlierCycles(list(self.steps), self._cycle_counts(), self.turns)
+
+    def _shared_state(self):
+        return [*super()._shared_state(), *self.turns.shared_state()]
+
+    def _after_loading(self):
+        self.turns.forget_losses()
+
+    def _after_flush(self, overflows):
+        self.turns.flush(overflows)
+        self.shared_state.flush(overflows)
+
+    def steps_made(self) -> int:
+        return self.turns.steps_made()
 
     def construct(self, *inputs):
         inputs = self.shared_state.begin_call(self.use_parameters(inputs), self.turns.calls)

@@ -23,9 +23,8 @@ class EarlierCycles:
     - Which state that the steps of several networks may write each of them wrote. 0.1 and 0.2 did not tell: all of it.
     """
 
-    def __init__(self, steps, turns):
-        self._steps, self._turns = steps, turns
-        self._counts = cycle_counts(steps, turns)
+    def __init__(self, steps, counts, turns=None):
+        self._steps, self._counts, self._turns = steps, counts, turns
         scalings = [its for step in steps for _, its in step.scaling.cells_and_names() if isinstance(its, CycleScaling)]
         self._scales = [(its.cycle_scale, its.is_set) for its in scalings]
         self._added = [count.length for count in self._counts] + [is_set for _, is_set in self._scales]
@@ -77,12 +76,6 @@ class EarlierCycles:
             as_array(parameters.get(its.name, its)) for its in (turns.cycles, turns.cycle_every, turns.last_losses)
         )
         return {turns.last_losses.name: Tensor(np.where((cycles + 1) % every == 0, np.float32(0), losses))}
-
-
-def cycle_counts(steps, turns):
-    """Returns the CycleCounts of these steps, and of their turns, if they take any."""
-    counts = [step.cycle_state.count for step in steps if step.cycle_state is not None]
-    return counts + ([] if turns is None else [turns.calls])
 
 
 def saved_count(name, length, parameters):

@@ -9,29 +9,38 @@ from ms_lossscale.step.forward_backward import inputs_of
 _COMPUTES_THE_LOSS = "write a Cell whose construct takes all inputs and returns the loss"
 
 
-class ChecksFirstCall(nn.Cell):
+class CallCheck:
     """Refuses calls with a number of inputs that a network surely can't take; warns once of evaluation mode."""
 
-    _modes_checked = False
-    # The numbers of inputs that were found to fit.
-    _fitting_counts: frozenset[int] = frozenset()
+    def __init__(self, cell):
+        self._owner, self._network_inputs = type(cell).__name__, cell.network_inputs
+        self._forward_backwards = [
+            part for step in cell.steps for part in step.forwards_and_backwards.forward_backwards
+        ]
+        # The construct of a user's subclass may pass on others than it takes.
+        self._knows_inputs = type(cell).construct.__module__.startswith("ms_lossscale.")
+        self._modes_checked = False
+        # The numbers of inputs that were found to fit.
+        self.fitting_counts = set()
 
-    def _check_call(self, inputs, keywords=()):
+    def __call__(self, inputs, keywords):
         """Checks the inputs of a call and, at the first one, the modes of the networks."""
-        parts = [part for step in self.steps for part in step.forwards_and_backwards.forward_backwards]
         if not self._modes_checked:
             self._modes_checked = True
-            warn_of_evaluation_mode(self._owner, [part.network for part in parts])
-        if not type(self).construct.__module__.startswith("ms_lossscale."):
-            # The construct of a user's subclass may pass on others than it takes.
-            return
+            warn_of_evaluation_mode(self._owner, [part.network for part in self._forward_backwards])
+        if self._knows_inputs:
+            self._check_inputs(inputs, keywords)
+        self.fitting_counts.add(len(inputs))
+
+    def _check_inputs(self, inputs, keywords):
+        parts = self._forward_backwards
         if keywords:
             raise TypeError(
                 f"For '{self._owner}', inputs are passed by position, in the order of the network's construct, but "
                 f"got {', '.join(map(repr, keywords))} by keyword."
             )
         for i, part in enumerate(parts):
-            its_inputs = inputs_of(self._owner, i, self.network_inputs, inputs)
+            its_inputs = inputs_of(self._owner, i, self._network_inputs, inputs)
             name = type(part.network).__name__
             its = takes(part.network)
             if its is not None and not its.fits(len(its_inputs)):
@@ -40,13 +49,12 @@ class ChecksFirstCall(nn.Cell):
                 raise TypeError(f"For '{self._owner}', {network} takes {its.written()}, but {misfit}")
             if type(part.network) is nn.WithLossCell:
                 _check_within(self._owner, part.network)
-        self._fitting_counts |= {len(inputs)}
 
     def _misfit(self, i, its, its_inputs, inputs, is_one_of_several):
         """Returns the end of a sentence that says what network `i` gets instead, and what to do."""
         call = f"the cell was called with {len(inputs)}"
-        if self.network_inputs is not None:
-            return f"network_inputs gives it {len(its_inputs)}, those at the positions {self.network_inputs[i]}."
+        if self._network_inputs is not None:
+            return f"network_inputs gives it {len(its_inputs)}, those at the positions {self._network_inputs[i]}."
         if is_one_of_several:
             return (
                 f"{call}, and each network gets all inputs of the call. Pass the positions of those that each one "

@@ -1,11 +1,11 @@
 """Notices a loss that depends on a gradient taken in its forward, since PyNative mode loses second derivatives."""
 
 import sys
-import warnings
 
 from mindspore import Parameter, Tensor, nn, ops
 
 from ms_lossscale._mindspore import says_that_gradients_are_lost
+from ms_lossscale._user_warnings import warn_user
 from ms_lossscale.step.forward_backward import ForwardBackward
 
 # Of so many gradients in forwards it is asked whether the loss depends on them, which waits for the device.
@@ -36,36 +36,36 @@ class _Probe(nn.Cell):
         return self(grads, self.recorded) if isinstance(grads, Tensor) else grads
 
 
-class NoticesInnerGradients(nn.Cell):
+class InnerGradients:
     """
-    Gives the training cells a warning, once, in PyNative mode. It does not concern gradients that the loss is not
-    differentiated through, because of `ops.stop_gradient`, say, or since they only move weights for a while.
+    Warns once, in PyNative mode. The warning does not concern gradients that the loss is not differentiated through,
+    because of `ops.stop_gradient`, say, or since they only move weights for a while.
     """
 
-    _left_to_ask = _MOST
-    # The network whose loss depends on a gradient that it takes.
-    _takes_gradient = None
+    def __init__(self, owner, several_networks):
+        self._owner, self._several_networks = owner, several_networks
+        self._left_to_ask = _MOST
+        # The ForwardBackward of the network whose loss depends on a gradient that it takes.
+        self.taken_in = None
 
-    def _notice_gradient(self, grads):
+    def notice(self, grads):
         """Takes what PyNative mode has computed while it records. Returns the same."""
         forward = _forward_that_runs() if self._left_to_ask else None
         if forward is None:
             return grads
         self._left_to_ask -= 1
-        return _Probe(lambda: object.__setattr__(self, "_takes_gradient", forward)).of_each(grads)
+        return _Probe(lambda: setattr(self, "taken_in", forward)).of_each(grads)
 
-    def _warn_of_inner_gradient(self):
-        name = f"'{type(self._takes_gradient.network).__name__}'"
+    def warn(self):
+        """Warns of the one that was found."""
+        name = f"'{type(self.taken_in.network).__name__}'"
         if self._several_networks:
-            name = f"network {self._takes_gradient.number} ({name})"
-        self._left_to_ask = 0
-        object.__setattr__(self, "_takes_gradient", None)
-        warnings.warn(
+            name = f"network {self.taken_in.number} ({name})"
+        self._left_to_ask, self.taken_in = 0, None
+        warn_user(
             f"{says_that_gradients_are_lost(self._owner, name)} by some operators (on CPU ops.matmul and "
             f"convolutions): the step may lack them. Train in graph mode, which keeps them, or take the gradient with "
-            f"InputGradient, also one by weights, of a Cell that takes them as an input.",
-            RuntimeWarning,
-            stacklevel=3,
+            f"InputGradient, also one by weights, of a Cell that takes them as an input."
         )
 
 

@@ -1,13 +1,8 @@
-"""Loads checkpoints into a training cell, and checks what MindSpore's functions may have loaded."""
-
-from collections.abc import Mapping
-
-from mindspore import Tensor, nn
+"""Loads checkpoints into a training cell."""
 
 from ms_lossscale._arguments import check_bool, check_tensors_by_name, listed
 from ms_lossscale._mindspore import write_in_place
 from ms_lossscale.cells.earlier_versions import other_steps, saved_count
-from ms_lossscale.forward_state.appearing import WALKS
 from ms_lossscale.step.clipping import with_norms_unscaled
 
 # The end of the names, also for a cell with cycles where this one has none.
@@ -15,77 +10,36 @@ _COUNT, _LENGTH = "accumulation.micro_steps", "accumulation.steps"
 _SHOWN = 5
 
 
-class LoadsInPlace(nn.Cell):
-    """Gives the training cells a method that loads a checkpoint, and a check of what other functions loaded."""
+def load(cell, parameters, strict):
+    """Loads a checkpoint into a training cell in place, see :meth:`TrainingCell.load_state_dict`."""
+    if cell._averages.are_in_place:
+        cell._averages.refuse("'load_state_dict()'")
+    owner, own, guard = type(cell).__name__, cell.parameters_dict(), cell._guard
+    _check_arguments(f"{owner}.load_state_dict", parameters, strict)
+    parameters = {**guard.loaded_parts.of(own, parameters), **_diagnoses_of_others(cell, parameters)}
+    _check_shapes(owner, own, parameters)
+    guard.earlier_cycles.convert_loaded(own)
+    parameters = with_norms_unscaled(parameters)
+    parameters = {**parameters, **guard.earlier_cycles.converted(parameters)}
+    guard.begun_cycles.check_before_loading(own, parameters)
+    guard.possible_values.check_before_loading(parameters)
+    missing = [name for name in own if name not in parameters]
+    unexpected = [name for name in parameters if name not in own]
+    if strict and (missing or unexpected):
+        raise RuntimeError(
+            f"For '{owner}.load_state_dict', 'parameters' must hold what the cell has, but {_listed(missing)} "
+            f"missing and {_listed(unexpected)} unexpected. Construct the cell with the same arguments as the one "
+            f"that was saved, or pass strict=False to load what fits. Nothing was loaded."
+        )
+    write_in_place([(parameter, parameters[name]) for name, parameter in own.items() if name in parameters])
+    cell._after_loading()
+    return missing, unexpected
 
-    def _check_loaded(self):
-        """Looks, before each step, for what has appeared or may have been loaded into Parameters since the last one."""
-        for step in self.steps:
-            appearing = step.forward_state.appearing
-            if appearing is not None and (next(appearing.calls) in WALKS or appearing.parts.has_changed()):
-                appearing.look()
-        was_loaded = self._known_values.has_changed() or self._known_memory.has_changed()
-        if was_loaded:
-            self._earlier_cycles.convert_loaded(self.parameters_dict())
-            self._loaded_parts.check()
-            self._begun_cycles.check()
-            self._possible_values.check()
-            if self.each_decides:
-                self.turns.forget_losses()
-        self._put_memory_back()
-        if was_loaded:
-            for known in (self._known_values, self._known_memory, self._earlier_cycles):
-                known.remember()
 
-    def load_state_dict(self, parameters: Mapping[str, Tensor], strict: bool = True) -> tuple[list[str], list[str]]:
-        """
-        Loads a checkpoint of such a cell in place. You may call it at any time between two calls.
-
-        Args:
-            parameters (dict): From names to Parameters or Tensors, as :func:`mindspore.load_checkpoint` returns it. A
-                cell with a :class:`ShardedOptimizer` takes the checkpoint of this rank, or one of the plain optimizer,
-                as :func:`merge_shards` returns it. A plain optimizer ignores the master copies in it.
-            strict (bool): Whether the names must be exactly those of this cell. Default: ``True`` .
-
-        Returns:
-            Tuple of two lists: the names of this cell that are missing in `parameters`, and the names in `parameters`
-            that the cell does not have.
-
-        Raises:
-            TypeError: If `parameters` is not a dict from names to Parameters or Tensors, or `strict` is not a bool.
-            ValueError: If a value does not have the shape of its Parameter, if a scale or a count is impossible, if
-                `parameters` come from within an accumulation cycle with another `gradient_accumulation_steps`, or if
-                they belong to another rank.
-            RuntimeError: If `strict` is True and names are missing or unexpected, or within
-                :meth:`ScaledTrainOneStepCell.ema_weights`. Nothing is written in these cases.
-        """
-        self._check_trains("'load_state_dict()'")
-        owner, own = type(self).__name__, self.parameters_dict()
-        _check_arguments(f"{owner}.load_state_dict", parameters, strict)
-        parameters = {**self._loaded_parts.of(own, parameters), **self._diagnoses_of_others(parameters)}
-        _check_shapes(owner, own, parameters)
-        self._earlier_cycles.convert_loaded(own)
-        parameters = with_norms_unscaled(parameters)
-        parameters = {**parameters, **self._earlier_cycles.converted(parameters)}
-        self._begun_cycles.check_before_loading(own, parameters)
-        self._possible_values.check_before_loading(parameters)
-        missing = [name for name in own if name not in parameters]
-        unexpected = [name for name in parameters if name not in own]
-        if strict and (missing or unexpected):
-            raise RuntimeError(
-                f"For '{owner}.load_state_dict', 'parameters' must hold what the cell has, but {_listed(missing)} "
-                f"missing and {_listed(unexpected)} unexpected. Construct the cell with the same arguments as the one "
-                f"that was saved, or pass strict=False to load what fits. Nothing was loaded."
-            )
-        write_in_place([(parameter, parameters[name]) for name, parameter in own.items() if name in parameters])
-        if self.each_decides:
-            self.turns.forget_losses()
-        return missing, unexpected
-
-    def _diagnoses_of_others(self, parameters):
-        """Returns this cell's diagnoses, to be kept, in place of those that checkpoints have of other weights."""
-        own = [step.update.step_counters.overflowed for step in self.steps]
-        return {its.name: its for its in own if its.name in parameters and parameters[its.name].shape != its.shape}
+def _diagnoses_of_others(cell, parameters):
+    """Returns this cell's diagnoses, to be kept, in place of those that checkpoints have of other weights."""
+    own = [step.update.step_counters.overflowed for step in cell.steps]
+    return {its.name: its for its in own if its.name in parameters and parameters[its.name].shape != its.shape}
 
 
 class BegunCycles:

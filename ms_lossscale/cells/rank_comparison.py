@@ -15,59 +15,46 @@ from ms_lossscale.step.optimizers import network_prefix, updating
 _SHOWN = 4
 
 
-class ComparesRanks(nn.Cell):
-    """Gives the training cells a method that compares them with those of the other ranks."""
+def compare_ranks(cell):
+    """Raises a ValueError on all ranks if the training cell differs from that of another rank."""
+    if cell.reducer_flag:
+        _compare(type(cell).__name__, _described(cell))
 
-    def compare_ranks(self) -> None:
-        """
-        Compares the settings, weights, loss scale and counters of this cell with those of the other ranks. Ranks that
-        differ would wait for each other forever, or silently train apart.
 
-        The first call of the cell does this by itself, unless MindSpore compiles the cell into another one in
-        GRAPH_MODE, because a cell of your own calls it or because of `dataset_sink_mode` on a device. In these cases,
-        call this method on all ranks before.
+def _described(cell):
+    graph_mode = get_context("mode") == GRAPH_MODE
+    described = {
+        "cell": type(cell).__name__,
+        "mode": "GRAPH_MODE" if graph_mode else "PYNATIVE_MODE",
+        "parallel_mode": cell.parallel_mode,
+        "gradients_mean": cell.mean,
+        "networks": len(cell.network) if isinstance(cell.network, nn.CellList) else 1,
+        "network_inputs": cell.network_inputs,
+    }
+    for i, (step, settings) in enumerate(zip(cell.steps, cell._settings)):
+        prefix = network_prefix(i) if cell.each_decides else ""
+        optimizers = [type(updating(optimizer)).__name__ for optimizer in step.update.optimizers.optimizers]
+        its = {"optimizers": optimizers, **settings.described()}
+        # The detector in use: it is NoCheck if nothing is checked.
+        its["overflow_detector"] = type(step.forwards_and_backwards.overflow_detector).__name__
+        described.update((f"{prefix}{name}", value) for name, value in its.items())
+    for i, loss_scale in enumerate(cell._loss_scales):
+        prefix = network_prefix(i) if cell.each_has_scale else ""
+        described.update((f"{prefix}loss_scale.{name}", value) for name, value in _settings_of(loss_scale).items())
+    # MindSpore uses it only in GRAPH_MODE.
+    broadcasts = graph_mode and get_auto_parallel_context("parameter_broadcast")
+    described.update(_described_weights(cell.weights, broadcasts))
+    described.update((parameter.name, parameter.asnumpy().tolist()) for parameter in _shared_state(cell))
+    return described
 
-        Raises:
-            ValueError: On all ranks, if one of them differs from rank 0. The message names the differences.
-        """
-        if self.reducer_flag:
-            _compare(type(self).__name__, self._described())
-        self._compared = True
 
-    def _described(self):
-        graph_mode = get_context("mode") == GRAPH_MODE
-        described = {
-            "cell": type(self).__name__,
-            "mode": "GRAPH_MODE" if graph_mode else "PYNATIVE_MODE",
-            "parallel_mode": self.parallel_mode,
-            "gradients_mean": self.mean,
-            "networks": len(self.network) if isinstance(self.network, nn.CellList) else 1,
-            "network_inputs": self.network_inputs,
-        }
-        for i, (step, settings) in enumerate(zip(self.steps, self._settings)):
-            prefix = network_prefix(i) if self.each_decides else ""
-            optimizers = [type(updating(optimizer)).__name__ for optimizer in step.update.optimizers.optimizers]
-            its = {"optimizers": optimizers, **settings.described()}
-            # The detector in use: it is NoCheck if nothing is checked.
-            its["overflow_detector"] = type(step.forwards_and_backwards.overflow_detector).__name__
-            described.update((f"{prefix}{name}", value) for name, value in its.items())
-        for i, loss_scale in enumerate(self._loss_scales):
-            prefix = "" if self._is_one_loss_scale else network_prefix(i)
-            described.update((f"{prefix}loss_scale.{name}", value) for name, value in _settings_of(loss_scale).items())
-        # MindSpore uses it only in GRAPH_MODE.
-        broadcasts = graph_mode and get_auto_parallel_context("parameter_broadcast")
-        described.update(_described_weights(self.weights, broadcasts))
-        described.update((parameter.name, parameter.asnumpy().tolist()) for parameter in self._shared_state())
-        return described
-
-    def _shared_state(self):
-        """Returns the small Parameters that must have the same values on all ranks."""
-        parameters = []
-        for step in self.steps:
-            parameters += [*step.update.optimizers.shared_state(), *step.scaling.shared_state()]
-            parameters += step.update.step_counters.shared_state()
-        parameters += [its for count in self._cycle_counts() for its in count.get_parameters()]
-        return parameters + (self.turns.shared_state() if self.each_decides else [])
+def _shared_state(cell):
+    """Returns the small Parameters that must have the same values on all ranks."""
+    parameters = cell._shared_state()
+    for step in cell.steps:
+        parameters += [*step.update.optimizers.shared_state(), *step.scaling.shared_state()]
+        parameters += step.update.step_counters.shared_state()
+    return parameters
 
 
 def check_parallel(owner, settings):
@@ -127,7 +114,7 @@ def _settings_of(cell):
 
 
 def _compare(owner, settings):
-    """Compares a dict with those of the other ranks, see :meth:`ComparesRanks.compare_ranks`."""
+    """Compares a dict with those of the other ranks, see :meth:`TrainingCell.compare_ranks`."""
     text = json.dumps(settings).encode()
     summary = np.frombuffer(hashlib.sha256(text).digest(), np.int32)
     # Rows of a fixed length come first, so that the ranks need not agree on a length.

@@ -99,6 +99,8 @@ class ScaledTrainOneStepCell(TrainingCell[Aux]):
         {'applied_steps': 1, 'skipped_steps': 0, 'consecutive_skipped_steps': 0}
     """
 
+    several_networks = False
+
     def __init__(
         self: "ScaledTrainOneStepCell[HasAux]",
         network: nn.Cell,
@@ -131,7 +133,7 @@ class ScaledTrainOneStepCell(TrainingCell[Aux]):
             overflow_detector=overflow_detector,
             max_retries=max_retries,
         )
-        super().__init__((network,), (optimizer,), [loss_scale], [settings], several_networks=False)
+        super().__init__((network,), (optimizer,), [loss_scale], [settings])
 
     if TYPE_CHECKING:  # With one network, no method returns a list.
         __call__: Call[tuple[Tensor, Tensor, Tensor], Aux]
@@ -141,6 +143,9 @@ class ScaledTrainOneStepCell(TrainingCell[Aux]):
         get_loss_scale: Callable[[], float]
         counters: Callable[[], dict[str, int]]
         grad_norm: Callable[[], float]
+
+    def _returned(self, output):
+        return output
 
     def construct(self, *inputs):
         step = self.steps[0](*self.use_parameters(inputs))

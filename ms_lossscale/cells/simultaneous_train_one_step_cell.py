@@ -10,8 +10,9 @@ from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_cells, check_o
 from ms_lossscale.cells.argument_order import check_order
 from ms_lossscale.cells.call_types import AuxOfEach, Call, HaveAux
 from ms_lossscale.cells.training_cell import TrainingCell, or_none
-from ms_lossscale.loss_scale import AcceptedLossScale
+from ms_lossscale.loss_scale import AcceptedLossScale, as_loss_scale
 from ms_lossscale.overflow_detector import OverflowDetector
+from ms_lossscale.step.own_loss_scales import own_loss_scales
 from ms_lossscale.step.settings import check_settings, transforms_of_each
 from ms_lossscale.step.update import StepCounters
 
@@ -159,8 +160,8 @@ class SimultaneousTrainOneStepCell(TrainingCell[AuxOfEach]):
             overflow_detector=overflow_detector,
             max_retries=max_retries,
         )
-        has_own_scales = isinstance(loss_scale, (list, tuple))
-        if has_own_scales:
+        each_has_scale = isinstance(loss_scale, (list, tuple))
+        if each_has_scale:
             loss_scale = one_each(owner, "loss_scale", loss_scale, len(optimizers))
         super().__init__(
             networks,
@@ -169,8 +170,8 @@ class SimultaneousTrainOneStepCell(TrainingCell[AuxOfEach]):
             [settings],
             network_inputs=network_inputs,
             may_return_tuple=one_cell,
-            has_own_scales=has_own_scales,
         )
+        self.each_has_scale = each_has_scale
 
     if TYPE_CHECKING:  # There is one overflow check, and the gradients of several networks.
         __call__: Call[tuple[Tensor, Tensor, Tensor, Tensor], AuxOfEach]
@@ -178,6 +179,11 @@ class SimultaneousTrainOneStepCell(TrainingCell[AuxOfEach]):
         step_counters: StepCounters
         counters: Callable[[], dict[str, int]]
         grad_norm: Callable[[], list[Optional[float]]]
+
+    @staticmethod
+    def _accepted(owner, loss_scale):
+        accepted = own_loss_scales if isinstance(loss_scale, list) else as_loss_scale
+        return accepted(owner, loss_scale)
 
     def construct(self, *inputs):
         step = self.steps[0](*self.use_parameters(inputs))

@@ -1,81 +1,56 @@
 """The base class of the training cells: what their users can read and set."""
 
-import contextlib
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Generic, Optional, Union
 
-from mindspore import PYNATIVE_MODE, Parameter, Tensor, get_context, nn
+from mindspore import Parameter, Tensor, nn
 from mindspore import dtype as mstype
 
 from ms_lossscale._arguments import OneOrEach, check_cell, one_each
-from ms_lossscale._memory_in_use import MemoryInUse, UseInOutermostGraph, known_memory
-from ms_lossscale._mindspore import CompilePhase, Float32Cell, explanation, forget_failed_calls
+from ms_lossscale._fixed_attributes import FixedAttributes
+from ms_lossscale._memory_in_use import UseInOutermostGraph
+from ms_lossscale._training_hooks import TrainingHooks
+from ms_lossscale.cells.averages import Averages
 from ms_lossscale.cells.call_types import Aux
-from ms_lossscale.cells.earlier_versions import EarlierCycles, cycle_counts
+from ms_lossscale.cells.earlier_versions import EarlierCycles
 from ms_lossscale.cells.endless_skips import EndlessSkips
-from ms_lossscale.cells.find_loss_scale import FindsLossScale
-from ms_lossscale.cells.fixed_arguments import FixedArguments
-from ms_lossscale.cells.inner_gradients import NoticesInnerGradients
-from ms_lossscale.cells.loading import BegunCycles, LoadsInPlace
-from ms_lossscale.cells.possible_values import PossibleValues
-from ms_lossscale.cells.rank_comparison import ComparesRanks, check_parallel
-from ms_lossscale.cells.trains_only import TrainsOnly
+from ms_lossscale.cells.find_loss_scale import LossScaleSearch
+from ms_lossscale.cells.first_call import CallCheck
+from ms_lossscale.cells.fixed_arguments import fixed_arguments, instead_of_assigning
+from ms_lossscale.cells.guard import Guard, explaining_errors
+from ms_lossscale.cells.inner_gradients import InnerGradients
+from ms_lossscale.cells.loading import load
+from ms_lossscale.cells.rank_comparison import check_parallel, compare_ranks
 from ms_lossscale.loss_scale import LossScale, as_loss_scale
 from ms_lossscale.overflow_detector import OverflowDetector
-from ms_lossscale.sharding.load_parts import LoadedParts
 from ms_lossscale.step.build import build_step
 from ms_lossscale.step.forward_backward import check_network_inputs, noticing_gradients
 from ms_lossscale.step.gradient_transforms import prefix_own_states
-from ms_lossscale.step.optimizers import (
-    Optimizers,
-    add_prefix,
-    check_optimizers,
-    check_unique_names,
-    network_prefix,
-    prefix_states,
-)
-from ms_lossscale.step.own_loss_scales import own_loss_scales
+from ms_lossscale.step.optimizers import Optimizers, check_optimizers, check_unique_names, prefix_states
 from ms_lossscale.step.ranks import Alone, Ranks
-from ms_lossscale.step.update import StepCounters, averages_in_place
+from ms_lossscale.step.update import StepCounters
 
 
-class TrainingCell(
-    FixedArguments,
-    LoadsInPlace,
-    FindsLossScale,
-    NoticesInnerGradients,
-    ComparesRanks,
-    TrainsOnly,
-    CompilePhase,
-    Float32Cell,
-    nn.TrainOneStepCell,
-    Generic[Aux],
-):
+class TrainingCell(FixedAttributes, TrainingHooks, Generic[Aux]):
     """
-    Base class of the training cells. A cell has one step for all its networks or, with `turns`, one for each. It has
-    one loss scale or, with `has_own_scales`, a list of them, and a `Settings` for each step. With `several_networks`,
-    measurements of the networks are returned as lists. A subclass defines `construct`.
+    Base class of the training cells, for several networks whose optimizers are updated in one step, with one loss
+    scale. What another cell has of its own, a subclass answers: the attributes and methods at the beginning and
+    `construct`. There is a `Settings` for each step.
     """
 
-    def __init__(
-        self,
-        networks,
-        optimizers,
-        loss_scales,
-        settings,
-        *,
-        network_inputs=None,
-        may_return_tuple=False,
-        several_networks=True,
-        has_own_scales=False,
-        turns=None,
-    ):
+    # Whether measurements of the networks are lists, and whether each network has its own step, and its own loss scale.
+    several_networks = True
+    each_decides = False
+    each_has_scale = False
+
+    def __init__(self, networks, optimizers, loss_scales, settings, *, network_inputs=None, may_return_tuple=False):
         owner = type(self).__name__
         for network in networks:
             check_cell(owner, "network", network, "Pass a network that returns the loss, an nn.WithLossCell say.")
         check_optimizers(owner, optimizers, networks)
         network_inputs = check_network_inputs(owner, network_inputs, networks)
-        accepted = own_loss_scales if has_own_scales else as_loss_scale
-        loss_scales = [accepted(owner, loss_scale) for loss_scale in loss_scales]
+        loss_scales = [self._accepted(owner, loss_scale) for loss_scale in loss_scales]
         check_parallel(owner, settings)
         prefix_states(optimizers)
         prefix_own_states([its for each in settings for its in each.gradient_transforms], networks)
@@ -84,67 +59,70 @@ class TrainingCell(
             optimizers[0] if len(optimizers) == 1 else Optimizers(optimizers),
         )
         self.network_inputs = network_inputs
-        self.each_decides = turns is not None
-        self.turns = turns
         self._owner = owner
-        self._several_networks = several_networks
         self._settings = settings
         self._has_aux = any(any(its.has_aux) for its in settings)
         steps = self._build_steps(networks, optimizers, loss_scales, may_return_tuple)
         self.steps = nn.CellList(steps, auto_prefix=False)
         self._loss_scales = [loss_scale for step in steps for loss_scale in step.scaling.loss_scales]
-        self._is_one_loss_scale = not self.each_decides and not has_own_scales
-        if self.each_decides:
-            # Each step reduces its own gradients.
-            self.grad_reducer = nn.Identity()
-        self._compared = not self.reducer_flag
-        self._evaluates = False
-        self.endless_skips = EndlessSkips(owner, self.steps, self.each_decides)
         check_unique_names(owner, self.get_parameters())
         self.use_parameters = UseInOutermostGraph(list(self.get_parameters()))
-        written = {id(parameter) for step in self.steps for parameter in step.forward_state.written}
-        others = [parameter for parameter in self.get_parameters() if id(parameter) not in written]
-        # Graph mode itself notices if Parameters get other memory between steps.
-        self._others = MemoryInUse(others if get_context("mode") == PYNATIVE_MODE else ())
-        self._loaded_parts = LoadedParts(owner, optimizers)
-        self._earlier_cycles = EarlierCycles(list(self.steps), self.turns)
-        counts = self._cycle_counts()
-        self._begun_cycles = BegunCycles(owner, settings[0].gradient_accumulation_steps, counts)
-        self._possible_values = PossibleValues(self)
-        self._known_values = known_memory(self._possible_values.parameters())
-        self._known_memory = known_memory(self._loaded_parts.layouts)
-        self.fix_arguments(TrainingCell)
+        self._are_compared = not self.reducer_flag
+        self._check_call = CallCheck(self)
+        self._guard = Guard(self, optimizers, settings[0].gradient_accumulation_steps)
+        self._inner_gradients = InnerGradients(owner, self.several_networks)
+        self._averages = Averages(owner, steps)
+        self._search = LossScaleSearch(self)
+        self.endless_skips = EndlessSkips(owner, self.steps, self.each_decides)
+        self.fix(*fixed_arguments(type(self), TrainingCell))
+
+    @staticmethod
+    def _accepted(owner, loss_scale):
+        """Returns the loss scale of a step, a list of them if each of its networks has its own."""
+        return as_loss_scale(owner, loss_scale)
 
     def _build_steps(self, networks, optimizers, loss_scales, may_return_tuple):
-        parts = [(slice(None), "")]
-        if self.each_decides:
-            parts = [(slice(i, i + 1), network_prefix(i)) for i in range(len(networks))]
-            for (_, prefix), loss_scale in zip(parts, loss_scales):
-                add_prefix(prefix, loss_scale.get_parameters())
-        return [
-            build_step(
-                self._owner,
-                networks[part],
-                optimizers[part],
-                loss_scale,
-                its_settings,
-                self._ranks_of(networks[part], optimizers[part]),
-                # If each network has its own step, `construct` selects the inputs.
-                network_inputs=None if self.each_decides else self.network_inputs,
-                may_return_tuple=may_return_tuple,
-                prefix=prefix,
-                number=i,
-            )
-            for i, ((part, prefix), loss_scale, its_settings) in enumerate(zip(parts, loss_scales, self._settings))
-        ]
+        step = build_step(
+            self._owner,
+            networks,
+            optimizers,
+            loss_scales[0],
+            self._settings[0],
+            self._ranks(self.grad_reducer),
+            network_inputs=self.network_inputs,
+            may_return_tuple=may_return_tuple,
+        )
+        return [step]
 
-    def _ranks_of(self, networks, optimizers):
-        if self.parallel_mode == "stand_alone":
-            return Alone()
-        if not self.each_decides:
-            return Ranks(self.grad_reducer)
-        # MindSpore's reducer for the weights of one network.
-        return Ranks(nn.TrainOneStepCell(networks[0], optimizers[0]).grad_reducer)
+    def _ranks(self, grad_reducer):
+        return Alone() if self.parallel_mode == "stand_alone" else Ranks(grad_reducer)
+
+    def _inputs_of_step(self, i, inputs):
+        """Returns the inputs of a call that step `i` takes."""
+        return inputs
+
+    def _returned(self, output):
+        """Returns what a call returns: for a network without aux, graph mode can only return None."""
+        if not self._has_aux:
+            return output
+        return (*output[:-1], tuple(() if aux is None else aux for aux in output[-1]))
+
+    def _cycle_counts(self):
+        """Returns what counts the calls of accumulation cycles."""
+        return [step.cycle_state.count for step in self.steps if step.cycle_state is not None]
+
+    def _earlier_cycles(self):
+        return EarlierCycles(list(self.steps), self._cycle_counts())
+
+    def _shared_state(self):
+        """Returns the small Parameters, besides those of the steps, that must have the same values on all ranks."""
+        return [parameter for count in self._cycle_counts() for parameter in count.get_parameters()]
+
+    def _after_loading(self):
+        """Is called when other values may have been loaded."""
+
+    def _after_flush(self, overflows):
+        """Is called with what `flush` of each step returned."""
 
     def set_inputs(self, *inputs: Any, **kwargs: Any) -> None:
         super().set_inputs(*inputs, **kwargs)
@@ -152,47 +130,26 @@ class TrainingCell(
             step.forwards_and_backwards.set_inputs_of_compiled(inputs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._check_trains("a step")
-        if kwargs or len(args) not in self._fitting_counts:
-            self._check_call(args, kwargs)
-        if not self._compared:
-            self.compare_ranks()
-        self._check_loaded()
-        with self._explaining_errors(), noticing_gradients(self._notice_gradient):
+        if self._averages.are_in_place:
+            self._averages.refuse("a step")
+        self._before_step(args, kwargs)
+        with explaining_errors(self), noticing_gradients(self._inner_gradients.notice):
             output = super().__call__(*args, **kwargs)
-        if self._takes_gradient is not None:
-            self._warn_of_inner_gradient()
-        self._others.has_run()
-        for i, step in enumerate(self.steps):
-            step.forward_state.memory.settle(lambda i=i: output[1].asnumpy().reshape(-1)[i])
-            step.forward_state.memory.has_run()
+        if self._inner_gradients.taken_in is not None:
+            self._inner_gradients.warn()
+        self._guard.after(lambda i: output[1].asnumpy().reshape(-1)[i])
         self.endless_skips.after_call(output)
-        if self._several_networks and self._has_aux:
-            auxes = tuple(() if aux is None else aux for aux in output[-1])
-            output = (*output[:-1], auxes)
-        return output
+        return self._returned(output)
 
-    @contextlib.contextmanager
-    def _explaining_errors(self):
-        try:
-            yield
-        except BaseException as error:
-            forget_failed_calls()
-            message = explanation(self, error) if isinstance(error, (RuntimeError, TypeError)) else None
-            if message is None:
-                raise
-            raise RuntimeError(message) from error
+    def _before_step(self, inputs, keywords=()):
+        if keywords or len(inputs) not in self._check_call.fitting_counts:
+            self._check_call(inputs, keywords)
+        if not self._are_compared:
+            self.compare_ranks()
+        self._guard.before()
 
-    def _check_trains(self, what):
-        if self._evaluates:
-            raise RuntimeError(
-                f"For '{self._owner}', {what} within 'ema_weights()' would change the averages that the weights hold "
-                f"there, and be lost when the trained weights come back. Leave the context first."
-            )
-
-    def _put_memory_back(self):
-        for memory in (self._others, *(step.forward_state.memory for step in self.steps)):
-            memory.put_back()
+    def _instead_of_assigning(self, name):
+        return instead_of_assigning(name)
 
     def _of_steps(self, values):
         """Returns what a method returns for each step: a list if each network decides alone."""
@@ -200,7 +157,7 @@ class TrainingCell(
 
     def _of_loss_scales(self, values):
         """Returns what a method returns for each loss scale: a list if each network has its own."""
-        return values[0] if self._is_one_loss_scale else values
+        return values if self.each_has_scale else values[0]
 
     @property
     def loss_scale(self) -> Union[LossScale, list[LossScale]]:
@@ -213,7 +170,7 @@ class TrainingCell(
         For callbacks, an object with `get_loss_scale()`: the loss scale; or this cell, which returns a list, if each
         network has its own loss scale.
         """
-        return self._loss_scales[0] if self._is_one_loss_scale else self
+        return self if self.each_has_scale else self._loss_scales[0]
 
     @property
     def overflow_detector(self) -> Union[OverflowDetector, list[OverflowDetector]]:
@@ -242,7 +199,7 @@ class TrainingCell(
             ValueError: If a value is not finite or not > 0, or if a list does not have one entry for each network.
         """
         owner = f"{type(self).__name__}.set_loss_scale"
-        values = [value] if self._is_one_loss_scale else one_each(owner, "value", value, len(self._loss_scales))
+        values = one_each(owner, "value", value, len(self._loss_scales)) if self.each_has_scale else [value]
         # All are checked before the first one is set.
         values = [its.check_scale(owner, "value", each) for its, each in zip(self._loss_scales, values)]
         for loss_scale, its_value in zip(self._loss_scales, values):
@@ -278,8 +235,7 @@ class TrainingCell(
 
     def steps_made(self) -> int:
         """Reads how many steps there were, skipped ones included."""
-        counts_steps = self.turns if self.each_decides else self.steps[0].update.step_counters
-        return counts_steps.steps_made()
+        return self.steps[0].update.step_counters.steps_made()
 
     def overflowed_parameters(self) -> list[str]:
         """
@@ -302,12 +258,10 @@ class TrainingCell(
         Raises:
             RuntimeError: Within :meth:`ema_weights`.
         """
-        self._check_trains("'flush()'")
-        self._check_loaded()
-        overflows = [step.flush() for step in self.steps]
-        if self.each_decides:
-            self.turns.flush(overflows)
-            self.shared_state.flush(overflows)
+        if self._averages.are_in_place:
+            self._averages.refuse("'flush()'")
+        self._guard.before()
+        self._after_flush([step.flush() for step in self.steps])
 
     def grad_norm(self) -> Union[float, list[Optional[float]]]:
         """
@@ -326,7 +280,7 @@ class TrainingCell(
                 f"For '{type(self).__name__}', 'grad_norm()' needs 'clip_norm': nothing measures the norm without it. "
                 f'Construct the cell with clip_norm=float("inf") to measure and not clip.'
             )
-        return norms if self._several_networks else norms[0]
+        return norms if self.several_networks else norms[0]
 
     def ema_parameters(self) -> dict[str, Parameter]:
         """
@@ -340,11 +294,11 @@ class TrainingCell(
             RuntimeError: If no `ema_decay` is set.
         """
         averages = {}
-        for moving_average in self._moving_averages("ema_parameters"):
-            averages.update(moving_average.as_dict())
+        for average in self._averages.of_each("ema_parameters"):
+            averages.update(average.as_dict())
         return averages
 
-    def ema_weights(self) -> contextlib.AbstractContextManager[None]:
+    def ema_weights(self) -> AbstractContextManager[None]:
         """
         A context in which the weights hold their exponential moving averages, for evaluation. Afterwards it puts back
         exactly the trained weights, even if the evaluation raises. Inside the context you can't make a training step,
@@ -356,33 +310,89 @@ class TrainingCell(
         Raises:
             RuntimeError: If no `ema_decay` is set.
         """
-        return self._evaluating(self._moving_averages("ema_weights"))
+        return self._averages.in_place(self._averages.of_each("ema_weights"))
 
-    @contextlib.contextmanager
-    def _evaluating(self, moving_averages):
-        outer, self._evaluates = self._evaluates, True
-        try:
-            with averages_in_place(moving_averages):
-                yield
-        finally:
-            self._evaluates = outer
+    def compare_ranks(self) -> None:
+        """
+        Compares the settings, weights, loss scale and counters of this cell with those of the other ranks. Ranks that
+        differ would wait for each other forever, or silently train apart.
 
-    def _moving_averages(self, method):
-        moving_averages = []
-        for step in self.steps:
-            if step.update.step_counters.none_applied():
-                for moving_average in step.update.moving_averages:
-                    moving_average.begin()
-            moving_averages += step.update.moving_averages
-        if not moving_averages:
-            raise RuntimeError(
-                f"For '{type(self).__name__}', '{method}()' needs 'ema_decay': no average is kept without it. "
-                f"Construct the cell with ema_decay=0.999, say."
-            )
-        return moving_averages
+        The first call of the cell does this by itself, unless MindSpore compiles the cell into another one in
+        GRAPH_MODE, because a cell of your own calls it or because of `dataset_sink_mode` on a device. In these cases,
+        call this method on all ranks before.
 
-    def _cycle_counts(self):
-        return cycle_counts(self.steps, self.turns)
+        Raises:
+            ValueError: On all ranks, if one of them differs from rank 0. The message names the differences.
+        """
+        compare_ranks(self)
+        self._are_compared = True
+
+    def find_loss_scale(self, *inputs: Any) -> Union[float, list[float]]:
+        """
+        Finds the loss scale to begin with. It runs a batch at powers of two between the `min_loss_scale` and the
+        `max_loss_scale` of the :class:`DynamicLossScale`. Then it sets the scale to half of the largest one at which
+        nothing overflows, which leaves headroom, but not below `min_loss_scale`.
+
+        Nothing else changes: no weight moves, no step is counted, the update rule takes no step, and side effects of
+        the forward are undone. Each scale that is tried costs a forward and a backward. With the default range five are
+        tried; graph mode adds one compilation.
+
+        Call `set_train()` first: the networks run in their present mode, and `Model.train` sets it only later. Within
+        an accumulation cycle, the scale applies from the next cycle on, as with
+        :meth:`ScaledTrainOneStepCell.set_loss_scale`. Several loss scales are searched one after the other; those that
+        never move stay as they are. In a parallel job, all ranks must call this, each with its own batch, and find the
+        same scale.
+
+        Args:
+            *inputs (Any): The inputs of a step.
+
+        Returns:
+            float, the loss scale that was set; a list if each network has its own.
+
+        Raises:
+            RuntimeError: If the batch overflows at every one of these scales (the message says at which smaller one it
+                does not, if any), or if no loss scale is a
+                :class:`DynamicLossScale`. The scale then stays as it was.
+
+        Examples:
+            >>> import numpy as np
+            >>> from mindspore import Tensor, nn
+            >>> from mindspore import dtype as mstype
+            >>> from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
+            >>> network = nn.Dense(4, 1, weight_init="zeros", bias_init="zeros").to_float(mstype.float16)
+            >>> optimizer = nn.Momentum(network.trainable_params(), learning_rate=0.1, momentum=0.9)
+            >>> cell = ScaledTrainOneStepCell(nn.WithLossCell(network, nn.MSELoss()), optimizer, DynamicLossScale())
+            >>> x, y = Tensor(np.ones((8, 4), np.float32)), Tensor(np.full((8, 1), 10.0, np.float32))
+            >>> cell.set_train().find_loss_scale(x, y)
+            1024.0
+            >>> cell.counters()
+            {'applied_steps': 0, 'skipped_steps': 0, 'consecutive_skipped_steps': 0}
+        """
+        return self._search.find(inputs)
+
+    def load_state_dict(self, parameters: Mapping[str, Tensor], strict: bool = True) -> tuple[list[str], list[str]]:
+        """
+        Loads a checkpoint of such a cell in place. You may call it at any time between two calls.
+
+        Args:
+            parameters (dict): From names to Parameters or Tensors, as :func:`mindspore.load_checkpoint` returns it. A
+                cell with a :class:`ShardedOptimizer` takes the checkpoint of this rank, or one of the plain optimizer,
+                as :func:`merge_shards` returns it. A plain optimizer ignores the master copies in it.
+            strict (bool): Whether the names must be exactly those of this cell. Default: ``True`` .
+
+        Returns:
+            Tuple of two lists: the names of this cell that are missing in `parameters`, and the names in `parameters`
+            that the cell does not have.
+
+        Raises:
+            TypeError: If `parameters` is not a dict from names to Parameters or Tensors, or `strict` is not a bool.
+            ValueError: If a value does not have the shape of its Parameter, if a scale or a count is impossible, if
+                `parameters` come from within an accumulation cycle with another `gradient_accumulation_steps`, or if
+                they belong to another rank.
+            RuntimeError: If `strict` is True and names are missing or unexpected, or within
+                :meth:`ScaledTrainOneStepCell.ema_weights`. Nothing is written in these cases.
+        """
+        return load(self, parameters, strict)
 
 
 def or_none(aux):

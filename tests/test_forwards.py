@@ -63,10 +63,14 @@ _OF_THE_BACKWARD = (
 
 
 # What MindSpore 2.7 loses in any call of a network, without a training cell, too: graph mode runs these writes in
-# Python, on a copy; in PyNative mode what `ops.depend` returns is a copy, so that a view of it is not the Parameter.
+# Python, on a copy; in PyNative mode what `ops.depend` returns is a copy, so that a view of it is not the Parameter,
+# and `parameter.data` can't be set.
 _LOST_BEFORE_2_10 = {
-    "graph": ("ByAugmentedPartOfADict", "ByAugmentedPartOfAList", "ByAttrgetter", "ByMintInPlace"),
-    "pynative": ("ByView",),
+    "graph": (
+        *("ByAugmentedPartOfADict", "ByAugmentedPartOfAList", "ByAttrgetter", "ByMintInPlace"),
+        *("ParameterInANamespace", "ParameterInAnArray"),
+    ),
+    "pynative": ("ByView", "BySettingItsData"),
 }
 
 

@@ -9,6 +9,7 @@ from ms_lossscale._mindspore import Compiled
 from ms_lossscale.input_gradient import holds_input_gradient
 from ms_lossscale.overflow_detector import NoCheck
 from ms_lossscale.step.accumulation import CycleState
+from ms_lossscale.step.check_of_call import CheckOfCall
 from ms_lossscale.step.clipping import make_clip, make_clipping
 from ms_lossscale.step.cycle import Accumulation, EndOfCall, Flush
 from ms_lossscale.step.forward_backward import ForwardBackward, ForwardsAndBackwards, SharedForwardBackward
@@ -21,7 +22,7 @@ from ms_lossscale.step.packing import make_packing
 from ms_lossscale.step.retries import AttemptCheck, EndOfRetriedCall, RetriedStep
 from ms_lossscale.step.scaling import CycleScaling, OwnScaling, Scaling, Unscale
 from ms_lossscale.step.stage import Alone, Clipping
-from ms_lossscale.step.step import Check, CheckOfCall, Decision, End, Step
+from ms_lossscale.step.step import Check, Decision, End, Step
 from ms_lossscale.step.trial import Trial
 from ms_lossscale.step.update import MovingAverage, StepCounters, Undo, Update
 
@@ -133,7 +134,7 @@ class _Stages:
     def _end(self):
         if self._settings.max_retries:
             return self._decision
-        return End(self._check_of_call(self.forward_state, measures=True), self._decision)
+        return End(self.forward_state, self._unscale(), self._check(), self._decision)
 
     def _end_in_cycle(self):
         is_retried = self._settings.max_retries > 0

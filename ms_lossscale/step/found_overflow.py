@@ -35,9 +35,10 @@ class FoundOverflow(nn.Cell):
         # None if all networks share a loss scale: then it does not matter whose gradients overflowed.
         self.whose = whose
 
-    def answer(self, found, grads, flags, of_state):
-        """Returns whether an overflow was found. `found` is what was found in gradients, bools of shape ()."""
-        return any_of(found + of_state) if self.whose is None else self.whose(found, grads, flags, of_state)
+
+def _answer(whose, found, grads, flags, of_state):
+    """Returns whether an overflow was found. `found` is what was found in gradients, bools of shape ()."""
+    return any_of(found + of_state) if whose is None else whose(found, grads, flags, of_state)
 
 
 class FoundByDetector(FoundOverflow):
@@ -48,7 +49,7 @@ class FoundByDetector(FoundOverflow):
         self.detect = detect
 
     def construct(self, grads, norms_finite, of_state):
-        return self.answer((self.detect(grads),), grads, (), of_state), ()
+        return _answer(self.whose, (self.detect(grads),), grads, (), of_state), ()
 
 
 class FoundInGradients(FoundOverflow):
@@ -61,7 +62,7 @@ class FoundInGradients(FoundOverflow):
     def construct(self, grads, norms_finite, of_state):
         are_finite = self.packing.check(grads)
         found = (ops.logical_not(ops.ReduceAll()(are_finite)),)
-        return self.answer(found, grads, (are_finite,), of_state), (are_finite,)
+        return _answer(self.whose, found, grads, (are_finite,), of_state), (are_finite,)
 
 
 class FoundByNorms(FoundOverflow):
@@ -71,7 +72,7 @@ class FoundByNorms(FoundOverflow):
         found = ()
         for is_finite in norms_finite:
             found += (ops.logical_not(is_finite),)
-        return self.answer(found, grads, (), of_state), ()
+        return _answer(self.whose, found, grads, (), of_state), ()
 
 
 class WhoseGradients(nn.Cell):

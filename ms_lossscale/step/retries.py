@@ -9,12 +9,13 @@ from ms_lossscale import _gradients as gradients
 from ms_lossscale._gradients import any_of, of_any_network
 from ms_lossscale._mindspore import Compiled
 from ms_lossscale.step.accumulation import CycleState
+from ms_lossscale.step.check_of_call import CheckOfCall
 from ms_lossscale.step.cycle import Accumulation
 from ms_lossscale.step.kept_inputs import KeptInputs
 from ms_lossscale.step.returned import tensors_in, with_tensors
 from ms_lossscale.step.scaling import Scaling
 from ms_lossscale.step.stage import Alone
-from ms_lossscale.step.step import CheckOfCall, Step
+from ms_lossscale.step.step import Step
 
 
 class RetriedStep(Step):
@@ -93,9 +94,7 @@ class AttemptCheck(nn.Cell):
         self._unscaled_losses = unscaled_losses
 
     def construct(self, losses, grads, scale, saved):
-        # Indexed rather than unpacked: graph mode warns about unused names.
-        checked = self.check_of_call(grads, scale, saved)
-        grads, overflow, of_state = checked[0], checked[1], checked[3]
+        grads, overflow, of_state = self.check_of_call(grads, scale, saved)
         can_mend = self.scaling.can_mend(scale, overflow)
         hopeless = any_of((ops.logical_not(can_mend),) + of_state)
         for i in self._unscaled_losses:

@@ -88,34 +88,17 @@ class Step(nn.Cell):
 class End(nn.Cell):
     """Ends a step that is one call: 4 to 9. Returns what :class:`Decision` returns."""
 
-    def __init__(self, check_of_call: "CheckOfCall", decision: "Decision") -> None:
-        super().__init__(auto_prefix=False)
-        self.check_of_call = check_of_call
-        self.decision = decision
-
-    def construct(self, grads, scale, saved):
-        # Indexed rather than unpacked: graph mode warns about unused names.
-        checked = self.check_of_call(grads, scale, saved)
-        return self.decision(checked[0], checked[1], checked[2], scale, saved)
-
-
-class CheckOfCall(nn.Cell):
-    """
-    Unscales and checks the gradients of one call. Returns what :class:`Check` does and, as a tuple of bools of shape
-    :math:`()`, whether what the forward wrote overflowed.
-    """
-
-    def __init__(self, forward_state: ForwardState, unscale: Unscale, check: "Check") -> None:
+    def __init__(self, forward_state: ForwardState, unscale: Unscale, check: "Check", decision: "Decision") -> None:
         super().__init__(auto_prefix=False)
         self.forward_state = forward_state
         self.unscale = unscale
         self.check = check
+        self.decision = decision
 
     def construct(self, grads, scale, saved):
         of_state = self.forward_state.overflowed(saved)  # 3. An overflow may show only in what the forward wrote.
         grads = self.unscale(grads, scale)  # 4. Unscale in float32.
-        grads, overflow, flags = self.check(grads, of_state, ())
-        return grads, overflow, flags, of_state
+        return self.decision(*self.check(grads, of_state, ()), scale, saved)
 
 
 class Check(nn.Cell):

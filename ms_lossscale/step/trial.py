@@ -6,11 +6,11 @@ from mindspore import nn
 
 from ms_lossscale._memory_in_use import UseInOutermostGraph
 from ms_lossscale._mindspore import Compiled
+from ms_lossscale.step.check_of_call import CheckOfCall
 from ms_lossscale.step.forward_backward import ForwardsAndBackwards
 from ms_lossscale.step.kept_inputs import KeptInputs
 from ms_lossscale.step.scaling import Scaling
 from ms_lossscale.step.stage import ForwardState
-from ms_lossscale.step.step import CheckOfCall
 
 
 class Trial(nn.Cell):

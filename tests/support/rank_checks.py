@@ -173,7 +173,7 @@ def sharding_cells(**keywords):
 def sharded(place, mode):
     """Constructs cells without running them: MindSpore runs the modes that shard weights only on GPU and Ascend."""
     mindspore.set_auto_parallel_context(parallel_mode=mode)
-    checks = [step.end.check_of_call.check for cell in sharding_cells() for step in cell.steps]
+    checks = [step.end.check for cell in sharding_cells() for step in cell.steps]
     agrees = [
         isinstance(check.ranks, Ranks) and check.before_check.stages[0] is check.ranks.grad_reducer for check in checks
     ]

@@ -45,6 +45,8 @@ class EarlierCycles:
             missing = {its.name for its in self._known_added.unchanged(self._added)}
             loaded = {name: value for name, value in own.items() if name not in missing}
             write_in_place([(own[name], value) for name, value in self.converted(loaded).items()])
+            if self._turns is not None:
+                self._turns.forget_losses()
             self.remember()
 
     def converted(self, parameters):

@@ -21,7 +21,7 @@ class Guard:
 
     def __init__(self, cell, optimizers, steps_in_cycle):
         owner = type(cell).__name__
-        self._parameters_dict, self._after_loading = cell.parameters_dict, cell._after_loading
+        self._parameters_dict = cell.parameters_dict
         self.earlier_cycles = cell._earlier_cycles()
         self.loaded_parts = LoadedParts(owner, optimizers)
         self.begun_cycles = BegunCycles(owner, steps_in_cycle, cell._cycle_counts())
@@ -53,7 +53,6 @@ class Guard:
         self.loaded_parts.check()
         self.begun_cycles.check()
         self.possible_values.check()
-        self._after_loading()
 
     def put_back(self):
         """Moves Parameters back into the memory that compiled code knows."""

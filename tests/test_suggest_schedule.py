@@ -8,7 +8,7 @@ from support.networks import Linear, batch
 from test_gradient_report import WHY_NOT, report_of
 
 from ms_lossscale import ScaledTrainOneStepCell, ScheduledLossScale, profile_gradients, suggest_schedule
-from ms_lossscale.diagnosis.networks_report import NetworksReport
+from ms_lossscale.diagnosis.gradient_report import NetworksReport
 
 
 def report(largest, step=None):

@@ -1,6 +1,6 @@
 """Finds the initial loss scale by trying a batch, without making a step."""
 
-import math
+import functools
 
 import numpy as np
 from mindspore import Tensor
@@ -8,6 +8,7 @@ from mindspore import dtype as mstype
 
 from ms_lossscale._mindspore import write_in_place
 from ms_lossscale._output import written_scale
+from ms_lossscale._powers_of_two import last_that_holds, powers_of_two
 from ms_lossscale._user_warnings import warn_user
 from ms_lossscale._values import not_finite_weights, on_not_finite, on_unreached
 from ms_lossscale.cells.guard import explaining_errors
@@ -86,14 +87,13 @@ class LossScaleSearch:
         return overflowed.reshape(-1)
 
     def _largest_clean(self, loss_scale, is_clean, inputs):
-        powers, tried = _powers_of_two(loss_scale), set()
-        found = _largest(powers, is_clean, tried)
-        # But a scale may also be too small, if something divides by a gradient that became zero.
-        others = (power for power in reversed(powers) if power not in tried and is_clean(power))
-        found = found or next(others, None)
+        powers, is_clean = _powers_of_two(loss_scale), functools.cache(is_clean)
+        # Gradients grow with the scale. But one may also be too small, if something divides by a gradient that became
+        # zero.
+        found = last_that_holds(powers, is_clean) or next(filter(is_clean, reversed(powers)), None)
         if found is None:
             below = [max(powers[0] / 2.0**k, _SMALLEST) for k in range(_BELOW, 0, -1)]
-            self._raise_none_found(loss_scale, powers, _largest(below, is_clean, tried), inputs)
+            self._raise_none_found(loss_scale, powers, last_that_holds(below, is_clean), inputs)
         return found
 
     def _raise_none_found(self, loss_scale, powers, below, inputs):
@@ -149,24 +149,11 @@ class LossScaleSearch:
         return on_not_finite(not_finite_weights(its for each in networks for its in each.get_parameters()))
 
 
-def _largest(powers, is_clean, tried):
-    """Returns the largest of these scales up to which all are clean, or None. Adds those that it tries to `tried`."""
-    # Gradients grow with the scale, so nothing is tried below a clean scale or above one that overflows.
-    low, high = 0, len(powers)
-    while low < high:
-        middle = (low + high) // 2
-        tried.add(powers[middle])
-        low, high = (middle + 1, high) if is_clean(powers[middle]) else (low, middle)
-    return powers[low - 1] if low else None
-
-
 def _powers_of_two(loss_scale):
     """Returns those from the floor to the ceiling, increasing; if there is none, the floor; if no range, the scale."""
     if loss_scale.min_loss_scale is None:
         return [loss_scale.get_loss_scale()]
-    first = math.ceil(math.log2(loss_scale.min_loss_scale))
-    last = math.floor(math.log2(loss_scale.max_loss_scale))
-    return [2.0**exponent for exponent in range(first, last + 1)] or [loss_scale.min_loss_scale]
+    return powers_of_two(loss_scale.min_loss_scale, loss_scale.max_loss_scale) or [loss_scale.min_loss_scale]
 
 
 def _set_in_place(scales):

@@ -4,11 +4,18 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Optional, Union
 
-from ms_lossscale._output import in_batches, size, text_table
+from ms_lossscale._output import in_batches, size
 from ms_lossscale.diagnosis.cell_watch import Place
 from ms_lossscale.diagnosis.distribution import COUNTS, Distribution, Shares
-from ms_lossscale.diagnosis.picture import Picture
-from ms_lossscale.diagnosis.report import COLUMNS, NOTABLE_SHARE, Report, columns_of, numbers_of, written_scales
+from ms_lossscale.diagnosis.report import (
+    COLUMNS,
+    NOTABLE_SHARE,
+    Picture,
+    Report,
+    columns_of,
+    numbers_of,
+    written_scales,
+)
 
 # float16 rounds with a relative error of up to 2**-11. An error this many times the largest before it is a jump.
 ROUNDING, JUMP = 2.0**-11, 8.0
@@ -98,7 +105,13 @@ class ActivationReport(Report):
         """The activations as they are printed: first the notable ones, then the others, in the order of execution."""
         return sorted(self.activations, key=lambda activation: not activation.is_notable)
 
-    def __str__(self) -> str:
+    def _headline(self) -> str:
+        return (
+            f"Values at the cells {in_batches(self.batches)}, gradients at loss scale "
+            f"{written_scales(self.loss_scale)}; what float16 does to them"
+        )
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
         compared = self._is_compared()
         header = ["cell", "dtype", *COLUMNS, "flushed %", "subnormal %", "overflowed %"]
         if compared:
@@ -112,21 +125,17 @@ class ActivationReport(Report):
                 gained = "-" if activation.zeros_gained is None else f"{activation.zeros_gained:,}"
                 row += ["varies" if activation.varies else size(activation.relative_error) + jump, gained]
             rows.append(row)
+        return header, rows
+
+    def _remarks(self) -> list[str]:
         restored = "What the forward may write is never restored, since this training cell skips no step."
         if self.forward_state is not None:
             names = ", ".join(self.forward_state) or "nothing"
             restored = f"The forward may write, and a skipped step restores: {names}."
-        lines = [
-            f"Values at the cells {in_batches(self.batches)}, gradients at loss scale "
-            f"{written_scales(self.loss_scale)}; what float16 does to them",
-            "",
-            text_table(header, rows),
-            "",
-            self._meaning_of_marks(),
-            *self._what_varies(),
-            restored,
-        ]
-        return "\n".join(lines)
+        return [*self._marks_and_variation(), restored]
+
+    def _marks_and_variation(self):
+        return [self._meaning_of_marks(), *self._what_varies()]
 
     def _is_compared(self):
         return any(each.relative_error is not None or each.varies for each in self.activations)
@@ -182,9 +191,7 @@ class ActivationReport(Report):
         rows = [(_marked(activation), activation.distribution) for activation in self.notable_first()]
         scales = {f"gradients at loss scale {written_scales(self.loss_scale)}": 1.0}
         title = f"Values at {len(rows)} places {in_batches(self.batches)}"
-        return Picture(
-            title, scales, "place, out of range first", rows, [self._meaning_of_marks(), *self._what_varies()]
-        )
+        return Picture(title, scales, "place, out of range first", rows, self._marks_and_variation())
 
 
 def _marked(activation):

@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import itertools
-import math
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ import mindspore
 import numpy as np
 
 from ms_lossscale._mindspore import forget_failed_calls, in_float32, raise_what_failed, written_class
+from ms_lossscale._powers_of_two import last_that_holds, powers_of_two
 from ms_lossscale._values import are_finite, as_array, is_float
 from ms_lossscale.diagnosis.arguments import join_names, with_progress_bar
 from ms_lossscale.diagnosis.cell_watch import CellWatch, LineWatch, WatchError
@@ -19,8 +19,6 @@ from ms_lossscale.diagnosis.gradient_report import LOSS_SCALES
 from ms_lossscale.diagnosis.locate_overflow import OverflowTrace, Search, register_trace
 from ms_lossscale.diagnosis.replay import LossAndGrads, running
 
-# The exponents at which the search for the largest scale looks first.
-_STEPS = (8, 16, 24, 32, 64, int(math.log2(LOSS_SCALES[-1])))
 # An output is lost if fewer are left; not 0, since dropout draws anew and float16 rounds.
 _KEPT = 0.01
 
@@ -31,8 +29,6 @@ class Found(NamedTuple):
     trace: OverflowTrace
     cell: str
     suspect: str
-    # The cells in the order in which the forward finished them.
-    order: list
     # The numbers of the batch and of the network.
     at: tuple
 
@@ -173,21 +169,13 @@ class Trials:
     def largest_scale(self, names, in_graph_mode):
         """Returns the largest power of two at which all batches are finite, if they are at the smallest."""
 
-        def are_finite(exponent):
+        def are_finite(loss_scale):
             if in_graph_mode:
-                return self.error_in_graph_mode(names, 2.0**exponent) is None
-            return self.are_finite(names, 2.0**exponent)
+                return self.error_in_graph_mode(names, loss_scale) is None
+            return self.are_finite(names, loss_scale)
 
-        low, high = math.ceil(math.log2(self.smallest_scale)), _STEPS[-1] + 1
-        for exponent in (each for each in _STEPS if each > low):
-            if not are_finite(exponent):
-                high = exponent
-                break
-            low = exponent
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if are_finite(middle) else (low, middle)
-        return 2.0**low
+        powers = powers_of_two(self.smallest_scale, LOSS_SCALES[-1])
+        return last_that_holds(powers, are_finite) or self.smallest_scale
 
     def look(self, names, loss_scale=None):
         """Returns what overflows first with these cells in float32, None if nothing does."""
@@ -196,27 +184,29 @@ class Trials:
                 search = Search(loss_and_grads, loss_scale or self.smallest_scale)
                 is_refused = self._attempt(names, at, search.run, batch) is None
                 of_part = self._names_in(search.part)
-                order = list(dict.fromkeys(of_part[cell] for cell, _ in search.inputs))
                 overflow = next((each for each in search.overflows if not each.held_by_dtype), None)
                 if overflow is not None:
                     cell = suspect = of_part[overflow.trace.cell]
                     if search.came_in(overflow):
                         # It was computed in the construct of the enclosing cell.
-                        suspect = next(iter(self.around(cell)), cell)
-                    return Found(search.explained(overflow), cell, suspect, order, at)
+                        suspect = self._enclosing(cell)
+                    return Found(search.explained(overflow), cell, suspect, at)
                 if is_refused:
-                    last = order[-1] if order else self.roots[0]
-                    cell = next(iter(self.around(last)), last)
-                    return self._found_in(cell, "output", "refused: an operator takes no two dtypes", order, at)
+                    last = next((of_part[cell] for cell, _ in reversed(search.inputs)), self.roots[0])
+                    kind = "refused: an operator takes no two dtypes"
+                    return self._found_in(self._enclosing(last), "output", kind, at)
                 # The overflow may only be in what the forward wrote, such as BatchNorm's statistics.
                 for (cell, name), written in self._state.items():
                     if not are_finite([written]):
-                        return self._found_in(cell, name, "not finite", order, at)
+                        return self._found_in(cell, name, "not finite", at)
         return self.first_lost(names) if self.counts_lost else None
 
-    def _found_in(self, cell, what, kind, order, at):
+    def _enclosing(self, name):
+        return next(iter(self.around(name)), name)
+
+    def _found_in(self, cell, what, kind, at):
         trace = OverflowTrace(True, self.smallest_scale, cell, "forward", what, kind)
-        return Found(trace, cell, cell, order, at)
+        return Found(trace, cell, cell, at)
 
     def _names_in(self, part):
         watched = part.cell_names()
@@ -238,7 +228,7 @@ class Trials:
         counts = self._sizeable(names)
         for (at, cell), expected in self._sizeable_in_float32.items():
             if counts.get((at, cell), 0) < _KEPT * expected:
-                return self._found_in(cell, "output", "zero", list(dict.fromkeys(each for _, each in counts)), at)
+                return self._found_in(cell, "output", "zero", at)
         return None
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The report on a network's gradients, and the loss scale that follows from it."""
+"""The report on the gradients of one or several networks, and the loss scale that follows from it."""
 
 import math
 from dataclasses import dataclass, field
@@ -7,11 +7,18 @@ from typing import Any, NamedTuple, Optional, Union
 from mindspore import dtype as mstype
 
 from ms_lossscale._arguments import check_number
-from ms_lossscale._output import counted, in_batches, percent, size, text_table, written_scale
+from ms_lossscale._output import counted, in_batches, percent, size, written_scale
 from ms_lossscale._values import on_not_finite, on_unreached
 from ms_lossscale.diagnosis.distribution import COUNTS, FLOAT16, Distribution, Shares, float_format, sum_of
-from ms_lossscale.diagnosis.picture import Picture
-from ms_lossscale.diagnosis.report import COLUMNS, NOTABLE_SHARE, Report, columns_of, numbers_of, written_scales
+from ms_lossscale.diagnosis.report import (
+    COLUMNS,
+    NOTABLE_SHARE,
+    Picture,
+    Report,
+    columns_of,
+    numbers_of,
+    written_scales,
+)
 
 # The loss scales that the package accepts.
 LOSS_SCALES = [2.0**exponent for exponent in range(-126, 127)]
@@ -200,25 +207,24 @@ class GradientReport(Report):
 
         return sorted(self.parameters, key=loss, reverse=True)
 
-    def __str__(self) -> str:
-        scales = self._shown_scales()
+    def _headline(self) -> str:
         clipped = "" if self.clip is None else f", clipped to the global norm {self.clip:g}"
+        return (
+            f"{self._title()}{clipped}, computed at loss scale {self._scale()}; what float16 does to them at loss "
+            f"scale {' and '.join(map(written_scale, self._shown_scales()))}"
+        )
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        scales, rows = self._shown_scales(), self._rows()
         header = ["parameter", *COLUMNS]
         for loss_scale in scales:
             header += [f"flushed % at {written_scale(loss_scale)}", "subnormal %", "overflowed %"]
-        rows = self._rows()
         if len(rows) > 1:
             rows.append(("all", self.total))
-        lines = [
-            f"{self._title()}{clipped}, computed at loss scale {self._scale()}; what float16 does to them at loss "
-            f"scale {' and '.join(map(written_scale, scales))}",
-            "",
-            text_table(header, [[name, *columns_of(distribution, scales)] for name, distribution in rows]),
-            "",
-            *([] if self._why_not() else self._advice()),
-            *self._warnings(),
-        ]
-        return "\n".join(lines)
+        return header, [[name, *columns_of(distribution, scales)] for name, distribution in rows]
+
+    def _remarks(self) -> list[str]:
+        return [*([] if self._why_not() else self._advice()), *self._warnings()]
 
     def _warnings(self):
         problem = self._why_not()
@@ -300,3 +306,50 @@ class GradientReport(Report):
             scales[f"loss scale {written_scale(recommended)} (recommended)"] = recommended
         title = f"{self._title()}, computed at loss scale {self._scale()}"
         return Picture(title, scales, "parameter, worst first", self._rows(), self._warnings(), recommended)
+
+
+class NetworksReport(GradientReport):
+    """A :class:`GradientReport` of all `networks` together, which recommends a loss scale for each of them."""
+
+    def _recommendation(self, headroom, dtype, of):
+        return [each._recommendation(headroom, dtype, of) for each in self.networks]
+
+    def _named(self):
+        return [(f"networks[{i}]", each) for i, each in enumerate(self.networks)]
+
+    def _why_not(self):
+        return " ".join(f"{name}: {each._why_not()}" for name, each in self._named() if each._why_not())
+
+    def _recommended_for(self):
+        """Returns the names of the networks for which each loss scale is recommended."""
+        names = {}
+        for name, each in self._named():
+            if not each._why_not():
+                names.setdefault(each.recommended_loss_scale, []).append(name)
+        return names
+
+    def _shown_scales(self):
+        return [1.0, *self._recommended_for()]
+
+    def _warnings(self):
+        return [f"{name}: {line}" for name, each in self._named() for line in each._warnings()]
+
+    def __str__(self) -> str:
+        head = (
+            f"{self._title()}, computed at loss scale {self._scale()}; each network has its own loss scale, and a "
+            f"report of its own."
+        )
+        return "\n\n".join([head, *(f"{name}: {each}" for name, each in self._named())])
+
+    def _recommendation_as_dict(self):
+        return [each._asdict() for each in self.recommend()]
+
+    def _further_content(self) -> dict[str, Any]:
+        return {**super()._further_content(), "networks": [each._content() for each in self.networks]}
+
+    def _picture(self) -> Picture:
+        scales = {"loss scale 1": 1.0}
+        for scale, names in self._recommended_for().items():
+            scales[f"loss scale {written_scale(scale)} (recommended for {' and '.join(names)})"] = scale
+        title = f"{self._title()}, computed at loss scale {self._scale()}"
+        return Picture(title, scales, "parameter, worst first", self._rows(), self._warnings())

@@ -13,8 +13,7 @@ from ms_lossscale._arguments import Batches, check_number, check_scale
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.diagnosis.arguments import each_batch, not_finite_weights_of, trained_parts
 from ms_lossscale.diagnosis.distribution import SMALLEST_NORMAL, Distribution
-from ms_lossscale.diagnosis.gradient_report import GradientReport, largest_scale
-from ms_lossscale.diagnosis.networks_report import NetworksReport
+from ms_lossscale.diagnosis.gradient_report import GradientReport, NetworksReport, largest_scale
 from ms_lossscale.diagnosis.replay import replay, running
 from ms_lossscale.diagnosis.report import one_or_each
 

@@ -26,11 +26,11 @@ def advise_float32(
     Finds which cells of a float16 network must compute in float32 so that your batches have finite losses and gradients
     at a loss scale of 1 or more. If a training cell has a smaller `min_loss_scale`, that is the limit.
 
-    It looks for as few and as small cells as possible, by trying: it puts the cell that overflows first into float32,
-    goes on to the next overflow, and then drops the cells that are not needed. A cell also counts if float16 loses its
-    output because of a division by infinity, as in a normalization whose squares overflow: the output is then zero.
-    This takes tens of runs of the batches, forward and backward in PyNative mode, and one compilation, because the
-    result must also hold in graph mode. A few batches are enough.
+    It looks for as few and as small cells as possible, by trying: it begins with the whole network in float32, and
+    goes on to the cells inside, and to those inside them, as long as some of them suffice. A cell also counts if
+    float16 loses its output because of a division by infinity, as in a normalization whose squares overflow: the output
+    is then zero. This takes tens of runs of the batches, forward and backward in PyNative mode, and one compilation,
+    because the result must also hold in graph mode. A few batches are enough.
 
     If one loss scale can't serve the whole network, because gradients are lost even at the largest one, the advice
     names one more cell: the one that widens the range of scales most if it computes in float32.

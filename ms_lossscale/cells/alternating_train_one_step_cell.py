@@ -167,7 +167,7 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
         super().__init__(
             networks,
             optimizers,
-            self._loss_scales(loss_scale, networks, optimizers, settings),
+            self._loss_scale_of_each(loss_scale, networks, optimizers, settings),
             settings,
             network_inputs=network_inputs,
         )
@@ -184,7 +184,7 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
         counters: Callable[[], list[dict[str, int]]]
         grad_norm: Callable[[], list[Optional[float]]]
 
-    def _loss_scales(self, loss_scale, networks, optimizers, settings):
+    def _loss_scale_of_each(self, loss_scale, networks, optimizers, settings):
         owner = type(self).__name__
         loss_scales = one_each(owner, "loss_scale", loss_scale, len(networks))
         if not isinstance(loss_scale, (list, tuple)):

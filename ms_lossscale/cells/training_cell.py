@@ -34,9 +34,9 @@ from ms_lossscale.step.update import StepCounters
 
 class TrainingCell(FixedAttributes, TrainingHooks, Generic[Aux]):
     """
-    Base class of the training cells, for several networks whose optimizers are updated in one step, with one loss
-    scale. What another cell has of its own, a subclass answers: the attributes and methods at the beginning and
-    `construct`. There is a `Settings` for each step.
+    Base class of the training cells. It has one step, with one loss scale, for several networks. What is different in
+    a cell, its class answers: the attributes and methods around the constructor, and `construct`. There is a `Settings`
+    for each step.
     """
 
     # Whether measurements of the networks are lists, and whether each network has its own step, and its own loss scale.

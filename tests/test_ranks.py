@@ -48,7 +48,7 @@ class TwoRanks(nn.Cell):
     def sum(self, number):
         return number + number
 
-    def own(self, weights):
+    def are_split(self, weights):
         return (self.has_own,) * len(weights)
 
 

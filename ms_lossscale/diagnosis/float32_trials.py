@@ -23,7 +23,7 @@ from ms_lossscale.diagnosis.replay import LossAndGrads, running
 _KEPT = 0.01
 
 
-class Found(NamedTuple):
+class FirstOverflow(NamedTuple):
     """What overflows first: the name of the cell, and of the suspect, the cell whose computation it comes from."""
 
     trace: OverflowTrace
@@ -190,7 +190,7 @@ class Trials:
                     if search.came_in(overflow):
                         # It was computed in the construct of the enclosing cell.
                         suspect = self._enclosing(cell)
-                    return Found(search.explained(overflow), cell, suspect, at)
+                    return FirstOverflow(search.explained(overflow), cell, suspect, at)
                 if is_refused:
                     last = next((of_part[cell] for cell, _ in reversed(search.inputs)), self.roots[0])
                     kind = "refused: an operator takes no two dtypes"
@@ -206,7 +206,7 @@ class Trials:
 
     def _found_in(self, cell, what, kind, at):
         trace = OverflowTrace(True, self.smallest_scale, cell, "forward", what, kind)
-        return Found(trace, cell, cell, at)
+        return FirstOverflow(trace, cell, cell, at)
 
     def _names_in(self, part):
         watched = part.cell_names()

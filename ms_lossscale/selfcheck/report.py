@@ -32,7 +32,7 @@ VARIABLES = (
 say = partial(print, flush=True)
 
 
-class Report:
+class CheckReport:
     """The report of one run, printed and, if it has a path, written to a JSON file."""
 
     def __init__(self, path):

@@ -21,7 +21,7 @@ def _tensor(value):
     return Tensor(value, mstype.float32)
 
 
-class Clip(nn.Cell):
+class ClippingOfOne(nn.Cell):
     """
     Clips the gradients of one network. This base class leaves them as they are. `norm` measures them before the
     overflow check, when they may not be finite.
@@ -39,7 +39,7 @@ class Clip(nn.Cell):
         return grads
 
 
-class ClipByValue(Clip):
+class ClipByValue(ClippingOfOne):
     """Clips each element to an absolute value of at most `clip_value`."""
 
     def __init__(self, clip_value: float) -> None:
@@ -58,17 +58,17 @@ class GlobalNorm(nn.Cell):
     The measurement works over the whole range of float32. It is finite whenever the gradients are, so it serves as the
     overflow check, too. The norm itself may exceed float32; it is held in two Parameters, as `root / power`.
 
-    `own` says for each gradient whether each rank has its own part of the weight. The norm is then that of all ranks
+    `split` says for each gradient whether each rank has its own part of the weight. The norm is then that of all ranks
     together.
     """
 
-    def __init__(self, ranks, own, prefix):
+    def __init__(self, ranks, split, prefix):
         super().__init__(auto_prefix=False)
         self.root = self._state(0.0, f"{prefix}clipping.root")
         self.power = self._state(1.0, f"{prefix}clipping.power")
         self.ranks = ranks
-        self._own = own if any(own) else ()
-        self._shared = tuple(not each for each in own)
+        self._split = split if any(split) else ()
+        self._shared = tuple(not each for each in split)
         self._one, self._zero = _tensor(1.0), _tensor(0.0)
         self._smallest, self._largest = _tensor(_SMALLEST_SUM), _tensor(_LARGEST_SUM)
         self._enlarge, self._reduce = _tensor(_ENLARGE), _tensor(_REDUCE)
@@ -88,9 +88,9 @@ class GlobalNorm(nn.Cell):
         return ops.isfinite(root)
 
     def _sum_of_squares(self, grads):
-        if not self._own:
+        if not self._split:
             return gradients.sum_of_squares(grads)
-        of_ranks = self.ranks.sum(gradients.sum_of_squares_where(self._zero, self._own, grads))
+        of_ranks = self.ranks.sum(gradients.sum_of_squares_where(self._zero, self._split, grads))
         return of_ranks + gradients.sum_of_squares_where(self._zero, self._shared, grads)
 
     def parts(self):
@@ -103,7 +103,7 @@ class GlobalNorm(nn.Cell):
         return float(root.asnumpy()) / float(power.asnumpy())
 
 
-class ClipByGlobalNorm(Clip):
+class ClipByGlobalNorm(ClippingOfOne):
     """Clips by the global norm like :func:`mindspore.ops.clip_by_global_norm`."""
 
     def __init__(self, clip_norm: float, norm: "GlobalNorm") -> None:
@@ -124,7 +124,7 @@ class ClipByGlobalNorm(Clip):
 class ClippingOfEach(Clipping):
     """Clips or measures each network's gradients according to its own setting. `packing` tells which are whose."""
 
-    def __init__(self, clips: list[Clip], packing: Packing) -> None:
+    def __init__(self, clips: list[ClippingOfOne], packing: Packing) -> None:
         super().__init__(len(clips))
         self.clips = nn.CellList(clips, auto_prefix=False)
         self.packing = packing
@@ -151,14 +151,14 @@ def make_clip(clip_norm, clip_value, weights, ranks, prefix):
     if clip_value is not None:
         return ClipByValue(clip_value)
     if clip_norm is None:
-        return Clip()
-    norm = GlobalNorm(ranks, ranks.own(weights), prefix)
-    return Clip(norm) if math.isinf(clip_norm) else ClipByGlobalNorm(clip_norm, norm)
+        return ClippingOfOne()
+    norm = GlobalNorm(ranks, ranks.are_split(weights), prefix)
+    return ClippingOfOne(norm) if math.isinf(clip_norm) else ClipByGlobalNorm(clip_norm, norm)
 
 
 def make_clipping(clips, packing):
     """Returns the clipping of a step, given that of each network."""
-    if all(type(clip) is Clip and clip.norm is None for clip in clips):
+    if all(type(clip) is ClippingOfOne and clip.norm is None for clip in clips):
         return Clipping(len(clips))
     return ClippingOfEach(clips, packing)
 

@@ -175,10 +175,12 @@ class Optimizers(nn.Cell):
         unlisted = [state for optimizer in optimizers for state in unlisted_state(optimizer)]
         if unlisted:
             self.unlisted_state = ParameterTuple(unlisted)
-        self.cast = nn.Identity() if all_float32 else CastLike(ParameterTuple(updated))
+        # Optimizers require gradients of the dtype of their weights.
+        self._cast_to = None if all_float32 else ParameterTuple(updated)
 
     def construct(self, grads):
-        grads = self.cast(grads)
+        if self._cast_to is not None:
+            grads = gradients.cast_like(grads, self._cast_to)
         # Returned, since MindSpore drops some optimizers (mint's Adam) in a method that returns nothing.
         done = ()
         for i, optimizer in enumerate(self.optimizers):
@@ -217,14 +219,3 @@ class Optimizers(nn.Cell):
         """
         weights = {id(weight) for weight in self.parameters}
         return [p for p in self.get_parameters() if p.size == 1 and not p.layerwise_parallel and id(p) not in weights]
-
-
-class CastLike(nn.Cell):
-    """Casts each gradient to the dtype of its weight, as optimizers require."""
-
-    def __init__(self, weights: ParameterTuple) -> None:
-        super().__init__(auto_prefix=False)
-        self.weights = weights
-
-    def construct(self, grads):
-        return gradients.cast_like(grads, self.weights)

@@ -27,5 +27,5 @@ class Ranks(Alone):
     def sum(self, number):
         return self._all_reduce(number)
 
-    def own(self, weights):
+    def are_split(self, weights):
         return tuple(weight.layerwise_parallel for weight in weights)

@@ -104,6 +104,6 @@ class Alone(nn.Cell):
         """Returns the sum of a number over the ranks."""
         return number
 
-    def own(self, weights):
+    def are_split(self, weights):
         """Returns, for each weight, whether each rank has its own part of it, so that its gradient is not reduced."""
         return (False,) * len(weights)

@@ -28,7 +28,6 @@ from ms_lossscale.forward_state import find
 from ms_lossscale.forward_state.find import find_forward_state
 
 BOTH = ("graph", "pynative")
-_LISTS = ("InAList", "InALoopOverAList", "InATuple", "InADict", "InADictOfLists", "InAModule")
 
 
 def _classes(module, base=nn.Cell):

@@ -1,11 +1,8 @@
 """Places where a network may keep a cell that writes, or its state; run as `ways_to_write`, with any cell inside."""
 
-import collections
 import sys
-import types
 
-import numpy as np
-from mindspore import Tensor, grad, jit, nn, ops
+from mindspore import grad, jit, nn, ops
 
 from support import modules_of_state
 from support.hidden import forget_hidden, hide
@@ -44,14 +41,6 @@ class InACell(Place):
         return self.part(x)
 
 
-class InCellsOfCells(Place):
-    def keep(self, part):
-        self.parts = nn.SequentialCell(nn.CellList([nn.SequentialCell(part)])[0])
-
-    def construct(self, x):
-        return self.parts(x)
-
-
 class InAList(Place):
     def keep(self, part):
         self.parts = [part]
@@ -60,57 +49,12 @@ class InAList(Place):
         return self.parts[0](x)
 
 
-class InALoopOverAList(InAList):
-    def construct(self, x):
-        for part in self.parts:
-            x = part(x)
-        return x
-
-
-class InATuple(Place):
-    def keep(self, part):
-        self.parts = (part, 0)
-
-    def construct(self, x):
-        return self.parts[0](x)
-
-
-class InADict(Place):
-    def keep(self, part):
-        self.parts = {"a": part}
-
-    def construct(self, x):
-        return self.parts["a"](x)
-
-
-class InADictOfLists(Place):
-    def keep(self, part):
-        self.parts = {"a": [(part,)]}
-
-    def construct(self, x):
-        return self.parts["a"][0][0](x)
-
-
 class InACellDict(Place):
     def keep(self, part):
         self.parts = nn.CellDict({"a": part})
 
     def construct(self, x):
         return self.parts["a"](x)
-
-
-class InValuesOfACellDict(InACellDict):
-    def construct(self, x):
-        for part in self.parts.values():
-            x = part(x)
-        return x
-
-
-class InItemsOfACellDict(InACellDict):
-    def construct(self, x):
-        for _, part in self.parts.items():
-            x = part(x)
-        return x
 
 
 class InAModule(Place):
@@ -188,47 +132,6 @@ class ParameterInAnObject(Kept):
 
     def construct(self, x):
         ops.assign(self.object.u, moved(self.object.u, x))
-        return x * 2
-
-
-class BufferOfACellInAList(Kept):
-    """Has the buffer in a cell that is never called."""
-
-    def keep(self, parameter):
-        cell = nn.Cell()
-        cell.register_buffer("seen", Tensor([0.5, 1.0, 1.5]))
-        self.cells_of = [cell]
-
-    def construct(self, x):
-        self.cells_of[0].seen.copy_(moved(self.cells_of[0].seen, x))
-        return x * 2
-
-
-class ParameterInANamespace(Kept):
-    def keep(self, parameter):
-        self.all = types.SimpleNamespace(u=parameter)
-
-    def construct(self, x):
-        ops.assign(self.all.u, moved(self.all.u, x))
-        return x * 2
-
-
-class ParameterInAUserList(Kept):
-    def keep(self, parameter):
-        self.all = collections.UserList([parameter])
-
-    def construct(self, x):
-        ops.assign(self.all[0], moved(self.all[0], x))
-        return x * 2
-
-
-class ParameterInAnArray(Kept):
-    def keep(self, parameter):
-        self.all = np.array([None])
-        self.all[0] = parameter
-
-    def construct(self, x):
-        ops.assign(self.all[0], moved(self.all[0], x))
         return x * 2
 
 

@@ -2,7 +2,7 @@
 
 import functools
 
-from mindspore import Parameter, ParameterTuple, Tensor, load_param_into_net, nn, ops
+from mindspore import Parameter, Tensor, load_param_into_net, nn, ops
 
 from support.forward_writing_networks import passing_on
 from support.ways_to_write import PYNATIVE, Way, moved, state, write
@@ -35,43 +35,6 @@ class InLoops(Way):
             if memory is not self.trained:
                 ops.assign(memory, self.following(x))
             memory = self.u
-        return x * self.trained
-
-
-class AfterALoopThatDoesNotRun(Way):
-    def construct(self, x):
-        memory = self.u
-        for _ in range(x.shape[0] - 4):
-            memory = self.trained
-        ops.assign(memory, self.following(x))
-        return x * self.trained
-
-
-class ByListThatGrows(Way):
-    def construct(self, x):
-        memories = []
-        memories.append(self.u)
-        for memory in memories:
-            ops.assign(memory, self.following(x))
-        return x * self.trained
-
-
-class BySlice(Way):
-    def __init__(self):
-        super().__init__()
-        self.all = ParameterTuple([self.u, self.trained])
-
-    def construct(self, x):
-        for memory in self.all[:1]:
-            ops.assign(memory, self.following(x))
-        return x * self.trained
-
-
-class ByDictOfTheCall(Way):
-    def construct(self, x):
-        memories = {"u": self.u}
-        for _, memory in memories.items():
-            ops.assign(memory, self.following(x))
         return x * self.trained
 
 

@@ -1,6 +1,5 @@
 """Cells that reach the state that they write, each in a different way of Python's; run as `ways_to_write`."""
 
-import collections
 import contextlib
 import functools
 import linecache
@@ -18,43 +17,6 @@ class BySwapsInALoop(Way):
         for _ in range(2):
             a, b, c = b, c, a
         ops.assign(a, self.following(x))
-        return x * self.trained
-
-
-class ByDeque(Way):
-    modes = PYNATIVE
-
-    def construct(self, x):
-        memories = collections.deque([self.u], maxlen=1)
-        memories.rotate(1)
-        ops.assign(memories.popleft(), self.following(x))
-        return x * self.trained
-
-
-class ByReduce(Way):
-    modes = PYNATIVE
-
-    def construct(self, x):
-        memory = functools.reduce(lambda a, b: b, [self.trained, self.u])
-        ops.assign(memory, self.following(x))
-        return x * self.trained
-
-
-class ByFilter(Way):
-    modes = PYNATIVE
-
-    def construct(self, x):
-        for memory in filter(lambda parameter: not parameter.requires_grad, [self.trained, self.u]):
-            ops.assign(memory, self.following(x))
-        return x * self.trained
-
-
-class BySorted(Way):
-    modes = PYNATIVE
-
-    def construct(self, x):
-        first, *_ = sorted([self.trained, self.u], key=lambda parameter: parameter.requires_grad)
-        ops.assign(first, self.following(x))
         return x * self.trained
 
 
@@ -323,46 +285,6 @@ class ByAllParameters(Way):
         for parameter in self.get_parameters():
             if not parameter.requires_grad:
                 ops.assign(parameter, self.following(x))
-        return x * self.trained
-
-
-class ByVars(Way):
-    modes = PYNATIVE
-
-    def construct(self, x):
-        ops.assign(vars(self)["_params"]["u"] if "_params" in vars(self) else self.u, self.following(x))
-        return x * self.trained
-
-
-class ByGenerator(Way):
-    modes = PYNATIVE
-
-    def memories(self):
-        yield self.u
-
-    def construct(self, x):
-        for memory in self.memories():
-            ops.assign(memory, self.following(x))
-        return x * self.trained
-
-
-class ByComprehension(Way):
-    def construct(self, x):
-        _ = [ops.assign(memory, self.following(x)) for memory in (self.u,)]
-        return x * self.trained
-
-
-class ByTry(Way):
-    modes = PYNATIVE
-
-    def construct(self, x):
-        with contextlib.suppress(KeyError):
-            try:
-                raise ValueError
-            except ValueError:
-                memory = self.u
-            finally:
-                ops.assign(memory, self.following(x))
         return x * self.trained
 
 

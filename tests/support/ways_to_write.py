@@ -101,39 +101,6 @@ class BySetitem(Way):
         return x * self.trained
 
 
-class BySetattrOfTheClass(Way):
-    modes = PYNATIVE
-
-    def construct(self, x):
-        nn.Cell.__setattr__(self, "u", self.following(x))
-        return x * self.trained
-
-
-class BySetattrOfTheObject(Way):
-    modes = PYNATIVE
-
-    def construct(self, x):
-        self.__setattr__("u", self.following(x))
-        return x * self.trained
-
-
-class ByAugmentedMethod(Way):
-    # Graph mode does not compile it, and PyNative mode does nothing on CPU.
-    modes = ()
-
-    def construct(self, x):
-        self.u.__iadd__(ops.stop_gradient(x.mean(0)))
-        return x * self.trained
-
-
-class BySettingItsData(Way):
-    modes = PYNATIVE
-
-    def construct(self, x):
-        setattr(self.u, "data", self.following(x))  # noqa: B010
-        return x * self.trained
-
-
 class ByCopy(Way):
     def construct(self, x):
         self.u.copy_(self.following(x))

@@ -31,7 +31,8 @@ SCALE, STEEP, GENTLE = 2.0**12, 2.0**10, 1.0
 # What a skipped step may change: the state of the loss scale, the counters, and what the step keeps for the next one.
 # That is copies of what the forward writes, the turns, the cycle's scale and the measured norm.
 _MAY_CHANGE = re.compile(
-    r"(network_\d\.)?((loss_scale|step_counters|forward_state|alternation|clipping)\.|accumulation\.loss_scale)"
+    r"(network_\d\.)?"
+    r"((loss_scale|step_counters|forward_state|alternation|clipping)\.|accumulation\.(loss_scale|scale_is_set))"
 )
 
 

@@ -15,6 +15,7 @@ from ms_lossscale import (
     SimultaneousTrainOneStepCell,
 )
 from ms_lossscale.step.ranks import Ranks
+from ms_lossscale.step.step import Check
 from support.data_parallel_training import batch, dynamic, pair, parallel, record, scaled
 from support.networks import Linear, Mlp
 from support.retried_networks import LEARNING_RATE, Slope
@@ -173,10 +174,10 @@ def sharding_cells(**keywords):
 def sharded(place, mode):
     """Constructs cells without running them: MindSpore runs the modes that shard weights only on GPU and Ascend."""
     mindspore.set_auto_parallel_context(parallel_mode=mode)
-    checks = [step.end.check for cell in sharding_cells() for step in cell.steps]
-    agrees = [
-        isinstance(check.ranks, Ranks) and check.before_check.stages[0] is check.ranks.grad_reducer for check in checks
-    ]
+    # In PyNative mode, what compiles the end of a step is around it.
+    parts = [part for cell in sharding_cells() for step in cell.steps for _, part in step.end.cells_and_names()]
+    checks = [part for part in parts if isinstance(part, Check)]
+    agrees = [isinstance(check.ranks, Ranks) and check.before_check[0] is check.ranks.grad_reducer for check in checks]
     yield {"agrees": np.array(agrees)}
     refused = {}
     for name, value in (("gradient_accumulation_steps", 2), ("ema_decay", 0.9), ("pipeline_stages", 2)):

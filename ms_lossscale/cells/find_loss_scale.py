@@ -21,14 +21,16 @@ _SMALLEST = 2.0**-126
 
 
 class LossScaleSearch:
-    """Finds the loss scales of a training cell, see :meth:`TrainingCell.find_loss_scale`."""
+    """
+    Finds the loss scales of a training cell, see :meth:`TrainingCell.find_loss_scale`. `trials` is filled with what
+    tries a batch, for each step, and compiled for the first batch.
+    """
 
-    def __init__(self, cell):
+    def __init__(self, cell, trials):
         self._cell, self._owner = cell, type(cell).__name__
         self._steps = list(cell.steps)
         self._loss_scales = [its for step in self._steps for its in step.scaling.loss_scales]
-        # What tries a batch, for each step. It is made and compiled for the first batch.
-        self._trials = None
+        self._trials = trials
 
     def find(self, inputs):
         """Returns the scales that were found and set, as `get_loss_scale()` does."""
@@ -39,8 +41,8 @@ class LossScaleSearch:
                 f"with set_loss_scale(value)."
             )
         self._cell._before_step(inputs)
-        if self._trials is None:
-            self._trials = [step.make_trial() for step in self._steps]
+        if not self._trials:
+            self._trials.extend(step.make_trial() for step in self._steps)
         before = [(its, its.get_loss_scale()) for its in self._loss_scales]
         # For each step that is tried, whether any gradient of each optimizer was not zero at any scale.
         reached = {}

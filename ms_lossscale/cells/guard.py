@@ -21,7 +21,6 @@ class Guard:
 
     def __init__(self, cell, optimizers, steps_in_cycle):
         owner = type(cell).__name__
-        self._parameters_dict = cell.parameters_dict
         self.earlier_cycles = cell._earlier_cycles()
         self.loaded_parts = LoadedParts(owner, optimizers)
         self.begun_cycles = BegunCycles(owner, steps_in_cycle, cell._cycle_counts())
@@ -35,21 +34,24 @@ class Guard:
         # Graph mode itself notices if Parameters get other memory between steps.
         self._others = MemoryInUse(others if get_context("mode") == PYNATIVE_MODE else ())
 
-    def before(self):
-        """Looks, before a step, for what has appeared or may have been loaded since the last one."""
+    def before(self, parameters_dict):
+        """
+        Looks, before a step, for what has appeared or may have been loaded since the last one. `parameters_dict` is
+        the method of the training cell.
+        """
         for appearing in self._appearing:
             if next(appearing.calls) in WALKS or appearing.parts.has_changed():
                 appearing.look()
         was_loaded = self._known_memory.has_changed()
         if was_loaded:
-            self._check_loaded()
+            self._check_loaded(parameters_dict())
         self.put_back()
         if was_loaded:
             self._known_memory.remember()
             self.earlier_cycles.remember()
 
-    def _check_loaded(self):
-        self.earlier_cycles.convert_loaded(self._parameters_dict())
+    def _check_loaded(self, own):
+        self.earlier_cycles.convert_loaded(own)
         self.loaded_parts.check()
         self.begun_cycles.check()
         self.possible_values.check()

@@ -72,7 +72,8 @@ class TrainingCell(FixedAttributes, TrainingHooks, Generic[Aux]):
         self._guard = Guard(self, optimizers, settings[0].gradient_accumulation_steps)
         self._inner_gradients = InnerGradients(owner, self.several_networks)
         self._averages = Averages(owner, steps)
-        self._search = LossScaleSearch(self)
+        # Those of `find_loss_scale`. What refers to this cell itself would keep it, and its memory, after its last use.
+        self._trials = []
         self.endless_skips = EndlessSkips(owner, self.steps, self.each_decides)
         self.fix(*fixed_arguments(type(self), TrainingCell))
 
@@ -146,7 +147,7 @@ class TrainingCell(FixedAttributes, TrainingHooks, Generic[Aux]):
             self._check_call(inputs, keywords)
         if not self._are_compared:
             self.compare_ranks()
-        self._guard.before()
+        self._guard.before(self.parameters_dict)
 
     def _instead_of_assigning(self, name):
         return instead_of_assigning(name)
@@ -260,7 +261,7 @@ class TrainingCell(FixedAttributes, TrainingHooks, Generic[Aux]):
         """
         if self._averages.are_in_place:
             self._averages.refuse("'flush()'")
-        self._guard.before()
+        self._guard.before(self.parameters_dict)
         self._after_flush([step.flush() for step in self.steps])
 
     def grad_norm(self) -> Union[float, list[Optional[float]]]:
@@ -368,7 +369,7 @@ class TrainingCell(FixedAttributes, TrainingHooks, Generic[Aux]):
             >>> cell.counters()
             {'applied_steps': 0, 'skipped_steps': 0, 'consecutive_skipped_steps': 0}
         """
-        return self._search.find(inputs)
+        return LossScaleSearch(self, self._trials).find(inputs)
 
     def load_state_dict(self, parameters: Mapping[str, Tensor], strict: bool = True) -> tuple[list[str], list[str]]:
         """

@@ -7,6 +7,7 @@ from ms_lossscale.callbacks.expose_optimizer import ExposeOptimizer
 from ms_lossscale.callbacks.flush_accumulation import FlushAccumulation
 from ms_lossscale.callbacks.loss_scale_monitor import LossScaleMonitor
 from ms_lossscale.cells.alternating_train_one_step_cell import AlternatingTrainOneStepCell
+from ms_lossscale.cells.manual_step import ManualStep
 from ms_lossscale.cells.scaled_train_one_step_cell import ScaledTrainOneStepCell
 from ms_lossscale.cells.simultaneous_train_one_step_cell import SimultaneousTrainOneStepCell
 from ms_lossscale.diagnosis import (
@@ -43,6 +44,7 @@ __all__ = [
     "InputGradient",
     "LossScale",
     "LossScaleMonitor",
+    "ManualStep",
     "OverflowDetector",
     "OverflowTrace",
     "ScaledTrainOneStepCell",

@@ -11,9 +11,8 @@ _SHOWN = 5
 
 
 def load(cell, parameters, strict):
-    """Loads a checkpoint into a training cell in place, see :meth:`TrainingCell.load_state_dict`."""
-    if cell._averages.are_in_place:
-        cell._averages.refuse("'load_state_dict()'")
+    """Loads a checkpoint into a training cell in place, see :meth:`TrainingState.load_state_dict`."""
+    cell._refuse_on_averages("'load_state_dict()'")
     owner, own, guard = type(cell).__name__, cell.parameters_dict(), cell._guard
     _check_arguments(f"{owner}.load_state_dict", parameters, strict)
     parameters = {**guard.loaded_parts.of(own, parameters), **_diagnoses_of_others(cell, parameters)}

@@ -16,6 +16,7 @@ from ms_lossscale.step.forward_backward import ForwardBackward, ForwardsAndBackw
 from ms_lossscale.step.forward_state import make_forward_state
 from ms_lossscale.step.found_overflow import make_found_overflow
 from ms_lossscale.step.gradient_transforms import stages_before_check, state_of
+from ms_lossscale.step.held_call import BeginCall, EndCall, HeldCall, ManualStages, OwnForward
 from ms_lossscale.step.kept_inputs import KeptInputs
 from ms_lossscale.step.optimizers import Optimizers, network_prefix, updating
 from ms_lossscale.step.packing import make_packing
@@ -68,10 +69,25 @@ def build_step(
     return stages.step(forwards_and_backwards)
 
 
-class _Stages:
-    """Makes the stages of a step. Arguments as in :func:`build_step`."""
+def build_manual_step(owner, networks, optimizers, loss_scales, settings, ranks):
+    """
+    Builds the step of N optimizers around a forward and backward of the user's own. Arguments as in
+    :func:`build_step`, but `networks` are all that the forward runs. Returns the step, and how a call of it begins and
+    ends.
+    """
+    stages = _Stages(owner, networks, optimizers, loss_scales, settings, ranks, "", restores_calls=True)
+    step = stages.step(OwnForward(networks, stages.packing, stages.overflow_detector), _as_it_is)
+    held = HeldCall(stages.forward_state, stages.scale_shape)
+    return step, ManualStages(held, BeginCall(step, held), EndCall(step, held), stages.compiled)
 
-    def __init__(self, owner, networks, optimizers, loss_scales, settings, ranks, prefix):
+
+class _Stages:
+    """
+    Makes the stages of a step. Arguments as in :func:`build_step`; with `restores_calls`, a call of a cycle can be
+    undone alone.
+    """
+
+    def __init__(self, owner, networks, optimizers, loss_scales, settings, ranks, prefix, restores_calls=False):
         _refuse_sparse(owner, networks)
         self._networks, self._settings, self._ranks = networks, settings, ranks
         self._has_own_scales = isinstance(loss_scales, list)
@@ -83,9 +99,10 @@ class _Stages:
         all_weights = ParameterTuple([weight for its in self.weights for weight in its])
         steps = settings.gradient_accumulation_steps
         self._cycle_state = CycleState(steps, all_weights, prefix, self.scale_shape) if steps > 1 else None
-        self._compiled = _compiler(optimizers, loss_scales, self.overflow_detector, settings)
+        self.compiled = _compiler(optimizers, loss_scales, self.overflow_detector, settings)
         names = [parameter.name for optimizer in optimizers for parameter in optimizer.get_parameters()]
-        self.forward_state = self._make_forward_state(owner, prefix, names)
+        restores_calls = restores_calls or settings.max_retries > 0
+        self.forward_state = self._make_forward_state(owner, prefix, names, restores_calls)
         # A user's own cells get the gradients unpacked, and so do the operators that exchange them.
         transforms = settings.gradient_transforms
         packs = not ranks.exchanges and _is_library_cell(self.overflow_detector) and not any(transforms)
@@ -106,16 +123,17 @@ class _Stages:
         undo = Undo(self.forward_state, self.packing, step_counters)
         self._decision = Decision(self._scaling, self._update, undo, self.checks)
 
-    def step(self, forwards_and_backwards):
-        """Makes the step, given the stage that runs its networks."""
+    def step(self, forwards_and_backwards, compiled=None):
+        """Makes the step, given the stage that runs its networks. `compiled` makes one graph of its end."""
+        compiled = compiled or self.compiled
         stages = {
             "scaling": self._scaling,
             "forward_state": self.forward_state,
             "forwards_and_backwards": forwards_and_backwards,
-            "end": self._compiled(self._end() if self._cycle_state is None else self._end_in_cycle()),
+            "end": compiled(self._end() if self._cycle_state is None else self._end_in_cycle()),
             "update": self._update,
             "cycle_state": self._cycle_state,
-            "flush_cycle": None if self._cycle_state is None else self._compiled(self._flush()),
+            "flush_cycle": None if self._cycle_state is None else self.compiled(self._flush()),
             "make_trial": partial(self._trial, forwards_and_backwards),
         }
         if not self._settings.max_retries:
@@ -128,7 +146,7 @@ class _Stages:
             self._unscaled_losses(),
         )
         return RetriedStep(
-            self._settings.max_retries, self._compiled(check_attempt), KeptInputs(self._networks), **stages
+            self._settings.max_retries, self.compiled(check_attempt), KeptInputs(self._networks), **stages
         )
 
     def _end(self):
@@ -170,7 +188,7 @@ class _Stages:
             forward_state,
             KeptInputs(self._networks),
             forwards_and_backwards,
-            self._compiled(self._check_of_call(forward_state, measures=False)),
+            self.compiled(self._check_of_call(forward_state, measures=False)),
         )
 
     # Checks are made anew for each place: if one cell is used in two places, graph mode forgets how many gradients
@@ -210,7 +228,7 @@ class _Stages:
         )
         return tuple(i for i, network, loss_scale in losses if not holds_input_gradient((network,), loss_scale))
 
-    def _make_forward_state(self, owner, prefix, names_of_others):
+    def _make_forward_state(self, owner, prefix, names_of_others, restores_calls):
         # Like the forward, a transform and a detector run before the verdict, so what they write is restored as well.
         cells = list(dict.fromkeys(itertools.chain(*self._settings.gradient_transforms)))
         if not _is_library_cell(self.overflow_detector):
@@ -224,7 +242,7 @@ class _Stages:
             names_of_others,
             self._cycle_state,
             prefix,
-            restores_calls=self._settings.max_retries > 0,
+            restores_calls,
         )
 
     def _make_scaling(self, loss_scales, prefix):

@@ -68,8 +68,10 @@ def _own_loss_scale(optimizer):
     return 1.0
 
 
-def check_optimizers(owner, optimizers, networks):
-    """Raises unless the optimizers can train the networks."""
+def check_optimizers(owner, optimizers, networks, are_pairs=True):
+    """
+    Raises unless the optimizers can train the networks. If there are as many and `are_pairs`, each trains its own.
+    """
     check_unique_names(owner, (weight for optimizer in optimizers for weight in getattr(optimizer, "parameters", ())))
     owners = {}
     for optimizer in optimizers:
@@ -83,7 +85,7 @@ def check_optimizers(owner, optimizers, networks):
                     f"parameters of its own network: generator.trainable_params(), say, and not those of a loss cell "
                     f"that holds both."
                 )
-    if len(networks) == len(optimizers):
+    if are_pairs and len(networks) == len(optimizers):
         _check_pairs(owner, optimizers, networks)
 
 

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from mindspore import GRAPH_MODE, Parameter, ParameterTuple, Tensor, experimental, get_context, jit, mutable, nn, ops
 from mindspore import dtype as mstype
@@ -52,6 +52,23 @@ def write_in_place(values: list[tuple[Parameter, Tensor]]) -> None:
         except RuntimeError:
             # A view is refused; `parameter.set_data(value.reshape(...))` makes the Parameter one.
             parameter.copy_(value)
+
+
+def take_held_gradients(weights: Iterable[Parameter]) -> list[Optional[Tensor]]:
+    """
+    Takes from weights the gradients that a `.backward()` has left in them. Returns None for a weight without.
+
+    They are in `.grad` from the MindSpore on that has a public `Tensor.backward`; until 2.10, its machinery keeps them
+    in `._grad`.
+    """
+    grads = []
+    for weight in weights:
+        name = "grad" if hasattr(weight, "grad") else "_grad"
+        grad = getattr(weight, name, None)
+        if grad is not None:
+            setattr(weight, name, None)
+        grads.append(grad)
+    return grads
 
 
 def unlisted_state(optimizer: nn.Cell) -> list[Parameter]:

@@ -22,6 +22,7 @@ from ms_lossscale.cells.copied_loss_scales import copied_loss_scales
 from ms_lossscale.cells.earlier_versions import EarlierCycles
 from ms_lossscale.cells.training_cell import TrainingCell, or_none
 from ms_lossscale.cells.turns import Turns
+from ms_lossscale.function_network import Network, as_networks
 from ms_lossscale.loss_scale import AcceptedLossScale, LossScale, check_distinct
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.build import build_step
@@ -117,7 +118,7 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
 
     def __init__(
         self: "AlternatingTrainOneStepCell[HaveAux]",
-        networks: Union[Sequence[nn.Cell], nn.CellList],
+        networks: Union[Sequence[Network], nn.CellList],
         optimizers: Union[Sequence[nn.Cell], nn.CellList],
         loss_scale: OneOrEach[AcceptedLossScale] = None,
         *,
@@ -136,7 +137,7 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
     ) -> None:
         owner = type(self).__name__
         check_order(owner, networks=networks, optimizers=optimizers, loss_scale=loss_scale)
-        networks = check_cells(owner, "networks", networks)
+        networks = as_networks(owner, "networks", networks)
         optimizers = check_cells(owner, "optimizers", optimizers)
         check_one_each(owner, networks, optimizers)
         count = len(networks)

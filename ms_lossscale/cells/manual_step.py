@@ -5,29 +5,113 @@ from collections.abc import Sequence
 from typing import Any, Optional, Union
 
 import mindspore
-from mindspore import Parameter, ParameterTuple, Tensor, nn
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_cells, check_int_from, describe
+from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_cells, describe
 from ms_lossscale._gradients import of_network
-from ms_lossscale._mindspore import Float32Cell
+from ms_lossscale._mindspore import Float32Cell, take_held_gradients
 from ms_lossscale.cells.argument_order import check_order
+from ms_lossscale.cells.fixed_arguments import fixed_arguments
 from ms_lossscale.cells.guard import explaining_errors
 from ms_lossscale.cells.rank_comparison import check_parallel
 from ms_lossscale.cells.training_state import TrainingState
-from ms_lossscale.loss_scale import AcceptedLossScale, as_loss_scale
+from ms_lossscale.function_network import Network, as_networks
+from ms_lossscale.loss_scale import AcceptedLossScale
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.build import build_manual_step
 from ms_lossscale.step.gradient_transforms import prefix_own_states
 from ms_lossscale.step.optimizers import Optimizers, check_optimizers, prefix_states
-from ms_lossscale.step.own_loss_scales import own_loss_scales
+from ms_lossscale.step.own_loss_scales import loss_scale_of_each
 from ms_lossscale.step.scaling import scaled
 from ms_lossscale.step.settings import check_settings, transforms_of_each
 
 
 class ManualStep(TrainingState, Float32Cell):
+    """
+    The training step of this package for those who write the forward and backward themselves: with functions
+    (:func:`mindspore.value_and_grad`), with as many backward passes as it takes, with anything between them.
+
+    A step is what happens between `begin` and `end`, and a transaction as in the training cells. If nothing overflowed,
+    neither a gradient nor anything that the forward wrote, the whole update happens. Otherwise only the loss scale and
+    the step counters change, and all else is as it was before `begin`: weights, optimizer state, BatchNorm's moving
+    statistics, what your own cells write in their forward, and moving averages.
+
+    It works eagerly, and within a function that :func:`mindspore.jit` compiles, in GRAPH_MODE and in PYNATIVE_MODE.
+
+    - **begin(\\*inputs)** - Begins a step, and returns the inputs for the forward: a single one as it is, several as a
+      tuple. It copies what the forward may write, and clears an NPU's status register. If the last step began but never
+      ended, since an exception came between, it first restores what that forward wrote.
+    - **end(\\*grads, loss=None)** - Ends the step: unscales, accumulates, reduces across ranks, checks, and updates or
+      undoes. It takes a tuple of scaled gradients for each optimizer, in the order of its parameters, and returns
+      whether the step overflowed (or, within an accumulation cycle, what is known so far), a bool Tensor of shape
+      :math:`()`. Without gradients, in PyNative mode, it takes those that a `.backward()` has left in the weights, and
+      clears them there. If you pass the `loss`, warnings can say whether it was finite.
+
+    Args:
+        networks (Union[Cell, Callable, list]): What the forward runs, Cells or functions, however many they are: what a
+            skipped step restores is found in them, and modes and checkpoints reach them.
+        optimizers (Union[Cell, list[Cell]]): One optimizer, or several that share one overflow check and one update.
+            They must not divide by a loss scale of their own.
+        loss_scale (Union[None, float, LossScale, list, ...]): As for :class:`SimultaneousTrainOneStepCell`: one, or a
+            list with one for each optimizer. Default: ``None`` .
+        gradient_accumulation_steps (int): The number of calls, each from `begin` to `end`, whose gradients are averaged
+            for one update; :meth:`flush` ends a cycle earlier. Default: ``1`` .
+        clip_norm (Union[float, list], optional): As for :class:`SimultaneousTrainOneStepCell`, over the gradients of
+            one optimizer. Default: ``None`` .
+        clip_value (Union[float, list], optional): Likewise. Default: ``None`` .
+        ema_decay (Union[float, list], optional): Likewise. Default: ``None`` .
+        forward_state (Union[list[Parameter], tuple[Parameter]]): Further Parameters that your code writes between
+            `begin` and `end`, and that a skipped step restores, such as weights that are moved for a while.
+            Default: ``()`` .
+        gradient_transforms (Union[list, tuple]): As for :class:`SimultaneousTrainOneStepCell`. Default: ``()`` .
+        after_update (Union[Cell, Callable], optional): Likewise. Default: ``None`` .
+        overflow_detector (OverflowDetector, optional): As for :class:`ScaledTrainOneStepCell`. Default: ``None`` .
+
+    Attributes:
+        parameters (ParameterTuple): The weights of the optimizer, to differentiate by; for a list of optimizers a tuple
+            with a ParameterTuple for each.
+
+    Raises:
+        TypeError: If an argument has a wrong type.
+        ValueError: If an argument has a wrong value, an optimizer owns weights that `networks` do not reach, or
+            `end` gets another number of gradients, or gradients of other shapes.
+        RuntimeError: If `end` is called without `begin`. In compiled code, this and the shapes are not checked.
+
+    Supported Platforms:
+        ``Ascend`` ``GPU`` ``CPU``
+
+    Examples:
+        >>> import mindspore
+        >>> import numpy as np
+        >>> from mindspore import Tensor, nn
+        >>> from ms_lossscale import DynamicLossScale, ManualStep
+        >>> network, loss_fn = nn.Dense(4, 1, weight_init="zeros", bias_init="zeros"), nn.MSELoss()
+        >>> optimizer = nn.Momentum(network.trainable_params(), learning_rate=0.1, momentum=0.9)
+        >>> step = ManualStep(network, optimizer, DynamicLossScale(2.0**10), clip_norm=1.0)
+        >>> def forward(x, y):
+        ...     loss = loss_fn(network(x), y)
+        ...     return step.scale(loss), loss
+        ...
+        >>> value_and_grad = mindspore.value_and_grad(forward, None, step.parameters, has_aux=True)
+        >>> def train_step(x, y):  # with @mindspore.jit, or without
+        ...     x, y = step.begin(x, y)
+        ...     (_, loss), grads = value_and_grad(x, y)
+        ...     return loss, step.end(grads)
+        ...
+        >>> x, y = Tensor(np.ones((2, 4), np.float32)), Tensor(np.ones((2, 1), np.float32))
+        >>> loss, overflow = train_step(x, y)
+        >>> print(loss, overflow)
+        1.0 False
+        >>> loss, overflow = train_step(x * float("inf"), y)
+        >>> print(overflow, step.get_loss_scale())
+        True 512.0
+        >>> step.counters()
+        {'applied_steps': 1, 'skipped_steps': 1, 'consecutive_skipped_steps': 1}
+    """
+
     def __init__(
         self,
-        networks: Union[nn.Cell, Sequence[nn.Cell]],
+        networks: Union[Network, Sequence[Network]],
         optimizers: Union[nn.Cell, Sequence[nn.Cell]],
         loss_scale: OneOrEach[AcceptedLossScale] = None,
         *,
@@ -45,7 +129,8 @@ class ManualStep(TrainingState, Float32Cell):
         check_order(owner, networks=networks, optimizers=optimizers, loss_scale=loss_scale)
         self.several_networks = isinstance(optimizers, (list, tuple, nn.CellList))
         optimizers = check_cells(owner, "optimizers", optimizers if self.several_networks else [optimizers])
-        networks = check_cells(owner, "networks", networks if _are_several(networks) else [networks])
+        are_several = isinstance(networks, (list, tuple)) or type(networks) is nn.CellList
+        networks = as_networks(owner, "networks", networks if are_several else [networks])
         check_optimizers(owner, optimizers, networks, are_pairs=False)
         count = len(optimizers)
         settings = check_settings(
@@ -62,10 +147,8 @@ class ManualStep(TrainingState, Float32Cell):
             overflow_detector=overflow_detector,
             max_retries=0,
         )
-        self.each_has_scale = isinstance(loss_scale, (list, tuple))
-        loss_scales = (
-            own_loss_scales(owner, loss_scale) if self.each_has_scale else as_loss_scale(owner, loss_scale)
-        )
+        loss_scales = loss_scale_of_each(owner, loss_scale, count)
+        self.each_has_scale = isinstance(loss_scales, list)
         check_parallel(owner, [settings])
         prefix_states(optimizers)
         prefix_own_states(settings.gradient_transforms, networks)
@@ -75,37 +158,41 @@ class ManualStep(TrainingState, Float32Cell):
         self.parameters = weights if self.several_networks else weights[0]
         self._join_ranks()
         ranks = self._ranks(self.grad_reducer)
-        step, stages = build_manual_step(owner, networks, optimizers, loss_scales, settings, ranks)
-        self._held, self._has_begun = stages.held, False
+        step, parts = build_manual_step(owner, networks, optimizers, loss_scales, settings, ranks)
+        self._held, self._has_begun = parts.held, False
         self._look_after([step], optimizers, [settings])
-        self.begin = Begin(self, stages.begin, stages.run_begin)
-        self.end = End(self, stages.end, stages.run_end)
+        self.begin = Begin(self, parts.begin, parts.run_begin)
+        self.end = End(self, parts.end, parts.run_end)
+        self.fix("networks", "optimizer", "parameters", "begin", "end", *fixed_arguments(type(self), TrainingState))
 
     def _join_ranks(self):
         """Takes MindSpore's reducer of the gradients."""
         self.parallel_mode = mindspore.get_auto_parallel_context("parallel_mode")
-        self.reducer_flag, self.mean = self.parallel_mode != "stand_alone", None
-        self.grad_reducer = nn.Identity()
-        if self.reducer_flag:
+        self.reducer_flag, self.mean, self.grad_reducer = False, None, nn.Identity()
+        if self.parallel_mode != "stand_alone":
             stock = nn.TrainOneStepCell(self.networks, self.optimizer)
             self.reducer_flag, self.mean, self.grad_reducer = stock.reducer_flag, stock.mean, stock.grad_reducer
 
     def scale(self, loss: Tensor, number: int = 0) -> Tensor:
         """
-        Multiplies a loss by the loss scale of the step, to be differentiated.
+        Multiplies a loss by the loss scale of this step; the product is what you differentiate. Call it between
+        :attr:`begin` and :attr:`end`, in as many forwards as there are.
 
         Args:
             loss (Tensor): The loss, of any shape.
-            number (int): The number of the optimizer whose weights it trains, if each has its own scale.
+            number (int): The number of the optimizer whose weights the loss trains, where each has a scale of its own.
                 Default: ``0`` .
 
         Returns:
-            Tensor, float32 of the loss's shape.
+            Tensor, float32, of the loss's shape.
         """
         return scaled(loss, of_network(number, self._held.scale))
 
     def construct(self, *inputs):
-        raise RuntimeError("A ManualStep is not called: call its begin(*inputs) and end(grads) around your own forward and backward.")
+        raise RuntimeError(
+            "A ManualStep is not called itself. Call its begin(*inputs) before your forward and backward, and its "
+            "end(grads) after them."
+        )
 
     def _begin_call(self, begin):
         self._refuse_on_averages("a step")
@@ -119,12 +206,13 @@ class ManualStep(TrainingState, Float32Cell):
         self._has_begun = True
 
     def _end_call(self, end, grads, loss):
+        # In compiled code, `begin` leaves its mark only there.
         if not self._has_begun and not self._held.is_open.asnumpy():
             raise RuntimeError(
-                f"For '{type(self).__name__}', 'end()' ends a step that 'begin()' has begun, but none has. Call "
-                f"begin(*inputs) before the forward, in each step, and run the forward on what it returns."
+                f"For '{type(self).__name__}', 'end()' ends the step that 'begin()' began, but none has begun. Call "
+                f"begin(*inputs) in each step, and run the forward on what it returns."
             )
-        flat = self._checked(grads)
+        flat = self._checked(grads) if grads else self._held_by_weights()
         with explaining_errors(self):
             overflow = end(*flat)
         self._has_begun = False
@@ -132,38 +220,48 @@ class ManualStep(TrainingState, Float32Cell):
         self.endless_skips.after_call((loss, overflow, self._held.scale))
         return overflow
 
+    def _weights_of_each(self):
+        return self.parameters if self.several_networks else (self.parameters,)
+
     def _checked(self, grads):
-        """Returns the gradients as one flat tuple. Raises unless there is one of its shape for each weight."""
-        weights = self.parameters if self.several_networks else (self.parameters,)
-        owner = f"{type(self).__name__}.end"
+        """Returns the gradients in one flat list. Raises unless there is one of its shape for each weight."""
+        owner, weights = f"{type(self).__name__}.end", self._weights_of_each()
         if len(grads) != len(weights):
+            number = "optimizer, one tuple" if len(weights) == 1 else f"of the {len(weights)} optimizers"
             raise ValueError(
-                f"For '{owner}', there must be a tuple of gradients for each of the {len(weights)} optimizers, but got "
-                f"{len(grads)}. Pass them in the order of the optimizers, each in the order of its parameters."
+                f"For '{owner}', there must be a tuple of gradients for each {number}, but got {len(grads)} arguments. "
+                f"Pass end(grads) for one optimizer, end(grads_0, grads_1) for two, each in the order of its "
+                f"'parameters'."
             )
         for i, (its_grads, its_weights) in enumerate(zip(grads, weights)):
             of_optimizer = f" of optimizer {i}" if self.several_networks else ""
             if not isinstance(its_grads, (tuple, list)) or not all(isinstance(its, Tensor) for its in its_grads):
                 raise TypeError(
-                    f"For '{owner}', the gradients{of_optimizer} must be a tuple of Tensors, one for each of its "
-                    f"weights, but got {describe(its_grads)}."
+                    f"For '{owner}', the gradients{of_optimizer} must be a tuple of Tensors, one for each weight, but "
+                    f"got {describe(its_grads)}."
                 )
             if len(its_grads) != len(its_weights):
                 raise ValueError(
-                    f"For '{owner}', there must be a gradient for each of the {len(its_weights)} weights{of_optimizer}, "
-                    f"but got {len(its_grads)}. Differentiate by the ParameterTuple 'parameters' of this step."
+                    f"For '{owner}', there must be a gradient for each of the {len(its_weights)} weights"
+                    f"{of_optimizer}, but got {len(its_grads)}. Differentiate by the 'parameters' of this step."
                 )
             for grad, weight in zip(its_grads, its_weights):
                 if grad.shape != weight.shape:
                     raise ValueError(
-                        f"For '{owner}', the gradient of '{weight.name}' must have its shape {tuple(weight.shape)}, but "
-                        f"got {tuple(grad.shape)}. Pass the gradients in the order of the step's 'parameters'."
+                        f"For '{owner}', the gradient of '{weight.name}' must have the shape {tuple(weight.shape)}, "
+                        f"but got {tuple(grad.shape)}. Pass the gradients in the order of the step's 'parameters'."
                     )
         return [grad for its_grads in grads for grad in its_grads]
 
-
-def _are_several(networks):
-    return isinstance(networks, (list, tuple)) or type(networks) is nn.CellList
+    def _held_by_weights(self):
+        weights = [weight for its in self._weights_of_each() for weight in its]
+        grads = take_held_gradients(weights)
+        if all(grad is None for grad in grads):
+            raise RuntimeError(
+                f"For '{type(self).__name__}', 'end()' without gradients takes those that a backward() has left in the "
+                f"weights, but there are none. Pass the gradients: end(grads)."
+            )
+        return [ops.zeros_like(weight) if grad is None else grad for weight, grad in zip(weights, grads)]
 
 
 class _Part(nn.Cell):
@@ -178,7 +276,9 @@ class _Part(nn.Cell):
 
 
 class Begin(_Part):
-    def __call__(self, *inputs):
+    """Begins a call of a :class:`ManualStep`, see there."""
+
+    def __call__(self, *inputs: Any) -> Any:
         self._manual_step()._begin_call(self._run)
         return inputs[0] if len(inputs) == 1 else inputs
 
@@ -188,10 +288,12 @@ class Begin(_Part):
 
 
 class End(_Part):
-    def __call__(self, *grads, loss=None, weight=None):
+    """Ends a call of a :class:`ManualStep`, see there."""
+
+    def __call__(self, *grads: Sequence[Tensor], loss: Optional[Tensor] = None) -> Tensor:
         return self._manual_step()._end_call(self._run, grads, loss)
 
-    def construct(self, *grads, loss=None, weight=None):
+    def construct(self, *grads, loss=None):
         flat = ()
         for its in grads:
             flat += its

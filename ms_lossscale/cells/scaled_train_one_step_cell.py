@@ -9,6 +9,7 @@ from ms_lossscale._arguments import AfterUpdate
 from ms_lossscale.cells.argument_order import check_order
 from ms_lossscale.cells.call_types import Aux, Call, HasAux
 from ms_lossscale.cells.training_cell import TrainingCell
+from ms_lossscale.function_network import Network, as_network
 from ms_lossscale.loss_scale import AcceptedLossScale, LossScale
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.settings import check_settings
@@ -25,8 +26,9 @@ class ScaledTrainOneStepCell(TrainingCell[Aux]):
     averages all stay as they were.
 
     Args:
-        network (Cell): Returns the loss, as :class:`mindspore.nn.WithLossCell` does. The loss may have any shape; its
-            sum is what is trained.
+        network (Union[Cell, Callable]): Returns the loss, as :class:`mindspore.nn.WithLossCell` does. The loss may have
+            any shape; its sum is what is trained. Of a function, the Cells are held that it reaches: through its
+            closure, its defaults, the globals that its code names, or the `self` of a method.
         optimizer (Cell): Any optimizer that does not divide by a loss scale of its own.
         loss_scale (Union[None, float, LossScale, ...]): A loss scale of this package; a number, which means a
             :class:`FixedLossScale`; None, which means no scaling and no check; or MindSpore's `FixedLossScaleManager`,
@@ -103,7 +105,7 @@ class ScaledTrainOneStepCell(TrainingCell[Aux]):
 
     def __init__(
         self: "ScaledTrainOneStepCell[HasAux]",
-        network: nn.Cell,
+        network: Network,
         optimizer: nn.Cell,
         loss_scale: AcceptedLossScale = None,
         *,
@@ -133,6 +135,7 @@ class ScaledTrainOneStepCell(TrainingCell[Aux]):
             overflow_detector=overflow_detector,
             max_retries=max_retries,
         )
+        network = as_network(type(self).__name__, "network", network)
         super().__init__((network,), (optimizer,), [loss_scale], [settings])
 
     if TYPE_CHECKING:  # With one network, no method returns a list.

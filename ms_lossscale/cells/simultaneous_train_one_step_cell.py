@@ -10,6 +10,7 @@ from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_cells, check_o
 from ms_lossscale.cells.argument_order import check_order
 from ms_lossscale.cells.call_types import AuxOfEach, Call, HaveAux
 from ms_lossscale.cells.training_cell import TrainingCell, or_none
+from ms_lossscale.function_network import Network, as_network, as_networks
 from ms_lossscale.loss_scale import AcceptedLossScale, as_loss_scale
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.own_loss_scales import own_loss_scales
@@ -116,7 +117,7 @@ class SimultaneousTrainOneStepCell(TrainingCell[AuxOfEach]):
 
     def __init__(
         self: "SimultaneousTrainOneStepCell[HaveAux]",
-        networks: Union[Sequence[nn.Cell], nn.Cell],
+        networks: Union[Sequence[Network], nn.CellList, Network],
         optimizers: Union[Sequence[nn.Cell], nn.CellList],
         loss_scale: OneOrEach[AcceptedLossScale] = None,
         *,
@@ -135,11 +136,11 @@ class SimultaneousTrainOneStepCell(TrainingCell[AuxOfEach]):
         owner = type(self).__name__
         check_order(owner, networks=networks, optimizers=optimizers, loss_scale=loss_scale)
         optimizers = check_cells(owner, "optimizers", optimizers)
-        one_cell = isinstance(networks, nn.Cell) and not isinstance(networks, nn.CellList)
+        one_cell = callable(networks) and not isinstance(networks, nn.CellList)
         if one_cell:
-            networks = (networks,)
+            networks = (as_network(owner, "networks", networks),)
         else:
-            networks = check_cells(owner, "networks", networks)
+            networks = as_networks(owner, "networks", networks)
             check_one_each(owner, networks, optimizers)
         if one_cell and isinstance(has_aux, (list, tuple)):
             raise TypeError(

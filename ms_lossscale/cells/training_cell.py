@@ -4,7 +4,6 @@ from typing import Any, Generic, Union
 
 from mindspore import nn
 
-from ms_lossscale._arguments import check_cell
 from ms_lossscale._memory_in_use import UseInOutermostGraph
 from ms_lossscale._training_hooks import TrainingHooks
 from ms_lossscale.cells.call_types import Aux
@@ -30,8 +29,6 @@ class TrainingCell(TrainingState, TrainingHooks, Generic[Aux]):
 
     def __init__(self, networks, optimizers, loss_scales, settings, *, network_inputs=None, may_return_tuple=False):
         owner = type(self).__name__
-        for network in networks:
-            check_cell(owner, "network", network, "Pass a network that returns the loss, an nn.WithLossCell say.")
         check_optimizers(owner, optimizers, networks)
         network_inputs = check_network_inputs(owner, network_inputs, networks)
         loss_scales = [self._accepted(owner, loss_scale) for loss_scale in loss_scales]

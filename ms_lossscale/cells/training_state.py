@@ -87,7 +87,7 @@ class TrainingState(FixedAttributes):
         return self._of_loss_scales(list(self._loss_scales))
 
     @property
-    def loss_scaling_manager(self) -> Union[LossScale, "TrainingCell"]:
+    def loss_scaling_manager(self) -> Union[LossScale, "TrainingState"]:
         """
         For callbacks, an object with `get_loss_scale()`: the loss scale; or this cell, which returns a list, if each
         network has its own loss scale.
@@ -271,4 +271,3 @@ class TrainingState(FixedAttributes):
                 :meth:`ScaledTrainOneStepCell.ema_weights`. Nothing is written in these cases.
         """
         return load(self, parameters, strict)
-

@@ -24,12 +24,17 @@ class Reach:
     What can be reached through attributes, containers, cells, helper objects, closures and defaults, and, in code of
     the user's, through classes, and through the names of globals and modules that functions use.
 
+    Args:
+        things (list): What it begins with.
+        ends (tuple): Classes of Cells that are found, but not gone through.
+
     Attributes:
         things (list): All objects found whose class can be told.
         is_complete (bool): Whether there are no more.
     """
 
-    def __init__(self, things):
+    def __init__(self, things, ends=()):
+        self._ends = ends
         self._found, self._waiting, self._last = {}, collections.deque(), collections.deque()
         # The names that are used in functions, in their order, and the modules in which they may be looked up.
         self._names, self._modules = {}, []
@@ -48,6 +53,8 @@ class Reach:
 
     def _look_at(self, thing):
         self._found[id(thing)] = thing
+        if issubclass(type(thing), self._ends):
+            return
         self._add(referents(thing))
         self._add_by_name(thing)
 

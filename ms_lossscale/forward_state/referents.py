@@ -12,9 +12,9 @@ import weakref
 import numpy as np
 from mindspore import Tensor, nn
 
+from ms_lossscale._fixed_attributes import FixedAttributes
 from ms_lossscale.forward_state.ownership import is_ours, is_users_namespace, users_classes
 from ms_lossscale.forward_state.static import class_dict, instance_dict
-from ms_lossscale.loss_scale import LossScale
 
 SEQUENCES = (list, tuple, set, frozenset, collections.deque)
 CONTAINERS = (*SEQUENCES, dict)
@@ -29,8 +29,9 @@ _LEAF_TYPES = frozenset(
     )
 )
 _MAY_BE_EMPTY = frozenset((*CONTAINERS, collections.OrderedDict))
-# A skipped step must change the state of a loss scale. A logger leads to all others, and to what they have logged.
-_NOT_ENTERED = (np.generic, LossScale, logging.Logger)
+# A skipped step must change the state of a loss scale, and that of the step itself, which a function may reach.
+# A logger leads to all others, and to what they have logged.
+_NOT_ENTERED = (np.generic, FixedAttributes, logging.Logger)
 # What MindSpore itself keeps of a Parameter: its first value, and the optimizer's state.
 _OF_PARAMETER = ("init_mode", "_inited_param", "_param_info")
 

@@ -4,15 +4,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
-from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._gradients import of_network
 from ms_lossscale._memory_in_use import UseInOutermostGraph
 from ms_lossscale._mindspore import only_if
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.packing import Packing
-from ms_lossscale.step.scaling import scaled
 from ms_lossscale.step.stage import ForwardState
 from ms_lossscale.step.step import Step
 

@@ -11,6 +11,7 @@ from ms_lossscale import _gradients as gradients
 from ms_lossscale._arguments import check_cell
 from ms_lossscale._mindspore import unlisted_state
 from ms_lossscale._output import written_scale
+from ms_lossscale.function_network import names_of_functions
 from ms_lossscale.sharding.sharded_optimizer import ShardedOptimizer
 
 
@@ -134,10 +135,17 @@ def _check_optimizer(owner, optimizer, networks):
     known = {id(parameter) for network in networks for parameter in network.get_parameters()}
     strangers = [parameter.name for parameter in parameters if id(parameter) not in known]
     if strangers:
+        functions = names_of_functions(networks)
+        cure = "Pass it the parameters of the network that computes the loss."
+        if functions:
+            cure += (
+                f" A function ({', '.join(functions)}) has those of the Cells that it reaches: by a name in its code "
+                f"that is global or in its closure, by a default argument, or from the 'self' of a method. If it gets "
+                f"its network otherwise, pass a Cell instead, or [function, network] to a ManualStep."
+            )
         raise ValueError(
             f"For '{owner}', the {name} must own parameters of the networks only, but {', '.join(strangers[:5])}"
-            f"{' and others' if len(strangers) > 5 else ''} belong to none of the cell's networks. Pass it the "
-            f"parameters of the network that computes the loss."
+            f"{' and others' if len(strangers) > 5 else ''} belong to none of the cell's networks. {cure}"
         )
 
 

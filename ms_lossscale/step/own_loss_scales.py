@@ -1,7 +1,15 @@
 """A loss scale for each of several networks that are updated together."""
 
+from ms_lossscale._arguments import one_each
 from ms_lossscale.loss_scale import as_loss_scale, check_distinct
 from ms_lossscale.step.optimizers import add_prefix, network_prefix
+
+
+def loss_scale_of_each(owner, loss_scale, count):
+    """Returns the LossScale that all of `count` networks share, or a list of theirs if `loss_scale` is a list."""
+    if isinstance(loss_scale, (list, tuple)):
+        return own_loss_scales(owner, one_each(owner, "loss_scale", loss_scale, count))
+    return as_loss_scale(owner, loss_scale)
 
 
 def own_loss_scales(owner, loss_scales):

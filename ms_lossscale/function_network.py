@@ -1,0 +1,80 @@
+"""Functions as networks."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Union
+
+from mindspore import Parameter, ParameterTuple, nn
+
+from ms_lossscale._arguments import describe
+from ms_lossscale.forward_state.reachable import OPTIMIZERS, Reach
+
+# What a network may be.
+Network = Union[nn.Cell, Callable[..., Any]]
+
+
+class FunctionNetwork(nn.Cell):
+    """
+    Makes a Cell of a function. It holds the Cells that the function reaches, and the Parameters that are in none of
+    them, so that modes, checkpoints and optimizers know them.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(auto_prefix=False)
+        reached = Reach((function,), ends=OPTIMIZERS).things
+        cells = [each for each in reached if isinstance(each, nn.Cell) and not isinstance(each, OPTIMIZERS)]
+        inner = {id(its) for cell in cells for _, its in cell.cells_and_names() if its is not cell}
+        self.cells_of_function = nn.CellList([cell for cell in cells if id(cell) not in inner], auto_prefix=False)
+        held = {id(parameter) for parameter in self.get_parameters()}
+        others = [each for each in reached if isinstance(each, Parameter) and id(each) not in held]
+        if others:
+            self.parameters_of_function = ParameterTuple(others)
+        # Graph mode can't call a functools.partial that binds a Cell.
+        self.function, self._bound, self._keywords = _unbound(function)
+
+    @property
+    def binds_nothing(self) -> bool:
+        """Whether the function is called with the inputs alone."""
+        return not self._bound and not self._keywords
+
+    def construct(self, *inputs):
+        return self.function(*self._bound, *inputs, **self._keywords)
+
+
+def _unbound(function):
+    """Returns the function of a functools.partial, and what it binds: a tuple and a dict, empty for others."""
+    if type(function) is not functools.partial:
+        return function, (), {}
+    return function.func, function.args, function.keywords
+
+
+def names_of_functions(networks):
+    """Returns the names of those networks that are functions, for a message."""
+    return [
+        getattr(its.function, "__qualname__", repr(its.function))
+        for its in networks
+        if isinstance(its, FunctionNetwork)
+    ]
+
+
+def as_network(owner: str, name: str, value: Any) -> nn.Cell:
+    """Returns a network as a Cell. Raises unless `value` is a Cell or a function."""
+    if isinstance(value, nn.Cell):
+        return value
+    if not callable(value) or isinstance(value, type):
+        raise TypeError(
+            f"For '{owner}', the argument '{name}' must be a Cell or a function that returns the loss, but got "
+            f"{describe(value)}. Pass nn.WithLossCell(network, loss_fn), say, or a function forward(x, y)."
+        )
+    return FunctionNetwork(value)
+
+
+def as_networks(owner: str, name: str, value: Any) -> tuple[nn.Cell, ...]:
+    """Returns a non-empty list, tuple or CellList of networks as a tuple of Cells."""
+    if not isinstance(value, (list, tuple, nn.CellList)):
+        raise TypeError(
+            f"For '{owner}', the argument '{name}' must be a list of Cells or functions, but got {describe(value)}."
+        )
+    if not len(value):
+        raise ValueError(f"For '{owner}', the argument '{name}' must not be empty.")
+    return tuple(as_network(owner, f"{name}[{i}]", each) for i, each in enumerate(value))

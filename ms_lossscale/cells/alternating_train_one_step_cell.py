@@ -68,6 +68,7 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
             each. Default: ``None`` .
         overflow_detector (OverflowDetector, optional): As for :class:`ScaledTrainOneStepCell`. Default: ``None`` .
         max_retries (int): As for :class:`ScaledTrainOneStepCell`, for each network separately. Default: ``0`` .
+        gradients_reduced (Union[bool, str]): As for :class:`ScaledTrainOneStepCell`. Default: ``False`` .
 
     Inputs:
         - **\\*inputs** (tuple) - The inputs of the networks.
@@ -134,6 +135,7 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
         after_update: OneOrEach[Optional[AfterUpdate]] = None,
         overflow_detector: Optional[OverflowDetector] = None,
         max_retries: int = 0,
+        gradients_reduced: Union[bool, str] = False,
     ) -> None:
         owner = type(self).__name__
         check_order(owner, networks=networks, optimizers=optimizers, loss_scale=loss_scale)
@@ -155,6 +157,7 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
                 after_update=its_update,
                 overflow_detector=overflow_detector,
                 max_retries=max_retries,
+                gradients_reduced=gradients_reduced,
             )
             for its_norm, its_value, its_decay, its_has_aux, its_transforms, its_update in zip(
                 one_each(owner, "clip_norm", clip_norm, count),
@@ -210,7 +213,7 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
                 (optimizer,),
                 loss_scale,
                 its_settings,
-                self._ranks(self._reducer(network, optimizer)),
+                self._ranks(self._reducer(network, optimizer), its_settings),
                 prefix=network_prefix(i),
                 number=i,
             )

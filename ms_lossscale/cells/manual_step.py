@@ -66,6 +66,7 @@ class ManualStep(TrainingState, Float32Cell):
         gradient_transforms (Union[list, tuple]): As for :class:`SimultaneousTrainOneStepCell`. Default: ``()`` .
         after_update (Union[Cell, Callable], optional): Likewise. Default: ``None`` .
         overflow_detector (OverflowDetector, optional): As for :class:`ScaledTrainOneStepCell`. Default: ``None`` .
+        gradients_reduced (Union[bool, str]): As for :class:`ScaledTrainOneStepCell`. Default: ``False`` .
 
     Attributes:
         parameters (ParameterTuple): The weights of the optimizer, to differentiate by; for a list of optimizers a tuple
@@ -123,6 +124,7 @@ class ManualStep(TrainingState, Float32Cell):
         gradient_transforms: Union[Sequence[nn.Cell], Sequence[Sequence[nn.Cell]]] = (),
         after_update: Optional[AfterUpdate] = None,
         overflow_detector: Optional[OverflowDetector] = None,
+        gradients_reduced: Union[bool, str] = False,
     ) -> None:
         super().__init__(auto_prefix=False)
         owner = type(self).__name__
@@ -146,6 +148,7 @@ class ManualStep(TrainingState, Float32Cell):
             after_update=after_update,
             overflow_detector=overflow_detector,
             max_retries=0,
+            gradients_reduced=gradients_reduced,
         )
         loss_scales = loss_scale_of_each(owner, loss_scale, count)
         self.each_has_scale = isinstance(loss_scales, list)
@@ -157,7 +160,7 @@ class ManualStep(TrainingState, Float32Cell):
         weights = tuple(ParameterTuple(its.parameters) for its in optimizers)
         self.parameters = weights if self.several_networks else weights[0]
         self._join_ranks()
-        ranks = self._ranks(self.grad_reducer)
+        ranks = self._ranks(self.grad_reducer, settings)
         step, parts = build_manual_step(owner, networks, optimizers, loss_scales, settings, ranks)
         self._held, self._has_begun = parts.held, False
         self._look_after([step], optimizers, [settings])

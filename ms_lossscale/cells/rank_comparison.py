@@ -8,8 +8,9 @@ import zlib
 import numpy as np
 from mindspore import GRAPH_MODE, Tensor, get_auto_parallel_context, get_context, nn, ops
 from mindspore import dtype as mstype
-from mindspore.communication import GlobalComm
+from mindspore.communication import GlobalComm, get_group_size
 
+from ms_lossscale._user_warnings import warn_user
 from ms_lossscale.step.optimizers import network_prefix, updating
 
 _SHOWN = 4
@@ -60,16 +61,25 @@ def _shared_state(cell):
 def check_parallel(owner, settings):
     """Raises if ranks can't exchange anything, or if a setting is not possible with sharded weights."""
     mode = get_auto_parallel_context("parallel_mode")
-    if mode == "stand_alone":
+    is_reduced = any(its.gradients_reduced for its in settings)
+    if mode == "stand_alone" and not is_reduced:
+        _warn_of_training_apart(owner)
         return
     if not GlobalComm.INITED:
+        if is_reduced:
+            raise RuntimeError(
+                f"For '{owner}', the argument 'gradients_reduced' is {settings[0].gradients_reduced!r}, but "
+                f"communication is not initialised, so that the ranks could not agree on an overflow. Call "
+                f"mindspore.communication.init() before the cell is constructed, and start the script with msrun; or "
+                f"leave the argument out to train alone."
+            )
         raise RuntimeError(
             f"For '{owner}', the parallel_mode is '{mode}', but communication is not initialised, so that the "
             f"ranks could exchange no gradients. Call mindspore.communication.init() before the cell is "
             f"constructed, and start the script with msrun; or train alone, with "
             f"mindspore.set_auto_parallel_context(parallel_mode='stand_alone')."
         )
-    if mode in ("data_parallel", "hybrid_parallel"):
+    if mode in ("stand_alone", "data_parallel", "hybrid_parallel"):
         return
     stages = get_auto_parallel_context("pipeline_stages")
     if stages > 1:
@@ -88,6 +98,17 @@ def check_parallel(owner, settings):
                     f"weights, but not what the cell would keep for each of them. Leave it out, or train with "
                     f"parallel_mode='data_parallel'."
                 )
+
+
+def _warn_of_training_apart(owner):
+    if GlobalComm.INITED and get_group_size() > 1:
+        warn_user(
+            f"For '{owner}', there are {get_group_size()} ranks, but the parallel_mode is 'stand_alone', so that they "
+            f"train apart. If something else reduces their gradients (hooks on the weights, DistributedDataParallel, "
+            f"fully_shard), pass gradients_reduced=True, so that all ranks agree on an overflow. Else set the mode "
+            f"before the cell is constructed: mindspore.set_auto_parallel_context(parallel_mode='data_parallel', "
+            f"gradients_mean=True)."
+        )
 
 
 def _described_weights(weights, are_broadcast):

@@ -1,7 +1,7 @@
 """The training cell for one network."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Optional, Union
 
 from mindspore import Parameter, Tensor, nn
 
@@ -60,6 +60,9 @@ class ScaledTrainOneStepCell(TrainingCell[Aux]):
         max_retries (int): How many times a call whose gradients overflowed runs again before its step is skipped. Each
             attempt uses the same inputs and the scale that the update rule gives. A call runs again only if a lower
             scale can help. Default: ``0`` .
+        gradients_reduced (Union[bool, str]): Whether something else reduces the gradients across ranks: hooks on the
+            weights, `DistributedDataParallel`, `fully_shard`. True, or the name of a communication group. This cell
+            then reduces none, but all ranks (of the group) agree on whether the step overflowed. Default: ``False`` .
 
     Inputs:
         - **\\*inputs** (tuple) - The inputs of the network.
@@ -119,6 +122,7 @@ class ScaledTrainOneStepCell(TrainingCell[Aux]):
         after_update: Optional[AfterUpdate] = None,
         overflow_detector: Optional[OverflowDetector] = None,
         max_retries: int = 0,
+        gradients_reduced: Union[bool, str] = False,
     ) -> None:
         check_order(type(self).__name__, network=network, optimizer=optimizer, loss_scale=loss_scale)
         settings = check_settings(
@@ -134,6 +138,7 @@ class ScaledTrainOneStepCell(TrainingCell[Aux]):
             after_update=after_update,
             overflow_detector=overflow_detector,
             max_retries=max_retries,
+            gradients_reduced=gradients_reduced,
         )
         network = as_network(type(self).__name__, "network", network)
         super().__init__((network,), (optimizer,), [loss_scale], [settings])

@@ -56,6 +56,7 @@ class SimultaneousTrainOneStepCell(TrainingCell[AuxOfEach]):
             (`ema.update`), that runs after each applied update. Default: ``None`` .
         overflow_detector (OverflowDetector, optional): As for :class:`ScaledTrainOneStepCell`. Default: ``None`` .
         max_retries (int): As for :class:`ScaledTrainOneStepCell`. Default: ``0`` .
+        gradients_reduced (Union[bool, str]): As for :class:`ScaledTrainOneStepCell`. Default: ``False`` .
 
     Inputs:
         - **\\*inputs** (tuple) - The inputs of the networks.
@@ -132,6 +133,7 @@ class SimultaneousTrainOneStepCell(TrainingCell[AuxOfEach]):
         after_update: Optional[AfterUpdate] = None,
         overflow_detector: Optional[OverflowDetector] = None,
         max_retries: int = 0,
+        gradients_reduced: Union[bool, str] = False,
     ) -> None:
         owner = type(self).__name__
         check_order(owner, networks=networks, optimizers=optimizers, loss_scale=loss_scale)
@@ -160,6 +162,7 @@ class SimultaneousTrainOneStepCell(TrainingCell[AuxOfEach]):
             after_update=after_update,
             overflow_detector=overflow_detector,
             max_retries=max_retries,
+            gradients_reduced=gradients_reduced,
         )
         each_has_scale = isinstance(loss_scale, (list, tuple))
         if each_has_scale:

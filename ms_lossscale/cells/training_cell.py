@@ -64,7 +64,7 @@ class TrainingCell(TrainingState, TrainingHooks, Generic[Aux]):
             optimizers,
             loss_scales[0],
             self._settings[0],
-            self._ranks(self.grad_reducer),
+            self._ranks(self.grad_reducer, self._settings[0]),
             network_inputs=self.network_inputs,
             may_return_tuple=may_return_tuple,
         )

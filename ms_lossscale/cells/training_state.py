@@ -19,7 +19,7 @@ from ms_lossscale.cells.rank_comparison import compare_ranks
 from ms_lossscale.loss_scale import LossScale
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.optimizers import check_unique_names
-from ms_lossscale.step.ranks import Alone, Ranks
+from ms_lossscale.step.ranks import AgreeingRanks, Alone, Ranks
 from ms_lossscale.step.update import StepCounters
 
 
@@ -46,7 +46,9 @@ class TrainingState(FixedAttributes):
         self._averages = Averages(owner, steps)
         self.endless_skips = EndlessSkips(owner, self.steps, self.each_decides)
 
-    def _ranks(self, grad_reducer):
+    def _ranks(self, grad_reducer, settings):
+        if settings.gradients_reduced:
+            return AgreeingRanks(settings.gradients_reduced)
         return Alone() if self.parallel_mode == "stand_alone" else Ranks(grad_reducer)
 
     def _cycle_counts(self):

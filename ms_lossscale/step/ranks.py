@@ -6,18 +6,15 @@ from mindspore import dtype as mstype
 from ms_lossscale.step.stage import Alone
 
 
-class Ranks(Alone):
+class AgreeingRanks(Alone):
     """
-    Connects the ranks of a parallel job, whatever its `parallel_mode`. MindSpore's `grad_reducer` sums or averages the
-    gradients over them; in ``"semi_auto_parallel"`` and ``"auto_parallel"`` the backward does so instead.
+    Connects ranks whose gradients something else reduces: they only agree on what they found. `group` is the name of
+    their communication group, or True for all ranks.
     """
 
-    exchanges = True
-
-    def __init__(self, grad_reducer):
+    def __init__(self, group):
         super().__init__()
-        self.grad_reducer = grad_reducer
-        self._all_reduce = ops.AllReduce()
+        self._all_reduce = ops.AllReduce() if group is True else ops.AllReduce(group=group)
         self._zero = Tensor(0.0, mstype.float32)
 
     def agree(self, overflow):
@@ -29,3 +26,16 @@ class Ranks(Alone):
 
     def are_split(self, weights):
         return tuple(weight.layerwise_parallel for weight in weights)
+
+
+class Ranks(AgreeingRanks):
+    """
+    Connects the ranks of a parallel job, whatever its `parallel_mode`. MindSpore's `grad_reducer` sums or averages the
+    gradients over them; in ``"semi_auto_parallel"`` and ``"auto_parallel"`` the backward does so instead.
+    """
+
+    exchanges = True
+
+    def __init__(self, grad_reducer):
+        super().__init__(group=True)
+        self.grad_reducer = grad_reducer

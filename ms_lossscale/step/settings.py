@@ -1,7 +1,7 @@
 """The settings of a training cell: how they are checked, and described to be compared across ranks."""
 
 import dataclasses
-from typing import Optional
+from typing import Optional, Union
 
 from mindspore import Parameter, nn
 
@@ -38,6 +38,7 @@ class Settings:
     after_update: Optional[nn.Cell]
     overflow_detector: OverflowDetector
     max_retries: int
+    gradients_reduced: Union[bool, str]
 
     def described(self):
         """Returns the settings by name, as JSON values."""
@@ -73,6 +74,7 @@ def check_settings(owner, networks, **keywords):
         after_update=_check_after_update(owner, given.after_update),
         overflow_detector=_check_overflow_detector(owner, given.overflow_detector),
         max_retries=check_int_from(owner, "max_retries", given.max_retries, 0),
+        gradients_reduced=_check_gradients_reduced(owner, given.gradients_reduced),
     )
 
 
@@ -163,6 +165,15 @@ def _check_overflow_detector(owner, overflow_detector):
         )
     check_can_be_called(owner, "overflow_detector", overflow_detector, 1, its)
     return overflow_detector
+
+
+def _check_gradients_reduced(owner, value):
+    if not isinstance(value, (bool, str)) or value == "":
+        raise TypeError(
+            f"For '{owner}', the argument 'gradients_reduced' must be True, False or the name of a communication "
+            f"group, but got {describe(value)}."
+        )
+    return value
 
 
 def _plain(value):

@@ -189,7 +189,8 @@ class ManualStep(TrainingState, Float32Cell):
         Returns:
             Tensor, float32, of the loss's shape.
         """
-        return scaled(loss, of_network(number, self._held.scale))
+        # The backward multiplies by the scale alone: without the loss, it could read it before `begin` has written it.
+        return scaled(loss, of_network(number, ops.depend(self._held.scale, loss)))
 
     def construct(self, *inputs):
         raise RuntimeError(

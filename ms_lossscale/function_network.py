@@ -1,6 +1,7 @@
 """Functions as networks."""
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any, Union
 
@@ -48,20 +49,24 @@ def _unbound(function):
     return function.func, function.args, function.keywords
 
 
+def name_of(network: nn.Cell) -> str:
+    """Returns what a network is called in a message: a function by its own name, a Cell by that of its class."""
+    if not isinstance(network, FunctionNetwork):
+        return type(network).__name__
+    return getattr(network.function, "__qualname__", type(network.function).__name__)
+
+
 def names_of_functions(networks):
     """Returns the names of those networks that are functions, for a message."""
-    return [
-        getattr(its.function, "__qualname__", repr(its.function))
-        for its in networks
-        if isinstance(its, FunctionNetwork)
-    ]
+    return [name_of(its) for its in networks if isinstance(its, FunctionNetwork)]
 
 
 def as_network(owner: str, name: str, value: Any) -> nn.Cell:
     """Returns a network as a Cell. Raises unless `value` is a Cell or a function."""
     if isinstance(value, nn.Cell):
         return value
-    if not callable(value) or isinstance(value, type):
+    # What is built into Python has no source, and reaches no Cell.
+    if not callable(value) or isinstance(value, (type, types.BuiltinFunctionType)):
         raise TypeError(
             f"For '{owner}', the argument '{name}' must be a Cell or a function that returns the loss, but got "
             f"{describe(value)}. Pass nn.WithLossCell(network, loss_fn), say, or a function forward(x, y)."

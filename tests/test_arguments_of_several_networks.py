@@ -1,5 +1,7 @@
 """Every wrong argument of the cells for several networks is refused, in words that say what would be right."""
 
+import types
+
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
@@ -91,11 +93,12 @@ class TestNetworksAndOptimizers:
         with pytest.raises(TypeError, match="'optimizers' must be a list of Cells"):
             make(networks, sgd(networks)[0])
 
-    @pytest.mark.parametrize("wrong", [None, 3, "network", lambda x: x])
+    @pytest.mark.parametrize("wrong", [None, 3, "network", nn.Dense, len, lambda x: x])
     def test_what_is_no_cell(self, make, wrong):
         networks = pair()
-        with pytest.raises(TypeError, match=r"'networks\[1\]' must be a Cell"):
-            make([networks[0], wrong], sgd(networks))
+        if not isinstance(wrong, types.LambdaType):
+            with pytest.raises(TypeError, match=r"'networks\[1\]' must be a Cell or a function"):
+                make([networks[0], wrong], sgd(networks))
         with pytest.raises(TypeError, match=r"'optimizers\[0\]' must be a Cell"):
             make(networks, [wrong, sgd(networks)[1]])
 

@@ -106,6 +106,7 @@ _ELSEWHERE = {
     "has_aux": ("test_aux.py", "it is returned, and changes nothing"),
     "forward_state": ("test_what_the_forward_writes.py", "the networks' own state is found"),
     "after_update": ("test_moving_average.py", "it has no inputs, and is a call at one place"),
+    "gradients_reduced": ("test_data_parallel.py", "it does something with several ranks only"),
     "overflow_detector": ("test_overflow_detector.py", "the reference has no register"),
 }
 

@@ -330,6 +330,19 @@ def test_with_sharded_weights_ranks_agree_on_overflows_and_the_rest_is_refused(j
         assert "pipeline stages are not supported, but pipeline_stages is 2" in str(refused["pipeline_stages"])
 
 
+def test_ranks_can_agree_on_nothing_without_communication():
+    network = Linear()
+    with pytest.raises(RuntimeError, match=r"'gradients_reduced' is True, but .*init\(\).*msrun.*train alone"):
+        ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params()), gradients_reduced=True)
+
+
+@pytest.mark.parametrize("value", [1, None, "", ["group"]])
+def test_gradients_reduced_is_a_bool_or_a_group(value):
+    network = Linear()
+    with pytest.raises(TypeError, match="'gradients_reduced' must be True, False or the name of a comm"):
+        ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params()), gradients_reduced=value)
+
+
 @pytest.mark.parametrize("parallel_mode", ["data_parallel", "hybrid_parallel", "semi_auto_parallel"])
 @pytest.mark.parametrize(
     "cell_class", [ScaledTrainOneStepCell, SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell]

@@ -27,6 +27,7 @@ CLASSES_AND_FUNCTIONS = {
     "InputGradient",
     "LossScale",
     "LossScaleMonitor",
+    "ManualStep",
     "OverflowDetector",
     "OverflowTrace",
     "ScaledTrainOneStepCell",

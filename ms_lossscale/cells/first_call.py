@@ -4,6 +4,7 @@ from mindspore import nn
 
 from ms_lossscale._signatures import takes
 from ms_lossscale.cells.evaluation_mode import warn_of_evaluation_mode
+from ms_lossscale.function_network import name_of
 from ms_lossscale.step.forward_backward import inputs_of
 
 _COMPUTES_THE_LOSS = "write a Cell whose construct takes all inputs and returns the loss"
@@ -41,7 +42,7 @@ class CallCheck:
             )
         for i, part in enumerate(parts):
             its_inputs = inputs_of(self._owner, i, self._network_inputs, inputs)
-            name = type(part.network).__name__
+            name = name_of(part.network)
             its = takes(part.network)
             if its is not None and not its.fits(len(its_inputs)):
                 network = f"network {i}, '{name}'," if len(parts) > 1 else f"'{name}'"

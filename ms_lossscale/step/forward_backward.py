@@ -15,6 +15,7 @@ from ms_lossscale._gradients import of_network
 from ms_lossscale._memory_in_use import MemoryInUse
 from ms_lossscale._mindspore import backward_of_shared_forward
 from ms_lossscale._signatures import takes
+from ms_lossscale.function_network import name_of
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.packing import Packing
 from ms_lossscale.step.returned import (
@@ -86,7 +87,7 @@ class ChecksCount(nn.Cell):
         its = takes(self.network) if get_context("mode") == GRAPH_MODE else None
         if its is None or its.any_number or its.by_keyword:
             return None
-        return type(self.network).__name__, its.written(), its.required, len(its.names)
+        return name_of(self.network), its.written(), its.required, len(its.names)
 
     def _check_count(self, inputs):
         fitting = self._fitting

@@ -1,19 +1,22 @@
-"""A callback that shows what the loss scale does, and stops a training that only skips."""
+"""Shows what the loss scale does, and stops a training that only skips: a callback, also for hand-written loops."""
 
+import contextlib
 import os
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import numpy as np
+from mindspore import Tensor
 from mindspore.train import Callback, RunContext
 
 from ms_lossscale._arguments import StrPath, check_positive_int, describe
 from ms_lossscale._output import replacing, written_scale
 from ms_lossscale.callbacks.files import CsvFile, Summary
 from ms_lossscale.callbacks.watched_step import Record, WatchedStep
-from ms_lossscale.cells.endless_skips import EndlessSkips
 from ms_lossscale.cells.training_cell import TrainingCell
+from ms_lossscale.cells.training_state import TrainingState
 
 # The least number of steps between two looks at the weights, which read all of them.
 _STEPS = 50
@@ -23,6 +26,9 @@ class LossScaleMonitor(Callback):
     """
     Prints the loss, the loss scale and the counters of a training cell. For every skipped step, it prints the new scale
     and the parameters whose gradients were not finite.
+
+    It is a callback of :class:`mindspore.train.Model`. In a loop of your own, around a training cell or a
+    :class:`ManualStep`, it does the same with :meth:`watching` and :meth:`after_step`.
 
     If several steps in a row are skipped, it prints the 1st, 2nd, 3rd, 5th, 10th, 20th, 50th, 100th and so on. The CSV
     file has all of them.
@@ -88,6 +94,18 @@ class LossScaleMonitor(Callback):
         step 2: loss 0, loss scale 1024, 2 applied, 0 skipped
         step 3: overflow at loss scale 1024, skipped (1 in a row), now 512; not finite: weight, bias (2 of 2 gradients)
         step 4: loss 0.81, loss scale 512, 3 applied, 1 skipped
+
+        The same in a loop of your own, which goes on with the same cell:
+
+        >>> monitor = LossScaleMonitor(2)
+        >>> with monitor.watching(cell):
+        ...     for x, y in batches.create_tuple_iterator():
+        ...         outputs = cell(x, y)
+        ...         monitor.after_step(*outputs)
+        ...
+        step 2: loss 0.00656101, loss scale 512, 5 applied, 1 skipped
+        step 3: overflow at loss scale 512, skipped (1 in a row), now 256; not finite: weight, bias (2 of 2 gradients)
+        step 4: loss 0.643043, loss scale 256, 6 applied, 2 skipped
     """
 
     def __init__(
@@ -119,7 +137,9 @@ class LossScaleMonitor(Callback):
         self._printed_step = 0
         self._looked_at = 0
         self._watched: list[WatchedStep] = []
-        self._endless_skips: Optional[EndlessSkips] = None
+        self._cell: Any = None
+        # How many steps there were in a loop that is watched, None in Model.
+        self._steps: Any = None
 
     def on_train_begin(self, run_context: RunContext) -> None:
         """Checks the training cell and the CSV file, and opens the summary."""
@@ -129,7 +149,10 @@ class LossScaleMonitor(Callback):
                 f"For 'LossScaleMonitor', the training cell must be one of ms_lossscale, but got a "
                 f"'{type(cell).__name__}'. Pass Model a ScaledTrainOneStepCell, say, without loss_fn and optimizer."
             )
-        self._endless_skips = cell.endless_skips
+        self._begin(cell)
+
+    def _begin(self, cell):
+        self._cell = cell
         self._watched = [
             WatchedStep(step, i, cell.each_decides, self._summary_dir is not None) for i, step in enumerate(cell.steps)
         ]
@@ -145,21 +168,26 @@ class LossScaleMonitor(Callback):
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Remembers the step, and from time to time reads and prints what was remembered."""
         params = run_context.original_args()
+        self._remember(params.cur_step_num, params.net_outputs, getattr(params, "train_dataset_element", None))
+
+    def _remember(self, step, outputs, batch):
         # Copies on the device, for which the host does not wait.
         snapshots = [each.snapshot() for each in self._watched]
-        batch = None if self._max_skips is None else getattr(params, "train_dataset_element", None)
-        self._last = (params.cur_step_num, params.net_outputs)
-        self._unread.append((*self._last, snapshots, batch))
-        if self._max_skips is not None or params.cur_step_num % self._every_n_steps == 0:
+        self._last = (step, outputs)
+        self._unread.append((*self._last, snapshots, None if self._max_skips is None else batch))
+        if self._max_skips is not None or step % self._every_n_steps == 0:
             self._read()
-            self._stop_if_it_only_skips(params.cur_step_num)
-            self._look_at_weights(params.cur_step_num, _STEPS)
+            self._stop_if_it_only_skips(step)
+            self._look_at_weights(step, _STEPS)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         """Reads what was remembered, so that nothing is missing at the end of an epoch."""
+        self._end_epoch(run_context.original_args().cur_step_num)
+
+    def _end_epoch(self, step):
         self._read()
         self._read_flush()
-        self._look_at_weights(run_context.original_args().cur_step_num, _STEPS)
+        self._look_at_weights(step, _STEPS)
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
         """Reads what a callback after this one has flushed at the end of the epoch before."""
@@ -167,9 +195,120 @@ class LossScaleMonitor(Callback):
 
     def on_train_end(self, run_context: RunContext) -> None:
         """Reads what a callback after this one has flushed at the end of the last epoch, and closes the summary."""
+        self._end(run_context.original_args().cur_step_num)
+
+    def _end(self, step):
         self._read_flush()
-        self._look_at_weights(run_context.original_args().cur_step_num, 1)
+        self._look_at_weights(step, 1)
         self._close_event_files()
+
+    @contextlib.contextmanager
+    def watching(self, cell: TrainingState) -> Iterator[None]:
+        """
+        A context for a training loop of your own. It does at its beginning and at its end what `Model` makes this
+        callback do, also if the loop raises. Call :meth:`after_step` in it after each step.
+
+        Args:
+            cell (Union[ScaledTrainOneStepCell, SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell, ManualStep]):
+                The training cell that the loop calls, or the :class:`ManualStep` that it uses, eagerly or in compiled
+                code.
+
+        Returns:
+            Context manager.
+
+        Raises:
+            TypeError: If `cell` is something else.
+
+        Examples:
+            >>> import mindspore
+            >>> import numpy as np
+            >>> from mindspore import Tensor, nn
+            >>> from ms_lossscale import DynamicLossScale, LossScaleMonitor, ManualStep
+            >>> network, loss_fn = nn.Dense(4, 1, weight_init="zeros", bias_init="zeros"), nn.MSELoss()
+            >>> optimizer = nn.Momentum(network.trainable_params(), learning_rate=0.1, momentum=0.9)
+            >>> step = ManualStep(network, optimizer, DynamicLossScale(2.0**10))
+            >>> def forward(x, y):
+            ...     loss = loss_fn(network(x), y)
+            ...     return step.scale(loss), loss
+            ...
+            >>> value_and_grad = mindspore.value_and_grad(forward, None, step.parameters, has_aux=True)
+            >>> x, y = Tensor(np.ones((2, 4), np.float32)), Tensor(np.ones((2, 1), np.float32))
+            >>> monitor = LossScaleMonitor(2)
+            >>> with monitor.watching(step):
+            ...     for _ in range(4):
+            ...         (_, loss), grads = value_and_grad(*step.begin(x, y))
+            ...         overflow = step.end(grads)
+            ...         monitor.after_step(loss, overflow)
+            ...
+            step 2: loss 0, loss scale 1024, 2 applied, 0 skipped
+            step 4: loss 0.6561, loss scale 1024, 4 applied, 0 skipped
+        """
+        if not isinstance(cell, TrainingState):
+            raise TypeError(
+                f"For 'LossScaleMonitor.watching', the argument 'cell' must be a training cell of ms_lossscale or a "
+                f"ManualStep, but got {describe(cell)}. Pass the one whose steps the loop makes."
+            )
+        self._steps = 0
+        try:
+            with self:
+                self._begin(cell)
+                yield
+                self._end_epoch(self._steps)
+                self._end(self._steps)
+        finally:
+            self._steps = None
+
+    def after_step(
+        self,
+        loss: Union[Tensor, float],
+        overflow: Union[Tensor, bool],
+        loss_scale: Optional[Tensor] = None,
+        *others: Any,
+        inputs: Union[Tensor, tuple, None] = None,
+    ) -> None:
+        """
+        Remembers a step of a loop of your own within :meth:`watching`, and from time to time reads and prints what was
+        remembered. Call it after each call of a training cell with all that it returned,
+        ``monitor.after_step(*outputs)`` , and with a :class:`ManualStep` after `end` with two values,
+        ``monitor.after_step(loss, overflow)`` .
+
+        Args:
+            loss (Union[Tensor, float]): The loss of the call.
+            overflow (Union[Tensor, bool]): What the training cell, or `end`, returned.
+            loss_scale (Tensor, optional): What a training cell returned. A ManualStep knows it. Default: ``None`` .
+            *others (Any): What else a training cell returned.
+            inputs (Union[Tensor, tuple[Tensor]], optional): The inputs of the call, for `save_batch`.
+                Default: ``None`` .
+
+        Raises:
+            TypeError: If `loss` or `overflow` has a wrong type.
+            ValueError: If these are not all the values that a training cell returns, or more than the two of a
+                ManualStep.
+            RuntimeError: Outside :meth:`watching`, or if `max_consecutive_skips` steps in a row were skipped.
+        """
+        self._check_is_watching("after_step")
+        outputs = (_as_tensor("loss", loss), _as_tensor("overflow", overflow), loss_scale, *others)
+        outputs = self._cell.outputs_of_call("LossScaleMonitor.after_step", outputs)
+        self._steps += 1
+        self._remember(self._steps, outputs, (inputs,) if isinstance(inputs, Tensor) else inputs)
+
+    def after_epoch(self) -> None:
+        """
+        Reads what was remembered within :meth:`watching`. Call it after `flush()`: the cycle that this has ended then
+        belongs to the last step, and not to the next one.
+
+        Raises:
+            RuntimeError: Outside :meth:`watching`, or if `max_consecutive_skips` steps in a row were skipped.
+        """
+        self._check_is_watching("after_epoch")
+        self._end_epoch(self._steps)
+
+    def _check_is_watching(self, method):
+        if self._steps is None:
+            raise RuntimeError(
+                f"For 'LossScaleMonitor', '{method}()' is for a loop within 'watching()', but there is none. Put the "
+                f"loop into: with monitor.watching(cell). Model calls the monitor itself."
+            )
 
     def __exit__(self, *error: Any) -> None:
         try:
@@ -188,7 +327,7 @@ class LossScaleMonitor(Callback):
         """Looks at the weights if so many steps were made since it did."""
         if step - self._looked_at >= steps:
             self._looked_at = step
-            self._endless_skips.weights.look()
+            self._cell.endless_skips.weights.look()
 
     def _read_flush(self):
         """Reads how a flush after the last step ended its accumulation cycle, as a further part of that step."""
@@ -225,7 +364,7 @@ class LossScaleMonitor(Callback):
             if record.skipped:
                 each.print_skip(record)
                 if self._max_skips is None and each.warn_at_floor(record):
-                    self._endless_skips.silence()
+                    self._cell.endless_skips.silence()
         if step // self._every_n_steps > self._printed_step // self._every_n_steps:
             self._printed_step = step
             print(f"step {step}: {'; '.join(map(self._summary, records))}", flush=True)
@@ -260,10 +399,13 @@ class LossScaleMonitor(Callback):
         if self._save_batch is None:
             return "With save_batch='batch.npz', LossScaleMonitor saves the batch that stops the training."
         if watched.batch is None:
+            if self._steps is not None:
+                return "The batch could not be saved: pass it to after_step, with inputs=(x, y), say."
             return "The batch could not be saved: with a data sink, MindSpore does not give it to callbacks."
         try:
             with replacing(self._save_batch) as part, open(part, "wb") as file:
-                np.savez(file, **{f"input_{i}": value.asnumpy() for i, value in enumerate(watched.batch)})
+                values = (each.asnumpy() if isinstance(each, Tensor) else each for each in watched.batch)
+                np.savez(file, **{f"input_{i}": value for i, value in enumerate(values)})
         except OSError as error:
             # The reason why the training was stopped matters more.
             return (
@@ -274,6 +416,17 @@ class LossScaleMonitor(Callback):
             f"The batch was saved: locate_overflow(network, tuple(np.load({str(self._save_batch)!r}).values()), "
             f"loss_scale={written_scale(watched.series.overflowed_scale())})."
         )
+
+
+def _as_tensor(name, value):
+    if isinstance(value, Tensor):
+        return value
+    if not isinstance(value, (bool, int, float, np.number, np.bool_)):
+        raise TypeError(
+            f"For 'LossScaleMonitor.after_step', the argument '{name}' must be a Tensor or a number, but got "
+            f"{describe(value)}. Pass what the step returned, one by one: after_step(*outputs)."
+        )
+    return Tensor(value)
 
 
 def _check_path(owner, name, value, is_folder=False):

@@ -7,6 +7,7 @@ from typing import Any, Optional, Union
 import mindspore
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
+from ms_lossscale import _gradients as gradients
 from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_cells, describe
 from ms_lossscale._gradients import of_network
 from ms_lossscale._mindspore import Float32Cell, take_held_gradients
@@ -22,6 +23,7 @@ from ms_lossscale.step.build import build_manual_step
 from ms_lossscale.step.gradient_transforms import prefix_own_states
 from ms_lossscale.step.optimizers import Optimizers, check_optimizers, prefix_states
 from ms_lossscale.step.own_loss_scales import loss_scale_of_each
+from ms_lossscale.step.returned import described
 from ms_lossscale.step.scaling import scaled
 from ms_lossscale.step.settings import check_settings, transforms_of_each
 
@@ -191,6 +193,16 @@ class ManualStep(TrainingState, Float32Cell):
         """
         # The backward multiplies by the scale alone: without the loss, it could read it before `begin` has written it.
         return scaled(loss, of_network(number, ops.depend(self._held.scale, loss)))
+
+    def outputs_of_call(self, owner, outputs):
+        loss, overflow, *others = outputs
+        if any(each is not None for each in others):
+            raise ValueError(
+                f"For '{owner}', with a ManualStep there must be two values, the loss and what 'end' returned, but got "
+                f"{described(outputs)}. Pass {owner.split('.')[-1]}(loss, overflow)."
+            )
+        # A copy, since the next call overwrites it.
+        return loss, overflow, gradients.copy(self._held.scale)
 
     def construct(self, *inputs):
         raise RuntimeError(

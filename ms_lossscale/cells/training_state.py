@@ -20,6 +20,7 @@ from ms_lossscale.loss_scale import LossScale
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.optimizers import check_unique_names
 from ms_lossscale.step.ranks import AgreeingRanks, Alone, Ranks
+from ms_lossscale.step.returned import described
 from ms_lossscale.step.update import StepCounters
 
 
@@ -50,6 +51,19 @@ class TrainingState(FixedAttributes):
         if settings.gradients_reduced:
             return AgreeingRanks(settings.gradients_reduced)
         return Alone() if self.parallel_mode == "stand_alone" else Ranks(grad_reducer)
+
+    def outputs_of_call(self, owner, outputs):
+        """
+        Returns what a call returned, in the form of a training cell's outputs, without aux. Raises unless `outputs` are
+        all of them.
+        """
+        wanted = 4 if self.each_decides else 3
+        if len(outputs) < wanted or not all(isinstance(each, Tensor) for each in outputs[:wanted]):
+            raise ValueError(
+                f"For '{owner}', there must be all {wanted} Tensors that the {type(self).__name__} returns, but got "
+                f"{described(outputs)}. Pass what the call returned: {owner.split('.')[-1]}(*cell(x, y))."
+            )
+        return outputs
 
     def _cycle_counts(self):
         """Returns what counts the calls of accumulation cycles."""

@@ -10,7 +10,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_cells, describe
 from ms_lossscale._gradients import of_network
-from ms_lossscale._mindspore import Float32Cell, take_held_gradients
+from ms_lossscale._mindspore import Float32Cell, forget_failed_calls, take_held_gradients
 from ms_lossscale.cells.argument_order import check_order
 from ms_lossscale.cells.fixed_arguments import fixed_arguments
 from ms_lossscale.cells.guard import explaining_errors
@@ -210,8 +210,14 @@ class ManualStep(TrainingState, Float32Cell):
             "end(grads) after them."
         )
 
+    def _described_networks(self):
+        return {"networks": len(self.networks)}
+
     def _begin_call(self, begin):
         self._refuse_on_averages("a step")
+        if self._has_begun:
+            # An exception may have come between.
+            forget_failed_calls()
         if not self._are_compared:
             self.compare_ranks()
         self._guard.before(self.parameters_dict)

@@ -29,8 +29,7 @@ def _described(cell):
         "mode": "GRAPH_MODE" if graph_mode else "PYNATIVE_MODE",
         "parallel_mode": cell.parallel_mode,
         "gradients_mean": cell.mean,
-        "networks": len(cell.network) if isinstance(cell.network, nn.CellList) else 1,
-        "network_inputs": cell.network_inputs,
+        **cell._described_networks(),
     }
     for i, (step, settings) in enumerate(zip(cell.steps, cell._settings)):
         prefix = network_prefix(i) if cell.each_decides else ""
@@ -44,7 +43,8 @@ def _described(cell):
         described.update((f"{prefix}loss_scale.{name}", value) for name, value in _settings_of(loss_scale).items())
     # MindSpore uses it only in GRAPH_MODE.
     broadcasts = graph_mode and get_auto_parallel_context("parameter_broadcast")
-    described.update(_described_weights(cell.weights, broadcasts))
+    weights = [weight for step in cell.steps for weight in step.update.optimizers.parameters]
+    described.update(_described_weights(weights, broadcasts))
     described.update((parameter.name, parameter.asnumpy().tolist()) for parameter in _shared_state(cell))
     return described
 

@@ -70,6 +70,10 @@ class TrainingCell(TrainingState, TrainingHooks, Generic[Aux]):
         )
         return [step]
 
+    def _described_networks(self):
+        networks = len(self.network) if isinstance(self.network, nn.CellList) else 1
+        return {"networks": networks, "network_inputs": self.network_inputs}
+
     def _inputs_of_step(self, i, inputs):
         """Returns the inputs of a call that step `i` takes."""
         return inputs

@@ -65,6 +65,10 @@ class TrainingState(FixedAttributes):
             )
         return outputs
 
+    def _described_networks(self):
+        """Returns, by name, what of the networks must be the same on all ranks, as JSON values."""
+        raise NotImplementedError
+
     def _cycle_counts(self):
         """Returns what counts the calls of accumulation cycles."""
         return [step.cycle_state.count for step in self.steps if step.cycle_state is not None]

@@ -214,6 +214,7 @@ class ManualStep(TrainingState, Float32Cell):
         return {"networks": len(self.networks)}
 
     def _begin_call(self, begin):
+        self._held.refuse_if_looked_into()
         self._refuse_on_averages("a step")
         if self._has_begun:
             # An exception may have come between.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Optional, Union
 
 import mindspore
-from mindspore import Parameter, nn
+from mindspore import Parameter
 
 from ms_lossscale._arguments import Batches
 from ms_lossscale._mindspore import is_cast
@@ -15,10 +15,11 @@ from ms_lossscale.diagnosis.float32_search import needed_cells, widening
 from ms_lossscale.diagnosis.float32_trials import NotFinite, Trials
 from ms_lossscale.diagnosis.register_watch import cleared_afterwards, register_of
 from ms_lossscale.diagnosis.replay import replay
+from ms_lossscale.function_network import Network
 
 
 def advise_float32(
-    network: nn.Cell,
+    network: Network,
     parameters: Union[Sequence[Parameter], Batches, None] = None,
     batches: Optional[Batches] = None,
 ) -> Float32Advice:
@@ -44,7 +45,8 @@ def advise_float32(
     A training cell of this package knows its networks and weights: ``advise_float32(cell, batches)`` .
 
     Args:
-        network (Cell): Returns the loss, as :class:`mindspore.nn.WithLossCell` does; or a training cell.
+        network (Union[Cell, Callable]): Returns the loss, as :class:`mindspore.nn.WithLossCell` does; or a training
+            cell; or a function, as for :func:`profile_gradients`.
         parameters (list[Parameter], optional): The parameters to differentiate with respect to. Leave it out for a
             training cell. Default: ``None`` , all trainable ones.
         batches (iterable): A tuple of the network's inputs for each batch; or a dataset. They are kept in memory.
@@ -81,6 +83,8 @@ def advise_float32(
     batches = list(each_batch(owner, batches))
     in_graph_mode = mindspore.get_context("mode") == mindspore.GRAPH_MODE
     detector = register_of(network)
+    if not isinstance(network, TrainingCell):
+        network = parts[0].network
     with replay(owner, parts) as replayed, cleared_afterwards(detector):
         trials = Trials(owner, replayed, batches, min(part.floor for part in parts), detector)
         return _advice(network, trials, in_graph_mode, not_finite_weights_of(parts))

@@ -12,11 +12,15 @@ from mindspore.dataset import Dataset
 from ms_lossscale._arguments import check_cell, describe
 from ms_lossscale._mindspore import written_class
 from ms_lossscale._values import not_finite_weights
+from ms_lossscale.cells.manual_step import ManualStep
 from ms_lossscale.cells.training_cell import TrainingCell
+from ms_lossscale.function_network import FunctionNetwork, as_network, name_of
 from ms_lossscale.step.forward_backward import inputs_of
-from ms_lossscale.step.returned import described
+from ms_lossscale.step.returned import check_no_image, described
 
-_CURE_OF_NETWORKS = "Pass a network that returns the loss, an nn.WithLossCell say, or a training cell of ms_lossscale."
+_CURE_OF_NETWORKS = (
+    "Pass a network or a function that returns the loss, an nn.WithLossCell say, or a training cell of ms_lossscale."
+)
 _TENSORS = (Tensor, np.ndarray)
 _INPUTS = (*_TENSORS, int, float)
 _CURE_OF_BATCHES = "Pass a list with a tuple of the network's inputs for each batch, or a dataset."
@@ -47,11 +51,19 @@ class TrainedPart(NamedTuple):
     # The smallest loss scale that is of use: 1, unless a training cell goes lower.
     floor: float = 1.0
 
+    @property
+    def is_function(self):
+        """Whether the network is a function, which may return more after its loss, as for `value_and_grad`."""
+        return isinstance(self.network, FunctionNetwork)
+
     def loss(self, *inputs):
         """Runs the network forward."""
         output = self.network(*inputs)
         if self.item is not None:
             output = output[self.item]
+        elif self.is_function and isinstance(output, tuple) and output:
+            check_no_image(name_of(self.network), self.number, output)
+            output = output[0]
         if not isinstance(output, Tensor):
             raise TypeError(
                 f"Network {self.number} must return a Tensor, the loss, but it returned {described(output)}. "
@@ -66,7 +78,7 @@ class TrainedPart(NamedTuple):
     def named_cells(self):
         """Returns the cells by their names; the network itself goes by its class."""
         named = self.network.cells_and_names()
-        return {join_names(self.prefix, name) or written_class(cell).__name__: cell for name, cell in named}
+        return {join_names(self.prefix, name) or kind_of(cell): cell for name, cell in named}
 
     def cell_names(self):
         """Returns the name of each cell by its id."""
@@ -76,6 +88,11 @@ class TrainedPart(NamedTuple):
         """Returns the name of the cell that holds each parameter by the parameter's id."""
         named = self.named_cells().items()
         return {id(each): name for name, cell in named for each in cell.get_parameters(expand=False)}
+
+
+def kind_of(cell):
+    """Returns the class of a cell, as its author wrote it, or the name of a function."""
+    return name_of(cell).rpartition(".")[2] if isinstance(cell, FunctionNetwork) else written_class(cell).__name__
 
 
 def not_finite_weights_of(parts):
@@ -90,8 +107,16 @@ def join_names(*names):
 
 def trained_parts(owner, network, parameters=None):
     """Returns the parts of a training cell, or of a network trained by `parameters` (None: all trainable ones)."""
-    check_cell(owner, "network", network, _CURE_OF_NETWORKS)
+    if isinstance(network, ManualStep):
+        raise TypeError(
+            f"For '{owner}', the argument 'network' must be what a step differentiates, but got a "
+            f"'{type(network).__name__}', which does not know it. Pass the function that you differentiate, "
+            f"forward(x, y), and, where this takes parameters, the step's 'parameters'."
+        )
+    if isinstance(network, type) or not callable(network):
+        check_cell(owner, "network", network, _CURE_OF_NETWORKS)
     if not isinstance(network, TrainingCell):
+        network = as_network(owner, "network", network)
         return [TrainedPart("", network, _check_parameters(owner, network, parameters))]
     if parameters is not None:
         raise ValueError(

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import mindspore
 import numpy as np
 
-from ms_lossscale._mindspore import forget_failed_calls, in_float32, raise_what_failed, written_class
+from ms_lossscale._mindspore import forget_failed_calls, in_float32, raise_what_failed
 from ms_lossscale._powers_of_two import last_that_holds, powers_of_two
 from ms_lossscale._values import are_finite, as_array, is_float
-from ms_lossscale.diagnosis.arguments import join_names, with_progress_bar
+from ms_lossscale.diagnosis.arguments import join_names, kind_of, with_progress_bar
 from ms_lossscale.diagnosis.cell_watch import CellWatch, LineWatch, WatchError
 from ms_lossscale.diagnosis.distribution import SMALLEST_NORMAL
 from ms_lossscale.diagnosis.gradient_report import LOSS_SCALES
@@ -87,7 +87,7 @@ class Trials:
 
     def kind(self, name):
         """Returns the class of a cell, as its author wrote it."""
-        return written_class(self.cells[name]).__name__
+        return kind_of(self.cells[name])
 
     def inside(self, name):
         """Returns the cells directly inside a cell."""

@@ -7,7 +7,6 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 from mindspore import dtype as mstype
-from mindspore import nn
 
 from ms_lossscale._arguments import Batch, check_scale
 from ms_lossscale._output import written_scale
@@ -17,6 +16,7 @@ from ms_lossscale.diagnosis.cell_watch import CellWatch, Place, WatchError
 from ms_lossscale.diagnosis.distribution import FLOAT16
 from ms_lossscale.diagnosis.register_watch import cleared_afterwards, raised_in, register_of
 from ms_lossscale.diagnosis.replay import replay, running
+from ms_lossscale.function_network import Network
 
 _ONLY_IN_GRAPH = (
     "The network runs in graph mode only, in which cells can't be watched: only its loss and the gradients of its "
@@ -117,7 +117,7 @@ class OverflowTrace(NamedTuple):
         return "\n".join(lines)
 
 
-def locate_overflow(network: nn.Cell, inputs: Batch, *, loss_scale: float) -> OverflowTrace:
+def locate_overflow(network: Network, inputs: Batch, *, loss_scale: float) -> OverflowTrace:
     """
     Replays one batch and finds the first cell that overflows in the forward, or otherwise in the backward.
 
@@ -140,8 +140,9 @@ def locate_overflow(network: nn.Cell, inputs: Batch, *, loss_scale: float) -> Ov
     be watched either.
 
     Args:
-        network (Cell): Returns the loss, as :class:`mindspore.nn.WithLossCell` does; or a training cell of this
-            package, whose networks are searched one after the other.
+        network (Union[Cell, Callable]): Returns the loss, as :class:`mindspore.nn.WithLossCell` does; or a training
+            cell of this package, whose networks are searched one after the other; or a function, as for
+            :func:`profile_gradients`.
         inputs (tuple[Tensor]): The network's inputs, or its only input.
         loss_scale (float): The scale by which the loss is multiplied.
 

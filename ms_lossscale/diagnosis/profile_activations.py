@@ -4,7 +4,6 @@ from functools import partial
 from typing import Optional
 
 import numpy as np
-from mindspore import nn
 
 from ms_lossscale._arguments import Batches, check_bool, check_scale
 from ms_lossscale._mindspore import in_float32, is_cast
@@ -17,6 +16,7 @@ from ms_lossscale.diagnosis.distribution import Distribution
 from ms_lossscale.diagnosis.replay import replay, running
 from ms_lossscale.diagnosis.report import one_or_each
 from ms_lossscale.forward_state.find import find_forward_state
+from ms_lossscale.function_network import Network
 from ms_lossscale.overflow_detector import NoCheck
 
 # How much smaller than the error against float32 the difference between two runs of the same must be.
@@ -24,7 +24,7 @@ _LESS = 4.0
 
 
 def profile_activations(
-    network: nn.Cell, batches: Batches, *, loss_scale: Optional[float] = None, compare_float32: bool = False
+    network: Network, batches: Batches, *, loss_scale: Optional[float] = None, compare_float32: bool = False
 ) -> ActivationReport:
     """
     Counts how the outputs of each cell, and the gradients that flow back into them, are spread over float16's range.
@@ -38,8 +38,8 @@ def profile_activations(
     can't be watched, nor can a network that runs only in graph mode; :func:`profile_gradients` works for both.
 
     Args:
-        network (Cell): Returns the loss, as :class:`mindspore.nn.WithLossCell` does; or a training cell of this
-            package.
+        network (Union[Cell, Callable]): Returns the loss, as :class:`mindspore.nn.WithLossCell` does; or a training
+            cell of this package; or a function, as for :func:`profile_gradients`.
         batches (iterable): A tuple of the network's inputs for each batch; or a dataset.
         loss_scale (float, optional): The scale by which the loss is multiplied. The gradients are counted without
             unscaling them. Default: ``None`` . A training cell then uses its present scale, or those of its networks,
@@ -100,14 +100,16 @@ def profile_activations(
             "what flows back into its cells is reported without them",
             "What its cells put out is right, and profile_gradients computes such a network in graph mode.",
         )
-    return ActivationReport(profile.activations(), count, one_or_each(scales), _forward_state_names(owner, network))
+    return ActivationReport(
+        profile.activations(), count, one_or_each(scales), _forward_state_names(owner, network, parts)
+    )
 
 
-def _forward_state_names(owner, network):
+def _forward_state_names(owner, network, parts):
     if isinstance(network, TrainingCell):
         skips = any(not isinstance(step.forwards_and_backwards.overflow_detector, NoCheck) for step in network.steps)
         return network.forward_state_names() if skips else None
-    return find_forward_state(owner, (network,)).names
+    return find_forward_state(owner, (parts[0].network,)).names
 
 
 class _Profile:

@@ -6,7 +6,7 @@ from typing import Optional, Union
 
 import mindspore
 import numpy as np
-from mindspore import Parameter, nn
+from mindspore import Parameter
 from mindspore import dtype as mstype
 
 from ms_lossscale._arguments import Batches, check_number, check_scale
@@ -16,6 +16,7 @@ from ms_lossscale.diagnosis.distribution import SMALLEST_NORMAL, Distribution
 from ms_lossscale.diagnosis.gradient_report import GradientReport, NetworksReport, largest_scale
 from ms_lossscale.diagnosis.replay import replay, running
 from ms_lossscale.diagnosis.report import one_or_each
+from ms_lossscale.function_network import Network
 
 # How much smaller the next scale to try is where gradients overflow, how much larger where all of them are zero, and
 # how large it gets then.
@@ -26,7 +27,7 @@ _FINER_IN_BFLOAT16 = np.float32(2.0**-17)
 
 
 def profile_gradients(
-    network: nn.Cell,
+    network: Network,
     parameters: Union[Sequence[Parameter], Batches, None] = None,
     batches: Optional[Batches] = None,
     *,
@@ -48,7 +49,10 @@ def profile_gradients(
     A training cell of this package knows its networks and weights: ``profile_gradients(cell, batches)`` .
 
     Args:
-        network (Cell): Returns the loss, as :class:`mindspore.nn.WithLossCell` does; or a training cell.
+        network (Union[Cell, Callable]): Returns the loss, as :class:`mindspore.nn.WithLossCell` does; or a training
+            cell; or a function, such as the one that you differentiate around a :class:`ManualStep`. A function may
+            return a tuple, whose first item is then the loss. If it scales the loss with :meth:`ManualStep.scale`, the
+            loss stays as it is here.
         parameters (list[Parameter], optional): The parameters to differentiate with respect to. Leave it out for a
             training cell. Default: ``None`` , all trainable ones.
         batches (iterable): A tuple of the network's inputs for each batch; or a dataset. The batches of an iterator are

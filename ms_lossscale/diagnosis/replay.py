@@ -15,7 +15,9 @@ from ms_lossscale._mindspore import (
     write_in_place,
 )
 from ms_lossscale.diagnosis.cell_watch import WatchError
+from ms_lossscale.function_network import name_of
 from ms_lossscale.step.forward_backward import noticing_gradients
+from ms_lossscale.step.held_call import StepBegunError, looking_into
 from ms_lossscale.step.scaling import scaled
 
 
@@ -35,7 +37,7 @@ def replay(owner, parts):
     cells = {id(cell): cell for network in networks for _, cell in network.cells_and_names()}.values()
     in_training = [(cell, cell.training) for cell in cells]
     state = {id(s): s for network in networks for s in (*network.get_parameters(), *network.buffers())}.values()
-    with _in_mode(mindspore.PYNATIVE_MODE, "0"), around_transforms(_compiling):
+    with _in_mode(mindspore.PYNATIVE_MODE, "0"), around_transforms(_compiling), looking_into():
         forget_failed_calls()
         values = [(each, ops.deepcopy(each)) for each in state if each is not None]
 
@@ -141,7 +143,7 @@ class LossAndGrads:
         Returns the loss and gradients in graph mode after PyNative mode failed with this error, for a network that is
         written only for graph mode. Raises the error if graph mode fails, too, or if its user is in PyNative mode.
         """
-        if not self._may_be_only_in_graph:
+        if not self._may_be_only_in_graph or isinstance(error, StepBegunError):
             raise error
         self.restore()
         try:
@@ -190,7 +192,7 @@ class LossAndGrads:
             warnings.warn(f"{self._says_what()}: {what}. {cure}", RuntimeWarning, stacklevel=3)
 
     def _says_what(self):
-        network = type(self.part.network).__name__
+        network = name_of(self.part.network)
         name = f"{self.part.prefix} ({network})" if self.part.prefix else f"'{network}'"
         return says_that_gradients_are_lost(self._owner, name)
 
@@ -201,13 +203,15 @@ class _InGraph(nn.Cell):
     def __init__(self, part):
         super().__init__(auto_prefix=False)
         self.network = part.network
-        self._item = part.item
+        self._item, self._may_return_more = part.item, part.is_function
         self._value_and_grad = ops.value_and_grad(self._scaled_loss, None, ParameterTuple(part.weights), has_aux=True)
 
     def _scaled_loss(self, scale, *inputs):
         loss = self.network(*inputs)
         if self._item is not None:
             loss = loss[self._item]
+        elif self._may_return_more and isinstance(loss, tuple):
+            loss = loss[0]
         return scaled(loss, scale), loss
 
     def construct(self, scale, *inputs):

@@ -1,6 +1,8 @@
 """A call whose forward and backward are not the step's own: what its beginning leaves for its end, or the next one."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
@@ -24,6 +26,10 @@ class OwnForward(nn.Cell):
         self.overflow_detector = overflow_detector
 
 
+class StepBegunError(RuntimeError):
+    """A function that is to be looked into begins a step."""
+
+
 class HeldCall(nn.Cell):
     """
     Holds, in Parameters, the scale of a call, what its forward writes as it was before, and whether the call has begun
@@ -39,10 +45,23 @@ class HeldCall(nn.Cell):
         self._yes, self._no = Tensor(True), Tensor(False)
         # What Python begins a call with.
         self.token = Tensor(0.0)
+        self._hide("is_looked_into", False)
         self.fit()
+        _ALL.add(self)
 
     def _hide(self, name, value):
         object.__setattr__(self, name, value)
+
+    def look_into(self, is_looked_into):
+        self._hide("is_looked_into", is_looked_into)
+
+    def refuse_if_looked_into(self):
+        """Raises if only the forward of a step may run."""
+        if self.is_looked_into:
+            raise StepBegunError(
+                "a function that is looked into must not make a step. Pass the function that is differentiated, "
+                "forward(x, y), and not the one that calls 'begin' and 'end'."
+            )
 
     def fit(self):
         """Makes room for what the forward writes now: state may appear after the first call."""
@@ -60,6 +79,29 @@ class HeldCall(nn.Cell):
     def end(self, after):
         """Ends the call once `after` is computed. Returns it."""
         return ops.depend(after, ops.assign(self.is_open, ops.depend(self._no, after)))
+
+
+# Those that exist: which of them a function uses, only running it shows.
+_ALL: "weakref.WeakSet[HeldCall]" = weakref.WeakSet()
+
+
+@contextlib.contextmanager
+def looking_into() -> Iterator[None]:
+    """
+    A context in which functions are run to look into them. A loss that they scale stays as it is, and beginning a step
+    is an error.
+    """
+    held = list(_ALL)
+    scales = [ops.deepcopy(each.scale) for each in held]
+    try:
+        for each in held:
+            ops.assign(each.scale, ops.ones_like(each.scale))
+            each.look_into(True)
+        yield
+    finally:
+        for each, scale in zip(held, scales):
+            ops.assign(each.scale, scale)
+            each.look_into(False)
 
 
 def _state(value, name):

@@ -7,12 +7,14 @@ from mindspore import dtype as mstype
 
 # The most elements of a small tensor, and the least number of small tensors of one shape that are stacked.
 _LARGEST_SMALL, _SMALLEST_GROUP = 2**14, 4
+# So many tensors fewer make a step faster by more than what stacking adds to its compilation.
+_LEAST_SAVED = 128
 
 # Primitives, since graph mode parses every function and method with all that it calls. Axes are tuples for the same
 # reason.
 _to, _times, _logical_and = ops.Cast(), ops.Mul(), ops.LogicalAnd()
 _stack, _are_finite = ops.Stack(), ops.IsFinite()
-_reduce_sum, _reduce_all = ops.ReduceSum(), ops.ReduceAll()
+_reduce_sum, _reduce_all, _add_all = ops.ReduceSum(), ops.ReduceAll(), ops.AddN()
 
 # HyperMap, since the call depth of a list comprehension grows with the tuple, and graph mode limits it.
 _map = ops.HyperMap()
@@ -107,15 +109,43 @@ def _is_finite_sparse(tensor):
     return _is_finite_dense(tensor.values)
 
 
+# Looking at each element of a small tensor costs no more than summing it. Of a large one, the sum may tell that all
+# elements are finite, but not that one is not.
+
+
+@_of_one("Bool", "Tensor")
+def _first_look(is_small, tensor):
+    if is_small:
+        return _is_finite_dense(tensor)
+    return _are_finite(_sum_dense(tensor))
+
+
+@_first_look.register("Bool", "RowTensor")
+def _first_look_sparse(_, tensor):
+    return _are_finite(_sum_dense(tensor.values))
+
+
+@_of_one("Bool", "Tensor", "Tensor")
+def _second_look(is_small, first, tensor):
+    if is_small:
+        return first
+    return _is_finite_dense(tensor)
+
+
+@_second_look.register("Bool", "Tensor", "RowTensor")
+def _second_look_sparse(_, first, tensor):
+    return _is_finite_dense(tensor.values)
+
+
 @_of_one("Tensor")
 def _any_nonzero(tensor):
     return ops.ReduceAny()(ops.not_equal(tensor, 0.0))
 
 
-@_of_one("Tensor", "Tensor")
-def _became_not_finite(before, after):
-    was, is_now = ops.isfinite(before.astype(mstype.float32)), ops.isfinite(after.astype(mstype.float32))
-    return ops.ReduceAny()(ops.logical_and(was, ops.logical_not(is_now)))
+@_of_one("Tensor")
+def _flat(tensor):
+    tensor = _to(tensor, mstype.float32)
+    return tensor if tensor.ndim == 1 else tensor.reshape((-1,))
 
 
 @_of_one("Tensor", "Tensor")
@@ -170,8 +200,8 @@ def _average(decay, rest, average, value):
 
 def packing_of(parameters):
     """
-    Returns how `pack` packs the gradients of these parameters. Small ones are stacked if there are many of one shape
-    and dtype, since one operator can then replace many.
+    Returns how `pack` packs the gradients of these parameters. Small ones of one shape and dtype are stacked if there
+    are many, since one operator can then replace many.
 
     The result has the positions of those that stay single, the groups (tuples of positions), and for each gradient its
     place among the single ones followed by the groups.
@@ -183,12 +213,11 @@ def _packing(kinds):
     by_kind = {}
     for i, kind in enumerate(kinds):
         by_kind.setdefault(kind, []).append(i)
-    alone, groups = [], []
-    for (_, shape), positions in by_kind.items():
-        if len(positions) >= _SMALLEST_GROUP and is_small(shape):
-            groups.append(tuple(positions))
-        else:
-            alone += positions
+    groups = [tuple(its) for (_, shape), its in by_kind.items() if len(its) >= _SMALLEST_GROUP and is_small(shape)]
+    if sum(map(len, groups)) - len(groups) < _LEAST_SAVED:
+        groups = []
+    stacked = {i for positions in groups for i in positions}
+    alone = [i for i in range(len(kinds)) if i not in stacked]
     order = [*alone, *(i for positions in groups for i in positions)]
     return tuple(alone), tuple(groups), tuple(sorted(range(len(order)), key=order.__getitem__))
 
@@ -197,12 +226,8 @@ _constant_packing = ops.constexpr(_packing)
 
 
 @ops.constexpr
-def _by_size(kinds):
-    """Returns the positions of the large tensors and those of the small ones."""
-    large, small = [], []
-    for i, (_, shape) in enumerate(kinds):
-        (small if is_small(shape) else large).append(i)
-    return tuple(large), tuple(small)
+def _are_small(kinds):
+    return tuple(is_small(shape) for _, shape in kinds)
 
 
 def is_small(shape):
@@ -252,25 +277,29 @@ sums = ops.HyperMap(_sum)
 kinds = ops.HyperMap(_kind)
 
 
+def has_finite_sum(tensors):
+    """Returns whether the sum of all elements of a non-empty tuple is finite, as it is unless some are huge or not."""
+    return _are_finite(_add_all(sums(tensors)))
+
+
 def finite(tensors):
     """Returns whether every element of a non-empty tuple is finite, a bool tensor of shape ()."""
     tensors = pack(tensors, _constant_packing(kinds(tensors)))
-    large, small = _by_size(kinds(tensors))
-    if not small:
-        return _reduce_all(check_large(items(tensors, large)), ())
-    small_are_finite = _reduce_all(each_finite(items(tensors, small)), ())
-    if not large:
-        return small_are_finite
-    return _logical_and(_reduce_all(check_large(items(tensors, large)), ()), small_are_finite)
+    return _reduce_all(check(tensors, _are_small(kinds(tensors))), ())
 
 
-def check_large(tensors):
-    """Returns for each tensor whether every element is finite, bool of shape (N,). If all are, one pass is enough."""
-    # If an element is not finite, neither is the sum. But large finite values can also overflow the sum, so each
-    # element is then checked. That happens in skipped steps only.
-    are_finite = _are_finite(_stack(sums(tensors)))
+def check(tensors, are_small):
+    """
+    Returns for each tensor whether every element is finite, bool of shape (N,). If all are, one pass is enough.
+    `are_small` are what `is_small` says of their shapes.
+    """
+    first = _map(_first_look, are_small, tensors)
+    are_finite = _stack(first)
+    if all(are_small):
+        return are_finite
+    # Large finite elements can overflow a sum, too. This happens in skipped steps only.
     if not _reduce_all(are_finite, ()):
-        are_finite = each_finite(tensors)
+        are_finite = _stack(_map(_second_look, are_small, first, tensors))
     return are_finite
 
 
@@ -286,7 +315,9 @@ def any_nonzero(tensors):
 
 def became_not_finite(before, after):
     """Returns whether any element is finite in `before` but not in `after`, bool of shape ()."""
-    return ops.ReduceAny()(ops.stack(_map(_became_not_finite, before, after)))
+    # In one vector each, since many small operators are slow to compile.
+    was, is_now = (_are_finite(ops.concat(_map(_flat, each))) for each in (before, after))
+    return ops.ReduceAny()(ops.logical_and(was, ops.logical_not(is_now)))
 
 
 def each_differs(tensors, others):

@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import zlib
 
 # With AVX-512, MindSpore chooses convolutions on CPU that are 10 to 80 times slower. It reads this at import.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
@@ -10,6 +11,8 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 import mindspore
 import pytest
 from support.in_mode import in_mode
+
+from ms_lossscale import _gradients
 
 # These modules have no examples, and importing one of them replaces the self-check's checks.
 collect_ignore = ["support"]
@@ -55,6 +58,19 @@ def _no_search_for_garbage_in_what_stays():
 def _same_random_weights():
     """Makes random weights the same in whichever order and process the tests run."""
     mindspore.set_seed(0)
+
+
+@pytest.fixture
+def stacks(monkeypatch):
+    """Stacks small gradients however few they are."""
+    monkeypatch.setattr(_gradients, "_LEAST_SAVED", 0)
+
+
+@pytest.fixture(autouse=True)
+def _half_of_the_tests_stack(request):
+    """Lets half of the tests stack few gradients, always the same ones: only large networks do otherwise."""
+    if zlib.crc32(request.node.nodeid.encode()) % 2:
+        request.getfixturevalue("stacks")
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,8 @@ from mindspore import dtype as mstype
 
 from ms_lossscale import all_finite
 
+pytestmark = pytest.mark.usefixtures("stacks")
+
 DTYPES = [mstype.float16, mstype.bfloat16, mstype.float32]
 
 

@@ -13,6 +13,8 @@ from test_profile_gradients import gan
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, emulation
 
+pytestmark = pytest.mark.usefixtures("stacks")
+
 
 class GivenGradients(nn.Cell):
     """Its weights' gradients are its inputs."""

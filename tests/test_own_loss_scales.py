@@ -16,6 +16,8 @@ from ms_lossscale import (
     SimultaneousTrainOneStepCell,
 )
 
+pytestmark = pytest.mark.usefixtures("stacks")
+
 
 def make(loss_scales=None, **keywords):
     networks = [Slope("first"), Slope("second")]

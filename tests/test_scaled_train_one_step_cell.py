@@ -21,6 +21,8 @@ from support.training import assert_equal_weights, bookkeeping, changed, state
 
 from ms_lossscale import DynamicLossScale, FixedLossScale, ScaledTrainOneStepCell
 
+pytestmark = pytest.mark.usefixtures("stacks")
+
 
 def sgd(network, learning_rate=0.1):
     return nn.SGD(network.trainable_params(), learning_rate=learning_rate)

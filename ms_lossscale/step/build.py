@@ -105,7 +105,7 @@ class _Stages:
         self.forward_state = self._make_forward_state(owner, prefix, names, restores_calls)
         # A user's own cells get the gradients unpacked, and so do the operators that exchange them.
         transforms = settings.gradient_transforms
-        packs = not ranks.exchanges and _is_library_cell(self.overflow_detector) and not any(transforms)
+        packs = self.checks and not ranks.exchanges and _is_library_cell(self.overflow_detector) and not any(transforms)
         self.packing = make_packing(self.weights, packs)
         self._before_check = stages_before_check(owner, ranks, transforms, self.packing, self.checks)
         self._clipping = _clipping(settings, self.weights, self.packing, ranks, prefix)

@@ -44,7 +44,10 @@ class CallForwardState(ForwardState):
         shared = {name: self._standing_in(keys[name], its) for name, its in shared.items()}
         written = [shared[name].parameter if name in shared else its for name, its in zip(self.names, parameters)]
         object.__setattr__(self, "written", ParameterTuple(written))
-        self._judged = tuple(i for i, its in enumerate(written) if id(its) not in self._not_judged)
+        # Integers are always finite.
+        self._judged = tuple(
+            i for i, its in enumerate(written) if its.dtype in mstype.float_type and id(its) not in self._not_judged
+        )
         unshared = [its for name, its in zip(self.names, written) if name not in shared]
         self.memory.hold(unshared, list(shared.values()))
 
@@ -179,22 +182,18 @@ class CycleForwardState(CallForwardState):
         return ops.depend(overflow, ops.assign(self.wrote[0], ops.logical_or(self.wrote[0], differs)))
 
 
-@ops.constexpr
-def _positions_of_floats(kinds, judged):
-    return tuple(i for i in judged if kinds[i][0] in mstype.float_type)
-
-
 def became_not_finite(before, after, judged):
     """
     Returns whether any element of what is `judged`, by position, became infinite or NaN: a tuple of one bool tensor,
-    empty if all are integers.
+    empty if nothing is judged.
     """
-    floats = _positions_of_floats(gradients.kinds(after), judged)
-    if not floats:
+    if not judged:
         return ()
-    before, after = gradients.items(before, floats), gradients.items(after, floats)
-    became = ops.logical_not(gradients.finite(after))
-    # Only then does it matter what was not finite before, such as the bounds that an observer begins with.
+    if len(judged) < len(after):
+        before, after = gradients.items(before, judged), gradients.items(after, judged)
+    became = ops.logical_not(gradients.has_finite_sum(after))
+    # Only then does it matter whether single elements are finite, and were before: sums of large ones are not, nor are
+    # the bounds that an observer begins with.
     if became:
         became = gradients.became_not_finite(before, after)
     return (became,)

@@ -23,8 +23,7 @@ class Packing(nn.Cell):
         self._parts = _parts(weights)
         # For each entry of the flat tuple, the dtype of its weights.
         self.dtypes = [weight.dtype for weight in itertools.chain(*weights)]
-        # Returns for each gradient whether every element is finite. It costs little if all are.
-        self.check = _check_of(itertools.chain(*weights))
+        self._are_small = _are_small(itertools.chain(*weights))
 
     def pack(self, grads):
         """Returns the flat tuple of all networks' gradients, in the form that the stages up to the optimizers take."""
@@ -37,6 +36,10 @@ class Packing(nn.Cell):
     def of_network(self, i, packed):
         """Returns the part of network `i`."""
         return packed[self._parts[i][0] : self._parts[i][1]]
+
+    def check(self, packed):
+        """Returns for each gradient whether every element is finite. It costs little if all are."""
+        return gradients.check(packed, self._are_small)
 
     def any_nonzero(self, packed):
         """Returns whether any gradient of a network is not zero: a tuple with a bool of shape () for each network."""
@@ -81,7 +84,7 @@ class Stacking(Packing):
         self.dtypes = []
         for its, (its_alone, groups, _) in zip(weights, self._packings):
             self.dtypes += [its[i].dtype for i in (*its_alone, *(group[0] for group in groups))]
-        self._check_alone = _check_of(all_weights[i] for i in alone)
+        self._are_small = _are_small(all_weights[i] for i in alone)
 
     def pack(self, grads):
         packed = ()
@@ -96,12 +99,12 @@ class Stacking(Packing):
         return grads
 
     def check(self, packed):
-        return self._flags(self._check_alone, packed)
+        return self._flags(True, packed)
 
     def each_finite(self, packed):
-        return self._flags(gradients.each_finite, packed)
+        return self._flags(False, packed)
 
-    def _flags(self, of_alone, packed):
+    def _flags(self, checks, packed):
         alone, flags = (), ()
         for i, (its_alone, groups, _) in enumerate(self._packings):
             its = self.of_network(i, packed)
@@ -109,7 +112,8 @@ class Stacking(Packing):
             for j in range(len(groups)):
                 flags += (gradients.each_row_finite(its[len(its_alone) + j]),)
         if alone:
-            flags = (of_alone(alone), *flags)
+            its = gradients.check(alone, self._are_small) if checks else gradients.each_finite(alone)
+            flags = (its, *flags)
         return ops.concat(flags) if len(flags) > 1 else flags[0]
 
     def by_weight(self, flags):
@@ -126,10 +130,8 @@ def make_packing(weights, packs):
     return Stacking(weights) if packs and can_pack else Packing(weights, checks=not can_pack)
 
 
-def _check_of(weights):
-    """Returns what checks single gradients. Looking at each element of small ones costs no more than a sum."""
-    small = all(gradients.is_small(weight.shape) for weight in weights)
-    return gradients.each_finite if small else gradients.check_large
+def _are_small(weights):
+    return tuple(gradients.is_small(weight.shape) for weight in weights)
 
 
 def _parts(tuples):

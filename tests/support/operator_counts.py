@@ -18,7 +18,7 @@ import mindspore
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell, _gradients
 from support.gan_networks import (
     NETWORK_INPUTS,
     GanLosses,
@@ -32,6 +32,9 @@ from support.networks import weight
 # Nodes that only pass values from one operator or branch to the next.
 _WIRING = {"Depend", "Load", "MakeTuple", "Partial", "Switch", "TupleGetItem", "UpdateState"}
 _DEFINITION = re.compile(r"^ *%\d+\(.*?\) = (?:PrimFunc_)?(\w+)\(", re.M)
+
+# Small gradients are stacked however few they are.
+_gradients._LEAST_SAVED = 0
 
 SMALL, LARGE = 8, 160  # 160 x 160 is more elements than a small tensor has.
 

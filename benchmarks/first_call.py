@@ -11,6 +11,7 @@ table in GitHub's Markdown.
 import argparse
 import json
 import re
+import resource
 import sys
 from collections import Counter
 from datetime import datetime
@@ -35,11 +36,10 @@ def child(case, side):
 
     import mindspore
     from mindspore._extends.parse.parser import Parser
-    from sides import CASES
 
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
     mindspore.set_device("CPU")
-    step = CASES[case][side]()
+    step = _sides(case)[side]()
     modules = []
     make_parser_of = Parser.__init__
 
@@ -51,7 +51,20 @@ def child(case, side):
     start = time.perf_counter()
     step().asnumpy()
     seconds = time.perf_counter() - start
-    print(json.dumps({"seconds": seconds, "parsed": Counter(module.partition(".")[0] for module in modules)}))
+    parsed = Counter(module.partition(".")[0] for module in modules)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    print(json.dumps({"seconds": seconds, "parsed": parsed, "peak": peak}))
+
+
+def _sides(case):
+    """Returns the sides of a case, and that of ms_lossscale without a loss scale."""
+    from networks import ONE_NETWORK
+    from sides import CASES, in_brief, unscaled
+
+    sides = {name: CASES[case][name] for name in in_brief(CASES[case])}
+    if case in ONE_NETWORK:
+        sides["loss_scale=None"] = lambda: unscaled(*ONE_NETWORK[case]())
+    return sides
 
 
 def measured(case, side):
@@ -77,7 +90,8 @@ def row(case, side, result):
     figures.append(result["seconds"] - sum(figures[1:]))
     parsed = result["parsed"]
     own = parsed.pop("ms_lossscale", 0)
-    return [case, side, *(f"{seconds:.2f} s" for seconds in figures), str(own), str(sum(parsed.values()))]
+    shown = [f"{seconds:.2f} s" for seconds in figures]
+    return [case, side, *shown, str(own), str(sum(parsed.values())), f"{result['peak']} MiB"]
 
 
 def _chosen_cases(parser, cases, default):
@@ -99,7 +113,8 @@ def main():
     parser = argparse.ArgumentParser(description="Show where the time of a first call in graph mode goes.")
     chosen = _chosen_cases(parser, CASES, ["lenet", "resnet18"])
     header = ["case", "side", "first call", *PHASES.values(), "the rest", "functions of ms_lossscale parsed", "others"]
-    pairs = [(case, side) for case in chosen for side in list(CASES[case])[:2]]
+    header.append("peak memory")
+    pairs = [(case, side) for case in chosen for side in _sides(case)]
     rows = [row(case, side, measured(case, side)) for case, side in tqdm(pairs, unit="process", dynamic_ncols=True)]
     print(markdown_table(header, rows, left=2), end="")
     return 0

@@ -1,7 +1,7 @@
 """
 Measures one case in this process, and prints the result as JSON. It is started by `bench.py`.
 
-    python benchmarks/measure.py CASE MODE [--rounds N] [--first N] [--pair] [--memory SIDE]
+    python benchmarks/measure.py CASE MODE [--rounds N] [--first N] [--brief] [--memory SIDE]
 """
 
 import argparse
@@ -11,7 +11,7 @@ import time
 
 import before_mindspore  # noqa: F401
 import mindspore
-from sides import CASES, ONLY_IN_GRAPH_MODE
+from sides import CASES, ONLY_IN_GRAPH_MODE, in_brief
 
 MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
 # The approximate seconds of a side's round.
@@ -61,7 +61,7 @@ def main():
     parser.add_argument("mode", choices=MODES)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the side to build first")
-    parser.add_argument("--pair", action="store_true", help="only the first two sides, one of which is ms_lossscale")
+    parser.add_argument("--brief", action="store_true", help="only the most important sides")
     parser.add_argument("--memory", metavar="SIDE", help="measure this side's peak memory instead of times")
     args = parser.parse_args()
     mindspore.set_context(mode=MODES[args.mode])
@@ -71,8 +71,8 @@ def main():
     sides = {
         name: side for name, side in CASES[args.case].items() if args.mode == "graph" or name != ONLY_IN_GRAPH_MODE
     }
-    if args.pair:
-        sides = dict(list(sides.items())[:2])
+    if args.brief:
+        sides = {name: sides[name] for name in in_brief(sides)}
     print(json.dumps(measure_memory(sides[args.memory]) if args.memory else measure(sides, args.rounds, args.first)))
 
 

@@ -71,19 +71,21 @@ class _Block(nn.Cell):
         return ops.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
 
-class _ResNet18(nn.Cell):
+class _ResNet(nn.Cell):
     """He et al., `Deep residual learning for image recognition`, with the usual first layer for 32x32 images."""
 
-    def __init__(self):
+    def __init__(self, blocks_of_stages, width):
         super().__init__()
-        self.conv = nn.Conv2d(3, 64, 3, 1, pad_mode="pad", padding=1)
-        self.norm = nn.BatchNorm2d(64)
-        blocks, channels_in = [], 64
-        for channels, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-            blocks += [_Block(channels_in, channels, stride), _Block(channels, channels, 1)]
-            channels_in = channels
+        self.conv = nn.Conv2d(3, width, 3, 1, pad_mode="pad", padding=1)
+        self.norm = nn.BatchNorm2d(width)
+        blocks, channels_in = [], width
+        for stage, count in enumerate(blocks_of_stages):
+            channels = width * 2**stage
+            for i in range(count):
+                blocks.append(_Block(channels_in, channels, 2 if stage and i == 0 else 1))
+                channels_in = channels
         self.blocks = nn.SequentialCell(*blocks)
-        self.classify = nn.Dense(512, 10)
+        self.classify = nn.Dense(channels_in, 10)
 
     def construct(self, images):
         x = self.blocks(ops.relu(self.norm(self.conv(images))))
@@ -92,7 +94,33 @@ class _ResNet18(nn.Cell):
 
 def resnet18():
     """ResNet-18 on 32x32 images, batch 8: 62 parameter tensors, 11 million values."""
-    return _classified(_ResNet18(), (3, 32, 32), batch_size=8)
+    return _classified(_ResNet((2, 2, 2, 2), 64), (3, 32, 32), batch_size=8)
+
+
+def narrow_resnet18():
+    """The same, a quarter as wide, batch 16."""
+    return _classified(_ResNet((2, 2, 2, 2), 16), (3, 32, 32), batch_size=16)
+
+
+def narrow_resnet34():
+    """ResNet-34, a quarter as wide, on 32x32 images, batch 16: 110 parameter tensors."""
+    return _classified(_ResNet((3, 4, 6, 3), 16), (3, 32, 32), batch_size=16)
+
+
+class _Encoder(nn.Cell):
+    def __init__(self, layers, width):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, layers)
+        self.classify = nn.Dense(width, 10)
+
+    def construct(self, x):
+        return self.classify(self.encoder(x).mean(axis=1))
+
+
+def transformer():
+    """A transformer encoder of 12 layers of 64, 16 vectors a sequence, batch 8: 146 parameter tensors."""
+    return _classified(_Encoder(12, 64), (16, 64), batch_size=8)
 
 
 def dcgan():
@@ -106,4 +134,13 @@ def dcgan():
     return generator, discriminator, (images, noise)
 
 
-ONE_NETWORK = {"tiny": tiny, "lenet": small_convolutions, "mlp": mlp, "deep_narrow": deep_narrow, "resnet18": resnet18}
+ONE_NETWORK = {
+    "tiny": tiny,
+    "lenet": small_convolutions,
+    "mlp": mlp,
+    "deep_narrow": deep_narrow,
+    "resnet18": resnet18,
+    "narrow_resnet18": narrow_resnet18,
+    "narrow_resnet34": narrow_resnet34,
+    "transformer": transformer,
+}

@@ -59,6 +59,71 @@ def recipe(network, inputs):
     return lambda: step(*inputs)
 
 
+_total = ops.MultitypeFuncGraph("total")
+_times = ops.MultitypeFuncGraph("times")
+
+
+@_total.register("Tensor")
+def _total_of_tensor(tensor):
+    if tensor.ndim > 2:
+        tensor = tensor.reshape((tensor.shape[0], -1))
+    if tensor.ndim > 1:
+        tensor = ops.ReduceSum()(tensor, (-1,))
+    return ops.ReduceSum()(tensor, ())
+
+
+@_times.register("Tensor", "Tensor")
+def _times_tensor(factor, tensor):
+    return tensor * factor
+
+
+class _ByHand(nn.TrainOneStepCell):
+    """
+    A step written for one float32 network, with the promises of this package that its author would think of: scaled in
+    float32, gradients and BatchNorm's statistics checked by their sums, dynamic scale, one branch, statistics put back.
+    """
+
+    def __init__(self, network, optimizer):
+        super().__init__(network, optimizer)
+        self.scale = Parameter(Tensor(2.0**16, mstype.float32), name="scale", requires_grad=False)
+        self.clean_steps = Parameter(Tensor(0, mstype.int32), name="clean_steps", requires_grad=False)
+        self.state = ParameterTuple([each for each in network.get_parameters() if not each.requires_grad])
+        self.map = ops.HyperMap()
+        self.value_and_grad = ops.value_and_grad(self.scaled_loss, None, self.weights, has_aux=True)
+        self.zero, self.window = Tensor(0, mstype.int32), Tensor(2000, mstype.int32)
+
+    def scaled_loss(self, scale, *inputs):
+        loss = self.network(*inputs)
+        return loss * scale, loss
+
+    def construct(self, *inputs):
+        scale, saved = ops.deepcopy(self.scale), ()
+        if self.state:
+            saved = self.map(ops.deepcopy, self.state)
+            inputs = ops.depend(inputs, saved)
+        (_, loss), grads = self.value_and_grad(scale, *inputs)
+        grads = self.map(ops.partial(_times, 1.0 / scale), grads)
+        totals = self.map(_total, grads)
+        if self.state:
+            totals += self.map(_total, self.state)
+        overflow = ops.logical_not(ops.isfinite(ops.addn(totals)))
+        clean_steps = ops.select(overflow, self.zero, self.clean_steps + 1)
+        grows = clean_steps >= self.window
+        ops.assign(self.scale, ops.select(overflow, scale * 0.5, ops.select(grows, scale * 2.0, scale)))
+        ops.assign(self.clean_steps, ops.select(grows, self.zero, clean_steps))
+        if not overflow:
+            loss = ops.depend(loss, self.optimizer(grads))
+        elif self.state:
+            loss = ops.depend(loss, self.map(ops.assign, self.state, saved))
+        return loss
+
+
+def by_hand(network, inputs):
+    """What a user would otherwise write."""
+    cell = _ByHand(network, _optimizer(network)).set_train()
+    return lambda: cell(*inputs)
+
+
 def check_and_unscale(network, _):
     """Only the check and the unscaling, of gradients that exist already."""
     weights = network.trainable_params()
@@ -164,11 +229,20 @@ def _of(side, name, **keywords):
 # In PyNative mode, this would run operator by operator, unlike the cell.
 ONLY_IN_GRAPH_MODE = "check and unscale"
 
+BY_HAND = "by hand"
+
+
+def in_brief(sides):
+    """Returns the most important ones of a case's sides."""
+    return [name for i, name in enumerate(sides) if i < 2 or name == BY_HAND]
+
+
 # For each case, the side that the others are compared to comes first.
 CASES = {
     name: {
         "stock": _of(stock, name),
         "ms_lossscale": _of(scaled, name),
+        BY_HAND: _of(by_hand, name),
         "recipe": _of(recipe, name),
         ONLY_IN_GRAPH_MODE: _of(check_and_unscale, name),
     }

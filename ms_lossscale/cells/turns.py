@@ -5,7 +5,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale._bounds import Bounded, of_count
-from ms_lossscale.step.accumulation import CycleCount
+from ms_lossscale.step.cycle_state import CycleCount
 
 
 class Turns(Bounded, nn.Cell):

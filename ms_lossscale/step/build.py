@@ -8,10 +8,10 @@ from mindspore import PYNATIVE_MODE, ParameterTuple, get_context, nn, ops
 from ms_lossscale._mindspore import Compiled
 from ms_lossscale.input_gradient import holds_input_gradient
 from ms_lossscale.overflow_detector import NoCheck
-from ms_lossscale.step.accumulation import CycleState
 from ms_lossscale.step.check_of_call import CheckOfCall
 from ms_lossscale.step.clipping import make_clip, make_clipping
 from ms_lossscale.step.cycle import Accumulation, EndOfCall, Flush
+from ms_lossscale.step.cycle_state import CycleState
 from ms_lossscale.step.forward_backward import ForwardBackward, ForwardsAndBackwards, SharedForwardBackward
 from ms_lossscale.step.forward_state import make_forward_state
 from ms_lossscale.step.found_overflow import make_found_overflow

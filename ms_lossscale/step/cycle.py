@@ -8,7 +8,7 @@ from ms_lossscale._gradients import any_of, of_any_network
 from ms_lossscale._memory_in_use import UseInOutermostGraph
 from ms_lossscale._mindspore import only_if
 from ms_lossscale.overflow_detector import OverflowDetector
-from ms_lossscale.step.accumulation import CycleState
+from ms_lossscale.step.cycle_state import CycleState
 from ms_lossscale.step.packing import Packing
 from ms_lossscale.step.scaling import Scaling, Unscale
 from ms_lossscale.step.stage import ForwardState
@@ -18,7 +18,7 @@ from ms_lossscale.step.step import Check, Decision
 class Accumulation(nn.Cell):
     """
     Adds the gradients of a call to those of its cycle. The last call checks the sum, and decides; of the others, each
-    is checked by itself, unless its `check_of_call` is None, since attempts have done so.
+    is checked by itself, unless `check_each` is None, since attempts have done so.
 
     Inputs:
         - **grads** (tuple[Tensor]) - The unscaled gradients of the call.
@@ -36,7 +36,7 @@ class Accumulation(nn.Cell):
         cycle_state: CycleState,
         packing: Packing,
         forward_state: ForwardState,
-        check_of_call: Optional[Check],
+        check_each: Optional[Check],
         check: Check,
         decision: Decision,
     ) -> None:
@@ -44,7 +44,7 @@ class Accumulation(nn.Cell):
         self.cycle_state = cycle_state
         self.packing = packing
         self.forward_state = forward_state
-        self.check_of_call = check_of_call
+        self.check_each = check_each
         self.check = check
         self.decision = decision
 
@@ -61,9 +61,9 @@ class Accumulation(nn.Cell):
         return self.forward_state.end_call(overflow, saved)
 
     def _found(self, grads, of_state, earlier):
-        if self.check_of_call is None:
+        if self.check_each is None:
             return any_of(earlier)
-        return self.check_of_call(grads, of_state, earlier)[1]
+        return self.check_each(grads, of_state, earlier)[1]
 
 
 class EndOfCall(nn.Cell):

@@ -14,7 +14,7 @@ from ms_lossscale._mindspore import only_if
 from ms_lossscale.forward_state.appearing import Appearing
 from ms_lossscale.forward_state.find import Found, find_forward_state
 from ms_lossscale.forward_state.reachable import Reach
-from ms_lossscale.step.accumulation import CycleState
+from ms_lossscale.step.cycle_state import CycleState
 from ms_lossscale.step.stage import ForwardState
 
 

@@ -8,9 +8,9 @@ from mindspore import dtype as mstype
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._gradients import any_of, of_any_network
 from ms_lossscale._mindspore import Compiled
-from ms_lossscale.step.accumulation import CycleState
 from ms_lossscale.step.check_of_call import CheckOfCall
 from ms_lossscale.step.cycle import Accumulation
+from ms_lossscale.step.cycle_state import CycleState
 from ms_lossscale.step.kept_inputs import KeptInputs
 from ms_lossscale.step.returned import tensors_in, with_tensors
 from ms_lossscale.step.scaling import Scaling

@@ -10,7 +10,7 @@ from ms_lossscale._bounds import Bounded, Bounds
 from ms_lossscale._gradients import of_any_network, of_network
 from ms_lossscale._mindspore import only_if
 from ms_lossscale.loss_scale import LossScale
-from ms_lossscale.step.accumulation import CycleState
+from ms_lossscale.step.cycle_state import CycleState
 from ms_lossscale.step.packing import Packing
 
 

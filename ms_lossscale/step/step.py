@@ -7,7 +7,7 @@ from mindspore import nn, ops
 
 from ms_lossscale._gradients import any_of, of_any_network
 from ms_lossscale._mindspore import Compiled
-from ms_lossscale.step.accumulation import CycleState
+from ms_lossscale.step.cycle_state import CycleState
 from ms_lossscale.step.forward_backward import ForwardsAndBackwards
 from ms_lossscale.step.found_overflow import FoundOverflow
 from ms_lossscale.step.scaling import Scaling, Unscale

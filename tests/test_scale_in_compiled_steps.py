@@ -2,7 +2,8 @@
 
 import mindspore
 import numpy as np
-from mindspore import nn
+import pytest
+from mindspore import ParameterTuple, Tensor, nn, ops
 from support.networks import BATCH, Linear, batch_for
 
 from ms_lossscale import DynamicLossScale, ManualStep
@@ -33,3 +34,94 @@ def test_the_scale_changes_in_every_step(mode):
         # Six steps in float32, each rounded by 2**-24 a few times; the scale of the step before is off by factors.
         np.testing.assert_allclose(network.weight.asnumpy(), weight, rtol=2e-6)
     assert step.get_loss_scale() == 2.0**12
+
+
+def test_the_scale_of_a_constant_changes_in_every_step(mode):
+    """As in a step that normalizes scaled gradients itself: what the scale is multiplied by comes from no input."""
+    network = Linear()
+    step = ManualStep(network, nn.SGD([network.weight], 0.25), DynamicLossScale(2.0**10, scale_window=1))
+
+    def forward(x, y):
+        loss = network(x, y)
+        return step.scale(loss), loss
+
+    value_and_grad = mindspore.value_and_grad(forward, None, step.parameters, has_aux=True)
+
+    @mindspore.jit
+    def train_step(x, y):
+        x, y = step.begin(x, y)
+        _, (of_weight,) = value_and_grad(x, y)
+        factor = step.scale(Tensor(1.0)) / ops.sqrt(ops.square(of_weight).sum())
+        return step.end((factor * of_weight,))
+
+    before = network.weight.asnumpy().copy()
+    for seed in range(4):
+        train_step(*batch_for(False, seed))
+        after = network.weight.asnumpy().copy()
+        np.testing.assert_allclose(np.linalg.norm(after - before), 0.25, rtol=1e-6)
+        before = after
+    assert step.get_loss_scale() == 2.0**14
+
+
+def test_the_scale_within_vmap(mode):
+    network = Linear()
+    step = ManualStep(network, nn.SGD([network.weight], 0.1), DynamicLossScale(2.0**10, scale_window=1))
+
+    def forward(x, y):
+        return step.scale(network(x.expand_dims(0), y.expand_dims(0)))
+
+    of_each = mindspore.vmap(mindspore.grad(forward, None, step.parameters), in_axes=(0, 0))
+
+    @mindspore.jit
+    def train_step(x, y):
+        x, y = step.begin(x, y)
+        (of_weight,) = of_each(x, y)
+        return step.end((of_weight.mean(0),))
+
+    weight = network.weight.asnumpy().astype(np.float64)
+    for seed in range(4):
+        x, y = batch_for(False, seed)
+        train_step(x, y)
+        x, y = x.asnumpy().astype(np.float64), y.asnumpy()
+        weight -= 0.1 * 2 / BATCH * x.T @ (x @ weight - y)
+        np.testing.assert_allclose(network.weight.asnumpy(), weight, rtol=2e-6)
+    assert step.get_loss_scale() == 2.0**14
+
+
+@pytest.mark.parametrize("has_own_scales", [False, True])
+def test_a_cycle_differentiates_at_one_scale(mode, has_own_scales):
+    network = Linear()
+    scale = DynamicLossScale(2.0**10, scale_window=1)
+    optimizers, scale = (
+        ([nn.SGD([network.weight], 0.1)], [scale])
+        if has_own_scales
+        else (
+            nn.SGD([network.weight], 0.1),
+            scale,
+        )
+    )
+    step = ManualStep(network, optimizers, scale, gradient_accumulation_steps=2)
+
+    def forward(x, y):
+        return step.scale(network(x, y))
+
+    grad = mindspore.grad(forward, None, ParameterTuple([network.weight]))
+
+    @mindspore.jit
+    def train_step(x, y):
+        x, y = step.begin(x, y)
+        return step.end(grad(x, y))
+
+    weight = network.weight.asnumpy().astype(np.float64)
+    for cycle in range(3):
+        grads = []
+        for call in range(2):
+            x, y = batch_for(False, 2 * cycle + call)
+            train_step(x, y)
+            x, y = x.asnumpy().astype(np.float64), y.asnumpy()
+            grads.append(2 / BATCH * x.T @ (x @ weight - y))
+            if call == 0:
+                # Set within a cycle, it holds from the next one on.
+                step.set_loss_scale(2.0 ** (5 + cycle))
+        weight -= 0.1 * np.mean(grads, 0)
+        np.testing.assert_allclose(network.weight.asnumpy(), weight, rtol=2e-6)

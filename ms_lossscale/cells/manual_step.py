@@ -165,6 +165,7 @@ class ManualStep(TrainingState, Float32Cell):
         ranks = self._ranks(self.grad_reducer, settings)
         step, parts = build_manual_step(owner, networks, optimizers, loss_scales, settings, ranks)
         self._held, self._has_begun = parts.held, False
+        self._scale_of_call = ScaleOfCall(self, step.scaling, lambda: parts.held.scale)
         self._look_after([step], optimizers, [settings])
         self.begin = Begin(self, parts.begin, parts.run_begin)
         self.end = End(self, parts.end, parts.run_end)
@@ -191,8 +192,7 @@ class ManualStep(TrainingState, Float32Cell):
         Returns:
             Tensor, float32, of the loss's shape.
         """
-        # The backward multiplies by the scale alone: without the loss, it could read it before `begin` has written it.
-        return scaled(loss, of_network(number, ops.depend(self._held.scale, loss)))
+        return scaled(loss, of_network(number, self._scale_of_call()))
 
     def outputs_of_call(self, owner, outputs):
         loss, overflow, *others = outputs
@@ -308,6 +308,19 @@ class Begin(_Part):
     def construct(self, *inputs):
         inputs = self.part(*inputs)
         return inputs[0] if len(inputs) == 1 else inputs
+
+
+class ScaleOfCall(_Part):
+    """
+    Returns the loss scale between `begin` and `end`. Compiled code reads that of the LossScale, which nothing writes
+    before `end`: it could read what `begin` writes too early, where nothing that comes from its inputs is waited for.
+    """
+
+    def __call__(self) -> Tensor:
+        return self._run()
+
+    def construct(self):
+        return self.part.peek()
 
 
 class End(_Part):

@@ -135,7 +135,9 @@ class EndCall(nn.Cell):
 
     def construct(self, *grads):
         grads = self.step.forwards_and_backwards.packing.pack(self.use_parameters(grads))
-        overflow = self.step.end(grads, gradients.copy(self.held.scale), self.held.copies)
+        # The gradients come from what `begin` returned: without them, it could be read before `begin` has written it.
+        scale = gradients.copy(ops.depend(self.held.scale, grads))
+        overflow = self.step.end(grads, scale, self.held.copies)
         return self.held.end(overflow)
 
 

@@ -32,6 +32,10 @@ class Scaling(nn.Cell):
         """Returns the scale of this step."""
         return gradients.copy(self.loss_scale.scale_value)
 
+    def peek(self):
+        """Returns the scale of this step, too, at any time until the step adjusts it. Writes nothing."""
+        return gradients.copy(self.loss_scale.scale_value)
+
     def adjust(self, scale, overflow):
         """Updates the scale by its rule, starting from the scale that the step used."""
         ops.assign(self.loss_scale.scale_value, self.loss_scale.advance(scale, overflow))
@@ -72,6 +76,9 @@ class CycleScaling(Bounded, Scaling):
 
     def bounds(self) -> list[Bounds]:
         return [self.loss_scale.bounds_of(self.cycle_scale)]
+
+    def peek(self):
+        return ops.select(self.cycle_state.count.is_first(), self.loss_scale.scale_value, self.cycle_scale)
 
     def read(self):
         is_first = self.cycle_state.count.is_first()
@@ -122,6 +129,12 @@ class OwnScaling(Scaling):
         scales = ()
         for scaling in self.scalings:
             scales += (scaling.read(),)
+        return ops.stack(scales)
+
+    def peek(self):
+        scales = ()
+        for scaling in self.scalings:
+            scales += (scaling.peek(),)
         return ops.stack(scales)
 
     def of_cycle(self):

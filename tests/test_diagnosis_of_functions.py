@@ -176,6 +176,19 @@ def test_a_function_in_a_training_cell(mode):
     assert not is_lost(locate_overflow(cell, inputs(4e4), loss_scale=1.0))
 
 
+@quick_in_pynative_mode
+def test_the_parameters_of_several_optimizers(mode):
+    networks = [Linear(), Linear(seed=1)]
+    networks[1].weight.name = "second.weight"
+    step = ManualStep(networks, [nn.SGD([its.weight], 0.1) for its in networks], DynamicLossScale())
+
+    def forward(x, y):
+        return step.scale(networks[0](x, y) + networks[1](x, y))
+
+    report = profile_gradients(forward, step.parameters, [batch(0)])
+    assert list(report.parameters) == ["weight", "second.weight"]
+
+
 GLOBAL = Linear()
 
 

@@ -15,7 +15,15 @@ from support.retried_networks import SteepBackward, inputs
 from test_accumulation import Saturating, saturating_batch
 from test_overflow_in_the_forward import BehindStopGradient, overflowing
 
-from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, emulation
+from ms_lossscale import (
+    DynamicLossScale,
+    ManualStep,
+    ScaledTrainOneStepCell,
+    advise_float32,
+    emulation,
+    locate_overflow,
+    profile_gradients,
+)
 from ms_lossscale.cells import endless_skips
 
 
@@ -209,3 +217,55 @@ def test_one_of_several_networks(mode, few):
     with pytest.warns(RuntimeWarning, match="10 steps of network 1, all since .* of second.weight .2. were not finite"):
         for _ in range(10):
             trained.call_cell(0)
+
+
+class Manual:
+    """A ManualStep, called like a training cell. With `passes_loss` its end gets the loss."""
+
+    def __init__(self, network, loss_scale, passes_loss):
+        self.passes_loss = passes_loss
+        self.step = ManualStep(network, nn.SGD([network.weight], 0.01), loss_scale)
+
+        def forward(*inputs):
+            loss = network(*inputs)
+            return self.step.scale(loss), loss
+
+        self.forward = forward
+        self.value_and_grad = mindspore.value_and_grad(forward, None, self.step.parameters, has_aux=True)
+
+    def __call__(self, *inputs):
+        (_, loss), grads = self.value_and_grad(*self.step.begin(*inputs))
+        return self.step.end(grads, **({"loss": loss} if self.passes_loss else {}))
+
+
+@quick_in_pynative_mode
+@pytest.mark.parametrize("passes_loss", [False, True])
+def test_a_manual_step_says_of_the_loss_what_it_knows(mode, few, passes_loss):
+    manual = Manual(SteepBackward(), DynamicLossScale(1.0), passes_loss)
+    message = warning_of(manual, inputs(2.0**4), calls=10)
+    assert message.startswith("For 'ManualStep', the last 10 steps, all since step 1, were skipped, now at a loss ")
+    knows = "; the loss was finite" if passes_loss else ""
+    what, reason = ("the backward", "since") if passes_loss else ("the forward or the backward", "if")
+    lines = message.partition(": in the last 2 skips ")[2]
+    assert lines == (
+        f"the gradients of slope.weight (2) were not finite{knows}. What to try: {what} overflows at every scale down "
+        f"to this one, the floor. A smaller one may do, {reason} the loss is finite: let it fall further, "
+        f"min_loss_scale=2**-12, say (ms_lossscale.profile_gradients(forward, step.parameters, [inputs])"
+        f".recommended_loss_scale tells for a batch). To keep the floor: ms_lossscale.locate_overflow(forward, inputs, "
+        f"loss_scale=1) names where it begins, ms_lossscale.advise_float32(forward, step.parameters, [inputs]) which "
+        f"cells need float32 (forward is the function that you differentiate, step the ManualStep)."
+    )
+    # What it says to do works.
+    forward, step, batch = manual.forward, manual.step, inputs(2.0**4)
+    assert locate_overflow(forward, batch, loss_scale=1).direction == "backward"
+    assert profile_gradients(forward, step.parameters, [batch]).parameters
+    assert advise_float32(forward, step.parameters, [batch]).loss_scale is None
+    assert step.counters()["skipped_steps"] == 10 + 9
+
+
+@quick_in_pynative_mode
+def test_a_manual_step_whose_loss_is_not_finite(mode, few):
+    message = warning_of(Manual(Linear(), 128.0, passes_loss=True), batch_for(True), calls=10)
+    assert "were not finite; the loss was not finite in 2 of them. What to try: no loss scale fixes a loss" in message
+    message = warning_of(Manual(Linear(), 128.0, passes_loss=False), batch_for(True), calls=10)
+    assert "of weight (2) were not finite. What to try: this loss scale does not fall, so use a Dynamic" in message

@@ -412,8 +412,9 @@ class LossScaleMonitor(Callback):
                 f"The batch could not be saved: {str(self._save_batch)!r} can't be written: {error.strerror} (errno "
                 f"{error.errno})."
             )
+        what = "forward" if watched.series.is_manual else "network"
         return (
-            f"The batch was saved: locate_overflow(network, tuple(np.load({str(self._save_batch)!r}).values()), "
+            f"The batch was saved: locate_overflow({what}, tuple(np.load({str(self._save_batch)!r}).values()), "
             f"loss_scale={written_scale(watched.series.overflowed_scale())})."
         )
 

@@ -10,6 +10,7 @@ from ms_lossscale._user_warnings import warn_user
 from ms_lossscale._values import not_finite_weights, on_not_finite
 from ms_lossscale.cells.watched_weights import WatchedWeights
 from ms_lossscale.overflow_detector import FloatStatusRegister
+from ms_lossscale.step.held_call import OwnForward
 
 # The number of calls between two looks, which wait for the device. The first look comes earlier.
 _CALLS, _FIRST_CALLS = 500, 50
@@ -62,7 +63,8 @@ class EndlessSkips:
             if self._each_decides:
                 loss, loss_scales = outputs[3][self._number], loss_scales[self._number]
             used = np.atleast_1d(loss_scales.asnumpy()).tolist()
-            self._series.add(first, step.update.step_counters.overflowed_parameters(), loss.asnumpy(), used)
+            loss = None if loss is None else loss.asnumpy()
+            self._series.add(first, step.update.step_counters.overflowed_parameters(), loss, used)
             if len(self._series) == _LOOKS:
                 self._warn(step, counters["applied_steps"] > 0)
 
@@ -105,21 +107,26 @@ class SkippedSeries:
         return len(self._last)
 
     def add(self, number, overflowed, loss, loss_scales):
-        """Adds a step: its number, the names of the parameters whose gradients overflowed, its loss and loss scales."""
+        """
+        Adds a step: its number, the names of the parameters whose gradients overflowed, its loss, None if that is not
+        known, and its loss scales.
+        """
         if self.since is None:
             self.since = number
-        self._last.append((overflowed, bool(np.isfinite(loss).all())))
+        self._last.append((overflowed, None if loss is None else bool(np.isfinite(loss).all())))
         self.loss_scales.append(loss_scales)
 
     def what_was_not_finite(self):
-        """Says which gradients were not finite, how often, and whether the loss was: a sentence without full stop."""
+        """Says which gradients were not finite, how often, and whether the loss was, if known; without a full stop."""
         names = [f"{name} ({count})" for name, count in self._names().most_common()]
         gradients = (
             f"the gradients of {listed(names, _MOST_NAMES)} were not finite" if names else "all gradients were finite"
         )
         losses = self._losses_not_finite()
-        loss = f"not finite in {losses} of them" if losses else "finite"
-        return f"in the last {counted(len(self._last), 'skip', 'skips')} {gradients}; the loss was {loss}"
+        loss = "; the loss was finite" if self._knows_losses() else ""
+        if losses:
+            loss = f"; the loss was not finite in {losses} of them"
+        return f"in the last {counted(len(self._last), 'skip', 'skips')} {gradients}{loss}"
 
     def advice(self, has_trained):
         """Advises what to look at, with lines to run. `has_trained` says whether a step was ever applied."""
@@ -128,8 +135,8 @@ class SkippedSeries:
             return remark
         if not self._names():
             return f"What to try: {self._where_no_gradient_shows_it()}"
-        advise = "ms_lossscale.advise_float32(cell, [inputs]) which cells need float32"
-        lines = f"{self._locate()} names where it begins, {advise}"
+        advise = f"ms_lossscale.advise_float32({self._what_to_run()}, [inputs])"
+        lines = f"{self._locate()} names where it begins, {advise} which cells need float32{self._what_is_run()}"
         rate = " If it trained before, lower the learning rate or pass clip_norm." if has_trained else ""
         if self._losses_not_finite():
             return (
@@ -139,22 +146,37 @@ class SkippedSeries:
         if not all(its.backs_off for its in self._step.scaling.loss_scales):
             return (
                 f"What to try: this loss scale does not fall, so use a DynamicLossScale, for which "
-                f"cell.find_loss_scale(*inputs) finds one; {lines}.{rate}"
+                f"{self._find()} finds one; {lines}.{rate}"
             )
-        return (
-            f"What to try: the backward overflows at every scale down to this one{self._below_the_floor()}: {lines}."
-            f"{rate}"
-        )
+        what = "the backward" if self._knows_losses() else "the forward or the backward"
+        return f"What to try: {what} overflows at every scale down to this one{self._below_the_floor()}: {lines}.{rate}"
 
     def _below_the_floor(self):
         floor = self._step.scaling.loss_scales[self._number_that_overflowed()].min_loss_scale
         if floor is None or not _SMALLEST < floor >= self.overflowed_scale():
             return ""
         lower = written_scale(max(floor * _MUCH_LOWER, _SMALLEST))
+        reason = "since the loss is finite" if self._knows_losses() else "if the loss is finite"
         return (
-            f", the floor. A smaller one may do, since the loss is finite: let it fall further, "
-            f"min_loss_scale={lower}, say (cell.find_loss_scale(*inputs) tells for a batch). To keep the floor"
+            f", the floor. A smaller one may do, {reason}: let it fall further, min_loss_scale={lower}, say "
+            f"({self._find()} tells for a batch). To keep the floor"
         )
+
+    @property
+    def is_manual(self):
+        """Whether the user's code runs forward and backward, and no training cell."""
+        return isinstance(self._step.forwards_and_backwards, OwnForward)
+
+    def _what_to_run(self):
+        return "forward, step.parameters" if self.is_manual else "cell"
+
+    def _what_is_run(self):
+        return " (forward is the function that you differentiate, step the ManualStep)" if self.is_manual else ""
+
+    def _find(self):
+        if not self.is_manual:
+            return "cell.find_loss_scale(*inputs)"
+        return f"ms_lossscale.profile_gradients({self._what_to_run()}, [inputs]).recommended_loss_scale"
 
     def overflowed_scale(self):
         """Returns the loss scale of the last skip. Of several, it is the first whose gradients overflowed."""
@@ -167,10 +189,14 @@ class SkippedSeries:
         return Counter(name for overflowed, _ in self._last for name in overflowed)
 
     def _losses_not_finite(self):
-        return sum(not is_finite for _, is_finite in self._last)
+        return sum(is_finite is False for _, is_finite in self._last)
+
+    def _knows_losses(self):
+        return all(is_finite is not None for _, is_finite in self._last)
 
     def _locate(self):
-        return f"ms_lossscale.locate_overflow(cell, inputs, loss_scale={written_scale(self.overflowed_scale())})"
+        what = "forward" if self.is_manual else "cell"
+        return f"ms_lossscale.locate_overflow({what}, inputs, loss_scale={written_scale(self.overflowed_scale())})"
 
     def _where_no_gradient_shows_it(self):
         written = self._step.forward_state.names

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Optional
 
 import numpy as np
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, ParameterTuple, Tensor, nn
 from mindspore.dataset import Dataset
 
 from ms_lossscale._arguments import check_cell, describe
@@ -146,6 +146,9 @@ def _check_parameters(owner, network, parameters):
             raise ValueError(f"For '{owner}', the network has no trainable parameters to differentiate by.")
         return trainable
     what = f"For '{owner}', the argument 'parameters' must be a list of the network's Parameters"
+    if isinstance(parameters, tuple) and parameters and all(isinstance(each, ParameterTuple) for each in parameters):
+        # Those of a ManualStep with several optimizers.
+        parameters = tuple(itertools.chain(*parameters))
     if not isinstance(parameters, (list, tuple)) or not all(isinstance(each, Parameter) for each in parameters):
         raise TypeError(f"{what}, but got {describe(parameters)}. Pass network.trainable_params().")
     if not parameters:

@@ -164,11 +164,11 @@ class ManualStep(TrainingState, Float32Cell):
         self._join_ranks()
         ranks = self._ranks(self.grad_reducer, settings)
         step, parts = build_manual_step(owner, networks, optimizers, loss_scales, settings, ranks)
-        self._held, self._has_begun = parts.held, False
+        self._parts, self._held, self._has_begun = parts, parts.held, False
         self._scale_of_call = ScaleOfCall(self, step.scaling, lambda: parts.held.scale)
         self._look_after([step], optimizers, [settings])
-        self.begin = Begin(self, parts.begin, parts.run_begin)
-        self.end = End(self, parts.end, parts.run_end)
+        self.begin = Begin(self, parts.begin)
+        self.end = End(self, parts.end)
         self.fix("networks", "optimizer", "parameters", "begin", "end", *fixed_arguments(type(self), TrainingState))
 
     def _join_ranks(self):
@@ -213,7 +213,7 @@ class ManualStep(TrainingState, Float32Cell):
     def _described_networks(self):
         return {"networks": len(self.networks)}
 
-    def _begin_call(self, begin):
+    def _begin_call(self):
         self._held.refuse_if_looked_into()
         self._refuse_on_averages("a step")
         if self._has_begun:
@@ -222,13 +222,13 @@ class ManualStep(TrainingState, Float32Cell):
         if not self._are_compared:
             self.compare_ranks()
         self._guard.before(self.parameters_dict)
-        if not self._held.fits():
-            self._held.fit()
+        self._parts.fit()
         with explaining_errors(self):
-            begin(self._held.token)
+            self._parts.run_begin(self._held.token)
         self._has_begun = True
 
-    def _end_call(self, end, grads, loss):
+    def _end_call(self, grads, loss):
+        self._refuse_on_averages("a step")
         # In compiled code, `begin` leaves its mark only there.
         if not self._has_begun and not self._held.is_open.asnumpy():
             raise RuntimeError(
@@ -237,7 +237,7 @@ class ManualStep(TrainingState, Float32Cell):
             )
         flat = self._checked(grads) if grads else self._held_by_weights()
         with explaining_errors(self):
-            overflow = end(*flat)
+            overflow = self._parts.run_end(*flat)
         self._has_begun = False
         self._guard.after(lambda _: overflow.asnumpy())
         self.endless_skips.after_call((loss, overflow, self._held.scale))
@@ -290,11 +290,10 @@ class ManualStep(TrainingState, Float32Cell):
 class _Part(nn.Cell):
     """The beginning or the end of a call. Compiled code knows only `construct`; `__call__` checks before and after."""
 
-    def __init__(self, manual_step, part, run):
+    def __init__(self, manual_step, part):
         super().__init__(auto_prefix=False)
         self.part = part
-        # Hidden from MindSpore; and no reference that would keep the step itself alive.
-        object.__setattr__(self, "_run", run)
+        # Hidden from MindSpore, and no reference that would keep the step itself alive.
         object.__setattr__(self, "_manual_step", weakref.ref(manual_step))
 
 
@@ -302,7 +301,7 @@ class Begin(_Part):
     """Begins a call of a :class:`ManualStep`, see there."""
 
     def __call__(self, *inputs: Any) -> Any:
-        self._manual_step()._begin_call(self._run)
+        self._manual_step()._begin_call()
         return inputs[0] if len(inputs) == 1 else inputs
 
     def construct(self, *inputs):
@@ -327,7 +326,7 @@ class End(_Part):
     """Ends a call of a :class:`ManualStep`, see there."""
 
     def __call__(self, *grads: Sequence[Tensor], loss: Optional[Tensor] = None) -> Tensor:
-        return self._manual_step()._end_call(self._run, grads, loss)
+        return self._manual_step()._end_call(grads, loss)
 
     def construct(self, *grads, loss=None):
         flat = ()

@@ -9,7 +9,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._memory_in_use import UseInOutermostGraph
-from ms_lossscale._mindspore import only_if
+from ms_lossscale._mindspore import forget_compiled, only_if
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.packing import Packing
 from ms_lossscale.step.stage import ForwardState
@@ -118,8 +118,11 @@ class BeginCall(nn.Cell):
         self.use_parameters = UseInOutermostGraph(list(step.get_parameters()))
 
     def construct(self, *inputs):
-        undone = only_if(self.held.is_open, self.step.forward_state.restore_call, self.held.copies)
-        scale, inputs, saved = self.step.begin(self.use_parameters(ops.depend(inputs, undone)))
+        # MindSpore can't run a branch that does nothing ("Invalid exit actor").
+        if len(self.held.copies) > 0:
+            undone = only_if(self.held.is_open, self.step.forward_state.restore_call, self.held.copies)
+            inputs = ops.depend(inputs, undone)
+        scale, inputs, saved = self.step.begin(self.use_parameters(inputs))
         inputs = ops.depend(inputs, self.held.begin(scale, saved))
         return self.step.forwards_and_backwards.overflow_detector.start(inputs)
 
@@ -147,4 +150,13 @@ class ManualStages:
     def __init__(self, held: HeldCall, begin: BeginCall, end: EndCall, compiled: Callable[[nn.Cell], nn.Cell]) -> None:
         self.held = held
         self.begin, self.end = begin, end
+        self._compiled = compiled
         self.run_begin, self.run_end = compiled(begin), compiled(end)
+
+    def fit(self) -> None:
+        """Takes in what the forward writes by now. Nothing that was compiled before knows of it."""
+        if not self.held.fits():
+            self.held.fit()
+            for part in (self.begin, self.end):
+                forget_compiled(part)
+            self.run_begin, self.run_end = self._compiled(self.begin), self._compiled(self.end)

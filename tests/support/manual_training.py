@@ -1,0 +1,105 @@
+"""A ManualStep, and the training cell that must do the same, on networks with BatchNorm."""
+
+import mindspore
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from ms_lossscale import ManualStep, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
+
+FEATURES, BATCH = 4, 8
+HOWS = ("eagerly", "in_jit")
+
+
+class Regression(nn.Cell):
+    """A mean squared error, with moving statistics. It takes one output of the layers inside, or `factor` of it."""
+
+    def __init__(self, prefix="", factor=1.0):
+        super().__init__(auto_prefix=False)
+        self.net = nn.SequentialCell(nn.Dense(FEATURES, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dense(6, 1))
+        self.net.update_parameters_name(prefix)
+        self.factor = factor
+
+    def construct(self, x, y):
+        return ops.square(self.factor * self.net(x) - y).mean()
+
+
+def regression(seed=0, prefix=""):
+    """Returns a network whose weights depend only on the seed."""
+    mindspore.set_seed(seed)
+    return Regression(prefix)
+
+
+def adam(network):
+    return nn.Adam(network.trainable_params(), 1e-2)
+
+
+def batch(seed, overflows=False):
+    """Returns a batch; with `overflows` one that makes gradients and moving statistics infinite or NaN."""
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=(BATCH, FEATURES)).astype(np.float32), rng.normal(size=(BATCH, 1)).astype(np.float32)
+    if overflows:
+        x[0, 0] = np.inf
+    return Tensor(x), Tensor(y)
+
+
+def batches(overflows):
+    """Returns one batch for each letter: `x` for one that overflows."""
+    return [batch(seed, each == "x") for seed, each in enumerate(overflows)]
+
+
+def train_step_of(step, networks, how="eagerly"):
+    """
+    Returns a function that makes one call of a ManualStep, with a backward for each network: it returns the losses and
+    the overflow. Compiled, if `how` says so.
+    """
+
+    def forward_of(network, number):
+        def forward(x, y):
+            loss = network(x, y)
+            return step.scale(loss, number), loss
+
+        return forward
+
+    several = isinstance(step.parameters[0], tuple)
+    weights = step.parameters if several else (step.parameters,)
+    first, *others = [
+        mindspore.value_and_grad(forward_of(network, i), None, its_weights, has_aux=True)
+        for i, (network, its_weights) in enumerate(zip(networks, weights))
+    ]
+    if others:
+        second = others[0]
+
+        def train_step(x, y):
+            x, y = step.begin(x, y)
+            (_, loss), grads = first(x, y)
+            (_, its_loss), its_grads = second(x, y)
+            return (loss, its_loss), step.end(grads, its_grads)
+
+    else:
+
+        def train_step(x, y):
+            x, y = step.begin(x, y)
+            (_, loss), grads = first(x, y)
+            return (loss,), step.end(grads)
+
+    return mindspore.jit(train_step) if how == "in_jit" else train_step
+
+
+def manual(loss_scale, how="eagerly", count=1, **keywords):
+    """Returns a ManualStep of so many networks and optimizers, the networks, and its train step."""
+    networks = [regression(i, f"network_{i}.") for i in range(count)]
+    optimizers = [adam(network) for network in networks]
+    if count == 1:
+        networks, optimizers = networks[0], optimizers[0]
+    step = ManualStep(networks, optimizers, loss_scale, **keywords).set_train()
+    networks = [networks] if count == 1 else networks
+    return step, networks, train_step_of(step, networks, how)
+
+
+def training_cell(loss_scale, count=1, **keywords):
+    """Returns a training cell that must train as `manual`."""
+    networks = [regression(i, f"network_{i}.") for i in range(count)]
+    optimizers = [adam(network) for network in networks]
+    if count == 1:
+        return ScaledTrainOneStepCell(networks[0], optimizers[0], loss_scale, **keywords).set_train()
+    return SimultaneousTrainOneStepCell(networks, optimizers, loss_scale, **keywords).set_train()

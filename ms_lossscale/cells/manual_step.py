@@ -165,7 +165,7 @@ class ManualStep(TrainingState, Float32Cell):
         ranks = self._ranks(self.grad_reducer, settings)
         step, parts = build_manual_step(owner, networks, optimizers, loss_scales, settings, ranks)
         self._parts, self._held, self._has_begun = parts, parts.held, False
-        self._scale_of_call = ScaleOfCall(self, step.scaling, lambda: parts.held.scale)
+        self._scale_of_call = ScaleOfCall(self, step.scaling)
         self._look_after([step], optimizers, [settings])
         self.begin = Begin(self, parts.begin)
         self.end = End(self, parts.end)
@@ -288,7 +288,7 @@ class ManualStep(TrainingState, Float32Cell):
 
 
 class _Part(nn.Cell):
-    """The beginning or the end of a call. Compiled code knows only `construct`; `__call__` checks before and after."""
+    """The beginning, the scale or the end of a call. Compiled code knows only `construct`; `__call__` checks before and after."""
 
     def __init__(self, manual_step, part):
         super().__init__(auto_prefix=False)
@@ -316,7 +316,7 @@ class ScaleOfCall(_Part):
     """
 
     def __call__(self) -> Tensor:
-        return self._run()
+        return self._manual_step()._held.scale
 
     def construct(self):
         return self.part.peek()

@@ -288,7 +288,7 @@ class ManualStep(TrainingState, Float32Cell):
 
 
 class _Part(nn.Cell):
-    """The beginning, the scale or the end of a call. Compiled code knows only `construct`; `__call__` checks before and after."""
+    """A part of a call: its beginning, scale or end. Compiled code knows only `construct`; `__call__` does more."""
 
     def __init__(self, manual_step, part):
         super().__init__(auto_prefix=False)

@@ -1,0 +1,54 @@
+"""On the emulated NPU: a ManualStep clears the one register at its beginning, and reads it after all backward passes."""
+
+import mindspore
+import numpy as np
+import pytest
+from mindspore import nn
+from test_accumulation import Saturating, saturating_batch
+
+from ms_lossscale import DynamicLossScale, ManualStep, emulation
+from ms_lossscale.emulation import register
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+def test_the_register_is_cleared_before_and_read_after_both_backwards(mode, jit):
+    mindspore.runtime.synchronize()
+    with emulation.saturation_mode():
+        networks = [Saturating("first"), Saturating("second", seed=1)]
+        step = ManualStep(
+            networks, [nn.SGD(its.trainable_params(), 0.1) for its in networks], DynamicLossScale(2.0**10)
+        )
+    first, second = networks
+
+    def forward_of_first(x, y):
+        return step.scale(first(x, y))
+
+    def forward_of_second(x, y):
+        return step.scale(second(x, y))
+
+    grads_of = [
+        mindspore.grad(forward, None, weights)
+        for forward, weights in zip((forward_of_first, forward_of_second), step.parameters)
+    ]
+    grad_of_first, grad_of_second = grads_of
+
+    def train_step(x, y, other):
+        x, y, other = step.begin(x, y, other)
+        return step.end(grad_of_first(x, y), grad_of_second(other, y))
+
+    train_step = mindspore.jit(train_step) if jit else train_step
+    cases = [(False, False), (True, False), (False, False), (False, True), (False, False)]
+    for seed, overflows in enumerate(cases):
+        (x, y), (other, _) = (saturating_batch(its, seed) for its in overflows)
+        weights = [network.weight.asnumpy().copy() for network in networks]
+        # Other work has overflowed before the step.
+        register.raise_status()
+        register.events.clear()
+        assert bool(train_step(x, y, other)) is any(overflows)
+        moved = [bool((network.weight.asnumpy() != its).any()) for network, its in zip(networks, weights)]
+        assert moved == [not any(overflows)] * 2
+        begun, *computed, read, cleared = register.events
+        assert (begun, read, cleared) == ("clear", f"get {int(any(overflows))}", "clear")
+        assert set(computed) == {f"{way} {name}" for way in ("forward", "backward") for name in ("first", "second")}
+    assert step.counters() == {"applied_steps": 3, "skipped_steps": 2, "consecutive_skipped_steps": 0}
+    assert np.isfinite([network.weight.asnumpy() for network in networks]).all()

@@ -106,6 +106,44 @@ def test_where_it_overflows(mode, kind):
     assert not trace.found
 
 
+class Penalised(nn.Cell):
+    """A squared gradient, whose derivative PyNative mode loses."""
+
+    def __init__(self):
+        super().__init__()
+        self.critic = nn.Dense(3, 1, weight_init=Tensor(np.float32([[1.0, 2.0, 3.0]])), has_bias=False)
+        self.gradient = ops.grad(self.critic)
+
+    def construct(self, x):
+        return ops.square(self.gradient(x)).mean()
+
+
+@quick_in_graph_mode
+def test_a_scale_within_a_function_that_is_compiled_does_not_count(mode):
+    network = Penalised()
+    step = ManualStep(network, nn.SGD(network.trainable_params(), 0.1), DynamicLossScale(2.0**10))
+
+    def forward(x):
+        return step.scale(network(x))
+
+    grad = mindspore.grad(forward, None, step.parameters)
+
+    @mindspore.jit
+    def train_step(x):
+        return step.end(grad(step.begin(x)))
+
+    x = batch(0)[0]
+    report = profile_gradients(forward, step.parameters, [(x,)], loss_scale=4.0)
+    # The gradient is 2 / 3 of the weight, between 2**-1 and 2**2.
+    expected = profile_gradients(network, None, [(x,)], loss_scale=4.0)
+    assert report.parameters["critic.weight"].max == expected.parameters["critic.weight"].max
+    assert report.recommended_loss_scale == expected.recommended_loss_scale
+    # And it counts in training, which is compiled only now.
+    weight = network.critic.weight.asnumpy().copy()
+    assert not bool(train_step(x))
+    np.testing.assert_allclose(network.critic.weight.asnumpy(), weight - 0.1 * 2 / 3 * weight, rtol=1e-6)
+
+
 def test_looking_in_between_begin_and_end_changes_nothing(mode):
     network = Linear()
     step = ManualStep(network, nn.SGD([network.weight], 0.1), DynamicLossScale(2.0**10))
@@ -129,6 +167,8 @@ def test_which_cells_need_float32(mode):
     advice = advise_float32(function, step.parameters, [inputs(4e4)])
     assert (advice.cells, advice.holds) == (["network.dense", "network.norm"], True)
     assert "network.dense      Dense  forward: its output is inf" in str(advice)
+    of_cell, _, cell = made("cell")
+    assert advice.loss_scale == advise_float32(cell, of_cell.trainable_params(), [inputs(4e4)]).loss_scale
     # What it says to do works.
     exec(advice.lines(), {"network": network})
     assert not is_lost(locate_overflow(function, inputs(4e4), loss_scale=1.0))

@@ -1,4 +1,4 @@
-"""On the emulated NPU: a ManualStep clears the one register at its beginning, and reads it after all backward passes."""
+"""On the emulated NPU: a ManualStep clears the register at its beginning, and reads it after all backward passes."""
 
 import mindspore
 import numpy as np

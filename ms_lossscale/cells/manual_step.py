@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Optional, Union
 
 import mindspore
+import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from ms_lossscale import _gradients as gradients
@@ -21,6 +22,7 @@ from ms_lossscale.loss_scale import AcceptedLossScale
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.build import build_manual_step
 from ms_lossscale.step.gradient_transforms import prefix_own_states
+from ms_lossscale.step.held_call import HeldCall
 from ms_lossscale.step.optimizers import Optimizers, check_optimizers, prefix_states
 from ms_lossscale.step.own_loss_scales import loss_scale_of_each
 from ms_lossscale.step.returned import described
@@ -165,7 +167,7 @@ class ManualStep(TrainingState, Float32Cell):
         ranks = self._ranks(self.grad_reducer, settings)
         step, parts = build_manual_step(owner, networks, optimizers, loss_scales, settings, ranks)
         self._parts, self._held, self._has_begun = parts, parts.held, False
-        self._scale_of_call = ScaleOfCall(self, step.scaling)
+        self._scale_of_call = ScaleOfCall(self, step.scaling, parts.held)
         self._look_after([step], optimizers, [settings])
         self.begin = Begin(self, parts.begin)
         self.end = End(self, parts.end)
@@ -315,11 +317,17 @@ class ScaleOfCall(_Part):
     before `end`: it could read what `begin` writes too early, where nothing that comes from its inputs is waited for.
     """
 
+    def __init__(self, manual_step: ManualStep, scaling: nn.Cell, held: HeldCall) -> None:
+        super().__init__(manual_step, scaling)
+        self.held = held
+        self.ones = Tensor(np.ones(held.scale.shape, np.float32))
+
     def __call__(self) -> Tensor:
         return self._manual_step()._held.scale
 
     def construct(self):
-        return self.part.peek()
+        # Known when it is compiled.
+        return self.ones if self.held.is_looked_into else self.part.peek()
 
 
 class End(_Part):

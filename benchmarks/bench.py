@@ -1,8 +1,8 @@
 """
 Measures what a step of ms_lossscale costs, compared to MindSpore's unscaled cell and to a step that a user would write
 by hand with the same promises, in graph mode. With --all, it also compares to the recipe of MindSpore's tutorial,
-measures PyNative mode, accumulation alone and the check alone, and compares a cell with retries to the same cell
-without.
+measures PyNative mode, accumulation alone and the check alone, compares a ManualStep to that recipe, and a cell with
+retries to the same cell without.
 
     python benchmarks/bench.py [--all]
 
@@ -31,8 +31,11 @@ MEASURE = Path(__file__).resolve().with_name("measure.py")
 
 CASES = ("tiny", "unscaled", "lenet", "mlp", "deep_narrow", "resnet18", "dcgan")
 # With --all. Those with retries compare a cell with max_retries=3 to the same cell without.
-MORE_CASES = ("accumulation", "check", "lenet_retries", "mlp_retries", "resnet18_retries", "dcgan_retries")
+MORE_CASES = ("accumulation", "check", "functional", "functional_jit")
+MORE_CASES += ("lenet_retries", "mlp_retries", "resnet18_retries", "dcgan_retries")
 MODES = ("graph", "pynative")
+# In graph mode, it is the one without "_jit".
+CASE_IN_PYNATIVE_MODE = "functional_jit"
 # They keep nothing, so there is no memory to measure.
 CASE_WITHOUT_MEMORY, SIDE_WITHOUT_MEMORY = "check", "check and unscale"
 
@@ -57,9 +60,13 @@ def make_parser():
 
 
 def parse_arguments():
-    args = make_parser().parse_args()
-    args.cases = args.cases or (CASES + MORE_CASES if args.all else CASES)
-    args.modes = args.modes or (MODES if args.all else MODES[:1])
+    parser = make_parser()
+    args = parser.parse_args()
+    cases = args.cases or (CASES + MORE_CASES if args.all else CASES)
+    modes = args.modes or (MODES if args.all else MODES[:1])
+    args.pairs = [(case, mode) for case in cases for mode in modes if (case, mode) != (CASE_IN_PYNATIVE_MODE, "graph")]
+    if not args.pairs:
+        parser.error(f"{CASE_IN_PYNATIVE_MODE} needs --modes pynative")
     return args
 
 
@@ -133,8 +140,7 @@ def main():
     args = parse_arguments()
     folder = Path(args.output)
     folder.mkdir(parents=True, exist_ok=True)
-    cases = [(case, mode) for case in args.cases for mode in args.modes]
-    results = [measure(*case, args.rounds, args.all) for case in tqdm(cases, unit="case", dynamic_ncols=True)]
+    results = [measure(*pair, args.rounds, args.all) for pair in tqdm(args.pairs, unit="case", dynamic_ncols=True)]
     table = markdown(results)
     with replacing(folder / "bench.json") as part:
         part.write_text(json.dumps({"machine": machine(), "results": results}, indent=1))

@@ -5,7 +5,13 @@ from mindspore import GRAPH_MODE, Parameter, ParameterTuple, Tensor, amp, get_co
 from mindspore import dtype as mstype
 from networks import ONE_NETWORK, dcgan, gan
 
-from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell, all_finite
+from ms_lossscale import (
+    DynamicLossScale,
+    ManualStep,
+    ScaledTrainOneStepCell,
+    SimultaneousTrainOneStepCell,
+    all_finite,
+)
 from ms_lossscale import _gradients as gradients
 
 
@@ -35,7 +41,7 @@ def unscaled(network, inputs):
     return lambda: cell(*inputs)[0]
 
 
-def recipe(network, inputs):
+def recipe(network, inputs, compiled=_in_graph_mode):
     """The hand-written step of MindSpore's tutorial on mixed precision."""
     optimizer = _optimizer(network)
     loss_scaler = amp.DynamicLossScaler(scale_value=2**16, scale_factor=2, scale_window=2000)
@@ -55,7 +61,26 @@ def recipe(network, inputs):
         loss_scaler.adjust(is_finite)
         return loss_scaler.unscale(loss)
 
-    step = _in_graph_mode(step)
+    step = compiled(step)
+    return lambda: step(*inputs)
+
+
+def functional(network, inputs, compiled=_in_graph_mode):
+    """A step written with functions, as the recipe is, around this package's ManualStep."""
+    network.set_train()
+    manual_step = ManualStep(network, _optimizer(network), DynamicLossScale())
+
+    def forward(*inputs):
+        loss = network(*inputs)
+        return manual_step.scale(loss), loss
+
+    value_and_grad = ops.value_and_grad(forward, None, manual_step.parameters, has_aux=True)
+
+    def step(*inputs):
+        (_, loss), grads = value_and_grad(*manual_step.begin(*inputs))
+        return ops.depend(loss, manual_step.end(grads))
+
+    step = compiled(step)
     return lambda: step(*inputs)
 
 
@@ -257,6 +282,12 @@ CASES["accumulation"] = {
 CASES["check"] = {
     "amp.all_finite": lambda: _on_six_tensors(_stock_check),
     "ms_lossscale": lambda: _on_six_tensors(_check),
+}
+# Steps written with functions; the second one compiles them in PyNative mode, too.
+CASES["functional"] = {"amp.DynamicLossScaler": _of(recipe, "mlp"), "ms_lossscale": _of(functional, "mlp")}
+CASES["functional_jit"] = {
+    "amp.DynamicLossScaler": _of(recipe, "mlp", compiled=jit),
+    "ms_lossscale": _of(functional, "mlp", compiled=jit),
 }
 # The cost of allowing retries where there are none: in float32, nothing overflows here.
 for name in ("lenet", "mlp", "resnet18"):

@@ -125,6 +125,20 @@ reveal_type(build_train_network(network, optimizer)(x))  # tuple[Any, ...]
 both: list[ScaledTrainOneStepCell] = [plain, ScaledTrainOneStepCell(network, optimizer, has_aux=True)]
 reveal_type(plain.get_loss_scale())  # float
 ScaledTrainOneStepCell(network, optimizer, klip_norm=1.0)  # error: Unexpected keyword argument "klip_norm"
+step = ManualStep([network], optimizer, DynamicLossScale(), clip_norm=1.0)
+reveal_type(step.begin(x, x))  # Any
+reveal_type(step.end((x,), loss=x))  # Any
+reveal_type(step.scale(x))  # Any
+reveal_type(step.steps_made())  # int
+step.end((x,), lost=x)  # error: Unexpected keyword argument "lost"
+ManualStep(network, optimizer, max_retries=1)  # error: Unexpected keyword argument "max_retries"
+def forward(x: Tensor) -> Tensor:
+    return step.scale(x)
+profile_gradients(forward, step.parameters, [x])
+monitor = LossScaleMonitor()
+with monitor.watching(step):
+    reveal_type(monitor.after_step(x, step.end((x,)), inputs=(x, x)))  # None
+monitor.after_step(*plain(x), batch=x)  # error: Unexpected keyword argument "batch"
 """
 
 

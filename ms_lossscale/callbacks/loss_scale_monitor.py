@@ -288,7 +288,7 @@ class LossScaleMonitor(Callback):
         """
         self._check_is_watching("after_step")
         outputs = (_as_tensor("loss", loss), _as_tensor("overflow", overflow), loss_scale, *others)
-        outputs = self._cell.outputs_of_call("LossScaleMonitor.after_step", outputs)
+        outputs = self._cell._outputs_of_call("LossScaleMonitor.after_step", outputs)
         self._steps += 1
         self._remember(self._steps, outputs, (inputs,) if isinstance(inputs, Tensor) else inputs)
 

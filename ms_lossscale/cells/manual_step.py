@@ -196,7 +196,7 @@ class ManualStep(TrainingState, Float32Cell):
         """
         return scaled(loss, of_network(number, self._scale_of_call()))
 
-    def outputs_of_call(self, owner, outputs):
+    def _outputs_of_call(self, owner, outputs):
         loss, overflow, *others = outputs
         if any(each is not None for each in others):
             raise ValueError(

@@ -52,7 +52,7 @@ class TrainingState(FixedAttributes):
             return AgreeingRanks(settings.gradients_reduced)
         return Alone() if self.parallel_mode == "stand_alone" else Ranks(grad_reducer)
 
-    def outputs_of_call(self, owner, outputs):
+    def _outputs_of_call(self, owner, outputs):
         """
         Returns what a call returned, in the form of a training cell's outputs, without aux. Raises unless `outputs` are
         all of them.

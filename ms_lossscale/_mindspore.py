@@ -54,6 +54,20 @@ def write_in_place(values: list[tuple[Parameter, Tensor]]) -> None:
             parameter.copy_(value)
 
 
+@contextlib.contextmanager
+def without_recording() -> Iterator[None]:
+    """
+    A context in which PyNative mode records nothing for a later `.backward()`. It would make other graphs of compiled
+    code, which leave out some of what they write, and keep what they compute. No public function says so until 2.10.
+    """
+    enabled = _pynative_executor.enable_grad()
+    _pynative_executor.set_enable_grad(False)
+    try:
+        yield
+    finally:
+        _pynative_executor.set_enable_grad(enabled)
+
+
 def take_held_gradients(weights: Iterable[Parameter]) -> list[Optional[Tensor]]:
     """
     Takes from weights the gradients that a `.backward()` has left in them. Returns None for a weight without.

@@ -11,7 +11,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_cells, describe
 from ms_lossscale._gradients import of_network
-from ms_lossscale._mindspore import Float32Cell, forget_failed_calls, take_held_gradients
+from ms_lossscale._mindspore import Float32Cell, forget_failed_calls, take_held_gradients, without_recording
 from ms_lossscale.cells.argument_order import check_order
 from ms_lossscale.cells.fixed_arguments import fixed_arguments
 from ms_lossscale.cells.guard import explaining_errors
@@ -219,13 +219,14 @@ class ManualStep(TrainingState, Float32Cell):
         self._held.refuse_if_looked_into()
         self._refuse_on_averages("a step")
         if self._has_begun:
-            # An exception may have come between.
+            # An exception may have come between, or after a backward().
             forget_failed_calls()
+            take_held_gradients(self._weights())
         if not self._are_compared:
             self.compare_ranks()
         self._guard.before(self.parameters_dict)
         self._parts.fit()
-        with explaining_errors(self):
+        with explaining_errors(self), without_recording():
             self._parts.run_begin(self._held.token)
         self._has_begun = True
 
@@ -238,7 +239,7 @@ class ManualStep(TrainingState, Float32Cell):
                 f"begin(*inputs) in each step, and run the forward on what it returns."
             )
         flat = self._checked(grads) if grads else self._held_by_weights()
-        with explaining_errors(self):
+        with explaining_errors(self), without_recording():
             overflow = self._parts.run_end(*flat)
         self._has_begun = False
         self._guard.after(lambda _: overflow.asnumpy())
@@ -247,6 +248,9 @@ class ManualStep(TrainingState, Float32Cell):
 
     def _weights_of_each(self):
         return self.parameters if self.several_networks else (self.parameters,)
+
+    def _weights(self):
+        return [weight for its in self._weights_of_each() for weight in its]
 
     def _checked(self, grads):
         """Returns the gradients in one flat list. Raises unless there is one of its shape for each weight."""
@@ -279,7 +283,7 @@ class ManualStep(TrainingState, Float32Cell):
         return [grad for its_grads in grads for grad in its_grads]
 
     def _held_by_weights(self):
-        weights = [weight for its in self._weights_of_each() for weight in its]
+        weights = self._weights()
         grads = take_held_gradients(weights)
         if all(grad is None for grad in grads):
             raise RuntimeError(

@@ -1,9 +1,7 @@
 """Functions as networks."""
 
-import collections
 import functools
 import inspect
-import itertools
 import types
 from collections.abc import Callable
 from typing import Any, Optional, Union
@@ -11,17 +9,11 @@ from typing import Any, Optional, Union
 from mindspore import Parameter, ParameterTuple, nn
 
 from ms_lossscale._arguments import describe
-from ms_lossscale._mindspore import written_class
-from ms_lossscale.forward_state.reachable import OPTIMIZERS, Reach, names_in
-from ms_lossscale.forward_state.referents import may_lead_on
-from ms_lossscale.forward_state.static import instance_dict
+from ms_lossscale.forward_state.reachable import OPTIMIZERS, Reach
+from ms_lossscale.function_names import names_of
 
 # What a network may be.
 Network = Union[nn.Cell, Callable[..., Any]]
-
-
-# So many objects are looked at for the names of cells.
-_LOOKS = 10_000
 
 
 class FunctionNetwork(nn.Cell):
@@ -36,7 +28,7 @@ class FunctionNetwork(nn.Cell):
         cells = [each for each in reached if isinstance(each, nn.Cell) and not isinstance(each, OPTIMIZERS)]
         inner = {id(its) for cell in cells for _, its in cell.cells_and_names() if its is not cell}
         self.cells_of_function = nn.CellList([cell for cell in cells if id(cell) not in inner], auto_prefix=False)
-        self.names_of_cells = _names_of(function, self.cells_of_function)
+        self.names_of_cells = names_of(function, self.cells_of_function)
         held = {id(parameter) for parameter in self.get_parameters()}
         others = [each for each in reached if isinstance(each, Parameter) and id(each) not in held]
         if others:
@@ -78,67 +70,6 @@ def _unbound(function):
     if type(function) is not functools.partial:
         return function, (), {}
     return function.func, function.args, function.keywords
-
-
-def _names_of(function, cells):
-    """Returns a name for each of these cells: the path that leads from the function's variables to it, or its class."""
-    wanted, paths, seen = {id(cell) for cell in cells}, {}, set()
-    waiting = collections.deque([("", function)])
-    while waiting and len(paths) < len(wanted) and len(seen) < _LOOKS:
-        path, thing = waiting.popleft()
-        if id(thing) in seen:
-            continue
-        seen.add(id(thing))
-        if id(thing) in wanted:
-            paths[id(thing)] = path
-        elif not issubclass(type(thing), nn.Cell):
-            waiting.extend(_parts(path, thing))
-    names = []
-    for cell in cells:
-        path = name = paths.get(id(cell)) or written_class(cell).__name__
-        count = itertools.count(2)
-        while name in names:
-            name = f"{path}_{next(count)}"
-        names.append(name)
-    return names
-
-
-def _parts(path, thing):
-    """Returns what is in an object, by paths. What a function uses begins a path of its own."""
-    kind = type(thing)
-    if kind is types.FunctionType:
-        code, closure = thing.__code__, thing.__closure__ or ()
-        # An empty cell is a variable that has no value yet.
-        parts = {name: each.cell_contents for name, each in zip(code.co_freevars, closure) if _has_value(each)}
-        parts.update({name: thing.__globals__[name] for name in names_in(code) if name in thing.__globals__})
-        parts.update(
-            zip(code.co_varnames[code.co_argcount - len(thing.__defaults__ or ()) :], thing.__defaults__ or ())
-        )
-        parts.update(thing.__kwdefaults__ or {})
-        return list(parts.items())
-    if kind is types.MethodType:
-        return [*_parts("", thing.__func__), ("self", thing.__self__)]
-    if kind is functools.partial:
-        names = getattr(thing.func, "__code__", None)
-        names = names.co_varnames if names else map(str, range(len(thing.args)))
-        return [*zip(names, thing.args), *thing.keywords.items(), ("", thing.func)]
-    if issubclass(kind, (list, tuple)):
-        parts = enumerate(thing)
-    elif issubclass(kind, dict):
-        parts = thing.items()
-    elif issubclass(kind, (type, types.ModuleType)):
-        return []
-    else:
-        parts = instance_dict(thing).items() if may_lead_on(thing) else ()
-        path = path or "self"
-    return [(f"{path}.{name}", each) for name, each in parts]
-
-
-def _has_value(cell):
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
 
 
 def name_of(network: nn.Cell) -> str:

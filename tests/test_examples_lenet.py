@@ -4,6 +4,7 @@ import argparse
 import csv
 import gzip
 import json
+import re
 import struct
 
 import mindspore
@@ -240,3 +241,28 @@ def test_diagnose_shows_where_it_underflows_and_writes_the_reports(data, tmp_pat
     ]
     assert table in result.stdout
     assert "No cell needs float32" in result.stdout.rpartition("== Does a cell need float32?")[2]
+
+
+def test_functions_resume_bit_identical(data, tmp_path):
+    """The short loop with a ManualStep, in one run and in two."""
+
+    def trained(name, *epochs):
+        lines = []
+        for count in epochs:
+            result = run("functional.py", "--data", data, "--epochs", count, "--checkpoint", name, cwd=tmp_path)
+            assert result.returncode == 0, result.stderr
+            lines += result.stdout.splitlines()
+        return lines, mindspore.load_checkpoint(str(tmp_path / name))
+
+    lines, expected = trained("whole.ckpt", 3)
+    assert len(lines) == 3
+    assert re.fullmatch(r"epoch 3: loss \d\.\d+, \d+\.\d\d% right, scale \d+, skipped \d", lines[-1])
+    resumed, actual = trained("parts.ckpt", 1, 3)
+    assert resumed == lines
+    assert expected.keys() == actual.keys()
+    assert actual.pop("epoch") == expected.pop("epoch") == 3
+    assert (
+        int(actual["step_counters.applied_steps"]) + int(actual["step_counters.skipped_steps"]) == 3 * STEPS_PER_EPOCH
+    )
+    for name, value in expected.items():
+        np.testing.assert_array_equal(value.asnumpy(), actual[name].asnumpy(), err_msg=name)

@@ -14,6 +14,7 @@ from mindspore import Tensor, nn, ops
 from ms_lossscale import (
     AlternatingTrainOneStepCell,
     DynamicLossScale,
+    ManualStep,
     ScaledTrainOneStepCell,
     SimultaneousTrainOneStepCell,
 )
@@ -57,6 +58,14 @@ def alternating():
     return several(AlternatingTrainOneStepCell)
 
 
+def manual(steps=2):
+    network = Loss("net.")
+    optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
+    return ManualStep(
+        network, optimizer, DynamicLossScale(), gradient_accumulation_steps=steps, clip_norm=1.0, ema_decay=0.9
+    )
+
+
 @pytest.fixture
 def no_garbage_collection():
     gc.collect()
@@ -78,4 +87,23 @@ def test_a_training_cell_is_freed_at_once(make, mode, no_garbage_collection):
             pass
     freed = weakref.ref(cell)
     del cell
+    assert freed() is None
+
+
+@pytest.mark.parametrize("steps", [1, *long(2)])
+def test_a_manual_step_is_freed_at_once(mode, steps, no_garbage_collection):
+    step, x = manual(steps), Tensor([[1.0, 2.0, 3.0, 4.0]])
+    step.set_train()
+    for _ in range(3):
+        step.begin(x)
+        step.scale(x)
+        step.end(tuple(map(ops.ones_like, step.parameters)))
+    step.flush()
+    step.begin(x)
+    step.begin(x)
+    step.load_state_dict(step.parameters_dict())
+    with step.ema_weights():
+        pass
+    freed = weakref.ref(step)
+    del step
     assert freed() is None

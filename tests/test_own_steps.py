@@ -182,6 +182,30 @@ def test_sam(way, tmp_path):
     train(module, make_batches(), train_step, control_step, control)
 
 
+@pytest.mark.parametrize("way", ["eager"], indirect=True)
+def test_sam_after_an_error_while_the_weights_are_moved(way, tmp_path):
+    modules = [import_step(tmp_path, way, SECTIONS["SAM"]) for _ in range(2)]
+    batches = [[Tensor(each) for each in batch] for batch in make_batches(2)]
+    for number, module in enumerate(modules):
+        module.train_step(*batches[0])
+        if number == 0:
+            before, loss_fn, calls = module.weights[2].asnumpy().copy(), module.loss_fn, []
+
+            def fails(outputs, y, loss_fn=loss_fn, calls=calls):
+                calls.append(y)
+                if len(calls) == 2:
+                    raise InterruptedError
+                return loss_fn(outputs, y)
+
+            module.loss_fn = fails
+            with pytest.raises(InterruptedError):
+                module.train_step(*batches[1])
+            assert (module.weights[2].asnumpy() != before).any()
+            module.loss_fn = loss_fn
+        module.train_step(*batches[1])
+    assert state(modules[0]) == state(modules[1])
+
+
 @in_each_way
 def test_gradient_surgery(way, tmp_path):
     """The second loss overflows, the first does not."""

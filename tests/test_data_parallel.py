@@ -227,6 +227,27 @@ def test_ranks_that_train_alone_decide_alone(job, mode):
             assert not changed(record, wanted)
 
 
+@pytest.mark.parametrize("mode", long("graph", "pynative"), indirect=True)
+def test_ranks_whose_gradients_hooks_reduce_agree(job, mode):
+    """On an overflow that only one rank's BatchNorm shows. Without the keyword they do not, and are warned."""
+    by_rank = job("reduced_by_hooks", mode)
+    for records in by_rank:
+        assert [bool(record["overflow"]) for record in records[:3]] == [False, True, False]
+        assert [float(record["loss_scale"]) for record in records[:3]] == [2.0**10, 2.0**10, 2.0**9]
+        assert "train apart" not in str(records[0]["warnings"])
+        assert "there are 2 ranks" in str(records[3]["warnings"])
+        assert "gradients_reduced=True" in str(records[3]["warnings"])
+    first, second = by_rank
+    for mine, other in zip(first[:3], second[:3]):
+        names = ("hidden.weight", "loss_scale.scale_value", "step_counters.skipped_steps")
+        assert all(same_bits(mine[name], other[name]) for name in names)
+    assert [[bool(record["overflow"]) for record in records[3:]] for records in by_rank] == [
+        [False, False, False],
+        [False, True, False],
+    ]
+    assert not same_bits(first[-1]["hidden.weight"], second[-1]["hidden.weight"])
+
+
 def test_gradients_that_overflow_in_the_sum_skip_the_step_on_all_ranks(job, mode):
     for records in job("large_gradients", mode):
         assert records[1]["overflow"]

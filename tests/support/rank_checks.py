@@ -2,6 +2,7 @@
 
 import os
 import signal
+import warnings
 
 import mindspore
 import numpy as np
@@ -17,7 +18,7 @@ from ms_lossscale import (
 from ms_lossscale.step.ranks import Ranks
 from ms_lossscale.step.step import Check
 from support.data_parallel_training import batch, dynamic, pair, parallel, record, scaled
-from support.networks import Linear, Mlp
+from support.networks import FEATURES, Linear, Mlp
 from support.retried_networks import LEARNING_RATE, Slope
 
 
@@ -161,6 +162,45 @@ def found(place):
         cell.find_loss_scale(*batch(place, 0, {}))
     except ValueError as error:
         yield {"error": np.array(str(error))}
+
+
+class SeenBySide(nn.Cell):
+    """An Mlp beside a BatchNorm of another input, which shows in no gradient."""
+
+    def __init__(self):
+        super().__init__(auto_prefix=False)
+        self.norm = nn.BatchNorm1d(FEATURES)
+        # In graph mode, their gradients would show it.
+        for weight in self.norm.trainable_params():
+            weight.requires_grad = False
+        self.model = Mlp()
+
+    def construct(self, x, y, seen):
+        return ops.depend(self.model(x, y), self.norm(seen))
+
+
+def reduced_by_hooks(place):
+    """The mode is stand_alone, and hooks reduce the gradients. In the second of three calls one rank overflows."""
+    all_reduce, share = ops.AllReduce(), 1.0 / place.ranks
+
+    def averaged(grad):
+        return all_reduce(grad) * share
+
+    for keywords in ({"gradients_reduced": True}, {}):
+        network = SeenBySide()
+        for weight in network.trainable_params():
+            weight.register_hook(averaged)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            cell = scaled(network, **keywords)
+        messages = [str(each.message) for each in warned]
+        for call in range(3):
+            x, y = batch(place, call, {})
+            seen = x.asnumpy().copy()
+            if call == 1 and place.rank == 1:
+                seen[0, 0] = np.inf
+            outputs = cell(x, y, Tensor(seen))
+            yield {**record(cell, outputs), "warnings": np.array("".join(messages))}
 
 
 def sharding_cells(**keywords):

@@ -62,8 +62,8 @@ JOBS = (
     # The first is in `make test`, and the last two are for releases. `found` takes long in PyNative mode, and does not
     # depend on the mode.
     Job(2, _in(["graph"], *_ESSENTIAL)),
-    Job(2, _in(["pynative"], *_ESSENTIAL) + _in(["graph"], "auto_parallel", "found")),
-    Job(2, _in(["graph"], *_FURTHER)),
+    Job(2, _in(["pynative"], *_ESSENTIAL, "reduced_by_hooks") + _in(["graph"], "auto_parallel", "found")),
+    Job(2, _in(["graph"], *_FURTHER, "reduced_by_hooks")),
     Job(2, _in(["pynative"], *_FURTHER)),
     Job(4, _in(MODES, "one_network", "saturating")),
     # These belong to `test_sharded_optimizer.py`. The first is in `make test`, and the last three are for releases.

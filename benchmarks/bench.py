@@ -111,7 +111,7 @@ def figures(result):
 def markdown(results):
     """
     Returns the table. For each case it has a step of the side that the others are compared to, and their ratios to it.
-    Columns without measurements are left out.
+    Columns without measurements are left out, and modes and sides that are the same in all rows.
     """
     header = ["case", "mode", "compared to", "its step", "ms_lossscale", "by hand", "recipe", "check and unscale alone"]
     header += ["its first call", "ms_lossscale's", "by hand"]
@@ -127,9 +127,11 @@ def markdown(results):
         line += [f"{memory[reference] / 2**20:.0f} MiB" if memory else "-"]
         line += [_ratio(memory, side, reference) for side in ("ms_lossscale", "by hand")]
         rows.append(line)
-    kept = [i for i in range(len(header)) if any(row[i] != "-" for row in rows)]
+    columns = [[row[i] for row in rows] for i in range(len(header))]
+    named = [i for i in range(1, 3) if len(rows) == 1 or len(set(columns[i])) > 1]
+    kept = [0, *named, *(i for i in range(3, len(header)) if set(columns[i]) != {"-"})]
     header, *rows = ([line[i] for i in kept] for line in (header, *rows))
-    return markdown_table(header, rows, left=3)
+    return markdown_table(header, rows, left=1 + len(named))
 
 
 def _ratio(figures, side, reference):

@@ -61,7 +61,7 @@ class FoundInGradients(FoundOverflow):
 
     def construct(self, grads, norms_finite, of_state):
         are_finite = self.packing.check(grads)
-        found = (ops.logical_not(ops.ReduceAll()(are_finite)),)
+        found = (ops.logical_not(ops.ReduceAll()(are_finite, ())),)
         return _answer(self.whose, found, grads, (are_finite,), of_state), (are_finite,)
 
 

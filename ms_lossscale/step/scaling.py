@@ -159,7 +159,7 @@ class OwnScaling(Scaling):
         for i, scaling in enumerate(self.scalings):
             can += (scaling.can_mend(of_network(i, scale), of_network(i, overflow)),)
         of_each = ops.equal(ops.stack(can), overflow)
-        return ops.logical_and(of_any_network(overflow), ops.ReduceAll()(of_each))
+        return ops.logical_and(of_any_network(overflow), ops.ReduceAll()(of_each, ()))
 
 
 class Unscale(nn.Cell):

@@ -1,12 +1,14 @@
 """Functions as networks."""
 
+import ast
 import functools
 import inspect
+import textwrap
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Optional, Union
 
-from mindspore import Parameter, ParameterTuple, nn
+from mindspore import GRAPH_MODE, Parameter, ParameterTuple, get_context, nn
 
 from ms_lossscale._arguments import describe
 from ms_lossscale.forward_state.reachable import OPTIMIZERS, Reach
@@ -76,7 +78,11 @@ def name_of(network: nn.Cell) -> str:
     """Returns what a network is called in a message: a function by its own name, a Cell by that of its class."""
     if not isinstance(network, FunctionNetwork):
         return type(network).__name__
-    return getattr(network.function, "__qualname__", type(network.function).__name__)
+    return _qualified_name(network.function)
+
+
+def _qualified_name(function):
+    return getattr(function, "__qualname__", type(function).__name__)
 
 
 def names_of_functions(networks):
@@ -94,7 +100,48 @@ def as_network(owner: str, name: str, value: Any) -> nn.Cell:
             f"For '{owner}', the argument '{name}' must be a Cell or a function that returns the loss, but got "
             f"{describe(value)}. Pass nn.WithLossCell(network, loss_fn), say, or a function forward(x, y)."
         )
+    if get_context("mode") == GRAPH_MODE:
+        _check_defaults(owner, name, value)
     return FunctionNetwork(value)
+
+
+def _check_defaults(owner, name, function):
+    """Raises if a default argument is a Cell that graph mode can't find: it looks defaults up by their names again."""
+    function = inspect.unwrap(_unbound(function)[0])
+    for default, value in _named_defaults(function):
+        if isinstance(value, nn.Cell) and default not in function.__globals__:
+            raise ValueError(
+                f"For '{owner}', the argument '{name}', the function '{_qualified_name(function)}', has the default "
+                f"'{default}', a Cell. MindSpore's graph mode looks a default up among the globals, where this one is "
+                f"not. Let the function use the Cell by its name, or train in PYNATIVE_MODE."
+            )
+
+
+def _named_defaults(function):
+    """Returns the names that a function's defaults have in its source, if they are names, and their values."""
+    try:
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    except (TypeError, OSError, SyntaxError, ValueError):
+        return []
+    if not isinstance(definition, ast.FunctionDef) or isinstance(function, types.MethodType):
+        return []
+    arguments = definition.args
+    nodes = [*arguments.defaults, *(each for each in arguments.kw_defaults if each is not None)]
+    values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    return [(node.id, value) for node, value in zip(nodes, values) if isinstance(node, ast.Name)]
+
+
+def check_can_be_differentiated(owner: str, name: str, networks: Sequence[Any]) -> None:
+    """Raises if graph mode can't differentiate one of the functions where the user's own code does so."""
+    for i, each in enumerate(networks if get_context("mode") == GRAPH_MODE else ()):
+        bound = [*each.args, *each.keywords.values()] if type(each) is functools.partial else []
+        cells = [type(its).__name__ for its in bound if isinstance(its, nn.Cell)]
+        if cells:
+            raise ValueError(
+                f"For '{owner}', '{name}[{i}]' is a functools.partial that binds a Cell, '{cells[0]}', which MindSpore "
+                f"can't differentiate in graph mode. Write a function that uses the Cell by its name, pass the Cell "
+                f"itself, or train in PYNATIVE_MODE."
+            )
 
 
 def as_networks(owner: str, name: str, value: Any) -> tuple[nn.Cell, ...]:

@@ -54,7 +54,8 @@ class TwoRanks(nn.Cell):
 
 def settings(**keywords):
     defaults = {"gradient_accumulation_steps": 1, "clip_norm": None, "clip_value": None, "ema_decay": None}
-    defaults.update(has_aux=False, forward_state=(), after_update=None, overflow_detector=None, max_retries=0)
+    defaults.update(has_aux=False, forward_state=(), after_update=None, overflow_detector=None)
+    defaults.update(max_retries=0, gradients_reduced=False)
     defaults["gradient_transforms"] = [()]
     return check_settings("test", 1, **{**defaults, **keywords})
 
@@ -143,6 +144,7 @@ def test_no_setting_can_be_forgotten_when_ranks_compare():
         "after_update": nn.Identity(),
         "overflow_detector": FloatStatusRegister(),
         "max_retries": 1,
+        "gradients_reduced": True,
         "gradient_transforms": ((nn.Identity(),),),
     }
     assert set(changes) == {field.name for field in dataclasses.fields(Settings)}

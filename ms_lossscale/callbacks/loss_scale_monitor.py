@@ -224,6 +224,7 @@ class LossScaleMonitor(Callback):
             >>> import numpy as np
             >>> from mindspore import Tensor, nn
             >>> from ms_lossscale import DynamicLossScale, LossScaleMonitor, ManualStep
+            >>> mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
             >>> network, loss_fn = nn.Dense(4, 1, weight_init="zeros", bias_init="zeros"), nn.MSELoss()
             >>> optimizer = nn.Momentum(network.trainable_params(), learning_rate=0.1, momentum=0.9)
             >>> step = ManualStep(network, optimizer, DynamicLossScale(2.0**10))

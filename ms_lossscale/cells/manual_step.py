@@ -17,7 +17,7 @@ from ms_lossscale.cells.fixed_arguments import fixed_arguments
 from ms_lossscale.cells.guard import explaining_errors
 from ms_lossscale.cells.rank_comparison import check_parallel
 from ms_lossscale.cells.training_state import TrainingState
-from ms_lossscale.function_network import Network, as_networks
+from ms_lossscale.function_network import Network, as_networks, check_can_be_differentiated
 from ms_lossscale.loss_scale import AcceptedLossScale
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.build import build_manual_step
@@ -90,6 +90,7 @@ class ManualStep(TrainingState, Float32Cell):
         >>> import numpy as np
         >>> from mindspore import Tensor, nn
         >>> from ms_lossscale import DynamicLossScale, ManualStep
+        >>> mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
         >>> network, loss_fn = nn.Dense(4, 1, weight_init="zeros", bias_init="zeros"), nn.MSELoss()
         >>> optimizer = nn.Momentum(network.trainable_params(), learning_rate=0.1, momentum=0.9)
         >>> step = ManualStep(network, optimizer, DynamicLossScale(2.0**10), clip_norm=1.0)
@@ -136,7 +137,9 @@ class ManualStep(TrainingState, Float32Cell):
         self.several_networks = isinstance(optimizers, (list, tuple, nn.CellList))
         optimizers = check_cells(owner, "optimizers", optimizers if self.several_networks else [optimizers])
         are_several = isinstance(networks, (list, tuple)) or type(networks) is nn.CellList
-        networks = as_networks(owner, "networks", networks if are_several else [networks])
+        networks = networks if are_several else [networks]
+        check_can_be_differentiated(owner, "networks", networks)
+        networks = as_networks(owner, "networks", networks)
         check_optimizers(owner, optimizers, networks, are_pairs=False)
         count = len(optimizers)
         settings = check_settings(

@@ -112,6 +112,48 @@ class TestTwoOptimizers:
         assert not bool(train_step(*batch(1))[1])
 
 
+# Graph mode reads no lambda out of a list.
+def all_but_one(grads):
+    return (grads[:-1],)
+
+
+def twice(grads):
+    return grads, grads
+
+
+def only_one(grads):
+    return (grads[0],)
+
+
+def reversed_order(grads):
+    return (grads[::-1],)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (all_but_one, ValueError, ["each of the 6 weights", "got 5"]),
+        *long(
+            (twice, ValueError, ["each optimizer, one tuple", "got 2 arguments"]),
+            (only_one, TypeError, ["a tuple of Tensors, one for each weight"]),
+            (reversed_order, ValueError, ["'network_0.0.weight' must have the shape (6, 4)", "(1,)"]),
+        ),
+    ],
+)
+def test_other_gradients_in_compiled_code(mode, make, error, words):
+    step, _, train_step = manual(dynamic())
+    train_step(*batch(0))
+
+    @mindspore.jit
+    def end(*grads):
+        return step.end(*make(grads))
+
+    step.begin(*batch(1))
+    check_refused(step, lambda: end(*zeros(step.parameters)), error, *words)
+    step.end(zeros(step.parameters))
+    assert not bool(train_step(*batch(1))[1])
+
+
 @quick_in_pynative_mode
 def test_a_flush_within_ema_weights(mode):
     step, *_ = manual(dynamic(), ema_decay=0.9, gradient_accumulation_steps=2)

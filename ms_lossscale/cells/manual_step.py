@@ -9,11 +9,18 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_cells, describe
+from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_cells
 from ms_lossscale._gradients import of_network
 from ms_lossscale._mindspore import Float32Cell, forget_failed_calls, take_held_gradients, without_recording
 from ms_lossscale.cells.argument_order import check_order
 from ms_lossscale.cells.fixed_arguments import fixed_arguments
+from ms_lossscale.cells.given_gradients import (
+    check_compiled_shapes,
+    check_number,
+    check_shapes,
+    expected_gradients,
+    shapes_of,
+)
 from ms_lossscale.cells.guard import explaining_errors
 from ms_lossscale.cells.rank_comparison import check_parallel
 from ms_lossscale.cells.training_state import TrainingState
@@ -257,32 +264,9 @@ class ManualStep(TrainingState, Float32Cell):
 
     def _checked(self, grads):
         """Returns the gradients in one flat list. Raises unless there is one of its shape for each weight."""
-        owner, weights = f"{type(self).__name__}.end", self._weights_of_each()
-        if len(grads) != len(weights):
-            number = "optimizer, one tuple" if len(weights) == 1 else f"of the {len(weights)} optimizers"
-            raise ValueError(
-                f"For '{owner}', there must be a tuple of gradients for each {number}, but got {len(grads)} arguments. "
-                f"Pass end(grads) for one optimizer, end(grads_0, grads_1) for two, each in the order of its "
-                f"'parameters'."
-            )
-        for i, (its_grads, its_weights) in enumerate(zip(grads, weights)):
-            of_optimizer = f" of optimizer {i}" if self.several_networks else ""
-            if not isinstance(its_grads, (tuple, list)) or not all(isinstance(its, Tensor) for its in its_grads):
-                raise TypeError(
-                    f"For '{owner}', the gradients{of_optimizer} must be a tuple of Tensors, one for each weight, but "
-                    f"got {describe(its_grads)}."
-                )
-            if len(its_grads) != len(its_weights):
-                raise ValueError(
-                    f"For '{owner}', there must be a gradient for each of the {len(its_weights)} weights"
-                    f"{of_optimizer}, but got {len(its_grads)}. Differentiate by the 'parameters' of this step."
-                )
-            for grad, weight in zip(its_grads, its_weights):
-                if grad.shape != weight.shape:
-                    raise ValueError(
-                        f"For '{owner}', the gradient of '{weight.name}' must have the shape {tuple(weight.shape)}, "
-                        f"but got {tuple(grad.shape)}. Pass the gradients in the order of the step's 'parameters'."
-                    )
+        owner, expected, several = self.end.expected
+        check_number(owner, expected, len(grads))
+        check_shapes(owner, expected, several, shapes_of(owner, several, grads))
         return [grad for its_grads in grads for grad in its_grads]
 
     def _held_by_weights(self):
@@ -340,10 +324,17 @@ class ScaleOfCall(_Part):
 class End(_Part):
     """Ends a call of a :class:`ManualStep`, see there."""
 
+    def __init__(self, manual_step: ManualStep, part: nn.Cell) -> None:
+        super().__init__(manual_step, part)
+        # What the gradients must be: its name for messages, the weights of each optimizer, and whether they are a list.
+        owner, several = f"{type(manual_step).__name__}.end", manual_step.several_networks
+        self.expected = owner, expected_gradients(manual_step._weights_of_each()), several
+
     def __call__(self, *grads: Sequence[Tensor], loss: Optional[Tensor] = None) -> Tensor:
         return self._manual_step()._end_call(grads, loss)
 
     def construct(self, *grads, loss=None):
+        check_compiled_shapes(*self.expected, gradients.forms(grads))
         flat = ()
         for its in grads:
             flat += its

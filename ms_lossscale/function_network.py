@@ -5,7 +5,7 @@ import functools
 import inspect
 import textwrap
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Optional, Union
 
 from mindspore import GRAPH_MODE, Parameter, ParameterTuple, get_context, nn
@@ -131,7 +131,7 @@ def _named_defaults(function):
     return [(node.id, value) for node, value in zip(nodes, values) if isinstance(node, ast.Name)]
 
 
-def check_can_be_differentiated(owner: str, name: str, networks: Sequence[Any]) -> None:
+def check_can_be_differentiated(owner: str, name: str, networks: Any) -> None:
     """Raises if graph mode can't differentiate one of the functions where the user's own code does so."""
     for i, each in enumerate(networks if get_context("mode") == GRAPH_MODE else ()):
         bound = [*each.args, *each.keywords.values()] if type(each) is functools.partial else []

@@ -12,7 +12,7 @@ _LEAST_SAVED = 128
 
 # Primitives, since graph mode parses every function and method with all that it calls. Axes are tuples for the same
 # reason.
-_to, _times, _logical_and = ops.Cast(), ops.Mul(), ops.LogicalAnd()
+_to, _times = ops.Cast(), ops.Mul()
 _stack, _are_finite = ops.Stack(), ops.IsFinite()
 _reduce_sum, _reduce_all, _add_all = ops.ReduceSum(), ops.ReduceAll(), ops.AddN()
 

@@ -21,8 +21,9 @@ from ms_lossscale import DynamicLossScale, ManualStep
 parser = argparse.ArgumentParser(description="Train LeNet-5 in a loop of functions.")
 add_data_argument(parser)
 parser.add_argument("--epochs", type=int, default=4)
-parser.add_argument("--checkpoint", type=Path, default=Path("lenet-functional.ckpt"))
+parser.add_argument("--checkpoint", type=Path, default=Path("output/lenet-functional.ckpt"))
 args = parser.parse_args()
+args.checkpoint.parent.mkdir(parents=True, exist_ok=True)
 mindspore.set_seed(1)
 digits = load_digits(args.data)
 network = amp.auto_mixed_precision(LeNet5(), "O2")
@@ -41,8 +42,7 @@ value_and_grad = mindspore.value_and_grad(forward, None, step.parameters, has_au
 
 @mindspore.jit
 def train_step(images, labels):
-    images, labels = step.begin(images, labels)
-    losses, grads = value_and_grad(images, labels)
+    losses, grads = value_and_grad(*step.begin(images, labels))
     return losses[1], step.end(grads)
 
 

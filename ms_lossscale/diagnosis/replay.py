@@ -18,6 +18,7 @@ from ms_lossscale.diagnosis.cell_watch import WatchError
 from ms_lossscale.function_network import name_of
 from ms_lossscale.step.forward_backward import noticing_gradients
 from ms_lossscale.step.held_call import StepBegunError, looking_into
+from ms_lossscale.step.returned import check_no_image
 from ms_lossscale.step.scaling import scaled
 
 
@@ -204,6 +205,7 @@ class _InGraph(nn.Cell):
         super().__init__(auto_prefix=False)
         self.network = part.network
         self._item, self._may_return_more = part.item, part.is_function
+        self._name, self._number = name_of(part.network), part.number
         self._value_and_grad = ops.value_and_grad(self._scaled_loss, None, ParameterTuple(part.weights), has_aux=True)
 
     def _scaled_loss(self, scale, *inputs):
@@ -211,6 +213,7 @@ class _InGraph(nn.Cell):
         if self._item is not None:
             loss = loss[self._item]
         elif self._may_return_more and isinstance(loss, tuple):
+            check_no_image(self._name, self._number, loss)
             loss = loss[0]
         return scaled(loss, scale), loss
 

@@ -1,6 +1,7 @@
 """Uses of MindSpore's private functions, and workarounds for its faults, each with its reason."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -8,8 +9,12 @@ from typing import Any, Callable, Optional
 from mindspore import GRAPH_MODE, Parameter, ParameterTuple, Tensor, experimental, get_context, jit, mutable, nn, ops
 from mindspore import dtype as mstype
 from mindspore._c_expression import Cell_, MixedPrecisionType
+from mindspore.nn.cell import _cell_graph_executor
 from mindspore.ops.composite.base import _Grad, _pynative_executor, _TaylorOperation, _Vmap
 from mindspore.train.amp import _OutputTo16
+from mindspore.train.anf_ir_pb2 import ModelProto
+
+_WIRING = {"", "Depend", "Identity", "Load", "MakeTuple", "Partial", "Switch", "TupleGetItem", "UpdateState"}
 
 # `ops.vjp` is built on this class. It differentiates by all weights in each backward, and since the forward has side
 # effects, compiled code keeps all of that: in a GAN, the gradients of the discriminator's weights twice. This object is
@@ -355,6 +360,16 @@ def is_cast(cell: nn.Cell) -> bool:
 def casts_its_output(cell: nn.Cell) -> bool:
     """Returns whether amp's O2, or a black list, made this cell to cast the output of one that stays in float32."""
     return isinstance(cell, _OutputTo16)
+
+
+def compiled_operators(cell: nn.Cell) -> Counter[str]:
+    """
+    Returns how often each operator is in the graph that a Cell was compiled to, as summaries show it: without what is
+    in branches, and without nodes that only pass values on.
+    """
+    (phase,) = cell.compile_cache
+    graph = ModelProto.FromString(_cell_graph_executor._graph_executor.get_optimize_graph_proto(phase)).graph
+    return Counter(node.op_type for node in graph.node if node.op_type not in _WIRING)
 
 
 def forget_compiled(cell: nn.Cell) -> None:

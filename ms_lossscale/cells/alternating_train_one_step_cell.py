@@ -48,10 +48,11 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
         loss_scale (Union[None, float, LossScale, list, ...]): A list with one loss scale for each network, or one that
             is copied for each, in the forms that :class:`ScaledTrainOneStepCell` takes. Default: ``None`` .
         every (Union[list[int], tuple[int]], optional): For each network an integer k >= 1: the network takes part in
-            the calls k, 2k, 3k, ... of this cell; when accumulating, in these accumulation cycles. ``(5, 1)`` trains
-            network 1 five times as often as network 0. Default: ``None`` , in every call.
+            the calls k, 2k, 3k, ... of this cell; when accumulating, in these accumulation cycles. With the networks
+            ``[critic, generator]`` , ``(1, 5)`` trains the generator in every 5th call only. Default: ``None`` , in
+            every call.
         network_inputs (list[tuple[int]], optional): For each network, the positions of the inputs that it takes, for
-            example ``[(1,), (0, 1)]`` . Default: ``None`` , all networks take all inputs.
+            example ``[(0, 1), (1,)]`` . Default: ``None`` , all networks take all inputs.
         gradient_accumulation_steps (int): As for :class:`ScaledTrainOneStepCell`. Default: ``1`` .
         clip_norm (Union[float, list], optional): As for :class:`ScaledTrainOneStepCell`, over the gradients of one
             optimizer, or a list with one (or None) for each network. Default: ``None`` .
@@ -78,7 +79,8 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
         its last loss, False, and its present scale. The last loss is that of its last turn that was not skipped, and 0
         before the first one.
 
-        - **loss** (Tensor) - The sum of the losses, unscaled, float32 of shape :math:`()`.
+        - **loss** (Tensor) - The sum of the losses, unscaled, float32 of shape :math:`()`, those of networks that do not
+          take part included.
         - **overflow** (Tensor) - For each network, whether its step was skipped, bool of shape :math:`(N,)`.
         - **loss_scale** (Tensor) - For each network, the scale that it used, float32 of shape :math:`(N,)`.
         - **losses** (Tensor) - The losses, float32 of shape :math:`(N,)`; a non-scalar loss enters as its sum.

@@ -59,7 +59,7 @@ class CallCheck:
         if is_one_of_several:
             return (
                 f"{call}, and each network gets all inputs of the call. Pass the positions of those that each one "
-                f"takes: network_inputs=[(1,), (0, 1)], say."
+                f"takes: network_inputs=[(0, 1), (1,)], say."
             )
         if its.by_keyword:
             return f"inputs are passed by position. Give {', '.join(its.by_keyword)} a default."

@@ -40,7 +40,7 @@ class SimultaneousTrainOneStepCell(TrainingCell[AuxOfEach]):
             overflowed, only the scales of networks whose gradients are not finite back off. If a status register or an
             overflow detector of your own found the overflow, all of them do. Default: ``None`` .
         network_inputs (list[tuple[int]], optional): For each network, the positions of the inputs that it takes, for
-            example ``[(1,), (0, 1)]`` . Default: ``None`` , all networks take all inputs.
+            example ``[(0, 1), (1,)]`` . Default: ``None`` , all networks take all inputs.
         gradient_accumulation_steps (int): As for :class:`ScaledTrainOneStepCell`. Default: ``1`` .
         clip_norm (Union[float, list], optional): As for :class:`ScaledTrainOneStepCell`, over the gradients of one
             optimizer, or a list with one (or None) for each network. Default: ``None`` .
@@ -105,10 +105,10 @@ class SimultaneousTrainOneStepCell(TrainingCell[AuxOfEach]):
         >>> generator.update_parameters_name("generator.")
         >>> discriminator.update_parameters_name("discriminator.")
         >>> cell = SimultaneousTrainOneStepCell(
-        ...     [GeneratorLoss(generator, discriminator), DiscriminatorLoss(generator, discriminator)],
-        ...     [nn.Adam(generator.trainable_params()), nn.Adam(discriminator.trainable_params())],
+        ...     [DiscriminatorLoss(generator, discriminator), GeneratorLoss(generator, discriminator)],
+        ...     [nn.Adam(discriminator.trainable_params()), nn.Adam(generator.trainable_params())],
         ...     DynamicLossScale(),
-        ...     network_inputs=[(1,), (0, 1)],
+        ...     network_inputs=[(0, 1), (1,)],
         ... )
         >>> real, noise = Tensor(np.ones((8, 4), np.float32)), Tensor(np.ones((8, 2), np.float32))
         >>> loss, overflow, loss_scale, losses = cell(real, noise)

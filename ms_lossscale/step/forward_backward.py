@@ -263,7 +263,7 @@ def check_network_inputs(owner, network_inputs, networks):
         return None
     what = f"For '{owner}', the argument 'network_inputs' must be None or a list with a tuple of positions for each"
     if not isinstance(network_inputs, (list, tuple)) or not all(isinstance(p, (list, tuple)) for p in network_inputs):
-        raise TypeError(f"{what} network, [(1,), (0, 1)] say, but got {describe(network_inputs)}.")
+        raise TypeError(f"{what} network, [(0, 1), (1,)] say, but got {describe(network_inputs)}.")
     if len(network_inputs) != len(networks):
         raise ValueError(f"{what} of the {len(networks)} networks, but got {len(network_inputs)}: {network_inputs!r}.")
     for position in (position for positions in network_inputs for position in positions):

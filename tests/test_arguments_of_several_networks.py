@@ -127,7 +127,7 @@ class TestNetworkInputs:
 
     @pytest.mark.parametrize("wrong", [1, "01", (0, 1), [0, 1], [(0,), 1], {0: (0,)}, [(0,), None]])
     def test_no_list_of_tuples(self, make, wrong):
-        with pytest.raises(TypeError, match=r"'network_inputs' must be None or a list.*\[\(1,\), \(0, 1\)\] say"):
+        with pytest.raises(TypeError, match=r"'network_inputs' must be None or a list.*\[\(0, 1\), \(1,\)\] say"):
             cell_with(make, network_inputs=wrong)
 
     @pytest.mark.parametrize("position", [0.0, 1.5, True, "0", None])

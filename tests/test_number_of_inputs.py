@@ -82,7 +82,7 @@ def test_one_network(mode, network, inputs, words):
         (
             None,
             (X, Y, X),
-            r"called with 3, and each network gets all inputs .* network_inputs=\[\(1,\), \(0, 1\)\], say",
+            r"called with 3, and each network gets all inputs .* network_inputs=\[\(0, 1\), \(1,\)\], say",
         ),
         ([(0, 1), ()], (X, Y), r"network_inputs gives it 0, those at the positions \(\)"),
         ([(0, 1), (1,)], (X, Y), r"network_inputs gives it 1, those at the positions \(1,\)"),

@@ -27,7 +27,7 @@ def test_program_prints_what_the_page_says(page, program, output, tmp_path, caps
 
 
 def test_there_are_programs():
-    assert {"gan_training", "migration", "step"} <= {page.stem for page, _, _ in PROGRAMS}
+    assert {"gan_training", "hand_written_gan", "skipped_step", "step"} <= {page.stem for page, _, _ in PROGRAMS}
 
 
 HAND_WRITTEN_STEP = """

@@ -6,6 +6,7 @@ from typing import Any, Optional
 from mindspore import Parameter, Tensor, amp, nn
 
 from ms_lossscale.cells.argument_order import check_order
+from ms_lossscale.cells.keyword_names import check_keywords
 from ms_lossscale.cells.scaled_train_one_step_cell import ScaledTrainOneStepCell
 
 _CELL_KEYWORDS = tuple(
@@ -13,6 +14,7 @@ _CELL_KEYWORDS = tuple(
     for name, parameter in inspect.signature(ScaledTrainOneStepCell.__init__).parameters.items()
     if parameter.kind is parameter.KEYWORD_ONLY
 )
+_KEYWORDS = ("cast_model_type", "keep_batchnorm_fp32", "loss_scale_manager", *_CELL_KEYWORDS)
 
 
 def build_train_network(
@@ -70,6 +72,7 @@ def build_train_network(
             f"the training cell, but got {boost_level!r}. Apply mindspore.boost to the network instead."
         )
     check_order("build_train_network", network=network, optimizer=optimizer, loss_fn=loss_fn)
+    check_keywords("build_train_network", kwargs, _KEYWORDS, ValueError, loss_scale="loss_scale_manager")
     cell_keywords = {name: kwargs.pop(name) for name in _CELL_KEYWORDS if name in kwargs}
     default = amp.DynamicLossScaleManager() if level == "O2" else None
     loss_scale = kwargs.pop("loss_scale_manager", default)

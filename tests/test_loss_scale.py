@@ -99,6 +99,7 @@ class TestDynamicLossScale:
         loss_scale.adjust(Tensor(True))
         assert loss_scale.get_loss_scale() == 2.0
 
+    @pytest.mark.filterwarnings("ignore:For 'DynamicLossScale', init_loss_scale is 1, scale_factor")
     @pytest.mark.parametrize("grads_finite", [True, False])
     def test_the_scale_stays_finite_and_positive_at_the_ends_of_float32(self, mode, grads_finite):
         loss_scale = DynamicLossScale(

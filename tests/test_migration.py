@@ -167,6 +167,13 @@ def test_build_train_network(mode, tmp_path):
     assert_one_skip_and_the_same_scale(before, after)
 
 
+def test_the_cell_of_the_tutorial(mode, tmp_path):
+    heading = "The tutorial's CustomTrainOneStepCell"
+    before, after = (run(tmp_path, heading, kind) for kind in ("Before", "After"))
+    assert len(after.losses) == 8
+    assert_same(before, after)
+
+
 def test_an_optimizer_that_divides_by_the_scale(mode, tmp_path, capsys):
     heading = "An optimizer that divides by the scale"
     modules, losses = [], []

@@ -14,6 +14,7 @@ from ms_lossscale.cells.earlier_versions import EarlierCycles
 from ms_lossscale.cells.endless_skips import EndlessSkips
 from ms_lossscale.cells.fixed_arguments import instead_of_assigning
 from ms_lossscale.cells.guard import Guard
+from ms_lossscale.cells.keyword_names import ChecksKeywords
 from ms_lossscale.cells.loading import load
 from ms_lossscale.cells.rank_comparison import compare_ranks
 from ms_lossscale.loss_scale import LossScale
@@ -24,7 +25,7 @@ from ms_lossscale.step.returned import described
 from ms_lossscale.step.update import StepCounters
 
 
-class TrainingState(FixedAttributes):
+class TrainingState(ChecksKeywords, FixedAttributes):
     """
     Base class of what trains by steps: the training cells and ManualStep. There is a `Settings` for each step. What a
     class has of its own, it answers by the attributes and methods at the beginning.

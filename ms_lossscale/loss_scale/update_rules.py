@@ -8,6 +8,7 @@ from mindspore import dtype as mstype
 
 from ms_lossscale._arguments import check_between, check_positive_int, check_scale, describe
 from ms_lossscale._output import written_scale
+from ms_lossscale._user_warnings import warn_user
 from ms_lossscale.loss_scale.base import LossScale
 
 
@@ -123,6 +124,13 @@ class DynamicLossScale(LossScale):
                 f"'max_loss_scale', that is from {written_scale(self.min_loss_scale)} to "
                 f"{written_scale(self.max_loss_scale)}, but got {written_scale(init_loss_scale)}. Choose another one "
                 f"or move the bounds."
+            )
+        if self.scale_factor > 2**8 or (init_loss_scale < 2 and self.scale_factor > 16):
+            warn_user(
+                f"For '{owner}', init_loss_scale is {written_scale(init_loss_scale)}, scale_factor is "
+                f"{self.scale_factor:.9g} and scale_window is {self.scale_window}, so that the scale grows by a factor "
+                f"that float16 rarely has room for. Are the arguments in another order? By position they are "
+                f"(init_loss_scale, scale_factor, scale_window), in MindSpore's managers, too. Pass them by name."
             )
         # Tensors, since graph mode makes Python floats float64 beside a Parameter.
         self._factor, self._backoff, self._floor, self._ceiling = (

@@ -5,16 +5,12 @@ import math
 from mindspore import RowTensor, ops
 from mindspore import dtype as mstype
 
+from ms_lossscale import _primitives as prim
+
 # The most elements of a small tensor, and the least number of small tensors of one shape that are stacked.
 _LARGEST_SMALL, _SMALLEST_GROUP = 2**14, 4
 # So many tensors fewer make a step faster by more than what stacking adds to its compilation.
 _LEAST_SAVED = 128
-
-# Primitives, since graph mode parses every function and method with all that it calls. Axes are tuples for the same
-# reason.
-_to, _times = ops.Cast(), ops.Mul()
-_stack, _are_finite = ops.Stack(), ops.IsFinite()
-_reduce_sum, _reduce_all, _add_all = ops.ReduceSum(), ops.ReduceAll(), ops.AddN()
 
 # HyperMap, since the call depth of a list comprehension grows with the tuple, and graph mode limits it.
 _map = ops.HyperMap()
@@ -74,24 +70,24 @@ def _pick(values, index):
 
 @_of_one("Tensor", "Tensor")
 def _multiply(factor, tensor):
-    return _times(_to(tensor, mstype.float32), factor)
+    return prim.mul(prim.cast(tensor, mstype.float32), factor)
 
 
 @_multiply.register("Tensor", "RowTensor")
 def _multiply_sparse(factor, tensor):
-    return RowTensor(tensor.indices, _times(_to(tensor.values, mstype.float32), factor), tensor.dense_shape)
+    return RowTensor(tensor.indices, prim.mul(prim.cast(tensor.values, mstype.float32), factor), tensor.dense_shape)
 
 
 @_sum.register("Tensor")
 def _sum_dense(tensor):
-    tensor = _to(tensor, mstype.float32)
+    tensor = prim.cast(tensor, mstype.float32)
     if tensor.ndim > 2:
         # The last axis of a convolution's weight is short, and summing it first would be slow.
         tensor = tensor.reshape((tensor.shape[0], -1))
     if tensor.ndim > 1:
         # On CPU, summing rows first is 4 times faster than all axes at once.
-        tensor = _reduce_sum(tensor, (-1,))
-    return _reduce_sum(tensor, ())
+        tensor = prim.reduce_sum(tensor, (-1,))
+    return prim.reduce_sum(tensor, ())
 
 
 @_sum.register("RowTensor")
@@ -101,7 +97,7 @@ def _sum_sparse(tensor):
 
 @_is_finite.register("Tensor")
 def _is_finite_dense(tensor):
-    return _reduce_all(_are_finite(_to(tensor, mstype.float32)), ())
+    return prim.reduce_all(prim.isfinite(prim.cast(tensor, mstype.float32)), ())
 
 
 @_is_finite.register("RowTensor")
@@ -117,12 +113,12 @@ def _is_finite_sparse(tensor):
 def _first_look(is_small, tensor):
     if is_small:
         return _is_finite_dense(tensor)
-    return _are_finite(_sum_dense(tensor))
+    return prim.isfinite(_sum_dense(tensor))
 
 
 @_first_look.register("Bool", "RowTensor")
 def _first_look_sparse(_, tensor):
-    return _are_finite(_sum_dense(tensor.values))
+    return prim.isfinite(_sum_dense(tensor.values))
 
 
 @_of_one("Bool", "Tensor", "Tensor")
@@ -139,41 +135,41 @@ def _second_look_sparse(_, first, tensor):
 
 @_of_one("Tensor")
 def _any_nonzero(tensor):
-    return ops.ReduceAny()(ops.not_equal(tensor, 0.0))
+    return prim.reduce_any(prim.not_equal(tensor, 0.0))
 
 
 @_of_one("Tensor")
 def _flat(tensor):
-    tensor = _to(tensor, mstype.float32)
+    tensor = prim.cast(tensor, mstype.float32)
     return tensor if tensor.ndim == 1 else tensor.reshape((-1,))
 
 
 @_of_one("Tensor", "Tensor")
 def _differs(tensor, other):
     if tensor.dtype == mstype.bfloat16:
-        return ops.ReduceAny()(ops.not_equal(tensor.astype(mstype.float32), other.astype(mstype.float32)))
-    return ops.ReduceAny()(ops.not_equal(tensor, other))
+        return prim.reduce_any(prim.not_equal(prim.cast(tensor, mstype.float32), prim.cast(other, mstype.float32)))
+    return prim.reduce_any(prim.not_equal(tensor, other))
 
 
 @_of_one("Tensor", "Tensor")
 def _cast_like(like, tensor):
-    return tensor.astype(like.dtype)
+    return prim.cast(tensor, like.dtype)
 
 
 @_cast_like.register("Tensor", "RowTensor")
 def _cast_like_sparse(like, tensor):
-    return RowTensor(tensor.indices, tensor.values.astype(like.dtype), tensor.dense_shape)
+    return RowTensor(tensor.indices, prim.cast(tensor.values, like.dtype), tensor.dense_shape)
 
 
 @_of_one("Tensor", "Tensor")
 def _assign_zeros(after, parameter):
-    return ops.assign(parameter, ops.depend(ops.zeros_like(parameter), after))
+    return prim.assign(parameter, ops.depend(ops.zeros_like(parameter), after))
 
 
 @_sum_of_squares.register("Tensor")
 def _sum_of_squares_tensor(tensor):
     # In float16, squares overflow from 256 on.
-    return _sum_dense(ops.square(tensor.astype(mstype.float32)))
+    return _sum_dense(prim.square(prim.cast(tensor, mstype.float32)))
 
 
 @_of_one("Tensor", "Bool", "Tensor")
@@ -185,17 +181,17 @@ def _sum_of_squares_where(zero, counts, tensor):
 
 @_of_one("Tensor", "Tensor", "Tensor")
 def _clip(low, high, tensor):
-    return ops.minimum(ops.maximum(tensor, low), high)
+    return prim.minimum(prim.maximum(tensor, low), high)
 
 
 @_of_one("Tensor", "Tensor", "Tensor")
 def _assign_where(condition, parameter, value):
-    return ops.assign(parameter, ops.select(condition, value, parameter))
+    return prim.assign(parameter, prim.select(condition, value, parameter))
 
 
 @_of_one("Tensor", "Tensor", "Tensor", "Tensor")
 def _average(decay, rest, average, value):
-    return ops.assign(average, decay * average + rest * value.astype(mstype.float32))
+    return prim.assign(average, decay * average + rest * prim.cast(value, mstype.float32))
 
 
 def packing_of(parameters):
@@ -247,7 +243,7 @@ def pack(tensors, packing):
         return tensors
     packed = items(tensors, alone)
     for group in groups:
-        packed += (ops.stack(items(tensors, group)),)
+        packed += (prim.stack(items(tensors, group)),)
     return packed
 
 
@@ -279,13 +275,13 @@ kinds = ops.HyperMap(_kind)
 
 def has_finite_sum(tensors):
     """Returns whether the sum of all elements of a non-empty tuple is finite, as it is unless some are huge or not."""
-    return _are_finite(_add_all(sums(tensors)))
+    return prim.isfinite(prim.addn(sums(tensors)))
 
 
 def finite(tensors):
     """Returns whether every element of a non-empty tuple is finite, a bool tensor of shape ()."""
     tensors = pack(tensors, _constant_packing(kinds(tensors)))
-    return _reduce_all(check(tensors, _are_small(kinds(tensors))), ())
+    return prim.reduce_all(check(tensors, _are_small(kinds(tensors))), ())
 
 
 def check(tensors, are_small):
@@ -294,30 +290,31 @@ def check(tensors, are_small):
     `are_small` are what `is_small` says of their shapes.
     """
     first = _map(_first_look, are_small, tensors)
-    are_finite = _stack(first)
+    are_finite = prim.stack(first)
     if all(are_small):
         return are_finite
     # Large finite elements can overflow a sum, too. This happens in skipped steps only.
-    if not _reduce_all(are_finite, ()):
-        are_finite = _stack(_map(_second_look, are_small, first, tensors))
+    if not prim.reduce_all(are_finite, ()):
+        are_finite = prim.stack(_map(_second_look, are_small, first, tensors))
     return are_finite
 
 
 def each_finite(tensors):
     """Returns for each tensor whether every element is finite, bool of shape (N,)."""
-    return _stack(_map(_is_finite, tensors))
+    return prim.stack(_map(_is_finite, tensors))
 
 
 def any_nonzero(tensors):
     """Returns whether any element of a non-empty tuple is not zero, bool of shape ()."""
-    return ops.ReduceAny()(ops.stack(_map(_any_nonzero, tensors)))
+    return prim.reduce_any(prim.stack(_map(_any_nonzero, tensors)))
 
 
 def became_not_finite(before, after):
     """Returns whether any element is finite in `before` but not in `after`, bool of shape ()."""
     # In one vector each, since many small operators are slow to compile.
-    was, is_now = (_are_finite(ops.concat(_map(_flat, each))) for each in (before, after))
-    return ops.ReduceAny()(ops.logical_and(was, ops.logical_not(is_now)))
+    were_finite = prim.isfinite(prim.concat(_map(_flat, before)))
+    are_finite = prim.isfinite(prim.concat(_map(_flat, after)))
+    return prim.reduce_any(prim.logical_and(were_finite, prim.logical_not(are_finite)))
 
 
 def each_differs(tensors, others):
@@ -327,7 +324,7 @@ def each_differs(tensors, others):
 
 def each_row_finite(stack):
     """Returns for each row of a tensor whether every element is finite, bool of shape (N,)."""
-    return ops.ReduceAll()(ops.isfinite(stack.reshape((stack.shape[0], -1)).astype(mstype.float32)), 1)
+    return prim.reduce_all(prim.isfinite(prim.cast(stack.reshape((stack.shape[0], -1)), mstype.float32)), 1)
 
 
 def cast_like(tensors, parameters):
@@ -338,7 +335,7 @@ def cast_like(tensors, parameters):
 @_of_each("Tensor")
 def to_float32(tensor):
     """Casts each tensor to float32."""
-    return _to(tensor, mstype.float32)
+    return prim.cast(tensor, mstype.float32)
 
 
 @_of_each("Bool", "Tensor")
@@ -346,9 +343,9 @@ def infinite_as_float16(becomes_float16, tensor):
     """Makes elements infinite where a cast to float16 would, in the tensors that a tuple of bools selects."""
     if not becomes_float16:
         return tensor
-    rounded = _to(_to(tensor, mstype.float16), mstype.float32)
+    rounded = prim.cast(prim.cast(tensor, mstype.float16), mstype.float32)
     # Finite elements are not rounded, so that the norm and clipping are exact.
-    return ops.select(_are_finite(rounded), tensor, rounded)
+    return prim.select(prim.isfinite(rounded), tensor, rounded)
 
 
 # The shape of each item of a tuple, or a word for what is not a tensor. The tuple may hold tuples.
@@ -361,19 +358,19 @@ def never(tensor):
 
     It is not a constant: graph mode merges equal constants, and a network's in-place operators then change all of them.
     """
-    return ops.less(tensor, tensor)
+    return prim.less(tensor, tensor)
 
 
 @_of_each("Tensor")
 def copy(parameter):
     """Copies the values of the parameters into new tensors."""
-    return ops.deepcopy(parameter)
+    return prim.deepcopy(parameter)
 
 
 @_of_each("Tensor", "Tensor")
 def assign(parameter, value):
     """Writes each value into its parameter."""
-    return ops.assign(parameter, value)
+    return prim.assign(parameter, value)
 
 
 def assign_where(condition, parameters, values):
@@ -389,7 +386,7 @@ def assign_each_where(conditions, parameters, values):
 @_of_each("Tensor", "Tensor")
 def assign_add(parameter, value):
     """Adds each value to its parameter, in place."""
-    return ops.assign_add(parameter, value)
+    return prim.assign_add(parameter, value)
 
 
 def assign_zeros(parameters, after):
@@ -405,12 +402,12 @@ def add(tensor, other):
 
 def sum_of_squares(tensors):
     """Returns the sum of the squares of all elements of a tuple, float32 of shape ()."""
-    return ops.addn(_map(_sum_of_squares, tensors))
+    return prim.addn(_map(_sum_of_squares, tensors))
 
 
 def sum_of_squares_where(zero, counts, tensors):
     """Returns the sum of squares of the tensors that `counts`, a tuple of bools, selects; `zero` if it selects none."""
-    return ops.addn(_map(ops.partial(_sum_of_squares_where, zero), counts, tensors))
+    return prim.addn(_map(ops.partial(_sum_of_squares_where, zero), counts, tensors))
 
 
 def clip(tensors, low, high):
@@ -436,12 +433,12 @@ def of_network(i, value):
 
 def of_any_network(flag):
     """Returns whether the flag is True for any network, bool of shape ()."""
-    return ops.ReduceAny()(flag) if flag.ndim else flag
+    return prim.reduce_any(flag) if flag.ndim else flag
 
 
 def any_of(flags):
     """Returns whether any flag of a tuple is True."""
     flag = flags[0]
     for each in flags[1:]:
-        flag = ops.logical_or(flag, each)
+        flag = prim.logical_or(flag, each)
     return flag

@@ -7,6 +7,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale import _primitives as prim
 from ms_lossscale._arguments import (
     AfterUpdate,
     OneOrEach,
@@ -273,10 +274,10 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
             losses, overflows, loss_scales = losses + (loss,), overflows + (overflow,), loss_scales + (loss_scale,)
             # The next network's forward must wait for this one's update.
             inputs = ops.depend(inputs, overflow)
-        losses = ops.stack(losses)
-        overflows = self.shared_state.end_call(ops.stack(overflows), self.turns.calls)
+        losses = prim.stack(losses)
+        overflows = self.shared_state.end_call(prim.stack(overflows), self.turns.calls)
         self.turns.end_call(losses, overflows)
-        output = (ops.ReduceSum()(losses), overflows, ops.stack(loss_scales), losses)
+        output = (prim.reduce_sum(losses), overflows, prim.stack(loss_scales), losses)
         if self._has_aux:
             return (*output, auxes)
         return output

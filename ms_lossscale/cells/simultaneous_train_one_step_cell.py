@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Optional, Union
 
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale import _primitives as prim
 from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_cells, check_one_each, describe, one_each
 from ms_lossscale.cells.argument_order import check_order
 from ms_lossscale.cells.call_types import AuxOfEach, Call, HaveAux
@@ -191,8 +192,8 @@ class SimultaneousTrainOneStepCell(TrainingCell[AuxOfEach]):
 
     def construct(self, *inputs):
         step = self.steps[0](*self.use_parameters(inputs))
-        losses = ops.stack(gradients.sums(step[0]))
-        output = (ops.ReduceSum()(losses), step[2], step[3], losses)
+        losses = prim.stack(gradients.sums(step[0]))
+        output = (prim.reduce_sum(losses), step[2], step[3], losses)
         if self._has_aux:
             auxes = ()
             for aux in step[1]:

@@ -4,6 +4,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
+from ms_lossscale import _primitives as prim
 from ms_lossscale._bounds import Bounded, of_count
 from ms_lossscale.step.cycle_state import CycleCount
 
@@ -36,9 +37,9 @@ class Turns(Bounded, nn.Cell):
 
     def begin_call(self):
         """Returns for each network whether it takes part, a tuple of bool tensors."""
-        every = ops.select(self.calls.is_first(), self.every, self.cycle_every) if self._accumulates else self.every
-        ops.assign(self.cycle_every, every)
-        return ops.unstack(ops.equal((self.cycles + self._one) % every, self._zero))
+        every = prim.select(self.calls.is_first(), self.every, self.cycle_every) if self._accumulates else self.every
+        prim.assign(self.cycle_every, every)
+        return ops.unstack(prim.equal((self.cycles + self._one) % every, self._zero))
 
     def end_call(self, losses, overflows):
         """
@@ -48,25 +49,25 @@ class Turns(Bounded, nn.Cell):
         cycles = self.cycles + self._one
         if self._accumulates:
             is_last = self.calls.is_last()
-            overflows = ops.logical_or(overflows, ops.logical_not(is_last))
-            cycles = ops.select(is_last, cycles, self.cycles)
-            ops.assign(self.losses, losses)
+            overflows = prim.logical_or(overflows, prim.logical_not(is_last))
+            cycles = prim.select(is_last, cycles, self.cycles)
+            prim.assign(self.losses, losses)
             self.calls.count_or_reset(is_last)
-        ops.assign(self.last_losses, ops.select(overflows, self.last_losses, losses))
-        ops.assign(self.cycles, cycles)
+        prim.assign(self.last_losses, prim.select(overflows, self.last_losses, losses))
+        prim.assign(self.cycles, cycles)
 
     def flush(self, overflows):
         """Ends a cycle that has begun. `overflows` tells which turns were skipped; None: the network takes no part."""
         if self.calls.has_begun():
             skipped = Tensor([overflow is not None and bool(overflow) for overflow in overflows])
-            ops.assign(self.last_losses, ops.select(skipped, self.last_losses, self.losses))
-            ops.assign(self.cycles, self.cycles + self._one)
+            prim.assign(self.last_losses, prim.select(skipped, self.last_losses, self.losses))
+            prim.assign(self.cycles, self.cycles + self._one)
             self.calls.reset(self.cycles)
 
     def forget_losses(self):
         """Forgets the losses of the last call after other values were loaded."""
         if self._accumulates:
-            ops.assign(self.losses, self.last_losses)
+            prim.assign(self.losses, self.last_losses)
 
     def steps_made(self):
         """Returns the number of cycles that have ended."""

@@ -6,6 +6,7 @@ from mindspore import Parameter, Tensor, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale import _primitives as prim
 from ms_lossscale._arguments import check_bool, check_scale
 from ms_lossscale._bounds import Bounded, Bounds, of_count, of_scale
 from ms_lossscale._fixed_attributes import FixedAttributes
@@ -169,13 +170,13 @@ class LossScale(FixedAttributes, Bounded, Float32Cell):
         Returns:
             bool, True.
         """
-        ops.assign(self.scale_value, self.advance(self.scale_value, ops.logical_not(grads_finite)))
+        prim.assign(self.scale_value, self.advance(self.scale_value, prim.logical_not(grads_finite)))
         return True
 
     def construct(self, loss_scale, overflow):
         next_scale = self.advance(loss_scale.astype(mstype.float32), overflow)
-        overflow = ops.depend(overflow, ops.assign(loss_scale, next_scale))
-        return ops.depend(overflow, ops.assign(self.scale_value, next_scale.reshape(())))
+        overflow = ops.depend(overflow, prim.assign(loss_scale, next_scale))
+        return ops.depend(overflow, prim.assign(self.scale_value, next_scale.reshape(())))
 
     def advance(self, loss_scale: Tensor, overflow: Tensor) -> Tensor:
         """
@@ -193,7 +194,7 @@ class LossScale(FixedAttributes, Bounded, Float32Cell):
         Whether the update rule would lower this step's scale after this overflow or after some more, a bool Tensor of
         the scale's shape. It is always True for an update rule of your own that does not override it.
         """
-        return ops.equal(loss_scale, loss_scale)
+        return prim.equal(loss_scale, loss_scale)
 
     def _or_else(self, next_scale, loss_scale):
         """Returns `next_scale` in float32, or `loss_scale` if that is not a valid loss scale."""
@@ -205,8 +206,8 @@ class LossScale(FixedAttributes, Bounded, Float32Cell):
             next_scale = next_scale.reshape(loss_scale.shape)
         next_scale = next_scale.astype(mstype.float32)
         # Both comparisons are False for NaN.
-        is_scale = ops.logical_and(next_scale >= self._smallest, next_scale <= self._largest)
-        return ops.select(is_scale, next_scale, loss_scale)
+        is_scale = prim.logical_and(next_scale >= self._smallest, next_scale <= self._largest)
+        return prim.select(is_scale, next_scale, loss_scale)
 
     def next_scale(self, loss_scale: Tensor, overflow: Tensor) -> Tensor:
         """

@@ -6,6 +6,7 @@ from typing import Optional
 from mindspore import Tensor, ops
 from mindspore import dtype as mstype
 
+from ms_lossscale import _primitives as prim
 from ms_lossscale._arguments import check_between, check_positive_int, check_scale, describe
 from ms_lossscale._output import written_scale
 from ms_lossscale._user_warnings import warn_user
@@ -144,23 +145,23 @@ class DynamicLossScale(LossScale):
         self.fix("scale_factor", "scale_window", "backoff_factor", "hysteresis", "min_loss_scale", "max_loss_scale")
 
     def can_back_off(self, loss_scale: Tensor) -> Tensor:
-        return ops.maximum(loss_scale * self._backoff, self._floor) < loss_scale
+        return prim.maximum(loss_scale * self._backoff, self._floor) < loss_scale
 
     def next_scale(self, loss_scale: Tensor, overflow: Tensor) -> Tensor:
         # >= rather than ==, so that a checkpoint with a larger scale_window or hysteresis does not block the rule.
-        clean = ops.select(overflow, self._no_steps, self.clean_steps + self._one_step)
+        clean = prim.select(overflow, self._no_steps, self.clean_steps + self._one_step)
         grows = clean >= self._window
         if self.hysteresis == 1:
             backs_off, bad = overflow, self._no_steps
         else:
-            bad = ops.select(overflow, self.overflow_steps + self._one_step, self._no_steps)
+            bad = prim.select(overflow, self.overflow_steps + self._one_step, self._no_steps)
             backs_off = bad >= self._hysteresis
-            bad = ops.select(backs_off, self._no_steps, bad)
-        larger = ops.minimum(loss_scale * self._factor, self._ceiling)
-        smaller = ops.maximum(loss_scale * self._backoff, self._floor)
-        next_scale = ops.select(backs_off, smaller, ops.select(grows, larger, loss_scale))
-        next_scale = ops.depend(next_scale, ops.assign(self.clean_steps, ops.select(grows, self._no_steps, clean)))
-        return ops.depend(next_scale, ops.assign(self.overflow_steps, bad))
+            bad = prim.select(backs_off, self._no_steps, bad)
+        larger = prim.minimum(loss_scale * self._factor, self._ceiling)
+        smaller = prim.maximum(loss_scale * self._backoff, self._floor)
+        next_scale = prim.select(backs_off, smaller, prim.select(grows, larger, loss_scale))
+        next_scale = ops.depend(next_scale, prim.assign(self.clean_steps, prim.select(grows, self._no_steps, clean)))
+        return ops.depend(next_scale, prim.assign(self.overflow_steps, bad))
 
 
 class ScheduledLossScale(LossScale):
@@ -247,7 +248,7 @@ class ScheduledLossScale(LossScale):
 
     def next_scale(self, loss_scale: Tensor, overflow: Tensor) -> Tensor:
         step = self.steps + self._one_step
-        starts = ops.equal(self._starts, step).astype(mstype.float32)
-        scheduled = ops.ReduceSum()(starts * self._values)
-        next_scale = ops.select(scheduled > self._no_scale, scheduled, loss_scale)
-        return ops.depend(next_scale, ops.assign(self.steps, step))
+        starts = prim.equal(self._starts, step).astype(mstype.float32)
+        scheduled = prim.reduce_sum(starts * self._values)
+        next_scale = prim.select(scheduled > self._no_scale, scheduled, loss_scale)
+        return ops.depend(next_scale, prim.assign(self.steps, step))

@@ -7,6 +7,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale import _primitives as prim
 from ms_lossscale.step.packing import Packing
 from ms_lossscale.step.stage import Clipping
 
@@ -79,13 +80,13 @@ class GlobalNorm(nn.Cell):
 
     def construct(self, grads):
         sum_of_squares, power = self._sum_of_squares(grads), self._one
-        if ops.logical_or(sum_of_squares < self._smallest, sum_of_squares > self._largest):
-            power = ops.select(sum_of_squares < self._one, self._enlarge, self._reduce)
+        if prim.logical_or(sum_of_squares < self._smallest, sum_of_squares > self._largest):
+            power = prim.select(sum_of_squares < self._one, self._enlarge, self._reduce)
             sum_of_squares = self._sum_of_squares(gradients.multiply(grads, power))
         root = ops.sqrt(sum_of_squares)
-        ops.assign(self.root, root)
-        ops.assign(self.power, power)
-        return ops.isfinite(root)
+        prim.assign(self.root, root)
+        prim.assign(self.power, power)
+        return prim.isfinite(root)
 
     def _sum_of_squares(self, grads):
         if not self._split:
@@ -112,7 +113,7 @@ class ClipByGlobalNorm(ClippingOfOne):
 
     def construct(self, grads):
         ratio = self._bound / self.norm.root
-        coefficient = ops.minimum(self._one, ratio * self.norm.power)
+        coefficient = prim.minimum(self._one, ratio * self.norm.power)
         if coefficient < self._smallest_normal:
             # In two steps, since float32 would flush the coefficient to zero, and all gradients with it.
             grads = gradients.multiply(gradients.multiply(grads, self.norm.power), ratio)

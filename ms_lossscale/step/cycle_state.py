@@ -6,6 +6,7 @@ from mindspore import dtype as mstype
 from mindspore.common.initializer import initializer
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale import _primitives as prim
 from ms_lossscale._bounds import Bounded, Bounds, of_count
 
 
@@ -31,7 +32,7 @@ class CycleCount(Bounded, nn.Cell):
 
     def is_first(self):
         """Returns whether this call is the first of its cycle."""
-        return ops.equal(self.value, self._zero)
+        return prim.equal(self.value, self._zero)
 
     def is_last(self):
         """Returns whether this call is the last of its cycle."""
@@ -39,19 +40,19 @@ class CycleCount(Bounded, nn.Cell):
 
     def count(self):
         """Counts a call that is not the last of its cycle."""
-        ops.assign(self.value, self.value + self._one)
-        ops.assign(self.length, self._steps)
+        prim.assign(self.value, self.value + self._one)
+        prim.assign(self.length, self._steps)
 
     def count_or_reset(self, is_last):
         """Counts a call, or ends the cycle if it is the last."""
-        ops.assign(self.value, ops.select(is_last, self._zero, self.value + self._one))
-        ops.assign(self.length, ops.select(is_last, self._zero, self._steps))
+        prim.assign(self.value, prim.select(is_last, self._zero, self.value + self._one))
+        prim.assign(self.length, prim.select(is_last, self._zero, self._steps))
 
     def reset(self, after):
         """Ends the cycle, once `after` has been computed."""
         zero = ops.depend(self._zero, after)
-        ops.assign(self.value, zero)
-        ops.assign(self.length, zero)
+        prim.assign(self.value, zero)
+        prim.assign(self.length, zero)
 
     def has_begun(self):
         """Returns whether a cycle has begun, as a Python bool."""
@@ -88,7 +89,7 @@ class CycleState(nn.Cell):
     def add(self, grads, overflow):
         """Adds the gradients of a call that is not the last of its cycle."""
         gradients.assign_add(self.gradients, grads)
-        ops.assign(self.overflow, overflow)
+        prim.assign(self.overflow, overflow)
         self.count.count()
 
     def partial_mean(self):
@@ -100,4 +101,4 @@ class CycleState(nn.Cell):
         """Empties the cycle once `after` is computed. A multiplication by 0 would keep a NaN."""
         gradients.assign_zeros(self.gradients, after)
         self.count.reset(after)
-        ops.assign(self.overflow, ops.logical_and(self.overflow, gradients.never(ops.depend(self._zero, after))))
+        prim.assign(self.overflow, prim.logical_and(self.overflow, gradients.never(ops.depend(self._zero, after))))

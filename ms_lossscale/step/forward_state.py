@@ -9,6 +9,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale import _primitives as prim
 from ms_lossscale._gradients import of_any_network
 from ms_lossscale._mindspore import only_if
 from ms_lossscale.forward_state.appearing import Appearing
@@ -139,8 +140,8 @@ class CycleForwardState(CallForwardState):
     def begin_cycle_where(self, is_first):
         """Copies the shared part if this is the first call of a cycle, before the first forward of any network."""
         copied = gradients.assign_where(is_first, self.shared_copies, self.shared)
-        wrote = ops.logical_and(self.wrote[0], ops.logical_not(is_first))
-        return copied, ops.assign(self.wrote[0], wrote)
+        wrote = prim.logical_and(self.wrote[0], prim.logical_not(is_first))
+        return copied, prim.assign(self.wrote[0], wrote)
 
     def save(self, inputs):
         saved = self.save_shared()
@@ -178,8 +179,8 @@ class CycleForwardState(CallForwardState):
             its_before = gradients.items(before, self._not_of_forward)
             gradients.assign_where(of_any_network(overflow), self.not_of_forward, its_before)
         differs = gradients.each_differs(before, self.shared) + (gradients.never(self._no),)
-        differs = ops.stack(gradients.items(differs, self._by_place))
-        return ops.depend(overflow, ops.assign(self.wrote[0], ops.logical_or(self.wrote[0], differs)))
+        differs = prim.stack(gradients.items(differs, self._by_place))
+        return ops.depend(overflow, prim.assign(self.wrote[0], prim.logical_or(self.wrote[0], differs)))
 
 
 def became_not_finite(before, after, judged):
@@ -191,7 +192,7 @@ def became_not_finite(before, after, judged):
         return ()
     if len(judged) < len(after):
         before, after = gradients.items(before, judged), gradients.items(after, judged)
-    became = ops.logical_not(gradients.has_finite_sum(after))
+    became = prim.logical_not(gradients.has_finite_sum(after))
     # Only then does it matter whether single elements are finite, and were before: sums of large ones are not, nor are
     # the bounds that an observer begins with.
     if became:

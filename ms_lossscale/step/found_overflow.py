@@ -8,9 +8,10 @@ of FoundOverflow ask a detector, or check each gradient, or the norms.
 from typing import Optional, Union
 
 import numpy as np
-from mindspore import Tensor, get_context, nn, ops
+from mindspore import Tensor, get_context, nn
 from mindspore import dtype as mstype
 
+from ms_lossscale import _primitives as prim
 from ms_lossscale._gradients import any_of, of_any_network
 from ms_lossscale.overflow_detector import FiniteGradients, OverflowDetector
 from ms_lossscale.step.packing import Packing
@@ -61,7 +62,7 @@ class FoundInGradients(FoundOverflow):
 
     def construct(self, grads, norms_finite, of_state):
         are_finite = self.packing.check(grads)
-        found = (ops.logical_not(ops.ReduceAll()(are_finite, ())),)
+        found = (prim.logical_not(prim.reduce_all(are_finite, ())),)
         return _answer(self.whose, found, grads, (are_finite,), of_state), (are_finite,)
 
 
@@ -71,7 +72,7 @@ class FoundByNorms(FoundOverflow):
     def construct(self, grads, norms_finite, of_state):
         found = ()
         for is_finite in norms_finite:
-            found += (ops.logical_not(is_finite),)
+            found += (prim.logical_not(is_finite),)
         return _answer(self.whose, found, grads, (), of_state), ()
 
 
@@ -96,8 +97,8 @@ class WhoseGradients(nn.Cell):
             are_finite = self._all
             if overflow:
                 are_finite = self.packing.each_finite(grads)
-        are_not_finite = ops.logical_and(ops.logical_not(are_finite), self._whose)
-        return _or_all(ops.ReduceAny()(are_not_finite, 1), overflow)
+        are_not_finite = prim.logical_and(prim.logical_not(are_finite), self._whose)
+        return _or_all(prim.reduce_any(are_not_finite, 1), overflow)
 
 
 class WhoseNorms(nn.Cell):
@@ -107,13 +108,13 @@ class WhoseNorms(nn.Cell):
         super().__init__(auto_prefix=False)
 
     def construct(self, found, grads, flags, of_state):
-        overflowed = ops.stack(found)
+        overflowed = prim.stack(found)
         return _or_all(overflowed, any_of((of_any_network(overflowed),) + of_state))
 
 
 def _or_all(overflowed, overflow):
-    none_did = ops.logical_not(of_any_network(overflowed))
-    return ops.logical_and(overflow, ops.logical_or(overflowed, none_did))
+    none_did = prim.logical_not(of_any_network(overflowed))
+    return prim.logical_and(overflow, prim.logical_or(overflowed, none_did))
 
 
 class OwnDetector(nn.Cell):

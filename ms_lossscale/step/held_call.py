@@ -8,6 +8,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale import _primitives as prim
 from ms_lossscale._memory_in_use import UseInOutermostGraph
 from ms_lossscale._mindspore import forget_compiled, only_if
 from ms_lossscale.overflow_detector import OverflowDetector
@@ -74,11 +75,12 @@ class HeldCall(nn.Cell):
 
     def begin(self, scale, saved):
         """Holds these. Returns what to wait for."""
-        return gradients.assign(self.copies, saved), ops.assign(self.scale, scale), ops.assign(self.is_open, self._yes)
+        copied = gradients.assign(self.copies, saved)
+        return copied, prim.assign(self.scale, scale), prim.assign(self.is_open, self._yes)
 
     def end(self, after):
         """Ends the call once `after` is computed. Returns it."""
-        return ops.depend(after, ops.assign(self.is_open, ops.depend(self._no, after)))
+        return ops.depend(after, prim.assign(self.is_open, ops.depend(self._no, after)))
 
 
 # Those that exist: which of them a function uses, only running it shows.

@@ -8,6 +8,7 @@ from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale import _primitives as prim
 
 
 class Packing(nn.Cell):
@@ -114,7 +115,7 @@ class Stacking(Packing):
         if alone:
             its = gradients.check(alone, self._are_small) if checks else gradients.each_finite(alone)
             flags = (its, *flags)
-        return ops.concat(flags) if len(flags) > 1 else flags[0]
+        return prim.concat(flags) if len(flags) > 1 else flags[0]
 
     def by_weight(self, flags):
         return ops.gather(flags, self._order, 0)

@@ -6,6 +6,7 @@ from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale import _primitives as prim
 from ms_lossscale._gradients import any_of, of_any_network
 from ms_lossscale._mindspore import Compiled
 from ms_lossscale.step.check_of_call import CheckOfCall
@@ -49,7 +50,7 @@ class RetriedStep(Step):
         # One flat tuple in the loop, where graph mode forgets the length of a tuple of equal tensors.
         first, first_overflow = (losses, auxes, grads), overflow
         tensors, left = tensors_in(first), self._retries
-        while ops.logical_and(again, left > self._none):
+        while prim.logical_and(again, left > self._none):
             left = left - self._one
             rolled_back = self._roll_back(used, overflow, saved)
             used = ops.depend(self.scaling.read(), rolled_back)
@@ -57,11 +58,11 @@ class RetriedStep(Step):
             tried = self.forwards_and_backwards(used, self.keep(ops.depend(kept, used)))
             grads, overflow, again = self.check_attempt(tried[0], tried[2], used, saved)
             tensors = tensors_in((tried[0], tried[1], grads))
-            ends = ops.logical_not(ops.logical_and(again, left > self._none))
-            failed = ops.logical_and(of_any_network(overflow), ends)
+            ends = prim.logical_not(prim.logical_and(again, left > self._none))
+            failed = prim.logical_and(of_any_network(overflow), ends)
             gradients.assign_where(failed, self.rule_state, rule_state)
-            scale_of_rule = ops.select(failed, scale, used)
-            overflow = ops.select(failed, first_overflow, overflow)
+            scale_of_rule = prim.select(failed, scale, used)
+            overflow = prim.select(failed, first_overflow, overflow)
         losses, auxes, grads = with_tensors(first, tensors)
         return losses, auxes, self.end(grads, overflow, (), scale_of_rule, saved), used
 
@@ -96,13 +97,13 @@ class AttemptCheck(nn.Cell):
     def construct(self, losses, grads, scale, saved):
         grads, overflow, of_state = self.check_of_call(grads, scale, saved)
         can_mend = self.scaling.can_mend(scale, overflow)
-        hopeless = any_of((ops.logical_not(can_mend),) + of_state)
+        hopeless = any_of((prim.logical_not(can_mend),) + of_state)
         for i in self._unscaled_losses:
-            hopeless = ops.logical_or(hopeless, ops.logical_not(gradients.finite((losses[i],))))
+            hopeless = prim.logical_or(hopeless, prim.logical_not(gradients.finite((losses[i],))))
         if self.cycle_state is not None:
             # The cycle is lost already.
-            hopeless = ops.logical_or(hopeless, of_any_network(self.cycle_state.overflow))
-        again = ops.logical_and(can_mend, ops.logical_not(self.ranks.agree(hopeless)))
+            hopeless = prim.logical_or(hopeless, of_any_network(self.cycle_state.overflow))
+        again = prim.logical_and(can_mend, prim.logical_not(self.ranks.agree(hopeless)))
         return grads, overflow, again
 
 

@@ -6,6 +6,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale import _primitives as prim
 from ms_lossscale._bounds import Bounded, Bounds
 from ms_lossscale._gradients import of_any_network, of_network
 from ms_lossscale._mindspore import only_if
@@ -16,7 +17,7 @@ from ms_lossscale.step.packing import Packing
 
 def scaled(loss, scale):
     """Returns what is differentiated, in float32: a float16 loss times the scale may be infinite."""
-    return loss.astype(mstype.float32) * scale
+    return gradients.multiply(loss, scale)
 
 
 class Scaling(nn.Cell):
@@ -38,7 +39,7 @@ class Scaling(nn.Cell):
 
     def adjust(self, scale, overflow):
         """Updates the scale by its rule, starting from the scale that the step used."""
-        ops.assign(self.loss_scale.scale_value, self.loss_scale.advance(scale, overflow))
+        prim.assign(self.loss_scale.scale_value, self.loss_scale.advance(scale, overflow))
 
     def back_off(self, scale, overflow):
         """Updates the scale by its rule for the next attempt of the same step."""
@@ -46,7 +47,7 @@ class Scaling(nn.Cell):
 
     def can_mend(self, scale, overflow):
         """Returns whether it overflowed and its update rule can lower the scale."""
-        return ops.logical_and(overflow, self.loss_scale.can_back_off(scale))
+        return prim.logical_and(overflow, self.loss_scale.can_back_off(scale))
 
     def shared_state(self) -> list[Parameter]:
         """Returns the Parameters that must have the same values on all ranks."""
@@ -78,13 +79,13 @@ class CycleScaling(Bounded, Scaling):
         return [self.loss_scale.bounds_of(self.cycle_scale)]
 
     def peek(self):
-        return ops.select(self.cycle_state.count.is_first(), self.loss_scale.scale_value, self.cycle_scale)
+        return prim.select(self.cycle_state.count.is_first(), self.loss_scale.scale_value, self.cycle_scale)
 
     def read(self):
         is_first = self.cycle_state.count.is_first()
-        scale = ops.select(is_first, self.loss_scale.scale_value, self.cycle_scale)
-        ops.assign(self.cycle_scale, scale)
-        ops.assign(self.is_set, ops.logical_and(self.is_set, ops.logical_not(is_first)))
+        scale = prim.select(is_first, self.loss_scale.scale_value, self.cycle_scale)
+        prim.assign(self.cycle_scale, scale)
+        prim.assign(self.is_set, prim.logical_and(self.is_set, prim.logical_not(is_first)))
         return scale
 
     def of_cycle(self):
@@ -96,14 +97,14 @@ class CycleScaling(Bounded, Scaling):
 
     def back_off(self, scale, overflow):
         # The cycle goes on at the lower scale: the gradients that it holds are unscaled.
-        ops.assign(self.cycle_scale, self._next_scale(scale, overflow))
+        prim.assign(self.cycle_scale, self._next_scale(scale, overflow))
 
     def _next_scale(self, scale, overflow):
         """Updates the scale by its rule, but leaves one that was set by hand to the next cycle. Returns the rule's."""
         present = self.loss_scale.scale_value
         next_scale = self.loss_scale.advance(scale, overflow)
-        is_set = ops.logical_or(self.is_set, ops.not_equal(present, scale))
-        ops.assign(present, ops.select(is_set, present, next_scale))
+        is_set = prim.logical_or(self.is_set, prim.not_equal(present, scale))
+        prim.assign(present, prim.select(is_set, present, next_scale))
         return next_scale
 
     def shared_state(self) -> list[Parameter]:
@@ -129,22 +130,22 @@ class OwnScaling(Scaling):
         scales = ()
         for scaling in self.scalings:
             scales += (scaling.read(),)
-        return ops.stack(scales)
+        return prim.stack(scales)
 
     def peek(self):
         scales = ()
         for scaling in self.scalings:
             scales += (scaling.peek(),)
-        return ops.stack(scales)
+        return prim.stack(scales)
 
     def of_cycle(self):
         scales = ()
         for scaling in self.scalings:
             scales += (scaling.of_cycle(),)
-        return ops.stack(scales)
+        return prim.stack(scales)
 
     def adjust(self, scale, overflow):
-        moves = ops.logical_or(overflow, ops.logical_not(of_any_network(overflow)))
+        moves = prim.logical_or(overflow, prim.logical_not(of_any_network(overflow)))
         for i, scaling in enumerate(self.scalings):
             only_if(of_network(i, moves), scaling.adjust, of_network(i, scale), of_network(i, overflow))
 
@@ -158,8 +159,8 @@ class OwnScaling(Scaling):
         can = ()
         for i, scaling in enumerate(self.scalings):
             can += (scaling.can_mend(of_network(i, scale), of_network(i, overflow)),)
-        of_each = ops.equal(ops.stack(can), overflow)
-        return ops.logical_and(of_any_network(overflow), ops.ReduceAll()(of_each, ()))
+        of_each = prim.equal(prim.stack(can), overflow)
+        return prim.logical_and(of_any_network(overflow), prim.reduce_all(of_each, ()))
 
 
 class Unscale(nn.Cell):

@@ -8,6 +8,7 @@ import collections
 from mindspore import ParameterTuple, Tensor, nn, ops
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale import _primitives as prim
 from ms_lossscale._memory_in_use import UseInOutermostGraph
 from ms_lossscale.step.forward_state import CallForwardState, CycleForwardState
 from ms_lossscale.step.optimizers import network_prefix
@@ -43,7 +44,7 @@ class SharedState(nn.Cell):
     def end_call(self, overflows, count):
         """Ends a call, before `count` counts it. Returns `overflows`."""
         if self.exists:
-            overflows = ops.depend(overflows, self._end_cycle(ops.logical_and(overflows, count.is_last())))
+            overflows = ops.depend(overflows, self._end_cycle(prim.logical_and(overflows, count.is_last())))
         return overflows
 
     def flush(self, overflows):
@@ -59,9 +60,9 @@ class SharedState(nn.Cell):
         skipped_wrote, applied_wrote = (), ()
         for i, forward_state in enumerate(self.forward_states):
             wrote, overflow = forward_state.wrote[0], overflows[self._networks[i]]
-            skipped_wrote += (ops.logical_and(wrote, overflow),)
-            applied_wrote += (ops.logical_and(wrote, ops.logical_not(overflow)),)
-        is_restored = ops.logical_and(_any(skipped_wrote), ops.logical_not(_any(applied_wrote)))
+            skipped_wrote += (prim.logical_and(wrote, overflow),)
+            applied_wrote += (prim.logical_and(wrote, prim.logical_not(overflow)),)
+        is_restored = prim.logical_and(_any(skipped_wrote), prim.logical_not(_any(applied_wrote)))
         return gradients.assign_each_where(ops.unstack(is_restored), self._shared, self._copies)
 
 
@@ -72,7 +73,7 @@ def _copy_of(key, forward_states):
 
 
 def _any(flags):
-    return ops.ReduceAny()(ops.stack(flags), 0)
+    return prim.reduce_any(prim.stack(flags), 0)
 
 
 def share_state(steps, networks):

@@ -7,6 +7,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale import _primitives as prim
 from ms_lossscale._bounds import Bounded, of_count
 from ms_lossscale._mindspore import forget_failed_calls, only_if, write_in_place
 from ms_lossscale._own_shape_only import load_own_shape_only
@@ -87,19 +88,19 @@ class StepCounters(Bounded, nn.Cell):
 
     def none_applied(self):
         """Returns whether no step has been applied yet, bool of shape ()."""
-        return ops.equal(self.applied_steps, self._zero)
+        return prim.equal(self.applied_steps, self._zero)
 
     def count_applied(self):
-        ops.assign(self.consecutive_skipped_steps, self._zero)
-        return ops.assign_add(self.applied_steps, self._one)
+        prim.assign(self.consecutive_skipped_steps, self._zero)
+        return prim.assign_add(self.applied_steps, self._one)
 
     def count_retry(self):
-        return ops.assign(self.retries, self.retries + self._one)
+        return prim.assign(self.retries, self.retries + self._one)
 
     def count_skipped(self, are_finite):
-        ops.assign(self.overflowed, ops.logical_not(are_finite))
-        ops.assign(self.consecutive_skipped_steps, self.consecutive_skipped_steps + self._one)
-        ops.assign(self.skipped_steps, self.skipped_steps + self._one)
+        prim.assign(self.overflowed, prim.logical_not(are_finite))
+        prim.assign(self.consecutive_skipped_steps, self.consecutive_skipped_steps + self._one)
+        prim.assign(self.skipped_steps, self.skipped_steps + self._one)
         return self.skipped_steps
 
     def as_dict(self):

@@ -61,7 +61,7 @@ test: $(VENV)/installed
 # The tests of messages, files, pages and examples, which do not depend on MindSpore's version.
 ANY_VERSION = $(patsubst %,tests/test_%.py,arguments arguments_of_accumulation arguments_of_several_networks \
 	data_parallel_costs distribution examples_toolkits full_disk gan_policies gradient_report mutants package pictures site \
-	trace_step translations written_scale)
+	symptoms trace_step translations written_scale)
 
 # What .ci/run runs after `make test`: the long tests. Then, with the oldest MindSpore, the quick tests that depend on its
 # version, and the programs of the pages.

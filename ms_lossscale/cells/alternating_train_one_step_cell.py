@@ -80,8 +80,8 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
         its last loss, False, and its present scale. The last loss is that of its last turn that was not skipped, and 0
         before the first one.
 
-        - **loss** (Tensor) - The sum of `losses`, so also of those of networks that do not take part, unscaled, float32 of
-          shape :math:`()`.
+        - **loss** (Tensor) - The sum of `losses`, networks that do not take part included, unscaled, float32 of shape
+          :math:`()`.
         - **overflow** (Tensor) - For each network, whether its step was skipped, bool of shape :math:`(N,)`.
         - **loss_scale** (Tensor) - For each network, the scale that it used, float32 of shape :math:`(N,)`.
         - **losses** (Tensor) - The losses, float32 of shape :math:`(N,)`; a non-scalar loss enters as its sum.

@@ -68,7 +68,8 @@ def test_weights_that_are_nan(mode, few):
         "that no weight changes any more: in the last 2 skips the gradients of weight (2) were not finite; the loss "
         "was not finite in 2 of them. Weights themselves are infinite or NaN: weight (3 values). No loss "
         "scale and no cell in float32 mends that. Go on from a checkpoint in which they are finite, and look for what "
-        "wrote them: a checkpoint that was loaded, or the optimizer (an eps of 1e-8 is 0 in float16)."
+        "wrote them: a checkpoint that was loaded, or the optimizer (an eps of 1e-8 is 0 in float16). Other symptoms and "
+        "their causes: docs/symptoms.md."
     )
 
 
@@ -134,7 +135,7 @@ def test_a_training_that_went_well_before(mode, few):
     message = warning_of(cell, bad, calls=7)
     assert "look for NaN in the data (the weights are finite); ms_lossscale.locate_overflow(cell, " in message
     assert "the last 7 steps, all since step 4, were skipped" in message
-    assert message.endswith("If it trained before, lower the learning rate or pass clip_norm.")
+    assert "If it trained before, lower the learning rate or pass clip_norm. Other symptoms" in message
 
 
 @pytest.mark.long
@@ -253,7 +254,8 @@ def test_a_manual_step_says_of_the_loss_what_it_knows(mode, few, passes_loss):
         f"min_loss_scale=2**-12, say (ms_lossscale.profile_gradients(forward, step.parameters, [inputs])"
         f".recommended_loss_scale tells for a batch). To keep the floor: ms_lossscale.locate_overflow(forward, inputs, "
         f"loss_scale=1) names where it begins, ms_lossscale.advise_float32(forward, step.parameters, [inputs]) which "
-        f"cells need float32 (forward is the function that you differentiate, step the ManualStep)."
+        f"cells need float32 (forward is the function that you differentiate, step the ManualStep). Other symptoms and "
+        f"their causes: docs/symptoms.md."
     )
     # What it says to do works.
     forward, step, batch = manual.forward, manual.step, inputs(2.0**4)

@@ -9,7 +9,7 @@ from ms_lossscale import _gradients as gradients
 from ms_lossscale._output import LossScaleValues, counted, written_scale
 from ms_lossscale._values import as_array
 from ms_lossscale.callbacks.unreached import Unreached
-from ms_lossscale.cells.endless_skips import SkippedSeries
+from ms_lossscale.cells.endless_skips import OTHER_SYMPTOMS, SkippedSeries
 
 _MOST_NAMES = 5
 
@@ -215,7 +215,7 @@ class WatchedStep:
         """Says since when steps are skipped, what was not finite in them, and what to look at."""
         return (
             f"since step {self.series.since} all were skipped, and {self.series.what_was_not_finite()}. "
-            f"{self.series.advice(has_trained=self._applied_steps > 0)}"
+            f"{self.series.advice(has_trained=self._applied_steps > 0)} {OTHER_SYMPTOMS}"
         )
 
 

@@ -76,7 +76,7 @@ class EndlessSkips:
         warn_user(
             f"For '{self._owner}', the last {self._skips} steps{of_network}, all since step {series.since}, were "
             f"skipped, now at a loss scale of {scales.written()}, so that no weight changes any more: "
-            f"{series.what_was_not_finite()}. {series.advice(has_trained)}"
+            f"{series.what_was_not_finite()}. {series.advice(has_trained)} {OTHER_SYMPTOMS}"
         )
 
 
@@ -85,6 +85,8 @@ def _is_at_floor(step):
     return any(its.min_loss_scale is not None and its.get_loss_scale() <= its.min_loss_scale for its in loss_scales)
 
 
+# What the longest messages end with.
+OTHER_SYMPTOMS = "Other symptoms and their causes: docs/symptoms.md."
 # How many of the last skips are remembered, and how many names are shown.
 _LAST, _MOST_NAMES = 10, 5
 # How much smaller a floor is suggested, and the smallest loss scale there is.

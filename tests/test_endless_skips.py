@@ -68,8 +68,8 @@ def test_weights_that_are_nan(mode, few):
         "that no weight changes any more: in the last 2 skips the gradients of weight (2) were not finite; the loss "
         "was not finite in 2 of them. Weights themselves are infinite or NaN: weight (3 values). No loss "
         "scale and no cell in float32 mends that. Go on from a checkpoint in which they are finite, and look for what "
-        "wrote them: a checkpoint that was loaded, or the optimizer (an eps of 1e-8 is 0 in float16). Other symptoms and "
-        "their causes: docs/symptoms.md."
+        "wrote them: a checkpoint that was loaded, or the optimizer (an eps of 1e-8 is 0 in float16). Other symptoms "
+        "and their causes: docs/symptoms.md."
     )
 
 

@@ -428,12 +428,12 @@ def of_network(i, value):
     """Returns the value for network `i`."""
     # Not by an index: graph mode would then warn about every unused unpacked name, and its compiler would crash
     # (segmentation fault) if there are branches as well.
-    return ops.unstack(value)[i] if value.ndim else value
+    return ops.unstack(value)[i] if value.ndim > 0 else value
 
 
 def of_any_network(flag):
     """Returns whether the flag is True for any network, bool of shape ()."""
-    return prim.reduce_any(flag) if flag.ndim else flag
+    return prim.reduce_any(flag) if flag.ndim > 0 else flag
 
 
 def any_of(flags):

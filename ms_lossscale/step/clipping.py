@@ -133,14 +133,14 @@ class ClippingOfEach(Clipping):
 
     def measure(self, grads):
         are_finite = ()
-        for i, clip in enumerate(self.clips):
-            are_finite += clip.measure(self.packing.of_network(i, grads))
+        for i in range(len(self.clips)):
+            are_finite += self.clips[i].measure(self.packing.of_network(i, grads))
         return are_finite
 
     def construct(self, grads):
         clipped = ()
-        for i, clip in enumerate(self.clips):
-            clipped += clip(self.packing.of_network(i, grads))
+        for i in range(len(self.clips)):
+            clipped += self.clips[i](self.packing.of_network(i, grads))
         return clipped
 
     def measures(self):

@@ -220,6 +220,7 @@ class ForwardsAndBackwards(nn.Cell):
         super().__init__(auto_prefix=False)
         self._owner = owner
         self.forward_backwards = nn.CellList(forward_backwards, auto_prefix=False)
+        self._has_aux = any(each.has_aux for each in forward_backwards)
         self._network_inputs = network_inputs
         self.packing = packing
         self._scale_shape = scale_shape
@@ -237,13 +238,15 @@ class ForwardsAndBackwards(nn.Cell):
         # The scale waits, too: the backward starts from it, and at a linear layer need not wait for the forward.
         its_scale = ops.depend(scale, inputs)
         losses, auxes, grads = (), (), ()
-        for i, forward_backward in enumerate(self.forward_backwards):
+        for i in range(len(self.forward_backwards)):  # Graph mode would parse ten functions for `enumerate`.
             its_inputs = inputs_of(self._owner, i, self._network_inputs, inputs)
-            its_losses, its_aux, its_grads = forward_backward(its_scale, *its_inputs)
-            losses, auxes, grads = losses + its_losses, auxes + (its_aux,), grads + its_grads
+            its_losses, its_aux, its_grads = self.forward_backwards[i](its_scale, *its_inputs)
+            losses += its_losses
+            auxes += (its_aux,)
+            grads += its_grads
         # Losses and aux are copies, and must be made before an optimizer changes what they show.
-        grads = ops.depend(self.packing.pack(grads), (losses, tensors_in(auxes)))
-        return losses, auxes, grads
+        copies = losses + tensors_in(auxes) if self._has_aux else losses
+        return losses, auxes, ops.depend(self.packing.pack(grads), copies)
 
     def set_inputs_of_compiled(self, inputs):
         """Tells the parts that PyNative mode compiles separately which dimensions of their inputs vary."""

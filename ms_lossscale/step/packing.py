@@ -36,7 +36,7 @@ class Packing(nn.Cell):
 
     def of_network(self, i, packed):
         """Returns the part of network `i`."""
-        return packed[self._parts[i][0] : self._parts[i][1]]
+        return packed[self._parts[i]]
 
     def check(self, packed):
         """Returns for each gradient whether every element is finite. It costs little if all are."""
@@ -59,7 +59,7 @@ class Packing(nn.Cell):
 
     def networks_of_flags(self):
         """Returns for each flag its network. For use in Python."""
-        return [i for i, (first, end) in enumerate(self._parts) for _ in range(first, end)]
+        return [i for i, part in enumerate(self._parts) for _ in range(part.start, part.stop)]
 
 
 class Stacking(Packing):
@@ -76,9 +76,9 @@ class Stacking(Packing):
         self._weight_parts = _parts(weights)
         self._parts = _parts([(*alone, *groups) for alone, groups, _ in self._packings])
         alone, stacked = [], []
-        for (first, _), (its_alone, groups, _) in zip(self._weight_parts, self._packings):
-            alone += [first + i for i in its_alone]
-            stacked += [first + i for group in groups for i in group]
+        for part, (its_alone, groups, _) in zip(self._weight_parts, self._packings):
+            alone += [part.start + i for i in its_alone]
+            stacked += [part.start + i for group in groups for i in group]
         self._flagged = alone + stacked
         self._order = Tensor(np.argsort(self._flagged), mstype.int32)
         all_weights = list(itertools.chain(*weights))
@@ -89,14 +89,14 @@ class Stacking(Packing):
 
     def pack(self, grads):
         packed = ()
-        for i, packing in enumerate(self._packings):
-            packed += gradients.pack(grads[self._weight_parts[i][0] : self._weight_parts[i][1]], packing)
+        for i in range(len(self._packings)):
+            packed += gradients.pack(grads[self._weight_parts[i]], self._packings[i])
         return packed
 
     def unpack(self, packed):
         grads = ()
-        for i, packing in enumerate(self._packings):
-            grads += gradients.unpack(self.of_network(i, packed), packing)
+        for i in range(len(self._packings)):
+            grads += gradients.unpack(self.of_network(i, packed), self._packings[i])
         return grads
 
     def check(self, packed):
@@ -107,7 +107,8 @@ class Stacking(Packing):
 
     def _flags(self, checks, packed):
         alone, flags = (), ()
-        for i, (its_alone, groups, _) in enumerate(self._packings):
+        for i in range(len(self._packings)):
+            its_alone, groups, _ = self._packings[i]
             its = self.of_network(i, packed)
             alone += its[: len(its_alone)]
             for j in range(len(groups)):
@@ -121,7 +122,7 @@ class Stacking(Packing):
         return ops.gather(flags, self._order, 0)
 
     def networks_of_flags(self):
-        ends = [end for _, end in self._weight_parts]
+        ends = [part.stop for part in self._weight_parts]
         return [bisect.bisect_right(ends, place) for place in self._flagged]
 
 
@@ -136,6 +137,6 @@ def _are_small(weights):
 
 
 def _parts(tuples):
-    """Returns where each tuple starts and ends in the flat tuple of all."""
+    """Returns the slice of each tuple in the flat tuple of all."""
     ends = list(itertools.accumulate(map(len, tuples)))
-    return tuple(zip([0, *ends], ends))
+    return tuple(map(slice, [0, *ends], ends))

@@ -119,9 +119,9 @@ comma := ,
 
 # Makes a virtual environment with MindSpore, the package and some of its extras.
 define install
-@echo "Installing MindSpore and all that this needs into $(1). This takes 2 minutes or more; pip prints nothing meanwhile."
+@echo "Installing MindSpore and all that this needs into $(1): 2 minutes or more, and hundreds of megabytes the first time."
 $(PYTHON) -m venv $(1)
-$(1)/bin/python -m pip install --quiet "$(MINDSPORE)" --editable ".[$(2)]"
+$(1)/bin/python -m pip install "$(MINDSPORE)" --editable ".[$(2)]"
 endef
 
 # The environment of the examples and the benchmarks.

@@ -11,7 +11,7 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from ms_lossscale._arguments import StrPath, describe
-from ms_lossscale._output import matplotlib_figure, replacing
+from ms_lossscale._output import counted, matplotlib_figure, replacing
 
 _COLUMNS = ("step", "network", "loss", "loss_scale", "skipped", "retries")
 _WHAT = "Plotting a training"
@@ -192,7 +192,8 @@ def draw(path, title, histories, loss_unit="", step_unit="step"):
         color = next(colors)
         loss_axes.plot(number, loss, color=color, alpha=0.35, linewidth=0.8, label=f"{of_network}each step")
         mean = running_mean(loss, window)
-        loss_axes.plot(number, mean, color=color, label=f"{of_network}mean of the last {window} steps")
+        of_last = f"mean of the last {counted(window, 'step', 'steps')}"
+        loss_axes.plot(number, mean, color=color, label=f"{of_network}{of_last}")
         for i, scale in enumerate(scales.T):
             name = f"loss scale of network {i}" if len(scales.T) > 1 else f"{of_network}loss scale"
             scale_axes.step(number, scale, where="post", color=color if i == 0 else next(colors), label=name)
@@ -216,7 +217,7 @@ def draw(path, title, histories, loss_unit="", step_unit="step"):
 
 def _mark(axes, number, values, which, label, marker, color):
     if which.any():
-        label = f"{label} ({which.sum()} steps)"
+        label = f"{label} ({counted(which.sum(), 'step', 'steps')})"
         axes.plot(number[which], values[which], marker, color=color, fillstyle="none", label=label)
 
 

@@ -3,6 +3,7 @@
 import argparse
 import csv
 import gzip
+import itertools
 import json
 import re
 import struct
@@ -10,7 +11,11 @@ import struct
 import mindspore
 import numpy as np
 import pytest
+from mindspore import nn
+from support.networks import Linear, batch_for
 from support.python_process import ROOT, run_python
+
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 
 for package in ("mlxtend", "matplotlib", "tqdm"):
     pytest.importorskip(package, reason=f"the example needs {package}: pip install ms_lossscale[examples]")
@@ -141,6 +146,27 @@ def test_a_resumed_run_ends_bit_identical_to_an_uninterrupted_one(whole, tmp_pat
 
 def truncate(path, count=5):
     path.write_bytes(path.read_bytes()[:-count])
+
+
+def test_the_last_line_says_steps_or_cycles_and_whether_they_were_checked(parsed, monkeypatch, capsys):
+    from common.retries import print_steps
+
+    def last_line(batches, **options):
+        args, keywords = parsed(*itertools.chain(*((f"--{name.replace('_', '-')}", v) for name, v in options.items())))
+        network = Linear()
+        scale = None if args.loss_scale == "none" else DynamicLossScale(2.0**10)
+        cell = ScaledTrainOneStepCell(network, nn.SGD([network.weight], 0.1), scale, **keywords)
+        for overflow in batches:
+            cell(*batch_for(overflow))
+        print_steps(cell, args, 1, len(batches))
+        return capsys.readouterr().out
+
+    assert last_line([True, False], max_retries="0") == "Trained 1 epoch of 2 steps; skipped 1 step that overflowed\n"
+    # Each of the two lost cycles has an overflow in both of its calls.
+    assert last_line([True] * 4 + [False] * 2, max_retries="0", accumulate="2") == (
+        "Trained 1 epoch of 6 batches, in cycles of 2; skipped 2 cycles that overflowed\n"
+    )
+    assert last_line([True], loss_scale="none") == "Trained 1 epoch of 1 step; nothing was checked for overflow\n"
 
 
 def test_a_truncated_file_is_one_line_and_status_2(data, tmp_path):

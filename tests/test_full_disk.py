@@ -68,7 +68,7 @@ def test_each_file_is_named_once_while_the_training_runs(told):
     assert of_summary[0] == 20 + 100
     assert "the argument 'summary_dir' is 'summary', which can't be written: File too large" in of_summary[1]
     assert of_batch[0] == 20 + 100
-    assert "training was stopped at step 1: the last 1 steps were skipped" in of_batch[1]
+    assert "training was stopped at step 1: the last step was skipped" in of_batch[1]
     assert "The batch could not be saved: 'batch.npz' can't be written: File too large (errno 27)." in of_batch[1]
 
 

@@ -348,7 +348,7 @@ def test_the_saved_file_has_the_name_that_was_asked_for(name, tmp_path):
 def test_it_saves_the_call_of_a_cycle_that_overflowed():
     cell = scaled_cell(gradient_accumulation_steps=3)
     batches = linear_batches([False, True, True, False, True, False])
-    with pytest.raises(RuntimeError, match="at step 6: the last 2 steps were skipped"):
+    with pytest.raises(RuntimeError, match="at call 6: the last 2 cycles were skipped"):
         train(cell, batches, LossScaleMonitor(max_consecutive_skips=2, save_batch="batch.npz"))
     np.testing.assert_array_equal(np.load("batch.npz")["input_0"], batches[4][0])
 

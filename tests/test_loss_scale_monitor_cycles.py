@@ -1,5 +1,7 @@
 """LossScaleMonitor where FlushAccumulation ends cycles, and where a training skips without end."""
 
+import re
+
 import numpy as np
 import pytest
 from conftest import long, quick_in_graph_mode
@@ -8,7 +10,7 @@ from test_loss_scale_monitor import dataset_of, linear_batches, lines, rows, sca
 
 from ms_lossscale import DynamicLossScale, FlushAccumulation, LossScaleMonitor
 
-SKIPPED = "skipped ({} in a row), now {}; not finite: weight (1 of 1 gradients)"
+SKIPPED = "cycle skipped ({} in a row), now {}; not finite: weight (1 of 1 gradients)"
 
 
 def train_with_flush(cell, batches, monitor, flush_first, epochs=1):
@@ -30,8 +32,8 @@ def test_a_flushed_cycle_is_of_its_epochs_last_step(mode, flush_first, capsys):
     assert cell.counters() == {"applied_steps": 2, "skipped_steps": 2, "consecutive_skipped_steps": 1}
     # The second epoch begins with a cycle that is applied.
     assert lines(capsys) == [
-        "step 3: overflow at loss scale 1024, " + SKIPPED.format(1, 512),
-        "step 6: overflow at loss scale 512, " + SKIPPED.format(1, 256),
+        "call 3: overflow at loss scale 1024, " + SKIPPED.format(1, 512),
+        "call 6: overflow at loss scale 512, " + SKIPPED.format(1, 256),
     ]
     written = rows()
     assert [row["step"] for row in written] == ["1", "2", "3", "3", "4", "5", "6", "6"]
@@ -53,10 +55,23 @@ def test_flushed_cycles_stop_a_training_in_time(mode, flush_first):
     cell = scaled_cell(gradient_accumulation_steps=3)
     batches = linear_batches([False, True])
     monitor = LossScaleMonitor(max_consecutive_skips=2, save_batch="batch.npz")
-    with pytest.raises(RuntimeError, match=r"at step 4: the last 2 steps were skipped .* loss scales 1024, 512; since"):
+    with pytest.raises(RuntimeError, match=r"at call 4: the last 2 cycles were skipped .* 1024, 512; since call 2 all"):
         train_with_flush(cell, batches, monitor, flush_first, epochs=4)
     assert cell.counters()["skipped_steps"] == 2
     np.testing.assert_array_equal(np.load("batch.npz")["input_0"], batches[1][0])
+
+
+@quick_in_graph_mode
+def test_lines_tell_calls_from_cycles_and_this_training_from_all(mode, capsys):
+    cell = scaled_cell(gradient_accumulation_steps=2)
+    train(cell, linear_batches([False, False, True, True]), LossScaleMonitor(4))
+    train(cell, linear_batches([False] * 4), LossScaleMonitor(4))
+    told = [re.sub(r"loss \S+,", "loss L,", line, count=1) for line in lines(capsys)]
+    assert told == [
+        "call 4: overflow at loss scale 1024, " + SKIPPED.format(1, 512),
+        "call 4: loss L, loss scale 1024, 1 cycle applied, 1 skipped",
+        "call 4: loss L, loss scale 512, 3 cycles applied, 1 skipped in all",
+    ]
 
 
 # A training that skips without end.

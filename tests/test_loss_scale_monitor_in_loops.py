@@ -100,7 +100,7 @@ def test_a_cycle_that_is_flushed_is_of_the_last_step(mode, capsys):
     assert [row["step"] for row in written] == ["1", "2", "3", "3", "4", "5", "6", "6"]
     assert [row["skipped"] for row in written] == ["0", "0", "0", "1", "0", "0", "0", "1"]
     assert [float(row["loss_scale"]) for row in written] == [1024.0] * 4 + [512.0] * 4
-    assert [line.partition(" at")[0] for line in lines(capsys)] == ["step 3: overflow", "step 6: overflow"]
+    assert [line.partition(" at")[0] for line in lines(capsys)] == ["call 3: overflow", "call 6: overflow"]
 
 
 @quick_in_pynative_mode

@@ -56,7 +56,7 @@ def test_retries(drawn):
     assert trained.cell.counters()["skipped_steps"] == 0
     plot_scale("scale.csv", "picture.svg")
     assert Path("picture.svg").read_text().startswith("<?xml")
-    assert drawn["done again at a lower scale (1 steps)"][0][0] == [1]
+    assert drawn["done again at a lower scale (1 step)"][0][0] == [1]
 
 
 def test_a_loss_scale_for_each_network(drawn):

@@ -206,11 +206,17 @@ def make_loss_scale(args):
 
 
 def find_first_scale(cell, args, batch, ranks):
-    """Finds the initial scale unless one was given, so that no step is skipped before the first update."""
+    """Finds the initial scale unless one was given, so that the first step is not skipped."""
     if args.loss_scale == "dynamic" and args.scale is None:
         found = np.atleast_1d(cell.set_train().find_loss_scale(*batch))
         if ranks.is_first:
-            print(f"Starting at loss scale {' and '.join(map(written_scale, found))}, found by trying the first batch")
+            scales = " and ".join(map(written_scale, found))
+            print(f"Starting at loss scale {scales}, half of the largest at which the first batch does not overflow")
+            if not args.max_retries:
+                print(
+                    "Gradients often grow in the first steps, so that some are skipped all the same; --max-retries 3 "
+                    "would try their batches again"
+                )
 
 
 # The names that argparse uses if the text is not a number.

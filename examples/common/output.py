@@ -24,6 +24,11 @@ def written_scale(value):
     return f"2**{exponent - 1}" if significand == 0.5 and value >= 2.0**20 else f"{value:.9g}"
 
 
+def counted(number, noun, plural):
+    """Returns the number with its noun, in the singular or plural."""
+    return f"{number} {noun if number == 1 else plural}"
+
+
 def markdown_table(header, rows, left=1):
     """Returns a table in GitHub's Markdown. Its first `left` columns are aligned left, the others right."""
     align = ["left"] * left + ["right"] * (len(header) - left)

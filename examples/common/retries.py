@@ -1,7 +1,9 @@
-"""Counts the retries of a training cell's steps."""
+"""Counts the retries and the skipped steps of a training cell."""
 
 import numpy as np
 from mindspore import ops
+
+from common.output import counted
 
 
 class Retries:
@@ -36,8 +38,26 @@ class Retries:
         return since
 
 
-def print_steps(cell, epoch, steps_per_epoch, skipped):
-    """Prints how many steps a training cell has made, skipped and retried."""
+def skipped_so_far(cell, args):
+    """
+    Returns what a training cell has skipped so far, as text, empty if it does not check. With --accumulate, a step is a
+    cycle of several batches.
+    """
+    if args.loss_scale in ("none", "fixed-no-drop"):
+        return ""
+    counters = cell.counters()
+    counters = counters if isinstance(counters, list) else [counters]
+    names = ("step", "steps") if args.accumulate == 1 else ("cycle", "cycles")
+    return f"skipped {counted(sum(its['skipped_steps'] for its in counters), *names)}"
+
+
+def print_steps(cell, args, epoch, batches_per_epoch):
+    """Prints how much a training cell has trained, and how many of its steps were skipped and retried."""
+    of_epoch = counted(batches_per_epoch, "step", "steps")
+    if args.accumulate > 1:
+        of_epoch = f"{counted(batches_per_epoch, 'batch', 'batches')}, in cycles of {args.accumulate}"
+    skipped = skipped_so_far(cell, args)
+    checked = f"{skipped} that overflowed" if skipped else "nothing was checked for overflow"
     retries = Retries(cell).total()
-    again = f", after {retries} retries at lower loss scales" if retries else ""
-    print(f"Trained {epoch} epochs of {steps_per_epoch} steps; skipped {skipped} steps that overflowed{again}")
+    again = f", after {counted(retries, 'retry', 'retries')} at lower loss scales" if retries else ""
+    print(f"Trained {counted(epoch, 'epoch', 'epochs')} of {of_epoch}; {checked}{again}")

@@ -6,7 +6,7 @@ from pathlib import Path
 import mindspore
 
 from common.input_error import InputError
-from common.output import replacing
+from common.output import counted, replacing
 from common.steps_table import read_steps, write_steps
 from ms_lossscale import merge_shards
 
@@ -84,8 +84,8 @@ class RunFolder:
                 )
         if epoch > self._args.epochs:
             raise InputError(
-                f"can't resume: the run in {self.folder} has made {epoch} epochs, more than --epochs "
-                f"{self._args.epochs}; pass {epoch} or more, or another --output"
+                f"can't resume: the run in {self.folder} has made {counted(epoch, 'epoch', 'epochs')}, more than "
+                f"--epochs {self._args.epochs}; pass {epoch} or more, or another --output"
             )
         cell.load_state_dict(parameters)
         try:

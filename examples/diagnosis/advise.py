@@ -26,7 +26,7 @@ from common.data import add_data_argument, load_digits, steps_per_epoch, test_da
 from common.input_error import InputError
 from common.lenet5 import accuracy
 from common.options import MODES, positive_int, seed_int
-from common.output import markdown_table
+from common.output import counted, markdown_table
 from mindspore import nn
 from overflowing import ResNet, Transformer, mindcv_resnet18
 from tqdm import tqdm
@@ -113,7 +113,7 @@ def main():
     except InputError as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
     rows, held = zip(*(compare(name, args, digits) for name in args.networks))
-    print(f"== Test accuracy after {args.epochs} epochs, and the steps that were skipped\n")
+    print(f"== Test accuracy after {counted(args.epochs, 'epoch', 'epochs')}, and the steps that were skipped\n")
     print(markdown_table(["network", "float32", "float16", "float16, as advised"], rows), end="")
     return 0 if all(held) else 1
 

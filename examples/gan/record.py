@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
-from common.output import replacing
+from common.output import counted, replacing
 from matplotlib import image as png
 from matplotlib.figure import Figure
 
@@ -78,14 +78,14 @@ def _plot_scales(axes, columns, separate_scales, separate_steps):
         axes.step(columns.step, scale, where="post", color=color, label=f"{name}: loss scale")
         if overflow.any():
             whose = name if separate_steps else "both networks"
-            label = f"{whose}: skipped, as gradients overflowed ({overflow.sum()} steps)"
+            label = f"{whose}: skipped, as gradients overflowed ({counted(overflow.sum(), 'step', 'steps')})"
             if label in axes.get_legend_handles_labels()[1]:
                 label = None
             axes.plot(columns.step[overflow], scale[overflow], mark, color="tab:red", markersize=8, label=label)
         again = (retries > 0) & ~overflow
         if again.any():
             whose = name if separate_steps else "both networks"
-            label = f"{whose}: done again at a lower scale ({again.sum()} steps)"
+            label = f"{whose}: done again at a lower scale ({counted(again.sum(), 'step', 'steps')})"
             if label in axes.get_legend_handles_labels()[1]:
                 label = None
             axes.plot(columns.step[again], scale[again], "o", color="tab:purple", fillstyle="none", label=label)

@@ -30,7 +30,7 @@ from common.input_error import InputError
 from common.options import find_first_scale, make_loss_scale, step_keywords
 from common.output import written_scale
 from common.ranks import finish_ranks, is_first_process, start_ranks
-from common.retries import Retries, print_steps
+from common.retries import Retries, print_steps, skipped_so_far
 from mindspore import Tensor, amp, nn
 from options import make_parser, parse_arguments
 from record import Step, plot
@@ -109,8 +109,9 @@ def make_cell(args):
 class StepRecorder:
     """Appends every step, with the losses of its whole batch, to `steps`, and shows it in the progress bar."""
 
-    def __init__(self, steps, bar, ranks, cell):
+    def __init__(self, steps, bar, ranks, cell, args):
         self._steps, self._bar, self._ranks, self._retries = steps, bar, ranks, Retries(cell)
+        self._cell, self._args = cell, args
         self._outputs = []
 
     def add(self, outputs):
@@ -131,17 +132,11 @@ class StepRecorder:
         recent = self._steps[-len(self._outputs) :]
         losses = [sum(values) / len(recent) for values in zip(*(step[1:3] for step in recent))]
         scales = map(written_scale, sorted(set(recent[-1][5:7])))
-        self._bar.set_postfix_str(
-            f"D {losses[0]:.3f}, G {losses[1]:.3f}, scale {'/'.join(scales)}, skipped {skipped(self._steps)}",
-            refresh=False,
-        )
+        texts = [f"D {losses[0]:.3f}", f"G {losses[1]:.3f}", f"scale {'/'.join(scales)}"]
+        texts.append(skipped_so_far(self._cell, self._args))
+        self._bar.set_postfix_str(", ".join(filter(None, texts)), refresh=False)
         self._bar.update(len(recent))
         self._outputs.clear()
-
-
-def skipped(steps):
-    """Returns the number of steps in which an update was skipped."""
-    return sum(step.discriminator_overflow or step.generator_overflow for step in steps)
 
 
 def draw(generator, weights, noise):
@@ -210,12 +205,12 @@ def train(args):
         with tqdm(
             total=total,
             initial=len(steps),
-            unit="step",
+            unit="step" if args.accumulate == 1 else "batch",
             desc="DCGAN",
             dynamic_ncols=True,
             disable=not ranks.is_first,
         ) as bar:
-            recorder = StepRecorder(steps, bar, ranks, cell)
+            recorder = StepRecorder(steps, bar, ranks, cell, args)
             while epoch < args.epochs:
                 train_epoch(cell, digits, args, epoch + 1, recorder, ranks)
                 epoch += 1
@@ -237,7 +232,7 @@ def train(args):
             separate_scales=args.update == "alternating" or args.separate_scales,
             separate_steps=args.update == "alternating",
         )
-        print_steps(cell, epoch, epoch_steps, skipped(steps))
+        print_steps(cell, args, epoch, epoch_steps)
         print(f"Wrote {run.checkpoint}, {run.table.name}, {run.curves.name} and epoch-*.png")
         print_score(generator, weights, run, digits, args)
     except KeyboardInterrupt:

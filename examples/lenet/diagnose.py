@@ -20,7 +20,7 @@ import mindspore
 from common.data import add_data_argument, test_dataset, train_dataset
 from common.lenet5 import accuracy
 from common.options import positive_int, seed_int
-from common.output import replacing, written_scale
+from common.output import counted, replacing, written_scale
 from tqdm import tqdm
 from weighted_training import add_weighted_arguments, load_or_exit, make_folder_or_exit, train
 
@@ -75,7 +75,8 @@ class Diagnosis:
 
         network = train(make_cell, self._args, self._digits, self._args.seed, self._bar, before_epoch)
         share = accuracy(network, test_dataset(self._digits))
-        return f"{share:6.1%}  {title}; {cells[0].counters()['skipped_steps']} steps skipped\n"
+        skipped = counted(cells[0].counters()["skipped_steps"], "step", "steps")
+        return f"{share:6.1%}  {title}{f'; {skipped} skipped' if cells[0].loss_scale.drop_overflow_update else ''}\n"
 
     def gradients(self, cell, loss_scale):
         """Returns the report at the largest scale, from the given one down, at which no gradient overflows."""
@@ -146,7 +147,7 @@ def main():
     print(reports["gradients"])
     print(f"\n== The same, computed at loss scale {written_scale(reports['gradients_scaled'].loss_scale)}\n")
     print(reports["gradients_scaled"])
-    print(f"\n== Test accuracy after {args.epochs} epochs in float16\n\n{table}", end="")
+    print(f"\n== Test accuracy after {counted(args.epochs, 'epoch', 'epochs')} in float16\n\n{table}", end="")
     print("\n== Does a cell need float32? (examples/diagnosis/advise.py has networks with cells that do.)\n")
     print(advice)
     print(f"\nWrote the reports as .csv, .json and .png, and accuracy.txt, to {folder}")

@@ -15,9 +15,9 @@ class Step(NamedTuple):
     retries: int
 
 
-def plot(path, steps, title, steps_per_epoch):
-    """Draws the loss and the loss scale over the steps, and marks the steps that were skipped or retried."""
+def plot(path, steps, title, unit, steps_per_epoch):
+    """Draws the loss and the loss scale over the steps, each a `unit`, and marks those that were skipped or retried."""
     columns = Step(*zip(*steps))
     scales = [(scale,) for scale in columns.loss_scale]
     history = History("", columns.step, columns.loss, scales, columns.overflow, columns.retries)
-    draw(path, title, [history], "cross-entropy (nats)", f"step ({steps_per_epoch} are an epoch)")
+    draw(path, title, [history], "cross-entropy (nats)", f"{unit} ({steps_per_epoch} are an epoch)")

@@ -36,7 +36,7 @@ from common.options import (
 )
 from common.output import written_scale
 from common.ranks import finish_ranks, is_first_process, start_ranks
-from common.retries import Retries, print_steps
+from common.retries import Retries, print_steps, skipped_so_far
 from common.run_folder import RunFolder
 from history import Step, plot
 from mindspore import Callback, Model, nn
@@ -130,9 +130,10 @@ def make_cell(args, steps_per_epoch):
 class StepRecorder(Callback):
     """Appends every step, with the loss of its whole batch, to `steps`, and shows it in the progress bar."""
 
-    def __init__(self, steps, bar, ranks, cell):
+    def __init__(self, steps, bar, ranks, cell, args):
         super().__init__()
         self._steps, self._bar, self._ranks, self._retries = steps, bar, ranks, Retries(cell)
+        self._cell, self._args = cell, args
         self._outputs = []
 
     def on_train_step_end(self, run_context):
@@ -151,12 +152,9 @@ class StepRecorder(Callback):
             overflow, loss_scale = bool(overflow.asnumpy()), float(loss_scale.asnumpy())
             self._steps.append(Step(len(self._steps) + 1, loss, overflow, loss_scale, retries))
         recent = [step.loss for step in self._steps[-len(self._outputs) :]]
-        skipped = sum(step.overflow for step in self._steps)
-        scale = written_scale(self._steps[-1].loss_scale)
-        self._bar.set_postfix_str(
-            f"loss {sum(recent) / len(recent):.3f}, scale {scale}, skipped {skipped}",
-            refresh=False,
-        )
+        texts = [f"loss {sum(recent) / len(recent):.3f}", f"scale {written_scale(self._steps[-1].loss_scale)}"]
+        texts.append(skipped_so_far(self._cell, self._args))
+        self._bar.set_postfix_str(", ".join(filter(None, texts)), refresh=False)
         self._bar.update(len(self._outputs))
         self._outputs.clear()
 
@@ -184,12 +182,12 @@ def train(args):
         with tqdm(
             total=total,
             initial=len(steps),
-            unit="step",
+            unit="step" if args.accumulate == 1 else "batch",
             desc="LeNet-5",
             dynamic_ncols=True,
             disable=not ranks.is_first,
         ) as bar:
-            recorder = StepRecorder(steps, bar, ranks, cell)
+            recorder = StepRecorder(steps, bar, ranks, cell, args)
             while epoch < args.epochs:
                 dataset = train_dataset(digits, args.batch_size, args.seed, epoch + 1, ranks.share)
                 callbacks = [recorder, FlushAccumulation()]
@@ -213,8 +211,8 @@ def train(args):
 def report(args, digits, network, cell, run, epoch, steps, steps_per_epoch):
     settings = f"{args.optimizer}, {args.amp_level}, loss scale {args.loss_scale}"
     title = f"LeNet-5, {len(digits.train_images):,} images: {settings}"
-    plot(run.curves, steps, title, steps_per_epoch)
-    print_steps(cell, epoch, steps_per_epoch, sum(step.overflow for step in steps))
+    plot(run.curves, steps, title, "step" if args.accumulate == 1 else "batch", steps_per_epoch)
+    print_steps(cell, args, epoch, steps_per_epoch)
     print(f"Wrote {run.checkpoint}, {run.table.name} and {run.curves.name}")
     share = accuracy(network, test_dataset(digits))
     print(f"Test accuracy: {share:.2%} of {len(digits.test_images):,} images")

@@ -30,6 +30,9 @@ class LossScaleMonitor(Callback):
     It is a callback of :class:`mindspore.train.Model`. In a loop of your own, around a training cell or a
     :class:`ManualStep`, it does the same with :meth:`watching` and :meth:`after_step`.
 
+    Its lines count steps from the beginning of this training. Where gradients are accumulated, they count calls, and
+    say how many cycles were applied and skipped. These counts go on after a resume: "in all".
+
     If several steps in a row are skipped, it prints the 1st, 2nd, 3rd, 5th, 10th, 20th, 50th, 100th and so on. The CSV
     file has all of them.
 
@@ -103,9 +106,9 @@ class LossScaleMonitor(Callback):
         ...         outputs = cell(x, y)
         ...         monitor.after_step(*outputs)
         ...
-        step 2: loss 0.00656101, loss scale 512, 5 applied, 1 skipped
+        step 2: loss 0.00656101, loss scale 512, 5 applied, 1 skipped in all
         step 3: overflow at loss scale 512, skipped (1 in a row), now 256; not finite: weight, bias (2 of 2 gradients)
-        step 4: loss 0.643043, loss scale 256, 6 applied, 2 skipped
+        step 4: loss 0.643043, loss scale 256, 6 applied, 2 skipped in all
     """
 
     def __init__(
@@ -153,8 +156,10 @@ class LossScaleMonitor(Callback):
 
     def _begin(self, cell):
         self._cell = cell
+        accumulates = cell._settings[0].gradient_accumulation_steps > 1
         self._watched = [
-            WatchedStep(step, i, cell.each_decides, self._summary_dir is not None) for i, step in enumerate(cell.steps)
+            WatchedStep(step, i, cell.each_decides, self._summary_dir is not None, accumulates)
+            for i, step in enumerate(cell.steps)
         ]
         self._unread.clear()
         self._last = None
@@ -368,7 +373,9 @@ class LossScaleMonitor(Callback):
                     self._cell.endless_skips.silence()
         if step // self._every_n_steps > self._printed_step // self._every_n_steps:
             self._printed_step = step
-            print(f"step {step}: {'; '.join(map(self._summary, records))}", flush=True)
+            print(
+                f"{self._watched[0].call} {step}: {'; '.join(map(self._summary, self._watched, records))}", flush=True
+            )
             for each, record in zip(self._watched, records):
                 each.warn_of_unreached(record)
 
@@ -378,21 +385,19 @@ class LossScaleMonitor(Callback):
         if self._event_files is not None:
             self._event_files.flush()
 
-    def _summary(self, record):
+    def _summary(self, watched, record):
         network = f"network {record.network}: " if len(self._watched) > 1 else ""
-        return (
-            f"{network}loss {record.loss:.6g}, loss scale {record.loss_scale.written()}, "
-            f"{record.applied_steps} applied, {record.skipped_steps} skipped"
-        )
+        counts = watched.counts(record)
+        return f"{network}loss {record.loss:.6g}, loss scale {record.loss_scale.written()}, {counts}"
 
     def _stop_if_it_only_skips(self, step):
         for each in self._watched:
             if self._max_skips is not None and each.has_skipped and each.consecutive >= self._max_skips:
                 scales = ", ".join(scale.written() for scale in each.series.loss_scales)
                 raise RuntimeError(
-                    f"For 'LossScaleMonitor', training was stopped at step {step}: the last "
-                    f"{each.consecutive} steps{each.of_network} were skipped (max_consecutive_skips="
-                    f"{self._max_skips}), at the loss scales {scales}; {each.what_it_means()} {self._save(each)}"
+                    f"For 'LossScaleMonitor', training was stopped at {each.call} {step}: "
+                    f"{each.last_were_skipped()} (max_consecutive_skips={self._max_skips}), at the loss "
+                    f"scales {scales}; {each.what_it_means()} {self._save(each)}"
                 )
 
     def _save(self, watched):

@@ -43,8 +43,11 @@ class Snapshot(NamedTuple):
 class WatchedStep:
     """What a monitor knows of the steps under one overflow check, which may be that of one of several networks."""
 
-    def __init__(self, step, network, is_one_of_several, reads_norms):
+    def __init__(self, step, network, is_one_of_several, reads_norms, accumulates):
         self._step = step
+        # A step of the counters is a cycle of calls where gradients are accumulated, and a call elsewhere.
+        self.call, self._called = ("call", "cycle") if accumulates else ("step", "step")
+        self._of_cycle = "cycle " if accumulates else ""
         self._measures = step.update.clipping.measures() if reads_norms else []
         self._network = network
         self._is_one_of_several = is_one_of_several
@@ -57,6 +60,8 @@ class WatchedStep:
         self._retries = counters.get("retries", 0)
         self._scale_before = LossScaleValues(loss_scale.get_loss_scale() for loss_scale in step.scaling.loss_scales)
         self._applied_before = self._applied_steps
+        # The counters go on where an earlier training ended, the numbers of the lines begin anew.
+        self._in_all = " in all" if self._applied_steps + self._skipped_steps else ""
         several = is_one_of_several or len(step.update.optimizers.optimizers) > 1
         self._unreached = Unreached(step, network if several else None)
         # Whether the step that was read last was skipped.
@@ -150,7 +155,10 @@ class WatchedStep:
         again = f"done again at {record.loss_scale.written()}"
         if self._is_in_overflow:
             again = f"{self._in_retries(record)}: its accumulation cycle will be skipped"
-        print(f"step {record.step}: overflow{self.of_network} at {self._tried_first_at.written()}, {again}", flush=True)
+        print(
+            f"{self.call} {record.step}: overflow{self.of_network} at {self._tried_first_at.written()}, {again}",
+            flush=True,
+        )
 
     def _in_retries(self, record):
         retries = counted(record.retries, "retry", "retries")
@@ -168,11 +176,23 @@ class WatchedStep:
             used = f"{self._tried_first_at.written()} {self._in_retries(record)}"
             counts = ", since the first attempt counts"
         print(
-            f"step {record.step}: overflow{self.of_network} at loss scale {used}, skipped ({self.consecutive} in a "
-            f"row{more}), now {record.next_loss_scale.written()}{counts}; {self.what_overflowed()}",
+            f"{self.call} {record.step}: overflow{self.of_network} at loss scale {used}, {self._of_cycle}skipped "
+            f"({self.consecutive} in a row{more}), now {record.next_loss_scale.written()}{counts}; "
+            f"{self.what_overflowed()}",
             flush=True,
         )
         self._is_printed, self._unprinted = True, 0
+
+    def counts(self, record):
+        """Returns how many steps were applied and skipped so far, as text."""
+        applied = counted(record.applied_steps, "cycle", "cycles") if self._of_cycle else record.applied_steps
+        return f"{applied} applied, {record.skipped_steps} skipped{self._in_all}"
+
+    def last_were_skipped(self):
+        """Says how many steps in a row were skipped."""
+        if self.consecutive == 1:
+            return f"the last {self._called}{self.of_network} was skipped"
+        return f"the last {self.consecutive} {self._called}s{self.of_network} were skipped"
 
     def what_overflowed(self):
         """Names the parameters whose gradients were not finite in the last skipped step."""
@@ -189,7 +209,7 @@ class WatchedStep:
         """Warns, at the first report, of optimizers to whose weights no gradient flows."""
         remark = self._unreached.look(record.applied_steps - self._applied_before)
         if remark:
-            warnings.warn(f"For 'LossScaleMonitor', step {record.step}: {remark}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"For 'LossScaleMonitor', {self.call} {record.step}: {remark}", RuntimeWarning, stacklevel=2)
 
     def warn_at_floor(self, record):
         """Warns, once until a step is applied, if the scale can't become smaller. Returns whether it did."""
@@ -204,7 +224,7 @@ class WatchedStep:
                 of_network = f" of network {i}" if len(self._step.scaling.loss_scales) > 1 else self.of_network
                 warnings.warn(
                     f"The loss scale{of_network} is stuck at its floor, min_loss_scale="
-                    f"{written_scale(floor)}: step {record.step} still overflowed; "
+                    f"{written_scale(floor)}: {self.call} {record.step} still overflowed; "
                     f"{self.what_it_means()}",
                     RuntimeWarning,
                     stacklevel=2,
@@ -214,7 +234,7 @@ class WatchedStep:
     def what_it_means(self):
         """Says since when steps are skipped, what was not finite in them, and what to look at."""
         return (
-            f"since step {self.series.since} all were skipped, and {self.series.what_was_not_finite()}. "
+            f"since {self.call} {self.series.since} all were skipped, and {self.series.what_was_not_finite()}. "
             f"{self.series.advice(has_trained=self._applied_steps > 0)} {OTHER_SYMPTOMS}"
         )
 

@@ -2,10 +2,11 @@
 Shows where the time of a first call in graph mode goes: MindSpore's phases of compilation, and the number of Python
 functions that it parses. It compares ms_lossscale's cell to MindSpore's unscaled one, or what else a case has.
 
-    python benchmarks/first_call.py [CASE ...]
+    python benchmarks/first_call.py [--nodes] [CASE ...]
 
 Each side runs in a process of its own. Writing MindSpore's log makes it some tenths slower than in `bench.py`. Prints a
-table in GitHub's Markdown.
+table in GitHub's Markdown. With `--nodes` it counts instead, which other work on the machine does not change: functions
+that are parsed, nodes of the graphs after each phase, and operators that are left, in all branches.
 """
 
 import argparse
@@ -13,8 +14,10 @@ import json
 import re
 import resource
 import sys
+import tempfile
 from collections import Counter
 from datetime import datetime
+from pathlib import Path
 
 from before_mindspore import measured_by
 from common.output import markdown_table
@@ -26,6 +29,19 @@ PHASES = {
     "optimize": "optimize",
     "task_emit": "build kernels",
 }
+
+# The phases after which nodes are counted: those that apply an operator or a function, without constants and inputs.
+COUNTED = {
+    "type_inference": "type inference",
+    "inline": "inlining",
+    "optimize": "optimization",
+    "validate": "validation",
+}
+
+_NODES = re.compile(r"Total number of cnodes: (\d+)")
+# A line of the final graphs, and the nodes in them that only pass values on.
+_DEFINITION = re.compile(r"^ *%\d+\(.*?\) = (?:PrimFunc_)?(\w+)\(", re.M)
+_WIRING = {"Depend", "Load", "MakeTuple", "Partial", "Switch", "TupleGetItem", "UpdateState"}
 
 _RECORD = re.compile(r":(\d{4}-\d\d-\d\d-\d\d:\d\d:\d\d\.\d{3}\.\d{3}) .*Status record: (start|end) (\w+) action")
 
@@ -73,6 +89,21 @@ def measured(case, side):
     return {**result, "phases": phases(log)}
 
 
+def counted(case, side):
+    """Returns the functions that were parsed, the nodes after each phase, and the operators that are left."""
+    with tempfile.TemporaryDirectory() as folder:
+        saving = {"MS_DEV_SAVE_GRAPHS": "1", "MS_DEV_SAVE_GRAPHS_PATH": folder}
+        result, _ = measured_by(__file__, "--child", case, side, **saving)
+        nodes = {phase: sum(map(int, _NODES.findall(_graphs(folder, f"[0-9]*_{phase}_[0-9]*")))) for phase in COUNTED}
+        operators = [name for name in _DEFINITION.findall(_graphs(folder, "graph_build_*")) if name not in _WIRING]
+    return {**result, "nodes": nodes, "operators": len(operators)}
+
+
+def _graphs(folder, pattern):
+    """Returns the text of the graphs that MindSpore saved under such names."""
+    return "".join(path.read_text(encoding="utf-8") for path in Path(folder).rglob(f"{pattern}.ir"))
+
+
 def phases(log):
     """Returns the seconds of each phase, summed over all compiled graphs."""
     started, seconds = {}, Counter()
@@ -88,21 +119,31 @@ def phases(log):
 def row(case, side, result):
     figures = [result["seconds"], *(result["phases"][phase] for phase in PHASES)]
     figures.append(result["seconds"] - sum(figures[1:]))
-    parsed = result["parsed"]
-    own = parsed.pop("ms_lossscale", 0)
     shown = [f"{seconds:.2f} s" for seconds in figures]
-    return [case, side, *shown, str(own), str(sum(parsed.values())), f"{result['peak']} MiB"]
+    return [case, side, *shown, *_parsed(result), f"{result['peak']} MiB"]
 
 
-def _chosen_cases(parser, cases, default):
-    """Returns the cases that are named on the command line."""
+def row_of_counts(case, side, result):
+    return [case, side, *_parsed(result), *map(str, result["nodes"].values()), str(result["operators"])]
+
+
+def _parsed(result):
+    own = result["parsed"].get("ms_lossscale", 0)
+    return [str(own), str(sum(result["parsed"].values()) - own)]
+
+
+def _arguments(cases, default):
+    """Returns what the command line asks for."""
+    parser = argparse.ArgumentParser(description="Show where the time of a first call in graph mode goes.")
+    parser.add_argument("--nodes", action="store_true", help="count nodes of graphs instead of seconds")
     parser.add_argument(
         "cases", nargs="*", metavar="CASE", help=f"of {', '.join(cases)} (default: {' '.join(default)})"
     )
-    chosen = parser.parse_args().cases or default
-    if unknown := set(chosen) - set(cases):
+    arguments = parser.parse_args()
+    arguments.cases = arguments.cases or default
+    if unknown := set(arguments.cases) - set(cases):
         parser.error(f"no such case: {', '.join(sorted(unknown))}. There are {', '.join(cases)}.")
-    return chosen
+    return arguments
 
 
 def main():
@@ -110,12 +151,15 @@ def main():
         return child(*sys.argv[2:])
     from sides import CASES
 
-    parser = argparse.ArgumentParser(description="Show where the time of a first call in graph mode goes.")
-    chosen = _chosen_cases(parser, CASES, ["lenet", "resnet18"])
-    header = ["case", "side", "first call", *PHASES.values(), "the rest", "functions of ms_lossscale parsed", "others"]
-    header.append("peak memory")
-    pairs = [(case, side) for case in chosen for side in _sides(case)]
-    rows = [row(case, side, measured(case, side)) for case, side in tqdm(pairs, unit="process", dynamic_ncols=True)]
+    arguments = _arguments(CASES, ["lenet", "resnet18"])
+    parsed = ["functions of ms_lossscale parsed", "others"]
+    if arguments.nodes:
+        header = ["case", "side", *parsed, *(f"nodes after {phase}" for phase in COUNTED.values()), "operators"]
+    else:
+        header = ["case", "side", "first call", *PHASES.values(), "the rest", *parsed, "peak memory"]
+    measure, show = (counted, row_of_counts) if arguments.nodes else (measured, row)
+    pairs = [(case, side) for case in arguments.cases for side in _sides(case)]
+    rows = [show(case, side, measure(case, side)) for case, side in tqdm(pairs, unit="process", dynamic_ncols=True)]
     print(markdown_table(header, rows, left=2), end="")
     return 0
 

@@ -37,7 +37,8 @@ def _markdown(owner, text):
     text = PROSE.sub(lambda match: f"{_title(match[1])}{_dedented(match[2])}", f"{text}\n")
     text = ROLE.sub(lambda match: _reference(owner, match[1], match[2]), text)
     text = DISPLAYED_FORMULA.sub(lambda match: f"{_scrolled(_formula(match[1], 'block'))}\n\n", text)
-    text = FORMULA.sub(lambda match: _formula(match[1], "inline"), text)
+    # Without the span, Markdown takes a formula that begins a line for a block of its own.
+    text = FORMULA.sub(lambda match: f"<span>{_formula(match[1], 'inline')}</span>", text)
     text = CODE.sub(lambda match: f":\n\n```text\n{_dedented(match[1]).strip()}\n```\n\n", text)
     text = LINK.sub(r"[\1](\2)", text)
     return DEFAULT.sub("", SPACE_AFTER_LITERAL.sub(r"\1", text))

@@ -1,9 +1,11 @@
 """MkDocs hooks: pages from beside docs/, links as GitHub reads them, two languages, all public names in the API."""
 
+import copy
 import json
 import logging
 import posixpath
 import re
+import shutil
 import sys
 import unicodedata
 from collections import Counter
@@ -40,6 +42,26 @@ CHINESE_SECTIONS = {
     "API reference": "API参考 (英文)",
     "About": "关于",
 }
+
+# What is only in English, as it is called in the Chinese menu.
+CHINESE_TITLES = {
+    "api/index.md": "API概览",
+    "api/training_cells.md": "训练Cell (API)",
+    "api/loss_scales.md": "损失缩放 (API)",
+    "api/overflow.md": "溢出检测 (API)",
+    "api/callbacks.md": "回调 (API)",
+    "api/diagnosis.md": "诊断 (API)",
+    "changelog.md": "更新日志 (英文)",
+    "contributing.md": "参与贡献 (英文)",
+}
+
+# Opened from the folder, a page can't start the theme's search, which then shows no box.
+SEARCH_BOX = '<label class="md-header__button md-icon" for="__search">'
+SEARCH_HINTS = {"en": "To search, serve this folder:", "zh": "搜索需要本地服务器"}
+SEARCH_HINT = (
+    '<small class="search-hint" hidden>{} <code>python -m http.server</code></small>'
+    '<script>document.currentScript.previousElementSibling.hidden = location.protocol !== "file:"</script>'
+)
 
 # The cells of a table with at most so many letters (a Chinese character counts as two) stay on one line.
 SHORT_CELL = 14
@@ -165,7 +187,12 @@ def on_nav(nav, config, files):
 def _of_menu(item, translations):
     """A page or section of the English menu as it stands in the menu of these translations."""
     if item.is_page:
-        return translations.get(item.file.src_uri, item)
+        uri = item.file.src_uri
+        if not translations or uri in translations or uri not in CHINESE_TITLES:
+            return translations.get(uri, item)
+        titled = copy.copy(item)
+        titled.title = CHINESE_TITLES[uri]
+        return titled
     section = Section(CHINESE_SECTIONS[item.title] if translations else item.title, [])
     section.children = [_of_menu(child, translations) for child in item.children]
     for child in section.children:
@@ -192,7 +219,9 @@ def on_page_context(context, page, config, nav):
 
 
 def on_post_page(output, page, config):
-    """A Chinese page searches in the index of its language, which is in zh/."""
+    """A Chinese page searches in the index of its language, in zh/. Without a server, a hint is in the box's place."""
+    hint = SEARCH_HINT.format(SEARCH_HINTS[_language(page)])
+    output = output.replace(SEARCH_BOX, hint + SEARCH_BOX, 1)
     if _language(page) == "zh":
         base = posixpath.relpath("zh", posixpath.dirname(page.url))
         output = re.sub(r'(<script id="__config".*?"base": )"[^"]*"', rf'\1"{base}"', output, count=1)
@@ -203,6 +232,9 @@ def on_post_build(config):
     for worker in Path(config.site_dir).glob("assets/javascripts/workers/search.*.js"):
         worker.write_text(PARTS_OF_QUERY.sub(r"\1=", worker.read_text(encoding="utf-8")), encoding="utf-8")
     _split_search_index(config)
+    # The theme looks for one beside each page that is a translation.
+    for folder in ("zh", "api"):
+        shutil.copy(Path(config.site_dir, "sitemap.xml"), Path(config.site_dir, folder))
 
 
 def _split_search_index(config):

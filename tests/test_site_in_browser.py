@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -107,6 +108,25 @@ def site(tmp_path_factory):
 def test_building_it_leaves_nothing_elsewhere(site):
     _, temporary = site
     assert list(temporary.iterdir()) == []
+
+
+def test_what_needs_no_browser_to_be_seen(site):
+    folder, _ = site
+    # The theme asks for one beside each page that has a translation, or is one.
+    for path in ("zh/sitemap.xml", "api/sitemap.xml"):
+        assert (folder / path).read_text() == (folder / "sitemap.xml").read_text()
+    chinese, english = ((folder / path).read_text() for path in ("zh/index.html", "index.html"))
+    titles = dict.fromkeys(re.findall(r"[^\s>]* \((?:API|英文)\)", chinese))
+    assert list(titles) == [
+        *("API参考 (英文)", "训练Cell (API)", "损失缩放 (API)", "溢出检测 (API)", "回调 (API)", "诊断 (API)"),
+        *("更新日志 (英文)", "参与贡献 (英文)"),
+    ]
+    assert "(API)" not in english
+    for page, hint in ((chinese, "搜索需要本地服务器"), (english, "To search, serve this folder:")):
+        assert f"hidden>{hint} <code>python -m http.server</code></small><script>" in page
+    # A formula that begins a line of the docstring stays in its sentence.
+    cells = (folder / "api" / "training_cells.html").read_text()
+    assert re.search(r"by itself, up to\s*<span><math[^>]*><mrow><msup>.{,80}</span> elements in all", cells)
 
 
 @pytest.mark.skipif(not CHROMIUM, reason="there is no chromium, of the package 'chromium' of Debian say")

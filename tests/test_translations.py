@@ -46,6 +46,8 @@ scale = 2 * scale  # twice
 ```
 
     2.0
+
+    scale ──┬── 2
 """
 
 CHINESE = """# 损失缩放系数
@@ -69,6 +71,8 @@ scale = 2 * scale  # twice
 ```
 
     2.0
+
+    scale ──┬── 2
 """  # noqa: RUF001
 
 
@@ -92,15 +96,25 @@ def pages(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "old, new", [("# twice", "# 两倍"), ("scale ──┬── 2", "损失缩放系数 ───┬── 2"), ("scale ──┬── 2", "系数 ──┬── 二")]
+)
+def test_comments_and_the_words_of_a_diagram_may_be_chinese(pages, old, new):
+    assert differences(*pages(old, new)) == []
+
+
+@pytest.mark.parametrize(
     "old, new, message",
     [
         ("[English]", "[英文]", "scale.md:3: the third line must be [English](../scale.md)"),
         ("## 更新规则", "### 更新规则", "scale.md:13 is h3, where "),
         ("- **加倍**\n", "", "scale.md:16 is code, where "),
-        ("\n    2.0\n", "", "scale.md ends, where "),
+        ("\n    2.0\n\n    scale ──┬── 2\n", "", "scale.md ends, where "),
         ("| 1 | `2.0` |\n", "| 1 | `2.0` |\n| 2 | `4.0` |\n", "scale.md:12 is tr, where "),
         ("|---:|", "|---|", "scale.md:9 is th, where "),
-        ("# twice", "# 两倍", "this code differs"),
+        ("# twice", "# double", "this code differs"),
+        ("2 * scale  # twice", "4 * scale  # 四倍", "this code differs"),
+        ("  # twice", "", "this code differs"),
+        ("scale ──┬── 2", "系数 ──┴── 二", "this code differs"),
         ("```py", "```python", "this code differs"),
         ("    2.0", "    2.1", "this code differs"),
         ("有3步", "有三步", "figures: missing ['3'], added []"),

@@ -14,6 +14,10 @@ from markdown_it import MarkdownIt
 
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 FIGURE = re.compile(r"(\d+(?:[.,]\d+)*)(?:\s*(million|billion|万|亿))?")
+CHINESE = re.compile("[\u4e00-\u9fff]")
+COMMENT = re.compile(r"(^|\s)# .*$")
+# The lines and corners of a diagram.
+CONNECTION = re.compile("─+|[│┌┐└┘├┤┬┴┼]")
 UNITS = {"million": 10**6, "billion": 10**9, "万": 10**4, "亿": 10**8}
 # Chinese may use figures for numbers that English spells out.
 NUMERALS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
@@ -100,7 +104,7 @@ def differences(english, chinese):
         if original is None or translated is None or original.kind != translated.kind:
             return [*found, _other_block(english, original, chinese, translated)]
         where = f"{chinese.at(translated)} ({english.at(original)})"
-        if original.kind == "code" and original.source != translated.source:
+        if original.kind == "code" and not _same_code(original.source, translated.source):
             found.append(f"{where}: this code differs:\n{translated.source}")
         expected, actual = original.figures(), translated.figures()
         found += _counts(where, "figures", expected, actual - ((actual - expected) & original.spelled_figures()))
@@ -151,6 +155,20 @@ def _anchors(headings):
         anchors.append(f"{anchor}-{seen[anchor]}" if seen[anchor] else anchor)
         seen[anchor] += 1
     return anchors
+
+
+def _same_code(original, translated):
+    """Whether a program, or a diagram, is the same; comments and a diagram's words may be in Chinese."""
+    lines, translated = original.splitlines(), translated.splitlines()
+    return len(lines) == len(translated) and all(
+        line == other or (CHINESE.search(other) and _without_words(line) == _without_words(other))
+        for line, other in zip(lines, translated)
+    )
+
+
+def _without_words(line):
+    connections = CONNECTION.findall(line)
+    return [each[0] for each in connections] if connections else COMMENT.sub(r"\1#", line)
 
 
 def _language_links(english, chinese):

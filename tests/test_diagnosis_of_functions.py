@@ -304,10 +304,18 @@ def test_what_is_no_forward_is_refused(mode):
         with pytest.raises(TypeError, match=r"got a 'ManualStep', which does not know it. Pass the function that you"):
             diagnose(step)
 
+    # The step goes on.
+    assert not bool(train_step(*map(Tensor, inputs(1.0)))[1])
+
+
+# Where PyNative mode refuses a function, graph mode is tried if it is the user's, and must refuse it, too.
+@quick_in_graph_mode
+def test_an_image_before_its_loss_is_refused(mode):
+    network, step, forward = made("with_aux")
+
     def image_first(x, y):
         return network(x), forward(x, y)[1]
 
     with pytest.raises(RuntimeError, match="network 0 must return its loss first"):
         locate_overflow(image_first, inputs(1.0), loss_scale=1.0)
-    # The step goes on.
-    assert not bool(train_step(*map(Tensor, inputs(1.0)))[1])
+    assert step.counters()["applied_steps"] == 0

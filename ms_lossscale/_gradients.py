@@ -269,13 +269,18 @@ def multiply(tensors, factor):
 sums = ops.HyperMap(_sum)
 
 
+def sum_of_all(tensors):
+    """Returns the sum of all elements of a non-empty tuple, in float32, of shape ()."""
+    return prim.addn(sums(tensors))
+
+
 # The dtype and shape of each tensor.
 kinds = ops.HyperMap(_kind)
 
 
 def has_finite_sum(tensors):
     """Returns whether the sum of all elements of a non-empty tuple is finite, as it is unless some are huge or not."""
-    return prim.isfinite(prim.addn(sums(tensors)))
+    return prim.isfinite(sum_of_all(tensors))
 
 
 def finite(tensors):

@@ -26,12 +26,13 @@ from ms_lossscale.cells.turns import Turns
 from ms_lossscale.function_network import Network, as_networks
 from ms_lossscale.loss_scale import AcceptedLossScale, LossScale, check_distinct
 from ms_lossscale.overflow_detector import OverflowDetector
+from ms_lossscale.skip_condition import SkipCondition
 from ms_lossscale.step.build import build_step
 from ms_lossscale.step.forward_backward import inputs_of
 from ms_lossscale.step.optimizers import add_prefix, network_prefix
-from ms_lossscale.step.settings import check_settings, transforms_of_each
+from ms_lossscale.step.settings import check_settings, conditions_of_each, transforms_of_each
 from ms_lossscale.step.shared_state import share_state
-from ms_lossscale.step.update import StepCounters
+from ms_lossscale.step.step_counters import StepCounters
 
 
 class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
@@ -70,6 +71,10 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
             each. Default: ``None`` .
         overflow_detector (OverflowDetector, optional): As for :class:`ScaledTrainOneStepCell`. Default: ``None`` .
         max_retries (int): As for :class:`ScaledTrainOneStepCell`, for each network separately. Default: ``0`` .
+        weighted (Union[bool, list[bool]]): As for :class:`ScaledTrainOneStepCell`, or a list with one entry for each
+            network. Default: ``False`` .
+        skip_conditions (Union[list, tuple]): As for :class:`ScaledTrainOneStepCell`: SkipConditions that are copied for
+            each network, or a list with a list of them for each network. Default: ``()`` .
         gradients_reduced (Union[bool, str]): As for :class:`ScaledTrainOneStepCell`. Default: ``False`` .
 
     Inputs:
@@ -80,8 +85,8 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
         its last loss, False, and its present scale. The last loss is that of its last turn that was not skipped, and 0
         before the first one.
 
-        - **loss** (Tensor) - The sum of `losses`, networks that do not take part included, unscaled, float32 of shape
-          :math:`()`.
+        - **loss** (Tensor) - The sum of the losses, unscaled, float32 of shape :math:`()`, also of networks that do not
+          take part.
         - **overflow** (Tensor) - For each network, whether its step was skipped, bool of shape :math:`(N,)`.
         - **loss_scale** (Tensor) - For each network, the scale that it used, float32 of shape :math:`(N,)`.
         - **losses** (Tensor) - The losses, float32 of shape :math:`(N,)`; a non-scalar loss enters as its sum.
@@ -138,6 +143,8 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
         after_update: OneOrEach[Optional[AfterUpdate]] = None,
         overflow_detector: Optional[OverflowDetector] = None,
         max_retries: int = 0,
+        weighted: OneOrEach[bool] = False,
+        skip_conditions: Union[Sequence[SkipCondition], Sequence[Sequence[SkipCondition]]] = (),
         gradients_reduced: Union[bool, str] = False,
     ) -> None:
         owner = type(self).__name__
@@ -160,14 +167,27 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
                 after_update=its_update,
                 overflow_detector=overflow_detector,
                 max_retries=max_retries,
+                weighted=[its_weighted],
+                skip_conditions=its_conditions,
                 gradients_reduced=gradients_reduced,
             )
-            for its_norm, its_value, its_decay, its_has_aux, its_transforms, its_update in zip(
+            for (
+                its_norm,
+                its_value,
+                its_decay,
+                its_has_aux,
+                its_weighted,
+                its_transforms,
+                its_conditions,
+                its_update,
+            ) in zip(
                 one_each(owner, "clip_norm", clip_norm, count),
                 one_each(owner, "clip_value", clip_value, count),
                 one_each(owner, "ema_decay", ema_decay, count),
                 one_each(owner, "has_aux", has_aux, count),
+                one_each(owner, "weighted", weighted, count),
                 transforms_of_each(owner, gradient_transforms, count),
+                conditions_of_each(owner, skip_conditions, count),
                 one_each(owner, "after_update", after_update, count),
             )
         ]

@@ -21,15 +21,17 @@ class EarlierCycles:
     - Whether the loss scale was set by hand within the cycle: the cycle's scale was negative then.
     - Copies of what the forward only reads: 0.1 and 0.2 made none. It is as it was at the beginning of the cycle.
     - Which state that the steps of several networks may write each of them wrote. 0.1 and 0.2 did not tell: all of it.
+    - Why steps were skipped, and what cycles know of weights and overflows besides: 0.1 to 0.3 did not. It is 0.
     """
 
     def __init__(self, steps, counts, turns=None):
         self._steps, self._counts, self._turns = steps, counts, turns
         scalings = [its for step in steps for _, its in step.scaling.cells_and_names() if isinstance(its, CycleScaling)]
         self._scales = [(its.cycle_scale, its.is_set) for its in scalings]
+        self._zeros = {step.update.step_counters.skipped_steps.name: _unknown_to_0_3(step) for step in steps}
         self._added = [count.length for count in self._counts] + [is_set for _, is_set in self._scales]
         for step in steps:
-            self._added += [*step.forward_state.copies, *step.forward_state.wrote]
+            self._added += [*step.forward_state.copies, *step.forward_state.wrote, *_unknown_to_0_3(step)]
         self._known = known_memory([count.value for count in self._counts] + [scale for scale, _ in self._scales])
         self._known_added = known_memory(self._added)
         self.remember()
@@ -52,6 +54,9 @@ class EarlierCycles:
     def converted(self, parameters):
         """Returns what replaces entries of a checkpoint, a dict from names to Tensors, or is missing in it."""
         found = {}
+        for known, unknown in self._zeros.items():
+            if known in parameters and not any(its.name in parameters for its in unknown):
+                found.update((its.name, ops.zeros_like(its)) for its in unknown)
         for count in self._counts:
             if count.value.name in parameters:
                 found.update(_with_length(count, parameters))
@@ -119,6 +124,14 @@ def other_steps(saved, length, steps):
     if saved < 0:
         return f"more than {_MOST}" if steps <= _MOST and saved + _LONGER < 2**30 else None
     return "more than 1" if steps == 1 and saved > 0 else None
+
+
+def _unknown_to_0_3(step):
+    """Returns the state of a step that 0.1 to 0.3 did not save."""
+    unknown = step.update.step_counters.of_reasons()
+    if step.cycle_state is not None:
+        unknown += [*step.cycle_state.weights, step.cycle_state.is_weighted, *step.cause.flags]
+    return unknown
 
 
 def _missing_of(forward_state, parameters):

@@ -1,4 +1,4 @@
-"""What the end of a ManualStep is given: a tuple of gradients for each optimizer."""
+"""What the end of a ManualStep is given: a tuple of gradients for each optimizer, a loss, a weight."""
 
 from mindspore import Tensor, ops
 
@@ -47,8 +47,36 @@ def check_shapes(owner, expected, several, shapes):
                 )
 
 
+def what_needs_loss(conditions, loss_scales):
+    """Returns the names of what looks at the loss of a step."""
+    names = [type(condition).__name__ for condition in conditions if condition.needs_loss]
+    if not all(its.backoff_if_loss_not_finite for its in loss_scales):
+        names.append("backoff_if_loss_not_finite=False")
+    return tuple(names)
+
+
+def check_loss(owner, names, is_missing):
+    """Raises if no loss was passed, although what has these names looks at it."""
+    if is_missing and names:
+        raise ValueError(
+            f"For '{owner}', the argument 'loss' must be given for {' and '.join(names)}, but got None. Pass the "
+            f"unscaled loss: end(grads, loss=loss)."
+        )
+
+
+def check_is_weighted(owner, were_weighted, is_weighted):
+    """Raises if some calls of a ManualStep have a weight, and others have none."""
+    if were_weighted != is_weighted:
+        has, had = ("a", "none") if is_weighted else ("no", "one")
+        raise ValueError(
+            f"For '{owner}', all calls must have a 'weight', or none, but this one has {has} weight, and those before "
+            f"had {had}. Pass one in each call, where the gradients are those of a sum: end(grads, weight=count)."
+        )
+
+
 # While a step is compiled.
 check_compiled_shapes = ops.constexpr(check_shapes)
+check_compiled_loss = ops.constexpr(check_loss)
 
 
 def shapes_of(owner, several, grads):

@@ -23,7 +23,8 @@ class Guard:
         owner = type(cell).__name__
         self.earlier_cycles = cell._earlier_cycles()
         self.loaded_parts = LoadedParts(owner, optimizers)
-        self.begun_cycles = BegunCycles(owner, steps_in_cycle, cell._cycle_counts())
+        cycle_states = [step.cycle_state for step in cell.steps if step.cycle_state is not None]
+        self.begun_cycles = BegunCycles(owner, steps_in_cycle, cell._cycle_counts(), cycle_states)
         self.possible_values = PossibleValues(cell)
         self._known_memory = known_memory([*self.possible_values.parameters(), *self.loaded_parts.layouts])
         forward_states = [step.forward_state for step in cell.steps]

@@ -2,6 +2,7 @@
 
 from ms_lossscale._arguments import check_bool, check_tensors_by_name, listed
 from ms_lossscale._mindspore import write_in_place
+from ms_lossscale._values import as_array
 from ms_lossscale.cells.earlier_versions import other_steps, saved_count
 from ms_lossscale.step.clipping import with_norms_unscaled
 
@@ -44,17 +45,21 @@ def _diagnoses_of_others(cell, parameters):
 class BegunCycles:
     """
     Refuses to continue a cycle that was begun with another `gradient_accumulation_steps`, since the next update would
-    be wrong by the ratio of the two. It takes the number of calls in a cycle, and the counts of the cell's cycles.
+    be wrong by the ratio of the two, or with weights where the cell has none. It takes the number of calls in a cycle,
+    the counts of the cell's cycles, and their states.
     """
 
-    def __init__(self, owner, steps, counts):
-        self._owner, self._steps, self._counts = owner, steps, counts
+    def __init__(self, owner, steps, counts, cycle_states):
+        self._owner, self._steps, self._counts, self._cycle_states = owner, steps, counts, cycle_states
 
     def check(self):
         """Checks the counts after MindSpore's own functions may have loaded something."""
         for count in self._counts:
             both = {its.name: its for its in count.get_parameters()}
             self._check(count.value.name, count.length.name, both, "what was loaded")
+        for state in self._cycle_states:
+            both = {its.name: its for its in (state.is_weighted, state.count.value)}
+            self._check_weights(state, both, "what was loaded")
 
     def check_before_loading(self, own, parameters):
         """Checks `parameters` before they are written into those of `own` with the same names."""
@@ -63,6 +68,20 @@ class BegunCycles:
             if name in lengths or (name not in own and name.endswith(_COUNT) and value.shape == ()):
                 length = lengths.get(name, f"{name[: -len(_COUNT)]}{_LENGTH}")
                 self._check(name, length, parameters, "'parameters'", " Nothing was loaded.")
+        for state in self._cycle_states:
+            self._check_weights(state, parameters, "'parameters'", " Nothing was loaded.")
+
+    def _check_weights(self, state, parameters, what, end=""):
+        names = state.count.value.name, state.is_weighted.name
+        if not all(name in parameters for name in names) or not as_array(parameters[names[0]]) > 0:
+            return
+        was = bool(as_array(parameters[names[1]]))
+        if state.must_be_weighted not in (None, was):
+            raise ValueError(
+                f"For '{self._owner}', the argument 'weighted' must be {was}, but got {not was}: {what} was saved "
+                f"within an accumulation cycle that was begun so. Go on with it to the end of the cycle, or to a "
+                f"flush(), and save then.{end}"
+            )
 
     def _check(self, name, length, parameters, what, end=""):
         count, length = saved_count(name, length, parameters)

@@ -15,11 +15,15 @@ from ms_lossscale._mindspore import Float32Cell, forget_failed_calls, take_held_
 from ms_lossscale.cells.argument_order import check_order
 from ms_lossscale.cells.fixed_arguments import fixed_arguments
 from ms_lossscale.cells.given_gradients import (
+    check_compiled_loss,
     check_compiled_shapes,
+    check_is_weighted,
+    check_loss,
     check_number,
     check_shapes,
     expected_gradients,
     shapes_of,
+    what_needs_loss,
 )
 from ms_lossscale.cells.guard import explaining_errors
 from ms_lossscale.cells.rank_comparison import check_parallel
@@ -27,12 +31,13 @@ from ms_lossscale.cells.training_state import TrainingState
 from ms_lossscale.function_network import Network, as_networks, check_can_be_differentiated
 from ms_lossscale.loss_scale import AcceptedLossScale
 from ms_lossscale.overflow_detector import OverflowDetector
+from ms_lossscale.skip_condition import SkipCondition
 from ms_lossscale.step.build import build_manual_step
 from ms_lossscale.step.gradient_transforms import prefix_own_states
 from ms_lossscale.step.held_call import HeldCall
 from ms_lossscale.step.optimizers import Optimizers, check_optimizers, prefix_states
 from ms_lossscale.step.own_loss_scales import loss_scale_of_each
-from ms_lossscale.step.returned import described
+from ms_lossscale.step.returned import as_weight, described
 from ms_lossscale.step.scaling import scaled
 from ms_lossscale.step.settings import check_settings, transforms_of_each
 
@@ -52,11 +57,14 @@ class ManualStep(TrainingState, Float32Cell):
     - **begin(\\*inputs)** - Begins a step, and returns the inputs for the forward: a single one as it is, several as a
       tuple. It copies what the forward may write, and clears an NPU's status register. If the last step began but never
       ended, since an exception came between, it first restores what that forward wrote.
-    - **end(\\*grads, loss=None)** - Ends the step: unscales, accumulates, reduces across ranks, checks, and updates or
-      undoes. It takes a tuple of scaled gradients for each optimizer, in the order of its parameters, and returns
-      whether the step overflowed (or, within an accumulation cycle, what is known so far), a bool Tensor of shape
-      :math:`()`. Without gradients, in PyNative mode, it takes those that a `.backward()` has left in the weights, and
-      clears them there. If you pass the `loss`, warnings can say whether it was finite.
+    - **end(\\*grads, loss=None, weight=None)** - Ends the step: unscales, accumulates, reduces across ranks, checks,
+      and updates or undoes. It takes a tuple of scaled gradients for each optimizer, in the order of its parameters,
+      and returns whether the step was skipped (or, within an accumulation cycle, what is known so far), a bool Tensor
+      of shape :math:`()`. Without gradients, in PyNative mode, it takes those that a `.backward()` has left in the
+      weights, and clears them there. The `loss`, a Tensor of any shape, is what `skip_conditions` and
+      `backoff_if_loss_not_finite` look at, and warnings. With a `weight`, a number or a Tensor of shape :math:`()`, the
+      gradients are those of a sum over so many things, and those of the step are divided by the sum of the weights of
+      all its calls, on all ranks. Either all calls give one, or none does.
 
     Args:
         networks (Union[Cell, Callable, list]): What the forward runs, Cells or functions, however many they are: what a
@@ -77,6 +85,8 @@ class ManualStep(TrainingState, Float32Cell):
         gradient_transforms (Union[list, tuple]): As for :class:`SimultaneousTrainOneStepCell`. Default: ``()`` .
         after_update (Union[Cell, Callable], optional): Likewise. Default: ``None`` .
         overflow_detector (OverflowDetector, optional): As for :class:`ScaledTrainOneStepCell`. Default: ``None`` .
+        skip_conditions (Union[list[SkipCondition], tuple[SkipCondition]]): As for :class:`ScaledTrainOneStepCell`.
+            Those that need a loss get what is passed to `end`. Default: ``()`` .
         gradients_reduced (Union[bool, str]): As for :class:`ScaledTrainOneStepCell`. Default: ``False`` .
 
     Attributes:
@@ -86,7 +96,8 @@ class ManualStep(TrainingState, Float32Cell):
     Raises:
         TypeError: If an argument has a wrong type.
         ValueError: If an argument has a wrong value, an optimizer owns weights that `networks` do not reach, or
-            `end` gets another number of gradients, or gradients of other shapes.
+            `end` gets another number of gradients, gradients of other shapes, no `loss` where one is looked at, or a
+            `weight` unlike the calls before.
         RuntimeError: If `end` is called without `begin`. In compiled code, this and the shapes are not checked.
 
     Supported Platforms:
@@ -136,6 +147,7 @@ class ManualStep(TrainingState, Float32Cell):
         gradient_transforms: Union[Sequence[nn.Cell], Sequence[Sequence[nn.Cell]]] = (),
         after_update: Optional[AfterUpdate] = None,
         overflow_detector: Optional[OverflowDetector] = None,
+        skip_conditions: Sequence[SkipCondition] = (),
         gradients_reduced: Union[bool, str] = False,
     ) -> None:
         super().__init__(auto_prefix=False)
@@ -162,6 +174,8 @@ class ManualStep(TrainingState, Float32Cell):
             after_update=after_update,
             overflow_detector=overflow_detector,
             max_retries=0,
+            weighted=False,
+            skip_conditions=skip_conditions,
             gradients_reduced=gradients_reduced,
         )
         loss_scales = loss_scale_of_each(owner, loss_scale, count)
@@ -169,6 +183,7 @@ class ManualStep(TrainingState, Float32Cell):
         check_parallel(owner, [settings])
         prefix_states(optimizers)
         prefix_own_states(settings.gradient_transforms, networks)
+        prefix_own_states([settings.skip_conditions], networks, "condition")
         self.networks = nn.CellList(list(networks), auto_prefix=False)
         self.optimizer = optimizers[0] if count == 1 else Optimizers(optimizers)
         weights = tuple(ParameterTuple(its.parameters) for its in optimizers)
@@ -177,10 +192,12 @@ class ManualStep(TrainingState, Float32Cell):
         ranks = self._ranks(self.grad_reducer, settings)
         step, parts = build_manual_step(owner, networks, optimizers, loss_scales, settings, ranks)
         self._parts, self._held, self._has_begun = parts, parts.held, False
+        # Whether calls have a weight, None before the first.
+        self._is_weighted = None
         self._scale_of_call = ScaleOfCall(self, step.scaling, parts.held)
         self._look_after([step], optimizers, [settings])
         self.begin = Begin(self, parts.begin)
-        self.end = End(self, parts.end)
+        self.end = End(self, parts.end, what_needs_loss(settings.skip_conditions, self._loss_scales))
         self.fix("networks", "optimizer", "parameters", "begin", "end", *fixed_arguments(type(self), TrainingState))
 
     def _join_ranks(self):
@@ -216,6 +233,9 @@ class ManualStep(TrainingState, Float32Cell):
         # A copy, since the next call overwrites it.
         return loss, overflow, gradients.copy(self._held.scale)
 
+    def _after_loading(self):
+        self._is_weighted = None
+
     def construct(self, *inputs):
         raise RuntimeError(
             "A ManualStep is not called itself. Call its begin(*inputs) before your forward and backward, and its "
@@ -240,7 +260,7 @@ class ManualStep(TrainingState, Float32Cell):
             self._parts.run_begin(self._held.token)
         self._has_begun = True
 
-    def _end_call(self, grads, loss):
+    def _end_call(self, grads, loss, weight):
         self._refuse_on_averages("a step")
         # In compiled code, `begin` leaves its mark only there.
         if not self._has_begun and not self._held.is_open.asnumpy():
@@ -248,9 +268,12 @@ class ManualStep(TrainingState, Float32Cell):
                 f"For '{type(self).__name__}', 'end()' ends the step that 'begin()' began, but none has begun. Call "
                 f"begin(*inputs) in each step, and run the forward on what it returns."
             )
+        check_loss(self.end.owner, self.end.what_needs_loss, loss is None)
         flat = self._checked(grads) if grads else self._held_by_weights()
+        weights = self._checked_weight(weight)
+        losses = () if loss is None else (loss,)
         with explaining_errors(self), without_recording():
-            overflow = self._parts.run_end(*flat)
+            overflow = self._parts.run_end(gradients.copy(self._held.scale), tuple(flat), losses, weights)
         self._has_begun = False
         self._guard.after(lambda _: overflow.asnumpy())
         self.endless_skips.after_call((loss, overflow, self._held.scale))
@@ -268,6 +291,15 @@ class ManualStep(TrainingState, Float32Cell):
         check_number(owner, expected, len(grads))
         check_shapes(owner, expected, several, shapes_of(owner, several, grads))
         return [grad for its_grads in grads for grad in its_grads]
+
+    def _checked_weight(self, weight):
+        """Returns a tuple of the weight, or of none. Raises if other calls had none, or one."""
+        if self._is_weighted is None:
+            cycle = self.steps[0].cycle_state
+            has_begun = cycle is not None and cycle.count.has_begun()
+            self._is_weighted = bool(cycle.is_weighted.asnumpy()) if has_begun else weight is not None
+        check_is_weighted(self.end.owner, self._is_weighted, weight is not None)
+        return () if weight is None else (as_weight(self.end.owner, weight),)
 
     def _held_by_weights(self):
         weights = self._weights()
@@ -324,18 +356,25 @@ class ScaleOfCall(_Part):
 class End(_Part):
     """Ends a call of a :class:`ManualStep`, see there."""
 
-    def __init__(self, manual_step: ManualStep, part: nn.Cell) -> None:
+    def __init__(self, manual_step: ManualStep, part: nn.Cell, what_needs_loss: tuple[str, ...]) -> None:
         super().__init__(manual_step, part)
         # What the gradients must be: its name for messages, the weights of each optimizer, and whether they are a list.
-        owner, several = f"{type(manual_step).__name__}.end", manual_step.several_networks
-        self.expected = owner, expected_gradients(manual_step._weights_of_each()), several
+        self.owner, several = f"{type(manual_step).__name__}.end", manual_step.several_networks
+        self.expected = self.owner, expected_gradients(manual_step._weights_of_each()), several
+        self.what_needs_loss = what_needs_loss
 
-    def __call__(self, *grads: Sequence[Tensor], loss: Optional[Tensor] = None) -> Tensor:
-        return self._manual_step()._end_call(grads, loss)
+    def __call__(
+        self, *grads: Sequence[Tensor], loss: Optional[Tensor] = None, weight: Union[Tensor, float, None] = None
+    ) -> Tensor:
+        return self._manual_step()._end_call(grads, loss, weight)
 
-    def construct(self, *grads, loss=None):
+    def construct(self, *grads, loss=None, weight=None):
         check_compiled_shapes(*self.expected, gradients.forms(grads))
+        check_compiled_loss(self.owner, self.what_needs_loss, loss is None)
         flat = ()
         for its in grads:
             flat += its
-        return self.part(*flat)
+        losses = () if loss is None else (loss,)
+        weights = () if weight is None else (as_weight(self.owner, weight),)
+        # Not the one that `begin` wrote, see ScaleOfCall.
+        return self.part(self.part.step.scaling.peek(), flat, losses, weights)

@@ -12,8 +12,9 @@ from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.function_network import Network, as_network
 from ms_lossscale.loss_scale import AcceptedLossScale, LossScale
 from ms_lossscale.overflow_detector import OverflowDetector
+from ms_lossscale.skip_condition import SkipCondition
 from ms_lossscale.step.settings import check_settings
-from ms_lossscale.step.update import StepCounters
+from ms_lossscale.step.step_counters import StepCounters
 
 
 class ScaledTrainOneStepCell(TrainingCell[Aux]):
@@ -60,6 +61,14 @@ class ScaledTrainOneStepCell(TrainingCell[Aux]):
         max_retries (int): How many times a call whose gradients overflowed runs again before its step is skipped. Each
             attempt uses the same inputs and the scale that the update rule gives. A call runs again only if a lower
             scale can help. Default: ``0`` .
+        weighted (bool): Whether the network returns `(loss, weight)`, or with `has_aux` `(loss, weight, *aux)`, where
+            the loss is a sum over `weight` things, such as tokens: a number or a Tensor of shape :math:`()`, which is
+            not trained. The step then trains the sum of all losses divided by the sum of all weights, over the calls
+            of an accumulation cycle and over the ranks. Weights are added up in float32, exactly up to
+            :math:`2^{24}`. With `gradients_reduced`, the gradients must become their mean over the ranks.
+            Default: ``False`` .
+        skip_conditions (Union[list[SkipCondition], tuple[SkipCondition]]): What may skip a step that did not overflow,
+            such as a :class:`NormSpike`. Default: ``()`` .
         gradients_reduced (Union[bool, str]): Whether something else reduces the gradients across ranks: hooks on the
             weights, `DistributedDataParallel`, `fully_shard`. True, or the name of a communication group. This cell
             then reduces none, but all ranks (of the group) agree on whether the step overflowed. Default: ``False`` .
@@ -70,7 +79,7 @@ class ScaledTrainOneStepCell(TrainingCell[Aux]):
     Outputs:
         Tuple of three, or with `has_aux` four, the values of this step.
 
-        - **loss** (Tensor) - The loss as the network gave it, unscaled.
+        - **loss** (Tensor) - The loss as the network gave it, unscaled; if it is `weighted`, divided by its weight.
         - **overflow** (Tensor) - Whether the step was skipped, bool of shape :math:`()`; before the end of an
           accumulation cycle, whether it is already known that the cycle will be skipped.
         - **loss_scale** (Tensor) - The scale that this step used, float32 of shape :math:`()`.
@@ -122,6 +131,8 @@ class ScaledTrainOneStepCell(TrainingCell[Aux]):
         after_update: Optional[AfterUpdate] = None,
         overflow_detector: Optional[OverflowDetector] = None,
         max_retries: int = 0,
+        weighted: bool = False,
+        skip_conditions: Sequence[SkipCondition] = (),
         gradients_reduced: Union[bool, str] = False,
     ) -> None:
         check_order(type(self).__name__, network=network, optimizer=optimizer, loss_scale=loss_scale)
@@ -138,6 +149,8 @@ class ScaledTrainOneStepCell(TrainingCell[Aux]):
             after_update=after_update,
             overflow_detector=overflow_detector,
             max_retries=max_retries,
+            weighted=[weighted],
+            skip_conditions=skip_conditions,
             gradients_reduced=gradients_reduced,
         )
         network = as_network(type(self).__name__, "network", network)

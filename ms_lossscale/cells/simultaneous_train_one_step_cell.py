@@ -14,9 +14,10 @@ from ms_lossscale.cells.training_cell import TrainingCell, or_none
 from ms_lossscale.function_network import Network, as_network, as_networks
 from ms_lossscale.loss_scale import AcceptedLossScale, as_loss_scale
 from ms_lossscale.overflow_detector import OverflowDetector
+from ms_lossscale.skip_condition import SkipCondition
 from ms_lossscale.step.own_loss_scales import own_loss_scales
 from ms_lossscale.step.settings import check_settings, transforms_of_each
-from ms_lossscale.step.update import StepCounters
+from ms_lossscale.step.step_counters import StepCounters
 
 
 class SimultaneousTrainOneStepCell(TrainingCell[AuxOfEach]):
@@ -57,6 +58,10 @@ class SimultaneousTrainOneStepCell(TrainingCell[AuxOfEach]):
             (`ema.update`), that runs after each applied update. Default: ``None`` .
         overflow_detector (OverflowDetector, optional): As for :class:`ScaledTrainOneStepCell`. Default: ``None`` .
         max_retries (int): As for :class:`ScaledTrainOneStepCell`. Default: ``0`` .
+        weighted (Union[bool, list[bool]]): As for :class:`ScaledTrainOneStepCell`, or a list with one entry for each
+            network. Not for one network that returns all losses. Default: ``False`` .
+        skip_conditions (Union[list[SkipCondition], tuple[SkipCondition]]): As for :class:`ScaledTrainOneStepCell`.
+            They look at the sum of the losses, and at the norm of all gradients together. Default: ``()`` .
         gradients_reduced (Union[bool, str]): As for :class:`ScaledTrainOneStepCell`. Default: ``False`` .
 
     Inputs:
@@ -134,6 +139,8 @@ class SimultaneousTrainOneStepCell(TrainingCell[AuxOfEach]):
         after_update: Optional[AfterUpdate] = None,
         overflow_detector: Optional[OverflowDetector] = None,
         max_retries: int = 0,
+        weighted: OneOrEach[bool] = False,
+        skip_conditions: Sequence[SkipCondition] = (),
         gradients_reduced: Union[bool, str] = False,
     ) -> None:
         owner = type(self).__name__
@@ -163,6 +170,8 @@ class SimultaneousTrainOneStepCell(TrainingCell[AuxOfEach]):
             after_update=after_update,
             overflow_detector=overflow_detector,
             max_retries=max_retries,
+            weighted=weighted,
+            skip_conditions=skip_conditions,
             gradients_reduced=gradients_reduced,
         )
         each_has_scale = isinstance(loss_scale, (list, tuple))

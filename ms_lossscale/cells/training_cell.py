@@ -35,6 +35,7 @@ class TrainingCell(TrainingState, TrainingHooks, Generic[Aux]):
         check_parallel(owner, settings)
         prefix_states(optimizers)
         prefix_own_states([its for each in settings for its in each.gradient_transforms], networks)
+        prefix_own_states([its.skip_conditions for its in settings], networks, "condition")
         super().__init__(
             networks[0] if len(networks) == 1 else nn.CellList(list(networks), auto_prefix=False),
             optimizers[0] if len(optimizers) == 1 else Optimizers(optimizers),

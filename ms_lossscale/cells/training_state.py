@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 from mindspore import Parameter, Tensor, nn
 from mindspore import dtype as mstype
@@ -22,7 +22,7 @@ from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.optimizers import check_unique_names
 from ms_lossscale.step.ranks import AgreeingRanks, Alone, Ranks
 from ms_lossscale.step.returned import described
-from ms_lossscale.step.update import StepCounters
+from ms_lossscale.step.step_counters import StepCounters
 
 
 class TrainingState(ChecksKeywords, FixedAttributes):
@@ -51,7 +51,7 @@ class TrainingState(ChecksKeywords, FixedAttributes):
     def _ranks(self, grad_reducer, settings):
         if settings.gradients_reduced:
             return AgreeingRanks(settings.gradients_reduced)
-        return Alone() if self.parallel_mode == "stand_alone" else Ranks(grad_reducer)
+        return Alone() if self.parallel_mode == "stand_alone" else Ranks(grad_reducer, self.mean)
 
     def _outputs_of_call(self, owner, outputs):
         """
@@ -171,10 +171,29 @@ class TrainingState(ChecksKeywords, FixedAttributes):
 
         Returns:
             dict, with the ints `applied_steps`, `skipped_steps` and `consecutive_skipped_steps`. With `max_retries` it
-            also has `retries`, the number of all further attempts. A list of such dicts if each network has its own
-            overflow check.
+            also has `retries`, the number of all further attempts, and with `skip_conditions` `skipped_by_condition`. A
+            list of such dicts if each network has its own overflow check.
         """
         return self._of_steps([step.update.step_counters.as_dict() for step in self.steps])
+
+    def skip_reasons(self) -> Union[dict[str, Any], list[dict[str, Any]]]:
+        """
+        Reads for which reasons steps were skipped. Each skipped step counts for the first of these that holds:
+
+        - `condition`, with `skip_conditions`: one of them asked for it, and nothing overflowed.
+        - `loss`: a loss was not finite.
+        - `forward_state`: what the forward wrote became not finite, see :meth:`forward_state_names`.
+        - `gradients`: gradients were not finite, although the forward was.
+        - `detector`: all of these were finite, but an NPU's status register, or an overflow detector of your own, told
+          of an overflow.
+
+        A ManualStep knows of its loss only what is passed to its `end`.
+
+        Returns:
+            dict from these names to ints. If networks share the check, `gradients` is a list with one for each, of
+            which several may count a step. A list of such dicts if each network has its own overflow check.
+        """
+        return self._of_steps([step.update.step_counters.reasons_as_dict() for step in self.steps])
 
     def steps_made(self) -> int:
         """Reads how many steps there were, skipped ones included."""

@@ -69,6 +69,8 @@ class LossScale(FixedAttributes, Bounded, Float32Cell):
     _scale_argument = "loss_scale"
     # Whether the update rule ever lowers the scale after an overflow.
     backs_off = True
+    # Whether it does so, too, if the loss was not finite, or what the forward wrote, which no lower scale mends.
+    backoff_if_loss_not_finite = True
     # The floor and the ceiling, if the update rule moves the scale between two.
     min_loss_scale: Optional[float] = None
     max_loss_scale: Optional[float] = None

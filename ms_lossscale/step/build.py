@@ -3,13 +3,16 @@
 import itertools
 from functools import partial
 
-from mindspore import PYNATIVE_MODE, ParameterTuple, get_context, nn, ops
+import numpy as np
+from mindspore import PYNATIVE_MODE, get_context, nn, ops
 
 from ms_lossscale._mindspore import Compiled
 from ms_lossscale.input_gradient import holds_input_gradient
 from ms_lossscale.overflow_detector import NoCheck
+from ms_lossscale.step.cause import Cause, CycleCause, PatientScales
 from ms_lossscale.step.check_of_call import CheckOfCall
 from ms_lossscale.step.clipping import make_clip, make_clipping
+from ms_lossscale.step.conditions import AskedConditions
 from ms_lossscale.step.cycle import Accumulation, EndOfCall, Flush
 from ms_lossscale.step.cycle_state import CycleState
 from ms_lossscale.step.forward_backward import ForwardBackward, ForwardsAndBackwards, SharedForwardBackward
@@ -20,12 +23,14 @@ from ms_lossscale.step.held_call import BeginCall, EndCall, HeldCall, ManualStag
 from ms_lossscale.step.kept_inputs import KeptInputs
 from ms_lossscale.step.optimizers import Optimizers, network_prefix, updating
 from ms_lossscale.step.packing import make_packing
-from ms_lossscale.step.retries import AttemptCheck, EndOfRetriedCall, RetriedStep
+from ms_lossscale.step.retries import AttemptCheck, EndOfRetriedCall, EndOfRetriedStep, RetriedStep
 from ms_lossscale.step.scaling import CycleScaling, OwnScaling, Scaling, Unscale
-from ms_lossscale.step.stage import Alone, Clipping
+from ms_lossscale.step.stage import Alone, Clipping, Conditions, Mean
 from ms_lossscale.step.step import Check, Decision, End, Step
+from ms_lossscale.step.step_counters import StepCounters
 from ms_lossscale.step.trial import Trial
-from ms_lossscale.step.update import MovingAverage, StepCounters, Undo, Update
+from ms_lossscale.step.update import MovingAverage, Undo, Update
+from ms_lossscale.step.weighting import WeightedMean
 
 
 def build_step(
@@ -59,7 +64,7 @@ def build_step(
     stages = _Stages(owner, networks, optimizers, loss_scales, settings, ranks, prefix)
     forwards_and_backwards = ForwardsAndBackwards(
         owner,
-        _forward_backwards(owner, networks, stages.weights, settings.has_aux, may_return_tuple, number),
+        _forward_backwards(owner, networks, stages.weights, settings, may_return_tuple, number),
         network_inputs,
         stages.packing,
         stages.scale_shape,
@@ -75,7 +80,7 @@ def build_manual_step(owner, networks, optimizers, loss_scales, settings, ranks)
     :func:`build_step`, but `networks` are all that the forward runs. Returns the step, and how a call of it begins and
     ends.
     """
-    stages = _Stages(owner, networks, optimizers, loss_scales, settings, ranks, "", restores_calls=True)
+    stages = _Stages(owner, networks, optimizers, loss_scales, settings, ranks, "", is_manual=True)
     step = stages.step(OwnForward(networks, stages.packing, stages.overflow_detector), _as_it_is)
     held = HeldCall(stages.forward_state, stages.scale_shape)
     return step, ManualStages(held, BeginCall(step, held), EndCall(step, held), stages.compiled)
@@ -83,11 +88,11 @@ def build_manual_step(owner, networks, optimizers, loss_scales, settings, ranks)
 
 class _Stages:
     """
-    Makes the stages of a step. Arguments as in :func:`build_step`; with `restores_calls`, a call of a cycle can be
-    undone alone.
+    Makes the stages of a step. Arguments as in :func:`build_step`. If it `is_manual`, a call of a cycle can be undone
+    alone, and may come with one loss and with weights, or without.
     """
 
-    def __init__(self, owner, networks, optimizers, loss_scales, settings, ranks, prefix, restores_calls=False):
+    def __init__(self, owner, networks, optimizers, loss_scales, settings, ranks, prefix, is_manual=False):
         _refuse_sparse(owner, networks)
         self._networks, self._settings, self._ranks = networks, settings, ranks
         self._has_own_scales = isinstance(loss_scales, list)
@@ -96,12 +101,14 @@ class _Stages:
         self.checks = _check_loss_scales(owner, loss_scales, settings.max_retries)
         self.weights = [optimizer.parameters for optimizer in optimizers]
         self.overflow_detector = settings.overflow_detector if self.checks else NoCheck()
-        all_weights = ParameterTuple([weight for its in self.weights for weight in its])
-        steps = settings.gradient_accumulation_steps
-        self._cycle_state = CycleState(steps, all_weights, prefix, self.scale_shape) if steps > 1 else None
+        self._weighted = (True,) * len(self.weights) if is_manual else settings.weighted
+        self._cycles_weighted = None if is_manual else any(settings.weighted)
+        self._losses = 1 if is_manual else len(self.weights)
+        self._may_skip = self.checks or bool(settings.skip_conditions)
+        self._cycle_state = self._make_cycle_state(prefix)
         self.compiled = _compiler(optimizers, loss_scales, self.overflow_detector, settings)
         names = [parameter.name for optimizer in optimizers for parameter in optimizer.get_parameters()]
-        restores_calls = restores_calls or settings.max_retries > 0
+        restores_calls = is_manual or settings.max_retries > 0
         self.forward_state = self._make_forward_state(owner, prefix, names, restores_calls)
         # A user's own cells get the gradients unpacked, and so do the operators that exchange them.
         transforms = settings.gradient_transforms
@@ -110,7 +117,10 @@ class _Stages:
         self._before_check = stages_before_check(owner, ranks, transforms, self.packing, self.checks)
         self._clipping = _clipping(settings, self.weights, self.packing, ranks, prefix)
         self._scaling = self._make_scaling(loss_scales, prefix)
-        step_counters = StepCounters(all_weights, prefix, settings.max_retries > 0)
+        self._mean = self._make_mean()
+        self._cause = self._make_cause(loss_scales, prefix)
+        conditions = self._make_conditions()
+        step_counters = StepCounters(self.weights, prefix, settings.max_retries > 0, conditions.asks)
         averages = zip(settings.ema_decay, self.weights)
         self._update = Update(
             self._clipping,
@@ -118,10 +128,11 @@ class _Stages:
             Optimizers(optimizers),
             [] if settings.after_update is None else [settings.after_update],
             [MovingAverage(decay, its) for decay, its in averages if decay is not None],
+            conditions,
             step_counters,
         )
-        undo = Undo(self.forward_state, self.packing, step_counters)
-        self._decision = Decision(self._scaling, self._update, undo, self.checks)
+        undo = Undo(self.forward_state, self.packing, self._cause, step_counters)
+        self._decision = Decision(conditions, self._cause, self._scaling, self._update, undo, self._may_skip)
 
     def step(self, forwards_and_backwards, compiled=None):
         """Makes the step, given the stage that runs its networks. `compiled` makes one graph of its end."""
@@ -131,6 +142,7 @@ class _Stages:
             "forward_state": self.forward_state,
             "forwards_and_backwards": forwards_and_backwards,
             "end": compiled(self._end() if self._cycle_state is None else self._end_in_cycle()),
+            "cause": self._cause,
             "update": self._update,
             "cycle_state": self._cycle_state,
             "flush_cycle": None if self._cycle_state is None else self.compiled(self._flush()),
@@ -151,8 +163,8 @@ class _Stages:
 
     def _end(self):
         if self._settings.max_retries:
-            return self._decision
-        return End(self.forward_state, self._unscale(), self._check(), self._decision)
+            return EndOfRetriedStep(self._decision)
+        return End(self.forward_state, self._unscale(), self._mean, self._check(), self._decision)
 
     def _end_in_cycle(self):
         is_retried = self._settings.max_retries > 0
@@ -160,6 +172,8 @@ class _Stages:
             self._cycle_state,
             self.packing,
             self.forward_state,
+            self._mean,
+            self._cause,
             None if is_retried else self._check_of_gradients(Alone()),
             self._check(),
             self._decision,
@@ -173,6 +187,7 @@ class _Stages:
             self._cycle_state,
             self.packing,
             self.forward_state,
+            self._mean,
             self.overflow_detector,
             self._scaling,
             self._check(),
@@ -195,14 +210,15 @@ class _Stages:
     # there are.
 
     def _check_of_call(self, forward_state, measures):
-        # In a cycle, the sum is reduced and transformed, not each call.
+        # In a cycle, the sum is divided by its weights, reduced and transformed, not each call.
+        mean = self._mean
         if self._cycle_state is not None:
-            check = self._check_of_gradients(self._ranks)
+            mean, check = Mean(), self._check_of_gradients(self._ranks)
         elif measures:
             check = self._check()
         else:
             check = self._check_of_gradients(self._ranks, self._before_check)
-        return CheckOfCall(forward_state, self._unscale(), check)
+        return CheckOfCall(forward_state, self._unscale(), mean, check)
 
     def _check_of_gradients(self, ranks, before_check=()):
         return Check(before_check, Clipping(len(self.weights)), self._found_overflow(False), ranks)
@@ -229,21 +245,64 @@ class _Stages:
         return tuple(i for i, network, loss_scale in losses if not holds_input_gradient((network,), loss_scale))
 
     def _make_forward_state(self, owner, prefix, names_of_others, restores_calls):
-        # Like the forward, a transform and a detector run before the verdict, so what they write is restored as well.
+        # Like the forward, transforms, detectors and conditions run before the verdict, so what they write is restored.
         cells = list(dict.fromkeys(itertools.chain(*self._settings.gradient_transforms)))
-        if not _is_library_cell(self.overflow_detector):
-            cells.append(self.overflow_detector)
+        own = (self.overflow_detector, *self._settings.skip_conditions)
+        cells += [cell for cell in own if not _is_library_cell(cell)]
         return make_forward_state(
             owner,
             (*self._networks, *cells),
             self._settings.forward_state,
             state_of(cells, self._networks),
+            self._may_skip,
             self.checks,
             names_of_others,
             self._cycle_state,
             prefix,
             restores_calls,
         )
+
+    def _make_cycle_state(self, prefix):
+        steps = self._settings.gradient_accumulation_steps
+        if steps == 1:
+            return None
+        keeps_losses = any(condition.needs_loss for condition in self._settings.skip_conditions)
+        return CycleState(steps, self.weights, prefix, self.scale_shape, keeps_losses, self._cycles_weighted)
+
+    def _make_mean(self):
+        if not any(self._weighted):
+            return Mean()
+        return WeightedMean(self.packing, self._ranks, self._settings.gradient_accumulation_steps, self._weighted)
+
+    def _make_cause(self, loss_scales, prefix):
+        patient = self._patient_scales(loss_scales) if self.checks else None
+        if self._cycle_state is None:
+            return Cause(self._losses, patient)
+        return CycleCause(self._losses, patient, prefix)
+
+    def _patient_scales(self, loss_scales):
+        """Returns which scales stand still if the forward was not finite, None if all back off."""
+        if all(its.backoff_if_loss_not_finite for its in loss_scales):
+            return None
+        # Where an InputGradient works on a scale, a lower one may mend the forward.
+        patient = [not its.backoff_if_loss_not_finite for its in loss_scales]
+        mendable = [holds_input_gradient(self._networks, its) for its in loss_scales]
+        losses = np.zeros((len(loss_scales), self._losses), bool)
+        for i, j in itertools.product(range(len(loss_scales)), range(self._losses)):
+            networks = self._networks if self._losses == 1 or len(self._networks) == 1 else (self._networks[j],)
+            is_its = self._losses == 1 or len(loss_scales) == 1 or i == j
+            losses[i, j] = patient[i] and is_its and not holds_input_gradient(networks, loss_scales[i])
+        state = np.logical_and(patient, np.logical_not(mendable))
+        # The attempts of a call agree on it, and single calls of a cycle do not.
+        ranks_of_call = self._ranks if self._settings.max_retries else Alone()
+        return PatientScales(losses, state, self.scale_shape, self._ranks, ranks_of_call)
+
+    def _make_conditions(self):
+        conditions = self._settings.skip_conditions
+        if not conditions:
+            return Conditions()
+        split = [part for its in self.weights for part in self._ranks.are_split(its)]
+        return AskedConditions(conditions, self._ranks, split)
 
     def _make_scaling(self, loss_scales, prefix):
         scalings = []
@@ -288,13 +347,20 @@ def _clipping(settings, weights, packing, ranks, prefix):
     return make_clipping(clips, packing)
 
 
-def _forward_backwards(owner, networks, weights, has_aux, may_return_tuple, number):
+def _forward_backwards(owner, networks, weights, settings, may_return_tuple, number):
     if len(networks) == len(weights):
         return [
-            ForwardBackward(network, its_weights, its_has_aux, owner, i, may_return_tuple)
-            for i, (network, its_weights, its_has_aux) in enumerate(zip(networks, weights, has_aux), number)
+            ForwardBackward(network, its_weights, its_has_aux, owner, i, may_return_tuple, weighted)
+            for i, (network, its_weights, its_has_aux, weighted) in enumerate(
+                zip(networks, weights, settings.has_aux, settings.weighted), number
+            )
         ]
-    return [SharedForwardBackward(networks[0], weights, has_aux[0], owner)]
+    if any(settings.weighted):
+        raise ValueError(
+            f"For '{owner}', the argument 'weighted' must be False for one network that returns all losses, but got "
+            f"{list(settings.weighted)}. Pass a list of networks, each of which returns (loss, weight)."
+        )
+    return [SharedForwardBackward(networks[0], weights, settings.has_aux[0], owner)]
 
 
 def _compiler(optimizers, loss_scales, detector, settings):
@@ -303,7 +369,8 @@ def _compiler(optimizers, loss_scales, detector, settings):
     If a cell is the user's own, or an optimizer reads its settings in each step, they run in Python as they are.
     """
     optimizers = [updating(optimizer) for optimizer in optimizers]
-    cells = (*optimizers, *loss_scales, detector, *itertools.chain(*settings.gradient_transforms))
+    transforms = itertools.chain(*settings.gradient_transforms)
+    cells = (*optimizers, *loss_scales, detector, *settings.skip_conditions, *transforms)
     in_python = (
         settings.after_update is not None
         or not all(isinstance(optimizer, nn.Optimizer) for optimizer in optimizers)

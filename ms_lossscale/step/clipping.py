@@ -1,6 +1,7 @@
 """Gradient clipping, and the global norm for it."""
 
 import math
+from collections.abc import Sequence
 from typing import Optional
 
 from mindspore import Parameter, Tensor, nn, ops
@@ -9,7 +10,7 @@ from mindspore import dtype as mstype
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale.step.packing import Packing
-from ms_lossscale.step.stage import Clipping
+from ms_lossscale.step.stage import Alone, Clipping
 
 # If the sum of squares lies outside these, squares have overflowed or been flushed to zero. It is then computed from
 # the gradients times a power of two, which brings their squares back into float32's range without rounding.
@@ -51,48 +52,60 @@ class ClipByValue(ClippingOfOne):
         return gradients.clip(grads, self._low, self._high)
 
 
-class GlobalNorm(nn.Cell):
+class Norm(nn.Cell):
     """
-    Measures the global norm of one network's gradients. Returns whether it is finite, a bool Tensor of shape
-    :math:`()`.
-
-    The measurement works over the whole range of float32. It is finite whenever the gradients are, so it serves as the
-    overflow check, too. The norm itself may exceed float32; it is held in two Parameters, as `root / power`.
+    Measures the global norm of gradients, over the whole range of float32. Returns two float32 Tensors of shape
+    :math:`()`, `root` and `power`: the norm, which may exceed float32, is `root / power`. `root` is finite if and only
+    if the gradients are.
 
     `split` says for each gradient whether each rank has its own part of the weight. The norm is then that of all ranks
     together.
     """
 
-    def __init__(self, ranks, split, prefix):
+    def __init__(self, ranks: Alone, split: Sequence[bool]) -> None:
         super().__init__(auto_prefix=False)
-        self.root = self._state(0.0, f"{prefix}clipping.root")
-        self.power = self._state(1.0, f"{prefix}clipping.power")
         self.ranks = ranks
-        self._split = split if any(split) else ()
+        self._split = tuple(split) if any(split) else ()
         self._shared = tuple(not each for each in split)
         self._one, self._zero = _tensor(1.0), _tensor(0.0)
         self._smallest, self._largest = _tensor(_SMALLEST_SUM), _tensor(_LARGEST_SUM)
         self._enlarge, self._reduce = _tensor(_ENLARGE), _tensor(_REDUCE)
-
-    @staticmethod
-    def _state(value, name):
-        return Parameter(_tensor(value), name=name, requires_grad=False)
 
     def construct(self, grads):
         sum_of_squares, power = self._sum_of_squares(grads), self._one
         if prim.logical_or(sum_of_squares < self._smallest, sum_of_squares > self._largest):
             power = prim.select(sum_of_squares < self._one, self._enlarge, self._reduce)
             sum_of_squares = self._sum_of_squares(gradients.multiply(grads, power))
-        root = ops.sqrt(sum_of_squares)
-        prim.assign(self.root, root)
-        prim.assign(self.power, power)
-        return prim.isfinite(root)
+        return ops.sqrt(sum_of_squares), power
 
     def _sum_of_squares(self, grads):
         if not self._split:
             return gradients.sum_of_squares(grads)
         of_ranks = self.ranks.sum(gradients.sum_of_squares_where(self._zero, self._split, grads))
         return of_ranks + gradients.sum_of_squares_where(self._zero, self._shared, grads)
+
+
+class GlobalNorm(nn.Cell):
+    """
+    Measures the global norm of one network's gradients. Returns whether it is finite, a bool Tensor of shape
+    :math:`()`, which serves as the overflow check, too. It holds the norm in two Parameters, as `root / power`.
+    """
+
+    def __init__(self, ranks, split, prefix):
+        super().__init__(auto_prefix=False)
+        self.norm = Norm(ranks, split)
+        self.root = self._state(0.0, f"{prefix}clipping.root")
+        self.power = self._state(1.0, f"{prefix}clipping.power")
+
+    @staticmethod
+    def _state(value, name):
+        return Parameter(_tensor(value), name=name, requires_grad=False)
+
+    def construct(self, grads):
+        root, power = self.norm(grads)
+        prim.assign(self.root, root)
+        prim.assign(self.power, power)
+        return prim.isfinite(root)
 
     def parts(self):
         """Returns the Parameters that hold the norm of the last check."""

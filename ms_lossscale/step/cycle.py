@@ -8,10 +8,11 @@ from ms_lossscale._gradients import any_of, of_any_network
 from ms_lossscale._memory_in_use import UseInOutermostGraph
 from ms_lossscale._mindspore import only_if
 from ms_lossscale.overflow_detector import OverflowDetector
+from ms_lossscale.step.cause import CycleCause
 from ms_lossscale.step.cycle_state import CycleState
 from ms_lossscale.step.packing import Packing
 from ms_lossscale.step.scaling import Scaling, Unscale
-from ms_lossscale.step.stage import ForwardState
+from ms_lossscale.step.stage import ForwardState, Mean
 from ms_lossscale.step.step import Check, Decision
 
 
@@ -24,6 +25,8 @@ class Accumulation(nn.Cell):
         - **grads** (tuple[Tensor]) - The unscaled gradients of the call.
         - **of_state** (tuple[Tensor]) - Whether what the forward wrote overflowed, bools of shape :math:`()`.
         - **earlier** (tuple[Tensor]) - Overflows that were found in the call.
+        - **losses**, **weights** (tuple[Tensor]) - Those of the call.
+        - **origin** (tuple) - Where an overflow of the call may have come from, see :class:`Decision`.
         - **scale** (Tensor) - The loss scale of the cycle.
         - **saved** (tuple[Tensor]) - What the forward wrote, as it was before.
 
@@ -36,6 +39,8 @@ class Accumulation(nn.Cell):
         cycle_state: CycleState,
         packing: Packing,
         forward_state: ForwardState,
+        mean: Mean,
+        cause: CycleCause,
         check_each: Optional[Check],
         check: Check,
         decision: Decision,
@@ -44,26 +49,36 @@ class Accumulation(nn.Cell):
         self.cycle_state = cycle_state
         self.packing = packing
         self.forward_state = forward_state
+        self.mean = mean
+        self.cause = cause
         self.check_each = check_each
         self.check = check
         self.decision = decision
 
-    def construct(self, grads, of_state, earlier, scale, saved):
-        earlier += (self.cycle_state.overflow,)
+    def construct(self, grads, of_state, earlier, losses, weights, origin, scale, saved):
         if self.cycle_state.count.is_last():
+            if self.cause.is_asked:
+                origin = self._with_own(origin, grads, of_state, earlier)
             grads = self.packing.pack(self.cycle_state.sum_with(self.packing.unpack(grads)))
-            overflow = self.decision(*self.check(grads, of_state, earlier), scale, saved)
+            grads = self.mean(grads, self.cycle_state.weights_with(weights))
+            checked = self.check(grads, of_state, earlier + (self.cycle_state.overflow,))
+            overflow = self.decision(*checked, self.cycle_state.losses_with(losses), origin, scale, saved)
             self.cycle_state.reset(overflow)
         else:
-            overflow = self._found(grads, of_state, earlier)
-            self.cycle_state.add(self.packing.unpack(grads), overflow)
-            overflow = only_if(of_any_network(overflow), self.forward_state.restore_step, saved)
+            origin = self._with_own(origin, grads, of_state, earlier)
+            overflow = any_of(origin[2] + (self.cycle_state.overflow,))
+            self.cycle_state.add(self.packing.unpack(grads), overflow, losses, weights)
+            overflow = only_if(of_any_network(overflow), self._undo_call, saved, origin)
         return self.forward_state.end_call(overflow, saved)
 
-    def _found(self, grads, of_state, earlier):
-        if self.check_each is None:
-            return any_of(earlier)
-        return self.check_each(grads, of_state, earlier)[1]
+    def _with_own(self, origin, grads, of_state, earlier):
+        """Returns the origin, and whether the call itself overflowed."""
+        own = any_of(earlier) if self.check_each is None else self.check_each(grads, of_state, earlier)[1]
+        return origin[0], origin[1], (own,)
+
+    def _undo_call(self, saved, origin):
+        self.forward_state.restore_step(saved)
+        self.cause.remember(*origin)
 
 
 class EndOfCall(nn.Cell):
@@ -75,10 +90,11 @@ class EndOfCall(nn.Cell):
         self.unscale = unscale
         self.accumulation = accumulation
 
-    def construct(self, grads, scale, saved):
+    def construct(self, grads, losses, weights, scale, saved):
         of_state = self.forward_state.overflowed(saved)  # 3. An overflow may show only in what the forward wrote.
         grads = self.unscale(grads, scale)  # 4. Unscale in float32.
-        return self.accumulation(grads, of_state, (), scale, saved)  # 5. Accumulate.
+        # 5. Accumulate.
+        return self.accumulation(grads, of_state, (), losses, weights, (losses, of_state, ()), scale, saved)
 
 
 class Flush(nn.Cell):
@@ -89,6 +105,7 @@ class Flush(nn.Cell):
         cycle_state: CycleState,
         packing: Packing,
         forward_state: ForwardState,
+        mean: Mean,
         overflow_detector: OverflowDetector,
         scaling: Scaling,
         check: Check,
@@ -98,6 +115,7 @@ class Flush(nn.Cell):
         self.cycle_state = cycle_state
         self.packing = packing
         self.forward_state = forward_state
+        self.mean = mean
         self.overflow_detector = overflow_detector
         self.scaling = scaling
         self.check = check
@@ -105,10 +123,12 @@ class Flush(nn.Cell):
         self.use_parameters = UseInOutermostGraph(list(self.get_parameters()))
 
     def construct(self):
+        grads = self.mean.partial(self.packing.pack(self.cycle_state.gradients), self.cycle_state)
         # Other work may have raised the register since the last call of the cycle.
-        grads = self.packing.pack(self.overflow_detector.start(self.use_parameters(self.cycle_state.partial_mean())))
+        grads = self.overflow_detector.start(self.use_parameters(grads))
         scale = self.scaling.of_cycle()
         saved = self.forward_state.save_shared()
-        overflow = self.decision(*self.check(grads, (), (self.cycle_state.overflow,)), scale, ())
+        checked = self.check(grads, (), (self.cycle_state.overflow,))
+        overflow = self.decision(*checked, self.cycle_state.partial_losses(), ((), (), ()), scale, ())
         self.cycle_state.reset(overflow)
         return self.forward_state.end_call(overflow, saved)

@@ -26,8 +26,10 @@ from ms_lossscale.step.returned import (
     leaves_in,
     loss_and_aux_of,
     loss_of,
+    mean_of,
     of_each_tensor,
     tensors_in,
+    without_weight,
 )
 from ms_lossscale.step.scaling import scaled
 
@@ -98,30 +100,36 @@ class ChecksCount(nn.Cell):
 class ForwardBackward(ChecksCount):
     """
     Runs one network forward and backward. The network returns one loss, of any shape, which trains `weights`; with
-    `has_aux` it returns the tuple `(loss, *aux)`. `may_return_tuple` allows a tuple of one loss. `owner`, the training
-    cell's name, and the network's number in the step are for error messages.
+    `has_aux` it returns the tuple `(loss, *aux)`, if it is `weighted`, `(loss, weight)` or `(loss, weight, *aux)`.
+    `may_return_tuple` allows a tuple of one loss. `owner`, the training cell's name, and the network's number in the
+    step are for error messages.
 
-    Returns the tuple of the loss as the network gave it, the tuple of aux, and the tuple of the scaled gradients: those
-    of `sum(loss) * scale`.
+    Returns the tuple of the loss as the network gave it, divided by its weight; the tuple of aux; the tuple of the
+    scaled gradients: those of `sum(loss) * scale`, whatever the weight; and the tuple of the weight, 1 for a network
+    that is not weighted.
     """
 
-    def __init__(self, network, weights, has_aux, owner, number=0, may_return_tuple=False):
+    def __init__(self, network, weights, has_aux, owner, number=0, may_return_tuple=False, weighted=False):
         super().__init__(auto_prefix=False)
         self.network = network
         self.weights = weights
         self.has_aux = has_aux
         self.number = number
+        self.weighted = weighted
         self._may_return_tuple = may_return_tuple
+        self._one = Tensor(1.0, mstype.float32)
         self._owner = owner
         # With has_aux, one forward gives the scaled loss to differentiate and also what the user gets back.
         self._value_and_grad = ops.value_and_grad(self._scaled_loss, None, weights, has_aux=True)
 
     def losses(self):
         """Returns a list of the network, the weights that its loss trains, and the loss's place in a tuple, or None."""
-        return [(self.network, tuple(self.weights), 0 if self.has_aux else None)]
+        return [(self.network, tuple(self.weights), 0 if self.has_aux or self.weighted else None)]
 
     def _scaled_loss(self, scale, *inputs):
-        output = self.network(*inputs)
+        output, weight = self.network(*inputs), ()
+        if self.weighted:
+            output, weight = without_weight(self._owner, self.number, output, self.has_aux)
         check_no_image(self._owner, self.number, output)
         if self.has_aux:
             loss, aux = loss_and_aux_of(self._owner, self.number, output)
@@ -129,12 +137,13 @@ class ForwardBackward(ChecksCount):
             loss, aux = loss_of(self._owner, self.number, output, self._may_return_tuple), ()
         # The copy is made here, and not after the backward: if the network sets an attribute of an object that is no
         # Cell, graph mode would free the loss before it is scaled ("does not have a valid ptr of actor").
-        return scaled(loss, scale), gradients.copy(loss), aux
+        returned = mean_of(loss, weight) if self.weighted else gradients.copy(loss)
+        return scaled(loss, scale), returned, weight, aux
 
     def construct(self, scale, *inputs):
         self._check_count(inputs)
-        (_, loss, aux), grads = self._value_and_grad(of_network(self.number, scale), *inputs)
-        return (loss,), _copy(aux) if self.has_aux else (), grads
+        (_, loss, weight, aux), grads = self._value_and_grad(of_network(self.number, scale), *inputs)
+        return (loss,), _copy(aux) if self.has_aux else (), grads, (weight if self.weighted else self._one,)
 
 
 class SharedForwardBackward(ChecksCount):
@@ -142,9 +151,11 @@ class SharedForwardBackward(ChecksCount):
     Runs a network with N losses: forward once, and backward once for each loss. The network returns the losses as a
     tuple, `(*losses, *aux)` with `has_aux`. `weights` has an entry for each loss.
 
-    Returns the tuple of the losses' sums, float32, the tuple of aux, and the flat tuple of the gradients of each
-    `sum(loss) * scale` with respect to its own weights.
+    Returns the tuple of the losses' sums, float32, the tuple of aux, the flat tuple of the gradients of each
+    `sum(loss) * scale` with respect to its own weights, and an empty tuple, since the losses have no weights.
     """
+
+    weighted = False
 
     def __init__(self, network, weights, has_aux, owner):
         super().__init__(auto_prefix=False)
@@ -183,7 +194,7 @@ class SharedForwardBackward(ChecksCount):
         aux = ()
         if self.has_aux:
             aux = in_form(results[-1], of_each_tensor(gradients.copy, results[self._losses : -1]))
-        return results[: self._losses], aux, grads
+        return results[: self._losses], aux, grads, ()
 
 
 class ForwardsAndBackwards(nn.Cell):
@@ -204,7 +215,8 @@ class ForwardsAndBackwards(nn.Cell):
         - **inputs** (tuple) - The inputs of the step.
 
     Outputs:
-        Tuple of three: the tuple of all losses; the tuple of each network's aux; the tuple of all gradients, packed.
+        Tuple of four: the tuple of all losses; the tuple of each network's aux; the tuple of all gradients, packed; and
+        the tuple of all weights, empty if no network is weighted.
     """
 
     def __init__(
@@ -221,6 +233,7 @@ class ForwardsAndBackwards(nn.Cell):
         self._owner = owner
         self.forward_backwards = nn.CellList(forward_backwards, auto_prefix=False)
         self._has_aux = any(each.has_aux for each in forward_backwards)
+        self._has_weights = any(each.weighted for each in forward_backwards)
         self._network_inputs = network_inputs
         self.packing = packing
         self._scale_shape = scale_shape
@@ -237,16 +250,18 @@ class ForwardsAndBackwards(nn.Cell):
         inputs = self.overflow_detector.start(inputs)
         # The scale waits, too: the backward starts from it, and at a linear layer need not wait for the forward.
         its_scale = ops.depend(scale, inputs)
-        losses, auxes, grads = (), (), ()
+        losses, auxes, grads, weights = (), (), (), ()
         for i in range(len(self.forward_backwards)):  # Graph mode would parse ten functions for `enumerate`.
             its_inputs = inputs_of(self._owner, i, self._network_inputs, inputs)
-            its_losses, its_aux, its_grads = self.forward_backwards[i](its_scale, *its_inputs)
-            losses += its_losses
-            auxes += (its_aux,)
-            grads += its_grads
+            its = self.forward_backwards[i](its_scale, *its_inputs)
+            losses += its[0]
+            auxes += (its[1],)
+            grads += its[2]
+            if self._has_weights:
+                weights += its[3]
         # Losses and aux are copies, and must be made before an optimizer changes what they show.
         copies = losses + tensors_in(auxes) if self._has_aux else losses
-        return losses, auxes, ops.depend(self.packing.pack(grads), copies)
+        return losses, auxes, ops.depend(self.packing.pack(grads), copies), weights
 
     def set_inputs_of_compiled(self, inputs):
         """Tells the parts that PyNative mode compiles separately which dimensions of their inputs vary."""

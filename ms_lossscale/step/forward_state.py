@@ -2,7 +2,7 @@
 
 import dataclasses
 from functools import partial
-from typing import Optional
+from typing import Callable, Optional
 
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
@@ -21,15 +21,13 @@ from ms_lossscale.step.stage import ForwardState
 
 class CallForwardState(ForwardState):
     """
-    Holds what a training forward writes, if each call is a step. `not_judged` are the ids of Parameters that something
-    else writes: if they are not finite, this does not show an overflow.
+    Holds what a training forward writes, if each call is a step. `is_judged` tells whether it shows an overflow if a
+    Parameter is not finite, given its id: not if something else writes it, or if nothing is checked.
     """
 
-    _not_judged: frozenset[int] = frozenset()
-
-    def __init__(self, found: Found, not_judged: frozenset[int]) -> None:
+    def __init__(self, found: Found, is_judged: Callable[[int], bool]) -> None:
         super().__init__()
-        self._not_judged = not_judged
+        self.is_judged = is_judged
         self.parameters = ParameterTuple(found.parameters)
         self.hold(found)
 
@@ -47,7 +45,7 @@ class CallForwardState(ForwardState):
         object.__setattr__(self, "written", ParameterTuple(written))
         # Integers are always finite.
         self._judged = tuple(
-            i for i, its in enumerate(written) if its.dtype in mstype.float_type and id(its) not in self._not_judged
+            i for i, its in enumerate(written) if its.dtype in mstype.float_type and self.is_judged(id(its))
         )
         unshared = [its for name, its in zip(self.names, written) if name not in shared]
         self.memory.hold(unshared, list(shared.values()))
@@ -87,8 +85,10 @@ class CycleForwardState(CallForwardState):
     remains is for :class:`SharedState`.
     """
 
-    def __init__(self, found: Found, not_judged: frozenset[int], state: CycleState, prefix: str, restores_calls: bool):
-        super().__init__(found, not_judged)
+    def __init__(
+        self, found: Found, is_judged: Callable[[int], bool], state: CycleState, prefix: str, restores_calls: bool
+    ) -> None:
+        super().__init__(found, is_judged)
         self.state = state
         self._restores_calls = restores_calls
         self.copies = ParameterTuple(
@@ -135,7 +135,7 @@ class CycleForwardState(CallForwardState):
         return tuple(i for i, position in enumerate(positions) if position in self._judged)
 
     def of_one_call(self):
-        return CallForwardState(self.found, self._not_judged)
+        return CallForwardState(self.found, self.is_judged)
 
     def begin_cycle_where(self, is_first):
         """Copies the shared part if this is the first call of a cycle, before the first forward of any network."""
@@ -201,23 +201,28 @@ def became_not_finite(before, after, judged):
 
 
 def make_forward_state(
-    owner, networks, declared, not_of_forward, undoes, names_of_others, cycle_state, prefix, restores_calls
+    owner, networks, declared, not_of_forward, undoes, checks, names_of_others, cycle_state, prefix, restores_calls
 ):
     """
     Returns what a step undoes: what is found in the forward of the networks, what is declared besides, and what is
-    written, but not in the forward; nothing if the step never `undoes`. `names_of_others` are those of other Parameters
-    of the step, `cycle_state` is None if each call is a step.
+    written, but not in the forward; nothing if the step never `undoes`. It shows overflows if the step `checks` for
+    them. `names_of_others` are those of other Parameters of the step, `cycle_state` is None if each call is a step.
     """
     if not undoes:
         return ForwardState()
     find = partial(find_forward_state, owner, networks, (*declared, *not_of_forward), names_of_others)
     found, not_judged = find(), frozenset(map(id, not_of_forward)) - set(map(id, declared))
+
+    def is_judged(parameter):
+        return checks and parameter not in not_judged
+
     if not found.names:
         forward_state = ForwardState()
+        forward_state.is_judged = is_judged
     elif cycle_state is None:
-        forward_state = CallForwardState(found, not_judged)
+        forward_state = CallForwardState(found, is_judged)
     else:
-        forward_state = CycleForwardState(found, not_judged, cycle_state, prefix, restores_calls)
+        forward_state = CycleForwardState(found, is_judged, cycle_state, prefix, restores_calls)
     take_in = partial(_take_in, forward_state) if cycle_state is None else None
     forward_state.appearing = Appearing(owner, networks, find, found, take_in)
     return forward_state

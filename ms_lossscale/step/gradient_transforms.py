@@ -108,17 +108,17 @@ def _written_by_rule(loss_scale):
     return {*reading.written, *reading.doubted, *(id(its.parameter) for its in loss_scale.bounds())}
 
 
-def prefix_own_states(of_each, networks):
+def prefix_own_states(of_each, networks, what="transform"):
     """
-    Makes the names of the transforms' state unique. A prefix goes to each transform with a name that an earlier one in
-    its list has, and to each that only one of several networks has.
+    Makes the names of the transforms' state unique, or of the conditions'. A prefix goes to each with a name that an
+    earlier one in its list has, and to each that only one of several networks has.
     """
     for i, transforms in enumerate(of_each):
         taken = {}
         for j, transform in enumerate(transforms):
             its_state = state_of([transform], networks)
             if any(taken.setdefault(each.name, each) is not each for each in its_state):
-                add_prefix(f"transform_{j}.", its_state)
+                add_prefix(f"{what}_{j}.", its_state)
         of_others = set(itertools.chain(*of_each[:i], *of_each[i + 1 :]))
         if len(of_each) > 1:
             own = [transform for transform in transforms if transform not in of_others]

@@ -97,12 +97,12 @@ def looking_into() -> Iterator[None]:
     scales = [ops.deepcopy(each.scale) for each in held]
     try:
         for each in held:
-            ops.assign(each.scale, ops.ones_like(each.scale))
+            prim.assign(each.scale, ops.ones_like(each.scale))
             each.look_into(True)
         yield
     finally:
         for each, scale in zip(held, scales):
-            ops.assign(each.scale, scale)
+            prim.assign(each.scale, scale)
             each.look_into(False)
 
 
@@ -130,7 +130,10 @@ class BeginCall(nn.Cell):
 
 
 class EndCall(nn.Cell):
-    """Events 4 to 9 of a step, given the scaled gradients of all optimizers."""
+    """
+    Events 4 to 9 of a step, given its scale, the scaled gradients of all optimizers, the loss, if it is known, and its
+    weight, if it is a sum: tuples of one Tensor, or empty.
+    """
 
     def __init__(self, step: Step, held: HeldCall) -> None:
         super().__init__(auto_prefix=False)
@@ -138,11 +141,12 @@ class EndCall(nn.Cell):
         self.held = held
         self.use_parameters = UseInOutermostGraph(list(step.get_parameters()))
 
-    def construct(self, *grads):
+    def construct(self, scale, grads, losses, weights):
         grads = self.step.forwards_and_backwards.packing.pack(self.use_parameters(grads))
-        # The gradients come from what `begin` returned: without them, it could be read before `begin` has written it.
-        scale = gradients.copy(ops.depend(self.held.scale, grads))
-        overflow = self.step.end(grads, scale, self.held.copies)
+        of_each = ()
+        for _ in self.step.update.optimizers.optimizers:
+            of_each += weights
+        overflow = self.step.end(grads, losses, of_each, scale, self.held.copies)
         return self.held.end(overflow)
 
 

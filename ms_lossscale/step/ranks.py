@@ -2,6 +2,7 @@
 
 from mindspore import Tensor, ops
 from mindspore import dtype as mstype
+from mindspore.communication import GlobalComm, get_group_size
 
 from ms_lossscale.step.stage import Alone
 
@@ -9,13 +10,16 @@ from ms_lossscale.step.stage import Alone
 class AgreeingRanks(Alone):
     """
     Connects ranks whose gradients something else reduces: they only agree on what they found. `group` is the name of
-    their communication group, or True for all ranks.
+    their communication group, or True for all ranks. `mean` says whether the gradients become their mean over the
+    ranks, rather than their sum.
     """
 
-    def __init__(self, group):
+    def __init__(self, group, mean=True):
         super().__init__()
-        self._all_reduce = ops.AllReduce() if group is True else ops.AllReduce(group=group)
+        group = GlobalComm.WORLD_COMM_GROUP if group is True else group
+        self._all_reduce = ops.AllReduce(group=group)
         self._zero = Tensor(0.0, mstype.float32)
+        self._share = Tensor(1.0 / get_group_size(group) if mean else 1.0, mstype.float32)
 
     def agree(self, overflow):
         # A sum, since MindSpore on CPU has no maximum; of floats, since a small integer type could wrap around.
@@ -23,6 +27,9 @@ class AgreeingRanks(Alone):
 
     def sum(self, number):
         return self._all_reduce(number)
+
+    def sum_like_gradients(self, number):
+        return self._all_reduce(number) * self._share
 
     def are_split(self, weights):
         return tuple(weight.layerwise_parallel for weight in weights)
@@ -36,6 +43,6 @@ class Ranks(AgreeingRanks):
 
     exchanges = True
 
-    def __init__(self, grad_reducer):
-        super().__init__(group=True)
+    def __init__(self, grad_reducer, mean):
+        super().__init__(True, mean)
         self.grad_reducer = grad_reducer

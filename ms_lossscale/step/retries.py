@@ -16,13 +16,13 @@ from ms_lossscale.step.kept_inputs import KeptInputs
 from ms_lossscale.step.returned import tensors_in, with_tensors
 from ms_lossscale.step.scaling import Scaling
 from ms_lossscale.step.stage import Alone
-from ms_lossscale.step.step import Step
+from ms_lossscale.step.step import Decision, Step
 
 
 class RetriedStep(Step):
     """
     Runs the networks until they do not overflow, as long as a lower scale can help and retries are left. As `end`, it
-    has a Decision, or an EndOfRetriedCall in accumulation cycles.
+    has an EndOfRetriedStep, or an EndOfRetriedCall in accumulation cycles.
 
     Between two attempts, what the forward wrote is restored, and the update rule of the scale takes its step for an
     overflow. If no attempt succeeds, the rule returns to its state before the first one: the step counts as one
@@ -45,10 +45,10 @@ class RetriedStep(Step):
         # The call of the networks is written twice: MindSpore can't compile a method with it that is called twice.
         rule_state, scale_of_rule, used = gradients.copy(self.rule_state), scale, scale
         kept = self.keep(inputs)
-        losses, auxes, grads = self.forwards_and_backwards(scale, ops.depend(inputs, kept))
-        grads, overflow, again = self.check_attempt(losses, grads, scale, saved)
+        losses, auxes, grads, weights = self.forwards_and_backwards(scale, ops.depend(inputs, kept))
+        grads, overflow, of_state, again = self.check_attempt(losses, grads, weights, scale, saved)
         # One flat tuple in the loop, where graph mode forgets the length of a tuple of equal tensors.
-        first, first_overflow = (losses, auxes, grads), overflow
+        first, first_overflow = (losses, auxes, grads, weights), overflow
         tensors, left = tensors_in(first), self._retries
         while prim.logical_and(again, left > self._none):
             left = left - self._one
@@ -56,15 +56,17 @@ class RetriedStep(Step):
             used = ops.depend(self.scaling.read(), rolled_back)
             # Indexed rather than unpacked: graph mode warns about unused names.
             tried = self.forwards_and_backwards(used, self.keep(ops.depend(kept, used)))
-            grads, overflow, again = self.check_attempt(tried[0], tried[2], used, saved)
-            tensors = tensors_in((tried[0], tried[1], grads))
+            checked = self.check_attempt(tried[0], tried[2], tried[3], used, saved)
+            overflow, again = checked[1], checked[3]
+            tensors = tensors_in((tried[0], tried[1], checked[0], tried[3]))
             ends = prim.logical_not(prim.logical_and(again, left > self._none))
             failed = prim.logical_and(of_any_network(overflow), ends)
             gradients.assign_where(failed, self.rule_state, rule_state)
             scale_of_rule = prim.select(failed, scale, used)
             overflow = prim.select(failed, first_overflow, overflow)
-        losses, auxes, grads = with_tensors(first, tensors)
-        return losses, auxes, self.end(grads, overflow, (), scale_of_rule, saved), used
+        last = with_tensors(first, tensors)
+        overflow = self.end(last[2], overflow, last[0], last[3], losses, of_state, scale_of_rule, saved)
+        return last[0], last[1], overflow, used
 
     def _roll_back(self, scale, overflow, saved):
         self.forward_state.restore_call(saved)
@@ -74,7 +76,8 @@ class RetriedStep(Step):
 
 class AttemptCheck(nn.Cell):
     """
-    Checks an attempt. Returns the gradients, whether it overflowed, and whether another attempt may succeed.
+    Checks an attempt. Returns the gradients, whether it overflowed, whether what the forward wrote did (a tuple of one
+    flag or none), and whether another attempt may succeed.
 
     `unscaled_losses` are the losses that no scale takes part in, so that a lower one can't make them finite.
     """
@@ -94,8 +97,8 @@ class AttemptCheck(nn.Cell):
         self.cycle_state = cycle_state
         self._unscaled_losses = unscaled_losses
 
-    def construct(self, losses, grads, scale, saved):
-        grads, overflow, of_state = self.check_of_call(grads, scale, saved)
+    def construct(self, losses, grads, weights, scale, saved):
+        grads, overflow, of_state = self.check_of_call(grads, weights, scale, saved)
         can_mend = self.scaling.can_mend(scale, overflow)
         hopeless = any_of((prim.logical_not(can_mend),) + of_state)
         for i in self._unscaled_losses:
@@ -104,15 +107,38 @@ class AttemptCheck(nn.Cell):
             # The cycle is lost already.
             hopeless = prim.logical_or(hopeless, of_any_network(self.cycle_state.overflow))
         again = prim.logical_and(can_mend, prim.logical_not(self.ranks.agree(hopeless)))
-        return grads, overflow, again
+        return grads, overflow, of_state, again
+
+
+class EndOfRetriedStep(nn.Cell):
+    """Ends a step that is one call, which its attempts have checked. Inputs as in :class:`EndOfRetriedCall`."""
+
+    def __init__(self, decision: Decision) -> None:
+        super().__init__(auto_prefix=False)
+        self.decision = decision
+
+    def construct(self, grads, overflow, losses, weights, first_losses, of_state, scale, saved):
+        # They are float32 already. In nested branches, compiled code takes passed tensors for numbers.
+        grads = gradients.to_float32(grads)
+        return self.decision(grads, overflow, (), losses, (first_losses, of_state, ()), scale, saved)
 
 
 class EndOfRetriedCall(nn.Cell):
-    """Ends a call of a cycle, which its attempts have checked. Inputs and outputs are those of :class:`Decision`."""
+    """
+    Ends a call of a cycle, which its attempts have checked.
+
+    Inputs:
+        - **grads**, **losses**, **weights** (tuple[Tensor]) - Those of the last attempt, unscaled.
+        - **overflow** (Tensor) - Whether it overflowed; if all did, what the first one's answer was.
+        - **first_losses**, **of_state** (tuple[Tensor]) - Of the first attempt: where an overflow may have come from.
+          They are not in one tuple, since PyNative mode can't pass nested ones to compiled code.
+        - **scale**, **saved** - As for :class:`Decision`.
+    """
 
     def __init__(self, accumulation: Accumulation) -> None:
         super().__init__(auto_prefix=False)
         self.accumulation = accumulation
 
-    def construct(self, grads, overflow, flags, scale, saved):
-        return self.accumulation(grads, (), (overflow,), scale, saved)
+    def construct(self, grads, overflow, losses, weights, first_losses, of_state, scale, saved):
+        origin = first_losses, of_state, (overflow,)
+        return self.accumulation(grads, (), (overflow,), losses, weights, origin, scale, saved)

@@ -25,6 +25,36 @@ def loss_and_aux_of(owner, number, output):
     return output[0], output[1:]
 
 
+def without_weight(owner, number, output, has_aux):
+    """
+    Returns what a weighted network returned, without the weight, and the weight, float32 of shape (), which is not
+    trained.
+    """
+    fits = isinstance(output, tuple) and (len(output) == 2 or (has_aux and len(output) > 2))
+    if not fits or not isinstance(output[0], Tensor):
+        _no_weight(owner, number, has_aux, described(output))
+    if has_aux:
+        return (output[0], *output[2:]), as_weight(owner, output[1])
+    return output[0], as_weight(owner, output[1])
+
+
+def as_weight(owner, weight):
+    """Returns a weight, a number or a Tensor of one element, as a float32 Tensor of shape () that is not trained."""
+    if isinstance(weight, Tensor) and weight.size == 1:
+        weight = ops.stop_gradient(weight.astype(mstype.float32).reshape(()))
+    elif isinstance(weight, (int, float)) and not isinstance(weight, bool):
+        weight = ops.ScalarToTensor()(weight, mstype.float32)
+    else:
+        _not_a_weight(owner, described(weight))
+    return weight
+
+
+def mean_of(loss, weight):
+    """Returns the loss, a sum, divided by its weight, in float32; the loss itself where the weight is 0."""
+    loss = loss.astype(mstype.float32)
+    return loss / prim.select(prim.equal(weight, ops.zeros_like(weight)), ops.ones_like(weight), weight)
+
+
 def check_losses(owner, losses, has_aux, output):
     """Returns the losses of a network for several optimizers. Raises unless there are so many; more needs `has_aux`."""
     check_no_image(owner, 0, output)
@@ -81,6 +111,21 @@ def _not_one_loss(owner, number, returned):
         f"losses, wrap it in a Cell that returns their sum. A network that returns (loss, *aux) needs has_aux=True, "
         f"which trains only the first."
     )
+
+
+@ops.constexpr
+def _no_weight(owner, number, has_aux, returned):
+    what = "(loss, weight, *aux)" if has_aux else "(loss, weight)"
+    raise TypeError(
+        f"For '{owner}' with weighted=True, network {number} must return a tuple {what}: the loss, a Tensor, which is "
+        f"a sum, and the number of things that it is a sum over, a number or a Tensor of shape (), but it returned "
+        f"{returned}. For tokens: return (losses * mask).sum(), mask.sum()."
+    )
+
+
+@ops.constexpr
+def _not_a_weight(owner, given):
+    raise TypeError(f"For '{owner}', a weight must be a number or a Tensor of shape (), but it is {given}.")
 
 
 @ops.constexpr

@@ -8,7 +8,7 @@ from mindspore import dtype as mstype
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale._bounds import Bounded, Bounds
-from ms_lossscale._gradients import of_any_network, of_network
+from ms_lossscale._gradients import any_of, of_any_network, of_network
 from ms_lossscale._mindspore import only_if
 from ms_lossscale.loss_scale import LossScale
 from ms_lossscale.step.cycle_state import CycleState
@@ -37,13 +37,22 @@ class Scaling(nn.Cell):
         """Returns the scale of this step, too, at any time until the step adjusts it. Writes nothing."""
         return gradients.copy(self.loss_scale.scale_value)
 
-    def adjust(self, scale, overflow):
-        """Updates the scale by its rule, starting from the scale that the step used."""
+    def adjust(self, scale, overflow, stands_still):
+        """
+        Updates the scale by its rule, starting from the scale that the step used, unless one of the flags in the tuple
+        `stands_still` is True.
+        """
+        if len(stands_still) > 0:
+            only_if(prim.logical_not(any_of(stands_still)), self._advance, scale, overflow)
+        else:
+            self._advance(scale, overflow)
+
+    def _advance(self, scale, overflow):
         prim.assign(self.loss_scale.scale_value, self.loss_scale.advance(scale, overflow))
 
     def back_off(self, scale, overflow):
         """Updates the scale by its rule for the next attempt of the same step."""
-        self.adjust(scale, overflow)
+        self._advance(scale, overflow)
 
     def can_mend(self, scale, overflow):
         """Returns whether it overflowed and its update rule can lower the scale."""
@@ -92,7 +101,7 @@ class CycleScaling(Bounded, Scaling):
         """Returns the scale of the cycle that has begun."""
         return gradients.copy(self.cycle_scale)
 
-    def adjust(self, scale, overflow):
+    def _advance(self, scale, overflow):
         self._next_scale(scale, overflow)
 
     def back_off(self, scale, overflow):
@@ -144,10 +153,12 @@ class OwnScaling(Scaling):
             scales += (scaling.of_cycle(),)
         return prim.stack(scales)
 
-    def adjust(self, scale, overflow):
+    def adjust(self, scale, overflow, stands_still):
         moves = prim.logical_or(overflow, prim.logical_not(of_any_network(overflow)))
+        for flag in stands_still:
+            moves = prim.logical_and(moves, prim.logical_not(flag))
         for i, scaling in enumerate(self.scalings):
-            only_if(of_network(i, moves), scaling.adjust, of_network(i, scale), of_network(i, overflow))
+            only_if(of_network(i, moves), scaling.adjust, of_network(i, scale), of_network(i, overflow), ())
 
     def back_off(self, scale, overflow):
         for i, scaling in enumerate(self.scalings):

@@ -1,5 +1,6 @@
 """The settings of a training cell: how they are checked, and described to be compared across ranks."""
 
+import copy
 import dataclasses
 from typing import Optional, Union
 
@@ -17,6 +18,7 @@ from ms_lossscale._arguments import (
 )
 from ms_lossscale._signatures import check_can_be_called
 from ms_lossscale.overflow_detector import OverflowDetector, default_overflow_detector
+from ms_lossscale.skip_condition import SkipCondition
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +26,8 @@ class Settings:
     """
     The settings of one step.
 
-    Each field is compared across ranks. Clips, decays, gradient transforms and `has_aux` have one entry for each
-    network of the step; the entries of `has_aux` are the same for one network that returns all losses.
+    Each field is compared across ranks. Clips, decays, gradient transforms, `has_aux` and `weighted` have one entry for
+    each network of the step; the entries of `has_aux` are the same for one network that returns all losses.
     """
 
     gradient_accumulation_steps: int
@@ -38,6 +40,8 @@ class Settings:
     after_update: Optional[nn.Cell]
     overflow_detector: OverflowDetector
     max_retries: int
+    weighted: tuple
+    skip_conditions: tuple
     gradients_reduced: Union[bool, str]
 
     def described(self):
@@ -51,8 +55,9 @@ def check_settings(owner, networks, **keywords):
     for each of the `networks`; `gradient_transforms` has them. Returns the Settings of a step that all networks share.
     """
     given = Settings(**keywords)
-    has_aux, clip_norm, clip_value, ema_decay = (
-        one_each(owner, name, keywords[name], networks) for name in ("has_aux", "clip_norm", "clip_value", "ema_decay")
+    has_aux, clip_norm, clip_value, ema_decay, weighted = (
+        one_each(owner, name, keywords[name], networks)
+        for name in ("has_aux", "clip_norm", "clip_value", "ema_decay", "weighted")
     )
     for norm, value in zip(clip_norm, clip_value):
         if norm is not None and value is not None:
@@ -74,6 +79,8 @@ def check_settings(owner, networks, **keywords):
         after_update=_check_after_update(owner, given.after_update),
         overflow_detector=_check_overflow_detector(owner, given.overflow_detector),
         max_retries=check_int_from(owner, "max_retries", given.max_retries, 0),
+        weighted=tuple(check_bool(owner, "weighted", its) for its in weighted),
+        skip_conditions=_check_skip_conditions(owner, given.skip_conditions),
         gradients_reduced=_check_gradients_reduced(owner, given.gradients_reduced),
     )
 
@@ -165,6 +172,49 @@ def _check_overflow_detector(owner, overflow_detector):
         )
     check_can_be_called(owner, "overflow_detector", overflow_detector, 1, its)
     return overflow_detector
+
+
+def conditions_of_each(owner, skip_conditions, networks):
+    """
+    Returns the conditions of each network that decides alone, given a list of lists, or one list whose conditions are
+    copied.
+    """
+    if not isinstance(skip_conditions, (list, tuple)) or not any(
+        isinstance(each, (list, tuple)) for each in skip_conditions
+    ):
+        _check_skip_conditions(owner, skip_conditions)
+        return [copy.deepcopy(skip_conditions) for _ in range(networks)]
+    of_each = one_each(owner, "skip_conditions", skip_conditions, networks)
+    _check_skip_conditions(owner, [condition for its in of_each for condition in its])
+    return of_each
+
+
+def _check_skip_conditions(owner, conditions):
+    if not isinstance(conditions, (list, tuple)):
+        raise TypeError(
+            f"For '{owner}', the argument 'skip_conditions' must be a list or tuple of SkipConditions, but got "
+            f"{describe(conditions)}. Pass a single one as [condition]."
+        )
+    cure = "It gets the loss and the norm of a step, and returns whether to skip it, a bool Tensor of shape ()."
+    for i, condition in enumerate(conditions):
+        name = f"skip_conditions[{i}]"
+        if not isinstance(condition, SkipCondition):
+            raise TypeError(
+                f"For '{owner}', the argument '{name}' must be a SkipCondition, but got {describe(condition)}. Pass "
+                f"NormSpike(max_norm=10.0), say, or derive your own from ms_lossscale.SkipCondition."
+            )
+        if type(condition).construct is SkipCondition.construct:
+            raise TypeError(
+                f"For '{owner}', a skip condition must define 'construct(self, loss, norm)', but "
+                f"'{type(condition).__name__}' does not. {cure}"
+            )
+        check_can_be_called(owner, name, condition, 2, cure)
+        if any(condition is other for other in conditions[:i]):
+            raise ValueError(
+                f"For '{owner}', the argument 'skip_conditions' must not hold the same condition twice, but "
+                f"'{name}' is there before. Construct one for each place."
+            )
+    return tuple(conditions)
 
 
 def _check_gradients_reduced(owner, value):

@@ -8,6 +8,7 @@ from typing import Optional
 
 from mindspore import Parameter, nn
 
+from ms_lossscale import _gradients as gradients
 from ms_lossscale._memory_in_use import MemoryInUse
 from ms_lossscale.forward_state.appearing import Appearing
 
@@ -62,6 +63,21 @@ class ForwardState(nn.Cell):
         return overflow
 
 
+class Mean(nn.Cell):
+    """Leaves gradients as they are: losses are means already, and weigh the same."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+
+    def construct(self, grads, weights):
+        """Returns the gradients, divided by the sum of the weights of the step."""
+        return grads
+
+    def partial(self, grads, cycle_state):
+        """Returns the mean over the calls of a cycle so far, given its sum of gradients."""
+        return gradients.multiply(grads, cycle_state.partial_share())
+
+
 class Clipping(nn.Cell):
     """Clips and measures no gradients."""
 
@@ -88,6 +104,23 @@ class Clipping(nn.Cell):
         return [measure and measure.value_of(*measure.parts()) for measure in self.measures()]
 
 
+class Conditions(nn.Cell):
+    """Skips no step that did not overflow."""
+
+    asks = False
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.conditions = nn.CellList([], auto_prefix=False)
+
+    def construct(self, overflow, losses, grads):
+        """
+        Asks whether to skip a step, unless it overflowed. Returns the answer, the loss and the norm of the gradients;
+        nothing if there are no conditions.
+        """
+        return ()
+
+
 class Alone(nn.Cell):
     """Stands for a process that trains alone, and exchanges nothing."""
 
@@ -102,6 +135,10 @@ class Alone(nn.Cell):
 
     def sum(self, number):
         """Returns the sum of a number over the ranks."""
+        return number
+
+    def sum_like_gradients(self, number):
+        """Returns the sum, or the mean, over the ranks, whichever the gradients become."""
         return number
 
     def are_split(self, weights):

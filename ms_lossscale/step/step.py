@@ -7,11 +7,12 @@ from mindspore import nn, ops
 
 from ms_lossscale._gradients import any_of, of_any_network
 from ms_lossscale._mindspore import Compiled
+from ms_lossscale.step.cause import Cause
 from ms_lossscale.step.cycle_state import CycleState
 from ms_lossscale.step.forward_backward import ForwardsAndBackwards
 from ms_lossscale.step.found_overflow import FoundOverflow
 from ms_lossscale.step.scaling import Scaling, Unscale
-from ms_lossscale.step.stage import Alone, Clipping, ForwardState
+from ms_lossscale.step.stage import Alone, Clipping, Conditions, ForwardState, Mean
 from ms_lossscale.step.update import Undo, Update
 
 
@@ -22,7 +23,7 @@ class Step(nn.Cell):
 
     1. Read the scale once. 2. Copy what the forward will write. 3. Clear an NPU's register; forward and backward.
     4. Unscale. 5. Accumulate; all calls but the last of a cycle end here. 6. Reduce across ranks, and transform. 7. One
-    overflow check. 8. One update of the scale. 9. One branch: update, or undo.
+    overflow check, and conditions. 8. One update of the scale. 9. One branch: update, or undo.
 
     `build.py` chooses stages that do nothing where a training cell does not need one. One network is the case N = 1 of
     several.
@@ -31,7 +32,7 @@ class Step(nn.Cell):
         - **\\*inputs** - The inputs of the networks.
 
     Outputs:
-        Tuple of four: the tuples of losses and of aux, whether the step overflowed, and the scale that was used, of
+        Tuple of four: the tuples of losses and of aux, whether the step was skipped, and the scale that was used, of
         shape :math:`()`, or of shape :math:`(N,)` if each network has its own. Index the result rather than unpack it:
         graph mode warns about unused names.
     """
@@ -42,6 +43,7 @@ class Step(nn.Cell):
         forward_state: ForwardState,
         forwards_and_backwards: ForwardsAndBackwards,
         end: Union[nn.Cell, Compiled],
+        cause: Cause,
         update: Update,
         cycle_state: Optional[CycleState],
         flush_cycle: Union[nn.Cell, Compiled, None],
@@ -52,6 +54,7 @@ class Step(nn.Cell):
         self.forward_state = forward_state
         self.forwards_and_backwards = forwards_and_backwards
         self.end = end
+        self.cause = cause
         self.update = update
         self.cycle_state = cycle_state
         self.flush_cycle = flush_cycle
@@ -65,8 +68,9 @@ class Step(nn.Cell):
 
     def construct(self, *inputs):
         scale, inputs, saved = self.begin(inputs)
-        losses, auxes, grads = self.forwards_and_backwards(scale, inputs)  # 3. Forward and backward, once each.
-        overflow = self.end(grads, scale, saved)
+        # 3. Forward and backward, once each.
+        losses, auxes, grads, weights = self.forwards_and_backwards(scale, inputs)
+        overflow = self.end(grads, losses, weights, scale, saved)
         return losses, auxes, overflow, scale
 
     def overflowed_loss_scales(self, overflowed):
@@ -86,19 +90,36 @@ class Step(nn.Cell):
 
 
 class End(nn.Cell):
-    """Ends a step that is one call: 4 to 9. Returns what :class:`Decision` returns."""
+    """
+    Ends a step that is one call: 4 to 9. Returns what :class:`Decision` returns.
 
-    def __init__(self, forward_state: ForwardState, unscale: Unscale, check: "Check", decision: "Decision") -> None:
+    Inputs:
+        - **grads** (tuple[Tensor]) - The scaled gradients.
+        - **losses** (tuple[Tensor]) - The losses.
+        - **weights** (tuple[Tensor]) - The weight of each network's loss, see :class:`WeightedMean`, or none.
+        - **scale** (Tensor) - The loss scale of the step.
+        - **saved** (tuple[Tensor]) - What the forward wrote, as it was before.
+    """
+
+    def __init__(
+        self,
+        forward_state: ForwardState,
+        unscale: Unscale,
+        mean: Mean,
+        check: "Check",
+        decision: "Decision",
+    ) -> None:
         super().__init__(auto_prefix=False)
         self.forward_state = forward_state
         self.unscale = unscale
+        self.mean = mean
         self.check = check
         self.decision = decision
 
-    def construct(self, grads, scale, saved):
+    def construct(self, grads, losses, weights, scale, saved):
         of_state = self.forward_state.overflowed(saved)  # 3. An overflow may show only in what the forward wrote.
-        grads = self.unscale(grads, scale)  # 4. Unscale in float32.
-        return self.decision(*self.check(grads, of_state, ()), scale, saved)
+        grads = self.mean(self.unscale(grads, scale), weights)  # 4. Unscale in float32.
+        return self.decision(*self.check(grads, of_state, ()), losses, (losses, of_state, ()), scale, saved)
 
 
 class Check(nn.Cell):
@@ -137,28 +158,38 @@ class Check(nn.Cell):
 class Decision(nn.Cell):
     """
     Ends a step that has been checked, which is a call, an accumulation cycle or a cycle that is flushed: updates or
-    undoes. Without `checks`, a step can't overflow.
+    undoes. Without `may_skip`, nothing is ever skipped.
 
     Inputs:
         - **grads**, **overflow**, **flags** - The outputs of :class:`Check`.
+        - **losses** (tuple[Tensor]) - The losses that conditions look at.
+        - **origin** (tuple) - Where an overflow may have come from: the losses and `of_state` of the call, and, within
+          a cycle, whether its last call itself overflowed.
         - **scale** (Tensor) - The loss scale of the step.
         - **saved** (tuple[Tensor]) - What the forward wrote, as it was before.
 
     Outputs:
-        Tensor, whether the step overflowed, bool of shape :math:`()`. It is available once the branch is done.
+        Tensor, whether the step was skipped, bool of shape :math:`()`. It is available once the branch is done.
     """
 
-    def __init__(self, scaling: Scaling, update: Update, undo: Undo, checks: bool) -> None:
+    def __init__(
+        self, conditions: Conditions, cause: Cause, scaling: Scaling, update: Update, undo: Undo, may_skip: bool
+    ) -> None:
         super().__init__(auto_prefix=False)
+        self.conditions = conditions
+        self.cause = cause
         self.scaling = scaling
         self.update = update
         self.undo = undo
-        self._checks = checks
+        self._may_skip = may_skip
 
-    def construct(self, grads, overflow, flags, scale, saved):
-        self.scaling.adjust(scale, overflow)  # 8. One update of the scale.
-        overflow = of_any_network(overflow)
-        if not self._checks:
-            return ops.depend(overflow, self.update(grads))  # 9. Nothing was checked: no branch.
-        done = self.undo(grads, flags, saved) if overflow else self.update(grads)  # 9. One branch.
-        return ops.depend(overflow, done)
+    def construct(self, grads, overflow, flags, losses, origin, scale, saved):
+        skips = of_any_network(overflow)
+        asked = self.conditions(skips, losses, grads)  # 7. Conditions, where nothing overflowed.
+        stands_still = self.cause.stands_still(overflow, *origin) + asked[:1]
+        self.scaling.adjust(scale, overflow, stands_still)  # 8. One update of the scale.
+        if not self._may_skip:
+            return ops.depend(skips, self.update(grads, asked))  # 9. Nothing was checked: no branch.
+        skips = any_of((skips,) + asked[:1])
+        done = self.undo(grads, flags, saved, origin, asked) if skips else self.update(grads, asked)  # 9. One branch.
+        return ops.depend(skips, done)

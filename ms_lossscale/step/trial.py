@@ -41,7 +41,8 @@ class Trial(nn.Cell):
         inputs, saved = self.forward_state.save(self.keep(self.use_parameters(inputs)))
         scale = self.scaling.read()
         # Indexed rather than unpacked: graph mode warns about unused names.
-        grads = self.forwards_and_backwards(scale, inputs)[2]
-        overflow = self.check_of_call(grads, scale, saved)[1]
+        tried = self.forwards_and_backwards(scale, inputs)
+        grads = tried[2]
+        overflow = self.check_of_call(grads, tried[3], scale, saved)[1]
         self.forward_state.restore_call(saved)
         return overflow, self.forwards_and_backwards.packing.any_nonzero(grads)

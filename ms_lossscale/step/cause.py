@@ -1,0 +1,131 @@
+"""What an overflow came from: the forward itself, which no lower scale mends, or the backward."""
+
+from typing import NamedTuple, Optional
+
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+
+from ms_lossscale import _gradients as gradients
+from ms_lossscale import _primitives as prim
+from ms_lossscale._gradients import any_of
+from ms_lossscale.step.stage import Alone
+
+
+class PatientScales(NamedTuple):
+    """
+    Which loss scales stand still if the forward itself was not finite.
+
+    Attributes:
+        losses (numpy.ndarray): For each scale, which losses tell of it, bool of shape (scales, losses).
+        state (numpy.ndarray): For each scale, whether what the forward wrote tells of it, bool.
+        shape (tuple[int, ...]): The shape of the loss scale.
+        ranks (Alone): The ranks that must agree.
+        ranks_of_call (Alone): Those that agree about each call of a cycle.
+    """
+
+    losses: np.ndarray
+    state: np.ndarray
+    shape: tuple[int, ...]
+    ranks: Alone
+    ranks_of_call: Alone
+
+
+class Cause(nn.Cell):
+    """
+    Tells what an overflow came from, if each call is a step. `losses` is their number. `patient` is None if no loss
+    scale stands still because of it.
+    """
+
+    def __init__(self, losses: int, patient: Optional[PatientScales]) -> None:
+        super().__init__(auto_prefix=False)
+        self._finite, self._no = Tensor(np.zeros(losses, bool)), Tensor(False)
+        self.is_asked = patient is not None
+        if patient is not None:
+            self._of_losses, self._of_state = Tensor(patient.losses), Tensor(patient.state)
+            self._has_one_scale = patient.shape == ()
+            self.ranks, self.ranks_of_call = patient.ranks, patient.ranks_of_call
+
+    def of_step(self, losses, of_state):
+        """
+        Returns which losses were not finite, bool of shape :math:`(N,)`, and whether what the forward wrote became so,
+        bool of shape :math:`()`. A ManualStep may have no losses.
+        """
+        return self._of_call(losses, of_state)
+
+    def stands_still(self, overflow, losses, of_state, own):
+        """
+        Returns whether the loss scale stands still, a tuple of one flag in its shape; nothing if none ever does. `own`
+        has, within a cycle, whether the last call itself overflowed.
+        """
+        if not self.is_asked:
+            return ()
+        return (prim.logical_and(overflow, self.ranks.agree(self._of_forward(*self._of_call(losses, of_state)))),)
+
+    def reset(self, after):
+        """Forgets the step, once `after` has been computed. Returns it."""
+        return after
+
+    def _of_call(self, losses, of_state):
+        not_finite = prim.logical_not(gradients.each_finite(losses)) if len(losses) > 0 else self._finite
+        return not_finite, any_of(of_state) if len(of_state) > 0 else self._no
+
+    def _of_forward(self, of_losses, of_state):
+        """Returns, in the shape of the loss scale, whether the forward was not finite."""
+        of_losses = prim.reduce_any(prim.logical_and(self._of_losses, of_losses), (1,))
+        of_forward = prim.logical_or(of_losses, prim.logical_and(self._of_state, of_state))
+        return of_forward.reshape(()) if self._has_one_scale else of_forward
+
+
+class CycleCause(Cause):
+    """
+    Tells the same of an accumulation cycle. Its loss scale does not stand still if a call overflowed whose forward was
+    finite.
+    """
+
+    def __init__(self, losses: int, patient: Optional[PatientScales], prefix: str) -> None:
+        super().__init__(losses, patient)
+        self.loss_not_finite = _flag(f"{prefix}accumulation.loss_not_finite", ())
+        self.state_not_finite = _flag(f"{prefix}accumulation.state_not_finite", ())
+        if patient is not None:
+            self.forward_not_finite = _flag(f"{prefix}accumulation.forward_not_finite", patient.shape)
+            self.backs_off = _flag(f"{prefix}accumulation.backs_off", patient.shape)
+        self.flags = ParameterTuple(self.get_parameters())
+
+    def of_step(self, losses, of_state):
+        of_losses, of_state = self._of_call(losses, of_state)
+        return prim.logical_or(self.loss_not_finite, of_losses), prim.logical_or(self.state_not_finite, of_state)
+
+    def stands_still(self, overflow, losses, of_state, own):
+        if not self.is_asked:
+            return ()
+        of_forward, backs_off = self._with_call(losses, of_state, own)
+        stands_still = prim.logical_and(self.ranks.agree(of_forward), prim.logical_not(self.ranks.agree(backs_off)))
+        return (prim.logical_and(overflow, stands_still),)
+
+    def remember(self, losses, of_state, own):
+        """Remembers a call that is not the last of its cycle, and overflowed."""
+        of_losses, of_any_state = self.of_step(losses, of_state)
+        if self.is_asked:
+            of_forward, backs_off = self._with_call(losses, of_state, own)
+            prim.assign(self.forward_not_finite, of_forward)
+            prim.assign(self.backs_off, backs_off)
+        prim.assign(self.loss_not_finite, prim.reduce_any(of_losses, ()))
+        prim.assign(self.state_not_finite, of_any_state)
+
+    def _with_call(self, losses, of_state, own):
+        """
+        Returns, with those remembered, whether the forward of this call was not finite, and whether it overflowed
+        although it was.
+        """
+        of_forward, backs_off = self._of_forward(*self._of_call(losses, of_state)), self.backs_off
+        for overflow in own:
+            of_call = self.ranks_of_call.agree(of_forward)
+            backs_off = prim.logical_or(backs_off, prim.logical_and(overflow, prim.logical_not(of_call)))
+        return prim.logical_or(self.forward_not_finite, of_forward), backs_off
+
+    def reset(self, after):
+        return ops.depend(after, gradients.assign_zeros(self.flags, after))
+
+
+def _flag(name, shape):
+    return Parameter(Tensor(np.zeros(shape, bool)), name=name, requires_grad=False)

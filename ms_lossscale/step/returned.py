@@ -8,6 +8,8 @@ import ast
 from mindspore import Tensor, ops
 from mindspore import dtype as mstype
 
+from ms_lossscale import _primitives as prim
+
 
 def loss_of(owner, number, output, may_return_tuple):
     """Returns the loss, of any shape, of a network without aux."""

@@ -59,7 +59,8 @@ class Cause(nn.Cell):
         """
         if not self.is_asked:
             return ()
-        return (prim.logical_and(overflow, self.ranks.agree(self._of_forward(*self._of_call(losses, of_state)))),)
+        of_forward = self._of_forward(losses, of_state, overflow)
+        return (prim.logical_and(overflow, self.ranks.agree(of_forward)),)
 
     def reset(self, after):
         """Forgets the step, once `after` has been computed. Returns it."""
@@ -69,8 +70,16 @@ class Cause(nn.Cell):
         not_finite = prim.logical_not(gradients.each_finite(losses)) if len(losses) > 0 else self._finite
         return not_finite, any_of(of_state) if len(of_state) > 0 else self._no
 
-    def _of_forward(self, of_losses, of_state):
-        """Returns, in the shape of the loss scale, whether the forward was not finite."""
+    def _of_forward(self, losses, of_state, overflow):
+        """
+        Returns, in the shape of the loss scale, whether the forward of a call was not finite. Which network wrote what
+        became so is not known. With scales of their own, it counts only if nothing else tells whose overflow it is: no
+        loss, nor the gradients of some.
+        """
+        of_losses, of_state = self._of_call(losses, of_state)
+        if overflow.ndim:
+            untold = prim.logical_and(prim.reduce_all(overflow, ()), prim.logical_not(prim.reduce_any(of_losses, ())))
+            of_state = prim.logical_and(of_state, untold)
         of_losses = prim.reduce_any(prim.logical_and(self._of_losses, of_losses), (1,))
         of_forward = prim.logical_or(of_losses, prim.logical_and(self._of_state, of_state))
         return of_forward.reshape(()) if self._has_one_scale else of_forward
@@ -117,11 +126,12 @@ class CycleCause(Cause):
         Returns, with those remembered, whether the forward of this call was not finite, and whether it overflowed
         although it was.
         """
-        of_forward, backs_off = self._of_forward(*self._of_call(losses, of_state)), self.backs_off
+        of_forward, backs_off = self.forward_not_finite, self.backs_off
         for overflow in own:
-            of_call = self.ranks_of_call.agree(of_forward)
+            of_call = self.ranks_of_call.agree(self._of_forward(losses, of_state, overflow))
+            of_forward = prim.logical_or(of_forward, of_call)
             backs_off = prim.logical_or(backs_off, prim.logical_and(overflow, prim.logical_not(of_call)))
-        return prim.logical_or(self.forward_not_finite, of_forward), backs_off
+        return of_forward, backs_off
 
     def reset(self, after):
         return ops.depend(after, gradients.assign_zeros(self.flags, after))

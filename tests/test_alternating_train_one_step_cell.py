@@ -115,6 +115,8 @@ class TestGan:
             "network_1.step_counters.consecutive_skipped_steps",
             "network_0.step_counters.overflowed",
             "network_1.step_counters.overflowed",
+            "network_0.step_counters.skipped_by_loss",
+            "network_1.step_counters.skipped_by_loss",
             "network_0.loss_scale.clean_steps",
             "alternation.windows",
             "alternation.last_losses",

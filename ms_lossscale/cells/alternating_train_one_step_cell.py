@@ -30,7 +30,7 @@ from ms_lossscale.skip_condition import SkipCondition
 from ms_lossscale.step.build import build_step
 from ms_lossscale.step.forward_backward import inputs_of
 from ms_lossscale.step.optimizers import add_prefix, network_prefix
-from ms_lossscale.step.settings import check_settings, conditions_of_each, transforms_of_each
+from ms_lossscale.step.settings import check_settings_of_each
 from ms_lossscale.step.shared_state import share_state
 from ms_lossscale.step.step_counters import StepCounters
 
@@ -153,44 +153,23 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
         optimizers = check_cells(owner, "optimizers", optimizers)
         check_one_each(owner, networks, optimizers)
         count = len(networks)
-        settings = [
-            check_settings(
-                owner,
-                1,
-                gradient_accumulation_steps=gradient_accumulation_steps,
-                clip_norm=[its_norm],
-                clip_value=[its_value],
-                ema_decay=[its_decay],
-                has_aux=[its_has_aux],
-                forward_state=forward_state,
-                gradient_transforms=[its_transforms],
-                after_update=its_update,
-                overflow_detector=overflow_detector,
-                max_retries=max_retries,
-                weighted=[its_weighted],
-                skip_conditions=its_conditions,
-                gradients_reduced=gradients_reduced,
-            )
-            for (
-                its_norm,
-                its_value,
-                its_decay,
-                its_has_aux,
-                its_weighted,
-                its_transforms,
-                its_conditions,
-                its_update,
-            ) in zip(
-                one_each(owner, "clip_norm", clip_norm, count),
-                one_each(owner, "clip_value", clip_value, count),
-                one_each(owner, "ema_decay", ema_decay, count),
-                one_each(owner, "has_aux", has_aux, count),
-                one_each(owner, "weighted", weighted, count),
-                transforms_of_each(owner, gradient_transforms, count),
-                conditions_of_each(owner, skip_conditions, count),
-                one_each(owner, "after_update", after_update, count),
-            )
-        ]
+        settings = check_settings_of_each(
+            owner,
+            count,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            clip_norm=clip_norm,
+            clip_value=clip_value,
+            ema_decay=ema_decay,
+            has_aux=has_aux,
+            forward_state=forward_state,
+            gradient_transforms=gradient_transforms,
+            after_update=after_update,
+            overflow_detector=overflow_detector,
+            max_retries=max_retries,
+            weighted=weighted,
+            skip_conditions=skip_conditions,
+            gradients_reduced=gradients_reduced,
+        )
         super().__init__(
             networks,
             optimizers,

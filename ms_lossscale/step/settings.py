@@ -49,6 +49,10 @@ class Settings:
         return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
 
+# What may be a list with one entry for each network of a step.
+_OF_NETWORKS = ("has_aux", "clip_norm", "clip_value", "ema_decay", "weighted")
+
+
 def check_settings(owner, networks, **keywords):
     """
     Checks the keywords that all training cells have, the fields of :class:`Settings`. What may be a list gets an entry
@@ -56,8 +60,7 @@ def check_settings(owner, networks, **keywords):
     """
     given = Settings(**keywords)
     has_aux, clip_norm, clip_value, ema_decay, weighted = (
-        one_each(owner, name, keywords[name], networks)
-        for name in ("has_aux", "clip_norm", "clip_value", "ema_decay", "weighted")
+        one_each(owner, name, keywords[name], networks) for name in _OF_NETWORKS
     )
     for norm, value in zip(clip_norm, clip_value):
         if norm is not None and value is not None:
@@ -83,6 +86,25 @@ def check_settings(owner, networks, **keywords):
         skip_conditions=_check_skip_conditions(owner, given.skip_conditions),
         gradients_reduced=_check_gradients_reduced(owner, given.gradients_reduced),
     )
+
+
+def check_settings_of_each(owner, networks, **keywords):
+    """
+    Checks the same keywords for networks that decide alone. What may be a list gets an entry for each. Returns a list
+    of their Settings.
+    """
+    one_network = {name: one_each(owner, name, keywords[name], networks) for name in _OF_NETWORKS}
+    one_network["gradient_transforms"] = transforms_of_each(owner, keywords["gradient_transforms"], networks)
+    one_step = {
+        "after_update": one_each(owner, "after_update", keywords["after_update"], networks),
+        "skip_conditions": _conditions_of_each(owner, keywords["skip_conditions"], networks),
+    }
+    settings = []
+    for i in range(networks):
+        its = {name: [values[i]] for name, values in one_network.items()}
+        its.update((name, values[i]) for name, values in one_step.items())
+        settings.append(check_settings(owner, 1, **{**keywords, **its}))
+    return settings
 
 
 class CallOfMethod(nn.Cell):
@@ -174,7 +196,7 @@ def _check_overflow_detector(owner, overflow_detector):
     return overflow_detector
 
 
-def conditions_of_each(owner, skip_conditions, networks):
+def _conditions_of_each(owner, skip_conditions, networks):
     """
     Returns the conditions of each network that decides alone, given a list of lists, or one list whose conditions are
     copied.

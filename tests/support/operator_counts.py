@@ -57,11 +57,7 @@ def momentum(network):
 
 
 def operators(folder, cell, *inputs):
-    """
-    Compiles the cell for the inputs. Returns a Counter of its operators in all branches. MindSpore decides whether to
-    save graphs at all when it compiles the first one of a process.
-    """
-    os.environ["MS_DEV_SAVE_GRAPHS"] = "2"
+    """Compiles the cell for the inputs. Returns a Counter of its operators in all branches."""
     os.environ["MS_DEV_SAVE_GRAPHS_PATH"] = str(folder)
     cell.set_train().compile(*inputs)
     # The final graphs have this name.
@@ -88,6 +84,8 @@ def gan(folder, losses, **keywords):
 
 
 def main():
+    # MindSpore decides whether to save graphs when it compiles the first one of a process, if only of one operator.
+    os.environ["MS_DEV_SAVE_GRAPHS"] = "2"
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
     folder = Path(sys.argv[1])
     counts = {

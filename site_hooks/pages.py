@@ -48,6 +48,7 @@ CHINESE_TITLES = {
     "api/index.md": "API概览",
     "api/training_cells.md": "训练Cell (API)",
     "api/loss_scales.md": "损失缩放 (API)",
+    "api/skip_conditions.md": "跳过条件 (API)",
     "api/overflow.md": "溢出检测 (API)",
     "api/callbacks.md": "回调 (API)",
     "api/diagnosis.md": "诊断 (API)",

@@ -230,6 +230,13 @@ def test_mindformers(mode, tmp_path):
     assert 0 < after.global_norm < np.inf
 
 
+def test_loss_per_token(mode, tmp_path):
+    """Each call's loss is divided, or the sum of the gradients, which rounds differently."""
+    before, after = (run(tmp_path, "Loss per token", kind) for kind in ("Before", "After"))
+    assert_same_weights(before, after, CLIPPED)
+    assert after.cell.counters()["applied_steps"] == 4
+
+
 def test_zero_of_mindone(mode, tmp_path):
     """On one rank, against the same cell: what several ranks do, `test_sharded_optimizer.py` compares."""
     one_call = ("accumulation_steps=2", "accumulation_steps=1")
@@ -352,4 +359,4 @@ def test_the_table_leads_to_every_section():
 
 def test_every_pair_is_compared():
     """A pair that is added to the page needs a test of its own above."""
-    assert sum("After" in snippets for snippets in SECTIONS.values()) == 18
+    assert sum("After" in snippets for snippets in SECTIONS.values()) == 20

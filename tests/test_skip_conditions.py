@@ -121,7 +121,7 @@ def test_a_skipped_step_changes_only_the_counters(mode, scale):
     assert changed(before, after) - {"clipping.root"} == {
         "step_counters.skipped_steps",
         "step_counters.consecutive_skipped_steps",
-        "step_counters.skipped_by_condition",
+        "step_counters.skip_reasons",
     }
     assert bool(overflow) and float(used) == (1.0 if scale == "none" else 2.0**10)
     assert trained.counters() == {
@@ -142,7 +142,7 @@ def test_what_is_left_out_is_as_if_it_had_not_been(mode):
         if norm < 10:
             without(with_norm(norm))
     different = changed(state(with_spikes), state(without))
-    assert different == {"step_counters.skipped_steps", "step_counters.skipped_by_condition"}
+    assert different == {"step_counters.skipped_steps", "step_counters.skip_reasons"}
     assert with_spikes.get_loss_scale() == 2.0**11
 
 

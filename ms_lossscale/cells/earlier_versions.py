@@ -128,7 +128,7 @@ def other_steps(saved, length, steps):
 
 def _unknown_to_0_3(step):
     """Returns the state of a step that 0.1 to 0.3 did not save."""
-    unknown = step.update.step_counters.of_reasons()
+    unknown = [step.update.step_counters.skip_reasons]
     if step.cycle_state is not None:
         unknown += [*step.cycle_state.weights, step.cycle_state.is_weighted, *step.cause.flags]
     return unknown

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Optional, Union
 
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, Tensor, get_auto_parallel_context, nn
 from mindspore import dtype as mstype
 
 from ms_lossscale._arguments import OneOrEach, one_each
@@ -51,7 +51,11 @@ class TrainingState(ChecksKeywords, FixedAttributes):
     def _ranks(self, grad_reducer, settings):
         if settings.gradients_reduced:
             return AgreeingRanks(settings.gradients_reduced)
-        return Alone() if self.parallel_mode == "stand_alone" else Ranks(grad_reducer, self.mean)
+        return (
+            Alone()
+            if self.parallel_mode == "stand_alone"
+            else Ranks(grad_reducer, get_auto_parallel_context("gradients_mean"))
+        )
 
     def _outputs_of_call(self, owner, outputs):
         """
@@ -190,10 +194,10 @@ class TrainingState(ChecksKeywords, FixedAttributes):
         A ManualStep knows of its loss only what is passed to its `end`.
 
         Returns:
-            dict from these names to ints. If networks share the check, `gradients` is a list with one for each, of
-            which several may count a step. A list of such dicts if each network has its own overflow check.
+            dict from these names to ints, whose sum is the number of skipped steps. A list of such dicts if each
+            network has its own overflow check. :meth:`overflowed_parameters` tells whose gradients it were last.
         """
-        return self._of_steps([step.update.step_counters.reasons_as_dict() for step in self.steps])
+        return self._of_steps([step.update.step_counters.reasons() for step in self.steps])
 
     def steps_made(self) -> int:
         """Reads how many steps there were, skipped ones included."""

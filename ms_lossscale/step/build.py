@@ -120,7 +120,8 @@ class _Stages:
         self._mean = self._make_mean()
         self._cause = self._make_cause(loss_scales, prefix)
         conditions = self._make_conditions()
-        step_counters = StepCounters(self.weights, prefix, settings.max_retries > 0, conditions.asks)
+        all_weights = [weight for its in self.weights for weight in its]
+        step_counters = StepCounters(all_weights, prefix, settings.max_retries > 0, conditions.asks)
         averages = zip(settings.ema_decay, self.weights)
         self._update = Update(
             self._clipping,

@@ -3,7 +3,7 @@
 from typing import NamedTuple, Optional
 
 import numpy as np
-from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, nn
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
@@ -38,19 +38,23 @@ class Cause(nn.Cell):
 
     def __init__(self, losses: int, patient: Optional[PatientScales]) -> None:
         super().__init__(auto_prefix=False)
-        self._finite, self._no = Tensor(np.zeros(losses, bool)), Tensor(False)
+        self._no = Tensor(False)
         self.is_asked = patient is not None
         if patient is not None:
+            self._finite = Tensor(np.zeros(losses, bool))
             self._of_losses, self._of_state = Tensor(patient.losses), Tensor(patient.state)
             self._has_one_scale = patient.shape == ()
             self.ranks, self.ranks_of_call = patient.ranks, patient.ranks_of_call
 
     def of_step(self, losses, of_state):
         """
-        Returns which losses were not finite, bool of shape :math:`(N,)`, and whether what the forward wrote became so,
-        bool of shape :math:`()`. A ManualStep may have no losses.
+        Returns whether a loss was not finite, and whether what the forward wrote became so, bools of shape :math:`()`,
+        and ends the step. A ManualStep may have no losses.
         """
-        return self._of_call(losses, of_state)
+        loss = self._no
+        if len(losses) > 0:
+            loss = prim.logical_not(prim.reduce_all(gradients.each_finite(losses), ()))
+        return loss, any_of(of_state) if len(of_state) > 0 else self._no
 
     def stands_still(self, overflow, losses, of_state, own):
         """
@@ -62,21 +66,14 @@ class Cause(nn.Cell):
         of_forward = self._of_forward(losses, of_state, overflow)
         return (prim.logical_and(overflow, self.ranks.agree(of_forward)),)
 
-    def reset(self, after):
-        """Forgets the step, once `after` has been computed. Returns it."""
-        return after
-
-    def _of_call(self, losses, of_state):
-        not_finite = prim.logical_not(gradients.each_finite(losses)) if len(losses) > 0 else self._finite
-        return not_finite, any_of(of_state) if len(of_state) > 0 else self._no
-
     def _of_forward(self, losses, of_state, overflow):
         """
         Returns, in the shape of the loss scale, whether the forward of a call was not finite. Which network wrote what
         became so is not known. With scales of their own, it counts only if nothing else tells whose overflow it is: no
         loss, nor the gradients of some.
         """
-        of_losses, of_state = self._of_call(losses, of_state)
+        of_losses = prim.logical_not(gradients.each_finite(losses)) if len(losses) > 0 else self._finite
+        of_state = any_of(of_state) if len(of_state) > 0 else self._no
         if overflow.ndim:
             untold = prim.logical_and(prim.reduce_all(overflow, ()), prim.logical_not(prim.reduce_any(of_losses, ())))
             of_state = prim.logical_and(of_state, untold)
@@ -101,8 +98,16 @@ class CycleCause(Cause):
         self.flags = ParameterTuple(self.get_parameters())
 
     def of_step(self, losses, of_state):
-        of_losses, of_state = self._of_call(losses, of_state)
-        return prim.logical_or(self.loss_not_finite, of_losses), prim.logical_or(self.state_not_finite, of_state)
+        loss, state = self._with_earlier(losses, of_state)
+        gradients.assign_zeros(self.flags, (loss, state))
+        return loss, state
+
+    # Graph mode does not know `super()` here.
+    _of_call = Cause.of_step
+
+    def _with_earlier(self, losses, of_state):
+        loss, state = self._of_call(losses, of_state)
+        return prim.logical_or(self.loss_not_finite, loss), prim.logical_or(self.state_not_finite, state)
 
     def stands_still(self, overflow, losses, of_state, own):
         if not self.is_asked:
@@ -113,13 +118,13 @@ class CycleCause(Cause):
 
     def remember(self, losses, of_state, own):
         """Remembers a call that is not the last of its cycle, and overflowed."""
-        of_losses, of_any_state = self.of_step(losses, of_state)
+        loss, state = self._with_earlier(losses, of_state)
         if self.is_asked:
             of_forward, backs_off = self._with_call(losses, of_state, own)
             prim.assign(self.forward_not_finite, of_forward)
             prim.assign(self.backs_off, backs_off)
-        prim.assign(self.loss_not_finite, prim.reduce_any(of_losses, ()))
-        prim.assign(self.state_not_finite, of_any_state)
+        prim.assign(self.loss_not_finite, loss)
+        prim.assign(self.state_not_finite, state)
 
     def _with_call(self, losses, of_state, own):
         """
@@ -132,9 +137,6 @@ class CycleCause(Cause):
             of_forward = prim.logical_or(of_forward, of_call)
             backs_off = prim.logical_or(backs_off, prim.logical_and(overflow, prim.logical_not(of_call)))
         return of_forward, backs_off
-
-    def reset(self, after):
-        return ops.depend(after, gradients.assign_zeros(self.flags, after))
 
 
 def _flag(name, shape):

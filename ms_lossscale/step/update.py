@@ -112,6 +112,5 @@ class Undo(nn.Cell):
     def construct(self, grads, flags, saved, origin, asked):
         self.forward_state.restore_step(saved)
         are_finite = flags[0] if flags else self.packing.each_finite(grads)
-        losses, state = self.cause.of_step(origin[0], origin[1])
-        counted = self.step_counters.count_skipped(self.packing.by_weight(are_finite), losses, state, asked[:1])
-        return self.cause.reset(counted)
+        loss, state = self.cause.of_step(origin[0], origin[1])
+        return self.step_counters.count_skipped(self.packing.by_weight(are_finite), loss, state, asked[:1])

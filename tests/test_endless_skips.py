@@ -12,12 +12,14 @@ from support.linear_pair import Trained
 from support.networks import Linear, batch, batch_for
 from support.python_process import skip_with_older_mindspore
 from support.retried_networks import SteepBackward, inputs
+from support.sloped_networks import cell, with_norm
 from test_accumulation import Saturating, saturating_batch
 from test_overflow_in_the_forward import BehindStopGradient, overflowing
 
 from ms_lossscale import (
     DynamicLossScale,
     ManualStep,
+    NormSpike,
     ScaledTrainOneStepCell,
     advise_float32,
     emulation,
@@ -209,6 +211,49 @@ def test_a_training_that_recovers_says_nothing(mode, few):
         # Once between two looks, and twice while it is looked at.
         for i in range(25):
             cell(*(good if i in (4, 16, 24) else bad))
+
+
+def spiky(loss_scale):
+    return cell(loss_scale, skip_conditions=[NormSpike(max_norm=10.0)])
+
+
+@quick_in_pynative_mode
+@pytest.mark.parametrize("min_loss_scale", [1.0, 2.0**10], ids=["above the floor", "at the floor"])
+def test_a_condition_that_skips_each_step(mode, few, min_loss_scale):
+    its = spiky(DynamicLossScale(2.0**10, min_loss_scale=min_loss_scale))
+    its(with_norm(1.0))
+    message = warning_of(its, (with_norm(64.0),), calls=9)
+    assert message.startswith(
+        "For 'ScaledTrainOneStepCell', the last 9 steps, all since step 2, were skipped, now at a loss scale of 1024, "
+        "so that no weight changes any more: in the last 2 skips all gradients were finite; the loss was finite; a "
+        "condition asked for all of them: NormSpike(max_norm=10.0). What to try: nothing overflows, so leave the loss "
+        "scale as it is, and look at the condition and its threshold. "
+    )
+    assert 'With clip_norm=float("inf"), grad_norm() tells the norm of each step: a larger max_norm' in message
+    assert not any(word in message for word in ("min_loss_scale", "locate_overflow", "advise_float32"))
+
+
+@quick_in_pynative_mode
+def test_few_skips_by_a_condition_at_the_floor_say_nothing(mode, few):
+    its = spiky(DynamicLossScale(2.0**10, min_loss_scale=2.0**10))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        # Three in a row around the look at the 8th call: an overflow would be told of there.
+        for i in range(24):
+            its(with_norm(64.0 if i in (6, 7, 8, 9) else 1.0))
+    assert its.counters()["skipped_by_condition"] == 4
+
+
+@quick_in_pynative_mode
+def test_some_skips_are_by_a_condition(mode, few):
+    its = spiky(DynamicLossScale(2.0**10))
+    with pytest.warns(RuntimeWarning) as caught:
+        for i in range(10):
+            its(with_norm(np.inf if i == 9 else 64.0))
+    assert (
+        "in the last 2 skips the gradients of slopes.weight (1) were not finite; the loss was not finite in 1 of them; "
+        "a condition asked for 1 of them: NormSpike(max_norm=10.0). What to try: no loss scale fixes a loss"
+    ) in str(caught[0].message)
 
 
 @quick_in_graph_mode

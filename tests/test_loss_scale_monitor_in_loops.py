@@ -31,7 +31,7 @@ def manual(network=None, jit=False, **keywords):
     def train_step(x, y):
         x, y = step.begin(x, y)
         (_, loss), grads = value_and_grad(x, y)
-        return loss, step.end(grads)
+        return loss, step.end(grads, loss=loss)
 
     return step, mindspore.jit(train_step) if jit else train_step
 
@@ -44,7 +44,7 @@ def in_loop(cell, call, batches, monitor, epochs=1, flush=False, inputs=True):
                 monitor.after_step(*call(*batch), inputs=batch if inputs else None)
             if flush:
                 cell.flush()
-                monitor.after_epoch()
+            monitor.after_epoch()
 
 
 def text(path):
@@ -72,7 +72,7 @@ def test_rows_lines_and_scalars_are_those_of_model(mode, jit, capsys, tmp_path):
     assert lines(capsys) == printed
     in_loop(*manual(jit=jit, **keywords), batches, monitor("manual"), epochs=2)
     assert lines(capsys) == printed
-    assert len(printed) == 4 + 5
+    assert len(printed) == (4 + 1) + (5 + 1)
     assert text("model.csv") == text("loop.csv") == text("manual.csv")
     assert [row["skipped"] for row in rows("manual.csv")] == ["0", "1", "1", "0", "0"] * 2
     # As text, in which NaN is equal to itself.
@@ -100,7 +100,12 @@ def test_a_cycle_that_is_flushed_is_of_the_last_step(mode, capsys):
     assert [row["step"] for row in written] == ["1", "2", "3", "3", "4", "5", "6", "6"]
     assert [row["skipped"] for row in written] == ["0", "0", "0", "1", "0", "0", "0", "1"]
     assert [float(row["loss_scale"]) for row in written] == [1024.0] * 4 + [512.0] * 4
-    assert [line.partition(" at")[0] for line in lines(capsys)] == ["call 3: overflow", "call 6: overflow"]
+    assert [line.partition(" at loss")[0] for line in lines(capsys)] == [
+        "call 3: overflow",
+        "calls 1 to 3: 1 cycle skipped: 1 with a loss that was not finite",
+        "call 6: overflow",
+        "calls 4 to 6: 1 cycle skipped: 1 with a loss that was not finite",
+    ]
 
 
 @quick_in_pynative_mode

@@ -1,5 +1,6 @@
 """plot_scale: a picture of what LossScaleMonitor wrote."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +9,16 @@ from matplotlib import image
 from matplotlib.axes import Axes
 from support.linear_pair import CELLS, Trained
 from support.python_process import run_python
+from support.retried_networks import inputs
+from test_bad_batches import bad, good, patient, steep, trained
 from test_loss_scale_monitor import train
 from test_summary import BATCHES, batches_for
 
-from ms_lossscale import DynamicLossScale, LossScaleMonitor, SimultaneousTrainOneStepCell, plot_scale
+from ms_lossscale import DynamicLossScale, LossScaleMonitor, NormSpike, SimultaneousTrainOneStepCell, plot_scale
 
 pytestmark = pytest.mark.long
+
+module = sys.modules["ms_lossscale.plot_scale"]
 
 
 @pytest.fixture
@@ -40,10 +45,10 @@ def test_what_it_draws(kind, drawn):
         numbers, scales = drawn["network 0: loss scale"][0]
         assert (numbers, scales) == ([1, 2, 3, 4, 5], [1024.0, 1024.0, 512.0, 256.0, 256.0])
         assert drawn["network 1: loss scale"][0][1] == [1024.0, 1024.0, 2048.0, 1024.0, 1024.0]
-        assert drawn["network 0: skipped: gradients overflowed (2 steps)"][0][0] == [2, 3]
+        assert drawn["network 0: skipped: the loss was not finite (2 steps)"][0][0] == [2, 3]
     else:
         assert drawn["loss scale"][0][0] == [1, 2, 3, 4, 5]
-        assert drawn["skipped: gradients overflowed (2 steps)"][0][0] == [2, 3]
+        assert drawn["skipped: the loss was not finite (2 steps)"][0][0] == [2, 3]
     assert not any("done again" in label for label in drawn)
 
 
@@ -70,6 +75,7 @@ def test_a_loss_scale_for_each_network(drawn):
     assert drawn["loss scale of network 1"][0][1] == [2.0**12] * 2
 
 
+# Files without a column for the reason, as earlier versions wrote them.
 HEADER = "step,network,loss,loss_scale,skipped,applied_steps,skipped_steps,consecutive_skipped_steps,retries\n"
 
 
@@ -110,7 +116,34 @@ def test_trainings_in_one_file_are_drawn_one_after_the_other(kind, drawn):
     plot_scale("scale.csv")
     of_first = "network 0: " if kind == "alternating" else ""
     assert drawn[f"{of_first}loss scale"][0][0] == list(range(1, 11))
-    assert drawn[f"{of_first}skipped: gradients overflowed (4 steps)"][0][0] == [2, 3, 7, 8]
+    assert drawn[f"{of_first}skipped: the loss was not finite (4 steps)"][0][0] == [2, 3, 7, 8]
+
+
+def test_each_kind_of_skipped_steps_is_marked_differently(drawn, monkeypatch):
+    marks, mark = {}, module._mark
+
+    def recorded(axes, number, values, which, label, marker, color):
+        if which.any():
+            marks[label] = (marker, color)
+        return mark(axes, number, values, which, label, marker, color)
+
+    monkeypatch.setattr(module, "_mark", recorded)
+    cell = trained(patient(), skip_conditions=[NormSpike(max_norm=10.0)])
+    monitor = LossScaleMonitor(csv="scale.csv")
+    with monitor.watching(cell):
+        for batch in (good(), inputs(11.0), bad(), steep(), inputs(11.0)):
+            monitor.after_step(*cell(*batch))
+    plot_scale("scale.csv")
+    assert drawn["skipped by a condition (2 steps)"][0][0] == [2, 5]
+    assert drawn["skipped: the loss was not finite (1 step)"][0][0] == [3]
+    assert drawn["skipped: overflow (1 step)"][0][0] == [4]
+    assert len(marks) == len(set(marks.values())) == 3
+
+
+def test_a_step_of_which_only_an_earlier_version_told(drawn):
+    Path("scale.csv").write_text(HEADER + "1,0,0.5,1024.0,0,1,0,0,0\n2,0,0.5,1024.0,1,1,1,1,0\n")
+    plot_scale("scale.csv")
+    assert drawn["skipped: overflow (1 step)"][0][0] == [2]
 
 
 @pytest.mark.parametrize("picture", ["picture", "picture.xyz", ""])

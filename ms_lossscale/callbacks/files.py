@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import io
 import os
+import shutil
 import time
 import uuid
 import warnings
@@ -11,6 +12,8 @@ from csv import writer
 
 from mindspore import SummaryRecord, Tensor
 from mindspore import dtype as mstype
+
+from ms_lossscale._output import replacing
 
 
 def _warn_of_failed_file(argument, path, error):
@@ -29,7 +32,7 @@ class CsvFile:
     Writes the rows of a training as they come, and only whole rows.
 
     If the file can't be written any more, it warns once, and the training goes on. An existing file with the same
-    columns is continued.
+    columns is continued. One that lacks the last column, of an earlier version, first gets it.
     """
 
     def __init__(self, path, columns):
@@ -42,6 +45,13 @@ class CsvFile:
         header = ",".join(self._columns).encode()
         # A file that is not regular, such as /dev/null, has nothing to continue.
         before = self._path.read_bytes() if self._path.is_file() else b""
+        if before and before.splitlines()[0] == header.rpartition(b",")[0]:
+            try:
+                before = self._with_last_column(before, header)
+            except OSError as error:
+                self._has_failed = True
+                _warn_of_failed_file("csv", self._path, error)
+                return
         if before and before.splitlines()[0] != header:
             raise ValueError(
                 f"For 'LossScaleMonitor', the argument 'csv' is {str(self._path)!r}, which has other columns than "
@@ -54,6 +64,16 @@ class CsvFile:
                 file.truncate(whole)
         if not whole:
             self._write(header + b"\r\n")
+
+    def _with_last_column(self, before, header):
+        """Adds the last column to a file, empty in all its rows. Returns the file's new bytes."""
+        _, *rows = before[: before.rfind(b"\n") + 1].splitlines()
+        after = b"\r\n".join([header, *(row + b"," for row in rows), b""])
+        path = self._path.resolve()
+        with replacing(path) as part:
+            part.write_bytes(after)
+            shutil.copymode(path, part)
+        return after
 
     def append(self, rows):
         """Writes rows to the end of the file."""

@@ -24,8 +24,11 @@ _STEPS = 50
 
 class LossScaleMonitor(Callback):
     """
-    Prints the loss, the loss scale and the counters of a training cell. For every skipped step, it prints the new scale
-    and the parameters whose gradients were not finite.
+    Prints the loss, the loss scale and the counters of a training cell. For every skipped step, it prints why it was
+    skipped: a condition asked for it, the loss was not finite and the scale stays
+    (``backoff_if_loss_not_finite=False``), or an overflow, with the new scale and the parameters whose gradients were
+    not finite. At the end of an epoch it sums up how many steps were skipped, by the reasons of
+    :meth:`ScaledTrainOneStepCell.skip_reasons`.
 
     It is a callback of :class:`mindspore.train.Model`. In a loop of your own, around a training cell or a
     :class:`ManualStep`, it does the same with :meth:`watching` and :meth:`after_step`.
@@ -59,7 +62,9 @@ class LossScaleMonitor(Callback):
             ``100`` .
         csv (str, optional): A file that gets a row for each step; with an :class:`AlternatingTrainOneStepCell`, a row
             for each of its networks. Several loss scales of one step are written as
-            ``65536.0/4096.0``. An existing file of this kind is continued. Default: ``None`` .
+            ``65536.0/4096.0``. The last column, `skip_reasons`, has the reason of a step that was skipped, as in
+            :meth:`ScaledTrainOneStepCell.skip_reasons`; of several skipped steps, all their reasons. An existing file
+            of this kind is continued; one of an earlier version gets this column, empty so far. Default: ``None`` .
         max_consecutive_skips (int, optional): Stops the training when this many steps in a row were skipped. Default:
             ``None`` , which only warns when a :class:`DynamicLossScale` has fallen to its `min_loss_scale` and steps
             are still skipped.
@@ -97,6 +102,7 @@ class LossScaleMonitor(Callback):
         step 2: loss 0, loss scale 1024, 2 applied, 0 skipped
         step 3: overflow at loss scale 1024, skipped (1 in a row), now 512; not finite: weight, bias (2 of 2 gradients)
         step 4: loss 0.81, loss scale 512, 3 applied, 1 skipped
+        steps 1 to 4: 1 skipped: 1 with a loss that was not finite
 
         The same in a loop of your own, which goes on with the same cell:
 
@@ -109,6 +115,7 @@ class LossScaleMonitor(Callback):
         step 2: loss 0.00656101, loss scale 512, 5 applied, 1 skipped in all
         step 3: overflow at loss scale 512, skipped (1 in a row), now 256; not finite: weight, bias (2 of 2 gradients)
         step 4: loss 0.643043, loss scale 256, 6 applied, 2 skipped in all
+        steps 1 to 4: 1 skipped: 1 with a loss that was not finite
     """
 
     def __init__(
@@ -192,11 +199,13 @@ class LossScaleMonitor(Callback):
     def _end_epoch(self, step):
         self._read()
         self._read_flush()
+        self._sum_up()
         self._look_at_weights(step, _STEPS)
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
         """Reads what a callback after this one has flushed at the end of the epoch before."""
         self._read_flush()
+        self._sum_up()
 
     def on_train_end(self, run_context: RunContext) -> None:
         """Reads what a callback after this one has flushed at the end of the last epoch, and closes the summary."""
@@ -204,6 +213,7 @@ class LossScaleMonitor(Callback):
 
     def _end(self, step):
         self._read_flush()
+        self._sum_up()
         self._look_at_weights(step, 1)
         self._close_event_files()
 
@@ -379,6 +389,16 @@ class LossScaleMonitor(Callback):
             for each, record in zip(self._watched, records):
                 each.warn_of_unreached(record)
 
+    def _sum_up(self):
+        """Prints how many steps were skipped since it did, by reason, if any were."""
+        sums = [each.sum_up() for each in self._watched]
+        told = [what for _, what in sums if what]
+        if told:
+            call = self._watched[0].call
+            (first, last), _ = sums[0]
+            calls = f"{call} {first}" if first == last else f"{call}s {first} to {last}"
+            print(f"{calls}: {'; '.join(told)}", flush=True)
+
     def _write(self, rows):
         if self._csv is not None:
             self._csv.append(rows)
@@ -418,9 +438,14 @@ class LossScaleMonitor(Callback):
                 f"The batch could not be saved: {str(self._save_batch)!r} can't be written: {error.strerror} (errno "
                 f"{error.errno})."
             )
-        what = "forward" if watched.series.is_manual else "network"
+        what, batch = "network", f"tuple(np.load({str(self._save_batch)!r}).values())"
+        if watched.series.is_manual:
+            what = "forward"
+        if watched.series.shows_no_overflow():
+            parameters = "step.parameters, " if watched.series.is_manual else ""
+            return f"The batch was saved: profile_gradients({what}, {parameters}[{batch}]) shows its gradients."
         return (
-            f"The batch was saved: locate_overflow({what}, tuple(np.load({str(self._save_batch)!r}).values()), "
+            f"The batch was saved: locate_overflow({what}, {batch}, "
             f"loss_scale={written_scale(watched.series.overflowed_scale())})."
         )
 

@@ -1,6 +1,7 @@
 """What a monitor knows of a training cell's steps. It is read from copies, some time after the steps."""
 
 import warnings
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -10,8 +11,26 @@ from ms_lossscale._output import LossScaleValues, counted, written_scale
 from ms_lossscale._values import as_array
 from ms_lossscale.callbacks.unreached import Unreached
 from ms_lossscale.cells.endless_skips import OTHER_SYMPTOMS, SkippedSeries
+from ms_lossscale.cells.skip_reasons import (
+    CONDITION,
+    DETECTOR,
+    FORWARD_STATE,
+    GRADIENTS,
+    LOSS,
+    SkipReasons,
+    described_conditions,
+    who_told,
+)
 
 _MOST_NAMES = 5
+# What a sum says of each reason.
+_PHRASES = {
+    CONDITION: "by a condition",
+    LOSS: "with a loss that was not finite",
+    FORWARD_STATE: "as what the forward wrote was not finite",
+    GRADIENTS: "with gradients that were not finite",
+    DETECTOR: "by the overflow detector alone",
+}
 
 
 class Record(NamedTuple):
@@ -28,12 +47,14 @@ class Record(NamedTuple):
     next_loss_scale: LossScaleValues
     overflowed_parameters: str
     retries: int
+    skip_reasons: str
 
 
 class Snapshot(NamedTuple):
     """Copies, in tuples, of what the next step will change; `retries` is empty if they are not counted."""
 
     counts: tuple
+    reasons: tuple
     overflowed: tuple
     retries: tuple
     scales: tuple
@@ -58,6 +79,7 @@ class WatchedStep:
         self._skipped_steps = counters["skipped_steps"]
         self.consecutive = counters["consecutive_skipped_steps"]
         self._retries = counters.get("retries", 0)
+        self._reasons = SkipReasons(step)
         self._scale_before = LossScaleValues(loss_scale.get_loss_scale() for loss_scale in step.scaling.loss_scales)
         self._applied_before = self._applied_steps
         # The counters go on where an earlier training ended, the numbers of the lines begin anew.
@@ -70,6 +92,10 @@ class WatchedStep:
         self.batch = None
         self._is_in_overflow = False
         self._overflowed = []
+        # Why the steps that were read last were skipped.
+        self._why = {}
+        # The same of all since the sum was told, the first call of these, and the last one.
+        self._sum, self._first, self._last = Counter(), None, None
         # The steps that were skipped since the last applied one.
         self.series = SkippedSeries(step)
         # The numbers of the loss scales that it has warned of.
@@ -85,7 +111,8 @@ class WatchedStep:
         retries = (counters.retries,) if counters.counts_retries else ()
         scales = tuple(loss_scale.scale_value for loss_scale in self._step.scaling.loss_scales)
         norms = tuple(part for measure in self._measures if measure is not None for part in measure.parts())
-        return Snapshot(*map(gradients.copy, (counts, (counters.overflowed,), retries, scales, norms)))
+        reasons = (self._reasons.counts,)
+        return Snapshot(*map(gradients.copy, (counts, reasons, (counters.overflowed,), retries, scales, norms)))
 
     def has_decided_since(self, snapshot):
         """Returns whether a step was applied or skipped since the last one that was read."""
@@ -114,9 +141,13 @@ class WatchedStep:
         if self.consecutive <= skipped:
             # The present series, if any, began with this step.
             self._is_printed, self._unprinted = False, 0
+        self._why = {}
         if skipped:
+            self._why = self._reasons.since_last(snapshot.reasons[0])
             self._overflowed = [name for name, bad in zip(self._names, snapshot.overflowed[0].asnumpy()) if bad]
-            self.series.add(step, self._overflowed, loss, loss_scale)
+            self.series.add(step, self._overflowed, loss, loss_scale, self._why)
+        self._sum.update(self._why)
+        self._first, self._last = self._first or step, step
         return Record(
             step,
             self._network,
@@ -129,6 +160,7 @@ class WatchedStep:
             self._scale_before,
             " ".join(self._overflowed) if skipped else "",
             self._retries - retries_before,
+            " ".join(self._why),
         )
 
     def scalars(self, record, snapshot):
@@ -171,17 +203,37 @@ class WatchedStep:
         if self._is_printed and not any(map(_is_milestone, new)):
             return
         more = f", {self._unprinted} since the last line" if self._unprinted > 1 else ""
-        used, counts = record.loss_scale.written(), ""
+        in_a_row = f"({self.consecutive} in a row{more})"
+        what = [self._what_happened(record, in_a_row), self.what_overflowed()]
+        print(f"{self.call} {record.step}: {'; '.join(filter(None, what))}", flush=True)
+        self._is_printed, self._unprinted = True, 0
+
+    def _what_happened(self, record, in_a_row):
+        used, now = record.loss_scale.written(), record.next_loss_scale.written()
+        stays = f"loss scale {used} stays" if now == used else f"loss scale now {now}"
+        skipped = f"{self._of_cycle}skipped"
+        if set(self._why) == {CONDITION}:
+            again = ""
+            if record.retries:
+                again = f"overflow{self.of_network} at {self._tried_first_at.written()}, done again at {used}, then "
+            conditions = described_conditions(self._step)
+            return f"{again}{skipped} by a condition{self.of_network}: {conditions} {in_a_row}, {stays}"
+        if self._stands_still(record):
+            what = f"the loss{self.of_network}"
+            if LOSS not in self._why:
+                what = f"what the forward{self.of_network} wrote"
+            return f"{what} was not finite, {skipped} {in_a_row}, {stays}"
+        counts = ""
         if record.retries:
             used = f"{self._tried_first_at.written()} {self._in_retries(record)}"
             counts = ", since the first attempt counts"
-        print(
-            f"{self.call} {record.step}: overflow{self.of_network} at loss scale {used}, {self._of_cycle}skipped "
-            f"({self.consecutive} in a row{more}), now {record.next_loss_scale.written()}{counts}; "
-            f"{self.what_overflowed()}",
-            flush=True,
-        )
-        self._is_printed, self._unprinted = True, 0
+        return f"overflow{self.of_network} at loss scale {used}, {skipped} {in_a_row}, now {now}{counts}"
+
+    def _stands_still(self, record):
+        """Whether the loss scale has stayed where it was because no lower one mends what was not finite."""
+        is_patient = not all(its.backoff_if_loss_not_finite for its in self._step.scaling.loss_scales)
+        of_forward = self._why and set(self._why) <= {LOSS, FORWARD_STATE}
+        return is_patient and of_forward and record.next_loss_scale == record.loss_scale and not record.retries
 
     def counts(self, record):
         """Returns how many steps were applied and skipped so far, as text."""
@@ -197,13 +249,33 @@ class WatchedStep:
     def what_overflowed(self):
         """Names the parameters whose gradients were not finite in the last skipped step."""
         names = self._overflowed
-        if not names:
-            return (
-                "all gradients are finite, so the overflow was reported by the status register, by an overflow "
-                "detector of your own, or by what the forward wrote (see forward_state_names())"
-            )
-        shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
-        return f"not finite: {shown} ({len(names)} of {len(self._names)} gradients)"
+        wrote = "what the forward wrote (see forward_state_names())"
+        if names:
+            shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
+            and_wrote = f", and {wrote}" if FORWARD_STATE in self._why else ""
+            return f"not finite: {shown} ({len(names)} of {len(self._names)} gradients){and_wrote}"
+        if set(self._why) == {CONDITION}:
+            return ""
+        if LOSS in self._why:
+            return "all gradients are finite, the loss is not"
+        if FORWARD_STATE in self._why:
+            return f"all gradients are finite, but not {wrote}"
+        return f"all gradients are finite; {who_told(self._step)}"
+
+    def sum_up(self):
+        """
+        Returns the first and the last call since this was called before, and says how many steps were skipped in them,
+        by reason; nothing if none was.
+        """
+        calls, reasons = (self._first, self._last), self._sum
+        self._sum, self._first = Counter(), None
+        if not reasons:
+            return calls, ""
+        number = sum(reasons.values())
+        skipped = f"{counted(number, 'cycle', 'cycles')} skipped" if self._of_cycle else f"{number} skipped"
+        network = f"network {self._network}: " if self._is_one_of_several else ""
+        told = (f"{reasons[reason]} {phrase}" for reason, phrase in _PHRASES.items() if reason in reasons)
+        return calls, f"{network}{skipped}: {', '.join(told)}"
 
     def warn_of_unreached(self, record):
         """Warns, at the first report, of optimizers to whose weights no gradient flows."""
@@ -218,7 +290,7 @@ class WatchedStep:
         scales = zip(self._step.scaling.loss_scales, record.loss_scale, overflowed)
         for i, (loss_scale, used, has_overflowed) in enumerate(scales):
             floor = loss_scale.min_loss_scale
-            is_at_floor = floor is not None and used <= floor
+            is_at_floor = floor is not None and used <= floor and self._asks_for_less(loss_scale)
             if is_at_floor and has_overflowed and i not in self._warned:
                 self._warned.add(i)
                 of_network = f" of network {i}" if len(self._step.scaling.loss_scales) > 1 else self.of_network
@@ -230,6 +302,11 @@ class WatchedStep:
                     stacklevel=2,
                 )
         return len(self._warned) > warned
+
+    def _asks_for_less(self, loss_scale):
+        """Whether the steps that were read last lower a loss scale, as far as it can fall."""
+        waits = set() if loss_scale.backoff_if_loss_not_finite else {LOSS, FORWARD_STATE}
+        return not set(self._why) <= {CONDITION, *waits}
 
     def what_it_means(self):
         """Says since when steps are skipped, what was not finite in them, and what to look at."""

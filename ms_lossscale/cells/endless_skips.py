@@ -1,6 +1,7 @@
 """Notices a training that skips every step, because of weights that are NaN, for example."""
 
 from collections import Counter, deque
+from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -8,6 +9,7 @@ from ms_lossscale._arguments import listed
 from ms_lossscale._output import LossScaleValues, counted, written_scale
 from ms_lossscale._user_warnings import warn_user
 from ms_lossscale._values import not_finite_weights, on_not_finite
+from ms_lossscale.cells.skip_reasons import CONDITION, SkipReasons, described_conditions
 from ms_lossscale.cells.watched_weights import WatchedWeights
 from ms_lossscale.overflow_detector import FloatStatusRegister
 from ms_lossscale.step.held_call import OwnForward
@@ -33,6 +35,7 @@ class EndlessSkips:
         self.weights = WatchedWeights(owner, steps, each_decides)
         # The number of the step that is looked at, the skipped series, and its skips so far.
         self._number, self._series, self._skips = None, None, 0
+        self._reasons = None
 
     def after_call(self, outputs):
         """Counts a call, and looks at its results if there is reason to."""
@@ -45,6 +48,7 @@ class EndlessSkips:
                 skips = step.update.step_counters.as_dict()["consecutive_skipped_steps"]
                 if skips >= _SKIPS or (skips and _is_at_floor(step)):
                     self._number, self._series, self._skips = i, SkippedSeries(step), skips
+                    self._reasons = SkipReasons(step)
 
     def silence(self):
         """Stops warning: the user has been told, here or elsewhere."""
@@ -55,7 +59,9 @@ class EndlessSkips:
         step, before = self._steps[self._number], self._skips
         counters = step.update.step_counters.as_dict()
         self._skips = counters["consecutive_skipped_steps"]
-        if self._skips < before:
+        reasons = self._reasons.since_last(self._reasons.counts)
+        # A condition does not ask for a lower scale, so that the floor is no sign.
+        if self._skips < before or (set(reasons) == {CONDITION} and self._skips < _SKIPS):
             self._series = None
         elif self._skips > before:
             first = counters["applied_steps"] + counters["skipped_steps"] - self._skips + 1
@@ -64,7 +70,7 @@ class EndlessSkips:
                 loss, loss_scales = outputs[3][self._number], loss_scales[self._number]
             used = np.atleast_1d(loss_scales.asnumpy()).tolist()
             loss = None if loss is None else loss.asnumpy()
-            self._series.add(first, step.update.step_counters.overflowed_parameters(), loss, used)
+            self._series.add(first, step.update.step_counters.overflowed_parameters(), loss, used, reasons)
             if len(self._series) == _LOOKS:
                 self._warn(step, counters["applied_steps"] > 0)
 
@@ -93,6 +99,14 @@ _LAST, _MOST_NAMES = 10, 5
 _MUCH_LOWER, _SMALLEST = 2.0**-12, 2.0**-126
 
 
+class _Skip(NamedTuple):
+    """The parameters whose gradients overflowed, whether the loss was finite, if known, and what asked for it."""
+
+    overflowed: list[str]
+    loss_is_finite: Optional[bool]
+    is_by_condition: bool
+
+
 class SkippedSeries:
     """Knows the steps that were skipped in a row, and advises what to look at."""
 
@@ -108,18 +122,22 @@ class SkippedSeries:
         """Returns how many of the last ones it remembers."""
         return len(self._last)
 
-    def add(self, number, overflowed, loss, loss_scales):
+    def add(self, number, overflowed, loss, loss_scales, reasons):
         """
         Adds a step: its number, the names of the parameters whose gradients overflowed, its loss, None if that is not
-        known, and its loss scales.
+        known, its loss scales, and the reasons why it was skipped.
         """
         if self.since is None:
             self.since = number
-        self._last.append((overflowed, None if loss is None else bool(np.isfinite(loss).all())))
+        is_finite = None if loss is None else bool(np.isfinite(loss).all())
+        self._last.append(_Skip(overflowed, is_finite, set(reasons) == {CONDITION}))
         self.loss_scales.append(loss_scales)
 
     def what_was_not_finite(self):
-        """Says which gradients were not finite, how often, and whether the loss was, if known; without a full stop."""
+        """
+        Says which gradients were not finite, how often, whether the loss was, if known, and whether conditions asked
+        for it; without a full stop.
+        """
         names = [f"{name} ({count})" for name, count in self._names().most_common()]
         gradients = (
             f"the gradients of {listed(names, _MOST_NAMES)} were not finite" if names else "all gradients were finite"
@@ -128,14 +146,21 @@ class SkippedSeries:
         loss = "; the loss was finite" if self._knows_losses() else ""
         if losses:
             loss = f"; the loss was not finite in {losses} of them"
-        return f"in the last {counted(len(self._last), 'skip', 'skips')} {gradients}{loss}"
+        by_condition = self._number_by_condition()
+        condition = ""
+        if by_condition:
+            number = "all" if by_condition == len(self._last) else by_condition
+            condition = f"; a condition asked for {number} of them: {described_conditions(self._step)}"
+        return f"in the last {counted(len(self._last), 'skip', 'skips')} {gradients}{loss}{condition}"
 
     def advice(self, has_trained):
         """Advises what to look at, with lines to run. `has_trained` says whether a step was ever applied."""
         remark = on_not_finite(not_finite_weights(self._step.forwards_and_backwards.get_parameters()))
         if remark:
             return remark
-        if not self._names():
+        if self.shows_no_overflow():
+            return f"What to try: {self._on_conditions()}"
+        if not self._names() and not self._losses_not_finite():
             return f"What to try: {self._where_no_gradient_shows_it()}"
         advise = f"ms_lossscale.advise_float32({self._what_to_run()}, [inputs])"
         lines = f"{self._locate()} names where it begins, {advise} which cells need float32{self._what_is_run()}"
@@ -152,6 +177,19 @@ class SkippedSeries:
             )
         what = "the backward" if self._knows_losses() else "the forward or the backward"
         return f"What to try: {what} overflows at every scale down to this one{self._below_the_floor()}: {lines}.{rate}"
+
+    def _on_conditions(self):
+        return (
+            "nothing overflows, so leave the loss scale as it is, and look at the condition and its threshold. What it "
+            "remembers moves in applied steps only, so that a loss or a norm that has risen for good is skipped for "
+            'ever. With clip_norm=float("inf"), grad_norm() tells the norm of each step: a larger max_norm or z_score '
+            "of NormSpike(...) may do, or, if training itself has become unstable, a lower learning rate."
+        )
+
+    def shows_no_overflow(self):
+        """Whether conditions asked for the last skips, while gradients and losses were finite."""
+        by_condition = self._number_by_condition()
+        return by_condition == len(self._last) and not self._names() and not self._losses_not_finite()
 
     def _below_the_floor(self):
         floor = self._step.scaling.loss_scales[self._number_that_overflowed()].min_loss_scale
@@ -185,16 +223,19 @@ class SkippedSeries:
         return self.loss_scales[-1][self._number_that_overflowed()]
 
     def _number_that_overflowed(self):
-        return self._step.overflowed_loss_scales(self._last[-1][0]).index(True)
+        return self._step.overflowed_loss_scales(self._last[-1].overflowed).index(True)
 
     def _names(self):
-        return Counter(name for overflowed, _ in self._last for name in overflowed)
+        return Counter(name for skip in self._last for name in skip.overflowed)
 
     def _losses_not_finite(self):
-        return sum(is_finite is False for _, is_finite in self._last)
+        return sum(skip.loss_is_finite is False for skip in self._last)
 
     def _knows_losses(self):
-        return all(is_finite is not None for _, is_finite in self._last)
+        return all(skip.loss_is_finite is not None for skip in self._last)
+
+    def _number_by_condition(self):
+        return sum(skip.is_by_condition for skip in self._last)
 
     def _locate(self):
         what = "forward" if self.is_manual else "cell"

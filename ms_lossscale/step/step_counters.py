@@ -9,7 +9,7 @@ from ms_lossscale._bounds import Bounded, of_count
 from ms_lossscale._own_shape_only import load_own_shape_only
 
 # Why a step was skipped. The first that holds counts.
-_REASONS = ("condition", "loss", "forward_state", "gradients", "detector")
+REASONS = ("condition", "loss", "forward_state", "gradients", "detector")
 
 
 class StepCounters(Bounded, nn.Cell):
@@ -34,15 +34,15 @@ class StepCounters(Bounded, nn.Cell):
         self.consecutive_skipped_steps = self._state(prefix, "consecutive_skipped_steps", np.int32(0))
         # A diagnosis, not a state: those of other weights are not loaded.
         self.overflowed = load_own_shape_only(self._state(prefix, "overflowed", np.zeros(len(weights), bool)))
-        self.skip_reasons = self._state(prefix, "skip_reasons", np.zeros(len(_REASONS), np.int32))
+        self.skip_reasons = self._state(prefix, "skip_reasons", np.zeros(len(REASONS), np.int32))
         self._counts = ["applied_steps", "skipped_steps", "consecutive_skipped_steps"]
         self.counts_retries, self.counts_conditions = counts_retries, counts_conditions
         if counts_retries:
             self.retries = self._state(prefix, "retries", np.int32(0))
             self._counts.append("retries")
         self._yes, self._no = Tensor(True), Tensor(False)
-        self._numbers = Tensor(np.arange(len(_REASONS), dtype=np.int32))
-        self._many = Tensor(np.full(len(_REASONS), len(_REASONS), np.int32))
+        self._numbers = Tensor(np.arange(len(REASONS), dtype=np.int32))
+        self._many = Tensor(np.full(len(REASONS), len(REASONS), np.int32))
 
     @staticmethod
     def _state(prefix, name, value):
@@ -87,7 +87,7 @@ class StepCounters(Bounded, nn.Cell):
 
     def reasons(self):
         """Returns how many steps were skipped for each reason, ints by name."""
-        reasons = dict(zip(_REASONS, self.skip_reasons.asnumpy().tolist()))
+        reasons = dict(zip(REASONS, self.skip_reasons.asnumpy().tolist()))
         if not self.counts_conditions:
             del reasons["condition"]
         return reasons

@@ -255,3 +255,18 @@ def test_the_law_in_stock_cells_does_not_know_of_losses():
     loss_scale = patient()
     loss_scale.adjust(Tensor(False))
     assert loss_scale.get_loss_scale() == START / 2
+
+
+@pytest.mark.parametrize("later", [(steep, good), (bad, good)], ids=["steep", "bad"])
+def test_a_cycle_is_judged_without_the_one_before(mode, later):
+    """Of the losses that were not finite, and of the calls that overflowed although theirs were."""
+    its = trained(patient(), gradient_accumulation_steps=2)
+    earlier = (steep, good) if later[0] is bad else (bad, good)
+    for each in (*earlier, good, good):
+        its(*each())
+    scale = its.get_loss_scale()
+    for each in later:
+        its(*each())
+    assert its.get_loss_scale() == (scale if later[0] is bad else scale / 2)
+    reasons = its.skip_reasons()
+    assert (reasons["loss"], reasons["gradients"]) == (1, 1)

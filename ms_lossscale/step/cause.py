@@ -99,7 +99,8 @@ class CycleCause(Cause):
 
     def of_step(self, losses, of_state):
         loss, state = self._with_earlier(losses, of_state)
-        gradients.assign_zeros(self.flags, (loss, state))
+        # A tuple instead of one tensor would leave the flags as they are.
+        gradients.assign_zeros(self.flags, prim.logical_or(loss, state))
         return loss, state
 
     # Graph mode does not know `super()` here.

@@ -191,6 +191,7 @@ IN_PYTHON = {
     "flush",
     "may_write_inputs",
     "_make_shards",
+    "_patient_scales",
     "share",
 }
 # Run by the user in PyNative mode, or in Python.

@@ -278,8 +278,8 @@ class _Stages:
     def _make_cause(self, loss_scales, prefix):
         patient = self._patient_scales(loss_scales) if self.checks else None
         if self._cycle_state is None:
-            return Cause(self._losses, patient)
-        return CycleCause(self._losses, patient, prefix)
+            return Cause(self._losses, self._ranks, patient)
+        return CycleCause(self._losses, self._ranks, patient, prefix)
 
     def _patient_scales(self, loss_scales):
         """Returns which scales stand still if the forward was not finite, None if all back off."""
@@ -296,7 +296,7 @@ class _Stages:
         state = np.logical_and(patient, np.logical_not(mendable))
         # The attempts of a call agree on it, and single calls of a cycle do not.
         ranks_of_call = self._ranks if self._settings.max_retries else Alone()
-        return PatientScales(losses, state, self.scale_shape, self._ranks, ranks_of_call)
+        return PatientScales(losses, state, self.scale_shape, ranks_of_call)
 
     def _make_conditions(self):
         conditions = self._settings.skip_conditions

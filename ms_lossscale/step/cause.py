@@ -19,38 +19,41 @@ class PatientScales(NamedTuple):
         losses (numpy.ndarray): For each scale, which losses tell of it, bool of shape (scales, losses).
         state (numpy.ndarray): For each scale, whether what the forward wrote tells of it, bool.
         shape (tuple[int, ...]): The shape of the loss scale.
-        ranks (Alone): The ranks that must agree.
-        ranks_of_call (Alone): Those that agree about each call of a cycle.
+        ranks_of_call (Alone): The ranks that agree about each call of a cycle.
     """
 
     losses: np.ndarray
     state: np.ndarray
     shape: tuple[int, ...]
-    ranks: Alone
     ranks_of_call: Alone
 
 
 class Cause(nn.Cell):
     """
-    Tells what an overflow came from, if each call is a step. `losses` is their number. `patient` is None if no loss
-    scale stands still because of it.
+    Tells what an overflow came from, if each call is a step. `losses` is their number, and all `ranks` agree on it.
+    `patient` is None if no loss scale stands still because of it.
     """
 
-    def __init__(self, losses: int, patient: Optional[PatientScales]) -> None:
+    def __init__(self, losses: int, ranks: Alone, patient: Optional[PatientScales]) -> None:
         super().__init__(auto_prefix=False)
+        self.ranks = ranks
         self._no = Tensor(False)
         self.is_asked = patient is not None
         if patient is not None:
             self._finite = Tensor(np.zeros(losses, bool))
             self._of_losses, self._of_state = Tensor(patient.losses), Tensor(patient.state)
             self._has_one_scale = patient.shape == ()
-            self.ranks, self.ranks_of_call = patient.ranks, patient.ranks_of_call
+            self.ranks_of_call = patient.ranks_of_call
 
     def of_step(self, losses, of_state):
         """
         Returns whether a loss was not finite, and whether what the forward wrote became so, bools of shape :math:`()`,
         and ends the step. A ManualStep may have no losses.
         """
+        loss, state = self._of_call(losses, of_state)
+        return self.ranks.agree(loss), self.ranks.agree(state)
+
+    def _of_call(self, losses, of_state):
         loss = self._no
         if len(losses) > 0:
             loss = prim.logical_not(prim.reduce_all(gradients.each_finite(losses), ()))
@@ -88,23 +91,24 @@ class CycleCause(Cause):
     finite.
     """
 
-    def __init__(self, losses: int, patient: Optional[PatientScales], prefix: str) -> None:
-        super().__init__(losses, patient)
-        self.loss_not_finite = _flag(f"{prefix}accumulation.loss_not_finite", ())
-        self.state_not_finite = _flag(f"{prefix}accumulation.state_not_finite", ())
+    def __init__(self, losses: int, ranks: Alone, patient: Optional[PatientScales], prefix: str) -> None:
+        super().__init__(losses, ranks, patient)
+        self.loss_not_finite = self._state(f"{prefix}accumulation.loss_not_finite", ())
+        self.state_not_finite = self._state(f"{prefix}accumulation.state_not_finite", ())
         if patient is not None:
-            self.forward_not_finite = _flag(f"{prefix}accumulation.forward_not_finite", patient.shape)
-            self.backs_off = _flag(f"{prefix}accumulation.backs_off", patient.shape)
+            self.forward_not_finite = self._state(f"{prefix}accumulation.forward_not_finite", patient.shape)
+            self.backs_off = self._state(f"{prefix}accumulation.backs_off", patient.shape)
         self.flags = ParameterTuple(self.get_parameters())
+
+    @staticmethod
+    def _state(name, shape):
+        return Parameter(Tensor(np.zeros(shape, bool)), name=name, requires_grad=False)
 
     def of_step(self, losses, of_state):
         loss, state = self._with_earlier(losses, of_state)
         # A tuple instead of one tensor would leave the flags as they are.
         gradients.assign_zeros(self.flags, prim.logical_or(loss, state))
-        return loss, state
-
-    # Graph mode does not know `super()` here.
-    _of_call = Cause.of_step
+        return self.ranks.agree(loss), self.ranks.agree(state)
 
     def _with_earlier(self, losses, of_state):
         loss, state = self._of_call(losses, of_state)
@@ -138,7 +142,3 @@ class CycleCause(Cause):
             of_forward = prim.logical_or(of_forward, of_call)
             backs_off = prim.logical_or(backs_off, prim.logical_and(overflow, prim.logical_not(of_call)))
         return of_forward, backs_off
-
-
-def _flag(name, shape):
-    return Parameter(Tensor(np.zeros(shape, bool)), name=name, requires_grad=False)

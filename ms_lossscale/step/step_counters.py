@@ -99,7 +99,7 @@ class StepCounters(Bounded, nn.Cell):
 
     def shared_state(self):
         """Returns the small Parameters that must have the same values on all ranks."""
-        # What a rank found itself may differ from what others found.
+        # Not what differs for weights of which each rank has its own part.
         own = (self.overflowed, self.skip_reasons)
         return [parameter for parameter in self.get_parameters() if not any(parameter is its for its in own)]
 

@@ -16,7 +16,7 @@ from mindspore import dtype as mstype
 from ms_lossscale._output import replacing
 
 
-def _warn_of_failed_file(argument, path, error):
+def warn_of_failed_file(argument, path, error):
     """Warns that a log can't be written, which is no reason to end a training."""
     warnings.warn(
         f"For 'LossScaleMonitor', the argument '{argument}' is {str(path)!r}, which can't be written: {error.strerror} "
@@ -50,7 +50,7 @@ class CsvFile:
                 before = self._with_last_column(before, header)
             except OSError as error:
                 self._has_failed = True
-                _warn_of_failed_file("csv", self._path, error)
+                warn_of_failed_file("csv", self._path, error)
                 return
         if before and before.splitlines()[0] != header:
             raise ValueError(
@@ -89,7 +89,7 @@ class CsvFile:
                 _write_whole_lines(file, lines)
         except OSError as error:
             self._has_failed = True
-            _warn_of_failed_file("csv", self._path, error)
+            warn_of_failed_file("csv", self._path, error)
 
 
 def _write_whole_lines(file, lines):
@@ -161,7 +161,7 @@ class Summary:
             write(self._tensorboard)
         except OSError as error:
             self._tensorboard = None
-            _warn_of_failed_file("summary_dir", self._folder, error)
+            warn_of_failed_file("summary_dir", self._folder, error)
 
 
 class _TensorboardXWriter:

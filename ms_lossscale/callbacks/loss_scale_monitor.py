@@ -11,9 +11,10 @@ import numpy as np
 from mindspore import Tensor
 from mindspore.train import Callback, RunContext
 
-from ms_lossscale._arguments import StrPath, check_positive_int, describe
-from ms_lossscale._output import replacing, written_scale
+from ms_lossscale._arguments import StrPath, check_number, check_positive_int, describe
+from ms_lossscale._output import written_scale
 from ms_lossscale.callbacks.files import CsvFile, Summary
+from ms_lossscale.callbacks.kept_batches import KeptBatches, save_inputs
 from ms_lossscale.callbacks.watched_step import Record, WatchedStep
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.cells.training_state import TrainingState
@@ -39,8 +40,9 @@ class LossScaleMonitor(Callback):
     If several steps in a row are skipped, it prints the 1st, 2nd, 3rd, 5th, 10th, 20th, 50th, 100th and so on. The CSV
     file has all of them.
 
-    Values are read from the device every `every_n_steps` steps, or in each step if `max_consecutive_skips` is set. With
-    data sinking on Ascend and GPU, MindSpore calls callbacks less often. Skipped steps in between are then counted but
+    Values are read from the device every `every_n_steps` steps, or in each step if `max_consecutive_skips` or
+    `save_batches` is set: the host then waits for each step before it begins the next one. With data sinking on Ascend
+    and GPU, MindSpore calls callbacks less often, and without the batch. Skipped steps in between are then counted but
     not listed.
 
     The first line comes with a `RuntimeWarning` if an optimizer trains nothing: its gradients are exactly zero where
@@ -53,9 +55,10 @@ class LossScaleMonitor(Callback):
     A partial accumulation cycle that :class:`FlushAccumulation` ends belongs to the epoch's last step, in whichever
     order you pass the two callbacks. That step then has a second row in the CSV file.
 
-    If a CSV or event file can't be written during the training, because the disk is full for example, the training goes
-    on. One `RuntimeWarning` names the file, or `summary_dir`, and the error. Nothing more is written there before the
-    next training begins, and the CSV file holds whole rows. MindSpore only logs errors of its own event files.
+    If a CSV or event file or a batch can't be written during the training, because the disk is full for example, the
+    training goes on. One `RuntimeWarning` names the file, or the folder, and the error. Nothing more is written there
+    before the next training begins, and the CSV file holds whole rows. MindSpore only logs errors of its own event
+    files.
 
     Args:
         every_n_steps (int): After how many steps a line is printed, in addition to the lines of skipped steps. Default:
@@ -75,13 +78,23 @@ class LossScaleMonitor(Callback):
             skipped steps and of retries so far. With `clip_norm`, calls that end a step add the gradients' norm. They
             are written for MindInsight by :class:`mindspore.SummaryRecord` and, if tensorboardX or PyTorch is
             installed, for TensorBoard. The folder is created if it does not exist. Default: ``None`` .
+        save_batches (str, optional): A folder for the inputs of skipped steps, each in an ``.npz`` file whose name ends
+            in the reason: ``000007_step_1200_gradients.npz``. ``tuple(np.load(path).values())`` are the inputs for
+            `locate_overflow`, or, after a condition, for `profile_gradients`. Where gradients are accumulated, these
+            are the inputs of the cycle's first call that overflowed; of its last call if a condition skipped it. What
+            earlier trainings have left there counts, too. Give each rank a folder of its own. It is created if it does
+            not exist. Default: ``None`` .
+        batches_per_reason (int): How many batches `save_batches` keeps of each reason, the last ones. Default: ``3`` .
+        max_bytes (int): How many bytes the files in `save_batches` may take together. If a further one does not fit,
+            the oldest of the reason with the most files are removed before. A batch that is larger by itself is not
+            kept, of which one `RuntimeWarning` tells. Default: ``2**30`` .
 
     Raises:
         TypeError: If an argument has a wrong type, or, when the training begins, if the cell is not one of this
             package.
         ValueError: If a number is below 1, the folder of a path does not exist, `csv` or `save_batch` is a folder,
-            `summary_dir` is not a folder, `csv` is a file of another kind, or `save_batch` is given without
-            `max_consecutive_skips`.
+            `summary_dir` or `save_batches` is not a folder, `csv` is a file of another kind, or `save_batch` is given
+            without `max_consecutive_skips`.
         RuntimeError: During the training, if `max_consecutive_skips` steps in a row were skipped.
 
     Supported Platforms:
@@ -125,6 +138,10 @@ class LossScaleMonitor(Callback):
         max_consecutive_skips: Optional[int] = None,
         save_batch: Optional[StrPath] = None,
         summary_dir: Optional[StrPath] = None,
+        *,
+        save_batches: Optional[StrPath] = None,
+        batches_per_reason: int = 3,
+        max_bytes: float = 2**30,
     ) -> None:
         super().__init__()
         owner = type(self).__name__
@@ -141,6 +158,13 @@ class LossScaleMonitor(Callback):
                 f"only the batch that stops the training is saved."
             )
         self._summary_dir = _check_path(owner, "summary_dir", summary_dir, is_folder=True)
+        folder = _check_path(owner, "save_batches", save_batches, is_folder=True)
+        batches_per_reason = check_positive_int(owner, "batches_per_reason", batches_per_reason)
+        if not check_number(owner, "max_bytes", max_bytes) >= 1:
+            raise ValueError(f"For '{owner}', the argument 'max_bytes' must be a number >= 1, but got {max_bytes!r}.")
+        self._kept = None if folder is None else KeptBatches(folder, batches_per_reason, max_bytes)
+        # Whether the host looks at each step, at once, so that its batch need not be held.
+        self._looks_at_each = self._max_skips is not None or self._kept is not None
         self._event_files: Optional[Summary] = None
         self._unread: deque[tuple] = deque()
         self._last: Optional[tuple] = None
@@ -174,6 +198,8 @@ class LossScaleMonitor(Callback):
         self._looked_at = 0
         if self._csv is not None:
             self._csv.begin()
+        if self._kept is not None:
+            self._kept.begin()
         if self._summary_dir is not None:
             self._event_files = Summary(self._summary_dir)
 
@@ -185,9 +211,9 @@ class LossScaleMonitor(Callback):
     def _remember(self, step, outputs, batch):
         # Copies on the device, for which the host does not wait.
         snapshots = [each.snapshot() for each in self._watched]
-        self._last = (step, outputs)
-        self._unread.append((*self._last, snapshots, None if self._max_skips is None else batch))
-        if self._max_skips is not None or step % self._every_n_steps == 0:
+        self._last = (step, outputs, batch if self._looks_at_each else None)
+        self._unread.append((*self._last, snapshots))
+        if self._looks_at_each or step % self._every_n_steps == 0:
             self._read()
             self._stop_if_it_only_skips(step)
             self._look_at_weights(step, _STEPS)
@@ -293,8 +319,8 @@ class LossScaleMonitor(Callback):
             overflow (Union[Tensor, bool]): What the training cell, or `end`, returned.
             loss_scale (Tensor, optional): What a training cell returned. A ManualStep knows it. Default: ``None`` .
             *others (Any): What else a training cell returned.
-            inputs (Union[Tensor, tuple[Tensor]], optional): The inputs of the call, for `save_batch`.
-                Default: ``None`` .
+            inputs (Union[Tensor, tuple[Tensor]], optional): The inputs of the call, for `save_batch` and
+                `save_batches`. Default: ``None`` .
 
         Raises:
             TypeError: If `loss` or `overflow` has a wrong type.
@@ -351,16 +377,15 @@ class LossScaleMonitor(Callback):
             return
         snapshots = [each.snapshot() for each in self._watched]
         if any(each.has_decided_since(snapshot) for each, snapshot in zip(self._watched, snapshots)):
-            step, outputs = self._last
-            self._unread.append((step, outputs, snapshots, None))
+            self._unread.append((*self._last, snapshots))
             self._read()
-            self._stop_if_it_only_skips(step)
+            self._stop_if_it_only_skips(self._last[0])
 
     def _read(self):
         rows = []
         try:
             while self._unread:
-                step, outputs, snapshots, batch = self._unread[0]
+                step, outputs, batch, snapshots = self._unread[0]
                 watched = list(zip(self._watched, snapshots))
                 records = [each.read(step, outputs, snapshot, batch) for each, snapshot in watched]
                 self._unread.popleft()
@@ -368,6 +393,8 @@ class LossScaleMonitor(Callback):
                 if self._event_files is not None:
                     for (each, snapshot), record in zip(watched, records):
                         self._event_files.add(step, each.scalars(record, snapshot))
+                if self._kept is not None:
+                    self._keep(step, records)
                 self._print(step, records)
         finally:
             # Even if waiting for the device was interrupted, or a warning is raised as an error.
@@ -399,6 +426,17 @@ class LossScaleMonitor(Callback):
             calls = f"{call} {first}" if first == last else f"{call}s {first} to {last}"
             print(f"{calls}: {'; '.join(told)}", flush=True)
 
+    def _keep(self, step, records):
+        """Keeps the batches of what was skipped."""
+        for each, record in zip(self._watched, records):
+            if not record.skipped:
+                continue
+            if each.batch is None:
+                self._kept.warn_of_no_batch(is_loop=self._steps is not None)
+                continue
+            network = f"_network_{record.network}" if len(self._watched) > 1 else ""
+            self._kept.keep(f"{each.call}_{step}{network}", next(iter(each.why)), each.batch)
+
     def _write(self, rows):
         if self._csv is not None:
             self._csv.append(rows)
@@ -429,9 +467,7 @@ class LossScaleMonitor(Callback):
                 return "The batch could not be saved: pass it to after_step, with inputs=(x, y), say."
             return "The batch could not be saved: with a data sink, MindSpore does not give it to callbacks."
         try:
-            with replacing(self._save_batch) as part, open(part, "wb") as file:
-                values = (each.asnumpy() if isinstance(each, Tensor) else each for each in watched.batch)
-                np.savez(file, **{f"input_{i}": value for i, value in enumerate(values)})
+            save_inputs(self._save_batch, watched.batch)
         except OSError as error:
             # The reason why the training was stopped matters more.
             return (

@@ -88,12 +88,13 @@ class WatchedStep:
         self._unreached = Unreached(step, network if several else None)
         # Whether the step that was read last was skipped.
         self.has_skipped = False
-        # The inputs of the last call that overflowed, or, in an accumulation cycle, of the first.
+        # The inputs of the last call that overflowed, or, in an accumulation cycle, of the first; of the last one, if
+        # a condition skips it.
         self.batch = None
         self._is_in_overflow = False
         self._overflowed = []
         # Why the steps that were read last were skipped.
-        self._why = {}
+        self.why = {}
         # The same of all since the sum was told, the first call of these, and the last one.
         self._sum, self._first, self._last = Counter(), None, None
         # The steps that were skipped since the last applied one.
@@ -132,7 +133,8 @@ class WatchedStep:
         self._tried_first_at, self._scale_before = self._scale_before, scales
         loss_scale = LossScaleValues(np.atleast_1d(loss_scale).tolist())
         self.has_skipped = skipped > 0
-        if overflow and not self._is_in_overflow:
+        if (overflow or skipped) and not self._is_in_overflow:
+            # A cycle that is flushed may be skipped although none of its calls overflowed.
             self.batch = batch
         self._is_in_overflow = overflow and not skipped
         if self.consecutive == 0:
@@ -141,12 +143,12 @@ class WatchedStep:
         if self.consecutive <= skipped:
             # The present series, if any, began with this step.
             self._is_printed, self._unprinted = False, 0
-        self._why = {}
+        self.why = {}
         if skipped:
-            self._why = self._reasons.since_last(snapshot.reasons[0])
+            self.why = self._reasons.since_last(snapshot.reasons[0])
             self._overflowed = [name for name, bad in zip(self._names, snapshot.overflowed[0].asnumpy()) if bad]
-            self.series.add(step, self._overflowed, loss, loss_scale, self._why)
-        self._sum.update(self._why)
+            self.series.add(step, self._overflowed, loss, loss_scale, self.why)
+        self._sum.update(self.why)
         self._first, self._last = self._first or step, step
         return Record(
             step,
@@ -160,7 +162,7 @@ class WatchedStep:
             self._scale_before,
             " ".join(self._overflowed) if skipped else "",
             self._retries - retries_before,
-            " ".join(self._why),
+            " ".join(self.why),
         )
 
     def scalars(self, record, snapshot):
@@ -212,7 +214,7 @@ class WatchedStep:
         used, now = record.loss_scale.written(), record.next_loss_scale.written()
         stays = f"loss scale {used} stays" if now == used else f"loss scale now {now}"
         skipped = f"{self._of_cycle}skipped"
-        if set(self._why) == {CONDITION}:
+        if set(self.why) == {CONDITION}:
             again = ""
             if record.retries:
                 again = f"overflow{self.of_network} at {self._tried_first_at.written()}, done again at {used}, then "
@@ -220,7 +222,7 @@ class WatchedStep:
             return f"{again}{skipped} by a condition{self.of_network}: {conditions} {in_a_row}, {stays}"
         if self._stands_still(record):
             what = f"the loss{self.of_network}"
-            if LOSS not in self._why:
+            if LOSS not in self.why:
                 what = f"what the forward{self.of_network} wrote"
             return f"{what} was not finite, {skipped} {in_a_row}, {stays}"
         counts = ""
@@ -232,7 +234,7 @@ class WatchedStep:
     def _stands_still(self, record):
         """Whether the loss scale has stayed where it was because no lower one mends what was not finite."""
         is_patient = not all(its.backoff_if_loss_not_finite for its in self._step.scaling.loss_scales)
-        of_forward = self._why and set(self._why) <= {LOSS, FORWARD_STATE}
+        of_forward = self.why and set(self.why) <= {LOSS, FORWARD_STATE}
         return is_patient and of_forward and record.next_loss_scale == record.loss_scale and not record.retries
 
     def counts(self, record):
@@ -252,13 +254,13 @@ class WatchedStep:
         wrote = "what the forward wrote (see forward_state_names())"
         if names:
             shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
-            and_wrote = f", and {wrote}" if FORWARD_STATE in self._why else ""
+            and_wrote = f", and {wrote}" if FORWARD_STATE in self.why else ""
             return f"not finite: {shown} ({len(names)} of {len(self._names)} gradients){and_wrote}"
-        if set(self._why) == {CONDITION}:
+        if set(self.why) == {CONDITION}:
             return ""
-        if LOSS in self._why:
+        if LOSS in self.why:
             return "all gradients are finite, the loss is not"
-        if FORWARD_STATE in self._why:
+        if FORWARD_STATE in self.why:
             return f"all gradients are finite, but not {wrote}"
         return f"all gradients are finite; {who_told(self._step)}"
 
@@ -306,7 +308,7 @@ class WatchedStep:
     def _asks_for_less(self, loss_scale):
         """Whether the steps that were read last lower a loss scale, as far as it can fall."""
         waits = set() if loss_scale.backoff_if_loss_not_finite else {LOSS, FORWARD_STATE}
-        return not set(self._why) <= {CONDITION, *waits}
+        return not set(self.why) <= {CONDITION, *waits}
 
     def what_it_means(self):
         """Says since when steps are skipped, what was not finite in them, and what to look at."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from ms_lossscale.callbacks.kept_batches import KeptBatches, save_inputs
 from ms_lossscale.callbacks.watched_step import Record, WatchedStep
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.cells.training_state import TrainingState
+from ms_lossscale.diagnosis.underflow import UnderflowWatch
 
 # The least number of steps between two looks at the weights, which read all of them.
 _STEPS = 50
@@ -88,10 +90,23 @@ class LossScaleMonitor(Callback):
         max_bytes (int): How many bytes the files in `save_batches` may take together. If a further one does not fit,
             the oldest of the reason with the most files are removed before. A batch that is larger by itself is not
             kept, of which one `RuntimeWarning` tells. Default: ``2**30`` .
+        underflow_every_n_steps (int, optional): After how many steps underflow is measured on the step's batch. If in
+            the scaled float16 gradients of a weight at least a tenth of the values are zero or subnormal that are not
+            so at a larger loss scale, one `RuntimeWarning` names the weights, the shares, and that scale. It then
+            looks no longer at this loss. Needs a training cell, and in a loop of your own `inputs`. Like
+            :func:`profile_gradients` it runs in PyNative mode and changes nothing but, if training runs in PyNative
+            mode, dropout's random numbers.
+
+            Such a step costs a further forward and backward, a copy of the networks' weights while it lasts, and
+            reading the gradients; where float16 values of the gradients are zero or subnormal, once more at the larger
+            scale, or a few times if all gradients are zero or the larger scale overflows. A network that takes a
+            gradient in its forward, or that runs only in graph mode, is compiled the first time. Other steps cost
+            nothing. With several ranks, each measures its own batch, so that a forward that communicates, as
+            SyncBatchNorm does, may wait forever for ranks that measure less. Default: ``None`` , never.
 
     Raises:
         TypeError: If an argument has a wrong type, or, when the training begins, if the cell is not one of this
-            package.
+            package, or no training cell although `underflow_every_n_steps` is set.
         ValueError: If a number is below 1, the folder of a path does not exist, `csv` or `save_batch` is a folder,
             `summary_dir` or `save_batches` is not a folder, `csv` is a file of another kind, or `save_batch` is given
             without `max_consecutive_skips`.
@@ -142,6 +157,7 @@ class LossScaleMonitor(Callback):
         save_batches: Optional[StrPath] = None,
         batches_per_reason: int = 3,
         max_bytes: float = 2**30,
+        underflow_every_n_steps: Optional[int] = None,
     ) -> None:
         super().__init__()
         owner = type(self).__name__
@@ -165,6 +181,11 @@ class LossScaleMonitor(Callback):
         self._kept = None if folder is None else KeptBatches(folder, batches_per_reason, max_bytes)
         # Whether the host looks at each step, at once, so that its batch need not be held.
         self._looks_at_each = self._max_skips is not None or self._kept is not None
+        self._underflow_every = underflow_every_n_steps
+        if underflow_every_n_steps is not None:
+            self._underflow_every = check_positive_int(owner, "underflow_every_n_steps", underflow_every_n_steps)
+        # None if nothing is to be measured any more.
+        self._underflow: Optional[UnderflowWatch] = None
         self._event_files: Optional[Summary] = None
         self._unread: deque[tuple] = deque()
         self._last: Optional[tuple] = None
@@ -200,6 +221,7 @@ class LossScaleMonitor(Callback):
             self._csv.begin()
         if self._kept is not None:
             self._kept.begin()
+        self._underflow = None if self._underflow_every is None else self._watch_underflow(cell)
         if self._summary_dir is not None:
             self._event_files = Summary(self._summary_dir)
 
@@ -217,6 +239,8 @@ class LossScaleMonitor(Callback):
             self._read()
             self._stop_if_it_only_skips(step)
             self._look_at_weights(step, _STEPS)
+        if self._underflow is not None and step % self._underflow_every == 0:
+            self._look_for_underflow(step, batch)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         """Reads what was remembered, so that nothing is missing at the end of an epoch."""
@@ -319,8 +343,8 @@ class LossScaleMonitor(Callback):
             overflow (Union[Tensor, bool]): What the training cell, or `end`, returned.
             loss_scale (Tensor, optional): What a training cell returned. A ManualStep knows it. Default: ``None`` .
             *others (Any): What else a training cell returned.
-            inputs (Union[Tensor, tuple[Tensor]], optional): The inputs of the call, for `save_batch` and
-                `save_batches`. Default: ``None`` .
+            inputs (Union[Tensor, tuple[Tensor]], optional): The inputs of the call, for `save_batch`,
+                `save_batches` and `underflow_every_n_steps`. Default: ``None`` .
 
         Raises:
             TypeError: If `loss` or `overflow` has a wrong type.
@@ -425,6 +449,55 @@ class LossScaleMonitor(Callback):
             (first, last), _ = sums[0]
             calls = f"{call} {first}" if first == last else f"{call}s {first} to {last}"
             print(f"{calls}: {'; '.join(told)}", flush=True)
+
+    def _watch_underflow(self, cell):
+        if not isinstance(cell, TrainingCell):
+            raise TypeError(
+                f"For 'LossScaleMonitor', 'underflow_every_n_steps' needs a training cell, which knows what it "
+                f"differentiates, but got a '{type(cell).__name__}'. Leave it out, and call profile_gradients(forward, "
+                f"step.parameters, [inputs]) from time to time, with the function that you differentiate."
+            )
+        return UnderflowWatch("LossScaleMonitor", cell)
+
+    def _look_for_underflow(self, step, batch):
+        """Warns of gradients that underflow in this batch at the present scale."""
+        call, problem = self._watched[0].call, ""
+        if batch is None:
+            cure = "pass dataset_sink_mode=False" if self._steps is None else "pass inputs=(x, y), say, to after_step"
+            problem = f"the batch is not known: {cure}"
+        else:
+            try:
+                for found in self._underflow.look(batch):
+                    warnings.warn(
+                        f"For 'LossScaleMonitor', {call} {step}: {found}. {self._on_larger_scale(found)}",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
+            except (RuntimeError, TypeError, ValueError) as error:
+                problem = str(error)
+        if problem:
+            warnings.warn(
+                f"For 'LossScaleMonitor', {call} {step}: underflow can't be measured, and is no longer: {problem}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        if problem or self._underflow.is_done():
+            self._underflow = None
+
+    def _on_larger_scale(self, found):
+        """Says how the loss scale gets there."""
+        loss_scales = self._cell._loss_scales
+        loss_scale = loss_scales[found.number if len(loss_scales) > 1 else 0]
+        scale, highest = written_scale(found.sufficient), loss_scale.max_loss_scale
+        by_hand = f"cell.set_loss_scale({scale}), or cell.find_loss_scale(*inputs), sets it at once"
+        if not loss_scale.backs_off:
+            return f"This loss scale does not rise by itself: begin with {scale}, or with a DynamicLossScale."
+        if highest is not None and highest < found.sufficient:
+            return (
+                f"The loss scale never gets there: pass max_loss_scale={scale} or more, instead of "
+                f"{written_scale(highest)}."
+            )
+        return f"The loss scale rises towards it while steps are clean; {by_hand}."
 
     def _keep(self, step, records):
         """Keeps the batches of what was skipped."""

@@ -259,7 +259,7 @@ class WatchedStep:
         if set(self.why) == {CONDITION}:
             return ""
         if LOSS in self.why:
-            return "all gradients are finite, the loss is not"
+            return "all gradients are finite, a loss is not"
         if FORWARD_STATE in self.why:
             return f"all gradients are finite, but not {wrote}"
         return f"all gradients are finite; {who_told(self._step)}"

@@ -1,7 +1,7 @@
 """For which reasons steps were skipped, told from two readings of what counts them."""
 
 from ms_lossscale._mindspore import written_class
-from ms_lossscale.overflow_detector import FiniteGradients, FloatStatusRegister
+from ms_lossscale.overflow_detector import FloatStatusRegister
 from ms_lossscale.skip_condition import NormSpike
 from ms_lossscale.step.step_counters import REASONS
 
@@ -45,6 +45,4 @@ def who_told(step):
     detector = step.forwards_and_backwards.overflow_detector
     if isinstance(detector, FloatStatusRegister):
         return "the status register told of the overflow"
-    if isinstance(detector, FiniteGradients):
-        return "another rank found the overflow"
     return f"{written_class(detector).__name__} told of the overflow"

@@ -20,7 +20,7 @@ from ms_lossscale.function_network import Network
 
 # How much smaller the next scale to try is where gradients overflow, how much larger where all of them are zero, and
 # how large it gets then.
-_DOWN, _UP, _HIGHEST = 2.0**4, 2.0**16, 2.0**64
+DOWN, UP, HIGHEST = 2.0**4, 2.0**16, 2.0**64
 
 # Below it bfloat16, with its 8 bits, holds numbers that float16 does not.
 _FINER_IN_BFLOAT16 = np.float32(2.0**-17)
@@ -179,10 +179,10 @@ def _passes(part, loss_scale):
         return profile
     while profile.quantised():
         is_known = profile.largest is not None
-        larger = largest_scale(profile.largest) if is_known else profile.loss_scale * _UP
-        if larger <= profile.loss_scale or (larger > _HIGHEST and not is_known):
+        larger = largest_scale(profile.largest) if is_known else profile.loss_scale * UP
+        if larger <= profile.loss_scale or (larger > HIGHEST and not is_known):
             break
-        finer = yield from _without_overflow(larger, profile.loss_scale * _DOWN)
+        finer = yield from _without_overflow(larger, profile.loss_scale * DOWN)
         if finer.overflowed:
             profile.ceiling = profile.loss_scale
             break
@@ -195,7 +195,7 @@ def _passes(part, loss_scale):
 def _without_overflow(scale, smallest):
     profile = yield scale, smallest
     while profile.is_given_up:
-        profile = yield max(profile.loss_scale / _DOWN, smallest), smallest
+        profile = yield max(profile.loss_scale / DOWN, smallest), smallest
     if profile.loss_scale < scale:
         profile.ceiling = profile.loss_scale
     return profile
@@ -289,12 +289,12 @@ class _Profile:
     def quantised(self):
         """Returns the names of the weights whose gradients lost something in float16 on the way."""
         traces = self._traces.items()
-        if not (any(trace.are_evident for _, trace in traces) or _computes_in_float16(self.part.network)):
+        if not (any(trace.are_evident for _, trace in traces) or computes_in_float16(self.part.network)):
             return []
         return [name for name, trace in traces if trace.all_fit and trace.lost]
 
 
-def _computes_in_float16(network):
+def computes_in_float16(network):
     """Returns whether cells or weights say that they are float16. A cast in a `construct` does not count."""
     return any(weight.dtype == mstype.float16 for weight in network.get_parameters()) or any(
         cell.get_flags().get("fp16", False) for _, cell in network.cells_and_names()

@@ -123,6 +123,12 @@ class LossAndGrads:
         # Whether it is worth trying.
         self._may_be_only_in_graph = trains_in_graph_mode
 
+    def go_on_from(self, earlier):
+        """Takes over what an earlier one, of the same part, has learned of the network, and what it compiled."""
+        self.takes_gradient, self.compiles = earlier.takes_gradient, earlier.compiles
+        self.only_in_graph, self._graph = earlier.only_in_graph, earlier._graph
+        self._may_be_only_in_graph = earlier._may_be_only_in_graph
+
     def _scaled_loss(self, scale, *inputs):
         with noticing_gradients(self._notice):
             loss = self.part.loss(*inputs)

@@ -23,6 +23,7 @@ SCRIPTS = {
     "lenet": ("lenet/train.py", ["--amp-level", "O3", "--scale-window", "40", "--max-retries", "1"], "curves.png"),
     "diagnose": ("lenet/diagnose.py", [], "accuracy.txt"),
     "gan": ("gan/train.py", [], "curves.png"),
+    "which_steps_count": ("which_steps_count/train.py", [], "losses.csv"),
 }
 EPOCHS = (1, 3, 10, 48)
 # How many rows and columns are shown of the GAN example's grid, and the pixels of a digit in it.
@@ -72,6 +73,7 @@ def main():
     publish(diagnosis / "gradients_scaled.png", "gradients", 1100)
     publish(diagnosis / "activations.png", "activations", 1100)
     publish(digits(run("gan")), "gan-digits", 900)
+    publish(run("which_steps_count") / "curves.png", "which_steps_count", 900)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,19 @@ import mindspore
 import numpy as np
 import pytest
 from conftest import long, quick_in_pynative_mode
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Tensor, nn
+from support.token_networks import (
+    LEARNING_RATE,
+    WIDTH,
+    Tokens,
+    batch,
+    clipped,
+    gradient,
+    loss_of,
+    sgd,
+    tensors,
+    weight_of,
+)
 from support.training import changed, same_bits, state
 
 from ms_lossscale import (
@@ -15,66 +27,11 @@ from ms_lossscale import (
     SimultaneousTrainOneStepCell,
 )
 
-WIDTH = 4
-LEARNING_RATE = 0.1
-
-
-class Tokens(nn.Cell):
-    """The sum of squared errors over the tokens that a mask keeps, and their number."""
-
-    def __init__(self, name="tokens", weight_as=None):
-        super().__init__()
-        self.weight = Parameter(Tensor(np.linspace(-1, 1, WIDTH).astype(np.float32)), name=f"{name}.weight")
-        self.weight_as = weight_as
-
-    def construct(self, x, y, mask):
-        loss = (ops.square((x * self.weight).sum(-1) - y) * mask).sum()
-        if self.weight_as == "number":
-            return loss, 3
-        if self.weight_as == "mean":
-            return loss / mask.sum()
-        return loss, mask.sum()
-
 
 class WithAux(Tokens):
     def construct(self, x, y, mask):
         loss, count = super().construct(x, y, mask)
         return loss, count, x, {"mask": mask}
-
-
-def batch(valid, seed=0, length=6):
-    """Returns a batch of so many tokens, of which so many are valid."""
-    rng = np.random.default_rng(seed)
-    x, y = rng.normal(size=(length, WIDTH)).astype(np.float32), rng.normal(size=length).astype(np.float32)
-    return x, y, (np.arange(length) < valid).astype(np.float32)
-
-
-def tensors(data):
-    return [Tensor(each) for each in data]
-
-
-def gradient(weight, batches):
-    """Returns, in float64, the gradient of the mean over all valid tokens of the batches, which is 0 without any."""
-    total, count = np.zeros(WIDTH), 0.0
-    for x, y, mask in batches:
-        x, y, mask = (each.astype(np.float64) for each in (x, y, mask))
-        total += (2 * ((x @ weight - y) * mask)[:, None] * x).sum(0)
-        count += mask.sum()
-    return total / count if count else total
-
-
-def loss_of(weight, data):
-    x, y, mask = (each.astype(np.float64) for each in data)
-    total = ((x @ weight - y) ** 2 * mask).sum()
-    return total / mask.sum() if mask.sum() else total
-
-
-def weight_of(network):
-    return network.weight.asnumpy().astype(np.float64)
-
-
-def sgd(network):
-    return nn.SGD([network.weight], LEARNING_RATE)
 
 
 def dynamic(scale=2.0**10):
@@ -85,10 +42,6 @@ def trained(network=None, loss_scale=None, **keywords):
     network = network or Tokens()
     cell = ScaledTrainOneStepCell(network, sgd(network), loss_scale or dynamic(), weighted=True, **keywords)
     return network, cell.set_train()
-
-
-def clipped(grad, clip_norm):
-    return grad * min(1.0, clip_norm / np.linalg.norm(grad))
 
 
 CYCLES = [(1, 4), (6, 2), (0, 5), (3, 3)]

@@ -294,8 +294,9 @@ class _Stages:
             is_its = self._losses == 1 or len(loss_scales) == 1 or i == j
             losses[i, j] = patient[i] and is_its and not holds_input_gradient(networks, loss_scales[i])
         state = np.logical_and(patient, np.logical_not(mendable))
-        # The attempts of a call agree on it, and single calls of a cycle do not.
-        ranks_of_call = self._ranks if self._settings.max_retries else Alone()
+        # Each rank tells of its own calls in a cycle, unless a call's gradients show what other ranks' forwards did.
+        are_common = self._settings.max_retries > 0 or self._settings.gradients_reduced
+        ranks_of_call = self._ranks if are_common else Alone()
         return PatientScales(losses, state, self.scale_shape, ranks_of_call)
 
     def _make_conditions(self):

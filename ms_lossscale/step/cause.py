@@ -62,7 +62,7 @@ class Cause(nn.Cell):
     def stands_still(self, overflow, losses, of_state, own):
         """
         Returns whether the loss scale stands still, a tuple of one flag in its shape; nothing if none ever does. `own`
-        has, within a cycle, whether the last call itself overflowed.
+        has, within a cycle, whether the last call itself overflowed, and what `of_call` returned.
         """
         if not self.is_asked:
             return ()
@@ -117,28 +117,38 @@ class CycleCause(Cause):
     def stands_still(self, overflow, losses, of_state, own):
         if not self.is_asked:
             return ()
-        of_forward, backs_off = self._with_call(losses, of_state, own)
+        of_forward, backs_off = self._with_call(own)
         stands_still = prim.logical_and(self.ranks.agree(of_forward), prim.logical_not(self.ranks.agree(backs_off)))
         return (prim.logical_and(overflow, stands_still),)
+
+    def of_call(self, losses, of_state, overflow):
+        """
+        Returns whether the forward of a call was not finite, given whether the call itself overflowed: a tuple of one
+        flag in the shape of the loss scale, or none if it never stands still.
+        """
+        if not self.is_asked:
+            return ()
+        # Here rather than in `remember`, since not all ranks remember a call that only some of them lost.
+        return (self.ranks_of_call.agree(self._of_forward(losses, of_state, overflow)),)
 
     def remember(self, losses, of_state, own):
         """Remembers a call that is not the last of its cycle, and overflowed."""
         loss, state = self._with_earlier(losses, of_state)
         if self.is_asked:
-            of_forward, backs_off = self._with_call(losses, of_state, own)
+            of_forward, backs_off = self._with_call(own)
             prim.assign(self.forward_not_finite, of_forward)
             prim.assign(self.backs_off, backs_off)
         prim.assign(self.loss_not_finite, loss)
         prim.assign(self.state_not_finite, state)
 
-    def _with_call(self, losses, of_state, own):
+    def _with_call(self, own):
         """
         Returns, with those remembered, whether the forward of this call was not finite, and whether it overflowed
         although it was.
         """
         of_forward, backs_off = self.forward_not_finite, self.backs_off
-        for overflow in own:
-            of_call = self.ranks_of_call.agree(self._of_forward(losses, of_state, overflow))
+        if len(own) > 0:
+            overflow, of_call = own
             of_forward = prim.logical_or(of_forward, of_call)
             backs_off = prim.logical_or(backs_off, prim.logical_and(overflow, prim.logical_not(of_call)))
         return of_forward, backs_off

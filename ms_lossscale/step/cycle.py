@@ -66,15 +66,15 @@ class Accumulation(nn.Cell):
             self.cycle_state.reset(overflow)
         else:
             origin = self._with_own(origin, grads, of_state, earlier)
-            overflow = any_of(origin[2] + (self.cycle_state.overflow,))
+            overflow = any_of(origin[2][:1] + (self.cycle_state.overflow,))
             self.cycle_state.add(self.packing.unpack(grads), overflow, losses, weights)
             overflow = only_if(of_any_network(overflow), self._undo_call, saved, origin)
         return self.forward_state.end_call(overflow, saved)
 
     def _with_own(self, origin, grads, of_state, earlier):
-        """Returns the origin, and whether the call itself overflowed."""
+        """Returns the origin, with whether the call itself overflowed, and whether that came from its forward."""
         own = any_of(earlier) if self.check_each is None else self.check_each(grads, of_state, earlier)[1]
-        return origin[0], origin[1], (own,)
+        return origin[0], origin[1], (own,) + self.cause.of_call(origin[0], origin[1], own)
 
     def _undo_call(self, saved, origin):
         self.forward_state.restore_step(saved)

@@ -164,7 +164,7 @@ class Decision(nn.Cell):
         - **grads**, **overflow**, **flags** - The outputs of :class:`Check`.
         - **losses** (tuple[Tensor]) - The losses that conditions look at.
         - **origin** (tuple) - Where an overflow may have come from: the losses and `of_state` of the call, and, within
-          a cycle, whether its last call itself overflowed.
+          a cycle, a tuple of whether its last call itself overflowed and of what :class:`CycleCause` says of it.
         - **scale** (Tensor) - The loss scale of the step.
         - **saved** (tuple[Tensor]) - What the forward wrote, as it was before.
 

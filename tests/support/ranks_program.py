@@ -1,10 +1,11 @@
 """
-The jobs of `test_data_parallel.py` and `test_sharded_optimizer.py`, and the program that msrun starts on each rank:
+The jobs of `test_data_parallel.py`, `test_uneven_ranks.py` and `test_sharded_optimizer.py`, and the program that msrun
+starts on each rank:
 
     ranks_program.py FOLDER [SCENARIO/MODE ...]
 
-It runs the scenarios of `data_parallel_training.py`, `rank_checks.py` and `sharded_training.py`, each in a mode, and
-writes their records to FOLDER/rank_N.npz.
+It runs the scenarios of `data_parallel_training.py`, `rank_checks.py`, `uneven_ranks.py` and `sharded_training.py`,
+each in a mode, and writes their records to FOLDER/rank_N.npz.
 """
 
 import itertools
@@ -18,11 +19,11 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import numpy as np
 from mindspore.communication import get_group_size, get_rank, init
 
-from support import data_parallel_training, rank_checks, sharded_training
+from support import data_parallel_training, rank_checks, sharded_training, uneven_ranks
 from support.data_parallel_training import MODES, Place, run
 
 SCRIPT = Path(__file__)
-SCENARIOS = {**vars(data_parallel_training), **vars(rank_checks), **vars(sharded_training)}
+SCENARIOS = {**vars(data_parallel_training), **vars(rank_checks), **vars(sharded_training), **vars(uneven_ranks)}
 
 
 class Job(NamedTuple):
@@ -58,6 +59,19 @@ _FURTHER = (
     "own_scales",
     "own_scales_retried",
 )
+# Of `test_uneven_ranks.py`: the quick ones, and the others.
+_UNEVEN = ("weighted_mean", "high_losses", "bad_cycles")
+_UNEVEN_FURTHER = (
+    "weighted_sum",
+    "weighted_pair",
+    "spikes",
+    "own_spikes",
+    "sharded_spikes",
+    "bad_steps",
+    "bad_steps_retried",
+    "bad_cycles_retried",
+    "manual",
+)
 JOBS = (
     # The first is in `make test`, and the last two are for releases. `found` takes long in PyNative mode, and does not
     # depend on the mode.
@@ -66,6 +80,10 @@ JOBS = (
     Job(2, _in(["graph"], *_FURTHER, "reduced_by_hooks")),
     Job(2, _in(["pynative"], *_FURTHER)),
     Job(4, _in(MODES, "one_network", "saturating")),
+    # These belong to `test_uneven_ranks.py`. The first is in `make test`.
+    Job(2, _in(["graph"], *_UNEVEN)),
+    Job(2, _in(["graph"], *_UNEVEN_FURTHER)),
+    Job(2, _in(["pynative"], *_UNEVEN, *_UNEVEN_FURTHER)),
     # These belong to `test_sharded_optimizer.py`. The first is in `make test`, and the last three are for releases.
     # Resumed ones load what `sharded_cycle` saved.
     Job(2, _in(["graph"], "sharded_one_network")),

@@ -340,6 +340,11 @@ def _put_alone_in_float32(cell):
     return undo
 
 
+def is_library_cell(cell: nn.Cell) -> bool:
+    """Returns whether a Cell's class is MindSpore's or this package's, not a user's own."""
+    return type(cell).__module__.partition(".")[0] in ("mindspore", "ms_lossscale")
+
+
 def is_rewritten(cell: nn.Cell) -> bool:
     """Returns whether amp's O1, or a white list, wrote the cell's class: its file is in the folder for such classes."""
     construct = vars(type(cell)).get("construct")

@@ -8,9 +8,11 @@ import pytest
 from conftest import long, quick_in_pynative_mode
 from mindspore import Parameter, Tensor, nn, ops
 from support.networks import HalfPrecision, Mlp, batch, overflowing_batch
+from support.token_networks import Tokens, sgd, tensors, weight_of
+from support.token_networks import batch as tokens
 from support.training import state
 
-from ms_lossscale import DynamicLossScale, FloatStatusRegister
+from ms_lossscale import DynamicLossScale, FloatStatusRegister, NormSpike
 from ms_lossscale.step.build import build_step
 from ms_lossscale.step.ranks import Alone
 from ms_lossscale.step.settings import Settings, check_settings
@@ -48,6 +50,9 @@ class TwoRanks(nn.Cell):
     def sum(self, number):
         return number + number
 
+    def sum_like_gradients(self, number):
+        return number + number
+
     def are_split(self, weights):
         return (self.has_own,) * len(weights)
 
@@ -55,7 +60,7 @@ class TwoRanks(nn.Cell):
 def settings(**keywords):
     defaults = {"gradient_accumulation_steps": 1, "clip_norm": None, "clip_value": None, "ema_decay": None}
     defaults.update(has_aux=False, forward_state=(), after_update=None, overflow_detector=None)
-    defaults.update(max_retries=0, gradients_reduced=False)
+    defaults.update(max_retries=0, weighted=False, skip_conditions=(), gradients_reduced=False)
     defaults["gradient_transforms"] = [()]
     return check_settings("test", 1, **{**defaults, **keywords})
 
@@ -115,6 +120,19 @@ def test_gradients_are_reduced_before_they_are_used(mode, keywords):
 
 
 @quick_in_pynative_mode
+@pytest.mark.parametrize("steps", [1, *long(2)])
+def test_a_mean_over_tokens_counts_those_of_all_ranks(mode, steps):
+    """The sum over ranks with the same tokens is divided by twice their number."""
+    networks = Tokens(), Tokens()
+    for network, ranks in zip(networks, (TwoRanks(), Alone())):
+        its_settings = settings(weighted=True, gradient_accumulation_steps=steps)
+        step = build_step("test", (network,), (sgd(network),), DynamicLossScale(), its_settings, ranks).set_train()
+        for call in range(steps):
+            step(*tensors(tokens(3 + call, call)))
+    np.testing.assert_allclose(weight_of(networks[0]), weight_of(networks[1]), rtol=1e-6)
+
+
+@quick_in_pynative_mode
 @pytest.mark.parametrize("keywords", KEYWORDS, ids=str)
 def test_the_overflow_of_another_rank_skips_the_step(mode, keywords):
     ranks = TwoRanks()
@@ -144,6 +162,8 @@ def test_no_setting_can_be_forgotten_when_ranks_compare():
         "after_update": nn.Identity(),
         "overflow_detector": FloatStatusRegister(),
         "max_retries": 1,
+        "weighted": True,
+        "skip_conditions": (NormSpike(1.0),),
         "gradients_reduced": True,
         "gradient_transforms": ((nn.Identity(),),),
     }
@@ -162,6 +182,9 @@ class CountedMessages(TwoRanks):
         self.one, self.theirs = Tensor([1], mindspore.int32), Tensor([False, True])
 
     def agree(self, overflow):
+        if overflow.ndim == 0:
+            # The reasons of a skipped step.
+            return overflow
         overflow = ops.depend(overflow, ops.assign_add(self.messages, self.one))
         return ops.logical_or(overflow, self.theirs)
 
@@ -174,9 +197,8 @@ def two_networks_with_scales_of_their_own(ranks, clip_norm):
     rules = [DynamicLossScale(2.0**10), DynamicLossScale(2.0**12)]
     for i, rule in enumerate(rules):
         rule.update_parameters_name(f"{i}.")
-    its_settings = dataclasses.replace(
-        settings(), clip_norm=(clip_norm,) * 2, clip_value=(None,) * 2, ema_decay=(None,) * 2, has_aux=(False,) * 2
-    )
+    of_one = {"clip_norm": clip_norm, "clip_value": None, "ema_decay": None, "has_aux": False, "weighted": False}
+    its_settings = dataclasses.replace(settings(), **{name: (value,) * 2 for name, value in of_one.items()})
     return build_step("test", networks, optimizers, rules, its_settings, ranks).set_train(), rules
 
 
@@ -207,7 +229,7 @@ class OwnWeightsOverflowElsewhere(TwoRanks):
         return ops.select(asked > self.first, self.nan, number + number)
 
     def agree(self, overflow):
-        return ops.logical_or(overflow, self.theirs)
+        return ops.logical_or(overflow, self.theirs) if overflow.ndim else overflow
 
 
 @quick_in_pynative_mode

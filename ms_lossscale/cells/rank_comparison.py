@@ -10,6 +10,7 @@ from mindspore import GRAPH_MODE, Tensor, get_auto_parallel_context, get_context
 from mindspore import dtype as mstype
 from mindspore.communication import GlobalComm, get_group_size
 
+from ms_lossscale._mindspore import is_library_cell
 from ms_lossscale._user_warnings import warn_user
 from ms_lossscale.step.optimizers import network_prefix, updating
 
@@ -37,6 +38,10 @@ def _described(cell):
         its = {"optimizers": optimizers, **settings.described()}
         # The detector in use: it is NoCheck if nothing is checked.
         its["overflow_detector"] = type(step.forwards_and_backwards.overflow_detector).__name__
+        for j, condition in enumerate(settings.skip_conditions):
+            # What users' own conditions keep may differ.
+            if is_library_cell(condition):
+                its.update((f"skip_conditions[{j}].{name}", value) for name, value in _settings_of(condition).items())
         described.update((f"{prefix}{name}", value) for name, value in its.items())
     for i, loss_scale in enumerate(cell._loss_scales):
         prefix = network_prefix(i) if cell.each_has_scale else ""
@@ -52,9 +57,11 @@ def _described(cell):
 def _shared_state(cell):
     """Returns the small Parameters that must have the same values on all ranks."""
     parameters = cell._shared_state()
-    for step in cell.steps:
+    for step, settings in zip(cell.steps, cell._settings):
         parameters += [*step.update.optimizers.shared_state(), *step.scaling.shared_state()]
         parameters += step.update.step_counters.shared_state()
+        for condition in filter(is_library_cell, settings.skip_conditions):
+            parameters += condition.get_parameters()
     return parameters
 
 

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 from mindspore import PYNATIVE_MODE, get_context, nn, ops
 
-from ms_lossscale._mindspore import Compiled
+from ms_lossscale._mindspore import Compiled, is_library_cell
 from ms_lossscale.input_gradient import holds_input_gradient
 from ms_lossscale.overflow_detector import NoCheck
 from ms_lossscale.step.cause import Cause, CycleCause, PatientScales
@@ -112,7 +112,7 @@ class _Stages:
         self.forward_state = self._make_forward_state(owner, prefix, names, restores_calls)
         # A user's own cells get the gradients unpacked, and so do the operators that exchange them.
         transforms = settings.gradient_transforms
-        packs = self.checks and not ranks.exchanges and _is_library_cell(self.overflow_detector) and not any(transforms)
+        packs = self.checks and not ranks.exchanges and is_library_cell(self.overflow_detector) and not any(transforms)
         self.packing = make_packing(self.weights, packs)
         self._before_check = stages_before_check(owner, ranks, transforms, self.packing, self.checks)
         self._clipping = _clipping(settings, self.weights, self.packing, ranks, prefix)
@@ -249,7 +249,7 @@ class _Stages:
         # Like the forward, transforms, detectors and conditions run before the verdict, so what they write is restored.
         cells = list(dict.fromkeys(itertools.chain(*self._settings.gradient_transforms)))
         own = (self.overflow_detector, *self._settings.skip_conditions)
-        cells += [cell for cell in own if not _is_library_cell(cell)]
+        cells += [cell for cell in own if not is_library_cell(cell)]
         return make_forward_state(
             owner,
             (*self._networks, *cells),
@@ -376,7 +376,7 @@ def _compiler(optimizers, loss_scales, detector, settings):
     in_python = (
         settings.after_update is not None
         or not all(isinstance(optimizer, nn.Optimizer) for optimizer in optimizers)
-        or not all(map(_is_library_cell, cells))
+        or not all(map(is_library_cell, cells))
     )
     if get_context("mode") == PYNATIVE_MODE and not in_python:
         return Compiled
@@ -385,7 +385,3 @@ def _compiler(optimizers, loss_scales, detector, settings):
 
 def _as_it_is(cell):
     return cell
-
-
-def _is_library_cell(cell):
-    return type(cell).__module__.partition(".")[0] in ("mindspore", "ms_lossscale")

@@ -11,6 +11,7 @@ from mindspore import Tensor, nn, ops
 from ms_lossscale import (
     AlternatingTrainOneStepCell,
     DynamicLossScale,
+    NormSpike,
     ScaledTrainOneStepCell,
     ScheduledLossScale,
     SimultaneousTrainOneStepCell,
@@ -52,8 +53,22 @@ DIFFERENCES = {
     "step_counters.applied_steps": lambda last: restarted(scaled(Mlp())) if last else scaled(Mlp()),
     "cell": lambda last: pair(SimultaneousTrainOneStepCell if last else AlternatingTrainOneStepCell),
     "network_1.loss_scale.scale_value": lambda last: alternating_with_scale(8.0 if last else 4.0),
+    "skip_conditions": lambda last: scaled(Mlp(), skip_conditions=[NormSpike(1.0)] * last),
+    "skip_conditions[0].max_norm": lambda last: spiking(NormSpike(2.0 if last else 1.0)),
+    "skip_conditions[1].z_score": lambda last: spiking(NormSpike(1.0), NormSpike(z_score=2.0 if last else 1.0)),
+    "skip_conditions[0].window": lambda last: spiking(NormSpike(z_score=1.0, window=20 if last else 10)),
+    "norm_spike.mean": lambda last: spiking(observed(NormSpike(z_score=1.0), 2.0 if last else 1.0)),
     "alternation.every": lambda last: pair(AlternatingTrainOneStepCell, every=(1, 2 if last else 3)),
 }
+
+
+def spiking(*conditions):
+    return scaled(Mlp(), skip_conditions=conditions)
+
+
+def observed(condition, norm):
+    condition.observe(Tensor(0.0), Tensor(norm, mindspore.float32))
+    return condition
 
 
 def alternating_with_scale(value):

@@ -155,9 +155,11 @@ def momentum(shards):
 class HighLoss(SkipCondition):
     """Asks to skip where the loss is high, and counts what it observed."""
 
-    def __init__(self, highest):
+    def __init__(self, highest, rank):
         super().__init__()
         self.highest, self.one = Tensor(highest), Tensor(1.0)
+        # A user's own condition may differ between ranks.
+        self.rank = rank
         self.observed = Parameter(Tensor(0.0), name="observed", requires_grad=False)
 
     def observe(self, loss, norm):
@@ -184,7 +186,7 @@ def high_losses(place):
             gradient_accumulation_steps=steps,
             ema_decay=0.5,
             # Of a cycle, the mean of the losses counts.
-            skip_conditions=[HighLoss(HIGHEST / steps)],
+            skip_conditions=[HighLoss(HIGHEST / steps, place.rank)],
         ).set_train()
         yield state(cell)
         for norms in LOSSES:
@@ -265,7 +267,7 @@ def manual(place):
         token_networks.sgd(network),
         DynamicLossScale(START, backoff_if_loss_not_finite=False),
         gradient_accumulation_steps=2,
-        skip_conditions=[HighLoss(HIGHEST / 2)],
+        skip_conditions=[HighLoss(HIGHEST / 2, place.rank)],
         gradients_reduced=GlobalComm.WORLD_COMM_GROUP,
     ).set_train()
 

@@ -344,11 +344,18 @@ def test_all_find_the_same_scales(job):
 
 @pytest.mark.parametrize("parallel_mode", ["semi_auto_parallel", *long("auto_parallel")])
 def test_with_sharded_weights_ranks_agree_on_overflows_and_the_rest_is_refused(job, parallel_mode):
-    for cells, refused in job(parallel_mode, "graph"):
+    for cells, refused, manual in job(parallel_mode, "graph"):
         assert cells["agrees"].tolist() == [True] * 3
-        for name in ("gradient_accumulation_steps", "ema_decay"):
+        for name in ("gradient_accumulation_steps", "ema_decay", "weighted"):
             assert f"'{name}' is not supported with parallel_mode='{parallel_mode}'" in str(refused[name])
         assert "pipeline stages are not supported, but pipeline_stages is 2" in str(refused["pipeline_stages"])
+        assert "Return the loss divided by its weight" in str(refused["weighted"])
+        assert len(manual["weights"]) == 2
+        for message in manual["weights"]:
+            assert (
+                f"'ManualStep.end', the argument 'weight' is not supported with parallel_mode='{parallel_mode}'"
+                in message
+            )
 
 
 def test_ranks_can_agree_on_nothing_without_communication():

@@ -3,6 +3,7 @@
 from mindspore import Tensor, ops
 
 from ms_lossscale._arguments import describe
+from ms_lossscale.cells.rank_comparison import check_weight
 
 
 def expected_gradients(weights_of_each):
@@ -77,6 +78,7 @@ def check_is_weighted(owner, were_weighted, is_weighted):
 # While a step is compiled.
 check_compiled_shapes = ops.constexpr(check_shapes)
 check_compiled_loss = ops.constexpr(check_loss)
+check_compiled_weight = ops.constexpr(check_weight)
 
 
 def shapes_of(owner, several, grads):

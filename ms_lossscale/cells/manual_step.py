@@ -17,6 +17,7 @@ from ms_lossscale.cells.fixed_arguments import fixed_arguments
 from ms_lossscale.cells.given_gradients import (
     check_compiled_loss,
     check_compiled_shapes,
+    check_compiled_weight,
     check_is_weighted,
     check_loss,
     check_number,
@@ -26,7 +27,7 @@ from ms_lossscale.cells.given_gradients import (
     what_needs_loss,
 )
 from ms_lossscale.cells.guard import explaining_errors
-from ms_lossscale.cells.rank_comparison import check_parallel
+from ms_lossscale.cells.rank_comparison import check_parallel, check_weight
 from ms_lossscale.cells.training_state import TrainingState
 from ms_lossscale.function_network import Network, as_networks, check_can_be_differentiated
 from ms_lossscale.loss_scale import AcceptedLossScale
@@ -96,8 +97,9 @@ class ManualStep(TrainingState, Float32Cell):
     Raises:
         TypeError: If an argument has a wrong type.
         ValueError: If an argument has a wrong value, an optimizer owns weights that `networks` do not reach, or
-            `end` gets another number of gradients, gradients of other shapes, no `loss` where one is looked at, or a
-            `weight` unlike the calls before.
+            `end` gets another number of gradients, gradients of other shapes, no `loss` where one is looked at, a
+            `weight` unlike the calls before, or one if `parallel_mode` is ``"semi_auto_parallel"`` or
+            ``"auto_parallel"`` .
         RuntimeError: If `end` is called without `begin`. In compiled code, this and the shapes are not checked.
 
     Supported Platforms:
@@ -206,7 +208,10 @@ class ManualStep(TrainingState, Float32Cell):
         self.reducer_flag, self.mean, self.grad_reducer = False, None, nn.Identity()
         if self.parallel_mode != "stand_alone":
             stock = nn.TrainOneStepCell(self.networks, self.optimizer)
-            self.reducer_flag, self.mean, self.grad_reducer = stock.reducer_flag, stock.mean, stock.grad_reducer
+            self.reducer_flag, self.grad_reducer = stock.reducer_flag, stock.grad_reducer
+            if self.reducer_flag:
+                # Where it reduces nothing it has none.
+                self.mean = stock.mean
 
     def scale(self, loss: Tensor, number: int = 0) -> Tensor:
         """
@@ -293,7 +298,9 @@ class ManualStep(TrainingState, Float32Cell):
         return [grad for its_grads in grads for grad in its_grads]
 
     def _checked_weight(self, weight):
-        """Returns a tuple of the weight, or of none. Raises if other calls had none, or one."""
+        """Returns a tuple of the weight, or of none. Raises if it is not possible, or other calls had none, or one."""
+        if weight is not None:
+            check_weight(self.end.owner, "weight", self.parallel_mode)
         if self._is_weighted is None:
             cycle = self.steps[0].cycle_state
             has_begun = cycle is not None and cycle.count.has_begun()
@@ -361,7 +368,7 @@ class End(_Part):
         # What the gradients must be: its name for messages, the weights of each optimizer, and whether they are a list.
         self.owner, several = f"{type(manual_step).__name__}.end", manual_step.several_networks
         self.expected = self.owner, expected_gradients(manual_step._weights_of_each()), several
-        self.what_needs_loss = what_needs_loss
+        self.what_needs_loss, self.parallel_mode = what_needs_loss, manual_step.parallel_mode
 
     def __call__(
         self, *grads: Sequence[Tensor], loss: Optional[Tensor] = None, weight: Union[Tensor, float, None] = None
@@ -371,6 +378,8 @@ class End(_Part):
     def construct(self, *grads, loss=None, weight=None):
         check_compiled_shapes(*self.expected, gradients.forms(grads))
         check_compiled_loss(self.owner, self.what_needs_loss, loss is None)
+        if weight is not None:
+            check_compiled_weight(self.owner, "weight", self.parallel_mode)
         flat = ()
         for its in grads:
             flat += its

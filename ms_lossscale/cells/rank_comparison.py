@@ -86,7 +86,7 @@ def check_parallel(owner, settings):
             f"constructed, and start the script with msrun; or train alone, with "
             f"mindspore.set_auto_parallel_context(parallel_mode='stand_alone')."
         )
-    if mode in ("stand_alone", "data_parallel", "hybrid_parallel"):
+    if not _shards_weights(mode):
         return
     stages = get_auto_parallel_context("pipeline_stages")
     if stages > 1:
@@ -105,6 +105,23 @@ def check_parallel(owner, settings):
                     f"weights, but not what the cell would keep for each of them. Leave it out, or train with "
                     f"parallel_mode='data_parallel'."
                 )
+        if any(its.weighted):
+            check_weight(owner, "weighted", mode)
+
+
+def check_weight(owner, name, parallel_mode):
+    """Raises if a loss can't have a weight, which an argument of this name asks for, with the parallel mode."""
+    if _shards_weights(parallel_mode):
+        raise ValueError(
+            f"For '{owner}', the argument '{name}' is not supported with parallel_mode='{parallel_mode}', in which a "
+            f"network's loss and its weight are those of the batches of all ranks already: adding the weights of all "
+            f"ranks would count each several times. Return the loss divided by its weight, or train with "
+            f"parallel_mode='data_parallel'."
+        )
+
+
+def _shards_weights(parallel_mode):
+    return parallel_mode not in ("stand_alone", "data_parallel", "hybrid_parallel")
 
 
 def _warn_of_training_apart(owner):

@@ -91,8 +91,8 @@ class ScaledTrainOneStepCell(TrainingCell[Aux]):
         ValueError: If the network returns several values, and the first one looks like an image and not like a loss. If
             a number is out of range, `clip_norm` and `clip_value` are both given, the optimizer has no parameters, has
             a loss scale of its own or owns parameters that the network does not have, or two parameters share a name.
-            If `parallel_mode` is
-            ``"semi_auto_parallel"`` or ``"auto_parallel"`` , also for pipeline stages, accumulation or `ema_decay`.
+            If `parallel_mode` is ``"semi_auto_parallel"`` or ``"auto_parallel"`` , also for pipeline stages,
+            accumulation, `ema_decay` or `weighted`.
         RuntimeError: If `parallel_mode` is not ``"stand_alone"`` and communication is not initialised.
 
     Supported Platforms:

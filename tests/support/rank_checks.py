@@ -11,6 +11,7 @@ from mindspore import Tensor, nn, ops
 from ms_lossscale import (
     AlternatingTrainOneStepCell,
     DynamicLossScale,
+    ManualStep,
     NormSpike,
     ScaledTrainOneStepCell,
     ScheduledLossScale,
@@ -235,7 +236,8 @@ def sharded(place, mode):
     agrees = [isinstance(check.ranks, Ranks) and check.before_check[0] is check.ranks.grad_reducer for check in checks]
     yield {"agrees": np.array(agrees)}
     refused = {}
-    for name, value in (("gradient_accumulation_steps", 2), ("ema_decay", 0.9), ("pipeline_stages", 2)):
+    further = {"gradient_accumulation_steps": 2, "ema_decay": 0.9, "weighted": True, "pipeline_stages": 2}
+    for name, value in further.items():
         keywords = {name: value}
         if name == "pipeline_stages":
             mindspore.set_auto_parallel_context(**keywords)
@@ -244,7 +246,36 @@ def sharded(place, mode):
             next(sharding_cells(**keywords))
         except ValueError as error:
             refused[name] = np.array(str(error))
+    mindspore.reset_auto_parallel_context()
     yield refused
+    yield {"weights": np.array(refused_weights(mode))}
+
+
+def refused_weights(mode):
+    """Returns the messages of a ManualStep that gets a weight eagerly, and in a compiled function."""
+    network = Linear()
+    mindspore.set_auto_parallel_context(parallel_mode=mode)
+    step = ManualStep(network, nn.SGD(network.trainable_params()), dynamic())
+    # On CPU, nothing runs in this mode.
+    mindspore.reset_auto_parallel_context()
+    grads = (Tensor(np.zeros((FEATURES, 1), np.float32)),)
+
+    @mindspore.jit
+    def compiled(x):
+        step.begin(x)
+        return step.end(grads, weight=x)
+
+    def eagerly(x):
+        step.begin(x)
+        return step.end(grads, weight=x)
+
+    messages = []
+    for make_step in (eagerly, compiled):
+        try:
+            make_step(Tensor(2.0))
+        except ValueError as error:
+            messages.append(str(error))
+    return messages
 
 
 def semi_auto_parallel(place):

@@ -63,7 +63,12 @@ def added(release, name):
     else:
         lengths = [""]
         scales = ["network_0.", "network_1."] if name in ("own_scales", "set_by_hand") else [""]
-    names = [*names, *(f"{prefix}accumulation.steps" for prefix in lengths)]
+    # Nor weights of losses, and why steps were skipped.
+    of_steps = ("accumulation.is_weighted", "accumulation.loss_not_finite", "accumulation.state_not_finite")
+    of_steps += ("accumulation.steps", "step_counters.skip_reasons")
+    names = [*names, *(f"{prefix}{its}" for prefix in lengths for its in of_steps)]
+    weights = [""] if name.startswith(("scaled", "retried")) else ["network_0.", "network_1."]
+    names = [*names, *(f"{prefix}accumulation.sum_of_weights" for prefix in weights)]
     return sorted([*names, *(f"{prefix}accumulation.scale_is_set" for prefix in scales)])
 
 

@@ -46,7 +46,9 @@ class RetriedStep(Step):
         rule_state, scale_of_rule, used = gradients.copy(self.rule_state), scale, scale
         kept = self.keep(inputs)
         losses, auxes, grads, weights = self.forwards_and_backwards(scale, ops.depend(inputs, kept))
-        grads, overflow, of_state, again = self.check_attempt(losses, grads, weights, scale, saved)
+        # Without empty tuples, which graph mode can't pass to, or from, what is called twice.
+        checked = self.check_attempt(losses, grads, scale, saved, *weights)
+        grads, overflow, again, of_state = checked[0], checked[1], checked[2], checked[3:]
         # One flat tuple in the loop, where graph mode forgets the length of a tuple of equal tensors.
         first, first_overflow = (losses, auxes, grads, weights), overflow
         tensors, left = tensors_in(first), self._retries
@@ -56,8 +58,8 @@ class RetriedStep(Step):
             used = ops.depend(self.scaling.read(), rolled_back)
             # Indexed rather than unpacked: graph mode warns about unused names.
             tried = self.forwards_and_backwards(used, self.keep(ops.depend(kept, used)))
-            checked = self.check_attempt(tried[0], tried[2], tried[3], used, saved)
-            overflow, again = checked[1], checked[3]
+            checked = self.check_attempt(tried[0], tried[2], used, saved, *tried[3])
+            overflow, again = checked[1], checked[2]
             tensors = tensors_in((tried[0], tried[1], checked[0], tried[3]))
             ends = prim.logical_not(prim.logical_and(again, left > self._none))
             failed = prim.logical_and(of_any_network(overflow), ends)
@@ -76,8 +78,8 @@ class RetriedStep(Step):
 
 class AttemptCheck(nn.Cell):
     """
-    Checks an attempt. Returns the gradients, whether it overflowed, whether what the forward wrote did (a tuple of one
-    flag or none), and whether another attempt may succeed.
+    Checks an attempt. Returns the gradients, whether it overflowed, whether another attempt may succeed, and, if the
+    forward writes anything, whether that overflowed.
 
     `unscaled_losses` are the losses that no scale takes part in, so that a lower one can't make them finite.
     """
@@ -97,7 +99,7 @@ class AttemptCheck(nn.Cell):
         self.cycle_state = cycle_state
         self._unscaled_losses = unscaled_losses
 
-    def construct(self, losses, grads, weights, scale, saved):
+    def construct(self, losses, grads, scale, saved, *weights):
         grads, overflow, of_state = self.check_of_call(grads, weights, scale, saved)
         can_mend = self.scaling.can_mend(scale, overflow)
         hopeless = any_of((prim.logical_not(can_mend),) + of_state)
@@ -107,7 +109,7 @@ class AttemptCheck(nn.Cell):
             # The cycle is lost already.
             hopeless = prim.logical_or(hopeless, of_any_network(self.cycle_state.overflow))
         again = prim.logical_and(can_mend, prim.logical_not(self.ranks.agree(hopeless)))
-        return grads, overflow, of_state, again
+        return (grads, overflow, again) + of_state
 
 
 class EndOfRetriedStep(nn.Cell):

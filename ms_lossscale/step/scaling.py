@@ -17,7 +17,8 @@ from ms_lossscale.step.packing import Packing
 
 def scaled(loss, scale):
     """Returns what is differentiated, in float32: a float16 loss times the scale may be infinite."""
-    return gradients.multiply(loss, scale)
+    # Not by a function of tuples: what is no Tensor, and so no loss, must fail here.
+    return loss.astype(mstype.float32) * scale
 
 
 class Scaling(nn.Cell):

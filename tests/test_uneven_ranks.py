@@ -6,6 +6,7 @@ or NaN. All must do what one process does that sees all of it, which NumPy tells
 import numpy as np
 import pytest
 from conftest import long
+from mindspore import Tensor
 from support import uneven_ranks as scenarios
 from support.python_process import check_msrun, skip_with_older_mindspore
 from support.ranks_program import JOBS, SCRIPT, written
@@ -14,6 +15,8 @@ from support.token_networks import LEARNING_RATE as RATE_OF_TOKENS
 from support.token_networks import batch, clipped, gradient, loss_of
 from support.training import changed, same_bits
 from support.uneven_ranks import CLIP_NORM, MANUAL_CALLS, START, TOKENS, tokens
+
+from ms_lossscale import merge_shards
 
 
 @pytest.fixture(params=["graph", *long("pynative")])
@@ -175,6 +178,27 @@ def test_a_spike_with_a_sharded_optimizer_is_one_of_all_parts(job, mode):
             for name in its[i].keys() & {name[6:] for name in records[i] if name.startswith("plain/")}:
                 assert same_bits(its[i][name], records[i][f"plain/{name}"]), name
     assert law.steps == 4
+
+
+@only_long
+def test_cycles_of_sharded_cells_are_merged(job, mode):
+    """The mean of the losses, and what any rank saw. With weights only between two cycles."""
+    by_rank = job("sharded_cycles", mode)
+    parts = [[{name: Tensor(value) for name, value in record.items()} for record in records] for records in by_rank]
+    good, bad, *of_weighted = ([records[i] for records in parts] for i in range(len(parts[0])))
+    merged = merge_shards(good)
+    # The weights are ones, so that the losses are twice the norms.
+    assert float(merged["accumulation.sum_of_losses"].asnumpy()) == (2 * 4.0 + 2 * 8.0) / 2
+    merged = merge_shards(bad)
+    for name in ("overflow", "loss_not_finite", "forward_not_finite"):
+        assert bool(merged[f"accumulation.{name}"].asnumpy()), name
+        assert not bool(bad[0][f"accumulation.{name}"].asnumpy()) and bool(bad[1][f"accumulation.{name}"].asnumpy())
+    assert not bool(merged["accumulation.backs_off"].asnumpy())
+    for i in range(2):
+        with pytest.raises(ValueError, match="within an accumulation cycle by ranks whose losses have weights"):
+            merge_shards(of_weighted[i])
+    merged = merge_shards(of_weighted[2])
+    assert same_bits(merged["tokens.weight"].asnumpy(), by_rank[0][-1]["tokens.weight"])
 
 
 def test_a_loss_that_is_high_on_one_rank_skips_the_step_on_all(job, mode):

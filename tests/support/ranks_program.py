@@ -67,6 +67,7 @@ _UNEVEN_FURTHER = (
     "spikes",
     "own_spikes",
     "sharded_spikes",
+    "sharded_cycles",
     "bad_steps",
     "bad_steps_retried",
     "bad_cycles_retried",

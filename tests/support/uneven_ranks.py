@@ -148,6 +148,37 @@ def sharded_spikes(place):
         yield values
 
 
+def sharded_cycles(place):
+    """
+    What a sharded cell would save within a cycle of three calls: one with a condition, whose losses only one rank sees
+    as NaN, and one with weights.
+    """
+    parallel(place)
+    network = Slopes()
+    cell = ScaledTrainOneStepCell(
+        network,
+        ShardedOptimizer([network.weight], momentum),
+        DynamicLossScale(START, backoff_if_loss_not_finite=False),
+        gradient_accumulation_steps=3,
+        skip_conditions=[HighLoss(HIGHEST, place.rank)],
+    ).set_train()
+    cell(sloped_networks.with_norm((4.0, 8.0)[place.rank]))
+    yield state(cell)
+    cell(sloped_networks.with_norm((4.0, float("nan"))[place.rank]))
+    yield state(cell)
+    network = Tokens()
+    cell = ScaledTrainOneStepCell(
+        network,
+        ShardedOptimizer([network.weight], momentum),
+        DynamicLossScale(2.0**10),
+        gradient_accumulation_steps=3,
+        weighted=True,
+    ).set_train()
+    for call in range(3):
+        cell(*tensors(tokens(place.rank, call, 3)))
+        yield state(cell)
+
+
 def momentum(shards):
     return nn.Momentum(shards, sloped_networks.LEARNING_RATE, 0.5)
 

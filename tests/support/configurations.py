@@ -12,9 +12,9 @@ from typing import Optional
 
 import numpy as np
 
-from ms_lossscale import DynamicLossScale, ScheduledLossScale
+from ms_lossscale import DynamicLossScale, NormSpike, ScheduledLossScale
 from support.optimizers import RUN_EVERYWHERE
-from support.reference import DynamicRule, FixedRule, ScheduledRule
+from support.reference import DynamicRule, FixedRule, HighLossRule, ScheduledRule, SpikeRule
 
 CELLS = ("scaled", "simultaneous", "tuple", "alternating")
 CALLS = 12
@@ -31,6 +31,10 @@ RULES = {
         lambda: DynamicLossScale(2.0**12, 4.0, 2, backoff_factor=2.0**-3, hysteresis=1, max_loss_scale=2.0**15),
         lambda: DynamicRule(2.0**12, 2, factor=4.0, backoff=2.0**-3, high=2.0**15),
     ),
+    "patient": (
+        lambda: DynamicLossScale(2.0**14, scale_window=2, backoff_if_loss_not_finite=False),
+        lambda: DynamicRule(2.0**14, 2, is_patient=True),
+    ),
     "fixed": (lambda: 2.0**11, lambda: FixedRule(2.0**11)),
     "scheduled": (
         lambda: ScheduledLossScale([1, 3, 4], [2.0**8, 2.0**13, 2.0**10]),
@@ -42,7 +46,7 @@ RULES = {
         lambda: ScheduledRule([1, 3], [2.0**8, 2.0**4]),
     ),
 }
-DYNAMIC, STATIC, UNCHECKED = ("plain", "hysteresis", "steep"), ("fixed", "scheduled"), ("none", "unchecked")
+DYNAMIC, STATIC, UNCHECKED = ("plain", "hysteresis", "steep", "patient"), ("fixed", "scheduled"), ("none", "unchecked")
 
 CLIPS = {
     "no_clip": {},
@@ -52,6 +56,14 @@ CLIPS = {
     "mixed": {"clip_norm": (INF, None, 0.5), "clip_value": (None, 0.5, None)},
 }
 DECAYS = {"no_ema": None, "ema": 0.75, "some_ema": (None, 0.5, 0.875)}
+# Which networks have weights.
+WEIGHTS = {"no weights": False, "weights": True, "some weights": (True, False, True)}
+# Each condition: the cell's argument, and its rule. The own one belongs to `configured_training.py`.
+LOSS_BOUND, LOSS_GROWTH = 6.0, 0.25
+CONDITIONS = {
+    "spike": (lambda: NormSpike(16.0, z_score=4.0, window=2), lambda: SpikeRule(16.0, 4.0, 2)),
+    "high loss": (None, lambda: HighLossRule(LOSS_BOUND, LOSS_GROWTH)),
+}
 # Optimizers that compile fast.
 FEW_OPTIMIZERS = ("nn.Momentum", "nn.AdamWeightDecay", "nn.SGD")
 ALL_OPTIMIZERS = tuple(sorted(RUN_EVERYWHERE))
@@ -80,7 +92,10 @@ class Call:
 
 @dataclasses.dataclass
 class Configuration:
-    """What a cell is made with, as far as `keywords` do not say it, gradient transforms among it, and its calls."""
+    """
+    What a cell is made with, as far as `keywords` do not say it, gradient transforms and a condition among it, and its
+    calls.
+    """
 
     cell: str
     count: int
@@ -91,6 +106,7 @@ class Configuration:
     calls: list
     resume: Optional[str]
     resume_at: int
+    condition: Optional[str] = None
 
     @property
     def steps(self):
@@ -106,10 +122,18 @@ class Configuration:
 
     @property
     def is_exact(self):
-        """Whether float32 rounds only as the reference does: there is no norm and no division by 3."""
+        """
+        Whether float32 rounds only as the reference does: there is no norm, no division by 3, and none by the sum of
+        several weights.
+        """
         norms = self.keywords.get("clip_norm")
         norms = norms if isinstance(norms, list) else [norms]
-        return self.steps < 3 and not any(norm is not None and norm < INF for norm in norms)
+        is_divided = self.steps == 3 or (self.steps == 2 and self.is_weighted)
+        return not is_divided and not any(norm is not None and norm < INF for norm in norms)
+
+    @property
+    def is_weighted(self):
+        return bool(self.keywords.get("weighted"))
 
     def time(self):
         """Returns about how long it takes: resuming compiles everything twice, and retries make it larger."""
@@ -129,6 +153,9 @@ class Configuration:
             "clips_alike": not isinstance(self.keywords.get("clip_norm"), list),
             "ema": str(self.keywords["ema_decay"]),
             "transforms": self.transforms,
+            "weighted": str(self.keywords.get("weighted")),
+            "condition": self.condition,
+            "patient": "patient" in self.rules,
             "every": "every" in self.keywords,
             "optimizer": self.optimizers[0],
             "is_resumed": self.resume is not None,
@@ -172,6 +199,8 @@ def draw(choose, optimizers=ALL_OPTIMIZERS, counts=(2, 3)):
     keywords = {"gradient_accumulation_steps": steps, "max_retries": retries}
     keywords.update({name: _for(count, value) for name, value in CLIPS[clip].items()})
     keywords["ema_decay"] = _for(count, DECAYS[ema])
+    if cell != "tuple":
+        keywords["weighted"] = _for(count, WEIGHTS[choose(("no weights", *WEIGHTS))])
     every = cell == "alternating" and choose((False, True))
     if every:
         keywords["every"] = [choose((1, 2, 3)) for _ in range(count)]
@@ -186,6 +215,7 @@ def draw(choose, optimizers=ALL_OPTIMIZERS, counts=(2, 3)):
         [],
         resume,
         choose(range(2, CALLS - 2)) if resume else CALLS,
+        choose((None, *CONDITIONS)),
     )
     configuration.calls = [_draw_call(choose, configuration, i == CALLS - 1) for i in range(CALLS)]
     return configuration

@@ -5,8 +5,13 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from ms_lossscale import AlternatingTrainOneStepCell, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
-from support.configurations import RULES, inputs
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    ScaledTrainOneStepCell,
+    SimultaneousTrainOneStepCell,
+    SkipCondition,
+)
+from support.configurations import CONDITIONS, LOSS_BOUND, LOSS_GROWTH, RULES, inputs
 from support.in_mode import in_mode
 from support.optimizers import make_optimizer
 from support.reference import AlternatingReference, NetworkReference, Run, Shared, StepReference
@@ -37,16 +42,19 @@ class Sloped(nn.Cell):
     """
     Its weight's gradient depends on all earlier weights, and contains `slope`, which goes through float16 in the
     backward and overflows there at a high scale. The forward writes a mean and a count of its runs, and those that all
-    networks share. It can reach those of the earlier networks, too, which it leaves alone.
+    networks share. It can reach those of the earlier networks, too, which it leaves alone. If it is weighted, its loss
+    is a sum over one thing or two, which its input tells.
     """
 
-    def __init__(self, i, earlier, seed):
+    def __init__(self, i, earlier, seed, weighted):
         super().__init__(auto_prefix=False)
         values = np.random.default_rng([seed, i]).integers(-16, 17, (2, 2)).astype(np.float32) / 8
         self.weight = Parameter(Tensor(values[0]), name=f"n{i}.weight")
         self.bias = Parameter(Tensor(values[1]), name=f"n{i}.bias")
         self.own, self.shared = Bank(f"n{i}"), Bank("shared") if earlier is None else earlier.shared
         self.earlier = earlier
+        self.weighted = weighted
+        self.one = Tensor(1.0, mstype.float32)
 
     def construct(self, x, slope):
         self.own(x[1])
@@ -58,7 +66,11 @@ class Sloped(nn.Cell):
         # Zeros that have a gradient: the value of the loss stays exact.
         zeros = self.weight - ops.stop_gradient(self.weight)
         sloped = (zeros.astype(mstype.float16) * slope.astype(mstype.float16)).astype(mstype.float32)
-        return 0.25 * ops.square(errors).sum() + sloped.sum()
+        loss = 0.25 * ops.square(errors).sum() + sloped.sum()
+        if self.weighted:
+            number = self.one + (x[0, 0] > 0).astype(mstype.float32)
+            return loss * number, number
+        return loss
 
 
 class Drifts(nn.Cell):
@@ -73,6 +85,21 @@ class Drifts(nn.Cell):
         ops.assign(self.calls, self.calls + self.one)
         drift = self.share * self.calls
         return grads[0] + drift, grads[1] + drift
+
+
+class HighLoss(SkipCondition):
+    """A user's own condition, with a bound that grows with each step that is applied."""
+
+    def __init__(self):
+        super().__init__()
+        self.bound = Parameter(Tensor(LOSS_BOUND, mstype.float32), name="bound", requires_grad=False)
+        self.growth = Tensor(LOSS_GROWTH, mstype.float32)
+
+    def construct(self, loss, norm):
+        return loss > self.bound
+
+    def observe(self, loss, norm):
+        ops.assign(self.bound, self.bound + self.growth)
 
 
 class TupleOf(nn.Cell):
@@ -108,16 +135,21 @@ class SlopedReference(NetworkReference):
         if self.earlier is not None:
             weight = weight + self.earlier.weights[0]
         errors = weight - x[0]
-        holds = scale <= FLOAT16_MAX and abs(scale * slope) <= FLOAT16_MAX
+        number = np.float32(2.0 if self.weighted and x[0, 0] > 0 else 1.0)
+        holds = scale * number <= FLOAT16_MAX and abs(scale * number * slope) <= FLOAT16_MAX
         mean, count = self.state
         shared_mean, shared_count = self.shared.value
         mean, shared_mean = (np.float32(0.5) * each + np.float32(0.5) * x[1] for each in (mean, shared_mean))
         return Run(
             loss=np.float32(0.25) * np.sum(errors**2) if np.isfinite(slope) else np.nan,
-            gradients=[slope + np.float32(0.5) * errors if holds else np.full(2, np.inf), np.float32(0.5) * errors],
+            gradients=[
+                number * (slope + np.float32(0.5) * errors) if holds else np.full(2, np.inf),
+                number * np.float32(0.5) * errors,
+            ],
             state=(mean, count + 1),
             shared=(shared_mean, shared_count + 1),
             forward_overflowed=bool(np.isfinite(self.state[0]).all() and not np.isfinite(mean).all()),
+            weight=number,
         )
 
 
@@ -152,7 +184,8 @@ class ConfiguredTraining:
         self.configuration = configuration
         self.networks = []
         for i in range(configuration.count):
-            self.networks.append(Sloped(i, self.networks[-1] if i else None, seed))
+            weighted = bool(configuration.of_network("weighted", i))
+            self.networks.append(Sloped(i, self.networks[-1] if i else None, seed, weighted))
         self.optimizers = [make_optimizer(*pair)[0] for pair in zip(configuration.optimizers, self.networks)]
         loss_scales = [RULES[name][0]() for name in configuration.rules]
         loss_scale = loss_scales if configuration.has_own_scales else loss_scales[0]
@@ -160,6 +193,9 @@ class ConfiguredTraining:
         if configuration.transforms:
             of_each = [[Drifts()] for _ in self.networks]
             keywords["gradient_transforms"] = of_each[0] if configuration.cell == "scaled" else of_each
+        if configuration.condition is not None:
+            # Those of networks that take turns are copied.
+            keywords["skip_conditions"] = [(CONDITIONS[configuration.condition][0] or HighLoss)()]
         if configuration.cell == "scaled":
             cell = ScaledTrainOneStepCell(self.networks[0], self.optimizers[0], loss_scale, **keywords)
         elif configuration.cell == "tuple":
@@ -182,6 +218,9 @@ class ConfiguredTraining:
         return [np.asarray(value.asnumpy()) for value in self.cell(*values)]
 
 
+_OF_NETWORK = ("clip_norm", "clip_value", "ema_decay", "weighted")
+
+
 class Reference:
     """The reference of a training."""
 
@@ -196,7 +235,7 @@ class Reference:
                     self.networks[-1] if i else None,
                     ByHand(configuration.optimizers[i], network),
                     configuration.transforms,
-                    **{name: configuration.of_network(name, i) for name in ("clip_norm", "clip_value", "ema_decay")},
+                    **{name: configuration.of_network(name, i) for name in _OF_NETWORK},
                 )
             )
         settings = (configuration.steps, configuration.keywords["max_retries"], configuration.checks)
@@ -208,14 +247,18 @@ class Reference:
                 network.is_undone_last = not undoes_shared
             names = configuration.rules if configuration.has_own_scales else configuration.rules * configuration.count
             self.phases = [
-                StepReference([network], [RULES[name][1]()], *settings, **keywords)
+                StepReference([network], [RULES[name][1]()], *settings, **keywords, **self._conditions())
                 for network, name in zip(self.networks, names)
             ]
             self.whole = AlternatingReference(self.phases, configuration.keywords.get("every"))
         else:
             rules = [RULES[name][1]() for name in configuration.rules]
-            self.whole = StepReference(self.networks, rules, *settings, **keywords)
+            self.whole = StepReference(self.networks, rules, *settings, **keywords, **self._conditions())
             self.phases = [self.whole]
+
+    def _conditions(self):
+        name = self.configuration.condition
+        return {} if name is None else {"skip_conditions": [CONDITIONS[name][1]()]}
 
     def act(self, action):
         name = action[0] if action else None
@@ -288,6 +331,7 @@ class Comparison:
             self._compare_optimizers(self.training.optimizers[i], wanted.optimizer.optimizer)
         self._compare_averages(cell, reference)
         self._compare_norms(cell, reference)
+        self._compare_conditions(cell, reference)
 
     def _compare_optimizers(self, own, wanted):
         """Compares moments, numbers of steps, and all other optimizer state."""
@@ -318,6 +362,15 @@ class Comparison:
                 np.testing.assert_allclose(norm, wanted.grad_norm, **ROUNDING)
             else:
                 assert not np.isfinite(norm)
+
+    def _compare_conditions(self, cell, reference):
+        names = {"spike": {"mean": "norm_spike.mean", "steps": "norm_spike.steps"}, "high loss": {"bound": "bound"}}
+        held = cell.parameters_dict()
+        for i, phase in enumerate(reference.phases):
+            prefix = f"network_{i}." if reference.alternates else ""
+            for condition in phase.conditions:
+                for attribute, name in names[self.configuration.condition].items():
+                    _assert_close(held[prefix + name].asnumpy(), getattr(condition, attribute))
 
 
 def _assert_close(own, wanted):

@@ -14,6 +14,9 @@ import numpy as np
 class FixedRule:
     """The update rule of FixedLossScale, and of no loss scale."""
 
+    # Whether it stands still if the forward was not finite.
+    is_patient = False
+
     def __init__(self, scale):
         self.scale = float(scale)
 
@@ -41,9 +44,11 @@ class ScheduledRule(FixedRule):
 class DynamicRule:
     """The update rule of DynamicLossScale, in the contract's words."""
 
-    def __init__(self, scale, scale_window, *, factor=2.0, backoff=0.5, hysteresis=1, low=1.0, high=2.0**24):
+    def __init__(
+        self, scale, scale_window, *, factor=2.0, backoff=0.5, hysteresis=1, low=1.0, high=2.0**24, is_patient=False
+    ):
         self.scale, self.scale_window, self.factor, self.backoff = float(scale), scale_window, factor, backoff
-        self.hysteresis, self.low, self.high = hysteresis, low, high
+        self.hysteresis, self.low, self.high, self.is_patient = hysteresis, low, high, is_patient
         self.clean = self.bad = 0
 
     def next(self, scale, overflow):
@@ -66,15 +71,54 @@ class DynamicRule:
         return max(scale * self.backoff, self.low) < scale
 
 
+class SpikeRule:
+    """The rule of NormSpike."""
+
+    def __init__(self, max_norm, z_score, window):
+        self.max_norm, self.z_score, self.window = max_norm, z_score, window
+        self.mean = self.variance = 0.0
+        self.steps = 0
+
+    def skips(self, loss, norm):
+        usual = self.mean + self.z_score * np.sqrt(self.variance)
+        return not norm <= self.max_norm or (self.steps >= self.window and not norm <= usual)
+
+    def observe(self, loss, norm):
+        share, distance = 1 / self.window, norm - self.mean
+        if self.steps == 0:
+            self.mean = norm
+        else:
+            self.mean += share * distance
+            self.variance = (1 - share) * (self.variance + share * distance**2)
+        self.steps += 1
+
+
+class HighLossRule:
+    """The rule of a user's own condition: the loss is above a bound, which grows with each step that is applied."""
+
+    def __init__(self, bound, growth):
+        self.bound, self.growth = bound, growth
+
+    def skips(self, loss, norm):
+        return loss > self.bound
+
+    def observe(self, loss, norm):
+        self.bound += self.growth
+
+
 @dataclasses.dataclass
 class Run:
-    """The results of a network: its gradients are those that reach the cell, unscaled."""
+    """
+    The results of a network: its gradients are those that reach the cell, unscaled. With `weighted`, they are those of
+    the sum over `weight` things, of which `loss` is the mean.
+    """
 
     loss: float
     gradients: list
     state: object = None
     shared: object = None
     forward_overflowed: bool = False
+    weight: float = 1.0
 
 
 @dataclasses.dataclass
@@ -82,6 +126,11 @@ class Shared:
     """The state that the forwards of all networks write."""
 
     value: object = None
+
+
+def norm_of(gradients):
+    flat = np.concatenate([gradient.ravel() for gradient in gradients]).astype(np.float64)
+    return float(np.sqrt(np.sum(flat**2)))
 
 
 class NetworkReference:
@@ -94,13 +143,14 @@ class NetworkReference:
         optimizer (callable): Returns the new weights, given the weights and their gradients.
         state: What its forward writes.
         clip_norm, clip_value, ema_decay (float): As in the contract.
+        weighted (bool): Likewise.
     """
 
     # Whether another network can reach its state, so that it is undone only at the end of a cycle.
     is_undone_last = False
 
-    def __init__(self, weights, optimizer, state=None, clip_norm=None, clip_value=None, ema_decay=None):
-        self.weights, self.optimizer, self.state = weights, optimizer, state
+    def __init__(self, weights, optimizer, state=None, clip_norm=None, clip_value=None, ema_decay=None, weighted=False):
+        self.weights, self.optimizer, self.state, self.weighted = weights, optimizer, state, weighted
         self.clip_norm, self.clip_value, self.ema_decay = clip_norm, clip_value, ema_decay
         self.averages = [weight.copy() for weight in weights]
         self.grad_norm = 0.0
@@ -109,9 +159,13 @@ class NetworkReference:
         """Returns the gradients as transformed in a step that follows so many applied ones."""
         return gradients
 
+    def mean(self, of_calls, weights):
+        """Returns the gradients of a step, given those of its calls and their weights."""
+        total = sum(weights) if self.weighted else len(of_calls)
+        return [sum(of_weight) / of_weight[0].dtype.type(total) for of_weight in zip(*of_calls)]
+
     def measure(self, gradients):
-        flat = np.concatenate([gradient.ravel() for gradient in gradients]).astype(np.float64)
-        self.grad_norm = float(np.sqrt(np.sum(flat**2)))
+        self.grad_norm = norm_of(gradients)
 
     def update(self, gradients):
         if self.clip_norm is not None and self.grad_norm > self.clip_norm:
@@ -138,20 +192,35 @@ class StepReference:
         shared (Shared): What all its networks write.
         undoes_shared (bool): Whether a cycle that is skipped undoes that; if not, only the calls that left it not
             finite are undone.
+        skip_conditions (Sequence): The rules of its conditions.
     """
 
-    def __init__(self, networks, rules, steps=1, max_retries=0, checks=True, shared=None, undoes_shared=True):
-        self.networks, self.rules, self.steps = networks, rules, steps
+    def __init__(
+        self,
+        networks,
+        rules,
+        steps=1,
+        max_retries=0,
+        checks=True,
+        shared=None,
+        undoes_shared=True,
+        skip_conditions=(),
+    ):
+        self.networks, self.rules, self.steps, self.conditions = networks, rules, steps, skip_conditions
         self.shared, self.undoes_shared = shared or Shared(), undoes_shared
         self.max_retries, self.checks = max_retries, checks
         self.counters = {"applied_steps": 0, "skipped_steps": 0, "consecutive_skipped_steps": 0}
         if max_retries:
             self.counters["retries"] = 0
+        if skip_conditions:
+            self.counters["skipped_by_condition"] = 0
         self._begin_cycle()
 
     def _begin_cycle(self):
-        self.calls = []  # The gradients of each network, for each call.
+        self.calls = []  # The runs of the networks, for each call.
         self.overflowed = [False] * len(self.rules)
+        # For each rule, whether the forward of a call was not finite, and whether a call overflowed although it was.
+        self.forward_not_finite, self.backs_off = list(self.overflowed), list(self.overflowed)
         self.is_set = [False] * len(self.rules)
 
     @property
@@ -171,10 +240,10 @@ class StepReference:
             self.states = [network.state for network in self.networks]
             self.shared_before = self.shared.value
         before_call = self.shared.value
-        before, left, first_flags = copy.deepcopy((self.rules, self.scales)), self.max_retries, None
+        before, left, first = copy.deepcopy((self.rules, self.scales)), self.max_retries, None
         while True:
             runs, flags = self._try(inputs)
-            first_flags = first_flags or flags
+            first = first or (runs, flags)
             if not (left and self._can_be_mended(runs, flags)):
                 break
             self._back_off(flags)
@@ -183,7 +252,8 @@ class StepReference:
         used = list(self.scales)
         if any(flags):
             # The update rule sees one overflow, that of the first attempt.
-            (self.rules, self.scales), flags = before, first_flags
+            (self.rules, self.scales), flags = before, first[1]
+        self._remember(*first)
         self.overflowed = [earlier or flag for earlier, flag in zip(self.overflowed, flags)]
         overflow = self.lost
         forward_overflowed = any(run.forward_overflowed for run in runs)
@@ -196,10 +266,23 @@ class StepReference:
             self.shared.value = self.shared_before
         elif overflow and forward_overflowed:
             self.shared.value = before_call
-        self.calls.append([run.gradients for run in runs])
+        self.calls.append(runs)
         if len(self.calls) == self.steps:
-            self._end_cycle()
+            overflow = self._end_cycle()
         return [run.loss for run in runs], overflow, used
+
+    def _remember(self, runs, flags):
+        """Remembers of a call, given its first attempt, whether its forward was finite where it overflowed."""
+        losses = [not np.isfinite(run.loss) for run in runs]
+        in_a_forward = any(run.forward_overflowed for run in runs)
+        for i, overflowed in enumerate(flags):
+            if len(flags) == 1:
+                of_forward = any(losses) or in_a_forward
+            else:
+                # Whose forward wrote it is not known: it counts where nothing else tells whose overflow it is.
+                of_forward = losses[i] or (in_a_forward and all(flags) and not any(losses))
+            self.forward_not_finite[i] |= of_forward
+            self.backs_off[i] |= overflowed and not of_forward
 
     def _try(self, inputs):
         """Runs the networks. Returns the runs, and for each update rule whether its gradients overflowed."""
@@ -240,26 +323,39 @@ class StepReference:
         return next_scale
 
     def _end_cycle(self):
+        """Ends a cycle. Returns whether it is skipped."""
+        means = []
+        for network, runs in zip(self.networks, zip(*self.calls)):
+            mean = network.mean([run.gradients for run in runs], [run.weight for run in runs])
+            means.append(network.transform(mean, self.counters["applied_steps"]))
+            network.measure(means[-1])
+        loss = sum(run.loss for runs in self.calls for run in runs) / len(self.calls)
+        norm = norm_of([gradient for its in means for gradient in its])
+        by_condition = not self.lost and any(condition.skips(loss, norm) for condition in self.conditions)
+        skipped = self.lost or by_condition
         for i, overflowed in enumerate(self.overflowed):
+            stands_still = self.rules[i].is_patient and self.forward_not_finite[i] and not self.backs_off[i]
             # In a step that overflowed, the others' scales do not change.
-            if overflowed or not self.lost:
+            if not by_condition and (not self.lost or (overflowed and not stands_still)):
                 self._step_rule(i, overflowed)
-        count = len(self.calls)
-        for network, of_calls in zip(self.networks, zip(*self.calls)):
-            means = [sum(of_weight) / of_weight[0].dtype.type(count) for of_weight in zip(*of_calls)]
-            means = network.transform(means, self.counters["applied_steps"])
-            network.measure(means)
-            if not self.lost:
-                network.update(means)
-        if self.lost:
+        if skipped:
             for network, state in zip(self.networks, self.states):
                 network.state = state
+            if by_condition:
+                self.counters["skipped_by_condition"] += 1
+                if self.undoes_shared:
+                    self.shared.value = self.shared_before
             self.counters["skipped_steps"] += 1
             self.counters["consecutive_skipped_steps"] += 1
         else:
+            for network, mean in zip(self.networks, means):
+                network.update(mean)
+            for condition in self.conditions:
+                condition.observe(loss, norm)
             self.counters["applied_steps"] += 1
             self.counters["consecutive_skipped_steps"] = 0
         self._begin_cycle()
+        return skipped
 
     def flush(self):
         if self.calls:

@@ -9,6 +9,7 @@ from ms_lossscale import _gradients as gradients
 from ms_lossscale._gradients import any_of
 from ms_lossscale.skip_condition import SkipCondition
 from ms_lossscale.step.clipping import Norm
+from ms_lossscale.step.own_answer import as_flag
 from ms_lossscale.step.stage import Alone, Conditions
 
 
@@ -53,16 +54,7 @@ class OwnCondition(nn.Cell):
         )
 
     def construct(self, loss, norm):
-        answer = self.condition(loss, norm)
-        if not isinstance(answer, Tensor):
-            raise TypeError(self._not_an_answer)
-        if answer.shape != ():
-            if answer.size != 1:
-                raise ValueError(self._not_an_answer)
-            answer = answer.reshape(())
-        if answer.dtype != mstype.bool_:
-            answer = answer.astype(mstype.bool_)
-        return answer
+        return as_flag(self.condition(loss, norm), self._not_an_answer)
 
     def observe(self, loss, norm):
         self.condition.observe(loss, norm)

@@ -9,11 +9,11 @@ from typing import Optional, Union
 
 import numpy as np
 from mindspore import Tensor, get_context, nn
-from mindspore import dtype as mstype
 
 from ms_lossscale import _primitives as prim
 from ms_lossscale._gradients import any_of, of_any_network
 from ms_lossscale.overflow_detector import FiniteGradients, OverflowDetector
+from ms_lossscale.step.own_answer import as_flag
 from ms_lossscale.step.packing import Packing
 
 
@@ -130,16 +130,7 @@ class OwnDetector(nn.Cell):
         )
 
     def construct(self, grads):
-        overflow = self.overflow_detector(grads)
-        if not isinstance(overflow, Tensor):
-            raise TypeError(self._not_one_answer)
-        if overflow.shape != ():
-            if overflow.size != 1:
-                raise ValueError(self._not_one_answer)
-            overflow = overflow.reshape(())
-        if overflow.dtype != mstype.bool_:
-            overflow = overflow.astype(mstype.bool_)
-        return overflow
+        return as_flag(self.overflow_detector(grads), self._not_one_answer)
 
 
 def make_found_overflow(overflow_detector, packing, tells_whose, norms_suffice):

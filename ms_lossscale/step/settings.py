@@ -155,11 +155,14 @@ def _check_forward_state(owner, parameters):
     return tuple(parameters)
 
 
+def _has_lists(value):
+    """Returns whether it is a list or tuple that has lists or tuples, such as one for each network."""
+    return isinstance(value, (list, tuple)) and any(isinstance(each, (list, tuple)) for each in value)
+
+
 def transforms_of_each(owner, gradient_transforms, networks):
     """Returns the transforms of each network, given one list for all networks or a list of lists."""
-    if not isinstance(gradient_transforms, (list, tuple)) or not any(
-        isinstance(each, (list, tuple)) for each in gradient_transforms
-    ):
+    if not _has_lists(gradient_transforms):
         return [gradient_transforms] * networks
     return one_each(owner, "gradient_transforms", gradient_transforms, networks)
 
@@ -201,9 +204,7 @@ def _conditions_of_each(owner, skip_conditions, networks):
     Returns the conditions of each network that decides alone, given a list of lists, or one list whose conditions are
     copied.
     """
-    if not isinstance(skip_conditions, (list, tuple)) or not any(
-        isinstance(each, (list, tuple)) for each in skip_conditions
-    ):
+    if not _has_lists(skip_conditions):
         _check_skip_conditions(owner, skip_conditions)
         return [copy.deepcopy(skip_conditions) for _ in range(networks)]
     of_each = one_each(owner, "skip_conditions", skip_conditions, networks)

@@ -104,7 +104,7 @@ ELEMENTS = {"adam_m", "adam_v", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
 
 @COMPARED
 def test_merged_they_are_the_checkpoint_of_the_plain_optimizer(job, mode, name, ranks):
-    """Bit for bit, with its names, shapes and dtypes; within a cycle, the mean of what the ranks had gathered, any one's flag."""
+    """Bit for bit, with its names, shapes and dtypes; within a cycle, the ranks' mean, and any one's flag."""
     for records in zip(*job(name, mode, ranks)):
         whole, expected = merged(records), {key: value.asnumpy() for key, value in saved(records[0]["plain"]).items()}
         assert whole.keys() == expected.keys()

@@ -126,6 +126,8 @@ def test_a_weight_that_is_loaded_as_nan(mode, few, kind):
     cell.load_state_dict({name: Tensor(value)}, strict=False)
     message = warning_of(cell, DEAD_BATCH, calls=8)
     assert f"after step 16 at the latest; after step 8 they were finite: {name} (1 value). " in message
+    cause = "nothing is checked: no loss scale was passed" if kind == "unchecked" else "the loss and the gradients are"
+    assert f"Steps are applied all the same, since {cause}" in message
 
 
 @quick_in_graph_mode

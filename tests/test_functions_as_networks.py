@@ -279,6 +279,17 @@ def test_a_network_in_evaluation_mode_is_named(mode):
     assert not [each for each in warned if "FunctionNetwork" in str(each.message)]
 
 
+@quick_in_pynative_mode
+def test_an_eager_step_names_it_once(mode):
+    network = regression()
+    step = ManualStep(network, adam(network), dynamic())
+    with pytest.warns(UserWarning, match="'ManualStep', all cells of the network are in evaluation mode") as warned:
+        for _ in range(2):
+            step.begin(*batch(0))
+            step.end([ops.ones_like(weight) for weight in step.parameters])
+    assert len(warned) == 1
+
+
 STEP = None
 
 

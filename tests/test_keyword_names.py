@@ -42,6 +42,38 @@ def test_the_one_that_was_meant_is_named(make, name, meant):
     assert str(raised.value) == words
 
 
+@pytest.mark.parametrize(
+    "name, meant",
+    [
+        ("scale_value", "init_loss_scale"),
+        ("init_scale", "init_loss_scale"),
+        ("growth_interval", "scale_window"),
+        ("growth_factor", "scale_factor"),
+    ],
+)
+def test_loss_scales_name_it_too(name, meant):
+    words = f"For 'DynamicLossScale', there is no argument '{name}'. Did you mean '{meant}'?"
+    with pytest.raises(TypeError) as raised:
+        DynamicLossScale(**{name: 2})
+    assert str(raised.value) == words
+
+
+@pytest.mark.parametrize(
+    "make, name, instead",
+    [
+        (ManualStep, "max_retries", "call begin, your forward and backward, and end again"),
+        (ManualStep, "has_aux", "is yours"),
+        (ManualStep, "weighted", "end(grads, weight=n)"),
+        (SimultaneousTrainOneStepCell, "every", "AlternatingTrainOneStepCell has turns"),
+    ],
+)
+def test_what_another_class_takes(make, name, instead):
+    with pytest.raises(TypeError) as raised:
+        make([NETWORK], [SGD], **{name: 2})
+    message = str(raised.value)
+    assert message.startswith(f"For '{make.__name__}', there is no argument '{name}'. ") and instead in message
+
+
 def test_what_nobody_meant_is_pythons_own_error():
     with pytest.raises(TypeError, match="unexpected keyword argument 'xyz'"):
         ScaledTrainOneStepCell(NETWORK, SGD, xyz=1)

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Sequence
-from typing import Any, Optional, Union
+from typing import Any, ClassVar, Optional, Union
 
 import mindspore
 import numpy as np
@@ -13,6 +13,7 @@ from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_cells
 from ms_lossscale._gradients import of_network
 from ms_lossscale._mindspore import Float32Cell, forget_failed_calls, take_held_gradients, without_recording
 from ms_lossscale.cells.argument_order import check_order
+from ms_lossscale.cells.evaluation_mode import warn_of_evaluation_mode
 from ms_lossscale.cells.fixed_arguments import fixed_arguments
 from ms_lossscale.cells.given_gradients import (
     check_compiled_loss,
@@ -135,6 +136,13 @@ class ManualStep(TrainingState, Float32Cell):
         {'applied_steps': 1, 'skipped_steps': 1, 'consecutive_skipped_steps': 1}
     """
 
+    _instead_of: ClassVar = {
+        "max_retries": "After an overflow, call begin, your forward and backward, and end again with the same batch: "
+        "all but the loss scale and the counters is as before. Not within an accumulation cycle, which is lost.",
+        "has_aux": "What your own forward returns besides the loss is yours.",
+        "weighted": "Pass the weight of each call to its end: end(grads, weight=n).",
+    }
+
     def __init__(
         self,
         networks: Union[Network, Sequence[Network]],
@@ -194,6 +202,7 @@ class ManualStep(TrainingState, Float32Cell):
         ranks = self._ranks(self.grad_reducer, settings)
         step, parts = build_manual_step(owner, networks, optimizers, loss_scales, settings, ranks)
         self._parts, self._held, self._has_begun = parts, parts.held, False
+        self._modes_checked = False
         # Whether calls have a weight, None before the first.
         self._is_weighted = None
         self._scale_of_call = ScaleOfCall(self, step.scaling, parts.held)
@@ -259,6 +268,9 @@ class ManualStep(TrainingState, Float32Cell):
             take_held_gradients(self._weights())
         if not self._are_compared:
             self.compare_ranks()
+        if not self._modes_checked:
+            self._modes_checked = True
+            warn_of_evaluation_mode(type(self).__name__, self.networks)
         self._guard.before(self.parameters_dict)
         self._parts.fit()
         with explaining_errors(self), without_recording():

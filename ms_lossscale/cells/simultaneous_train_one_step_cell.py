@@ -1,7 +1,7 @@
 """The training cell for several networks that share one overflow check and one update."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Optional, Union
+from typing import TYPE_CHECKING, ClassVar, Optional, Union
 
 from mindspore import Parameter, Tensor, nn
 
@@ -121,6 +121,10 @@ class SimultaneousTrainOneStepCell(TrainingCell[AuxOfEach]):
         >>> print(overflow, loss_scale, losses.shape)
         False 65536.0 (2,)
     """
+
+    _instead_of: ClassVar = {
+        "every": "Its networks share one update. AlternatingTrainOneStepCell has turns, and a check for each network."
+    }
 
     def __init__(
         self: "SimultaneousTrainOneStepCell[HaveAux]",

@@ -9,12 +9,12 @@ from mindspore import dtype as mstype
 
 from ms_lossscale._arguments import OneOrEach, one_each
 from ms_lossscale._fixed_attributes import FixedAttributes
+from ms_lossscale._keyword_names import ChecksKeywords
 from ms_lossscale.cells.averages import Averages
 from ms_lossscale.cells.earlier_versions import EarlierCycles
 from ms_lossscale.cells.endless_skips import EndlessSkips
 from ms_lossscale.cells.fixed_arguments import instead_of_assigning
 from ms_lossscale.cells.guard import Guard
-from ms_lossscale.cells.keyword_names import ChecksKeywords
 from ms_lossscale.cells.loading import load
 from ms_lossscale.cells.rank_comparison import compare_ranks
 from ms_lossscale.loss_scale import LossScale

@@ -30,14 +30,22 @@ class WatchedWeights:
     def _message(self, i, number, counts):
         of_network = f" of network {i}" if self._each_decides else ""
         before = f"; after step {self._finite_at[i]} they were finite" if i in self._finite_at else ""
-        return (
+        found = (
             f"For '{self._owner}', weights{of_network} are infinite or NaN, after step {number} at the latest{before}: "
-            f"{named_counts(counts)}. Steps are applied all the same, since the loss and the gradients are finite. Go "
-            f"on from a checkpoint in which the weights are finite. What to look at: the checkpoint that was loaded, "
-            f"and with float16 weights the optimizer's eps. An eps of 1e-8 is 0 in float16, so that a gradient of 0 "
-            f"becomes 0 / 0: pass eps=1e-4, say, keep the weights in float32 (network.to_float(mindspore.float16) "
-            f"still computes in float16), or share the optimizer between ranks with ShardedOptimizer, which updates "
-            f"float32 copies."
+            f"{named_counts(counts)}. Steps are applied all the same, since"
+        )
+        if not any(its.drop_overflow_update for its in self._steps[i].scaling.loss_scales):
+            return (
+                f"{found} nothing is checked: no loss scale was passed, or one with drop_overflow_update=False. Go on "
+                f"from a checkpoint in which the weights are finite, and pass DynamicLossScale(), or 1 as the loss "
+                f"scale, which checks and does not scale."
+            )
+        return (
+            f"{found} the loss and the gradients are finite. Go on from a checkpoint in which the weights are finite. "
+            f"What to look at: the checkpoint that was loaded, and with float16 weights the optimizer's eps. An eps of "
+            f"1e-8 is 0 in float16, so that a gradient of 0 becomes 0 / 0: pass eps=1e-4, say, keep the weights in "
+            f"float32 (network.to_float(mindspore.float16) still computes in float16), or share the optimizer between "
+            f"ranks with ShardedOptimizer, which updates float32 copies."
         )
 
 

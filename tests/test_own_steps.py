@@ -6,10 +6,12 @@ import mindspore
 import numpy as np
 import pytest
 from conftest import long, release
-from mindspore import Tensor
+from mindspore import Tensor, ops
 from support.in_mode import in_mode
 from support.python_process import ROOT, import_code
 from support.reference import DynamicRule
+
+from ms_lossscale import DynamicLossScale, SimultaneousTrainOneStepCell
 
 PAGE = (ROOT / "docs" / "own_steps.md").read_text()
 SECTIONS = dict(re.findall(r"^```python\n# (.+?)\n(.*?)^```", PAGE, re.S | re.M))
@@ -207,6 +209,43 @@ def test_sam_after_an_error_while_the_weights_are_moved(way, tmp_path):
 
 
 @in_each_way
+def test_a_gan(way, tmp_path):
+    """Against the training cell with two networks, to the last bit; the fourth batch overflows."""
+    module, other = (import_step(tmp_path, way, SECTIONS["A GAN"]) for _ in "ab")
+
+    def d_loss(real, noise):
+        fake = ops.stop_gradient(other.generator(noise))
+        return ops.square(other.discriminator(real) - 1).mean() + ops.square(other.discriminator(fake)).mean()
+
+    def g_loss(noise):
+        return ops.square(other.discriminator(other.generator(noise)) - 1).mean()
+
+    cell = SimultaneousTrainOneStepCell(
+        [d_loss, g_loss],
+        [other.d_optimizer, other.g_optimizer],
+        DynamicLossScale(2.0**16),
+        network_inputs=[(0, 1), (1,)],
+    ).set_train()
+    for name in ("discriminator", "generator"):
+        for mine, its in zip(getattr(module, name).get_parameters(), getattr(other, name).get_parameters()):
+            its.set_data(Tensor(mine.asnumpy().copy()))
+    rng = np.random.default_rng(0)
+    for number in range(6):
+        real, noise = (Tensor(rng.normal(size=(8, size)).astype(np.float32)) for size in (4, 2))
+        if number == OVERFLOWS:
+            noise = noise * 1e30
+        *losses, overflow = module.train_step(real, noise)
+        _, expected, _, each_loss = cell(real, noise)
+        assert bool(overflow) is bool(expected) is (number == OVERFLOWS)
+        if not overflow:
+            np.testing.assert_array_equal([float(loss) for loss in losses], each_loss.asnumpy())
+        for name in ("discriminator", "generator"):
+            for mine, its in zip(getattr(module, name).get_parameters(), getattr(other, name).get_parameters()):
+                np.testing.assert_array_equal(mine.asnumpy(), its.asnumpy())
+    assert module.step.get_loss_scale() == cell.get_loss_scale() == 2.0**15
+
+
+@in_each_way
 def test_gradient_surgery(way, tmp_path):
     """The second loss overflows, the first does not."""
     module = import_step(tmp_path, way, SECTIONS["Gradient surgery"])
@@ -401,4 +440,4 @@ def test_two_optimizers_with_one_norm(way, tmp_path):
 
 def test_every_step_of_the_page_is_tested():
     """A step that is added to the page needs a test of its own above."""
-    assert len(SECTIONS) == 8
+    assert len(SECTIONS) == 9

@@ -153,8 +153,9 @@ def test_each_way_to_write(mode, name, group):
     retries = "retries" in name
     classes = [WAYS[way] for way in list(WAYS)[group::GROUPS] if not (retries and way in _OF_THE_BACKWARD)]
     classes = _running_in(mode, classes)
-    if is_older_mindspore() and mode == "graph" and retries:
-        # In the loop of the retries, MindSpore 2.7 fails to compile its own loop.
+    if is_older_mindspore() and mode == "graph" and (retries or "cycle" in name):
+        # In the loop of the retries, MindSpore 2.7 fails to compile its own loop. In a cycle, this network alone ends
+        # with "The input_data does not have a valid ptr".
         classes = [cls for cls in classes if cls.__name__ != "InLoops"]
     # All of these in one network MindSpore 2.7 fails to compile ("Primitive StopGradient's bprop not defined").
     is_too_much = is_older_mindspore() and mode == "graph" and (name == "single" or group == 2)

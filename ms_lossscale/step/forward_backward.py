@@ -232,7 +232,7 @@ class ForwardsAndBackwards(nn.Cell):
         super().__init__(auto_prefix=False)
         self._owner = owner
         self.forward_backwards = nn.CellList(forward_backwards, auto_prefix=False)
-        self._has_aux = any(each.has_aux for each in forward_backwards)
+        self.has_aux = any(each.has_aux for each in forward_backwards)
         self._has_weights = any(each.weighted for each in forward_backwards)
         self._network_inputs = network_inputs
         self.packing = packing
@@ -260,7 +260,7 @@ class ForwardsAndBackwards(nn.Cell):
             if self._has_weights:
                 weights += its[3]
         # Losses and aux are copies, and must be made before an optimizer changes what they show.
-        copies = losses + tensors_in(auxes) if self._has_aux else losses
+        copies = losses + tensors_in(auxes) if self.has_aux else losses
         return losses, auxes, ops.depend(self.packing.pack(grads), copies), weights
 
     def set_inputs_of_compiled(self, inputs):

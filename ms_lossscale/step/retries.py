@@ -37,6 +37,7 @@ class RetriedStep(Step):
         self.keep = keep
         self.step_counters = self.update.step_counters
         self.rule_state = self.scaling.parameters
+        self._has_aux = self.forwards_and_backwards.has_aux
         self._retries = Tensor(max_retries, mstype.int32)
         self._none, self._one = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
 
@@ -49,9 +50,9 @@ class RetriedStep(Step):
         # Without empty tuples, which graph mode can't pass to, or from, what is called twice.
         checked = self.check_attempt(losses, grads, scale, saved, *weights)
         grads, overflow, again, of_state = checked[0], checked[1], checked[2], checked[3:]
-        # One flat tuple in the loop, where graph mode forgets the length of a tuple of equal tensors.
-        first, first_overflow = (losses, auxes, grads, weights), overflow
-        tensors, left = tensors_in(first), self._retries
+        # One flat tuple in the loop, where graph mode forgets the length of a tuple of equal tensors: the bool differs.
+        first_overflow, left = overflow, self._retries
+        last = losses + grads + weights + (tensors_in(auxes) if self._has_aux else ()) + (overflow,)
         while prim.logical_and(again, left > self._none):
             left = left - self._one
             rolled_back = self._roll_back(used, overflow, saved)
@@ -60,15 +61,18 @@ class RetriedStep(Step):
             tried = self.forwards_and_backwards(used, self.keep(ops.depend(kept, used)))
             checked = self.check_attempt(tried[0], tried[2], used, saved, *tried[3])
             overflow, again = checked[1], checked[2]
-            tensors = tensors_in((tried[0], tried[1], checked[0], tried[3]))
+            of_aux = tensors_in(tried[1]) if self._has_aux else ()
+            last = tried[0] + checked[0] + tried[3] + of_aux + (overflow,)
             ends = prim.logical_not(prim.logical_and(again, left > self._none))
             failed = prim.logical_and(of_any_network(overflow), ends)
             gradients.assign_where(failed, self.rule_state, rule_state)
             scale_of_rule = prim.select(failed, scale, used)
             overflow = prim.select(failed, first_overflow, overflow)
-        last = with_tensors(first, tensors)
-        overflow = self.end(last[2], overflow, last[0], last[3], losses, of_state, scale_of_rule, saved)
-        return last[0], last[1], overflow, used
+        at = len(losses)
+        last_losses, last_grads, others = last[:at], last[at : at + len(grads)], last[at + len(grads) :]
+        last_weights, last_aux = others[: len(weights)], others[len(weights) :]
+        overflow = self.end(last_grads, overflow, last_losses, last_weights, losses, of_state, scale_of_rule, saved)
+        return last_losses, with_tensors(auxes, last_aux) if self._has_aux else auxes, overflow, used
 
     def _roll_back(self, scale, overflow, saved):
         self.forward_state.restore_call(saved)

@@ -25,6 +25,15 @@ def test_the_page_has_the_calculated_numbers(tmp_path):
     assert "\n".join(table) in page
 
 
+@pytest.mark.long
+def test_the_page_has_the_numbers_that_compiled_steps_send(benchmark, capsys):
+    page = (ROOT / "docs" / "data_parallel.md").read_text()
+    benchmark.print_counts()
+    table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert len(table) == 11
+    assert "\n".join(table) in page
+
+
 def test_a_ring_sends_twice_the_bytes_at_most(benchmark):
     """Without latency, two ranks take the time of the bytes once, and very many that of the bytes twice."""
     assert benchmark.ring(2, 100.0, 0.0, 10.0) == pytest.approx(10.0)

@@ -47,6 +47,9 @@ class TwoRanks(nn.Cell):
     def agree(self, overflow):
         return ops.logical_or(overflow, ops.not_equal(self.other_overflows, self.zero).reshape(()))
 
+    def agree_on_both(self, flag, other):
+        return self.agree(flag), self.agree(other)
+
     def sum(self, number):
         return number + number
 

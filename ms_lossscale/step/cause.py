@@ -51,7 +51,7 @@ class Cause(nn.Cell):
         and ends the step. A ManualStep may have no losses.
         """
         loss, state = self._of_call(losses, of_state)
-        return self.ranks.agree(loss), self.ranks.agree(state)
+        return self.ranks.agree_on_both(loss, state)
 
     def _of_call(self, losses, of_state):
         loss = self._no
@@ -108,7 +108,7 @@ class CycleCause(Cause):
         loss, state = self._with_earlier(losses, of_state)
         # A tuple instead of one tensor would leave the flags as they are.
         gradients.assign_zeros(self.flags, prim.logical_or(loss, state))
-        return self.ranks.agree(loss), self.ranks.agree(state)
+        return self.ranks.agree_on_both(loss, state)
 
     def _with_earlier(self, losses, of_state):
         loss, state = self._of_call(losses, of_state)

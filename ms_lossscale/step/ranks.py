@@ -4,6 +4,7 @@ from mindspore import Tensor, ops
 from mindspore import dtype as mstype
 from mindspore.communication import GlobalComm, get_group_size
 
+from ms_lossscale import _primitives as prim
 from ms_lossscale.step.stage import Alone
 
 
@@ -24,6 +25,10 @@ class AgreeingRanks(Alone):
     def agree(self, overflow):
         # A sum, since MindSpore on CPU has no maximum; of floats, since a small integer type could wrap around.
         return self._all_reduce(overflow.astype(mstype.float32)) > self._zero
+
+    def agree_on_both(self, flag, other):
+        sums = ops.unstack(self._all_reduce(prim.stack((flag, other)).astype(mstype.float32)))
+        return sums[0] > self._zero, sums[1] > self._zero
 
     def sum(self, number):
         return self._all_reduce(number)

@@ -133,6 +133,10 @@ class Alone(nn.Cell):
         """Returns whether any rank found an overflow."""
         return overflow
 
+    def agree_on_both(self, flag, other):
+        """Returns the same of two flags of shape :math:`()`."""
+        return flag, other
+
     def sum(self, number):
         """Returns the sum of a number over the ranks."""
         return number

@@ -134,6 +134,19 @@ def test_averages_the_weights_that_after_update_leaves(mode):
 
 
 @quick_in_pynative_mode
+@pytest.mark.parametrize("kind", ["simultaneous", *long("alternating")])
+def test_each_network_may_have_a_decay_of_its_own(mode, kind):
+    trained = Trained(kind, ema_decay=[0.25, 0.75])
+    expected = [own.asnumpy().astype(np.float64) for own in trained.weights]
+    for seed in range(2):
+        trained.call_cell(seed)
+        for i, (decay, own) in enumerate(zip((0.25, 0.75), trained.weights)):
+            expected[i] = decay * expected[i] + (1 - decay) * own.asnumpy()
+            # Some ten roundings of 2**-24 = 6e-8.
+            np.testing.assert_allclose(averages(trained.cell)[own.name], expected[i], rtol=1e-5)
+
+
+@quick_in_pynative_mode
 def test_begins_with_the_weights_of_the_first_applied_step(mode):
     network = Linear()
     cell = ScaledTrainOneStepCell(

@@ -16,8 +16,6 @@ from test_summary import BATCHES, batches_for
 
 from ms_lossscale import DynamicLossScale, LossScaleMonitor, NormSpike, SimultaneousTrainOneStepCell, plot_scale
 
-pytestmark = pytest.mark.long
-
 module = sys.modules["ms_lossscale.plot_scale"]
 
 

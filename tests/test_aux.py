@@ -51,7 +51,7 @@ def tensors_in(value):
 
 @pytest.mark.parametrize(
     ("mode", "losses"),
-    [("graph", 1), ("pynative", 2), *long(("graph", 2), ("pynative", 1))],
+    [("graph", 1), ("graph", 2), ("pynative", 2), *long(("pynative", 1))],
     indirect=["mode"],
 )
 def test_aux_of_any_form_is_a_copy(mode, losses):

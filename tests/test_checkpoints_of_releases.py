@@ -5,6 +5,7 @@ from pathlib import Path
 import mindspore
 import numpy as np
 import pytest
+from conftest import quick_in_graph_mode
 from support.checkpoints_of_releases import (
     CALLS,
     CASES,
@@ -19,8 +20,6 @@ from support.checkpoints_of_releases import (
     train_to_stop,
 )
 from support.training import same_bits, state
-
-pytestmark = pytest.mark.long
 
 LENGTHS = ("accumulation.steps", "alternation.steps")
 GOLDEN = Path(__file__).parent / "golden"
@@ -109,6 +108,7 @@ def assert_finishes(cell, release, name, expected):
     assert [key for key in expected if not same_bits(finished[key], expected[key])] == []
 
 
+@quick_in_graph_mode
 @pytest.mark.parametrize("name", CASES)
 def test_resumes_bit_for_bit(name, mode):
     oldest = releases(name)[0]
@@ -135,6 +135,7 @@ def test_resumes_bit_for_bit(name, mode):
             assert_finishes(cell, release, name, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_training_arrives_at_the_checkpoint(name, mode, tmp_path):
     cell = build(name)

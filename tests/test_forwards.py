@@ -115,9 +115,12 @@ GROUPS = 4
 _ALONE = "InLoops"
 
 
-def _train(configuration, parts, network=None):
+def _train(configuration, parts, network=None, kept=()):
+    """`kept` are ways to write that the parts keep where nothing but their forward finds them."""
     kind, steps, keywords = configuration
     training = Training(kind, network or Loss(parts), parts, **keywords)
+    for way in kept:
+        getattr(way, "begin", int)()
     for step in steps.split():
         training.make(step)
     return training
@@ -212,7 +215,9 @@ def _check_random(mode, data):
     if mode == "graph" and _ALONE in (way for way, _ in chosen):
         keywords |= {"gradient_accumulation_steps": 1, "max_retries": 0}
     forget_globals()
-    _train((kind, steps, keywords), [PLACES[place](WAYS[way]()) for way, place in chosen])
+    ways = [WAYS[way]() for way, _ in chosen]
+    parts = [PLACES[place](way) for way, (_, place) in zip(ways, chosen)]
+    _train((kind, steps, keywords), parts, kept=ways)
 
 
 _RANDOM = {

@@ -211,13 +211,12 @@ def forwards(draw, mode):
 
 
 def _check_random(mode, data):
-    chosen, (kind, steps, keywords) = data.draw(forwards(mode))
-    if mode == "graph" and _ALONE in (way for way, _ in chosen):
-        keywords |= {"gradient_accumulation_steps": 1, "max_retries": 0}
+    chosen, configuration = data.draw(forwards(mode))
+    chosen = [(way, place) for way, place in chosen if (mode, way) != ("graph", _ALONE)]
     forget_globals()
     ways = [WAYS[way]() for way, _ in chosen]
     parts = [PLACES[place](way) for way, (_, place) in zip(ways, chosen)]
-    _train((kind, steps, keywords), parts, kept=ways)
+    _train(configuration, parts, kept=ways)
 
 
 _RANDOM = {

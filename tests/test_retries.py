@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from conftest import long, quick_in_pynative_mode
-from mindspore import Tensor, nn
+from conftest import long, quick_in_graph_mode, quick_in_pynative_mode
+from mindspore import Tensor, nn, ops
+from mindspore import dtype as mstype
 from support.retried_networks import LEARNING_RATE, HalvesItsInput, Penalised, Slope, inputs
 from support.training import changed, same_bits, state
 
@@ -54,6 +55,31 @@ def test_each_try_sees_the_inputs_of_the_call(mode):
 class WithAux(Slope):
     def construct(self, x, slope):
         return super().construct(x, slope), (self.weight, {"x": x}), [slope, slope]
+
+
+class Drawn(Slope):
+    """Draws a factor in each run, which its loss, its gradient and its aux show."""
+
+    def __init__(self):
+        super().__init__()
+        self.draw = ops.UniformReal()
+
+    def construct(self, x, slope):
+        factor = self.draw((3,)) + 1.0
+        product = self.weight.astype(mstype.float16) * slope.astype(mstype.float16)
+        return (product.astype(mstype.float32) * factor).sum(), factor
+
+
+@quick_in_graph_mode
+def test_the_loss_and_aux_are_those_of_the_attempt_that_is_applied(mode):
+    network = Drawn()
+    cell = ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(2.0**15), max_retries=8, has_aux=True)
+    loss, _, _, (factor,) = cell.set_train()(*inputs(4.0))
+    assert cell.counters()["retries"] > 0
+    moved = (1.0 - network.weight.asnumpy()) / LEARNING_RATE
+    # float16 rounds the product of scale and factor by 2**-11; the weight's own rounding is divided by the step.
+    np.testing.assert_allclose(moved, 4.0 * factor.asnumpy(), rtol=2.0**-10)
+    np.testing.assert_allclose(loss.asnumpy(), 4.0 * factor.asnumpy().sum(), rtol=1e-6)
 
 
 def flat(values):

@@ -51,6 +51,7 @@ class RetriedStep(Step):
         checked = self.check_attempt(losses, grads, scale, saved, *weights)
         grads, overflow, again, of_state = checked[0], checked[1], checked[2], checked[3:]
         # One flat tuple in the loop, where graph mode forgets the length of a tuple of equal tensors: the bool differs.
+        # It is the last one: if it were the first, MindSpore would never free the training cell.
         first_overflow, left = overflow, self._retries
         last = losses + grads + weights + (tensors_in(auxes) if self._has_aux else ()) + (overflow,)
         while prim.logical_and(again, left > self._none):

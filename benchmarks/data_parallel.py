@@ -136,6 +136,9 @@ def inputs_for(networks):
 
 def rank_main(task, mode, folder):
     """Runs on each rank: counts or measures, and writes the result."""
+    if task != "measure":
+        # Read once, when MindSpore runs its first operator.
+        os.environ.update(MS_DEV_SAVE_GRAPHS="2", MS_DEV_SAVE_GRAPHS_PATH=str(folder))
     import mindspore
     from mindspore.communication import get_rank, init
 
@@ -151,31 +154,29 @@ def rank_main(task, mode, folder):
 
 
 def count(graphs):
-    """
-    Returns the number of all-reduces in the compiled step of each cell, and their bytes. Those of skipped steps alone,
-    of two flags, are left out.
-    """
+    """Returns the number of all-reduces in the compiled step of each cell, and their bytes."""
     counts = {}
     cells = {name: cell for name, cell in make_cells().items() if name != "written by hand"}
     for i, (name, (networks, make_cell)) in enumerate(cells.items()):
         (sizes,) = sent_by(make_cell().set_train(), inputs_for(networks), graphs / str(i), "AllReduce")
-        sizes = [size for size in sizes if size != BYTES_IN_SKIPPED_STEPS]
         counts[name] = len(sizes), sum(sizes)
     return counts
 
 
 def sent_by(cell, inputs, graphs, *operators):
-    """Returns, for each operator, the bytes of each float32 that a cell's step sends with it; compiles the cell."""
+    """
+    Returns, for each operator, the bytes of each message of float32 that a cell's step sends with it; compiles the
+    cell. The messages of skipped steps alone, of two flags, are left out.
+    """
     # Read when a graph is compiled. The final graphs are named graph_build.
-    os.environ["MS_DEV_SAVE_GRAPHS"] = "2"
     os.environ["MS_DEV_SAVE_GRAPHS_PATH"] = str(graphs)
     cell.compile(*inputs)
-    os.environ["MS_DEV_SAVE_GRAPHS"] = "0"
     compiled = "".join(path.read_text() for path in graphs.rglob("graph_build_*.ir"))
     sizes = []
     for operator in operators:
         shapes = re.findall(rf"= {operator}\(.*\n +: \(<Tensor\[Float32\], \((.*?)\)[>,]", compiled)
-        sizes.append([4 * math.prod(int(n) for n in shape.split(",") if n.strip()) for shape in shapes])
+        messages = (4 * math.prod(int(n) for n in shape.split(",") if n.strip()) for shape in shapes)
+        sizes.append([size for size in messages if size != BYTES_IN_SKIPPED_STEPS])
     return sizes
 
 

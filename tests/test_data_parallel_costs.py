@@ -34,6 +34,17 @@ def test_the_page_has_the_numbers_that_compiled_steps_send(benchmark, capsys):
     assert "\n".join(table) in page
 
 
+@pytest.mark.release
+def test_sharing_sends_each_gradient_and_each_weight_once(benchmark):
+    weights = 4 * benchmark.SHARED_LAYERS * benchmark.SHARED_WIDTH**2
+    flag = 4
+    sent = benchmark.run_ranks("share", 2)["sent"]
+    assert sent == {"plain": [weights + flag, 0], "shared": [weights + flag, weights // 2]}
+    page = (ROOT / "docs" / "data_parallel.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| 2 ") and " MB" not in line and "ms |" in line)
+    assert [cell.strip() for cell in row.split("|")[-3:-1]] == [f"{weights / 1e6:.0f}"] * 2
+
+
 def test_a_ring_sends_twice_the_bytes_at_most(benchmark):
     """Without latency, two ranks take the time of the bytes once, and very many that of the bytes twice."""
     assert benchmark.ring(2, 100.0, 0.0, 10.0) == pytest.approx(10.0)

@@ -16,7 +16,7 @@ from ms_lossscale.cells.manual_step import ManualStep
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.function_network import FunctionNetwork, as_network, name_of
 from ms_lossscale.step.forward_backward import inputs_of
-from ms_lossscale.step.returned import check_no_image, described
+from ms_lossscale.step.returned import described, loss_first
 
 _CURE_OF_NETWORKS = (
     "Pass a network or a function that returns the loss, an nn.WithLossCell say, or a training cell of ms_lossscale."
@@ -62,7 +62,7 @@ class TrainedPart(NamedTuple):
         if self.item is not None:
             output = output[self.item]
         elif self.is_function and isinstance(output, tuple) and output:
-            check_no_image(name_of(self.network), self.number, output)
+            output = loss_first(name_of(self.network), self.number, output)
             output = output[0]
         if not isinstance(output, Tensor):
             raise TypeError(

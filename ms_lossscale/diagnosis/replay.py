@@ -18,7 +18,7 @@ from ms_lossscale.diagnosis.cell_watch import WatchError
 from ms_lossscale.function_network import name_of
 from ms_lossscale.step.forward_backward import noticing_gradients
 from ms_lossscale.step.held_call import StepBegunError, looking_into
-from ms_lossscale.step.returned import check_no_image
+from ms_lossscale.step.returned import loss_first
 from ms_lossscale.step.scaling import scaled
 
 
@@ -219,7 +219,7 @@ class _InGraph(nn.Cell):
         if self._item is not None:
             loss = loss[self._item]
         elif self._may_return_more and isinstance(loss, tuple):
-            check_no_image(self._name, self._number, loss)
+            loss = loss_first(self._name, self._number, loss)
             loss = loss[0]
         return scaled(loss, scale), loss
 

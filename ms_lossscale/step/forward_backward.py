@@ -20,11 +20,11 @@ from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.packing import Packing
 from ms_lossscale.step.returned import (
     check_losses,
-    check_no_image,
     form_of,
     in_form,
     leaves_in,
     loss_and_aux_of,
+    loss_first,
     loss_of,
     mean_of,
     of_each_tensor,
@@ -130,7 +130,7 @@ class ForwardBackward(ChecksCount):
         output, weight = self.network(*inputs), ()
         if self.weighted:
             output, weight = without_weight(self._owner, self.number, output, self.has_aux)
-        check_no_image(self._owner, self.number, output)
+        output = loss_first(self._owner, self.number, output)
         if self.has_aux:
             loss, aux = loss_and_aux_of(self._owner, self.number, output)
         else:

@@ -59,19 +59,20 @@ def mean_of(loss, weight):
 
 def check_losses(owner, losses, has_aux, output):
     """Returns the losses of a network for several optimizers. Raises unless there are so many; more needs `has_aux`."""
-    check_no_image(owner, 0, output)
+    output = loss_first(owner, 0, output)
     fits = isinstance(output, tuple) and (len(output) == losses or (has_aux and len(output) > losses))
     if not fits:
         _not_the_losses(owner, losses, has_aux, described(output))
     for loss in output[:losses]:
         if not isinstance(loss, Tensor):
             _not_the_losses(owner, losses, has_aux, described(output))
-    # Returned, since graph mode drops a call that returns nothing, and warns.
     return output[:losses]
 
 
-def check_no_image(owner, number, output):
-    """Raises if an image seems to come before its loss, since the image would be trained."""
+def loss_first(owner, number, output):
+    """
+    Returns what a network returned. Raises if an image seems to come before its loss, since the image would be trained.
+    """
     if isinstance(output, (tuple, list)) and len(output) > 1 and isinstance(output[0], Tensor):
         later = ()
         for each in output[1:]:
@@ -81,6 +82,8 @@ def check_no_image(owner, number, output):
                 later += (() if isinstance(each, (int, float)) and not isinstance(each, bool) else None,)
         if _is_image_before_loss(output[0].shape, later):
             _image_first(owner, number, described(output))
+    # Returned, since graph mode may drop a call that returns nothing, and warns.
+    return output
 
 
 # Graph mode runs functions of constants when it compiles, and passes on the exceptions that they raise. With

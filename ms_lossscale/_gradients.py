@@ -238,7 +238,7 @@ def items(tensors, positions):
 
 def pack(tensors, packing):
     """Returns the tensors, with each group of them stacked into one tensor."""
-    alone, groups, _ = packing
+    alone, groups = packing[:2]
     if not groups:
         return tensors
     packed = items(tensors, alone)

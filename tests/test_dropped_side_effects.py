@@ -1,6 +1,7 @@
 """
-Graph mode may drop a call whose result nothing uses, and then warns that "some side effect nodes were eliminated by
-mistake". It does so in networks with two BatchNorms. No user should have to judge whether what was dropped matters.
+Graph mode may drop what nothing uses, such as the `_` of an assignment, and then warns that "some side effect nodes
+were eliminated by mistake". No user should have to judge whether what was dropped matters. It warned of a check in
+networks with two BatchNorms; of others, in some processes only. `conftest.py` looks for it in every test.
 """
 
 import mindspore
@@ -14,6 +15,7 @@ from ms_lossscale import (
     AlternatingTrainOneStepCell,
     DynamicLossScale,
     ManualStep,
+    NormSpike,
     ScaledTrainOneStepCell,
     SimultaneousTrainOneStepCell,
     profile_gradients,
@@ -83,6 +85,7 @@ CASES = {
     "aux": lambda: scaled("aux", has_aux=True),
     "weighted": lambda: scaled("weighted", weighted=True),
     "accumulating": lambda: scaled(gradient_accumulation_steps=2),
+    "condition": lambda: scaled(skip_conditions=[NormSpike(1e6)]),
     "retried": lambda: scaled(max_retries=1),
     "losses": two_losses,
     "simultaneous": lambda: several(SimultaneousTrainOneStepCell),
@@ -98,4 +101,4 @@ QUICK = ("scaled", "losses", "profile_gradients")
 def test_graph_mode_drops_nothing_of_a_step(case, capfd):
     with in_mode(mindspore.GRAPH_MODE):
         CASES[case]()(ONES)
-    assert "WARNING" not in capfd.readouterr().err
+    assert "eliminated by mistake" not in capfd.readouterr().err

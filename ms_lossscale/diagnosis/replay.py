@@ -224,5 +224,5 @@ class _InGraph(nn.Cell):
         return scaled(loss, scale), loss
 
     def construct(self, scale, *inputs):
-        (_, loss), grads = self._value_and_grad(scale, *inputs)
-        return loss, grads
+        results, grads = self._value_and_grad(scale, *inputs)
+        return results[1], grads

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
@@ -56,5 +56,6 @@ class OwnCondition(nn.Cell):
     def construct(self, loss, norm):
         return as_flag(self.condition(loss, norm), self._not_an_answer)
 
-    def observe(self, loss, norm):
-        self.condition.observe(loss, norm)
+    def observe(self, done, loss, norm):
+        """Returns `done`, a Tensor to wait for. It may observe nothing, which graph mode would drop with a warning."""
+        return ops.depend(done, self.condition.observe(loss, norm))

@@ -69,12 +69,13 @@ def _copy(aux):
 
 
 @ops.constexpr
-def _check_fits(owner, network, written, least, most, count):
+def _fitting_count(owner, network, written, least, most, count):
     if not least <= count <= most:
         raise TypeError(
             f"For '{owner}', '{network}' takes {written}, but within another Cell it gets {count}. If that "
             f"is Model's, pass Model(cell) without loss_fn, since the network returns the loss."
         )
+    return count
 
 
 class ChecksCount(nn.Cell):
@@ -91,10 +92,9 @@ class ChecksCount(nn.Cell):
             return None
         return name_of(self.network), its.written(), its.required, len(its.names)
 
-    def _check_count(self, inputs):
+    def _fitting_inputs(self, inputs):
         fitting = self._fitting
-        if fitting is not None:
-            _check_fits(self._owner, *fitting, len(inputs))
+        return inputs if fitting is None else inputs[: _fitting_count(self._owner, *fitting, len(inputs))]
 
 
 class ForwardBackward(ChecksCount):
@@ -141,8 +141,9 @@ class ForwardBackward(ChecksCount):
         return scaled(loss, scale), returned, weight, aux
 
     def construct(self, scale, *inputs):
-        self._check_count(inputs)
-        (_, loss, weight, aux), grads = self._value_and_grad(of_network(self.number, scale), *inputs)
+        inputs = self._fitting_inputs(inputs)
+        results, grads = self._value_and_grad(of_network(self.number, scale), *inputs)
+        loss, weight, aux = results[1:]
         return (loss,), _copy(aux) if self.has_aux else (), grads, (weight if self.weighted else self._one,)
 
 
@@ -183,7 +184,7 @@ class SharedForwardBackward(ChecksCount):
     # Compiled in PyNative mode too: there MindSpore would run the forward again for each backward.
     @jit
     def construct(self, scale, *inputs):
-        self._check_count(inputs)
+        inputs = self._fitting_inputs(inputs)
         results = self._losses_and_aux(*inputs)
         grads = ()
         for i, weights in enumerate(self.weights_of_each):

@@ -143,9 +143,7 @@ class EndCall(nn.Cell):
 
     def construct(self, scale, grads, losses, weights):
         grads = self.step.forwards_and_backwards.packing.pack(self.use_parameters(grads))
-        of_each = ()
-        for _ in self.step.update.optimizers.optimizers:
-            of_each += weights
+        of_each = weights * len(self.step.update.optimizers.optimizers)
         overflow = self.step.end(grads, losses, of_each, scale, self.held.copies)
         return self.held.end(overflow)
 

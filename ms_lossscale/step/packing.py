@@ -108,7 +108,7 @@ class Stacking(Packing):
     def _flags(self, checks, packed):
         alone, flags = (), ()
         for i in range(len(self._packings)):
-            its_alone, groups, _ = self._packings[i]
+            its_alone, groups = self._packings[i][:2]
             its = self.of_network(i, packed)
             alone += its[: len(its_alone)]
             for j in range(len(groups)):

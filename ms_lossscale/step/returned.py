@@ -240,7 +240,7 @@ def _read(tokens, at, leaves, i):
         values, end, i = _read(tokens, at + length, leaves, i)
         return _dict_of(tokens[at : at + length], values), end, i
     values = ()
-    for _ in range(length):
+    while len(values) < length:  # A loop over a range would have a variable that nothing uses.
         value, at, i = _read(tokens, at, leaves, i)
         values += (value,)
     return (list(values) if kind == "list" else values), at, i

@@ -89,9 +89,10 @@ class Update(nn.Cell):
             after_update()
         for moving_average in self.moving_averages:
             moving_average()
+        done = self.step_counters.count_applied()
         for condition in self.conditions:
-            condition.observe(*asked[1:])
-        return self.step_counters.count_applied()
+            done = condition.observe(done, *asked[1:])
+        return done
 
 
 class Undo(nn.Cell):

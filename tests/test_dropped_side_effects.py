@@ -1,7 +1,8 @@
 """
 Graph mode may drop what nothing uses, such as the `_` of an assignment, and then warns that "some side effect nodes
 were eliminated by mistake". No user should have to judge whether what was dropped matters. It warned of a check in
-networks with two BatchNorms; of others, in some processes only. `conftest.py` looks for it in every test.
+networks with two BatchNorms; of others, in some processes only. `conftest.py` looks for it in every test. MindSpore 2.7
+also warned of a value of `assign` that was used.
 """
 
 import mindspore
@@ -101,4 +102,4 @@ QUICK = ("scaled", "losses", "profile_gradients")
 def test_graph_mode_drops_nothing_of_a_step(case, capfd):
     with in_mode(mindspore.GRAPH_MODE):
         CASES[case]()(ONES)
-    assert "eliminated by mistake" not in capfd.readouterr().err
+    assert "WARNING" not in capfd.readouterr().err

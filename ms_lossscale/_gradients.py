@@ -238,7 +238,8 @@ def items(tensors, positions):
 
 def pack(tensors, packing):
     """Returns the tensors, with each group of them stacked into one tensor."""
-    alone, groups = packing[:2]
+    alone = packing[0]
+    groups = packing[1]
     if not groups:
         return tensors
     packed = items(tensors, alone)

@@ -69,13 +69,13 @@ def _copy(aux):
 
 
 @ops.constexpr
-def _fitting_count(owner, network, written, least, most, count):
+def _fits(owner, network, written, least, most, count):
     if not least <= count <= most:
         raise TypeError(
             f"For '{owner}', '{network}' takes {written}, but within another Cell it gets {count}. If that "
             f"is Model's, pass Model(cell) without loss_fn, since the network returns the loss."
         )
-    return count
+    return True
 
 
 class ChecksCount(nn.Cell):
@@ -94,7 +94,7 @@ class ChecksCount(nn.Cell):
 
     def _fitting_inputs(self, inputs):
         fitting = self._fitting
-        return inputs if fitting is None else inputs[: _fitting_count(self._owner, *fitting, len(inputs))]
+        return inputs if fitting is None or _fits(self._owner, *fitting, len(inputs)) else ()
 
 
 class ForwardBackward(ChecksCount):
@@ -143,8 +143,9 @@ class ForwardBackward(ChecksCount):
     def construct(self, scale, *inputs):
         inputs = self._fitting_inputs(inputs)
         results, grads = self._value_and_grad(of_network(self.number, scale), *inputs)
-        loss, weight, aux = results[1:]
-        return (loss,), _copy(aux) if self.has_aux else (), grads, (weight if self.weighted else self._one,)
+        # By their numbers: graph mode warns of a name that nothing uses.
+        aux = _copy(results[3]) if self.has_aux else ()
+        return (results[1],), aux, grads, (results[2] if self.weighted else self._one,)
 
 
 class SharedForwardBackward(ChecksCount):

@@ -108,7 +108,8 @@ class Stacking(Packing):
     def _flags(self, checks, packed):
         alone, flags = (), ()
         for i in range(len(self._packings)):
-            its_alone, groups = self._packings[i][:2]
+            its_alone = self._packings[i][0]
+            groups = self._packings[i][1]
             its = self.of_network(i, packed)
             alone += its[: len(its_alone)]
             for j in range(len(groups)):

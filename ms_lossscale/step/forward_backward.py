@@ -93,6 +93,7 @@ class ChecksCount(nn.Cell):
         return name_of(self.network), its.written(), its.required, len(its.names)
 
     def _fitting_inputs(self, inputs):
+        """Returns the inputs. What checks them has a result, since graph mode warns of a call that has none."""
         fitting = self._fitting
         return inputs if fitting is None or _fits(self._owner, *fitting, len(inputs)) else ()
 

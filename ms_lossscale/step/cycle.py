@@ -77,8 +77,8 @@ class Accumulation(nn.Cell):
         return origin[0], origin[1], (own,) + self.cause.of_call(origin[0], origin[1], own)
 
     def _undo_call(self, saved, origin):
-        self.forward_state.restore_step(saved)
         self.cause.remember(*origin)
+        return self.forward_state.restore_step(saved)
 
 
 class EndOfCall(nn.Cell):

@@ -111,7 +111,8 @@ class Undo(nn.Cell):
         self.step_counters = step_counters
 
     def construct(self, grads, flags, saved, origin, asked):
-        self.forward_state.restore_step(saved)
         are_finite = flags[0] if flags else self.packing.each_finite(grads)
         loss, state = self.cause.of_step(origin[0], origin[1])
-        return self.step_counters.count_skipped(self.packing.by_weight(are_finite), loss, state, asked[:1])
+        done = self.step_counters.count_skipped(self.packing.by_weight(are_finite), loss, state, asked[:1])
+        # There may be nothing to restore, and graph mode warns of a call that does nothing if nobody uses its result.
+        return ops.depend(done, self.forward_state.restore_step(saved))

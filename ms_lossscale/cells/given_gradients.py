@@ -75,10 +75,18 @@ def check_is_weighted(owner, were_weighted, is_weighted):
         )
 
 
-# While a step is compiled.
-check_compiled_shapes = ops.constexpr(check_shapes)
-check_compiled_loss = ops.constexpr(check_loss)
-check_compiled_weight = ops.constexpr(check_weight)
+@ops.constexpr
+def fit_compiled(expected, shapes, names, has_loss, has_weight, parallel_mode):
+    """
+    Returns True, when the end of a step is compiled, or raises. Use the result, since graph mode may warn of an unused
+    one.
+    """
+    owner, of_each, several = expected
+    check_shapes(owner, of_each, several, shapes)
+    check_loss(owner, names, not has_loss)
+    if has_weight:
+        check_weight(owner, "weight", parallel_mode)
+    return True
 
 
 def shapes_of(owner, several, grads):

@@ -16,14 +16,12 @@ from ms_lossscale.cells.argument_order import check_order
 from ms_lossscale.cells.evaluation_mode import warn_of_evaluation_mode
 from ms_lossscale.cells.fixed_arguments import fixed_arguments
 from ms_lossscale.cells.given_gradients import (
-    check_compiled_loss,
-    check_compiled_shapes,
-    check_compiled_weight,
     check_is_weighted,
     check_loss,
     check_number,
     check_shapes,
     expected_gradients,
+    fit_compiled,
     shapes_of,
     what_needs_loss,
 )
@@ -388,10 +386,8 @@ class End(_Part):
         return self._manual_step()._end_call(grads, loss, weight)
 
     def construct(self, *grads, loss=None, weight=None):
-        check_compiled_shapes(*self.expected, gradients.forms(grads))
-        check_compiled_loss(self.owner, self.what_needs_loss, loss is None)
-        if weight is not None:
-            check_compiled_weight(self.owner, "weight", self.parallel_mode)
+        given = gradients.forms(grads), self.what_needs_loss, loss is not None, weight is not None
+        grads = grads if fit_compiled(self.expected, *given, self.parallel_mode) else ()
         flat = ()
         for its in grads:
             flat += its

@@ -32,12 +32,12 @@ class OwnTransform(nn.Cell):
         if not isinstance(transformed, (tuple, list)):
             raise TypeError(self._no_tuple)
         transformed = tuple(transformed)
-        _check_forms(self._must, gradients.forms(grads), gradients.forms(transformed))
-        return gradients.to_float32(transformed)
+        fit = _forms_fit(self._must, gradients.forms(grads), gradients.forms(transformed))
+        return gradients.to_float32(transformed) if fit else ()
 
 
 @ops.constexpr
-def _check_forms(must, given, returned):
+def _forms_fit(must, given, returned):
     if returned != given:
         raise ValueError(
             f"{must} {len(returned)} of {', '.join(map(str, returned))} for {len(given)} of "

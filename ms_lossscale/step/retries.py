@@ -76,9 +76,9 @@ class RetriedStep(Step):
         return last_losses, with_tensors(auxes, last_aux) if self._has_aux else auxes, overflow, used
 
     def _roll_back(self, scale, overflow, saved):
-        self.forward_state.restore_call(saved)
         self.scaling.back_off(scale, overflow)
-        return self.step_counters.count_retry()
+        # As in Undo: there may be nothing to restore.
+        return ops.depend(self.step_counters.count_retry(), self.forward_state.restore_call(saved))
 
 
 class AttemptCheck(nn.Cell):

@@ -2,7 +2,7 @@
 
 from typing import Union
 
-from mindspore import nn
+from mindspore import nn, ops
 
 from ms_lossscale._memory_in_use import UseInOutermostGraph
 from ms_lossscale._mindspore import Compiled
@@ -44,5 +44,6 @@ class Trial(nn.Cell):
         tried = self.forwards_and_backwards(scale, inputs)
         grads = tried[2]
         overflow = self.check_of_call(grads, tried[3], scale, saved)[1]
-        self.forward_state.restore_call(saved)
+        # As in Undo: there may be nothing to restore.
+        overflow = ops.depend(overflow, self.forward_state.restore_call(saved))
         return overflow, self.forwards_and_backwards.packing.any_nonzero(grads)

@@ -72,7 +72,8 @@ test-long: $(VENV)/installed
 	.venv-oldest/bin/python -m pytest -k "not graph and not GRAPH" tests/test_docs.py tests/test_migration.py
 
 # All tests, with the newest and the oldest MindSpore. The latter's processes keep what they compile, 11 GB each by the
-# end of the long tests, which therefore run in two halves.
+# end of the long tests, which therefore run in two halves. With FAIL_IF_DROPPED, see tests/conftest.py.
+test-all: export FAIL_IF_DROPPED = 1
 test-all: test test-long
 	$(VENV)/bin/python -m pytest -m release
 	.venv-oldest/bin/python -m pytest -m "long or release" tests/test_[a-h]*.py

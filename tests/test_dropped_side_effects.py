@@ -1,8 +1,8 @@
 """
 Graph mode may drop what nothing uses, such as the `_` of an assignment, and then warns that "some side effect nodes
 were eliminated by mistake". No user should have to judge whether what was dropped matters. It warned of a check in
-networks with two BatchNorms; of others, in some processes only. `conftest.py` looks for it in every test. MindSpore 2.7
-also warned of a value of `assign` that was used.
+networks with two BatchNorms; of others, in some processes only. With FAIL_IF_DROPPED=1, `conftest.py` looks for it in
+every test. MindSpore 2.7 also warned of a value of `assign` that was used.
 """
 
 import mindspore

@@ -62,8 +62,7 @@ class TrainedPart(NamedTuple):
         if self.item is not None:
             output = output[self.item]
         elif self.is_function and isinstance(output, tuple) and output:
-            output = loss_first(name_of(self.network), self.number, output)
-            output = output[0]
+            output = loss_first(name_of(self.network), self.number, output)[0]
         if not isinstance(output, Tensor):
             raise TypeError(
                 f"Network {self.number} must return a Tensor, the loss, but it returned {described(output)}. "

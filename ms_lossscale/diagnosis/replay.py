@@ -219,8 +219,7 @@ class _InGraph(nn.Cell):
         if self._item is not None:
             loss = loss[self._item]
         elif self._may_return_more and isinstance(loss, tuple):
-            loss = loss_first(self._name, self._number, loss)
-            loss = loss[0]
+            loss = loss_first(self._name, self._number, loss)[0]
         return scaled(loss, scale), loss
 
     def construct(self, scale, *inputs):

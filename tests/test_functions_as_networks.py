@@ -282,11 +282,10 @@ def test_a_network_in_evaluation_mode_is_named(mode):
 @quick_in_pynative_mode
 def test_an_eager_step_names_it_once(mode):
     network = regression()
-    step = ManualStep(network, adam(network), dynamic())
+    train_step = train_step_of(ManualStep(network, adam(network), dynamic()), [network])
     with pytest.warns(UserWarning, match="'ManualStep', all cells of the network are in evaluation mode") as warned:
         for _ in range(2):
-            step.begin(*batch(0))
-            step.end([ops.ones_like(weight) for weight in step.parameters])
+            train_step(*batch(0))
     assert len(warned) == 1
 
 

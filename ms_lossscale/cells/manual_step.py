@@ -28,6 +28,7 @@ from ms_lossscale.cells.given_gradients import (
 from ms_lossscale.cells.guard import explaining_errors
 from ms_lossscale.cells.rank_comparison import check_parallel, check_weight
 from ms_lossscale.cells.training_state import TrainingState
+from ms_lossscale.cells.unscaled_losses import UnscaledLosses
 from ms_lossscale.function_network import Network, as_networks, check_can_be_differentiated
 from ms_lossscale.loss_scale import AcceptedLossScale
 from ms_lossscale.overflow_detector import OverflowDetector
@@ -203,10 +204,11 @@ class ManualStep(TrainingState, Float32Cell):
         self._modes_checked = False
         # Whether calls have a weight, None before the first.
         self._is_weighted = None
-        self._scale_of_call = ScaleOfCall(self, step.scaling, parts.held)
         self._look_after([step], optimizers, [settings])
+        unscaled = UnscaledLosses(owner, self._loss_scales)
+        self._scale_of_call = ScaleOfCall(self, step.scaling, parts.held, unscaled)
         self.begin = Begin(self, parts.begin)
-        self.end = End(self, parts.end, what_needs_loss(settings.skip_conditions, self._loss_scales))
+        self.end = End(self, parts.end, what_needs_loss(settings.skip_conditions, self._loss_scales), unscaled)
         self.fix("networks", "optimizer", "parameters", "begin", "end", *fixed_arguments(type(self), TrainingState))
 
     def _join_ranks(self):
@@ -233,7 +235,7 @@ class ManualStep(TrainingState, Float32Cell):
         Returns:
             Tensor, float32, of the loss's shape.
         """
-        return scaled(loss, of_network(number, self._scale_of_call()))
+        return scaled(loss, self._scale_of_call(number))
 
     def _outputs_of_call(self, owner, outputs):
         loss, overflow, *others = outputs
@@ -287,6 +289,7 @@ class ManualStep(TrainingState, Float32Cell):
         flat = self._checked(grads) if grads else self._held_by_weights()
         weights = self._checked_weight(weight)
         losses = () if loss is None else (loss,)
+        self.end.unscaled.notice()
         with explaining_errors(self), without_recording():
             overflow = self._parts.run_end(gradients.copy(self._held.scale), tuple(flat), losses, weights)
         self._has_begun = False
@@ -353,32 +356,44 @@ class Begin(_Part):
 
 class ScaleOfCall(_Part):
     """
-    Returns the loss scale between `begin` and `end`. Compiled code reads that of the LossScale, which nothing writes
-    before `end`: it could read what `begin` writes too early, where nothing that comes from its inputs is waited for.
+    Returns the loss scale of an optimizer between `begin` and `end`. Compiled code reads that of the LossScale, which
+    nothing writes before `end`: it could read what `begin` writes too early, where nothing that comes from its inputs
+    is waited for.
     """
 
-    def __init__(self, manual_step: ManualStep, scaling: nn.Cell, held: HeldCall) -> None:
+    def __init__(self, manual_step: ManualStep, scaling: nn.Cell, held: HeldCall, unscaled: UnscaledLosses) -> None:
         super().__init__(manual_step, scaling)
         self.held = held
         self.ones = Tensor(np.ones(held.scale.shape, np.float32))
+        self.unscaled = unscaled
+        # Graph mode would remember the result of an earlier step, and not call it.
+        self.note_scaled = ops.constexpr(unscaled.note_scaled, reuse_result=False)
 
-    def __call__(self) -> Tensor:
-        return self._manual_step()._held.scale
+    def __call__(self, number: int) -> Tensor:
+        return of_network(self.unscaled.note_scaled(number), self._manual_step()._held.scale)
 
-    def construct(self):
+    def construct(self, number):
         # Known when it is compiled.
-        return self.ones if self.held.is_looked_into else self.part.peek()
+        scale = self.ones if self.held.is_looked_into else self.part.peek()
+        return of_network(self.note_scaled(number), scale)
 
 
 class End(_Part):
     """Ends a call of a :class:`ManualStep`, see there."""
 
-    def __init__(self, manual_step: ManualStep, part: nn.Cell, what_needs_loss: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        manual_step: ManualStep,
+        part: nn.Cell,
+        what_needs_loss: tuple[str, ...],
+        unscaled: UnscaledLosses,
+    ) -> None:
         super().__init__(manual_step, part)
         # What the gradients must be: its name for messages, the weights of each optimizer, and whether they are a list.
         self.owner, several = f"{type(manual_step).__name__}.end", manual_step.several_networks
         self.expected = self.owner, expected_gradients(manual_step._weights_of_each()), several
         self.what_needs_loss, self.parallel_mode = what_needs_loss, manual_step.parallel_mode
+        self.unscaled, self.notice_unscaled = unscaled, ops.constexpr(unscaled.notice, reuse_result=False)
 
     def __call__(
         self, *grads: Sequence[Tensor], loss: Optional[Tensor] = None, weight: Union[Tensor, float, None] = None
@@ -387,7 +402,7 @@ class End(_Part):
 
     def construct(self, *grads, loss=None, weight=None):
         given = gradients.forms(grads), self.what_needs_loss, loss is not None, weight is not None
-        grads = grads if fit_compiled(self.expected, *given, self.parallel_mode) else ()
+        grads = grads if fit_compiled(self.expected, *given, self.parallel_mode) and self.notice_unscaled() else ()
         flat = ()
         for its in grads:
             flat += its

@@ -365,9 +365,7 @@ class ScaleOfCall(_Part):
         super().__init__(manual_step, scaling)
         self.held = held
         self.ones = Tensor(np.ones(held.scale.shape, np.float32))
-        self.unscaled = unscaled
-        # Graph mode would remember the result of an earlier step, and not call it.
-        self.note_scaled = ops.constexpr(unscaled.note_scaled, reuse_result=False)
+        self.unscaled, self.note_scaled = unscaled, ops.constexpr(unscaled.note_scaled)
 
     def __call__(self, number: int) -> Tensor:
         return of_network(self.unscaled.note_scaled(number), self._manual_step()._held.scale)
@@ -393,7 +391,7 @@ class End(_Part):
         self.owner, several = f"{type(manual_step).__name__}.end", manual_step.several_networks
         self.expected = self.owner, expected_gradients(manual_step._weights_of_each()), several
         self.what_needs_loss, self.parallel_mode = what_needs_loss, manual_step.parallel_mode
-        self.unscaled, self.notice_unscaled = unscaled, ops.constexpr(unscaled.notice, reuse_result=False)
+        self.unscaled, self.notice_unscaled = unscaled, ops.constexpr(unscaled.notice)
 
     def __call__(
         self, *grads: Sequence[Tensor], loss: Optional[Tensor] = None, weight: Union[Tensor, float, None] = None

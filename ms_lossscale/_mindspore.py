@@ -1,6 +1,7 @@
 """Uses of MindSpore's private functions, and workarounds for its faults, each with its reason."""
 
 import contextlib
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -34,6 +35,12 @@ def forget_failed_calls() -> None:
     It takes about 0.5 ms while operators run: call it once for many Parameters, and never in a running step.
     """
     _pynative_executor.clear_res()
+
+
+def loads_what_was_compiled() -> bool:
+    """Returns whether MindSpore's compile cache is on, by MindSpore's own rule."""
+    is_on = get_context("enable_compile_cache")
+    return os.getenv("MS_COMPILER_CACHE_ENABLE") == "1" if is_on is None else is_on
 
 
 def raise_what_failed() -> None:

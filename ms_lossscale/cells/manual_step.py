@@ -11,7 +11,13 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_cells
 from ms_lossscale._gradients import of_network
-from ms_lossscale._mindspore import Float32Cell, forget_failed_calls, take_held_gradients, without_recording
+from ms_lossscale._mindspore import (
+    Float32Cell,
+    forget_failed_calls,
+    loads_what_was_compiled,
+    take_held_gradients,
+    without_recording,
+)
 from ms_lossscale.cells.argument_order import check_order
 from ms_lossscale.cells.evaluation_mode import warn_of_evaluation_mode
 from ms_lossscale.cells.fixed_arguments import fixed_arguments
@@ -100,7 +106,8 @@ class ManualStep(TrainingState, Float32Cell):
             `end` gets another number of gradients, gradients of other shapes, no `loss` where one is looked at, a
             `weight` unlike the calls before, or one if `parallel_mode` is ``"semi_auto_parallel"`` or
             ``"auto_parallel"`` .
-        RuntimeError: If `end` is called without `begin`. In compiled code, this and the shapes are not checked.
+        RuntimeError: If MindSpore's compile cache is on, or `end` is called without `begin`. In compiled code, the latter
+            and the shapes are not checked.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``
@@ -162,6 +169,13 @@ class ManualStep(TrainingState, Float32Cell):
         super().__init__(auto_prefix=False)
         owner = type(self).__name__
         check_order(owner, networks=networks, optimizers=optimizers, loss_scale=loss_scale)
+        if loads_what_was_compiled():
+            raise RuntimeError(
+                f"For '{owner}', MindSpore's compile cache must be off: a function that is loaded from it has not the "
+                f"weights and the loss scale of the present process, and trains wrongly or crashes, with and without "
+                f"this package. Unset MS_COMPILER_CACHE_ENABLE, or call "
+                f"mindspore.set_context(enable_compile_cache=False). The training cells work with it."
+            )
         self.several_networks = isinstance(optimizers, (list, tuple, nn.CellList))
         optimizers = check_cells(owner, "optimizers", optimizers if self.several_networks else [optimizers])
         are_several = isinstance(networks, (list, tuple)) or type(networks) is nn.CellList

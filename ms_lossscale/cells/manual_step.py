@@ -106,8 +106,8 @@ class ManualStep(TrainingState, Float32Cell):
             `end` gets another number of gradients, gradients of other shapes, no `loss` where one is looked at, a
             `weight` unlike the calls before, or one if `parallel_mode` is ``"semi_auto_parallel"`` or
             ``"auto_parallel"`` .
-        RuntimeError: If MindSpore's compile cache is on, or `end` is called without `begin`. In compiled code, the latter
-            and the shapes are not checked.
+        RuntimeError: If MindSpore's compile cache is on, or `end` is called without `begin`. In compiled code, the
+            latter and the shapes are not checked.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``

@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import mindspore
 import numpy as np
-from mindspore import nn, ops
+from mindspore import ops
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
 from support.manual_training import adam, batches, regression

@@ -6,7 +6,7 @@ MINDSPORE ?= mindspore
 # With AVX-512, MindSpore chooses convolutions on CPU that are 10 to 80 times slower.
 export ONEDNN_MAX_CPU_ISA ?= AVX2
 
-.PHONY: lenet lenet-2 gan gan-2 gan-policies compare advise bench scaling pictures toolkits test test-long test-all mutants lint docs dist
+.PHONY: lenet lenet-2 gan gan-2 gan-policies compare advise bench scaling pictures toolkits test test-slow test-all mutants lint docs dist
 
 lenet: $(VENV)/examples
 	$(VENV)/bin/python examples/lenet/train.py
@@ -53,7 +53,7 @@ toolkits: .venv-toolkits/installed
 	PATH="$(abspath .venv-toolkits/bin):$$PATH" msrun --worker_num=2 --local_worker_num=2 --join=True \
 		--log_dir=output/toolkits/zero/ranks examples/toolkits/mindone_zero.py
 
-QUICK = not long and not release
+QUICK = not slow and not nightly
 
 test: $(VENV)/installed
 	$(VENV)/bin/python -m pytest -m "$(QUICK)"
@@ -65,19 +65,19 @@ ANY_VERSION = $(patsubst %,tests/test_%.py,arguments arguments_of_accumulation a
 
 # What .ci/run runs after `make test`: the long tests. Then, with the oldest MindSpore, the quick tests that depend on its
 # version, and the programs of the pages.
-test-long: $(VENV)/installed
-	$(VENV)/bin/python -m pytest -m "long and not release"
+test-slow: $(VENV)/installed
+	$(VENV)/bin/python -m pytest -m "slow and not nightly"
 	$(MAKE) --no-print-directory .venv-oldest/installed VENV=.venv-oldest MINDSPORE=mindspore==2.7.0
 	.venv-oldest/bin/python -m pytest -m "$(QUICK)" $(ANY_VERSION:%=--ignore=%)
-	.venv-oldest/bin/python -m pytest -k "not graph and not GRAPH" tests/test_docs.py tests/test_migration.py
+	.venv-oldest/bin/python -m pytest -k "not graph and not GRAPH" tests/pages/test_docs.py tests/pages/test_migration.py
 
 # All tests, with the newest and the oldest MindSpore. The latter's processes keep what they compile, 11 GB each by the
 # end of the long tests, which therefore run in two halves. With FAIL_IF_DROPPED, see tests/conftest.py.
 test-all: export FAIL_IF_DROPPED = 1
-test-all: test test-long
-	$(VENV)/bin/python -m pytest -m release
-	.venv-oldest/bin/python -m pytest -m "long or release" tests/test_[a-h]*.py
-	.venv-oldest/bin/python -m pytest -m "long or release" tests/test_[i-z]*.py
+test-all: test test-slow
+	$(VENV)/bin/python -m pytest -m nightly
+	.venv-oldest/bin/python -m pytest -m "slow or nightly" tests/test_[a-h]*.py
+	.venv-oldest/bin/python -m pytest -m "slow or nightly" tests/test_[i-z]*.py
 	.venv-oldest/bin/python -m pytest -m "$(QUICK)" $(ANY_VERSION)
 
 # Breaks the package in each way of tests/support/mutants/, and shows those that no test notices.

@@ -5,7 +5,6 @@ import functools
 import gc
 import os
 import re
-import zlib
 from pathlib import Path
 
 # With AVX-512, MindSpore chooses convolutions on CPU that are 10 to 80 times slower. It reads this at import.
@@ -16,7 +15,6 @@ import pytest
 from support.in_mode import in_mode
 
 import ms_lossscale
-from ms_lossscale import _gradients
 
 # These modules have no examples, and importing one of them replaces the self-check's checks.
 collect_ignore = ["support"]
@@ -35,20 +33,20 @@ def _marked(mark, *values):
     return [pytest.param(*(v if type(v) is tuple else [v]), marks=mark) for v in values]
 
 
-# Values of `pytest.mark.parametrize` that only the long tests take, or only those of releases.
-long, release = (functools.partial(_marked, mark) for mark in (pytest.mark.long, pytest.mark.release))
+# Values of `pytest.mark.parametrize` that only the slow tests take, or only the nightly ones.
+slow, nightly = (functools.partial(_marked, mark) for mark in (pytest.mark.slow, pytest.mark.nightly))
 
 
 def _in(*modes):
     return pytest.mark.parametrize("mode", modes, indirect=True)
 
 
-# If the mode does not matter for a test, it runs in the faster one, and before a release in the other one, too. The
+# If the mode does not matter for a test, it runs in the faster one, and nightly in the other one, too. The
 # faster one is mostly PyNative mode, since graph mode compiles for a second or more.
-quick_in_graph_mode = _in("graph", *release("pynative"))
-quick_in_pynative_mode = _in("pynative", *release("graph"))
-long_in_graph_mode = _in(*long("graph"), *release("pynative"))
-long_in_pynative_mode = _in(*long("pynative"), *release("graph"))
+quick_in_graph_mode = _in("graph", *nightly("pynative"))
+quick_in_pynative_mode = _in("pynative", *nightly("graph"))
+slow_in_graph_mode = _in(*slow("graph"), *nightly("pynative"))
+slow_in_pynative_mode = _in(*slow("pynative"), *nightly("graph"))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -62,19 +60,6 @@ def _no_search_for_garbage_in_what_stays():
 def _same_random_weights():
     """Makes random weights the same in whichever order and process the tests run."""
     mindspore.set_seed(0)
-
-
-@pytest.fixture
-def stacks(monkeypatch):
-    """Stacks small gradients however few they are."""
-    monkeypatch.setattr(_gradients, "_LEAST_SAVED", 0)
-
-
-@pytest.fixture(autouse=True)
-def _half_of_the_tests_stack(request):
-    """Lets half of the tests stack few gradients, always the same ones: only large networks do otherwise."""
-    if zlib.crc32(request.node.nodeid.encode()) % 2:
-        request.getfixturevalue("stacks")
 
 
 @pytest.fixture(autouse=True)

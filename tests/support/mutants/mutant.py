@@ -70,7 +70,7 @@ class Mutant(NamedTuple):
 def read(path, folder):
     """Returns the mutants of a file in a folder, whose docstring says how they are written."""
     file = path.relative_to(folder).with_suffix(".py").as_posix()
-    return [_mutant(entry, file) for entry in re.split(r"\n(?! )", path.read_text(encoding="utf-8").strip())]
+    return [_mutant(entry, file) for entry in re.split(r"\n+(?! )(?=\S)", path.read_text(encoding="utf-8").strip())]
 
 
 def _mutant(entry, file):

@@ -1,0 +1,112 @@
+"""A step is compiled once for all batch sizes, if `set_inputs` tells it that they vary."""
+
+import mindspore
+import numpy as np
+import pytest
+from conftest import slow
+from mindspore import Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    DynamicLossScale,
+    ScaledTrainOneStepCell,
+    SimultaneousTrainOneStepCell,
+)
+
+SIZES = (8, 3, 8)
+
+
+@pytest.fixture(autouse=True)
+def graph_mode():
+    before = mindspore.get_context("mode")
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    yield
+    mindspore.set_context(mode=before)
+
+
+class LossAndAux(nn.Cell):
+    """Returns a loss and aux."""
+
+    def __init__(self, net):
+        super().__init__(auto_prefix=False)
+        self.net = net
+
+    def construct(self, x, y):
+        output = self.net(x)
+        return ops.square(output - y).mean(), output
+
+
+class LossOf(LossAndAux):
+    def construct(self, x, y):
+        return ops.square(self.net(x) - y).mean()
+
+
+class TwoLosses(nn.Cell):
+    def __init__(self, nets):
+        super().__init__(auto_prefix=False)
+        self.first, self.second = nets
+
+    def construct(self, x, y):
+        return ops.square(self.first(x) - y).mean(), ops.square(self.second(x) - y).mean()
+
+
+def nets():
+    mindspore.set_seed(0)
+    made = [nn.Dense(4, 1) for _ in range(2)]
+    for i, net in enumerate(made):
+        net.update_parameters_name(f"net_{i}.")
+    return made, [nn.Momentum(net.trainable_params(), 0.01, 0.9) for net in made]
+
+
+def scaled(**keywords):
+    def make():
+        (net, _), (optimizer, _) = nets()
+        return ScaledTrainOneStepCell(LossAndAux(net), optimizer, DynamicLossScale(), **keywords)
+
+    return make
+
+
+def several(make_cell, make_networks, own_scales=False, **keywords):
+    def make():
+        networks, optimizers = nets()
+        loss_scale = [DynamicLossScale(), DynamicLossScale()] if own_scales else DynamicLossScale()
+        return make_cell(make_networks(networks), optimizers, loss_scale, **keywords)
+
+    return make
+
+
+def each(make_network):
+    return lambda networks: [make_network(net) for net in networks]
+
+
+CELLS = {
+    "scaled": scaled(has_aux=True, gradient_accumulation_steps=2, clip_norm=1.0, ema_decay=0.9),
+    "simultaneous": several(SimultaneousTrainOneStepCell, each(LossAndAux), has_aux=True),
+    "tuple": several(SimultaneousTrainOneStepCell, TwoLosses, own_scales=True),
+    "alternating": several(AlternatingTrainOneStepCell, each(LossOf)),
+}
+
+
+def train(cell):
+    """All that the cell returns, as bytes."""
+    outputs = []
+    for size in SIZES:
+        rng = np.random.default_rng(size)
+        x, y = (Tensor(rng.normal(size=(size, width)).astype(np.float32)) for width in (4, 1))
+        outputs.append([value.asnumpy().tobytes() for value in flat(cell(x, y))])
+    return outputs
+
+
+def flat(values):
+    return [each for value in values for each in (flat(value) if isinstance(value, tuple) else [value])]
+
+
+@pytest.mark.parametrize("name", ["scaled", *slow(*(name for name in CELLS if name != "scaled"))])
+def test_one_graph_serves_all_sizes_with_the_same_results(name):
+    cell, told = CELLS[name](), CELLS[name]()
+    told.set_inputs(*(Tensor(shape=[None, width], dtype=mstype.float32) for width in (4, 1)))
+    assert train(told) == train(cell)
+    assert len(told.compile_cache) == 1
+    # MindSpore's way otherwise: a graph for each size.
+    assert len(cell.compile_cache) == len(set(SIZES))

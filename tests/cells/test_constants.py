@@ -1,0 +1,232 @@
+"""
+Graph mode merges equal constants of a graph, and a network's in-place operators then change all of them. The package
+therefore has none in code that is compiled: its constants are attributes made at construction.
+"""
+
+import ast
+import inspect
+from pathlib import Path
+
+import mindspore
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+from support.linear_pair import NETWORK_INPUTS, First, Second, arrays, momentum
+from support.networks import FEATURES
+from support.python_process import skip_with_older_mindspore
+from support.training import same_bits, state
+
+import ms_lossscale
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    DynamicLossScale,
+    FixedLossScale,
+    ScaledTrainOneStepCell,
+    ScheduledLossScale,
+    SimultaneousTrainOneStepCell,
+)
+
+PACKAGE = Path(inspect.getfile(ms_lossscale)).parent
+CALLS = 8
+
+
+class TamperWithConstants(nn.Cell):
+    """Changes constants of each dtype in place, and adds what comes of it to nothing that trains."""
+
+    def construct(self):
+        zero, one, minus_one = Tensor(0, mstype.int32), Tensor(1, mstype.int32), Tensor(-1, mstype.int32)
+        zero += 1
+        one += 2
+        minus_one += 3
+        long_zero, long_one, long_minus_one = Tensor(0, mstype.int64), Tensor(1, mstype.int64), Tensor(-1, mstype.int64)
+        long_zero += 1
+        long_one += 2
+        long_minus_one += 3
+        float_zero, float_one, double_one = Tensor(0.0), Tensor(1.0), Tensor(1.0, mstype.float64)
+        float_zero += 2.0
+        float_one *= 3.0
+        double_one *= 3.0
+        half_zero, half_one = Tensor(0.0, mstype.float16), Tensor(1.0, mstype.float16)
+        half_zero += 2.0
+        half_one *= 3.0
+        true, false = Tensor(True), Tensor(False)
+        true.copy_(Tensor(False))
+        false.copy_(Tensor(True))
+        zeros, of_weight = Tensor([0] * 8, mstype.int32), Tensor([[0.0]] * FEATURES, mstype.float32)
+        zeros += 1
+        of_weight += 2.0
+        float_zeros = ops.zeros((FEATURES, 1), mstype.float32)
+        float_zeros += 2.0
+        reported = (of_weight + float_zeros).sum().astype(mstype.int32)
+        reported = (
+            reported + zero + one + minus_one + zeros.sum() + true.astype(mstype.int32) + false.astype(mstype.int32)
+        )
+        reported = reported + (long_zero + long_one + long_minus_one).astype(mstype.int32)
+        return reported + (float_zero + float_one + double_one + half_zero + half_one).astype(mstype.int32)
+
+
+class Hostile(nn.Cell):
+    """A loss with a value that is only reported."""
+
+    def __init__(self, network):
+        super().__init__(auto_prefix=False)
+        self.network = network
+        self.tamper = TamperWithConstants()
+
+    def construct(self, x, y):
+        return self.network(x, y), self.tamper()
+
+
+class Tame(nn.Cell):
+    """The same without in-place operators."""
+
+    def __init__(self, network):
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, x, y):
+        return self.network(x, y), y
+
+
+def make(kind, wrap, loss_scale, **keywords):
+    first = First()
+    networks = [first] if kind == "scaled" else [first, Second(first)]
+    optimizers = [momentum([network.weight]) for network in networks]
+    losses = [wrap(network) for network in networks]
+    keywords.update(has_aux=True)
+    if kind == "scaled":
+        return ScaledTrainOneStepCell(losses[0], optimizers[0], loss_scale, **keywords).set_train()
+    kinds = {"simultaneous": SimultaneousTrainOneStepCell, "alternating": AlternatingTrainOneStepCell}
+    return kinds[kind](losses, optimizers, loss_scale, network_inputs=NETWORK_INPUTS, **keywords).set_train()
+
+
+def run(kind, wrap, loss_scale, **keywords):
+    loss_scale = loss_scale()
+    checked = loss_scale.drop_overflow_update
+    cell = make(kind, wrap, loss_scale, **keywords)
+    outputs = []
+    for call in range(CALLS):
+        # Where nothing is checked, all weights would be NaN afterwards.
+        overflows = (call == 3 and checked, call == 5 and checked)
+        x0, x1, y = (Tensor(array) for array in arrays(call, overflows))
+        outputs.append(cell(x0, y) if kind == "scaled" else cell(x0, x1, y))
+    cell.flush()
+    reported = [[value.asnumpy() for value in output[:-1]] for output in outputs]
+    return state(cell), reported
+
+
+CYCLE = {"gradient_accumulation_steps": 3, "clip_norm": 0.5, "ema_decay": 0.5}
+CASES = {
+    "dynamic": (lambda: DynamicLossScale(2.0**10, scale_window=2, hysteresis=2), {"clip_norm": 0.5, "ema_decay": 0.5}),
+    "cycle": (lambda: DynamicLossScale(2.0**10, scale_window=2), CYCLE),
+    "scheduled": (lambda: ScheduledLossScale([2, 4], [2.0**8, 2.0**10]), {"clip_value": 0.5}),
+    "unchecked": (lambda: FixedLossScale(2.0**10, drop_overflow_update=False), {}),
+}
+# What is the same for all kinds of cells is shown once.
+KINDS_AND_CASES = [("scaled", case) for case in CASES] + [
+    (kind, case) for kind in ("simultaneous", "alternating") for case in ("dynamic", "cycle")
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind, case", KINDS_AND_CASES)
+def test_a_network_that_changes_constants_changes_no_bit_of_the_step(mode, kind, case):
+    skip_with_older_mindspore("MindSpore 2.7 merges no constants")
+    loss_scale, keywords = CASES[case]
+    hostile, reported = run(kind, Hostile, loss_scale, **keywords)
+    tame, expected = run(kind, Tame, loss_scale, **keywords)
+    assert hostile.keys() == tame.keys()
+    for name in tame:
+        assert same_bits(hostile[name], tame[name]), name
+    for one, other in zip(reported, expected):
+        for value, its in zip(one, other):
+            assert same_bits(value, its)
+
+
+def test_mindspore_merges_equal_constants():
+    """MindSpore's fault, in ten lines."""
+
+    class Merged(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.count = Parameter(Tensor(5, mstype.int32), name="count", requires_grad=False)
+
+        def construct(self, x):
+            n = Tensor(0, mstype.int32)
+            n += 1
+            ops.assign(self.count, Tensor(0, mstype.int32))
+            return x + n
+
+    skip_with_older_mindspore("MindSpore 2.7 does not merge them")
+    before = mindspore.get_context("mode")
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    try:
+        cell = Merged()
+        for _ in range(3):
+            cell(Tensor(7, mstype.int32))
+    finally:
+        mindspore.set_context(mode=before)
+    assert int(cell.count.asnumpy()) == 3, (
+        "MindSpore no longer merges them: constants may be written where they are used"
+    )
+
+
+# Methods that run in Python only, beside __init__: what a user calls, and what is made for another place.
+IN_PYTHON = {
+    "__init__",
+    "__call__",
+    "_state",
+    "_counter",
+    "_tensor",
+    "set_loss_scale",
+    "limit_to",
+    "set_every",
+    "set_inputs_of_compiled",
+    "put_back",
+    "_set_in_place",
+    "scale_sense",
+    "build_train_network",
+    "_compare",
+    "_text_of",
+    "flush",
+    "may_write_inputs",
+    "_make_shards",
+    "_patient_scales",
+    "share",
+}
+# Run by the user in PyNative mode, or in Python.
+NOT_COMPILED = (
+    "cells/earlier_versions.py",
+    "diagnosis/",
+    "callbacks/",
+    "selfcheck/",
+    "plot_scale.py",
+    "sharding/layout.py",
+    "sharding/load_parts.py",
+    "sharding/merge_shards.py",
+)
+
+
+# What makes a constant of its arguments.
+MAKERS = {"Tensor", "tensor", "ones", "zeros", "full", "fill", "arange", "eye"}
+
+
+def literals(path):
+    """The places in functions that may be compiled where a constant tensor is made."""
+    found = []
+    for function in ast.walk(ast.parse(path.read_text())):
+        if isinstance(function, ast.FunctionDef) and function.name not in IN_PYTHON:
+            found += [
+                f"{path.name}:{node.lineno} in {function.name}"
+                for node in ast.walk(function)
+                if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in MAKERS
+            ]
+    return found
+
+
+def test_no_tensor_is_written_in_code_that_is_compiled():
+    paths = [
+        path for path in PACKAGE.rglob("*.py") if not path.relative_to(PACKAGE).as_posix().startswith(NOT_COMPILED)
+    ]
+    assert len(paths) > 25
+    assert [place for path in paths for place in literals(path)] == []

@@ -1,0 +1,105 @@
+"""
+Graph mode may drop what nothing uses, such as the `_` of an assignment, and then warns that "some side effect nodes
+were eliminated by mistake". No user should have to judge whether what was dropped matters. It warned of a check in
+networks with two BatchNorms; of others, in some processes only. With FAIL_IF_DROPPED=1, `conftest.py` looks for it in
+every test. MindSpore 2.7 also warned of a value of `assign` that was used.
+"""
+
+import mindspore
+import numpy as np
+import pytest
+from conftest import slow
+from mindspore import Tensor, nn
+from support.in_mode import in_mode
+
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    DynamicLossScale,
+    ManualStep,
+    NormSpike,
+    ScaledTrainOneStepCell,
+    SimultaneousTrainOneStepCell,
+    profile_gradients,
+)
+
+ONES = Tensor(np.ones((2, 1, 4, 4), np.float32))
+
+
+class Normed(nn.Cell):
+    def __init__(self, returned="loss"):
+        super().__init__()
+        self.layers = nn.SequentialCell(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.BatchNorm2d(2))
+        self.returned = returned
+        self.set_train()
+
+    def construct(self, x):
+        loss = self.layers(x).sum()
+        if self.returned == "loss":
+            return loss
+        return loss, (2 if self.returned == "weighted" else loss * loss)
+
+
+def optimizer_of(network):
+    return nn.Momentum(network.trainable_params(), 0.1, 0.9)
+
+
+def scaled(returned="loss", **keywords):
+    network = Normed(returned)
+    return ScaledTrainOneStepCell(network, optimizer_of(network), DynamicLossScale(), **keywords)
+
+
+def several(cell_class):
+    networks = [Normed(), Normed()]
+    for i, network in enumerate(networks):
+        network.update_parameters_name(f"n{i}.")
+    return cell_class(networks, [optimizer_of(each) for each in networks], DynamicLossScale())
+
+
+def two_losses():
+    network = Normed("losses")
+    network.update_parameters_name("n.")
+    first, *others = network.trainable_params()
+    optimizers = [nn.Momentum([first], 0.1, 0.9), nn.Momentum(others, 0.1, 0.9)]
+    return SimultaneousTrainOneStepCell(network, optimizers, DynamicLossScale())
+
+
+def manual():
+    network = Normed()
+    step = ManualStep(network, optimizer_of(network), DynamicLossScale())
+
+    def forward(x):
+        return step.scale(network(x))
+
+    forward_and_backward = mindspore.value_and_grad(forward, None, step.parameters)
+
+    @mindspore.jit
+    def train(x):
+        x = step.begin(x)
+        loss, gradients = forward_and_backward(x)
+        return loss, step.end(gradients)
+
+    return train
+
+
+CASES = {
+    "scaled": scaled,
+    "aux": lambda: scaled("aux", has_aux=True),
+    "weighted": lambda: scaled("weighted", weighted=True),
+    "accumulating": lambda: scaled(gradient_accumulation_steps=2),
+    "condition": lambda: scaled(skip_conditions=[NormSpike(1e6)]),
+    "retried": lambda: scaled(max_retries=1),
+    "losses": two_losses,
+    "simultaneous": lambda: several(SimultaneousTrainOneStepCell),
+    "alternating": lambda: several(AlternatingTrainOneStepCell),
+    "manual": manual,
+    "profile_gradients": lambda: lambda x: profile_gradients(scaled(), [(x,)]),
+    "find_loss_scale": lambda: scaled().find_loss_scale,
+}
+QUICK = ("scaled", "losses", "profile_gradients")
+
+
+@pytest.mark.parametrize("case", [*QUICK, *slow(*sorted({*CASES} - {*QUICK}))])
+def test_graph_mode_drops_nothing_of_a_step(case, capfd):
+    with in_mode(mindspore.GRAPH_MODE):
+        CASES[case]()(ONES)
+    assert "WARNING" not in capfd.readouterr().err

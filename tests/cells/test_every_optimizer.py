@@ -1,0 +1,109 @@
+"""
+Every optimizer that MindSpore has trains with a loss scale exactly as it does without one.
+
+The oracle is MindSpore's unscaled training cell. An optimizer that does not run there (no kernel on this device, say)
+is skipped, and the reason is what MindSpore said.
+"""
+
+import functools
+
+import numpy as np
+import pytest
+from mindspore import nn
+from support.networks import LinearWithBias, batch, batch_for
+from support.optimizers import OPTIMIZERS, RUN_EVERYWHERE, make_optimizer
+from support.training import restore, state, weights
+
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
+
+pytestmark = pytest.mark.slow
+
+NOT_COMPARABLE = {
+    "nn.thor": "takes a network of layers of its own only (nn.DenseThor and so on), with kernels for GPU and Ascend"
+}
+
+# Two clean steps, after which the scale doubles; one that is skipped; two more, after which it doubles again.
+OVERFLOWS = (False, False, True, False, False)
+
+
+def said(error):
+    """What an error of MindSpore says: its first line that is no heading."""
+    return next((line for line in str(error).splitlines() if line and not line.startswith("-")), repr(error))
+
+
+@functools.cache
+def train_unscaled(name, mode):
+    """
+    The weights that MindSpore's unscaled cell arrives at in the clean steps, or the error that it ends with.
+
+    A TypeError is not caught: it would be a wrong argument, given by this test.
+    """
+    network = LinearWithBias()
+    try:
+        optimizer, schedule = make_optimizer(name, network)
+        stock_cell = nn.TrainOneStepCell(network, optimizer).set_train()
+        for step, overflow in enumerate(OVERFLOWS):
+            if not overflow:
+                stock_cell(*batch(seed=step))
+                if schedule:
+                    schedule.step()
+        trained = weights(network)
+    except (RuntimeError, ValueError) as error:
+        return error
+    if any(np.array_equal(after, before) for after, before in zip(trained, weights(LinearWithBias()))):
+        # MindSpore 2.10's in-place operators, of which mint's optimizers are made, do nothing in PyNative on CPU.
+        return RuntimeError("The weights do not move.")
+    return trained
+
+
+def unscaled_or_skip(name, mode):
+    if name in NOT_COMPARABLE:
+        pytest.skip(f"{name} {NOT_COMPARABLE[name]}")
+    expected = train_unscaled(name, mode)
+    if isinstance(expected, Exception):
+        assert name not in RUN_EVERYWHERE, f"{name} does not run unscaled: {said(expected)}"
+        pytest.skip(f"{name} does not run in MindSpore's unscaled cell here: {said(expected)}")
+    return expected
+
+
+@functools.cache
+def scaled_cell(name, mode):
+    """A training cell, to be compiled once, and all that it holds at the start."""
+    network = LinearWithBias()
+    optimizer, schedule = make_optimizer(name, network)
+    cell = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(2.0**10, scale_window=2)).set_train()
+    return cell, schedule, state(cell)
+
+
+def train_scaled(name, mode, init_loss_scale):
+    """The weights that our cell arrives at, and the scales that it used."""
+    cell, schedule, start = scaled_cell(name, mode)
+    restore(cell, start)
+    cell.set_loss_scale(init_loss_scale)
+    scales = []
+    for step, overflow in enumerate(OVERFLOWS):
+        _, overflowed, loss_scale = cell(*batch_for(overflow, seed=step))
+        assert bool(overflowed) == overflow
+        scales.append(float(loss_scale) / init_loss_scale)
+        if schedule and not overflow:
+            schedule.step()
+    assert scales == [1.0, 1.0, 2.0, 1.0, 1.0]
+    return weights(cell.network)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_is_exact_where_the_scale_is_a_power_of_two(mode, name):
+    expected = unscaled_or_skip(name, mode)
+    for weight, wanted in zip(train_scaled(name, mode, 2.0**10), expected):
+        # A power of two moves the exponent only: the gradients, and so all that follows, are the same bits.
+        np.testing.assert_array_equal(weight, wanted)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_is_right_to_rounding_for_any_scale(mode, name):
+    expected = unscaled_or_skip(name, mode)
+    for weight, wanted in zip(train_scaled(name, mode, 1000.0), expected):
+        # Each operation of the backward, and unscaling, rounds to 2**-24 = 6e-8. Some ten of them a step, four steps,
+        # and weights of the order of 1: less than 1e-5. A missing division is off by 0.1 and more, except where an
+        # optimizer normalises its gradients: test_tiny_gradients.py is about that.
+        np.testing.assert_allclose(weight, wanted, rtol=1e-5, atol=1e-5)

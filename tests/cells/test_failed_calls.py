@@ -1,0 +1,199 @@
+"""
+A call that an exception ends leaves nothing behind in MindSpore: no cast, no recording of a gradient.
+
+MindSpore itself leaves both, in PyNative mode, which also profiles the networks of graph mode.
+"""
+
+import mindspore
+import numpy as np
+import pytest
+from conftest import slow
+from mindspore import ParameterTuple, Tensor, nn, ops
+from mindspore import dtype as mstype
+from mindspore.ops.composite.base import _pynative_executor
+from support.in_mode import in_mode
+from support.networks import FEATURES, Linear, batch
+from support.training import changed, state, weights
+from support.untouched import untouched
+from test_overflow_detector import Answers, cell_of
+
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    ScaledTrainOneStepCell,
+    SimultaneousTrainOneStepCell,
+    locate_overflow,
+    profile_activations,
+    profile_gradients,
+)
+
+
+class Raises(nn.Cell):
+    """Its layers compute in float16, and Python raises in them as long as `error` is set."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.layers = _Layers(error).to_float(mstype.float16)
+
+    def construct(self, x, y):
+        return ops.square(self.layers(x).astype(mstype.float32) - y).mean()
+
+
+class _Layers(nn.Cell):
+    def __init__(self, error):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(FEATURES)
+        self.dense = nn.Dense(FEATURES, 1)
+        self.error = error
+
+    def construct(self, x):
+        x = self.dense(self.norm(x))
+        if self.error is not None:
+            raise self.error
+        return x
+
+
+def casts():
+    """Whether MindSpore casts what is computed outside of any cell."""
+    ones = Tensor(np.ones((2, 2), np.float32))
+    return ops.matmul(ones, ones).dtype != mstype.float32
+
+
+def records():
+    """Whether MindSpore records for a gradient."""
+    return _pynative_executor.grad_flag()
+
+
+@pytest.fixture
+def in_pynative_mode():
+    with in_mode(mindspore.PYNATIVE_MODE):
+        yield
+        _pynative_executor.clear_res()
+
+
+def test_mindspore_leaves_both(in_pynative_mode):
+    # If it does not, forget_failed_calls of ms_lossscale/_mindspore.py is not needed.
+    network = Raises(TypeError("on purpose"))
+    assert not casts() and not records()
+    with pytest.raises(TypeError, match="on purpose"):
+        ops.value_and_grad(network, None, ParameterTuple(network.trainable_params()))(*batch())
+    assert casts() and records()
+
+
+def cell_of_kind(kind, error):
+    """A training cell, and its networks, of which the last raises."""
+    networks = [Raises(None), Raises(error)][-1 if kind == "scaled" else 0 :]
+    for i, network in enumerate(networks):
+        network.update_parameters_name(f"networks_{i}.")
+    optimizers = [nn.Momentum(network.trainable_params(), 0.01, 0.9) for network in networks]
+    if kind == "scaled":
+        return ScaledTrainOneStepCell(networks[0], optimizers[0], 2.0**10), networks
+    make = {"simultaneous": SimultaneousTrainOneStepCell, "alternating": AlternatingTrainOneStepCell}[kind]
+    return make(networks, optimizers, 2.0**10), networks
+
+
+@pytest.mark.parametrize("error", [TypeError("on purpose"), KeyboardInterrupt()], ids=["error", "interrupt"])
+@pytest.mark.parametrize("kind", ["scaled", *slow("simultaneous", "alternating")])
+def test_a_training_cell_leaves_nothing(in_pynative_mode, kind, error):
+    cell, networks = cell_of_kind(kind, error)
+    with pytest.raises(type(error)):
+        cell(*batch())
+    assert not casts() and not records()
+    networks[-1].layers.error = None
+    assert np.isfinite(cell(*batch())[0].asnumpy()).all()
+    assert not casts() and not records()
+
+
+def leave_casts():
+    """As a call of the user's own does, an evaluation say."""
+    network = Raises(TypeError("on purpose"))
+    with pytest.raises(TypeError, match="on purpose"):
+        network(*batch())
+    assert casts()
+
+
+def trained_cell(steps=3):
+    mindspore.set_seed(1)
+    network = Raises(None)
+    optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
+    cell = ScaledTrainOneStepCell(network, optimizer, 2.0**10, ema_decay=0.9).set_train()
+    for seed in range(steps):
+        cell(*batch(seed))
+    return cell
+
+
+def test_ema_weights_puts_the_trained_weights_back_exactly(in_pynative_mode):
+    cell = trained_cell()
+    trained = weights(cell.network)
+    with pytest.raises(TypeError, match="on purpose"), cell.ema_weights():
+        cell.network.layers.error = TypeError("on purpose")
+        cell.network(*batch())
+    np.testing.assert_equal(weights(cell.network), trained)
+
+
+def test_ema_weights_is_not_cast(in_pynative_mode):
+    cell = trained_cell()
+    trained = weights(cell.network)
+    with cell.ema_weights():
+        averages = weights(cell.network)
+    leave_casts()
+    with cell.ema_weights():
+        np.testing.assert_equal(weights(cell.network), averages)
+    np.testing.assert_equal(weights(cell.network), trained)
+
+
+@pytest.mark.slow
+def test_what_is_loaded_is_not_cast(in_pynative_mode):
+    cell = trained_cell()
+    before = state(cell)
+    cell(*batch(3))
+    loaded = {name: Tensor(value) for name, value in before.items()}
+    leave_casts()
+    cell.load_state_dict(loaded)
+    assert not changed(before, state(cell))
+
+
+@pytest.mark.slow
+def test_a_scale_that_is_set_is_not_cast(in_pynative_mode):
+    cell = trained_cell()
+    leave_casts()
+    cell.set_loss_scale(2.0**20)
+    assert cell.get_loss_scale() == 2.0**20
+
+
+def test_the_first_step_of_a_cell_is_not_cast(in_pynative_mode):
+    expected = state(trained_cell(steps=1))
+    cell = trained_cell(steps=0)
+    leave_casts()
+    cell(*batch())
+    assert not changed(expected, state(cell))
+
+
+@pytest.mark.parametrize(
+    "diagnose",
+    [
+        lambda network: profile_gradients(network, batches=[batch()]),
+        lambda network: profile_activations(network, batches=[batch()]),
+        lambda network: locate_overflow(network, batch(), loss_scale=1.0),
+    ],
+    ids=["profile_gradients", "profile_activations", "locate_overflow"],
+)
+def test_diagnosis_leaves_nothing(mode, diagnose):
+    network = Raises(TypeError("on purpose")).set_train()
+    with untouched(network), pytest.raises(RuntimeError, match="on purpose"):
+        diagnose(network)
+    assert not casts() and not records()
+
+
+class ReturnsNoLoss(Linear):
+    def construct(self, x, y):
+        return super().construct(x, y), x
+
+
+def test_graph_mode_differentiates_after_a_failed_profile():
+    """It did not: "The node adjoint is null"."""
+    with pytest.raises(RuntimeError, match="must return a Tensor, the loss"):
+        profile_gradients(ReturnsNoLoss(), batches=[batch()])
+    assert not records()
+    with in_mode(mindspore.GRAPH_MODE):
+        cell = cell_of(Linear(), Answers([1]), steps=2)
+        assert [bool(cell(*batch())[1]) for _ in range(2)] == [True, True]

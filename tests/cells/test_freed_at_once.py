@@ -1,0 +1,109 @@
+"""
+A training cell and its memory are freed with the last reference to it. If the garbage collector freed it later, as one
+that refers to itself, MindSpore would forget the graphs of other cells with the same inputs in the middle of their use
+and compile them again.
+"""
+
+import gc
+import weakref
+
+import pytest
+from conftest import slow
+from mindspore import Tensor, nn, ops
+
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    DynamicLossScale,
+    ManualStep,
+    ScaledTrainOneStepCell,
+    SimultaneousTrainOneStepCell,
+)
+
+
+class Loss(nn.Cell):
+    def __init__(self, name):
+        super().__init__(auto_prefix=False)
+        self.net = nn.Dense(4, 1)
+        self.net.update_parameters_name(name)
+
+    def construct(self, x):
+        return ops.square(self.net(x)).mean()
+
+
+def scaled():
+    network = Loss("net.")
+    optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
+    return ScaledTrainOneStepCell(
+        network, optimizer, DynamicLossScale(), gradient_accumulation_steps=2, clip_norm=1.0, ema_decay=0.9
+    )
+
+
+def with_retries():
+    network = Loss("net.")
+    optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
+    return ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(), max_retries=1)
+
+
+def several(make, *loss_scales):
+    networks = [Loss("a."), Loss("b.")]
+    optimizers = [nn.Momentum(its.trainable_params(), 0.01, 0.9) for its in networks]
+    return make(networks, optimizers, list(loss_scales) or DynamicLossScale())
+
+
+def simultaneous():
+    return several(SimultaneousTrainOneStepCell, DynamicLossScale(), DynamicLossScale())
+
+
+def alternating():
+    return several(AlternatingTrainOneStepCell)
+
+
+def manual(steps=2):
+    network = Loss("net.")
+    optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
+    return ManualStep(
+        network, optimizer, DynamicLossScale(), gradient_accumulation_steps=steps, clip_norm=1.0, ema_decay=0.9
+    )
+
+
+@pytest.fixture
+def no_garbage_collection():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("make", [scaled, *slow(with_retries, simultaneous, alternating)])
+def test_a_training_cell_is_freed_at_once(make, mode, no_garbage_collection):
+    cell, x = make(), Tensor([[1.0, 2.0, 3.0, 4.0]])
+    cell.set_train()
+    cell.find_loss_scale(x)
+    cell(x)
+    cell.flush()
+    cell.load_state_dict(cell.parameters_dict())
+    if make is scaled:
+        with cell.ema_weights():
+            pass
+    freed = weakref.ref(cell)
+    del cell
+    assert freed() is None
+
+
+@pytest.mark.parametrize("steps", [1, *slow(2)])
+def test_a_manual_step_is_freed_at_once(mode, steps, no_garbage_collection):
+    step, x = manual(steps), Tensor([[1.0, 2.0, 3.0, 4.0]])
+    step.set_train()
+    for _ in range(3):
+        step.begin(x)
+        step.scale(x)
+        step.end(tuple(map(ops.ones_like, step.parameters)))
+    step.flush()
+    step.begin(x)
+    step.begin(x)
+    step.load_state_dict(step.parameters_dict())
+    with step.ema_weights():
+        pass
+    freed = weakref.ref(step)
+    del step
+    assert freed() is None

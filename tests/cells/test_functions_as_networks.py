@@ -1,0 +1,321 @@
+"""A function as a network trains, is saved and is restored as the Cell that computes the same."""
+
+import functools
+import warnings
+
+import mindspore
+import numpy as np
+import pytest
+from conftest import quick_in_pynative_mode, slow
+from mindspore import Model, Parameter, Tensor, dataset, nn, ops
+from support.manual_training import BATCH, FEATURES, Regression, adam, batch, batches, regression, train_step_of
+from support.training import changed, restore, state
+
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    DynamicLossScale,
+    ManualStep,
+    ScaledTrainOneStepCell,
+    SimultaneousTrainOneStepCell,
+)
+
+GLOBAL = None
+
+
+def dynamic():
+    return DynamicLossScale(2.0**10, scale_window=3)
+
+
+def closure(network):
+    def forward(x, y):
+        return network(x, y)
+
+    return forward
+
+
+def of_a_global(x, y):
+    return GLOBAL(x, y)
+
+
+def use_a_global(network):
+    global GLOBAL
+    GLOBAL = network
+    return of_a_global
+
+
+class Trainer:
+    """Of no Cell."""
+
+    def __init__(self, network):
+        self.network = network
+
+    def forward(self, x, y):
+        return self.network(x, y)
+
+
+class TrainerCell(nn.Cell):
+    def __init__(self, network):
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def forward(self, x, y):
+        return self.network(x, y)
+
+
+def bound(network, x, y):
+    return network(x, y)
+
+
+def of_a_lambda(network):
+    return lambda x, y: network(x, y)
+
+
+def default_argument(network):
+    def forward(x, y, its=network):
+        return its(x, y)
+
+    return forward
+
+
+FUNCTIONS = {
+    "closure": closure,
+    "global": use_a_global,
+    "method": lambda network: Trainer(network).forward,
+    "method_of_a_cell": lambda network: TrainerCell(network).forward,
+    "partial": lambda network: functools.partial(bound, network),
+    "lambda": of_a_lambda,
+    "default_argument": default_argument,
+}
+CELLS = ["scaled", "simultaneous", "alternating", "manual"]
+
+
+def trained(kind, networks, loss_of=lambda network: network):
+    """Trains, with an overflow. Returns the cell, and all that was shown."""
+    functions = [loss_of(network) for network in networks]
+    optimizers = [adam(network) for network in networks]
+    if kind == "scaled":
+        cell = ScaledTrainOneStepCell(functions[0], optimizers[0], dynamic())
+    elif kind == "simultaneous":
+        cell = SimultaneousTrainOneStepCell(functions, optimizers, dynamic())
+    elif kind == "alternating":
+        cell = AlternatingTrainOneStepCell(functions, optimizers, dynamic())
+    else:
+        cell = ManualStep(functions, optimizers, dynamic())
+    cell.set_train()
+    call = train_step_of(cell, functions) if kind == "manual" else cell
+    shown = []
+    for data in batches("..x."):
+        loss, overflow, *_ = call(*data)
+        loss = loss if kind == "manual" else [loss]
+        shown.append(np.hstack([each.asnumpy().ravel() for each in (*loss, overflow)]))
+    return cell, shown
+
+
+@functools.lru_cache
+def _expected(kind, count, mode):
+    cell, shown = trained(kind, [regression(i, f"network_{i}.") for i in range(count)])
+    return state(cell), shown, cell.forward_state_names()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("closure", "scaled"),
+        *slow(*((name, kind) for name in FUNCTIONS for kind in CELLS if (name, kind) != ("closure", "scaled"))),
+    ],
+)
+def test_the_same_bits_as_the_cell(mode, name, kind):
+    count = 1 if kind == "scaled" else 2
+    # A name of a module can have one network only.
+    if name == "global" and count == 2:
+        pytest.skip("one global, two networks")
+    if mode == "graph" and name == "default_argument":
+        with pytest.raises(ValueError, match=r"'default_argument.*forward', has the default 'network', a Cell"):
+            trained(kind, [regression(i, f"network_{i}.") for i in range(count)], FUNCTIONS[name])
+        return
+    if mode == "graph" and (name, kind) == ("partial", "manual"):
+        with pytest.raises(ValueError, match=r"'networks\[0\]' is a functools.partial that binds a Cell"):
+            trained(kind, [regression(i, f"network_{i}.") for i in range(count)], FUNCTIONS[name])
+        return
+    expected, shown, forward_state = _expected(kind, count, mode)
+    networks = [regression(i, f"network_{i}.") for i in range(count)]
+    cell, its_shown = trained(kind, networks, FUNCTIONS[name])
+    np.testing.assert_array_equal(its_shown, shown)
+    # The names, too: those of the weights are their own.
+    assert not changed(expected, state(cell))
+    assert cell.forward_state_names() == forward_state
+    assert any("moving_mean" in its for its in forward_state)
+    assert all(its.training for network in networks for _, its in network.cells_and_names())
+    cell.set_train(False)
+    assert not any(its.training for network in networks for _, its in network.cells_and_names())
+    loaded = {key: Tensor(value) for key, value in expected.items()}
+    assert cell.load_state_dict(loaded) == ([], [])
+
+
+@pytest.mark.parametrize("kind", ["simultaneous", *slow("alternating", "manual")])
+def test_functions_beside_cells(mode, kind):
+    expected, shown, _ = _expected(kind, 2, mode)
+    networks = [regression(i, f"network_{i}.") for i in range(2)]
+    cell, its_shown = trained(kind, networks, lambda its: closure(its) if its is networks[1] else its)
+    np.testing.assert_array_equal(its_shown, shown)
+    assert not changed(expected, state(cell))
+
+
+@pytest.mark.slow
+def test_one_function_with_all_losses(mode):
+    networks = [regression(i, f"network_{i}.") for i in range(2)]
+
+    def losses(x, y):
+        return networks[0](x, y), networks[1](x, y)
+
+    cell = SimultaneousTrainOneStepCell(losses, [adam(each) for each in networks], dynamic()).set_train()
+    expected, _, _ = _expected("simultaneous", 2, mode)
+    for data in batches("..x."):
+        cell(*data)
+    assert not changed(expected, state(cell))
+
+
+@pytest.mark.parametrize("steps", slow(1, 2))
+def test_in_model(mode, steps):
+    rows = [batch(seed) for seed in range(4)]
+    x, y = (np.concatenate([row[i].asnumpy() for row in rows]) for i in range(2))
+
+    def trained_in_model(loss_of):
+        network = regression()
+        cell = ScaledTrainOneStepCell(
+            loss_of(network), adam(network), dynamic(), gradient_accumulation_steps=steps, clip_norm=1.0
+        )
+        data = dataset.NumpySlicesDataset((x, y), shuffle=False).batch(BATCH)
+        Model(cell).train(2, data, dataset_sink_mode=False)
+        return state(cell)
+
+    before = state(regression())
+    after = trained_in_model(closure)
+    assert not changed(trained_in_model(lambda network: network), after)
+    assert changed(before, {name: after[name] for name in before}) == set(before)
+
+
+@pytest.mark.slow
+def test_a_parameter_that_is_in_no_cell(mode):
+    weight = Parameter(Tensor(np.ones((FEATURES, 1), np.float32)), name="weight")
+
+    def forward(x, y):
+        return ops.square(ops.matmul(x, weight) - y).mean()
+
+    cell = ScaledTrainOneStepCell(forward, nn.SGD([weight], 0.1), dynamic()).set_train()
+    assert "weight" in cell.parameters_dict()
+    x, y = batch(0)
+    before = weight.asnumpy().astype(np.float64)
+    cell(x, y)
+    x, y = x.asnumpy().astype(np.float64), y.asnumpy()
+    # One step in float32, with a sum of BATCH products.
+    expected = before - 0.1 * 2 / BATCH * x.T @ (x @ before - y)
+    np.testing.assert_allclose(weight.asnumpy(), expected, rtol=1e-6)
+
+
+IN_MODULE = Regression()
+
+
+def default_that_is_a_global(x, y, its=IN_MODULE):
+    return its(x, y)
+
+
+@pytest.mark.slow
+def test_a_default_that_graph_mode_can_look_up(mode):
+    restore(IN_MODULE, state(regression()))
+    cell, shown = trained("scaled", [IN_MODULE], lambda _: default_that_is_a_global)
+    expected, its_shown = trained("scaled", [regression()])
+    np.testing.assert_array_equal(its_shown, shown)
+    assert not changed(state(expected), state(cell))
+
+
+def unreached(x, y):
+    return ops.square(x - y).mean()
+
+
+def make(kind, network, optimizer):
+    if kind == "scaled":
+        return ScaledTrainOneStepCell(network, optimizer)
+    if kind == "manual":
+        return ManualStep(network, optimizer)
+    cell_class = SimultaneousTrainOneStepCell if kind == "simultaneous" else AlternatingTrainOneStepCell
+    return cell_class([network], [optimizer])
+
+
+@pytest.mark.parametrize("kind", CELLS)
+class TestErrors:
+    def test_a_function_that_reaches_none_of_the_weights(self, kind):
+        with pytest.raises(ValueError, match=r"network_0\.0\.weight.* belong to none of .* A function \(unreached\)"):
+            make(kind, unreached, adam(regression(prefix="network_0.")))
+
+    def test_what_is_no_function(self, kind):
+        network = regression()
+        for value in (Regression, {}, "network", None, len, Tensor(1.0)):
+            with pytest.raises(TypeError, match=r"'networks?(\[0\])?' must be a Cell or a function that returns the"):
+                make(kind, value, adam(network))
+
+
+@quick_in_pynative_mode
+def test_a_function_is_called_by_its_own_name(mode):
+    network = regression()
+    cell = ScaledTrainOneStepCell(Trainer(network).forward, adam(network)).set_train()
+    with pytest.raises(TypeError, match=r"'Trainer\.forward' takes 2 inputs \(x, y\), but the cell was called with 1"):
+        cell(batch(0)[0])
+    pair = [regression(i, f"network_{i}.") for i in range(2)]
+    cell = SimultaneousTrainOneStepCell([pair[0], closure(pair[1])], [adam(each) for each in pair]).set_train()
+    with pytest.raises(TypeError, match=r"network 0, 'Regression', takes 2 inputs"):
+        cell(*batch(0), *batch(1))
+    cell = SimultaneousTrainOneStepCell([closure(pair[1]), pair[0]], [adam(each) for each in pair[::-1]]).set_train()
+    with pytest.raises(TypeError, match=r"network 0, 'closure\.<locals>\.forward', takes 2 inputs"):
+        cell(*batch(0), *batch(1))
+
+
+@quick_in_pynative_mode
+def test_a_network_in_evaluation_mode_is_named(mode):
+    network = regression()
+    cell = ScaledTrainOneStepCell(closure(network), adam(network))
+    with pytest.warns(UserWarning, match=r"all cells of the network are in evaluation mode.*BatchNorm1d") as warned:
+        cell(*batch(0))
+    assert not [each for each in warned if "FunctionNetwork" in str(each.message)]
+
+
+@quick_in_pynative_mode
+def test_an_eager_step_names_it_once(mode):
+    network = regression()
+    train_step = train_step_of(ManualStep(network, adam(network), dynamic()), [network])
+    with pytest.warns(UserWarning, match="'ManualStep', all cells of the network are in evaluation mode") as warned:
+        for _ in range(2):
+            train_step(*batch(0))
+    assert len(warned) == 1
+
+
+STEP = None
+
+
+def forward_of_a_global_step(x, y):
+    loss = GLOBAL(x, y)
+    return STEP.scale(loss), loss
+
+
+@pytest.mark.parametrize("steps", [1, *slow(2)])
+def test_the_step_itself_is_no_state_of_its_forward(mode, steps):
+    """Neither at construction nor when the second and the fifth call look for state that has appeared."""
+    global GLOBAL, STEP
+    GLOBAL, STEP = regression(), None
+    STEP = ManualStep(
+        forward_of_a_global_step, adam(GLOBAL), dynamic(), ema_decay=0.9, gradient_accumulation_steps=steps
+    ).set_train()
+    names = ["1.moving_mean", "1.moving_variance"]
+    assert STEP.forward_state_names() == names
+    grad = mindspore.value_and_grad(forward_of_a_global_step, None, STEP.parameters, has_aux=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        for seed in range(6 * steps):
+            _, grads = grad(*STEP.begin(*batch(seed, overflows=seed == 2)))
+            STEP.end(grads)
+            assert STEP.forward_state_names() == names
+    assert STEP.counters() == {
+        "applied_steps": 5,
+        "skipped_steps": 1,
+        "consecutive_skipped_steps": 0,
+    }

@@ -1,0 +1,189 @@
+"""A ManualStep takes the gradients that a `.backward()` has left in the weights, and clears them there."""
+
+import numpy as np
+import pytest
+from conftest import slow
+from mindspore import Parameter, Tensor, _c_expression, nn, ops
+from mindspore.experimental import optim
+from mindspore.ops.composite.base import _pynative_executor
+from support.manual_training import adam, batch, batches, manual, regression, train_step_of, training_cell
+from support.networks import Linear
+from support.networks import batch as linear_batch
+from support.training import changed, state
+from test_manual_step import CYCLE, Halve, dynamic
+
+from ms_lossscale import ManualStep
+
+pytestmark = [
+    pytest.mark.parametrize("mode", ["pynative"], indirect=True),
+    pytest.mark.skipif(not hasattr(_c_expression, "run_backward"), reason="this MindSpore has no such machinery"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _stop_recording(mode):
+    yield
+    _pynative_executor.set_grad_flag(False)
+    _pynative_executor.clear_res()
+
+
+def record():
+    """Makes MindSpore record what follows, as it always does from the version on that has `Tensor.backward`."""
+    _pynative_executor.set_grad_flag(True)
+
+
+def backward(loss):
+    """
+    What `loss.backward()` is to do. MindSpore 2.10 has no such method, but the machinery that is under it, which leaves
+    the gradients in `._grad` of each weight.
+    """
+    _c_expression.run_backward((loss,), None, None, False, None, allow_unreachable=True, accumulate_grad=True)
+
+
+def train_step_by_backward(step, networks):
+    def train_step(x, y):
+        x, y = step.begin(x, y)
+        record()
+        losses = [network(x, y) for network in networks]
+        for i, loss in enumerate(losses):
+            backward(step.scale(loss, i))
+        return losses, step.end()
+
+    return train_step
+
+
+def held(step):
+    """Returns what the weights hold."""
+    several = isinstance(step.parameters[0], tuple)
+    return [weight._grad for its in (step.parameters if several else [step.parameters]) for weight in its]
+
+
+@pytest.mark.parametrize(
+    ("count", "keywords"),
+    [
+        (1, dict),
+        *slow(
+            (1, lambda: CYCLE),
+            # Its end is not compiled.
+            (1, lambda: {"gradient_transforms": [Halve()]}),
+            (2, lambda: {"clip_norm": 0.5}),
+        ),
+    ],
+)
+def test_the_same_bits_as_a_training_cell(mode, count, keywords):
+    cell = training_cell(dynamic(), count, **keywords())
+    step, networks, _ = manual(dynamic(), count=count, **keywords())
+    train_step = train_step_by_backward(step, networks)
+    for data in batches("...x...."):
+        expected = cell(*data)
+        losses, overflow = train_step(*data)
+        assert bool(overflow) == bool(expected[1])
+        np.testing.assert_array_equal(sum(losses).asnumpy(), expected[0].asnumpy())
+        assert held(step) == [None] * len(held(step))
+        assert not changed(state(cell), state(step))
+    assert cell.counters()["skipped_steps"] == 1
+
+
+@pytest.mark.parametrize("make", [optim.Adam, *slow(optim.SGD, nn.Momentum)])
+def test_what_updates_the_weights_is_not_recorded(mode, make):
+    """Some optimizers run in Python; were they recorded, a weight would be a result, which holds no gradient."""
+    keywords = {"momentum": 0.9} if make is nn.Momentum else {}
+
+    def trained(make_train_step):
+        network = regression()
+        step = ManualStep(network, make(network.trainable_params(), 0.01, **keywords), dynamic()).set_train()
+        train_step = make_train_step(step, [network])
+        for seed in range(4):
+            assert not bool(train_step(*batch(seed))[1])
+        return state(step)
+
+    assert not changed(trained(train_step_of), trained(train_step_by_backward))
+
+
+def test_several_backwards_add_up(mode):
+    network = Linear()
+    step = ManualStep(network, nn.SGD([network.weight], 0.1), 2.0**4)
+    before, wanted = network.weight.asnumpy().astype(np.float64), 0.0
+    data = [linear_batch(seed) for seed in range(3)]
+    step.begin()
+    record()
+    for x, y in data:
+        backward(step.scale(network(x, y)))
+        x, y = x.asnumpy().astype(np.float64), y.asnumpy()
+        wanted = wanted + 2 / len(x) * x.T @ (x @ before - y)
+    assert not bool(step.end())
+    # Three gradients, added up and scaled in float32.
+    np.testing.assert_allclose(network.weight.asnumpy(), before - 0.1 * wanted, rtol=1e-6)
+
+
+class TwoWeights(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.used = Parameter(Tensor([1.0, 2.0]), name="used")
+        self.unused = Parameter(Tensor([[3.0]]), name="unused")
+
+    def construct(self, x):
+        return (self.used * x).sum()
+
+
+def test_a_weight_without_a_gradient_has_one_of_zeros(mode):
+    """An optimizer with momentum moves it on, as where MindSpore gives the zeros."""
+    network = TwoWeights()
+    optimizer = nn.Momentum(network.trainable_params(), 0.5, 0.5, weight_decay=0.25)
+    step = ManualStep(network, optimizer, 2.0**4)
+    used, unused, moments = np.array([1.0, 2.0]), 3.0, [0.0, 0.0]
+    for x in (1.0, 2.0):
+        step.begin()
+        record()
+        backward(step.scale(network(Tensor(x))))
+        assert network.unused._grad is None
+        assert not bool(step.end())
+        moments = [0.5 * moments[0] + x + 0.25 * used, 0.5 * moments[1] + 0.25 * unused]
+        used, unused = used - 0.5 * moments[0], unused - 0.5 * moments[1]
+        # Sums of a few powers of two: float32 has them exactly.
+        np.testing.assert_array_equal(network.used.asnumpy(), used)
+        np.testing.assert_array_equal(network.unused.asnumpy(), [[unused]])
+
+
+def test_none_has_a_gradient(mode):
+    step, networks, _ = manual(dynamic())
+    train_step = train_step_by_backward(step, networks)
+    train_step(*batch(0))
+    x, y = step.begin(*batch(1))
+    networks[0](x, y)
+    before = state(step)
+    with pytest.raises(
+        RuntimeError, match=r"'ManualStep', 'end\(\)' without gradients.* there are none.* end\(grads\)"
+    ):
+        step.end()
+    assert not changed(before, state(step))
+    assert not bool(train_step(*batch(1))[1])
+
+
+def test_what_a_step_that_was_given_up_has_left_does_not_count(mode):
+    step, networks, _ = manual(dynamic())
+    expected, its_networks, _ = manual(dynamic())
+    train_step = train_step_by_backward(step, networks)
+    x, y = step.begin(*batch(5))
+    record()
+    backward(step.scale(networks[0](x, y)))
+    assert held(step)[0] is not None
+    train_step(*batch(0))
+    train_step_by_backward(expected, its_networks)(*batch(0))
+    assert not changed(state(expected), state(step))
+
+
+def test_gradients_that_are_passed_win(mode):
+    """And those in the weights stay: they may be another step's."""
+    network = regression()
+    step = ManualStep(network, adam(network), dynamic()).set_train()
+    train_step = train_step_of(step, [network])
+    for weight in step.parameters:
+        weight._grad = ops.ones_like(weight)
+    train_step(*batch(0))
+    expected, _, its_train_step = manual(dynamic())
+    its_train_step(*batch(0))
+    np.testing.assert_array_equal(*(each.parameters[0].asnumpy() for each in (expected, step)))
+    for weight in step.parameters:
+        assert weight._grad is not None
+        weight._grad = None

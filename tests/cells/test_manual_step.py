@@ -1,0 +1,236 @@
+"""A ManualStep does, bit for bit, what a training cell does, and shows as much of it."""
+
+import inspect
+
+import numpy as np
+import pytest
+from conftest import quick_in_pynative_mode, slow
+from mindspore import Parameter, ParameterTuple, Tensor, nn
+from support.manual_training import HOWS, adam, batch, batches, manual, regression, train_step_of, training_cell
+from support.training import bookkeeping, changed, state
+
+from ms_lossscale import DynamicLossScale, FixedLossScale, ManualStep
+
+WITH_OVERFLOW, CLEAN = "...x.....", "....."
+
+
+class Halve(nn.Cell):
+    """A gradient transform that counts its calls, which a skipped step undoes."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = Parameter(Tensor(0.0), name="calls", requires_grad=False)
+
+    def construct(self, grads):
+        self.calls += 1.0
+        halves = ()
+        for grad in grads:
+            halves += (0.5 * grad,)
+        return halves
+
+
+def dynamic():
+    return DynamicLossScale(2.0**10, scale_window=3)
+
+
+CYCLE = {"gradient_accumulation_steps": 2, "clip_norm": 0.5, "ema_decay": 0.9}
+# The loss scale, the number of networks, the batches, and the keywords.
+CONFIGURATIONS = {
+    "plain": (dynamic, 1, WITH_OVERFLOW, dict),
+    "cycle": (dynamic, 1, WITH_OVERFLOW, lambda: CYCLE),
+    "clip_value": (dynamic, 1, WITH_OVERFLOW, lambda: {"clip_value": 0.01}),
+    "transforms": (dynamic, 1, WITH_OVERFLOW, lambda: {"gradient_transforms": [Halve()]}),
+    "two_optimizers": (dynamic, 2, WITH_OVERFLOW, lambda: {"clip_norm": [0.5, None]}),
+    "two_scales": (lambda: [dynamic(), DynamicLossScale(2.0**8, scale_window=2)], 2, WITH_OVERFLOW, dict),
+    "two_in_a_cycle": (lambda: [dynamic(), dynamic()], 2, WITH_OVERFLOW, lambda: CYCLE),
+    "unscaled": (lambda: None, 1, CLEAN, dict),
+    "unchecked": (lambda: FixedLossScale(2.0**10, drop_overflow_update=False), 1, CLEAN, dict),
+    "number": (lambda: 2.0**10, 1, WITH_OVERFLOW, dict),
+}
+
+
+def check_the_same(step, cell):
+    assert not changed(state(cell), state(step))
+    assert step.counters() == cell.counters()
+    assert step.get_loss_scale() == cell.get_loss_scale()
+    assert step.forward_state_names() == cell.forward_state_names()
+    assert step.overflowed_parameters() == cell.overflowed_parameters()
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("name", ["cycle", *slow(*(each for each in CONFIGURATIONS if each != "cycle"))])
+def test_the_same_bits_as_a_training_cell(mode, name, how):
+    make_scale, count, plan, make_keywords = CONFIGURATIONS[name]
+    cell = training_cell(make_scale(), count, **make_keywords())
+    step, _, train_step = manual(make_scale(), how, count, **make_keywords())
+    check_the_same(step, cell)
+    for data in batches(plan):
+        loss, overflow, _, *losses = cell(*data)
+        its_losses, its_overflow = train_step(*data)
+        assert its_overflow.shape == () and bool(its_overflow) == bool(overflow)
+        expected = losses[0].asnumpy() if losses else [loss.asnumpy()]
+        np.testing.assert_array_equal([each.asnumpy() for each in its_losses], expected)
+        check_the_same(step, cell)
+    skipped = cell.counters()["skipped_steps"]
+    assert skipped == ("x" in plan)
+    step.flush()
+    cell.flush()
+    check_the_same(step, cell)
+    if name == "cycle":
+        # The last cycle had one call.
+        assert cell.counters() == {"applied_steps": 4, "skipped_steps": 1, "consecutive_skipped_steps": 0}
+        assert step.grad_norm() == cell.grad_norm()
+        averages = {key: average.asnumpy() for key, average in step.ema_parameters().items()}
+        assert not changed({key: average.asnumpy() for key, average in cell.ema_parameters().items()}, averages)
+
+
+@pytest.mark.parametrize("how", [*slow(*HOWS)])
+def test_a_skipped_step_changes_only_the_scale_and_the_counters(mode, how):
+    step, _, train_step = manual(dynamic(), how, ema_decay=0.9)
+    train_step(*batch(0))
+    before = state(step)
+    assert bool(train_step(*batch(1, overflows=True))[1])
+    after = state(step)
+    names = changed(before, after)
+    assert names and names == bookkeeping(names)
+    assert not bool(train_step(*batch(1))[1])
+    assert {"network_0.1.moving_mean", "network_0.0.weight"} <= changed(after, state(step))
+
+
+@pytest.mark.parametrize("how", [HOWS[0], *slow(HOWS[1])])
+def test_it_resumes_within_a_cycle(mode, how):
+    data = batches(".....x...")
+    step, _, train_step = manual(dynamic(), how, **CYCLE)
+    for each in data[:5]:
+        train_step(*each)
+    saved = state(step)
+    expected = [train_step(*each) for each in data[5:]]
+    step.flush()
+
+    again, _, train_step = manual(DynamicLossScale(2.0, scale_window=3), how, **CYCLE)
+    train_step(*data[8])
+    assert again.load_state_dict({name: Tensor(value) for name, value in saved.items()}) == ([], [])
+    assert not changed(saved, state(again))
+    for each, ((wanted,), overflow) in zip(data[5:], expected):
+        (loss,), its_overflow = train_step(*each)
+        np.testing.assert_array_equal(loss.asnumpy(), wanted.asnumpy())
+        assert bool(its_overflow) == bool(overflow)
+    again.flush()
+    assert not changed(state(step), state(again))
+    assert again.counters() == {"applied_steps": 4, "skipped_steps": 1, "consecutive_skipped_steps": 0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", HOWS)
+def test_its_checkpoint_is_that_of_a_training_cell(mode, how):
+    cell = training_cell(dynamic(), **CYCLE)
+    data = batches("...x.....")
+    for each in data[:5]:
+        cell(*each)
+    step, _, train_step = manual(dynamic(), how, **CYCLE)
+    assert step.load_state_dict(cell.parameters_dict()) == ([], [])
+    for each in data[5:]:
+        cell(*each)
+        train_step(*each)
+    check_the_same(step, cell)
+
+
+@quick_in_pynative_mode
+def test_what_users_read_and_set(mode):
+    step, (network,), train_step = manual(dynamic(), clip_norm=0.5, ema_decay=0.9)
+    assert isinstance(step.parameters, ParameterTuple)
+    assert list(map(id, step.parameters)) == list(map(id, network.trainable_params()))
+    assert step.forward_state_names() == ["network_0.1.moving_mean", "network_0.1.moving_variance"]
+    assert step.steps_made() == 0
+    train_step(*batch(0))
+    assert 0 < step.grad_norm() < np.inf
+    norm = step.grad_norm()
+    assert step.overflowed_parameters() == []
+    train_step(*batch(1, overflows=True))
+    assert not np.isfinite(step.grad_norm()) and norm != step.grad_norm()
+    assert "network_0.0.weight" in step.overflowed_parameters()
+    assert step.counters() == {"applied_steps": 1, "skipped_steps": 1, "consecutive_skipped_steps": 1}
+    assert step.steps_made() == 2
+    assert step.get_loss_scale() == step.loss_scale.get_loss_scale() == 2.0**9
+    assert (step.scale_sense.asnumpy(), step.scale_sense.shape) == (2.0**9, ())
+    step.set_loss_scale(2.0**12)
+    assert step.get_loss_scale() == 2.0**12
+    seen = []
+
+    def forward(x, y):
+        loss = network(x, y)
+        seen.append((step.scale(loss), loss))
+        return seen[-1]
+
+    step.begin(*batch(2))
+    scaled, loss = forward(*batch(2))
+    assert float(scaled) == 2.0**12 * float(loss)
+    step.end(tuple(map(zeros_like, step.parameters)))
+    trained, averaged = state(network), step.ema_parameters()
+    assert list(averaged) == [each.name for each in step.parameters]
+    with step.ema_weights():
+        for name, average in averaged.items():
+            np.testing.assert_array_equal(state(network)[name], average.asnumpy())
+    assert not changed(trained, state(network))
+    assert step.step_counters.as_dict() == step.counters()
+
+
+def zeros_like(weight):
+    return Tensor(np.zeros(weight.shape, np.float32))
+
+
+@quick_in_pynative_mode
+def test_what_users_read_of_two(mode):
+    step, networks, train_step = manual([dynamic(), 2.0**8], count=2, clip_norm=[None, 1.0])
+    assert [list(map(id, each)) for each in step.parameters] == [
+        list(map(id, each.trainable_params())) for each in networks
+    ]
+    assert all(isinstance(each, ParameterTuple) for each in step.parameters)
+    train_step(*batch(0))
+    first, second = step.grad_norm()
+    assert first is None and second > 0
+    assert step.get_loss_scale() == [2.0**10, 2.0**8]
+    assert step.scale_sense.asnumpy().tolist() == [2.0**10, 2.0**8]
+    step.set_loss_scale([2.0**9, 2.0**7])
+    step.begin(*batch(1))
+    assert [float(step.scale(Tensor(1.0), i)) for i in range(2)] == [2.0**9, 2.0**7]
+    assert [each.get_loss_scale() for each in step.loss_scale] == [2.0**9, 2.0**7]
+
+
+@quick_in_pynative_mode
+def test_one_input_comes_back_as_it_is_and_several_as_a_tuple(mode):
+    step, *_ = manual(dynamic())
+    x, y = batch(0)
+    np.testing.assert_array_equal(step.begin(x).asnumpy(), x.asnumpy())
+    assert isinstance(step.begin(x, y), tuple)
+    np.testing.assert_array_equal(step.begin(x, y)[1].asnumpy(), y.asnumpy())
+    assert step.begin() == ()
+
+
+@quick_in_pynative_mode
+def test_an_optimizer_in_a_list_makes_lists(mode):
+    """As in the cells for several networks."""
+    network = regression()
+    step = ManualStep([network], [adam(network)], dynamic(), clip_norm=1.0)
+    assert len(step.parameters) == 1 and isinstance(step.parameters[0], ParameterTuple)
+    train_step_of(step, [network])(*batch(0))
+    assert isinstance(step.grad_norm(), list)
+
+
+@quick_in_pynative_mode
+def test_what_it_was_built_from_cannot_be_assigned(mode):
+    step, *_ = manual(dynamic())
+    names = {*inspect.signature(ManualStep).parameters, "optimizer", "parameters", "begin", "end", "grad_reducer"}
+    assert {"networks", "optimizers", "loss_scale", "clip_norm", "gradients_reduced", "scale_sense"} < {
+        *names,
+        "scale_sense",
+    }
+    before = list(step.parameters_dict())
+    for name in names:
+        for value in (2, None, [Tensor(2.0)]):
+            with pytest.raises(AttributeError, match=f"For 'ManualStep', '{name}' is fixed.* Construct a new cell"):
+                setattr(step, name, value)
+    with pytest.raises(AttributeError):
+        step.scale_sense = 2.0
+    assert list(step.parameters_dict()) == before
+    assert step.set_train().training and not step.set_train(False).training

@@ -1,0 +1,138 @@
+"""A training cell in mindspore.Model: callbacks, data sinking, evaluation."""
+
+import re
+
+import mindspore
+import numpy as np
+import pytest
+from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
+from mindspore import Model, nn
+from mindspore.dataset import GeneratorDataset
+from mindspore.train import Callback, CheckpointConfig, LossMonitor, ModelCheckpoint, TimeMonitor
+from support.networks import BATCH, FEATURES, Linear, batch
+from support.training import assert_equal_weights, changed, same_bits, state
+
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
+
+STEPS = 6
+
+
+def dataset():
+    """Six batches of a linear problem."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(STEPS * BATCH, FEATURES)).astype(np.float32)
+    y = x @ np.float32([[100.0], [-200.0], [300.0]])
+    return GeneratorDataset(list(zip(x, y)), ["x", "y"], shuffle=False).batch(BATCH)
+
+
+def too_large_a_scale():
+    """
+    One overflow, then clean steps at 2**26. At 2**126 the gradients, of the order of 100, are infinite and the loss is
+    not: LossMonitor takes an infinite loss for the end of the training.
+    """
+    return DynamicLossScale(2.0**126, backoff_factor=2.0**-100, max_loss_scale=2.0**126)
+
+
+def scaled_cell(network, loss_scale):
+    return ScaledTrainOneStepCell(network, nn.Momentum(network.trainable_params(), 0.05, 0.9), loss_scale)
+
+
+class Record(Callback):
+    """Keeps what each step gave."""
+
+    def __init__(self):
+        super().__init__()
+        self.outputs = []
+
+    def step_end(self, run_context):
+        self.outputs.append(run_context.original_args().net_outputs)
+
+
+@quick_in_graph_mode
+@pytest.mark.parametrize("sink", [*slow(True), False], ids=["sink", "no_sink"])
+def test_trains_with_the_stock_callbacks(mode, sink, tmp_path, capsys):
+    network, expected = Linear(), Linear()
+    cell = scaled_cell(network, too_large_a_scale())
+    record = Record()
+    checkpoints = ModelCheckpoint(
+        prefix="cell", directory=str(tmp_path), config=CheckpointConfig(save_checkpoint_steps=STEPS)
+    )
+    callbacks = [LossMonitor(), TimeMonitor(), checkpoints, record]
+    Model(cell).train(2, dataset(), callbacks=callbacks, dataset_sink_mode=sink)
+
+    assert cell.counters() == {"applied_steps": 2 * STEPS - 1, "skipped_steps": 1, "consecutive_skipped_steps": 0}
+    assert cell.get_loss_scale() == 2.0**26
+    # The oracle: the unscaled stock cell on all batches but the first.
+    stock_cell = nn.TrainOneStepCell(expected, nn.Momentum(expected.trainable_params(), 0.05, 0.9)).set_train()
+    batches = [batch for _ in range(2) for batch in dataset().create_tuple_iterator()]
+    losses = [float(stock_cell(*batch)) for batch in batches[1:]]
+    assert_equal_weights(network, expected)
+    if not sink:  # When data is sunk, a callback sees the epoch's last step only.
+        assert [bool(overflow) for _, overflow, _ in record.outputs] == [True] + [False] * (2 * STEPS - 1)
+        assert [float(loss) for loss, _, _ in record.outputs[1:]] == losses
+    # Unscaled; LossMonitor prints all digits of a float32.
+    printed = np.float32(re.findall(r"loss is (\S+)", capsys.readouterr().out))
+    if sink:
+        assert printed[-1] == np.float32(losses[-1])
+    else:
+        np.testing.assert_array_equal(printed[1:], np.float32(losses))
+
+    # What ModelCheckpoint wrote last is all that the cell holds.
+    newest = max(tmp_path.glob("cell*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
+    saved = mindspore.load_checkpoint(str(newest))
+    for name, value in state(cell).items():
+        assert same_bits(saved[name].asnumpy(), value), name
+
+
+class Prediction(nn.Cell):
+    def __init__(self, network):
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, x):
+        return mindspore.ops.matmul(x, self.network.weight)
+
+
+@quick_in_graph_mode
+def test_evaluates_with_an_eval_network(mode):
+    network = Linear()
+    eval_network = nn.WithEvalCell(Prediction(network), nn.MSELoss())
+    model = Model(
+        scaled_cell(network, DynamicLossScale()),
+        eval_network=eval_network,
+        metrics={"loss": nn.Loss(), "mae": nn.MAE()},
+        eval_indexes=[0, 1, 2],
+    )
+    before = model.eval(dataset(), dataset_sink_mode=False)
+    model.train(5, dataset(), dataset_sink_mode=False)
+    after = model.eval(dataset(), dataset_sink_mode=False)
+    assert set(after) == {"loss", "mae"}
+    assert after["loss"] < 0.1 * before["loss"]
+
+    predictions = [(Prediction(network)(x).asnumpy(), y.asnumpy()) for x, y in dataset().create_tuple_iterator()]
+    np.testing.assert_allclose(after["mae"], np.mean([np.abs(p - y) for p, y in predictions]), rtol=1e-4)
+
+
+@quick_in_pynative_mode
+def test_predict_is_refused_and_leaves_the_cell_in_its_mode(mode):
+    network = Linear()
+    frozen = network.frozen = nn.BatchNorm1d(FEATURES).set_train(False)
+    cell = scaled_cell(network, 2.0**10).set_train()
+    frozen.set_train(False)
+    model = Model(cell, eval_network=nn.WithEvalCell(Prediction(network), nn.MSELoss()), eval_indexes=[0, 1, 2])
+    before = state(cell)
+    x, y = batch()
+    # Model changes the mode in the first call of them only.
+    for inputs in ((x,), (x, y)):
+        with pytest.raises(RuntimeError, match=r"Model\.predict would make .*Model\(network\)\.predict\(x\)"):
+            model.predict(*inputs)
+        assert (cell.phase, cell.training, network.training, frozen.training) == ("train", True, True, False)
+    assert changed(before, state(cell)) == set()
+    assert same_bits(Model(Prediction(network)).predict(x).asnumpy(), Prediction(network)(x).asnumpy())
+    cell(x, y)
+    model.train(1, dataset(), dataset_sink_mode=False)
+    assert cell.counters()["applied_steps"] == 1 + STEPS
+    with pytest.raises(RuntimeError, match=r"Model\.predict"):
+        model.predict(x)
+    cell(x, y)
+    assert cell.counters()["applied_steps"] == 2 + STEPS

@@ -1,0 +1,62 @@
+"""A cell that is called in another mode than that in which it was constructed makes the same steps."""
+
+import mindspore
+import pytest
+from conftest import MODES, slow
+from mindspore import nn
+from mindspore.experimental.optim import AdamW
+from support.linear_pair import Trained
+from support.networks import FEATURES, batch_for
+from support.training import changed, state
+
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
+
+
+@pytest.fixture(autouse=True)
+def _mode_as_before():
+    before = mindspore.get_context("mode")
+    yield
+    mindspore.set_context(mode=before)
+
+
+def train(constructed, called, optimizer, **kwargs):
+    mindspore.set_context(mode=MODES[constructed])
+    mindspore.set_seed(1)
+    network = nn.SequentialCell(nn.Dense(FEATURES, 1), nn.BatchNorm1d(1))
+    cell = ScaledTrainOneStepCell(
+        nn.WithLossCell(network, nn.MSELoss()),
+        optimizer(network.trainable_params()),
+        DynamicLossScale(2.0**10, scale_window=2),
+        clip_norm=1.0,
+        ema_decay=0.9,
+        **kwargs,
+    ).set_train()
+    for step in range(6):
+        mindspore.set_context(mode=MODES[called[step % len(called)]])
+        cell(*batch_for(step == 2, step))
+    cell.flush()
+    return state(cell)
+
+
+@pytest.mark.parametrize(("constructed", "called"), [("graph", "pynative"), *slow(("pynative", "graph"))])
+def test_the_same_steps_in_the_other_mode(constructed, called):
+    # MindSpore compiles such an optimizer once, for one mode: it can not be called in both in turn.
+    assert changed(train(called, [called], AdamW), train(constructed, [called], AdamW)) == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("constructed", ["graph", "pynative"])
+def test_the_same_steps_in_both_modes_in_turn(constructed):
+    expected = train(constructed, [constructed], nn.Adam, gradient_accumulation_steps=4)
+    values = train(constructed, ["pynative", "graph"], nn.Adam, gradient_accumulation_steps=4)
+    assert changed(expected, values) == set()
+
+
+@pytest.mark.parametrize("kind", [*slow("simultaneous"), "alternating"])
+@pytest.mark.parametrize(("constructed", "called"), [("graph", "pynative"), ("pynative", "graph")])
+def test_each_cell_in_the_other_mode(kind, constructed, called):
+    mindspore.set_context(mode=MODES[constructed])
+    trained = Trained(kind)
+    mindspore.set_context(mode=MODES[called])
+    for seed in range(3):
+        trained.call(seed, (seed == 1, False))

@@ -1,0 +1,200 @@
+"""The moving average of the weights: what moves it, where it is kept, and evaluation with it."""
+
+import mindspore
+import numpy as np
+import pytest
+from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+from support.linear_pair import CELLS, Trained
+from support.networks import HalfPrecision, Linear, batch, batch_for
+from support.training import changed, same_bits, state
+
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
+
+DECAY = 0.9
+
+
+def averages(cell):
+    return {name: average.asnumpy().copy() for name, average in cell.ema_parameters().items()}
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_is_in_the_checkpoint(kind, tmp_path):
+    trained = Trained(kind, ema_decay=0.5)
+    mindspore.save_checkpoint(trained.cell, str(tmp_path / "cell.ckpt"))
+    saved = mindspore.load_checkpoint(str(tmp_path / "cell.ckpt"))
+    names = [own.name for own in trained.weights]
+    for name in names:
+        # The weight keeps its own name, and its average has one beside it.
+        assert saved[f"ema.{name}"].dtype == mstype.float32
+        np.testing.assert_array_equal(saved[f"ema.{name}"].asnumpy(), saved[name].asnumpy())
+    assert {name for name in saved if name.startswith("ema.")} == {f"ema.{name}" for name in names}
+    assert [average.name for average in trained.cell.ema_parameters().values()] == [f"ema.{name}" for name in names]
+
+
+class Interrupted(Exception):
+    pass
+
+
+@quick_in_graph_mode
+@pytest.mark.parametrize("kind, steps", [*slow(("scaled", 1), ("simultaneous", 2)), ("alternating", 2)])
+def test_evaluates_with_the_averages_and_trains_on_as_if_nothing_had_been(mode, kind, steps):
+    evaluated, untouched = (Trained(kind, ema_decay=0.75, steps=steps) for _ in range(2))
+    x, y = batch(100)
+    for seed in range(9):
+        overflows = (seed == 3, seed == 4)
+        evaluated.call_cell(seed, overflows)
+        untouched.call_cell(seed, overflows)
+        before = state(evaluated.cell)
+        if seed % 3 == 2:
+            with evaluated.cell.ema_weights():
+                loss = float(evaluated.networks[0](x, y).asnumpy())
+                errors = x.asnumpy() @ averages(evaluated.cell)["first.weight"] - y.asnumpy()
+                # Some ten roundings of 2**-24 = 6e-8.
+                np.testing.assert_allclose(loss, np.mean(errors**2), rtol=1e-5)
+                for own in evaluated.weights:
+                    assert same_bits(own.asnumpy(), averages(evaluated.cell)[own.name])
+            assert changed(before, state(evaluated.cell)) == set()
+        elif seed % 3 == 1:
+            with pytest.raises(Interrupted), evaluated.cell.ema_weights():
+                raise Interrupted
+            assert changed(before, state(evaluated.cell)) == set()
+        # The network itself computes with the trained weights again.
+        assert same_bits(evaluated.networks[0](x, y).asnumpy(), untouched.networks[0](x, y).asnumpy())
+    assert changed(state(evaluated.cell), state(untouched.cell)) == set()
+
+
+@quick_in_pynative_mode
+def test_contexts_nest(mode):
+    trained = Trained("scaled", ema_decay=0.75)
+    trained.call(0)
+    before = state(trained.cell)
+    with trained.cell.ema_weights():
+        outer = trained.weights[0].asnumpy().copy()
+        with trained.cell.ema_weights():
+            assert same_bits(trained.weights[0].asnumpy(), outer)
+        assert same_bits(trained.weights[0].asnumpy(), outer)
+        with pytest.raises(RuntimeError, match="ema_weights"):
+            trained.call_cell(1)
+    assert changed(before, state(trained.cell)) == set()
+
+
+@pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.parametrize("method", ["ema_parameters", "ema_weights"])
+def test_needs_a_decay(kind, method):
+    with pytest.raises(RuntimeError, match="ema_decay"):
+        getattr(Trained(kind).cell, method)()
+
+
+@quick_in_pynative_mode
+def test_float16_weights_have_float32_averages(mode):
+    network = HalfPrecision()
+    cell = ScaledTrainOneStepCell(
+        network, nn.SGD(network.trainable_params(), 0.01), 2.0**7, ema_decay=0.999
+    ).set_train()
+    expected = network.weight.asnumpy().astype(np.float64)
+    for step in range(6):
+        cell(*batch(step))
+        expected = 0.999 * expected + 0.001 * network.weight.asnumpy()
+    average = averages(cell)["weight"]
+    assert average.dtype == np.float32
+    # Three float32 roundings of 2**-24 = 6e-8 a step. In float16, 2**-11 = 5e-4, the average would not move at all.
+    np.testing.assert_allclose(average, expected, rtol=0, atol=2e-6)
+    trained = network.weight.asnumpy().copy()
+    with cell.ema_weights():
+        assert network.weight.dtype == mstype.float16
+        assert same_bits(network.weight.asnumpy(), average.astype(np.float16))
+    assert same_bits(network.weight.asnumpy(), trained)
+
+
+class ClipWeights(nn.Cell):
+    """An `after_update`, as a Wasserstein GAN has it."""
+
+    def __init__(self, weight):
+        super().__init__(auto_prefix=False)
+        self.weight = weight
+
+    def construct(self):
+        return ops.assign(self.weight, ops.clamp(self.weight, -0.1, 0.1))
+
+
+@quick_in_pynative_mode
+def test_averages_the_weights_that_after_update_leaves(mode):
+    network = Linear()
+    start = network.weight.asnumpy().astype(np.float64)
+    cell = ScaledTrainOneStepCell(
+        network, nn.SGD([network.weight], 0.1), ema_decay=0.5, after_update=ClipWeights(network.weight)
+    ).set_train()
+    cell(*batch(0))
+    clipped = network.weight.asnumpy().copy()
+    assert np.abs(clipped).max() <= np.float32(0.1)
+    # Three roundings of 2**-24 = 6e-8 of numbers of the order of 1.
+    np.testing.assert_allclose(averages(cell)["weight"], 0.5 * start + 0.5 * clipped, rtol=0, atol=1e-6)
+
+
+@quick_in_pynative_mode
+@pytest.mark.parametrize("kind", ["simultaneous", *slow("alternating")])
+def test_each_network_may_have_a_decay_of_its_own(mode, kind):
+    trained = Trained(kind, ema_decay=[0.25, 0.75])
+    expected = [own.asnumpy().astype(np.float64) for own in trained.weights]
+    for seed in range(2):
+        trained.call_cell(seed)
+        for i, (decay, own) in enumerate(zip((0.25, 0.75), trained.weights)):
+            expected[i] = decay * expected[i] + (1 - decay) * own.asnumpy()
+            # Some ten roundings of 2**-24 = 6e-8.
+            np.testing.assert_allclose(averages(trained.cell)[own.name], expected[i], rtol=1e-5)
+
+
+@quick_in_pynative_mode
+def test_begins_with_the_weights_of_the_first_applied_step(mode):
+    network = Linear()
+    cell = ScaledTrainOneStepCell(
+        network, nn.SGD([network.weight], 0.1), DynamicLossScale(2.0**10), ema_decay=DECAY
+    ).set_train()
+    start = np.full(network.weight.shape, 3.0, np.float32)
+    ops.assign(network.weight, Tensor(start))
+    assert same_bits(averages(cell)["weight"], start)
+    with cell.ema_weights():
+        assert same_bits(network.weight.asnumpy(), start)
+    cell(*batch_for(True, 0))
+    # As pretrained weights come, after construction.
+    loaded = start + np.float32(1.0)
+    ops.assign(network.weight, Tensor(loaded))
+    expected = loaded.astype(np.float64)
+    for step in range(3):
+        cell(*batch(step))
+        expected = DECAY * expected + (1 - DECAY) * network.weight.asnumpy()
+        np.testing.assert_allclose(averages(cell)["weight"], expected, rtol=1e-6)
+
+
+@quick_in_pynative_mode
+def test_begins_with_weights_that_were_not_initialised_at_construction(mode):
+    with nn.utils.no_init_parameters():
+        network = nn.Dense(3, 1, has_bias=False)
+    cell = ScaledTrainOneStepCell(
+        nn.WithLossCell(network, nn.MSELoss()), nn.SGD(network.trainable_params(), 0.1), ema_decay=DECAY
+    ).set_train()
+    loaded = np.ones((1, 3), np.float32)
+    mindspore.load_param_into_net(network, {"weight": Parameter(Tensor(loaded), name="weight")})
+    cell(*batch(0))
+    expected = DECAY * loaded + (1 - DECAY) * network.weight.asnumpy().astype(np.float64)
+    np.testing.assert_allclose(averages(cell)["weight"], expected, rtol=1e-6)
+
+
+@quick_in_pynative_mode
+@pytest.mark.parametrize("kind", [CELLS[0], *slow(*CELLS[1:])])
+def test_flush_and_load_state_dict_within_ema_weights_raise(mode, kind):
+    trained = Trained(kind, ema_decay=DECAY, steps=2)
+    for seed in range(3):
+        trained.call_cell(seed)
+    before = state(trained.cell)
+    loaded = {name: Parameter(parameter + 1, name=name) for name, parameter in trained.cell.parameters_dict().items()}
+    with trained.cell.ema_weights():
+        with pytest.raises(RuntimeError, match=r"'flush\(\)' within 'ema_weights\(\)'"):
+            trained.cell.flush()
+        with pytest.raises(RuntimeError, match=r"'load_state_dict\(\)' within 'ema_weights\(\)'"):
+            trained.cell.load_state_dict(loaded)
+    assert changed(before, state(trained.cell)) == set()
+    trained.cell.flush()
+    assert "ema.first.weight" in changed(before, state(trained.cell))

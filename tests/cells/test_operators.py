@@ -1,0 +1,82 @@
+"""What a step costs, counted: operators of the compiled graph, and reads by the host."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mindspore import Tensor
+from support import operator_counts
+from support.operator_counts import SMALL, Chain, momentum
+from support.python_process import check_python
+
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
+
+
+@pytest.fixture(scope="module")
+def counts(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("graphs")
+    return json.loads(check_python(Path(operator_counts.__file__), folder, cwd=folder).splitlines()[-1])
+
+
+def difference(more, less):
+    names = {*more, *less}
+    return {name: more.get(name, 0) - less.get(name, 0) for name in names if more.get(name, 0) != less.get(name, 0)}
+
+
+@pytest.mark.slow
+def test_a_large_gradient_is_read_once_for_the_check_and_multiplied_once(counts):
+    # One IsFinite looks at the sum, a number. The other and ReduceAll are those of a skipped step, once for both:
+    # whether it overflowed after all, and where.
+    grows = difference(counts["5 large"], counts["4 large"])
+    assert grows == {"Mul": 1, "ReduceSum": 2, "IsFinite": 2, "ReduceAll": 1}
+
+
+@pytest.mark.slow
+def test_with_clip_norm_the_norm_is_the_check(counts):
+    # One multiplication unscales and one clips. The others, and half of the squares and sums, are for norms that leave
+    # float32's range.
+    grows = difference(counts["5 large, clip_norm"], counts["4 large, clip_norm"])
+    assert grows == {"Square": 2, "ReduceSum": 4, "Mul": 5, "IsFinite": 1, "ReduceAll": 1}
+
+
+@pytest.mark.slow
+def test_small_gradients_of_one_shape_cost_the_same_however_many_they_are(counts):
+    assert difference(counts["12 small"], counts["6 small"]) == {}
+
+
+@pytest.mark.slow
+def test_the_forward_of_a_gan_runs_once_and_each_loss_goes_back_to_its_own_weights_only(counts):
+    # Forward: the generator's one, and the discriminator's two for real and for fake samples. Backward: for each run of
+    # the discriminator its two weights and what is between them; then what is between them, the samples, and the
+    # generator's weight.
+    products = (1 + 2 + 2) + (3 + 3) + 3
+    assert counts["GAN, a tuple of losses"]["MatMul"] == products
+    # Once more runs all that comes after the generator's BatchNorm: its statistics move in each forward.
+    assert counts["GAN, two loss cells"]["MatMul"] == products + 2
+
+
+# In graph mode the calls that end a cycle are those of the one graph.
+@pytest.mark.parametrize("mode, steps", [("pynative", 1), ("pynative", 2), ("graph", 2)], indirect=["mode"])
+def test_the_host_reads_nothing_in_a_step(mode, steps, monkeypatch):
+    network = Chain(SMALL, 3)
+    cell = ScaledTrainOneStepCell(
+        network,
+        momentum(network),
+        DynamicLossScale(),
+        clip_norm=1.0,
+        ema_decay=0.9,
+        gradient_accumulation_steps=steps,
+    ).set_train()
+    x = Tensor(np.ones((2, SMALL), np.float32))
+    cell(x)
+    reads = []
+    for name in ("asnumpy", "item", "__bool__", "__float__", "__int__"):
+        read = getattr(Tensor, name)
+        monkeypatch.setattr(
+            Tensor, name, lambda tensor, *args, name=name, read=read: (reads.append(name), read(tensor, *args))[1]
+        )
+    overflow = cell(x)[1]
+    assert reads == []
+    assert not bool(overflow)
+    assert reads

@@ -1,0 +1,379 @@
+"""Conditions that skip a step which did not overflow: their law, what they leave, and when they are asked."""
+
+import numpy as np
+import pytest
+from conftest import quick_in_pynative_mode, slow
+from mindspore import Parameter, Tensor, nn, ops
+from support.retried_networks import Slope, inputs
+from support.sloped_networks import LEARNING_RATE, Slopes, cell, manual, sgd, with_norm
+from support.training import bookkeeping, changed, same_bits, state
+
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    DynamicLossScale,
+    FixedLossScale,
+    NormSpike,
+    ScaledTrainOneStepCell,
+    SimultaneousTrainOneStepCell,
+    SkipCondition,
+)
+
+
+class Law:
+    """The rule of NormSpike in NumPy, in float32 as it is written in its docstring."""
+
+    def __init__(self, max_norm=None, z_score=None, window=100):
+        self.max_norm, self.z_score, self.window = max_norm, z_score, window
+        self.mean = self.variance = np.float32(0)
+        self.steps = 0
+
+    def skips(self, norm):
+        if self.max_norm is not None and not norm <= np.float32(self.max_norm):
+            return True
+        if self.z_score is None or self.steps < self.window:
+            return False
+        return not norm <= self.mean + np.float32(self.z_score) * np.sqrt(self.variance)
+
+    def observe(self, norm):
+        a = np.float32(1 / self.window)
+        if self.steps == 0:
+            self.mean, self.variance = norm, np.float32(0)
+        else:
+            d = norm - self.mean
+            self.mean += a * d
+            self.variance = np.float32(1 - 1 / self.window) * (self.variance + a * d * d)
+        self.steps += 1
+
+
+class HighLoss(SkipCondition):
+    """Asks to skip where the loss is high. It counts how often it was asked, and what it observed."""
+
+    def __init__(self, highest=1e3):
+        super().__init__()
+        self.highest, self.one = Tensor(highest), Tensor(1.0)
+        self.observed = Parameter(Tensor(0.0), name="observed", requires_grad=False)
+        self.last_loss = Parameter(Tensor(0.0), name="last_loss", requires_grad=False)
+
+    def observe(self, loss, norm):
+        ops.assign_add(self.observed, self.one)
+        ops.assign(self.last_loss, loss)
+
+    def construct(self, loss, norm):
+        return loss > self.highest
+
+
+def dynamic(scale=2.0**10, **keywords):
+    return DynamicLossScale(scale, scale_window=3, **keywords)
+
+
+RNG = np.random.default_rng(0)
+# Mostly near 4, with spikes, some of them before the window has filled.
+NORMS = [float(n) for n in np.where(RNG.random(40) < 0.2, 64.0, 4.0 + RNG.normal(size=40)).astype(np.float32)]
+RULES = {
+    "max_norm": {"max_norm": 10.0},
+    "z_score": {"z_score": 3.0, "window": 5},
+    "both": {"max_norm": 40.0, "z_score": 2.0, "window": 4},
+}
+
+
+@pytest.mark.parametrize("rule", ["both", *slow("max_norm", "z_score")])
+def test_the_law_against_numpy(mode, rule):
+    condition, law = NormSpike(**RULES[rule]), Law(**RULES[rule])
+    trained = cell(dynamic(), skip_conditions=[condition])
+    decisions, skipped = [], []
+    for norm in NORMS:
+        x = with_norm(norm)
+        wanted = law.skips(np.float32(norm))
+        if not wanted:
+            law.observe(np.sqrt(np.sum(np.square(x.asnumpy()))))
+        skipped.append(wanted)
+        decisions.append(bool(trained(x)[1]))
+    assert decisions == skipped
+    assert 2 <= sum(skipped) <= 20
+    if condition.z_score is not None:
+        np.testing.assert_allclose(condition.mean.asnumpy(), law.mean, rtol=1e-6)
+        np.testing.assert_allclose(condition.variance.asnumpy(), law.variance, rtol=1e-5)
+        assert int(condition.steps.asnumpy()) == law.steps == trained.counters()["applied_steps"]
+
+
+def test_at_max_norm_a_step_is_applied(mode):
+    trained = cell(1.0, skip_conditions=[NormSpike(max_norm=4.0)])
+    assert [bool(trained(with_norm(norm))[1]) for norm in (4.0, 4.000001)] == [False, True]
+
+
+SCALES = {
+    "dynamic": dynamic,
+    "fixed": lambda: FixedLossScale(2.0**10),
+    "unchecked": lambda: FixedLossScale(2.0**10, drop_overflow_update=False),
+    "none": lambda: None,
+}
+
+
+@pytest.mark.parametrize("scale", ["dynamic", "none", *slow("fixed", "unchecked")])
+def test_a_skipped_step_changes_only_the_counters(mode, scale):
+    keywords = {"ema_decay": 0.5, "clip_norm": 8.0}
+    trained = cell(SCALES[scale](), skip_conditions=[NormSpike(10.0, z_score=50.0, window=2)], **keywords)
+    trained(with_norm(4.0))
+    before = state(trained)
+    _, overflow, used = trained(with_norm(64.0))
+    after = state(trained)
+    # Clipping keeps the norm of the last check.
+    assert changed(before, after) - {"clipping.root"} == {
+        "step_counters.skipped_steps",
+        "step_counters.consecutive_skipped_steps",
+        "step_counters.skip_reasons",
+    }
+    assert bool(overflow) and float(used) == (1.0 if scale == "none" else 2.0**10)
+    assert trained.counters() == {
+        "applied_steps": 1,
+        "skipped_steps": 1,
+        "consecutive_skipped_steps": 1,
+        "skipped_by_condition": 1,
+    }
+    assert trained.skip_reasons() == {"condition": 1, "loss": 0, "forward_state": 0, "gradients": 0, "detector": 0}
+    assert trained.overflowed_parameters() == []
+
+
+def test_what_is_left_out_is_as_if_it_had_not_been(mode):
+    """With the spikes, or without these batches: the same bits, but for what counts skipped steps."""
+    with_spikes, without = (cell(dynamic(), skip_conditions=[NormSpike(10.0, z_score=9.0, window=4)]) for _ in "ab")
+    for norm in (4.0, 64.0, 5.0, 3.0, 64.0, 64.0, 4.0, 4.5):
+        with_spikes(with_norm(norm))
+        if norm < 10:
+            without(with_norm(norm))
+    different = changed(state(with_spikes), state(without))
+    assert different == {"step_counters.skipped_steps", "step_counters.skip_reasons"}
+    assert with_spikes.get_loss_scale() == 2.0**11
+
+
+def test_an_overflow_is_an_overflow_whatever_a_condition_says(mode):
+    trained = cell(dynamic(), skip_conditions=[HighLoss(-np.inf)])
+    assert bool(trained(with_norm(np.inf))[1])
+    assert trained.get_loss_scale() == 2.0**9
+    assert trained.counters()["skipped_by_condition"] == 0
+    assert trained.skip_reasons()["loss"] == 1
+
+
+class Counting(HighLoss):
+    """Counts in its Parameter how often it is asked. What a skipped step leaves of that is nothing."""
+
+    def __init__(self, highest):
+        super().__init__(highest)
+        self.asked = Parameter(Tensor(0.0), name="asked", requires_grad=False)
+
+    def construct(self, loss, norm):
+        ops.assign_add(self.asked, self.one)
+        return loss > self.highest
+
+
+def test_state_of_a_condition(mode):
+    condition = Counting(100.0)
+    trained = cell(dynamic(), skip_conditions=[condition])
+    losses = [float(trained(with_norm(norm))[0]) for norm in (4.0, 64.0, np.inf, 5.0)]
+    assert losses[1] > 100 > losses[3]
+    # Asked three times, observed twice, and one of the three was undone.
+    assert [float(its.asnumpy()) for its in (condition.asked, condition.observed, condition.last_loss)] == [
+        2.0,
+        2.0,
+        losses[3],
+    ]
+    assert {"asked", "observed", "last_loss"} <= trained.parameters_dict().keys()
+
+
+@quick_in_pynative_mode
+def test_it_resumes_bit_for_bit(mode):
+    def make():
+        return cell(dynamic(), skip_conditions=[NormSpike(z_score=0.5, window=3)], gradient_accumulation_steps=2)
+
+    first, second = make(), make()
+    norms = NORMS[:20]
+    for norm in norms[:9]:
+        first(with_norm(norm))
+    second.load_state_dict({name: Tensor(value) for name, value in state(first).items()})
+    for norm in norms[9:]:
+        outputs = [each(with_norm(norm)) for each in (first, second)]
+        assert all(same_bits(a.asnumpy(), b.asnumpy()) for a, b in zip(*outputs))
+    assert not changed(state(first), state(second))
+    assert first.counters()["skipped_by_condition"] > 0
+
+
+@pytest.mark.parametrize("condition", ["loss", *slow("norm")])
+def test_a_cycle_is_judged_as_a_whole(mode, condition):
+    """The mean of the losses, and the norm of the mean of the gradients; also where the cycle is flushed."""
+    network = Slopes()
+    make = {"loss": lambda: HighLoss(12.0), "norm": lambda: NormSpike(max_norm=6.0)}[condition]
+    trained = cell(dynamic(), network, gradient_accumulation_steps=3, skip_conditions=[make()])
+    # With weights of about 1, the loss is twice the norm.
+    for norms, is_skipped in (((4.0, 4.0, 4.0), False), ((4.0, 9.0, 8.0), True), ((9.0, 1.0, 2.0), False)):
+        before = network.weight.asnumpy().copy()
+        outputs = [trained(with_norm(norm)) for norm in norms]
+        assert [bool(output[1]) for output in outputs] == [False, False, is_skipped]
+        step = 0 if is_skipped else np.float32(LEARNING_RATE) * np.mean(norms) / 2
+        np.testing.assert_allclose(network.weight.asnumpy(), before - step, rtol=1e-6)
+    for norms, is_skipped in (((9.0, 8.0), True), ((9.0, 2.0), False)):
+        before = trained.counters()["skipped_by_condition"]
+        for norm in norms:
+            trained(with_norm(norm))
+        trained.flush()
+        assert trained.counters()["skipped_by_condition"] - before == is_skipped
+    assert trained.get_loss_scale() == 2.0**11
+
+
+def test_retries_that_succeed_keep_their_back_offs(mode):
+    network = Slope()
+    trained = ScaledTrainOneStepCell(
+        network,
+        nn.SGD([network.weight], LEARNING_RATE),
+        DynamicLossScale(2.0**15, scale_window=2),
+        max_retries=8,
+        skip_conditions=[NormSpike(max_norm=50.0)],
+    ).set_train()
+    before = network.weight.asnumpy().copy()
+    _, overflow, used = trained(*inputs(63.0))
+    assert bool(overflow) and float(used) == trained.get_loss_scale() < 2.0**15
+    counters = trained.counters()
+    assert (counters["retries"], counters["skipped_by_condition"], counters["applied_steps"]) == (5, 1, 0)
+    np.testing.assert_array_equal(network.weight.asnumpy(), before)
+    assert int(trained.loss_scale.clean_steps.asnumpy()) == 0
+    assert not bool(trained(*inputs(1.0))[1])
+    assert trained.get_loss_scale() == float(used)
+
+
+def pair(cell_class, conditions, **keywords):
+    networks = [Slopes(name) for name in "ab"]
+    return cell_class(
+        networks, [sgd(network) for network in networks], dynamic(), skip_conditions=conditions, **keywords
+    )
+
+
+def test_networks_that_share_the_verdict_share_the_condition(mode):
+    """Its norm is that of all gradients together, its loss the sum of the losses."""
+    condition = HighLoss()
+    trained = pair(
+        SimultaneousTrainOneStepCell, [NormSpike(max_norm=6.0), condition], network_inputs=[(0,), (1,)]
+    ).set_train()
+    for norms in ((3.0, 5.0), (5.0, 5.0), (6.5, 0.0)):
+        trained(*map(with_norm, norms))
+    assert trained.counters()["applied_steps"] == 1 and trained.counters()["skipped_by_condition"] == 2
+    assert float(condition.last_loss.asnumpy()) == 3.0 * 2 + 5.0 * 2
+
+
+@pytest.mark.parametrize("copied", [True, *slow(False)])
+def test_networks_that_decide_alone_have_conditions_of_their_own(mode, copied):
+    conditions = [NormSpike(z_score=1.0, window=1)]
+    if not copied:
+        conditions = [conditions, [NormSpike(max_norm=100.0)]]
+    trained = pair(AlternatingTrainOneStepCell, conditions, network_inputs=[(0,), (1,)]).set_train()
+    for norms in ((4.0, 8.0), (9.0, 8.0), (4.0, 9.0)):
+        overflow = trained(*map(with_norm, norms))[1]
+    assert overflow.asnumpy().tolist() == [False, copied]
+    assert [counters["skipped_by_condition"] for counters in trained.counters()] == [1, int(copied)]
+    names = {name for name in trained.parameters_dict() if "norm_spike" in name}
+    assert "network_0.norm_spike.mean" in names and ("network_1.norm_spike.mean" in names) == copied
+
+
+@pytest.mark.parametrize("how", ["eagerly", "in_jit"])
+@pytest.mark.parametrize("steps", [1, *slow(2)])
+def test_a_manual_step_skips_as_a_cell_does(mode, how, steps):
+    def conditions():
+        return [NormSpike(40.0, z_score=3.0, window=5), HighLoss(30.0)]
+
+    keywords = {"gradient_accumulation_steps": steps, "clip_norm": 5.0}
+    trained = cell(dynamic(), skip_conditions=conditions(), **keywords)
+    step, train_step = manual(dynamic(), how, skip_conditions=conditions(), **keywords)
+    for norm in (*NORMS[:12], np.inf, *NORMS[12:20]):
+        loss, overflow, _ = trained(with_norm(norm))
+        its_loss, its_overflow = train_step(with_norm(norm))
+        assert bool(its_overflow) == bool(overflow) and same_bits(its_loss.asnumpy(), loss.asnumpy())
+    assert not changed(state(trained), state(step))
+    assert step.counters() == trained.counters() and step.skip_reasons() == trained.skip_reasons()
+    assert trained.counters()["skipped_by_condition"] >= 2
+
+
+def test_a_manual_step_needs_the_loss_if_something_looks_at_it(mode):
+    for keywords, what in (
+        ({"skip_conditions": [HighLoss()]}, "HighLoss"),
+        ({"loss_scale": dynamic(backoff_if_loss_not_finite=False)}, "backoff_if_loss_not_finite=False"),
+    ):
+        keywords = {"loss_scale": dynamic(), **keywords}
+        step, _ = manual(**keywords)
+        before = state(step)
+        step.begin(with_norm(1.0))
+        with pytest.raises(ValueError, match=rf"'ManualStep.end'.*'loss'.*{what}.*end\(grads, loss=loss\)"):
+            step.end((with_norm(1.0),))
+        assert not changed(before, state(step))
+    step, _ = manual(dynamic(), skip_conditions=[NormSpike(10.0)])
+    step.begin(with_norm(1.0))
+    assert not bool(step.end((with_norm(2.0**10),)))
+
+
+class WholeNumber(SkipCondition):
+    def construct(self, loss, norm):
+        return 1
+
+
+class OfEach(SkipCondition):
+    def construct(self, loss, norm):
+        return ops.stack((loss, norm)) > 0
+
+
+@quick_in_pynative_mode
+def test_what_a_condition_must_return(mode):
+    with pytest.raises(TypeError, match="For 'WholeNumber', 'construct' must return whether to skip"):
+        cell(dynamic(), skip_conditions=[WholeNumber()])(with_norm(1.0))
+    with pytest.raises(ValueError, match=r"For 'OfEach'.*a bool Tensor of shape \(\)"):
+        cell(dynamic(), skip_conditions=[OfEach()])(with_norm(1.0))
+
+
+@pytest.mark.parametrize(
+    ("conditions", "error", "words"),
+    [
+        (NormSpike(1.0), TypeError, "must be a list or tuple of SkipConditions, but got"),
+        ([1.0], TypeError, r"'skip_conditions\[0\]' must be a SkipCondition, but got"),
+        ([NormSpike(1.0), nn.ReLU()], TypeError, r"'skip_conditions\[1\]' must be a SkipCondition"),
+        ([SkipCondition()], TypeError, r"must define 'construct\(self, loss, norm\)'"),
+        ([NormSpike(1.0)] * 2, ValueError, "must not hold the same condition twice"),
+    ],
+)
+def test_wrong_conditions(conditions, error, words):
+    with pytest.raises(error, match=words):
+        cell(dynamic(), skip_conditions=conditions)
+    if conditions != [1.0]:
+        with pytest.raises(error, match=words):
+            pair(AlternatingTrainOneStepCell, conditions)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({}, ValueError, "one of the arguments 'max_norm' and 'z_score' must be given"),
+        ({"max_norm": 0}, ValueError, "'max_norm' must be a finite number > 0, but got 0.0"),
+        ({"max_norm": "1"}, TypeError, "'max_norm' must be a number"),
+        ({"z_score": float("nan")}, ValueError, "'z_score' must be a finite number > 0"),
+        ({"z_score": 1.0, "window": 0}, ValueError, "'window'"),
+        ({"z_score": 1.0, "window": 2.5}, TypeError, "'window'"),
+    ],
+)
+def test_wrong_settings_of_norm_spike(arguments, error, words):
+    with pytest.raises(error, match=f"For 'NormSpike'.*{words}"):
+        NormSpike(**arguments)
+
+
+def test_what_cannot_be_assigned_or_loaded():
+    condition = NormSpike(1.0, z_score=1.0)
+    with pytest.raises(AttributeError, match="max_norm"):
+        condition.max_norm = 2.0
+    trained = cell(dynamic(), skip_conditions=[condition])
+    with pytest.raises(AttributeError, match="skip_conditions"):
+        trained.skip_conditions = []
+    for name, value in (("mean", np.float32(np.nan)), ("variance", np.float32(-1)), ("steps", np.int32(-1))):
+        values = {**state(trained), f"norm_spike.{name}": value}
+        with pytest.raises(ValueError, match=rf"norm_spike.{name}"):
+            trained.load_state_dict({name: Tensor(value) for name, value in values.items()})
+
+
+def test_a_norm_that_is_nan_is_a_spike_where_nothing_is_checked(mode):
+    trained = cell(None, skip_conditions=[NormSpike(max_norm=10.0)])
+    before = state(trained)
+    assert bool(trained(with_norm(np.nan))[1])
+    assert changed(before, state(trained)) <= bookkeeping(before)

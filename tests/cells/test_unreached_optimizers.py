@@ -1,0 +1,141 @@
+"""Two optimizers in the wrong order: no gradient reaches the weights of one of them, which is said."""
+
+import warnings
+
+import numpy as np
+import pytest
+from conftest import quick_in_graph_mode, slow
+from mindspore import Tensor, dataset, nn, ops
+from mindspore.train import Model
+from support.networks import weight
+
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    DynamicLossScale,
+    LossScaleMonitor,
+    ScaledTrainOneStepCell,
+    SimultaneousTrainOneStepCell,
+    advise_float32,
+    profile_gradients,
+)
+
+ROWS = np.float32([[1, 2], [3, 4]])
+SAYS = (
+    "No gradient reaches any weight of optimizer 0: all are exactly zero. Loss i trains the weights of optimizer i: are"
+)
+
+
+class Matrix(nn.Cell):
+    def __init__(self, name):
+        super().__init__()
+        self.weight = weight(2, 2, seed=1, name=f"{name}.weight")
+
+    def construct(self, x):
+        return ops.matmul(x, self.weight)
+
+
+class GeneratorLoss(nn.Cell):
+    def __init__(self, generator, discriminator):
+        super().__init__(auto_prefix=False)
+        self.generator, self.discriminator = generator, discriminator
+
+    def construct(self, x):
+        return ops.square(self.discriminator(self.generator(x)) - 1.0).mean()
+
+
+class DiscriminatorLoss(GeneratorLoss):
+    def construct(self, x):
+        fake = ops.stop_gradient(self.generator(x))
+        return (ops.square(self.discriminator(x) - 1.0) + ops.square(self.discriminator(fake))).mean()
+
+
+def gan(cell_class=SimultaneousTrainOneStepCell, swapped=True, loss_scale=None, optimizer=nn.SGD, **keywords):
+    networks = Matrix("generator"), Matrix("discriminator")
+    optimizers = [optimizer(network.trainable_params(), 0.01) for network in networks]
+    losses = [DiscriminatorLoss(*networks), GeneratorLoss(*networks)]
+    order = optimizers if swapped else optimizers[::-1]
+    return cell_class(losses, order, loss_scale or DynamicLossScale(2.0**10), **keywords).set_train()
+
+
+def stopped():
+    """One network whose loss depends on no weight."""
+    loss = DiscriminatorLoss(Matrix("generator"), nn.Identity())
+    optimizer = nn.SGD(loss.generator.trainable_params(), 0.01)
+    return ScaledTrainOneStepCell(loss, optimizer, DynamicLossScale(2.0**10)).set_train()
+
+
+def said(cell):
+    """What `find_loss_scale` warns of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        cell.find_loss_scale(Tensor(ROWS))
+    return [str(each.message) for each in caught]
+
+
+@quick_in_graph_mode
+def test_the_search_for_a_scale(mode):
+    (message,) = said(gan())
+    assert message.startswith(f"For 'SimultaneousTrainOneStepCell', 'find_loss_scale()': {SAYS}")
+    (message,) = said(gan(AlternatingTrainOneStepCell, loss_scale=[DynamicLossScale(), DynamicLossScale()]))
+    assert SAYS in message
+    # The scale of one that never moves is not tried.
+    (message,) = said(gan(AlternatingTrainOneStepCell, loss_scale=[DynamicLossScale(), 1.0]))
+    assert SAYS in message
+    assert said(gan(AlternatingTrainOneStepCell, loss_scale=[1.0, DynamicLossScale()])) == []
+    assert said(gan(swapped=False)) == []
+    (message,) = said(stopped())
+    assert "No gradient reaches any weight: all are exactly zero. Look for ops.stop_gradient between" in message
+
+
+@quick_in_graph_mode
+def test_the_diagnoses(mode):
+    swapped, right = gan(), gan(swapped=False)
+    report, advice = profile_gradients(swapped, [(ROWS,)]), advise_float32(swapped, [(ROWS,)])
+    for each in (report, advice):
+        assert each.unreached == [0]
+        assert SAYS in str(each)
+    for each in (profile_gradients(right, [(ROWS,)]), advise_float32(right, [(ROWS,)])):
+        assert each.unreached == []
+        assert "No gradient" not in str(each)
+
+
+@pytest.mark.slow
+def test_a_report_of_each_network():
+    cell = gan(loss_scale=[DynamicLossScale(), DynamicLossScale()])
+    report = profile_gradients(cell, [(ROWS,)])
+    assert SAYS in str(report)
+    with pytest.raises(ValueError, match=r"networks\[0\]: No gradient reaches any weight of optimizer 0"):
+        report.recommend()
+
+
+def warnings_of_monitor(cell, every=3, steps=8):
+    rows = [(ROWS,) for _ in range(steps)]
+    data = dataset.GeneratorDataset(rows, ["x"], shuffle=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Model(cell).train(1, data, callbacks=[LossScaleMonitor(every)], dataset_sink_mode=False)
+    return [str(each.message) for each in caught if each.category is RuntimeWarning]
+
+
+FIRST = "has changed in the first 3 steps: unless the learning rate is 0 so far, no gradient reaches any."
+UNCHANGED = f"No weight of optimizer 0 {FIRST} Loss i trains the weights of optimizer i: are losses and optimizers in "
+ZERO = "The gradients of all weights of optimizer 0 are exactly zero. Loss i trains the weights of optimizer i: are"
+
+
+@quick_in_graph_mode
+@pytest.mark.parametrize("cell_class", [SimultaneousTrainOneStepCell, *slow(AlternatingTrainOneStepCell)])
+def test_the_monitor(mode, cell_class):
+    (message,) = warnings_of_monitor(gan(cell_class))
+    assert message.startswith(f"For 'LossScaleMonitor', step 3: {UNCHANGED}")
+    # It waits, since a learning rate may begin at zero.
+    (message,) = warnings_of_monitor(gan(cell_class), every=1)
+    assert message.startswith(f"For 'LossScaleMonitor', step 3: {UNCHANGED}")
+    assert warnings_of_monitor(gan(cell_class, swapped=False)) == []
+
+
+@quick_in_graph_mode
+def test_the_monitor_where_the_norm_is_measured(mode):
+    """Weight decay moves the weights, but the norm shows it, and at the first step."""
+    cell = gan(optimizer=lambda weights, rate: nn.SGD(weights, rate, weight_decay=0.1), clip_norm=float("inf"))
+    (message,) = warnings_of_monitor(cell, every=1)
+    assert message.startswith(f"For 'LossScaleMonitor', step 1: {ZERO}")

@@ -1,0 +1,302 @@
+"""GradientReport: the recommended loss scale, the table, CSV, JSON and the plot."""
+
+import csv
+import dataclasses
+import io
+import json
+import math
+import sys
+
+import matplotlib.image
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+from mindspore import dtype as mstype
+from support.numpy_casts import CASTS, counts_of, shares_of_cast
+
+from ms_lossscale import GradientReport
+from ms_lossscale._output import written_scale
+from ms_lossscale.diagnosis import Distribution
+
+LARGEST = {mstype.float16: 65504.0, mstype.bfloat16: 2.0**127 * (2 - 2.0**-7)}
+
+
+def report_of(parameters, loss_scale=1.0, clip=None, non_finite_losses=0, step=None):
+    """A report of these gradients, by parameter."""
+    distributions = {}
+    for name, values in parameters.items():
+        distributions[name] = Distribution()
+        distributions[name].add(np.asarray(values, np.float32))
+    together = np.concatenate([np.ravel(np.asarray(values, np.float32)) for values in parameters.values()])
+    sizes = np.abs(together[np.isfinite(together) & (together != 0)])
+    largest = float(sizes.max()) if sizes.size else None
+    return GradientReport(distributions, 1, loss_scale, clip, largest, non_finite_losses, step)
+
+
+def sizes(exponents, signs=1):
+    return signs * 2.0 ** np.asarray(exponents, np.float64)
+
+
+# From the worst: all flushed at scale 1, half of it, subnormal only, nothing.
+PARAMETERS = {
+    "fine": sizes([-10, -3, 0, 1], -1),
+    "half": sizes([-30, -3, -40, 1]),
+    "subnormal": sizes([-20, -3, -18, 1]),
+    "all": sizes([-30, -35, -33, -40]),
+}
+WORST_FIRST = ["all", "half", "subnormal", "fine"]
+REPORT = report_of(PARAMETERS)
+ALL = np.concatenate(list(PARAMETERS.values())).astype(np.float32)
+
+
+# The recommendation.
+
+
+@given(
+    st.floats(width=32, min_value=2.0**-149, max_value=float(np.finfo(np.float32).max), allow_subnormal=True),
+    st.integers(0, 13),
+)
+@settings(max_examples=200, deadline=None)
+def test_recommends_the_largest_power_of_two_with_headroom(largest, headroom):
+    report = report_of({"weight": [largest, 0.0]})
+    for dtype in CASTS:
+        advice = report.recommend(headroom, dtype)
+        assert (advice.headroom, advice.largest) == (headroom, largest)
+        limit = LARGEST[dtype] / 2.0**headroom
+        assert math.frexp(advice.loss_scale)[0] == 0.5
+        assert largest * advice.loss_scale <= limit
+        assert largest * advice.loss_scale * 2 > limit or advice.loss_scale == 2.0**126
+
+
+def test_two_binades_are_left_by_default():
+    assert REPORT.recommend() == REPORT.recommend(2, mstype.float16)
+    assert REPORT.recommended_loss_scale == REPORT.recommend().loss_scale == 2.0**12
+
+
+@pytest.mark.parametrize("dtype", CASTS)
+def test_what_the_recommended_scale_saves_and_loses(dtype):
+    values = np.concatenate([ALL, np.float32([2.0**-140, 2.0**-133, 0.0])])
+    advice = report_of({"weight": values}).recommend(dtype=dtype)
+    before, after = (shares_of_cast(values, scale, dtype) for scale in (1.0, advice.loss_scale))
+    assert after.overflowed == 0
+    assert advice.lost == after.flushed
+    assert advice.saved == before.flushed - after.flushed
+    assert advice.saved > 0
+
+
+def test_a_report_with_clipping_recommends_for_the_gradients_before():
+    report = GradientReport(REPORT.parameters, 1, 1.0, 0.5, 2.0**8, 0, None)
+    assert report.recommended_loss_scale == 2.0**5
+
+
+WHY_NOT = {
+    "zeros": (report_of({"weight": np.zeros(3)}), r"all gradients are zero\. Profile again with a larger loss_scale"),
+    "overflow": (
+        report_of({"weight": [1.0, np.inf], "bias": [np.nan]}, loss_scale=1024.0),
+        r"2 gradients are not finite at loss scale 1024\. Profile again at a smaller loss_scale.*locate_overflow",
+    ),
+    "loss": (
+        report_of({"weight": [1.0, np.inf]}, non_finite_losses=1),
+        r"in 1 of 1 batches the loss is not finite\. .*locate_overflow names the cell",
+    ),
+}
+
+
+@pytest.mark.parametrize("report, why", WHY_NOT.values(), ids=WHY_NOT)
+def test_says_why_no_scale_can_be_recommended(report, why):
+    message = f"No loss scale can be recommended: {why}"
+    with pytest.raises(ValueError, match=message):
+        report.recommend()
+    with pytest.raises(ValueError, match=message):
+        _ = report.recommended_loss_scale
+    assert f"No loss scale can be recommended: {report._why_not()}" in str(report)
+    content = json.loads(report.to_json())
+    assert content["recommendation"] is None
+    assert content["why_no_recommendation"] == report._why_not()
+    assert "flushed_at_1" in report.to_csv()
+    report.plot("report.png")
+    assert matplotlib.image.imread("report.png").ndim == 3
+
+
+@pytest.mark.parametrize(
+    "headroom, error, message",
+    [
+        ("2", TypeError, "'headroom' must be a number, but got '2'"),
+        (-1, ValueError, "'headroom' must be an integer from 0 to 13, but got -1"),
+        (14, ValueError, "'headroom' must be an integer from 0 to 13, but got 14"),
+        (1.5, ValueError, "'headroom' must be an integer from 0 to 13, but got 1.5"),
+        (float("nan"), ValueError, "'headroom' must be an integer from 0 to 13, but got nan"),
+    ],
+)
+def test_a_wrong_headroom(headroom, error, message):
+    with pytest.raises(error, match=message):
+        REPORT.recommend(headroom)
+
+
+# What it says.
+
+
+def test_shares_of_every_loss_scale():
+    for dtype in CASTS:
+        shares = REPORT.shares(dtype)
+        assert list(shares) == [2.0**exponent for exponent in range(-126, 127)]
+        for scale, each in shares.items():
+            assert each == shares_of_cast(ALL, scale, dtype)
+
+
+def test_the_total():
+    assert REPORT.total.as_dict() == counts_of(ALL)
+
+
+def test_worst_first():
+    assert REPORT.worst_first() == WORST_FIRST
+    # bfloat16 holds all of them: the order stays.
+    assert REPORT.worst_first(mstype.bfloat16) == list(PARAMETERS)
+    assert report_of({"good": [1.0], "bad": [1.0, np.nan]}).worst_first() == ["bad", "good"]
+    assert report_of({"good": [1.0], "without values": []}).worst_first() == ["good", "without values"]
+
+
+def test_the_printed_table():
+    lines = str(REPORT).splitlines()
+    assert lines[0] == (
+        "Unscaled gradients of 4 parameters in 1 batch, computed at loss scale 1; what float16 does to them at loss "
+        "scale 1 and 4096"
+    )
+    header, *rows = lines[2:8]
+    assert " ".join(header.split()) == (
+        "parameter values zero % non-finite min max flushed % at 1 subnormal % overflowed % flushed % at 4096 "
+        "subnormal % overflowed %"
+    )
+    assert [row.split()[0] for row in rows] == [*WORST_FIRST, "all"]
+    assert " ".join(rows[0].split()) == "all 4 0.00 0 9.09e-13 9.31e-10 100.00 0.00 0.00 25.00 75.00 0.00"
+    # Columns are aligned: all rows end where the header ends.
+    assert {len(row) for row in rows} == {len(header)}
+    flushed = [shares_of_cast(ALL, scale).flushed for scale in (1.0, 4096.0)]
+    assert lines[9] == (
+        "Recommended loss scale for float16: 4096. It brings the largest gradient, 2.00e+00, to 8192, 2 binades "
+        f"or more below 65504; saves {100 * (flushed[0] - flushed[1]):.2f} % of all values from being flushed to zero "
+        f"or overflowing, and still loses {100 * flushed[1]:.2f} %."
+    )
+    assert lines[10] == "bfloat16 without a loss scale would flush 0.00 % of all values to zero."
+
+
+def test_a_small_share_never_looks_like_none():
+    values = np.ones(10**6)
+    values[0] = 2.0**-30
+    assert str(report_of({"weight": values})).splitlines()[3].split()[6] == "<0.01"
+
+
+def number(text):
+    return None if text == "" else float(text)
+
+
+def test_csv():
+    report = report_of({**PARAMETERS, "zeros": [0.0, 0.0], 'a "name", so': [1.0]})
+    text = report.to_csv("report.csv")
+    with open("report.csv", newline="") as file:
+        assert file.read() == text
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert [row["parameter"] for row in rows] == report.worst_first()
+    scale = report.recommended_loss_scale
+    for row in rows:
+        distribution = report.parameters[row["parameter"]]
+        for name in ("count", "zeros", "non_finite", "min", "max"):
+            assert number(row[name]) == getattr(distribution, name)
+        for each in (1.0, scale):
+            for name, share in distribution.shares(each)._asdict().items():
+                assert number(row[f"{name}_at_{each:g}"]) == share
+
+
+def test_json():
+    report = report_of(PARAMETERS, loss_scale=1024.0, clip=1.0, step=7)
+    text = report.to_json("report.json")
+    with open("report.json") as file:
+        assert file.read() == text
+    content = json.loads(text, parse_constant=pytest.fail)
+    for name in ("batches", "loss_scale", "clip", "step", "largest", "non_finite_losses"):
+        assert content[name] == getattr(report, name)
+    assert content["recommendation"] == report.recommend()._asdict()
+    assert content["why_no_recommendation"] is None
+    for dtype in CASTS:
+        name = "float16" if dtype == mstype.float16 else "bfloat16"
+        assert content["shares"][name] == [
+            {"loss_scale": scale, **shares._asdict()} for scale, shares in report.shares(dtype).items()
+        ]
+    assert content["parameters"].keys() == PARAMETERS.keys()
+    for name, values in content["parameters"].items():
+        expected = counts_of(PARAMETERS[name].astype(np.float32))
+        assert values == {**expected, "histogram": {str(e): n for e, n in expected["histogram"].items()}}
+
+
+@pytest.mark.parametrize("method", ["to_csv", "to_json", "plot"])
+def test_a_file_is_replaced_as_a_whole_or_not_at_all(method, tmp_path, monkeypatch):
+    path = tmp_path / "report.png"
+    path.write_text("an earlier report")
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
+        patch.setattr("os.replace", _disk_full)
+        getattr(REPORT, method)(path)
+    assert path.read_text() == "an earlier report"
+    assert list(tmp_path.iterdir()) == [path]
+    getattr(REPORT, method)(str(path))
+    assert path.read_bytes() != b"an earlier report"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def _disk_full(*_):
+    raise OSError("disk full")
+
+
+# The plot.
+
+
+@pytest.mark.parametrize(
+    ("smallest", "ceiling", "points"), [(2.0**-60, None, True), (2.0**-20, None, False), (2.0**-20, 256.0, True)]
+)
+def test_what_no_single_scale_serves_points_to_advise_float32(smallest, ceiling, points):
+    report = report_of({"large": [1.0] * 98, "small": [smallest] * 2})
+    text = str(dataclasses.replace(report, ceiling=ceiling))
+    assert text.endswith("advise_float32 says which cells to compute in float32.") == points
+    assert ("still flushes 2.00 % of all values to zero" in text) == (smallest == 2.0**-60)
+
+
+@pytest.mark.slow
+def test_the_plot_shows_zeros_what_is_not_finite_the_recommended_scale_and_warnings(monkeypatch):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: (figures.append(figure), open(path, "w").close()))
+    report = report_of({"lost": [0.0, 0.0, 0.0, 2.0**-24], "kept": [2.0**-20] * 4})
+    report = dataclasses.replace(report, quantised=["lost"])
+    report.plot("report.png")
+    report_of({"weight": [1.0, 0.0, np.inf, np.nan]}).plot("report.png")
+    with_advice, without = figures
+
+    def heights_beside(figure):
+        """Of the column of zeros and of that of what is not finite."""
+        labels = figure.axes[-2].get_xticklabels()
+        assert (labels[0].get_text(), labels[-1].get_text()) == ("zero", "inf")
+        ordered = sorted(figure.axes[0].containers[0], key=lambda bar: bar.get_x())
+        return ordered[0].get_height(), ordered[-1].get_height()
+
+    assert heights_beside(with_advice) == (37.5, 0.0)
+    assert heights_beside(without) == (25.0, 50.0)
+    bars, strips = with_advice.axes[0], with_advice.axes[2]
+    assert "37.50 % zero, 0.00 % flushed to zero" in bars.get_title()
+    shares = strips.collections[0].get_array()
+    assert [shares[row, 0] for row in (0, 1)] == [np.ma.masked, 75.0]
+    # The arrow leads from the largest value to where the scale brings it, two binades below 65504.
+    scale = report.recommended_loss_scale
+    assert [text.get_text() for text in bars.texts] == ["", f"$\\times$ {written_scale(scale)}"]
+    assert (bars.texts[0].xyann[0], bars.texts[0].xy[0]) == (-20, 13)
+    printed = str(report).splitlines()[-1]
+    assert f"Profile again with loss_scale={written_scale(scale)} " in printed
+    for figure, expected in ((with_advice, printed), (without, "No loss scale can be recommended: 2 gradients")):
+        assert " ".join(figure.legends[0].get_title().get_text().split()).startswith(expected)
+
+
+def test_plotting_without_matplotlib(monkeypatch, tmp_path):
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=r"needs matplotlib, which is not installed: pip install matplotlib"):
+        REPORT.plot("report.png")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,111 @@
+"""A forward that overflows where no gradient shows it: what it wrote tells, and the step is skipped."""
+
+import numpy as np
+import pytest
+from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
+from mindspore import Parameter, Tensor, nn, ops
+from support.networks import FEATURES, batch
+from support.training import bookkeeping, changed, state
+
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
+
+
+class BehindStopGradient(nn.Cell):
+    """As a generator in the discriminator's loss: its output is bounded, and its gradient is not asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = nn.SequentialCell(nn.Dense(FEATURES, 4), nn.BatchNorm1d(4), nn.ReLU())
+        self.score = nn.Dense(4, 1)
+
+    def construct(self, x, y):
+        made = ops.clamp(ops.stop_gradient(self.generator(x)), 0.0, 1.0)
+        made = ops.select(ops.isfinite(made), made, ops.zeros_like(made))
+        return ops.square(self.score(made) - y).mean()
+
+
+def overflowing():
+    x, y = (tensor.asnumpy() for tensor in batch(0))
+    return Tensor(x * np.float32(1e30)), Tensor(y)
+
+
+def cell_of(loss_scale, **keywords):
+    network = BehindStopGradient()
+    optimizer = nn.SGD(network.score.trainable_params(), 0.01)
+    return network, ScaledTrainOneStepCell(network, optimizer, loss_scale, **keywords).set_train()
+
+
+@pytest.mark.parametrize("keywords", [{"clip_norm": 1.0}, *slow({})], ids=str)
+def test_the_step_is_skipped(mode, keywords):
+    network, cell = cell_of(DynamicLossScale(2.0**10), **keywords)
+    cell(*batch(1))
+    before = state(cell)
+    loss, overflow, _ = cell(*overflowing())
+    assert np.isfinite(loss.asnumpy())
+    assert bool(overflow.asnumpy())
+    moved = changed(before, state(cell))
+    assert moved == bookkeeping(moved) | {name for name in moved if name.startswith("clipping.")}
+    assert np.isfinite(network.generator[1].moving_variance.asnumpy()).all()
+    assert cell.counters()["skipped_steps"] == 1
+    assert cell.overflowed_parameters() == []
+    assert cell.get_loss_scale() == 2.0**9
+
+
+@quick_in_graph_mode
+def test_no_lower_scale_is_tried(mode):
+    _, cell = cell_of(DynamicLossScale(2.0**10), max_retries=2)
+    assert bool(cell(*overflowing())[1])
+    assert cell.counters()["retries"] == 0
+
+
+# With a norm, too: that of the cycle's sum is finite, whatever call had overflowed.
+@quick_in_pynative_mode
+@pytest.mark.parametrize("bad, keywords", [*slow((0, {}), (1, {})), (2, {}), (1, {"clip_norm": 1.0})], ids=str)
+def test_a_cycle_is_skipped(mode, bad, keywords):
+    _, cell = cell_of(DynamicLossScale(2.0**10), gradient_accumulation_steps=3, **keywords)
+    for seed in range(3):
+        cell(*batch(seed))
+    before = state(cell)
+    for call in range(3):
+        overflow = cell(*(overflowing() if call == bad else batch(call)))[1]
+        assert bool(overflow.asnumpy()) == (call >= bad)
+    after = state(cell)
+    others = {name for name in before if name.startswith(("forward_state.", "clipping."))}
+    assert changed(before, after) - others == bookkeeping(changed(before, after))
+    assert cell.counters() == {"applied_steps": 1, "skipped_steps": 1, "consecutive_skipped_steps": 1}
+
+
+class Observer(nn.Cell):
+    """The range of its inputs, which begins infinite."""
+
+    def __init__(self):
+        super().__init__()
+        self.score = nn.Dense(FEATURES, 1)
+        self.low = Parameter(Tensor(np.float32(np.inf)), name="low", requires_grad=False)
+        self.lowest = Tensor(np.float32(-np.inf))
+        self.high = Parameter(Tensor(np.full(2, -np.inf, np.float32)), name="high", requires_grad=False)
+
+    def construct(self, x, y):
+        ops.assign(self.low, ops.minimum(self.low, ops.ReduceMin()(x)))
+        # Its second element is never written.
+        ops.assign(self.high, ops.maximum(self.high, ops.stack((ops.ReduceMax()(x), self.lowest))))
+        return ops.square(self.score(ops.clamp(x, -1.0, 1.0)) - y).mean()
+
+
+@quick_in_graph_mode
+def test_what_was_not_finite_before_is_no_overflow(mode):
+    network = Observer()
+    cell = ScaledTrainOneStepCell(
+        network,
+        nn.SGD(network.score.trainable_params(), 0.01),
+        DynamicLossScale(2.0**10),
+        forward_state=[network.low, network.high],
+    ).set_train()
+    assert not bool(cell(*batch(0))[1].asnumpy())
+    high = network.high.asnumpy().copy()
+    assert np.isfinite(high[0])
+    x, y = (tensor.asnumpy() for tensor in batch(0))
+    x[1, 1] = np.inf
+    assert bool(cell(Tensor(x), Tensor(y))[1].asnumpy())
+    np.testing.assert_array_equal(network.high.asnumpy(), high)
+    assert not bool(cell(*batch(1))[1].asnumpy())

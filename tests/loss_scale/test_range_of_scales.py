@@ -1,0 +1,86 @@
+"""Very large scales: gradients are right, or the scale is refused, also where gradients are accumulated."""
+
+import numpy as np
+import pytest
+from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
+from mindspore import Tensor, nn
+from support.networks import Linear, batch
+from support.training import assert_equal_weights
+
+from ms_lossscale import DynamicLossScale, FixedLossScale, ScaledTrainOneStepCell, ScheduledLossScale
+from ms_lossscale.loss_scale import LossScale
+
+# The largest scale for so many calls in a cycle: 1 / calls / scale is a normal float32, which 2**-126 is.
+LARGEST = {1: 2.0**126, 2: 2.0**125, 3: 2.0**124, 4: 2.0**124, 5: 2.0**123}
+
+
+class Doubles(LossScale):
+    def next_scale(self, loss_scale, overflow):
+        return loss_scale * 2.0
+
+
+def cell_of(loss_scale, steps, network=None):
+    network = network or Linear()
+    optimizer = nn.SGD(network.trainable_params(), learning_rate=0.01)
+    return ScaledTrainOneStepCell(network, optimizer, loss_scale, gradient_accumulation_steps=steps).set_train()
+
+
+def trained(loss_scale, steps):
+    network = Linear()
+    cell = cell_of(loss_scale, steps, network)
+    x, y = (tensor.asnumpy() for tensor in batch())
+    for _ in range(steps):
+        # So small that the loss times the largest scale is finite.
+        assert not cell(Tensor(x / 8), Tensor(y / 8))[1].asnumpy()
+    assert cell.counters()["applied_steps"] == 1
+    return network
+
+
+@quick_in_graph_mode
+@pytest.mark.parametrize("steps", [*slow(1), 3])
+def test_gradients_are_exact_at_the_largest_scale(mode, steps):
+    expected = trained(1.0, steps)
+    assert not np.array_equal(expected.weight.asnumpy(), Linear().weight.asnumpy())
+    assert_equal_weights(trained(LARGEST[steps], steps), expected)
+
+
+@pytest.mark.parametrize("steps", [steps for steps in LARGEST if steps > 1])
+@pytest.mark.parametrize(
+    "make, argument",
+    [
+        (lambda scale: scale, "'loss_scale'"),
+        (FixedLossScale, "'loss_scale'"),
+        (Doubles, "'loss_scale'"),
+        (lambda scale: DynamicLossScale(scale, max_loss_scale=scale), "'init_loss_scale'"),
+        (lambda scale: DynamicLossScale(max_loss_scale=scale), "'max_loss_scale'"),
+        (lambda scale: ScheduledLossScale([1, 2, 3], [1.0, scale, 2.0]), "'loss_scales'"),
+    ],
+)
+def test_what_is_larger_is_refused_at_construction(steps, make, argument):
+    cell_of(make(LARGEST[steps]), steps)
+    with pytest.raises(ValueError, match=rf"{argument} must be at most 2\*\*12[345] .*accumulated"):
+        cell_of(make(2 * LARGEST[steps]), steps)
+
+
+def test_what_is_larger_is_refused_when_set_by_hand():
+    cell = cell_of(DynamicLossScale(), 4)
+    cell.set_loss_scale(2.0**124)
+    for owner in (cell, cell.loss_scale):
+        with pytest.raises(ValueError, match=r"'value' must be at most 2\*\*124 "):
+            owner.set_loss_scale(2.0**125)
+    assert cell.get_loss_scale() == 2.0**124
+
+
+def test_one_that_was_set_before_is_refused_too():
+    for loss_scale in (DynamicLossScale(), ScheduledLossScale([1], [1.0]), FixedLossScale()):
+        loss_scale.set_loss_scale(2.0**126)
+        with pytest.raises(ValueError, match=r"at most 2\*\*125 "):
+            cell_of(loss_scale, 2)
+
+
+@quick_in_pynative_mode
+def test_a_users_update_rule_goes_no_further(mode):
+    cell = cell_of(Doubles(2.0**122), 3)
+    x, y = (tensor.asnumpy() for tensor in batch())
+    scales = [float(cell(Tensor(x / 8), Tensor(y / 8))[2].asnumpy()) for _ in range(4 * 3)]
+    assert scales[::3] == [2.0**122, 2.0**123, 2.0**124, 2.0**124]

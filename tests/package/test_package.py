@@ -1,0 +1,165 @@
+"""The package: its public names, and what importing it costs."""
+
+import ast
+import inspect
+import re
+import typing
+from types import ModuleType
+
+import mypy.api
+import pytest
+from support.python_process import check_python, run_python
+
+import ms_lossscale
+
+# Written down here and not taken from the package, which could have lost one.
+CLASSES_AND_FUNCTIONS = {
+    "ActivationReport",
+    "AlternatingTrainOneStepCell",
+    "DynamicLossScale",
+    "ExposeOptimizer",
+    "FiniteGradients",
+    "FixedLossScale",
+    "Float32Advice",
+    "FloatStatusRegister",
+    "FlushAccumulation",
+    "GradientReport",
+    "InputGradient",
+    "LossScale",
+    "LossScaleMonitor",
+    "ManualStep",
+    "NormSpike",
+    "OverflowDetector",
+    "OverflowTrace",
+    "ScaledTrainOneStepCell",
+    "ScheduledLossScale",
+    "ShardedOptimizer",
+    "SimultaneousTrainOneStepCell",
+    "SkipCondition",
+    "advise_float32",
+    "all_finite",
+    "build_train_network",
+    "locate_overflow",
+    "merge_shards",
+    "plot_scale",
+    "profile_activations",
+    "profile_gradients",
+    "suggest_schedule",
+}
+
+
+def test_its_public_names():
+    public = {name: value for name, value in vars(ms_lossscale).items() if not name.startswith("_")}
+    assert {name for name, value in public.items() if not isinstance(value, ModuleType)} == CLASSES_AND_FUNCTIONS
+    for name in CLASSES_AND_FUNCTIONS:
+        assert public[name].__doc__, name
+        assert public[name].__module__.startswith("ms_lossscale.")
+
+
+EMULATION = ("Register", "Saturate", "saturate", "saturation_mode")
+
+
+def test_its_public_module():
+    for name in EMULATION:
+        assert getattr(ms_lossscale.emulation, name).__doc__, name
+
+
+def functions_of(value):
+    """A function itself; of a class what its users call, be it inherited: constructor, methods and properties."""
+    if inspect.isfunction(value):
+        return [value]
+    names = [name for name in dir(value) if name == "__init__" or not name.startswith("_")]
+    # What MindSpore's graph mode calls, users do not.
+    members = [inspect.getattr_static(value, name) for name in names if name != "construct"]
+    functions = [member.fget if isinstance(member, property) else member for member in members]
+    return [each for each in functions if inspect.isfunction(each) and each.__module__.startswith("ms_lossscale.")]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(getattr(ms_lossscale, name) for name in sorted(CLASSES_AND_FUNCTIONS)),
+        *(getattr(ms_lossscale.emulation, name) for name in EMULATION),
+        *(getattr(ms_lossscale.diagnosis, name) for name in ("Activation", "Distribution", "Recommendation")),
+    ],
+    ids=lambda value: value.__name__,
+)
+def test_its_type_hints_are_complete(value):
+    for function in functions_of(value):
+        expected = {*inspect.signature(function).parameters, "return"} - {"self"}
+        assert typing.get_type_hints(function).keys() - {"self"} == expected, function.__qualname__
+
+
+@pytest.mark.slow
+def test_importing_it_prints_nothing(tmp_path):
+    # MindSpore logs a warning where one of its modules is deprecated.
+    program = "import sys, mindspore; print('imported', file=sys.stderr, flush=True); import ms_lossscale"
+    result = run_python("-c", program, cwd=tmp_path)
+    assert (result.returncode, result.stdout, result.stderr.partition("imported\n")[2]) == (0, "", "")
+
+
+@pytest.mark.slow
+def test_importing_it_imports_nothing_of_the_examples(tmp_path):
+    # Beyond what MindSpore imports, which may be some of it.
+    program = (
+        "import sys, mindspore; before = set(sys.modules); import ms_lossscale; "
+        "print(sorted({name.split('.')[0] for name in set(sys.modules) - before}))"
+    )
+    imported = ast.literal_eval(check_python("-c", program, cwd=tmp_path).splitlines()[-1])
+    assert "ms_lossscale" in imported
+    assert not {"matplotlib", "mlxtend", "tqdm", "tensorboardX", "hypothesis", "pytest"} & set(imported)
+
+
+# What type checkers are to see; MindSpore has no type hints, so that a Tensor is Any.
+TYPED = """
+from mindspore import Tensor, nn
+from ms_lossscale import *
+
+network, optimizer, x = nn.Dense(1, 1), nn.SGD([]), Tensor(1.0)
+plain = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(), clip_norm=1.0)
+reveal_type(plain(x))  # tuple[Any, Any, Any]
+loss, overflow = plain(x)  # error: Too many values to unpack (2 expected, 3 provided)
+reveal_type(ScaledTrainOneStepCell(network, optimizer, has_aux=True)(x))  # tuple[Any, ...]
+reveal_type(SimultaneousTrainOneStepCell([network], [optimizer], max_retries=1)(x))  # tuple[Any, Any, Any, Any]
+reveal_type(AlternatingTrainOneStepCell([network], [optimizer], every=(1,))(x))  # tuple[Any, Any, Any, Any]
+reveal_type(AlternatingTrainOneStepCell([network], [optimizer], has_aux=[True])(x))  # tuple[Any, ...]
+reveal_type(build_train_network(network, optimizer)(x))  # tuple[Any, ...]
+both: list[ScaledTrainOneStepCell] = [plain, ScaledTrainOneStepCell(network, optimizer, has_aux=True)]
+reveal_type(plain.get_loss_scale())  # float
+ScaledTrainOneStepCell(network, optimizer, klip_norm=1.0)  # error: Unexpected keyword argument "klip_norm"
+step = ManualStep([network], optimizer, DynamicLossScale(), clip_norm=1.0)
+reveal_type(step.begin(x, x))  # Any
+reveal_type(step.end((x,), loss=x))  # Any
+reveal_type(step.scale(x))  # Any
+reveal_type(step.steps_made())  # int
+step.end((x,), lost=x)  # error: Unexpected keyword argument "lost"
+ManualStep(network, optimizer, max_retries=1)  # error: Unexpected keyword argument "max_retries"
+def forward(x: Tensor) -> Tensor:
+    return step.scale(x)
+profile_gradients(forward, step.parameters, [x])
+monitor = LossScaleMonitor()
+with monitor.watching(step):
+    reveal_type(monitor.after_step(x, step.end((x,)), inputs=(x, x)))  # None
+monitor.after_step(*plain(x), batch=x)  # error: Unexpected keyword argument "batch"
+"""
+
+
+@pytest.mark.slow
+def test_type_checkers_know_what_a_call_returns(tmp_path):
+    code = TYPED + "def of_cells(args: tuple[nn.Cell, nn.Cell]) -> None:\n"
+    for name in sorted(name for name in CLASSES_AND_FUNCTIONS if name.endswith("TrainOneStepCell")):
+        parameters = inspect.signature(getattr(ms_lossscale, name)).parameters.values()
+        keywords = [each for each in parameters if each.kind is each.KEYWORD_ONLY and each.name != "has_aux"]
+        passed = ", ".join(f"{each.name}={each.default!r}" for each in keywords)
+        code += "".join(f"    {name}(*args, has_aux={has_aux}, {passed})\n" for has_aux in (True, False))
+    path = tmp_path / "typed.py"
+    path.write_text(code)
+    printed, errors, _ = mypy.api.run(["--config-file=", "--ignore-missing-imports", str(path)])
+    assert not errors
+    found: dict = {}
+    for line in printed.splitlines():
+        told = re.match(r".*typed\.py:(\d+): (?:note: Revealed type is \"(.*)\"|(error: .*?)(?: for .*)?  \[.*)$", line)
+        if told:
+            found.setdefault(int(told[1]), told[2] or told[3])
+    lines = enumerate(code.splitlines(), start=1)
+    assert found == {number: line.partition("  # ")[2] for number, line in lines if "  # " in line}

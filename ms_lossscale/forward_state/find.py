@@ -11,6 +11,7 @@ from ms_lossscale.forward_state.entries import entries
 from ms_lossscale.forward_state.ownership import forget_imports, is_users
 from ms_lossscale.forward_state.reachable import Reach
 from ms_lossscale.forward_state.reading import Reading
+from ms_lossscale.function_network import FunctionNetwork
 
 # Up to so many elements are copied in each step even if nothing is known to write them.
 _FEW = 10**6
@@ -206,8 +207,9 @@ def _buffers(networks, cells):
 
 
 def _without_gradient(cells, parameters):
-    """Returns the Parameters without gradient that do not belong to MindSpore's layers."""
-    of_layers = {id(each) for cell in cells if not is_users(type(cell)) for each in cell._params.values()}
+    """Returns the Parameters without gradient that do not belong to MindSpore's layers. A function's are the user's."""
+    layers = [cell for cell in cells if not is_users(type(cell)) and not isinstance(cell, FunctionNetwork)]
+    of_layers = {id(each) for cell in layers for each in cell._params.values()}
     return [key for key, each in parameters.items() if not each.requires_grad and key not in of_layers]
 
 

@@ -1,18 +1,22 @@
 """
-Cells whose forward writes state, each in a different way.
+Cells whose forward or backward writes registered state, each in a different way: frozen Parameters and buffers.
 
 Each is run in `modes`, in both if it does not say. In the other mode, MindSpore refuses to compile it, or the write
 does not last. They take a batch of shape (4, 3) and return a tensor.
 """
 
+import mindspore as ms
+import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 FEATURES = 3
 GRAPH, PYNATIVE = ("graph",), ("pynative",)
 
 
-def state(name, trainable=False):
-    return Parameter(Tensor([0.5, 1.0, 1.5]), name=name, requires_grad=trainable)
+def state(name, shape=(FEATURES,), trainable=False):
+    """Returns a Parameter whose elements differ."""
+    values = np.linspace(0.5, 1.5, int(np.prod(shape)), dtype=np.float32).reshape(shape)
+    return Parameter(Tensor(values), name=name, requires_grad=trainable)
 
 
 def moved(value, x):
@@ -25,9 +29,11 @@ def write(memory, value):
 
 
 class Way(nn.Cell):
-    """Base class, with a frozen Parameter `u`, and others that are only read."""
+    """Base class, with a frozen Parameter `u`, and a weight that is only read."""
 
     modes = ("graph", "pynative")
+    # Keeps the scaled gradient: infinite when it overflows, which no lower scale is tried for.
+    is_of_the_backward = False
 
     def __init__(self):
         super().__init__()
@@ -38,96 +44,79 @@ class Way(nn.Cell):
     def following(self, x):
         return moved(self.u, x)
 
+    def construct(self, x):
+        self.keep(x)
+        return x * self.trained
+
 
 class ByAssign(Way):
-    def construct(self, x):
+    def keep(self, x):
         ops.assign(self.u, self.following(x))
-        return x * self.trained
 
 
 class ByAttribute(Way):
     """Assigns an attribute, as is usual in PyNative mode."""
 
-    def construct(self, x):
+    def keep(self, x):
         self.u = self.following(x)
-        return x * self.trained
 
 
-class ByAttributeAndView(Way):
-    def construct(self, x):
-        self.u = ops.stop_gradient(x)[0]
-        return x * self.trained
-
-
-class BySetattr(Way):
-    def construct(self, x):
-        setattr(self, "u", self.following(x))  # noqa: B010
-        return x * self.trained
+class ByAugmentedAttribute(Way):
+    def keep(self, x):
+        self.u += ops.stop_gradient(x.mean(0))
 
 
 class BySetData(Way):
     modes = PYNATIVE
 
-    def construct(self, x):
+    def keep(self, x):
         self.u.set_data(self.following(x))
-        return x * self.trained
-
-
-class ByAugmentedAttribute(Way):
-    def construct(self, x):
-        self.u += ops.stop_gradient(x.mean(0))
-        return x * self.trained
 
 
 class ByEllipsis(Way):
     modes = PYNATIVE
 
-    def construct(self, x):
+    def keep(self, x):
         self.u[...] = self.following(x)
-        return x * self.trained
 
 
 class ByIndex(Way):
-    def construct(self, x):
+    def keep(self, x):
         self.u[0] = self.following(x)[0]
-        return x * self.trained
-
-
-class BySetitem(Way):
-    modes = PYNATIVE
-
-    def construct(self, x):
-        self.u.__setitem__(0, self.following(x)[0])
-        return x * self.trained
 
 
 class ByCopy(Way):
-    def construct(self, x):
+    def keep(self, x):
         self.u.copy_(self.following(x))
-        return x * self.trained
-
-
-class ByLocalName(Way):
-    def construct(self, x):
-        memory, trained = self.u, self.trained
-        ops.assign(memory, moved(memory, x))
-        return x * trained
-
-
-class ByWalrus(Way):
-    modes = PYNATIVE
-
-    def construct(self, x):
-        ops.assign((memory := self.u), moved(memory, x))
-        return x * self.trained
 
 
 class ByView(Way):
     modes = PYNATIVE
 
-    def construct(self, x):
+    def keep(self, x):
         ops.depend(self.u, x).view(-1).copy_(self.following(x))
-        return x * self.trained
+
+
+class ByMintInPlace(Way):
+    modes = GRAPH
+
+    def keep(self, x):
+        self.u.mul_(ops.stop_gradient(x.mean(0)))
+
+
+class ByAssignAdd(Way):
+    def keep(self, x):
+        ops.assign_add(self.u, ops.stop_gradient(x.mean(0)))
+
+
+class ByScatterUpdate(Way):
+    def keep(self, x):
+        ops.scatter_update(self.u, Tensor([0], ms.int32), self.following(x)[:1])
+
+
+class ByMap(Way):
+    def keep(self, x):
+        ops.Map()(write, (self.u,), (self.following(x),))
 
 
 class ByPartOfATuple(Way):
@@ -137,74 +126,182 @@ class ByPartOfATuple(Way):
         super().__init__()
         self.all = ParameterTuple([self.u, state(f"{type(self).__name__}.other")])
 
-    def construct(self, x):
+    def keep(self, x):
         ops.assign(self.all[0], self.following(x))
+
+
+class ByPrimitive(Way):
+    def __init__(self):
+        super().__init__()
+        self.assign = ops.Assign()
+
+    def construct(self, x):
+        return ops.depend(x, self.assign(self.u, self.following(x))) * self.trained
+
+
+class ByBatchNormFunction(Way):
+    def __init__(self):
+        super().__init__()
+        self.variance = state(f"{type(self).__name__}.variance")
+        self.shift = state(f"{type(self).__name__}.shift", trainable=True)
+
+    def construct(self, x):
+        return ops.batch_norm(x, self.u, self.variance, self.trained, self.shift, training=True)
+
+
+class WithinAGradient(Way):
+    def loss(self, x):
+        ops.assign(self.u, self.following(x))
+        return (x * x).sum()
+
+    def construct(self, x):
+        return ops.stop_gradient(ops.grad(self.loss)(x)) * self.trained
+
+
+class ByJit(Way):
+    @ms.jit
+    def construct(self, x):
+        ops.assign(self.u, self.following(x))
         return x * self.trained
 
 
-class ByAugmentedPartOfAList(Way):
-    modes = GRAPH
+class Writer(nn.Cell):
+    def construct(self, memory, value):
+        ops.assign(memory, value)
+        return value
+
+
+class ByACellInside(Way):
+    def __init__(self):
+        super().__init__()
+        self.writers = nn.CellList([Writer()])
+
+    def keep(self, x):
+        self.writers[0](self.u, self.following(x))
+
+
+class ByForwardHook(Way):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Dense(FEATURES, FEATURES)
+        self.layer.register_forward_hook(self.keep)
+
+    def keep(self, cell, inputs, output):
+        ops.assign(self.u, moved(self.u, output))
+
+    def construct(self, x):
+        return self.layer(x) * self.trained
+
+
+class ByBackwardHook(Way):
+    modes = PYNATIVE
+    is_of_the_backward = True
 
     def __init__(self):
         super().__init__()
-        self.all = [self.u]
+        self.layer = nn.Dense(FEATURES, FEATURES)
+        self.layer.register_backward_hook(self.keep)
+
+    def keep(self, cell, grad_input, grad_output):
+        ops.assign(self.u, moved(self.u, grad_output[0]))
 
     def construct(self, x):
-        self.all[0] += ops.stop_gradient(x.mean(0))
-        return x * self.trained
+        return self.layer(x) * self.trained
 
 
-class ByAugmentedPartOfADict(Way):
-    modes = GRAPH
+class ByHookOfAParameter(Way):
+    """Registers the hook before there is a training cell."""
+
+    is_of_the_backward = True
 
     def __init__(self):
         super().__init__()
-        self.by_name = {"a": self.u}
+        self.trained.register_hook(self.keep)
+
+    def keep(self, gradient):
+        ops.assign(self.u, moved(self.u, gradient.reshape(1, -1)))
+        return gradient
 
     def construct(self, x):
-        by_name = self.by_name
-        by_name["a"] += ops.stop_gradient(x.mean(0))
-        return x * self.trained
+        return x * self.trained * 2
 
 
-class ByPartOfADict(Way):
+class ByBprop(Way):
+    modes = PYNATIVE
+    is_of_the_backward = True
+
+    def construct(self, x):
+        return x * 2
+
+    def bprop(self, x, out, dout):
+        ops.assign(self.u, moved(self.u, dout))
+        return (dout * 2,)
+
+
+def normalised(vector):
+    return vector / (ops.sqrt((vector * vector).sum()) + 1e-12)
+
+
+class SpectralNorm(Way):
+    """Hangs its vectors on a layer of MindSpore's, as HiFaceGAN does. Their names are composed."""
+
     def __init__(self):
         super().__init__()
-        self.by_name = {"a": self.u}
+        self.layer = nn.Dense(FEATURES, 5)
+        self.layer.weight_u, self.layer.weight_v = state("weight_u", (5,)), state("weight_v")
 
     def construct(self, x):
-        ops.assign(self.by_name["a"], self.following(x))
-        return x * self.trained
+        weight = self.layer.weight
+        u, v = getattr(self.layer, "weight" + "_u"), getattr(self.layer, "weight" + "_v")
+        ops.assign(v, normalised(ops.matmul(weight.T, u) + ops.stop_gradient(x).mean(0)))
+        ops.assign(u, normalised(ops.matmul(weight, v)))
+        return ops.matmul(x, (weight / (u * ops.matmul(weight, v)).sum()).T)
 
 
-namespace = {"ops": ops}
-exec("def unreadable(memory, value):\n    ops.assign(memory, value)", namespace)
-unreadable = namespace["unreadable"]
+class Queue(Way):
+    """Keeps the keys of earlier batches, and where it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.queue = state("queue", (20, FEATURES))
+        self.next = Parameter(Tensor(0, ms.int32), name="next", requires_grad=False)
+
+    def construct(self, x):
+        similarity = ops.matmul(x * self.trained, self.queue.T)
+        self.queue[4:8] = ops.stop_gradient(x)
+        ops.assign(self.next, (self.next + 4) % 20)
+        return similarity
 
 
-class ByFunctionWithoutSource(Way):
+class BufferByCopy(nn.Cell):
+    modes, is_of_the_backward = ("graph", "pynative"), False
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", Tensor([0.5, 1.0, 1.5]))
+
+    def construct(self, x):
+        self.seen.copy_(moved(self.seen, x))
+        return x * 2
+
+
+class BufferByEllipsis(BufferByCopy):
     modes = PYNATIVE
 
     def construct(self, x):
-        unreadable(self.u, self.following(x))
-        return x * self.trained
+        self.seen[...] = moved(self.seen, x)
+        return x * 2
 
 
-class OfATrainableParameter(Way):
-    """Writes a trainable Parameter that is in no optimizer: in a clean step, only the forward changes it."""
+class BatchNorm(nn.Cell):
+    modes, is_of_the_backward = ("graph", "pynative"), False
 
     def __init__(self):
         super().__init__()
-        self.loose = state(f"{type(self).__name__}.loose", trainable=True)
+        self.norm = nn.BatchNorm1d(FEATURES)
 
     def construct(self, x):
-        ops.assign(self.loose, moved(self.loose, x))
-        return x * self.loose
+        return self.norm(x)
 
 
-class OfATrainableParameterByFunctionWithoutSource(OfATrainableParameter):
-    modes = PYNATIVE
-
-    def construct(self, x):
-        unreadable(self.loose, moved(self.loose, x))
-        return x * self.loose
+WAYS = [cls for cls in list(vars().values()) if hasattr(cls, "is_of_the_backward") and cls is not Way]

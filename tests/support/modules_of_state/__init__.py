@@ -1,1 +1,0 @@
-"""A package whose modules keep state that networks reach by its name."""

@@ -1,3 +1,0 @@
-"""Keeps state in a global, which functions of other modules name."""
-
-STATE = []

@@ -6,7 +6,7 @@ MINDSPORE ?= mindspore
 # With AVX-512, MindSpore chooses convolutions on CPU that are 10 to 80 times slower.
 export ONEDNN_MAX_CPU_ISA ?= AVX2
 
-.PHONY: lenet lenet-2 gan gan-2 gan-policies compare advise bench scaling pictures toolkits test test-slow test-all mutants lint docs dist
+.PHONY: lenet lenet-2 gan gan-2 gan-policies compare advise bench scaling pictures toolkits test test-slow test-oldest test-all mutants lint docs dist
 
 lenet: $(VENV)/examples
 	$(VENV)/bin/python examples/lenet/train.py
@@ -58,27 +58,24 @@ QUICK = not slow and not nightly
 test: $(VENV)/installed
 	$(VENV)/bin/python -m pytest -m "$(QUICK)"
 
-# The tests of messages, files, pages and examples, which do not depend on MindSpore's version.
-ANY_VERSION = $(patsubst %,tests/test_%.py,arguments arguments_of_accumulation arguments_of_several_networks \
-	data_parallel_costs distribution examples_toolkits full_disk gan_policies gradient_report mutants package pictures site \
-	symptoms trace_step translations written_scale)
-
-# What .ci/run runs after `make test`: the long tests. Then, with the oldest MindSpore, the quick tests that depend on its
-# version, and the programs of the pages.
 test-slow: $(VENV)/installed
 	$(VENV)/bin/python -m pytest -m "slow and not nightly"
-	$(MAKE) --no-print-directory .venv-oldest/installed VENV=.venv-oldest MINDSPORE=mindspore==2.7.0
-	.venv-oldest/bin/python -m pytest -m "$(QUICK)" $(ANY_VERSION:%=--ignore=%)
-	.venv-oldest/bin/python -m pytest -k "not graph and not GRAPH" tests/pages/test_docs.py tests/pages/test_migration.py
 
-# All tests, with the newest and the oldest MindSpore. The latter's processes keep what they compile, 11 GB each by the
-# end of the long tests, which therefore run in two halves. With FAIL_IF_DROPPED, see tests/conftest.py.
+# What depends on MindSpore's version: configurations, what a forward writes, checkpoints, loading, facts of MindSpore, and
+# jobs of ranks. Some 250 quick tests, which also run with the oldest one.
+OLDEST = $(wildcard tests/cells/test_configurations*.py tests/cells/test_checkpoints*.py tests/cells/test_load*.py \
+	tests/cells/test_resume*.py tests/forward_state tests/mindspore tests/ranks/test_data_parallel.py)
+
+test-oldest:
+	$(MAKE) --no-print-directory .venv-oldest/installed VENV=.venv-oldest MINDSPORE=mindspore==2.7.0
+	.venv-oldest/bin/python -m pytest -m "$(QUICK)" $(OLDEST)
+
+# All tests, with the newest and the oldest MindSpore. The latter's processes keep all that they compile, so that each
+# folder has its own. With FAIL_IF_DROPPED, see tests/conftest.py.
 test-all: export FAIL_IF_DROPPED = 1
-test-all: test test-slow
+test-all: test test-slow test-oldest
 	$(VENV)/bin/python -m pytest -m nightly
-	.venv-oldest/bin/python -m pytest -m "slow or nightly" tests/test_[a-h]*.py
-	.venv-oldest/bin/python -m pytest -m "slow or nightly" tests/test_[i-z]*.py
-	.venv-oldest/bin/python -m pytest -m "$(QUICK)" $(ANY_VERSION)
+	set -e; for folder in $(sort $(dir $(wildcard tests/*/test_*.py))); do .venv-oldest/bin/python -m pytest $$folder; done
 
 # Breaks the package in each way of tests/support/mutants/, and shows those that no test notices.
 mutants: $(VENV)/installed
@@ -105,10 +102,11 @@ dist:
 	$(call install,.venv-toolkits,examples$(comma)toolkits)
 	touch $@
 
-# Fails on any warning. To read the pages, open site/index.html, or, for the search, run
-# `.venv-docs/bin/python -m http.server --directory site`.
+# The site, whose Chinese half has a search of its own. Fails on any warning. To read the pages, open site/index.html; for
+# the search, run `.venv-docs/bin/python -m http.server --directory site`.
 docs: .venv-docs/installed
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --config-file mkdocs.zh.yml
 
 # Installs only the extra: docstrings can be read without the package and MindSpore.
 .venv-docs/installed: setup.cfg

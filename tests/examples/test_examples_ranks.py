@@ -6,10 +6,17 @@ from concurrent.futures import ThreadPoolExecutor
 import mindspore
 import numpy as np
 import pytest
+from support.digits import write_digits
 from support.python_process import ROOT, run_msrun, run_python, skip_with_older_mindspore
-from test_examples_gan import BATCH_SIZE, STEPS_PER_EPOCH, data  # noqa: F401
 
+# Of 20 images two steps an epoch, and four images left out, other ones in each.
+BATCH_SIZE, STEPS_PER_EPOCH = 8, 2
 SMALL = {"lenet": ("--optimizer", "momentum"), "gan": ("--filters", "2")}
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write_digits(tmp_path / "data")
 
 
 def script(example):
@@ -27,11 +34,11 @@ def rows_of(folder):
 
 
 # In float32 the order of sums rounds little; in float16 it decides what overflows.
-def options_of(example, data):  # noqa: F811
+def options_of(example, data):
     return ("--data", data, "--batch-size", BATCH_SIZE, "--amp-level", "O0", *SMALL[example], "--output", "out")
 
 
-def run_on_1_2_1_ranks(example, data, folder):  # noqa: F811
+def run_on_1_2_1_ranks(example, data, folder):
     """One epoch on one rank, one on two, and one on one. Checks what all examples have in common; returns the table."""
     options = options_of(example, data)
     results = [run_python(script(example), "--epochs", 1, *options, cwd=folder)]
@@ -48,7 +55,7 @@ def run_on_1_2_1_ranks(example, data, folder):  # noqa: F811
 
 
 @pytest.mark.nightly
-def test_lenet_goes_on_with_another_number_of_ranks_as_without(data, tmp_path):  # noqa: F811
+def test_lenet_goes_on_with_another_number_of_ranks_as_without(data, tmp_path):
     skip_with_older_mindspore()
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     whole.mkdir()
@@ -68,7 +75,7 @@ def test_lenet_goes_on_with_another_number_of_ranks_as_without(data, tmp_path): 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", SMALL)
-def test_ranks_that_can_not_share_a_batch_are_told_so(data, tmp_path, example):  # noqa: F811
+def test_ranks_that_can_not_share_a_batch_are_told_so(data, tmp_path, example):
     """What msrun tells its processes is enough: they need not wait for each other to find out."""
     options = ("--data", data, "--batch-size", 7, "--output", "out")
     result = run_python(script(example), *options, cwd=tmp_path, MS_ROLE="MS_WORKER", MS_WORKER_NUM="2", RANK_ID="0")
@@ -80,7 +87,7 @@ def test_ranks_that_can_not_share_a_batch_are_told_so(data, tmp_path, example): 
 
 
 @pytest.mark.slow
-def test_lenet_on_two_ranks_that_share_the_optimizers_state_is_the_same(data, tmp_path):  # noqa: F811
+def test_lenet_on_two_ranks_that_share_the_optimizers_state_is_the_same(data, tmp_path):
     """Its table and its checkpoint, to the last bit, also where it was resumed; and one rank goes on from there."""
     skip_with_older_mindspore()
     options = ("--data", data, "--batch-size", BATCH_SIZE, "--output", "out")

@@ -1,4 +1,4 @@
-"""The package: its public names, and what importing it costs."""
+"""The package: its public names and their type hints, and what importing it costs."""
 
 import ast
 import inspect
@@ -8,7 +8,7 @@ from types import ModuleType
 
 import mypy.api
 import pytest
-from support.python_process import check_python, run_python
+from support.python_process import run_python
 
 import ms_lossscale
 
@@ -48,66 +48,48 @@ CLASSES_AND_FUNCTIONS = {
 }
 
 
+EMULATION = {"Register", "Saturate", "saturate", "saturation_mode"}
+
+
 def test_its_public_names():
     public = {name: value for name, value in vars(ms_lossscale).items() if not name.startswith("_")}
     assert {name for name, value in public.items() if not isinstance(value, ModuleType)} == CLASSES_AND_FUNCTIONS
     for name in CLASSES_AND_FUNCTIONS:
         assert public[name].__doc__, name
         assert public[name].__module__.startswith("ms_lossscale.")
+    assert all(getattr(ms_lossscale.emulation, name).__doc__ for name in EMULATION)
 
 
-EMULATION = ("Register", "Saturate", "saturate", "saturation_mode")
-
-
-def test_its_public_module():
-    for name in EMULATION:
-        assert getattr(ms_lossscale.emulation, name).__doc__, name
+def test_importing_it_prints_nothing_and_imports_nothing_of_the_examples(tmp_path):
+    """Beyond what MindSpore does; that may be some of it."""
+    program = (
+        "import sys, mindspore; before = set(sys.modules); print('imported', file=sys.stderr, flush=True); "
+        "import ms_lossscale; print({name.split('.')[0] for name in set(sys.modules) - before})"
+    )
+    result = run_python("-c", program, cwd=tmp_path)
+    imported = ast.literal_eval(result.stdout)
+    assert (result.returncode, result.stderr.partition("imported\n")[2]) == (0, "")
+    assert "ms_lossscale" in imported
+    assert not {"matplotlib", "mlxtend", "tqdm", "tensorboardX", "hypothesis", "pytest"} & imported
 
 
 def functions_of(value):
     """A function itself; of a class what its users call, be it inherited: constructor, methods and properties."""
     if inspect.isfunction(value):
         return [value]
-    names = [name for name in dir(value) if name == "__init__" or not name.startswith("_")]
     # What MindSpore's graph mode calls, users do not.
-    members = [inspect.getattr_static(value, name) for name in names if name != "construct"]
+    names = [name for name in dir(value) if name == "__init__" or not name.startswith(("_", "construct"))]
+    members = [inspect.getattr_static(value, name) for name in names]
     functions = [member.fget if isinstance(member, property) else member for member in members]
     return [each for each in functions if inspect.isfunction(each) and each.__module__.startswith("ms_lossscale.")]
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        *(getattr(ms_lossscale, name) for name in sorted(CLASSES_AND_FUNCTIONS)),
-        *(getattr(ms_lossscale.emulation, name) for name in EMULATION),
-        *(getattr(ms_lossscale.diagnosis, name) for name in ("Activation", "Distribution", "Recommendation")),
-    ],
-    ids=lambda value: value.__name__,
-)
-def test_its_type_hints_are_complete(value):
-    for function in functions_of(value):
-        expected = {*inspect.signature(function).parameters, "return"} - {"self"}
-        assert typing.get_type_hints(function).keys() - {"self"} == expected, function.__qualname__
-
-
-@pytest.mark.slow
-def test_importing_it_prints_nothing(tmp_path):
-    # MindSpore logs a warning where one of its modules is deprecated.
-    program = "import sys, mindspore; print('imported', file=sys.stderr, flush=True); import ms_lossscale"
-    result = run_python("-c", program, cwd=tmp_path)
-    assert (result.returncode, result.stdout, result.stderr.partition("imported\n")[2]) == (0, "", "")
-
-
-@pytest.mark.slow
-def test_importing_it_imports_nothing_of_the_examples(tmp_path):
-    # Beyond what MindSpore imports, which may be some of it.
-    program = (
-        "import sys, mindspore; before = set(sys.modules); import ms_lossscale; "
-        "print(sorted({name.split('.')[0] for name in set(sys.modules) - before}))"
-    )
-    imported = ast.literal_eval(check_python("-c", program, cwd=tmp_path).splitlines()[-1])
-    assert "ms_lossscale" in imported
-    assert not {"matplotlib", "mlxtend", "tqdm", "tensorboardX", "hypothesis", "pytest"} & set(imported)
+def test_its_type_hints_are_complete():
+    names = [(ms_lossscale, name) for name in sorted(CLASSES_AND_FUNCTIONS)]
+    for module, name in [*names, *((ms_lossscale.emulation, name) for name in EMULATION)]:
+        for function in functions_of(getattr(module, name)):
+            expected = {*inspect.signature(function).parameters, "return"} - {"self"}
+            assert typing.get_type_hints(function).keys() - {"self"} == expected, function.__qualname__
 
 
 # What type checkers are to see; MindSpore has no type hints, so that a Tensor is Any.
@@ -156,10 +138,8 @@ def test_type_checkers_know_what_a_call_returns(tmp_path):
     path.write_text(code)
     printed, errors, _ = mypy.api.run(["--config-file=", "--ignore-missing-imports", str(path)])
     assert not errors
-    found: dict = {}
-    for line in printed.splitlines():
-        told = re.match(r".*typed\.py:(\d+): (?:note: Revealed type is \"(.*)\"|(error: .*?)(?: for .*)?  \[.*)$", line)
-        if told:
-            found.setdefault(int(told[1]), told[2] or told[3])
+    told = r"typed\.py:(\d+): (?:note: Revealed type is \"(.*)\"|(error: .*?)(?: for .*)?  \[.*)$"
+    # The first for each line.
+    found = {int(line): revealed or error for line, revealed, error in reversed(re.findall(told, printed, re.M))}
     lines = enumerate(code.splitlines(), start=1)
     assert found == {number: line.partition("  # ")[2] for number, line in lines if "  # " in line}

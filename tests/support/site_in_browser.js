@@ -2,31 +2,26 @@
 const pause = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
 
 async function opened(url, width) {
-  const frame = document.createElement("iframe");
-  frame.width = width;
-  frame.height = 900;
-  frame.src = url;
+  const frame = Object.assign(document.createElement("iframe"), { width, height: 900, src: url });
   document.body.append(frame);
   await new Promise((done) => (frame.onload = done));
   return frame;
 }
 
 function linesOf(cell) {
-  const lines = new Map();
-  const walker = cell.ownerDocument.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+  const lines = {};
+  const walker = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
-    const { data } = walker.currentNode;
-    for (let i = 0; i < data.length; i++) {
-      if (!data[i].trim()) continue;
+    [...walker.currentNode.data].forEach((letter, i) => {
       const range = cell.ownerDocument.createRange();
       range.setStart(walker.currentNode, i);
       range.setEnd(walker.currentNode, i + 1);
       // Code stands a little higher than the text beside it.
       const line = Math.round(range.getBoundingClientRect().bottom / 8);
-      lines.set(line, (lines.get(line) || "") + data[i]);
-    }
+      if (letter.trim()) lines[line] = (lines[line] || "") + letter;
+    });
   }
-  return [...lines.values()];
+  return Object.values(lines);
 }
 
 function faultsOf(page, width, mostColumns) {
@@ -35,14 +30,10 @@ function faultsOf(page, width, mostColumns) {
   if (root.scrollWidth > root.clientWidth) found.push(`the page is ${root.scrollWidth} wide`);
   for (const table of page.querySelectorAll(".md-content table:not([class])")) {
     const room = table.closest(".md-typeset__scrollwrap") || page.body;
-    const name = table.rows[0].innerText.replace(/\s+/g, " ");
     if (table.rows[0].cells.length <= mostColumns && table.scrollWidth > room.clientWidth)
-      found.push(`the table '${name}' is ${table.scrollWidth} wide, in ${room.clientWidth}`);
-    for (const cell of table.querySelectorAll("th, td")) {
-      const lines = linesOf(cell);
-      const letters = lines.join("").length;
-      if (lines.length > 2 && letters < 3 * lines.length) found.push(`a narrow cell: ${lines.join(" / ")}`);
-    }
+      found.push(`the table '${table.rows[0].innerText}' is ${table.scrollWidth} wide, in ${room.clientWidth}`);
+    for (const lines of [...table.querySelectorAll("th, td")].map(linesOf))
+      if (lines.length > 2 && lines.join("").length < 3 * lines.length) found.push(`a narrow cell: ${lines.join(" / ")}`);
   }
   return found.map((fault) => `${page.location.pathname} at ${width}: ${fault}`);
 }
@@ -54,9 +45,8 @@ async function firstFound(url, words) {
     await pause(50);
     link = frame.contentDocument.querySelector(".md-search-result__link");
   }
-  const found = link && new URL(link.href).pathname;
   frame.remove();
-  return found;
+  return link && new URL(link.href).pathname.slice(1);
 }
 
 async function look({ pages, widths, searches }) {
@@ -77,7 +67,7 @@ async function look({ pages, widths, searches }) {
   return { faults, found };
 }
 
-async function report(jobs) {
-  const seen = await look(jobs).catch((error) => ({ faults: [error.stack], found: [] }));
-  await fetch("/report", { method: "POST", body: JSON.stringify(seen) });
-}
+const report = (jobs) =>
+  look(jobs)
+    .catch((error) => ({ faults: [error.stack], found: [] }))
+    .then((seen) => fetch("/report", { method: "POST", body: JSON.stringify(seen) }));

@@ -243,14 +243,6 @@ def test_reasons_add_up_to_the_skipped_steps(mode):
     assert reasons["loss"] == 3 and reasons["gradients"] == 1
 
 
-def test_the_argument():
-    with pytest.raises(TypeError, match="'backoff_if_loss_not_finite' must be True or False, but got"):
-        DynamicLossScale(backoff_if_loss_not_finite=1)
-    loss_scale = patient()
-    with pytest.raises(AttributeError, match="backoff_if_loss_not_finite"):
-        loss_scale.backoff_if_loss_not_finite = True
-
-
 def test_the_law_in_stock_cells_does_not_know_of_losses():
     loss_scale = patient()
     loss_scale.adjust(Tensor(False))

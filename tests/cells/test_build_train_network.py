@@ -168,26 +168,3 @@ class CountsUpdates(nn.Cell):
 
     def construct(self):
         self.updates = self.updates + 1
-
-
-class TestWhatItRefuses:
-    @pytest.mark.slow
-    @pytest.mark.parametrize(
-        "keywords, names",
-        [
-            ({"boost_level": "O1"}, ["boost_level", "O1"]),
-            ({"level": "O4"}, ["level", "O4"]),
-            ({"loss_scale": 1024}, ["loss_scale"]),
-            ({"keep_batch_norm": True}, ["keep_batch_norm"]),
-            ({"cast_model_type": mstype.int32}, ["cast_model_type"]),
-            ({"keep_batchnorm_fp32": 1}, ["keep_batchnorm_fp32"]),
-            ({"loss_scale_manager": "dynamic"}, ["loss_scale", "dynamic"]),
-        ],
-        ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-    )
-    def test_and_says_why(self, keywords, names):
-        network = Backbone()
-        with pytest.raises((TypeError, ValueError)) as error:
-            build_train_network(network, sgd(network), nn.MSELoss(), **keywords)
-        for name in names:
-            assert name in str(error.value)

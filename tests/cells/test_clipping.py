@@ -9,12 +9,9 @@ from conftest import quick_in_graph_mode, slow
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mindspore import Parameter, Tensor, nn, ops
-from mindspore import dtype as mstype
-from support.linear_pair import CELLS, Trained
 from support.training import state
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
-from ms_lossscale._gradients import sum_of_squares
 
 NAN, INF = float("nan"), float("inf")
 
@@ -158,18 +155,3 @@ def test_unscaled_gradients_are_clipped(mode, clip):
             np.testing.assert_allclose(clipped.cell.grad_norm(), norm(gradient), rtol=RELATIVE)
         else:
             assert_close(actual, np.clip(np.asarray(gradient, np.float32), -0.5, 0.5))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", CELLS)
-@pytest.mark.parametrize("clip", [{}, {"clip_value": 1.0}], ids=["no_clip", "clip_value"])
-def test_grad_norm_needs_clip_norm(kind, clip):
-    with pytest.raises(RuntimeError, match="clip_norm"):
-        Trained(kind, **clip).cell.grad_norm()
-
-
-def test_squares_of_half_precision_are_taken_in_float32():
-    # Only gradients of bfloat16 weights are measured so, and no optimizer on CPU takes them.
-    x = Tensor([1.1, 2.3, 3.7, 0.9, 5.3, 7.7, 0.3], mstype.bfloat16)
-    expected = np.square(x.astype(mstype.float32).asnumpy().astype(np.float64)).sum()
-    np.testing.assert_allclose(sum_of_squares((x,)).asnumpy(), expected, rtol=RELATIVE)

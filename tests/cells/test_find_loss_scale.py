@@ -15,7 +15,6 @@ from ms_lossscale import (
     FixedLossScale,
     LossScale,
     ScaledTrainOneStepCell,
-    ScheduledLossScale,
     SimultaneousTrainOneStepCell,
     emulation,
 )
@@ -130,16 +129,6 @@ def test_a_floor_that_is_too_high_is_said(mode):
     lower = scaled(DynamicLossScale(min_loss_scale=2.0**-9), network=SteepBackward())
     assert lower.find_loss_scale(*batch) == 2.0**-6
     assert not lower(*batch)[1].asnumpy()
-
-
-@pytest.mark.parametrize("given", [None, 128.0, FixedLossScale(8.0, False), ScheduledLossScale([2, 4], [8, 4])])
-def test_a_scale_that_does_not_move_is_refused(given):
-    network = Slope()
-    cell = ScaledTrainOneStepCell(network, sgd(network), given)
-    before = state(cell)
-    with pytest.raises(RuntimeError, match=r"'find_loss_scale\(\)' needs a loss scale that moves by itself, but got a"):
-        cell.find_loss_scale(*inputs(1.0))
-    assert not changed(before, state(cell))
 
 
 @quick_in_graph_mode

@@ -229,47 +229,6 @@ def test_a_default_that_graph_mode_can_look_up(mode):
     assert not changed(state(expected), state(cell))
 
 
-def unreached(x, y):
-    return ops.square(x - y).mean()
-
-
-def make(kind, network, optimizer):
-    if kind == "scaled":
-        return ScaledTrainOneStepCell(network, optimizer)
-    if kind == "manual":
-        return ManualStep(network, optimizer)
-    cell_class = SimultaneousTrainOneStepCell if kind == "simultaneous" else AlternatingTrainOneStepCell
-    return cell_class([network], [optimizer])
-
-
-@pytest.mark.parametrize("kind", CELLS)
-class TestErrors:
-    def test_a_function_that_reaches_none_of_the_weights(self, kind):
-        with pytest.raises(ValueError, match=r"network_0\.0\.weight.* belong to none of .* A function \(unreached\)"):
-            make(kind, unreached, adam(regression(prefix="network_0.")))
-
-    def test_what_is_no_function(self, kind):
-        network = regression()
-        for value in (Regression, {}, "network", None, len, Tensor(1.0)):
-            with pytest.raises(TypeError, match=r"'networks?(\[0\])?' must be a Cell or a function that returns the"):
-                make(kind, value, adam(network))
-
-
-@quick_in_pynative_mode
-def test_a_function_is_called_by_its_own_name(mode):
-    network = regression()
-    cell = ScaledTrainOneStepCell(Trainer(network).forward, adam(network)).set_train()
-    with pytest.raises(TypeError, match=r"'Trainer\.forward' takes 2 inputs \(x, y\), but the cell was called with 1"):
-        cell(batch(0)[0])
-    pair = [regression(i, f"network_{i}.") for i in range(2)]
-    cell = SimultaneousTrainOneStepCell([pair[0], closure(pair[1])], [adam(each) for each in pair]).set_train()
-    with pytest.raises(TypeError, match=r"network 0, 'Regression', takes 2 inputs"):
-        cell(*batch(0), *batch(1))
-    cell = SimultaneousTrainOneStepCell([closure(pair[1]), pair[0]], [adam(each) for each in pair[::-1]]).set_train()
-    with pytest.raises(TypeError, match=r"network 0, 'closure\.<locals>\.forward', takes 2 inputs"):
-        cell(*batch(0), *batch(1))
-
-
 @quick_in_pynative_mode
 def test_a_network_in_evaluation_mode_is_named(mode):
     network = regression()

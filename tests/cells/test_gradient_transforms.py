@@ -276,24 +276,3 @@ def test_of_several_scales_the_one_moves_whose_gradients_they_make_infinite(mode
     cell = make("simultaneous", [[], [Huge()]], loss_scale=scales)
     cell(slopes())
     assert cell.get_loss_scale() == [8.0, 4.0]
-
-
-@pytest.mark.parametrize(
-    "kind, transforms, error, message",
-    [
-        ("scaled", Centralize(), TypeError, r"must be a list or tuple of Cells.*Pass a single Cell as \[cell\]"),
-        ("scaled", [Centralize], TypeError, r"'gradient_transforms\[0\]' must be a Cell"),
-        ("scaled", [[Centralize()]], TypeError, r"'gradient_transforms\[0\]' must be a Cell"),
-        ("simultaneous", Centralize(), TypeError, "must be a list or tuple of Cells"),
-        ("simultaneous", [[Centralize()]], ValueError, "one entry for each of the 2 networks"),
-        ("alternating", [[Centralize()], Centralize()], TypeError, "must be a list or tuple of Cells"),
-    ],
-)
-def test_wrong_arguments(kind, transforms, error, message):
-    with pytest.raises(error, match=message):
-        make(kind, transforms)
-
-
-def test_ranks_compare_them():
-    described = make("simultaneous", [[Centralize()], []])._settings[0].described()
-    assert described["gradient_transforms"] == [["Centralize"], []]

@@ -58,33 +58,6 @@ def test_a_part_of_a_checkpoint_leaves_the_copies_of_the_cycle_that_has_begun():
     assert changed(before, state(cell)) == {"first.seen"}
 
 
-def test_one_name_too_many_or_too_few():
-    cell, parameters = build("scaled_momentum"), small("scaled_momentum")
-    with pytest.raises(RuntimeError, match=r"none is missing and stranger is unexpected.*Nothing was loaded"):
-        cell.load_state_dict({**parameters, "stranger": Tensor(1.0)})
-    del parameters["first.weight"]
-    with pytest.raises(RuntimeError, match=r"first.weight is missing and none is unexpected.*Nothing was loaded"):
-        cell.load_state_dict(parameters)
-
-
-def test_what_is_no_checkpoint():
-    cell = build("scaled_momentum")
-    before = state(cell)
-    parameters = small("scaled_momentum")
-    with pytest.raises(TypeError, match=r"must be a dict .* but got \[1\]"):
-        cell.load_state_dict([1])
-    with pytest.raises(TypeError, match=r"'first.weight' is 3 of type 'int'"):
-        cell.load_state_dict({**parameters, "first.weight": 3})
-    with pytest.raises(TypeError, match=r"one of its names is 1 of type 'int'.*load_checkpoint"):
-        cell.load_state_dict({1: Tensor(1.0)}, strict=False)
-    for strict in (None, "yes", 0):
-        with pytest.raises(TypeError, match=f"'strict' must be True or False, but got {strict!r}"):
-            cell.load_state_dict({}, strict)
-    with pytest.raises(ValueError, match=r"'first.weight' must have the shape \(2,\), but got \(3,\)"):
-        cell.load_state_dict({**parameters, "loss_scale.scale_value": Tensor(3.0), "first.weight": Tensor([1.0] * 3)})
-    assert all(same_bits(value, state(cell)[key]) for key, value in before.items())
-
-
 @pytest.mark.parametrize("kind", [CELLS[0], *slow(*CELLS[1:])])
 def test_a_cycle_that_was_begun_with_another_number_of_calls(kind):
     begun = Trained(kind, steps=3)

@@ -5,12 +5,12 @@ import re
 import mindspore
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
+from conftest import quick_in_graph_mode, slow
 from mindspore import Model, nn
 from mindspore.dataset import GeneratorDataset
 from mindspore.train import Callback, CheckpointConfig, LossMonitor, ModelCheckpoint, TimeMonitor
-from support.networks import BATCH, FEATURES, Linear, batch
-from support.training import assert_equal_weights, changed, same_bits, state
+from support.networks import BATCH, FEATURES, Linear
+from support.training import assert_equal_weights, same_bits, state
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 
@@ -111,28 +111,3 @@ def test_evaluates_with_an_eval_network(mode):
 
     predictions = [(Prediction(network)(x).asnumpy(), y.asnumpy()) for x, y in dataset().create_tuple_iterator()]
     np.testing.assert_allclose(after["mae"], np.mean([np.abs(p - y) for p, y in predictions]), rtol=1e-4)
-
-
-@quick_in_pynative_mode
-def test_predict_is_refused_and_leaves_the_cell_in_its_mode(mode):
-    network = Linear()
-    frozen = network.frozen = nn.BatchNorm1d(FEATURES).set_train(False)
-    cell = scaled_cell(network, 2.0**10).set_train()
-    frozen.set_train(False)
-    model = Model(cell, eval_network=nn.WithEvalCell(Prediction(network), nn.MSELoss()), eval_indexes=[0, 1, 2])
-    before = state(cell)
-    x, y = batch()
-    # Model changes the mode in the first call of them only.
-    for inputs in ((x,), (x, y)):
-        with pytest.raises(RuntimeError, match=r"Model\.predict would make .*Model\(network\)\.predict\(x\)"):
-            model.predict(*inputs)
-        assert (cell.phase, cell.training, network.training, frozen.training) == ("train", True, True, False)
-    assert changed(before, state(cell)) == set()
-    assert same_bits(Model(Prediction(network)).predict(x).asnumpy(), Prediction(network)(x).asnumpy())
-    cell(x, y)
-    model.train(1, dataset(), dataset_sink_mode=False)
-    assert cell.counters()["applied_steps"] == 1 + STEPS
-    with pytest.raises(RuntimeError, match=r"Model\.predict"):
-        model.predict(x)
-    cell(x, y)
-    assert cell.counters()["applied_steps"] == 2 + STEPS

@@ -80,13 +80,6 @@ def test_contexts_nest(mode):
     assert changed(before, state(trained.cell)) == set()
 
 
-@pytest.mark.parametrize("kind", CELLS)
-@pytest.mark.parametrize("method", ["ema_parameters", "ema_weights"])
-def test_needs_a_decay(kind, method):
-    with pytest.raises(RuntimeError, match="ema_decay"):
-        getattr(Trained(kind).cell, method)()
-
-
 @quick_in_pynative_mode
 def test_float16_weights_have_float32_averages(mode):
     network = HalfPrecision()
@@ -180,21 +173,3 @@ def test_begins_with_weights_that_were_not_initialised_at_construction(mode):
     cell(*batch(0))
     expected = DECAY * loaded + (1 - DECAY) * network.weight.asnumpy().astype(np.float64)
     np.testing.assert_allclose(averages(cell)["weight"], expected, rtol=1e-6)
-
-
-@quick_in_pynative_mode
-@pytest.mark.parametrize("kind", [CELLS[0], *slow(*CELLS[1:])])
-def test_flush_and_load_state_dict_within_ema_weights_raise(mode, kind):
-    trained = Trained(kind, ema_decay=DECAY, steps=2)
-    for seed in range(3):
-        trained.call_cell(seed)
-    before = state(trained.cell)
-    loaded = {name: Parameter(parameter + 1, name=name) for name, parameter in trained.cell.parameters_dict().items()}
-    with trained.cell.ema_weights():
-        with pytest.raises(RuntimeError, match=r"'flush\(\)' within 'ema_weights\(\)'"):
-            trained.cell.flush()
-        with pytest.raises(RuntimeError, match=r"'load_state_dict\(\)' within 'ema_weights\(\)'"):
-            trained.cell.load_state_dict(loaded)
-    assert changed(before, state(trained.cell)) == set()
-    trained.cell.flush()
-    assert "ema.first.weight" in changed(before, state(trained.cell))

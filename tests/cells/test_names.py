@@ -4,7 +4,7 @@ import mindspore
 import pytest
 from mindspore import ParameterTuple, nn
 from support.gan_networks import generator_and_discriminator, two_losses, two_optimizers
-from support.networks import Linear, LinearWithBias, batch_for
+from support.networks import LinearWithBias, batch_for
 from support.training import same_bits, state
 
 from ms_lossscale import (
@@ -15,10 +15,6 @@ from ms_lossscale import (
 )
 
 BOTH_CELLS = pytest.mark.parametrize("make", [SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell])
-
-
-def adams(networks):
-    return [nn.Adam(network.trainable_params()) for network in networks]
 
 
 def every_parameter(cell):
@@ -35,21 +31,6 @@ def every_parameter(cell):
         for parameter in getattr(inside, "_params", {}).values():
             found[id(parameter)] = parameter
     return list(found.values())
-
-
-@BOTH_CELLS
-class TestEqualNames:
-    def test_are_refused(self, make):
-        networks = [Linear(), Linear()]
-        with pytest.raises(ValueError, match=r"every parameter must have a name of its own.*named 'weight'.*Rename"):
-            make(networks, adams(networks))
-
-    def test_of_statistics_are_refused_too(self, make):
-        """The weights have names of their own, but not what else a checkpoint holds."""
-        networks = generator_and_discriminator()
-        networks[1].norm.moving_mean.name = "generator.norm.moving_mean"
-        with pytest.raises(ValueError, match=r"generator\.norm\.moving_mean"):
-            make(two_losses(*networks), two_optimizers(*networks))
 
 
 class TwoOptimizers(nn.Cell):
@@ -69,15 +50,6 @@ class TwoOptimizers(nn.Cell):
 
 
 class TestTwoOptimizersInOne:
-    def test_equal_names_of_states_are_refused(self):
-        network = LinearWithBias()
-        with pytest.raises(ValueError) as error:
-            ScaledTrainOneStepCell(network, TwoOptimizers(network, ""))
-        message = str(error.value)
-        assert "the TwoOptimizers holds two states named 'global_step'" in message
-        assert "state.name = 'muon.' + state.name" in message
-        assert "auto_prefix=True" not in message
-
     def test_are_cured_as_the_message_says(self, mode):
         """They train like one for all weights, also where the norm of all gradients is clipped."""
         cells = []

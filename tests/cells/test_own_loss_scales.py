@@ -12,7 +12,6 @@ from ms_lossscale import (
     FixedLossScale,
     LossScaleMonitor,
     OverflowDetector,
-    ScaledTrainOneStepCell,
     SimultaneousTrainOneStepCell,
 )
 
@@ -223,20 +222,3 @@ def test_the_monitor_warns_of_the_floor_of_the_one_that_overflowed(recwarn, pair
     Model(cell).train(1, batches, callbacks=[LossScaleMonitor()], dataset_sink_mode=False)
     assert cell.counters()["skipped_steps"] == 1
     assert len([warning for warning in recwarn if "stuck at its floor" in str(warning.message)]) == warned
-
-
-def test_wrong_lists():
-    with pytest.raises(ValueError, match="'loss_scale', if it is a list, must have one entry for each of the 2"):
-        make(loss_scales=[DynamicLossScale()])
-    shared = DynamicLossScale()
-    with pytest.raises(ValueError, match="must not hold the same Cell twice"):
-        make(loss_scales=[shared, shared])
-    with pytest.raises(ValueError, match="same 'drop_overflow_update'"):
-        make(loss_scales=[DynamicLossScale(), None])
-    with pytest.raises(ValueError, match="'max_retries' must be 0 with a loss scale that never backs off"):
-        make(loss_scales=[DynamicLossScale(), 128.0], max_retries=1)
-    with pytest.raises(TypeError, match="'loss_scale' must be"):
-        make(loss_scales=[DynamicLossScale(), "dynamic"])
-    network = Slope()
-    with pytest.raises(TypeError, match="'loss_scale' must be"):
-        ScaledTrainOneStepCell(network, nn.SGD([network.weight], LEARNING_RATE), [DynamicLossScale()])

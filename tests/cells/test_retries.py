@@ -9,11 +9,8 @@ from support.retried_networks import LEARNING_RATE, HalvesItsInput, Penalised, S
 from support.training import changed, same_bits, state
 
 from ms_lossscale import (
-    AlternatingTrainOneStepCell,
     DynamicLossScale,
-    FixedLossScale,
     ScaledTrainOneStepCell,
-    ScheduledLossScale,
 )
 
 
@@ -90,22 +87,6 @@ def flat(values):
     return [values.asnumpy()]
 
 
-@pytest.mark.parametrize(
-    "given", [None, 128.0, FixedLossScale(8.0), FixedLossScale(8.0, False), ScheduledLossScale([2, 4], [8, 4])]
-)
-def test_a_scale_that_never_backs_off_is_refused(given):
-    network = Slope()
-    with pytest.raises(ValueError, match="'max_retries' must be 0 with a loss scale that never backs off"):
-        ScaledTrainOneStepCell(network, sgd(network), given, max_retries=1)
-
-
-@pytest.mark.parametrize(("value", "error"), [(-1, ValueError), (1.0, TypeError), (True, TypeError)])
-def test_wrong_numbers(value, error):
-    network = Slope()
-    with pytest.raises(error, match="'max_retries' must be"):
-        ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(), max_retries=value)
-
-
 def test_without_retries_there_are_three_counters():
     network = Slope()
     assert "retries" not in ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale()).counters()
@@ -125,11 +106,3 @@ def test_a_loss_that_the_scale_makes_infinite_is_tried_again(mode, shares):
     else:
         assert overflow.asnumpy() and not np.isfinite(loss.asnumpy())
         assert cell.counters()["retries"] == 0
-
-
-def test_an_input_gradient_of_a_scale_that_is_copied_is_refused():
-    scale = DynamicLossScale()
-    network = Penalised(scale)
-    with pytest.raises(ValueError, match="'loss_scale' is copied for each network, so an InputGradient"):
-        AlternatingTrainOneStepCell([network], [sgd(network.inner)], scale)
-    AlternatingTrainOneStepCell([network], [sgd(network.inner)], [scale])

@@ -307,58 +307,6 @@ def test_a_manual_step_needs_the_loss_if_something_looks_at_it(mode):
     assert not bool(step.end((with_norm(2.0**10),)))
 
 
-class WholeNumber(SkipCondition):
-    def construct(self, loss, norm):
-        return 1
-
-
-class OfEach(SkipCondition):
-    def construct(self, loss, norm):
-        return ops.stack((loss, norm)) > 0
-
-
-@quick_in_pynative_mode
-def test_what_a_condition_must_return(mode):
-    with pytest.raises(TypeError, match="For 'WholeNumber', 'construct' must return whether to skip"):
-        cell(dynamic(), skip_conditions=[WholeNumber()])(with_norm(1.0))
-    with pytest.raises(ValueError, match=r"For 'OfEach'.*a bool Tensor of shape \(\)"):
-        cell(dynamic(), skip_conditions=[OfEach()])(with_norm(1.0))
-
-
-@pytest.mark.parametrize(
-    ("conditions", "error", "words"),
-    [
-        (NormSpike(1.0), TypeError, "must be a list or tuple of SkipConditions, but got"),
-        ([1.0], TypeError, r"'skip_conditions\[0\]' must be a SkipCondition, but got"),
-        ([NormSpike(1.0), nn.ReLU()], TypeError, r"'skip_conditions\[1\]' must be a SkipCondition"),
-        ([SkipCondition()], TypeError, r"must define 'construct\(self, loss, norm\)'"),
-        ([NormSpike(1.0)] * 2, ValueError, "must not hold the same condition twice"),
-    ],
-)
-def test_wrong_conditions(conditions, error, words):
-    with pytest.raises(error, match=words):
-        cell(dynamic(), skip_conditions=conditions)
-    if conditions != [1.0]:
-        with pytest.raises(error, match=words):
-            pair(AlternatingTrainOneStepCell, conditions)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
-        ({}, ValueError, "one of the arguments 'max_norm' and 'z_score' must be given"),
-        ({"max_norm": 0}, ValueError, "'max_norm' must be a finite number > 0, but got 0.0"),
-        ({"max_norm": "1"}, TypeError, "'max_norm' must be a number"),
-        ({"z_score": float("nan")}, ValueError, "'z_score' must be a finite number > 0"),
-        ({"z_score": 1.0, "window": 0}, ValueError, "'window'"),
-        ({"z_score": 1.0, "window": 2.5}, TypeError, "'window'"),
-    ],
-)
-def test_wrong_settings_of_norm_spike(arguments, error, words):
-    with pytest.raises(error, match=f"For 'NormSpike'.*{words}"):
-        NormSpike(**arguments)
-
-
 def test_what_cannot_be_assigned_or_loaded():
     condition = NormSpike(1.0, z_score=1.0)
     with pytest.raises(AttributeError, match="max_norm"):

@@ -4,7 +4,7 @@ import mindspore
 import numpy as np
 import pytest
 from conftest import quick_in_pynative_mode, slow
-from mindspore import Tensor, nn
+from mindspore import Tensor
 from support.token_networks import (
     LEARNING_RATE,
     WIDTH,
@@ -246,42 +246,3 @@ def test_it_resumes_within_a_cycle_and_only_with_weights(mode):
     with pytest.raises(ValueError, match=r"'weighted' must be True, but got False.*Nothing was loaded"):
         unweighted.load_state_dict(saved)
     assert not changed(before, state(unweighted))
-
-
-class NoWeight(Tokens):
-    def construct(self, x, y, mask):
-        return super().construct(x, y, mask)[0]
-
-
-class Vector(Tokens):
-    def construct(self, x, y, mask):
-        return super().construct(x, y, mask)[0], mask
-
-
-@quick_in_pynative_mode
-def test_what_a_weighted_network_must_return(mode):
-    for network in (NoWeight(), WithAux()):
-        with pytest.raises(TypeError, match=r"network 0 must return a tuple \(loss, weight\)"):
-            trained(network)[1](*tensors(batch(2)))
-    with pytest.raises(TypeError, match="a weight must be a number or a Tensor of shape"):
-        trained(Vector())[1](*tensors(batch(2)))
-
-
-class Both(nn.Cell):
-    def __init__(self, first, second):
-        super().__init__(auto_prefix=False)
-        self.first, self.second = first, second
-
-    def construct(self, x, y, mask):
-        return self.first(x, y, mask), self.second(x, y, mask)
-
-
-def test_wrong_arguments():
-    networks = [Tokens(name, weight_as="mean") for name in "ab"]
-    optimizers = [sgd(network) for network in networks]
-    with pytest.raises(TypeError, match="'weighted' must be True or False, but got"):
-        ScaledTrainOneStepCell(networks[0], optimizers[0], weighted=1)
-    with pytest.raises(ValueError, match="'weighted', if it is a list, must have one entry for each"):
-        SimultaneousTrainOneStepCell(networks, optimizers, weighted=[True])
-    with pytest.raises(ValueError, match="'weighted' must be False for one network that returns all losses"):
-        SimultaneousTrainOneStepCell(Both(*networks), optimizers, weighted=True)

@@ -1,9 +1,12 @@
 """MindSpore's compiler has crashed at so many in a process that had compiled for long before (segmentation fault)."""
 
 import numpy as np
+import pytest
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
+
+pytestmark = pytest.mark.slow
 
 
 class SumOfMany(nn.Cell):

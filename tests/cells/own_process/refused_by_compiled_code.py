@@ -1,0 +1,353 @@
+"""
+What compiled code refuses in its first call: what networks, transforms, rules and detectors return. And what an error
+of MindSpore's means, where it does not say it; a user's own errors stay as they are.
+
+In a process of their own: a compilation that fails leaves MindSpore in a state in which later ones fail, too.
+"""
+
+import mindspore
+import numpy as np
+import pytest
+from conftest import MODES, quick_in_graph_mode, slow
+from mindspore import Model, Tensor, nn, ops
+from mindspore.dataset import NumpySlicesDataset
+from mindspore.experimental.optim import AdamW
+from support.gan_networks import TupleOf, WithAux, renamed
+from support.in_mode import in_mode
+from support.networks import Linear, batch, weight
+from support.token_networks import Tokens, sgd, tensors
+from support.token_networks import batch as tokens
+
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    DynamicLossScale,
+    InputGradient,
+    LossScale,
+    ManualStep,
+    OverflowDetector,
+    ScaledTrainOneStepCell,
+    SimultaneousTrainOneStepCell,
+    SkipCondition,
+)
+
+
+def refused(call, error, *words):
+    with pytest.raises(error) as raised:
+        call()
+    for word in words:
+        assert word in str(raised.value), f"{word!r} is not in the message: {raised.value}"
+
+
+class Returns(Linear):
+    """Returns what a function makes of the input and the loss."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def construct(self, x, y):
+        return self.function(x, super().construct(x, y))
+
+
+def a_number(x, loss):
+    return 1.0
+
+
+def image_and_loss(x, loss):
+    return x, loss
+
+
+def image_and_losses(x, loss):
+    return x, None, loss.reshape(1, 1), loss
+
+
+def two_losses(x, loss):
+    return loss, 2 * loss
+
+
+def a_dict(x, loss):
+    return {"loss": loss, "image": x}
+
+
+def scaled(network=None, loss_scale=1024, **keywords):
+    network = network or Linear()
+    return ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params(), 0.01), loss_scale, **keywords)
+
+
+def several(make, networks, **keywords):
+    return make(networks, [nn.SGD(network.trainable_params(), 0.01) for network in networks], 8.0, **keywords)
+
+
+def pair(*makes):
+    return [renamed(f"{i}.", make()) for i, make in enumerate(makes)]
+
+
+@pytest.mark.parametrize(
+    ("returned", "has_aux", "error", "words"),
+    [
+        (image_and_loss, True, ValueError, ["network 0", "its loss first", "shape (4, 3)", "Wrap it in a Cell"]),
+        (image_and_losses, False, ValueError, ["network 0", "its loss first", "None", "shape (1, 1)"]),
+        (a_number, False, TypeError, ["network 0", "one Tensor, the loss", "1.0"]),
+        (a_dict, False, TypeError, ["'loss': Tensor of shape ()"]),
+        (two_losses, False, TypeError, ["Tensor of shape ()", "has_aux=True", "sum"]),
+    ],
+)
+def test_what_a_network_returns(mode, returned, has_aux, error, words):
+    refused(lambda: scaled(Returns(returned), has_aux=has_aux)(*batch()), error, "ScaledTrainOneStepCell", *words)
+
+
+def test_aux_that_is_missing_or_too_much(mode):
+    refused(lambda: scaled(has_aux=True)(*batch()), TypeError, "(loss, *aux)")
+    for make in (SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell):
+        networks = pair(Linear, lambda: WithAux(Linear()))
+        refused(lambda: several(make, networks)(*batch()), TypeError, "network 1", "has_aux=True")  # noqa: B023
+        networks = pair(Linear, lambda: Returns(image_and_loss))
+        cell = several(make, networks, has_aux=[False, True])
+        refused(lambda: cell(*batch()), ValueError, "network 1", "its loss first", "(4, 3)")  # noqa: B023
+
+
+@pytest.mark.parametrize("losses", [1, 3])
+def test_a_tuple_of_too_few_or_too_many_losses(mode, losses):
+    networks = pair(Linear, Linear)
+    # The last one once more, to be too many.
+    network = TupleOf(*[*networks, networks[1]][:losses])
+    network.in_no_loss = networks[1]
+    optimizers = [nn.SGD(each.trainable_params(), 0.01) for each in networks]
+    cell = SimultaneousTrainOneStepCell(network, optimizers)
+    refused(lambda: cell(*batch()), TypeError, "must return a tuple of 2 losses")
+
+
+class Vector(Tokens):
+    def construct(self, x, y, mask):
+        return super().construct(x, y, mask)[0], mask
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Tokens(weight_as="mean"), ["network 0", "(loss, weight)"]),
+        (Vector, ["a weight must be a number or a Tensor of shape ()"]),
+    ],
+)
+def test_what_a_weighted_network_returns(mode, make, words):
+    network = make()
+    cell = ScaledTrainOneStepCell(network, sgd(network), 8.0, weighted=True).set_train()
+    refused(lambda: cell(*tensors(tokens(2))), TypeError, *words)
+
+
+class Transform(nn.Cell):
+    """Returns something else than it should."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.what = what
+
+    def construct(self, grads):
+        if self.what == "fewer":
+            return ()
+        if self.what == "number":
+            return (1.0,)
+        return (grads[0].sum(),) if self.what == "scalar" else None
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "words"),
+    [
+        ("fewer", ValueError, ["0", "1 of (3, 1)"]),
+        ("number", ValueError, ["a number"]),
+        ("scalar", ValueError, ["()"]),
+        ("nothing", TypeError, ["something else than a tuple"]),
+    ],
+)
+@quick_in_graph_mode
+def test_what_a_transform_returns(mode, what, error, words):
+    cell = scaled(gradient_transforms=[Transform(what)])
+    refused(lambda: cell(*batch()), error, "Transform returned", *words)
+
+
+class Answers(OverflowDetector):
+    def __init__(self, answer):
+        super().__init__()
+        self.answer = answer
+
+    def construct(self, grads):
+        return ops.depend(self.answer, grads) if isinstance(self.answer, Tensor) else self.answer
+
+
+class NextScale(LossScale):
+    def __init__(self, value):
+        super().__init__(8.0)
+        self.value = value
+
+    def next_scale(self, loss_scale, overflow):
+        return ops.depend(self.value, loss_scale) if isinstance(self.value, Tensor) else self.value
+
+
+class Condition(SkipCondition):
+    def __init__(self, answer):
+        super().__init__()
+        self.answer = answer
+
+    def construct(self, loss, norm):
+        return ops.depend(self.answer, loss) if isinstance(self.answer, Tensor) else self.answer
+
+
+class Two(nn.Cell):
+    def construct(self, x):
+        return x, x
+
+
+BOTH, TWO_SCALES = Tensor([True, False]), Tensor(np.float32([16.0, 32.0]))
+
+
+@pytest.mark.parametrize("steps", [1, *slow(2)])
+def test_what_own_cells_answer(mode, steps):
+    cycle = {"gradient_accumulation_steps": steps}
+
+    def run(**keywords):
+        cell = scaled(**cycle, **keywords).set_train()
+        for _ in range(steps):
+            cell(*batch())
+
+    rule = "'NextScale', 'next_scale' must return the next step's scale"
+    for value, error in ((TWO_SCALES, ValueError), (16.0, TypeError)):
+        refused(lambda: run(loss_scale=NextScale(value)), error, rule)  # noqa: B023
+        refused(lambda: NextScale(value).adjust(Tensor(True)), error, rule)  # noqa: B023
+    for answer, error in ((BOTH, ValueError), (False, TypeError)):
+        refused(lambda: run(overflow_detector=Answers(answer)), error, "'Answers', 'construct' must return")  # noqa: B023
+    for answer, error in ((BOTH, ValueError), (1, TypeError)):
+        refused(lambda: run(skip_conditions=[Condition(answer)]), error, "'Condition'")  # noqa: B023
+    refused(lambda: InputGradient(Two())(Tensor([1.0, 2.0])), TypeError, "'InputGradient'", "one Tensor", "(2,)")
+
+
+def all_but_one(grads):
+    return (grads[:-1],)
+
+
+def twice(grads):
+    return grads, grads
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (all_but_one, ["each of the 1 weights", "got 0"]),
+        *slow((twice, ["each optimizer, one tuple", "got 2 arguments"])),
+    ],
+)
+def test_other_gradients_of_a_manual_step(mode, make, words):
+    network = Linear()
+    step = ManualStep(network, nn.SGD(network.trainable_params(), 0.01), 8.0)
+
+    @mindspore.jit
+    def end(*grads):
+        return step.end(*make(grads))
+
+    step.begin(*batch())
+    refused(lambda: end(Tensor(np.zeros((3, 1), np.float32))), ValueError, *words)
+    step.end((Tensor(np.zeros((3, 1), np.float32)),))
+    assert step.counters()["applied_steps"] == 1
+
+
+def test_model_with_a_loss_function():
+    dataset = NumpySlicesDataset(tuple(each.asnumpy() for each in batch())).batch(2)
+    words = "takes 2 inputs (x, y), but within another Cell it gets 1", "pass Model(cell) without loss_fn"
+    with in_mode(MODES["graph"]):
+        model = Model(scaled(), nn.MSELoss())
+        refused(lambda: model.train(1, dataset, dataset_sink_mode=False), TypeError, *words)
+
+
+# A network's own errors.
+
+
+class WithJit(Linear):
+    """A network of which MindSpore compiles one method by itself, in PyNative mode."""
+
+    @mindspore.jit
+    def doubled(self, x):
+        return x * 2
+
+    def construct(self, x, y):
+        if len(x.shape) != 2:
+            raise RuntimeError("x must have two dimensions")
+        return super().construct(self.doubled(x), y)
+
+
+def test_a_networks_own_error_stays_as_it_is(mode):
+    cell = scaled(WithJit(), DynamicLossScale()).set_train()
+    good = batch(0)
+    cell(*good)
+    # Graph mode quotes it.
+    with pytest.raises(RuntimeError, match=r"^'?x must have two dimensions") as raised:
+        cell(Tensor(np.ones(3, np.float32)), good[1])
+    assert raised.type is RuntimeError
+    assert raised.value.__cause__ is None
+
+
+# The gradient of a critic that another loss calls, too.
+
+
+class Matrix(nn.Cell):
+    def __init__(self, name):
+        super().__init__()
+        self.weight = weight(2, 2, name=name)
+
+    def construct(self, x):
+        return ops.tanh(ops.matmul(x, self.weight))
+
+
+class Score(nn.Cell):
+    """The generator's loss."""
+
+    def __init__(self, generator, critic):
+        super().__init__(auto_prefix=False)
+        self.generator, self.critic = generator, critic
+
+    def construct(self, x):
+        return -self.critic(self.generator(x)).mean()
+
+
+class Penalized(nn.Cell):
+    """The critic's loss."""
+
+    def __init__(self, critic):
+        super().__init__(auto_prefix=False)
+        self.critic, self.gradient = critic, ops.GradOperation()(critic)
+
+    def construct(self, x):
+        return self.critic(x).mean() + ops.square(self.gradient(x)).sum()
+
+
+class OfAMethod(Penalized):
+    def __init__(self, critic):
+        super().__init__(critic)
+        self.gradient = ops.GradOperation()(self.score)
+
+    def score(self, x):
+        return self.critic(x)
+
+
+@pytest.mark.parametrize("order", slow(1, -1))
+def test_the_gradient_of_a_critic_that_another_loss_calls(order):
+    def alternating(penalized):
+        networks = [Matrix("generator"), Matrix("critic")]
+        losses = [Score(*networks), penalized(networks[1])][::order]
+        optimizers = [nn.SGD(network.trainable_params(), 0.01) for network in networks[::order]]
+        return AlternatingTrainOneStepCell(losses, optimizers, 16.0)
+
+    x = Tensor(np.ones((3, 2), np.float32))
+    with in_mode(MODES["graph"]):
+        refused(
+            lambda: alternating(Penalized)(x), RuntimeError, "Take the gradient of a method of the loss cell instead"
+        )
+        # The cure.
+        assert not alternating(OfAMethod)(x)[1].asnumpy().any()
+
+
+def test_an_optimizer_that_mindspore_compiled_by_itself_can_not_be_compiled_again():
+    network = Linear()
+    cell = ScaledTrainOneStepCell(network, AdamW(network.trainable_params(), 0.01), DynamicLossScale())
+    with in_mode(MODES["pynative"]):
+        cell(*batch(0))
+    with in_mode(MODES["graph"]):
+        refused(lambda: cell(*batch(1)), RuntimeError, "was compiled by itself, in PYNATIVE_MODE")

@@ -1,0 +1,75 @@
+"""What a ManualStep is not given as it should be: it says so, and nothing changes."""
+
+import mindspore
+import pytest
+from conftest import slow
+from support.manual_training import HOWS, batch, manual
+from support.training import changed, state
+
+from ms_lossscale import DynamicLossScale
+
+
+def dynamic():
+    return DynamicLossScale(2.0**10, scale_window=3)
+
+
+class Interrupted(Exception):
+    """Raised in the middle of a step."""
+
+
+def given_up(step, networks, data, how):
+    """Begins a step, runs its forward and gives it up; returns what the forward has written."""
+
+    def forward(x, y):
+        x, y = step.begin(x, y)
+        return networks[0](x, y)
+
+    (mindspore.jit(forward) if how == "in_jit" else forward)(*data)
+
+
+@pytest.mark.parametrize("steps", [1, *slow(2)])
+@pytest.mark.parametrize("how", HOWS)
+def test_a_step_that_never_ends_is_undone_when_the_next_begins(mode, how, steps):
+    """Of an accumulation cycle, the calls before stay."""
+    step, networks, train_step = manual(dynamic(), how, gradient_accumulation_steps=steps)
+    expected, _, its_train_step = manual(dynamic(), how, gradient_accumulation_steps=steps)
+    for seed in range(4):
+        before = state(networks[0])
+        given_up(step, networks, batch(10 + seed, overflows=seed == 2), how)
+        assert changed(before, state(networks[0])) == {"network_0.1.moving_mean", "network_0.1.moving_variance"}
+        train_step(*batch(seed))
+        its_train_step(*batch(seed))
+        assert not changed(state(expected), state(step))
+    assert step.counters()["applied_steps"] == 4 // steps
+
+
+@pytest.mark.parametrize("steps", [1, *slow(2)])
+def test_an_exception_between_the_two(mode, steps):
+    step, networks, train_step = manual(dynamic(), gradient_accumulation_steps=steps)
+    expected, _, its_train_step = manual(dynamic(), gradient_accumulation_steps=steps)
+    for seed in range(3):
+        with pytest.raises(Interrupted):
+            x, y = step.begin(*batch(10 + seed))
+            networks[0](x, y)
+            raise Interrupted
+        train_step(*batch(seed))
+        its_train_step(*batch(seed))
+        assert not changed(state(expected), state(step))
+
+
+@pytest.mark.parametrize("mode", ["pynative"], indirect=True)
+def test_an_exception_within_the_forward_that_is_differentiated(mode):
+    step, networks, train_step = manual(dynamic())
+    expected, _, its_train_step = manual(dynamic())
+
+    def forward(x, y):
+        step.scale(networks[0](x, y))
+        raise Interrupted
+
+    grad = mindspore.grad(forward, None, step.parameters)
+    for seed in range(2):
+        with pytest.raises(Interrupted):
+            grad(*step.begin(*batch(10 + seed)))
+        train_step(*batch(seed))
+        its_train_step(*batch(seed))
+        assert not changed(state(expected), state(step))

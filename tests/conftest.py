@@ -49,6 +49,14 @@ slow_in_graph_mode = _in(*slow("graph"), *nightly("pynative"))
 slow_in_pynative_mode = _in(*slow("pynative"), *nightly("graph"))
 
 
+# A ManualStep, eagerly and compiled, each in a mode of its own; the other pairs nightly.
+in_pairs = pytest.mark.parametrize(
+    ("mode", "how"),
+    [("pynative", "eagerly"), *slow(("graph", "in_jit")), *nightly(("graph", "eagerly"), ("pynative", "in_jit"))],
+    indirect=["mode"],
+)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _no_search_for_garbage_in_what_stays():
     """Exempts older objects from the garbage collection before each compilation, which took a tenth of the time."""

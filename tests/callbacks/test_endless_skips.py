@@ -9,12 +9,11 @@ from conftest import MODES, quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Parameter, Tensor, nn, ops
 from support.in_mode import in_mode
 from support.linear_pair import Trained
-from support.networks import Linear, batch, batch_for
+from support.networks import BehindStopGradient, Linear, batch, batch_for, overflowing
+from support.npu_networks import Saturating, saturating_batch
 from support.python_process import skip_with_older_mindspore
 from support.retried_networks import SteepBackward, inputs
 from support.sloped_networks import cell, with_norm
-from test_accumulation import Saturating, saturating_batch
-from test_overflow_in_the_forward import BehindStopGradient, overflowing
 
 from ms_lossscale import (
     DynamicLossScale,

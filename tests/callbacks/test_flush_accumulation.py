@@ -7,7 +7,7 @@ from conftest import quick_in_graph_mode, slow
 from mindspore import dataset, nn
 from mindspore.train import Model
 from support.linear_pair import First, Trained, arrays, momentum
-from test_accumulation import Saturating, saturating_batch
+from support.npu_networks import Saturating, saturating_batch
 
 from ms_lossscale import DynamicLossScale, FlushAccumulation, ScaledTrainOneStepCell, emulation
 

@@ -9,9 +9,9 @@ import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Tensor
 from mindspore import dtype as mstype
+from support.bad_batches import bad, good, pair, patient, steep, trained
 from support.retried_networks import inputs
 from support.sloped_networks import manual, with_norm
-from test_bad_batches import bad, good, pair, patient, steep, trained
 from test_loss_scale_monitor import linear_batches, scaled_cell, train
 from test_monitored_reasons import spiky, watch
 

@@ -13,7 +13,7 @@ from mindspore.train import Callback, Model
 from support.gan_networks import rows_of
 from support.linear_pair import CELLS, Trained, arrays
 from support.networks import BATCH, FEATURES, Linear, LinearWithBias, LossOfShape, Mlp, batch_for
-from test_accumulation import Saturating, saturating_batch
+from support.npu_networks import Saturating, saturating_batch
 
 from ms_lossscale import DynamicLossScale, LossScaleMonitor, ScaledTrainOneStepCell, emulation, locate_overflow
 

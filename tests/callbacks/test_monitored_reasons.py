@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
 from mindspore import Tensor, ops
+from support.bad_batches import bad, bad_state, good, pair, patient, steep, trained
 from support.retried_networks import Slope, inputs
 from support.sloped_networks import cell, manual, with_norm
-from test_bad_batches import bad, bad_state, good, pair, patient, steep, trained
 
 from ms_lossscale import (
     AlternatingTrainOneStepCell,

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from matplotlib import image
 from matplotlib.axes import Axes
+from support.bad_batches import bad, good, patient, steep, trained
 from support.linear_pair import CELLS, Trained
 from support.python_process import run_python
 from support.retried_networks import inputs
-from test_bad_batches import bad, good, patient, steep, trained
 from test_loss_scale_monitor import train
 from test_summary import BATCHES, batches_for
 

@@ -1,30 +1,14 @@
-"""Gradient accumulation: N calls are one step, or none; and nothing else in between."""
+"""Gradient accumulation at its edges: means in float32, and an NPU's register over the calls of a cycle."""
 
 import mindspore
 import numpy as np
-import pytest
-from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
-from mindspore import Tensor, nn, ops
-from support.linear_pair import CELLS, Trained
-from support.networks import BATCH, FEATURES, HalfPrecision, Normalised, batch, batch_for, weight
-from support.training import same_bits, state
+from conftest import quick_in_graph_mode, quick_in_pynative_mode
+from mindspore import Tensor, nn
+from support.networks import BATCH, HalfPrecision, batch
+from support.npu_networks import Saturating, saturating_batch
+from support.training import same_bits
 
 from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale, ScaledTrainOneStepCell, emulation
-
-CYCLES, STEPS = 4, 3
-
-
-def data():
-    """The inputs and targets of all cycles, one after the other."""
-    rng = np.random.default_rng(0)
-    rows = CYCLES * STEPS * BATCH
-    return rng.normal(size=(rows, FEATURES)).astype(np.float32), rng.normal(size=(rows, 1)).astype(np.float32)
-
-
-def batches(size):
-    """All data in batches."""
-    x, y = data()
-    return [(Tensor(x[i : i + size]), Tensor(y[i : i + size])) for i in range(0, len(x), size)]
 
 
 @quick_in_pynative_mode
@@ -49,51 +33,6 @@ class GivenGradient(nn.Cell):
 
     def construct(self, gradient):
         return (self.weight * gradient).sum()
-
-
-@quick_in_graph_mode
-def test_statistics_of_an_overflowing_cycle_are_undone(mode):
-    network = Normalised()
-    cell = ScaledTrainOneStepCell(
-        network, nn.SGD(network.trainable_params(), 0.1), DynamicLossScale(), gradient_accumulation_steps=3
-    ).set_train()
-    statistics = (network.norm.moving_mean, network.norm.moving_variance)
-
-    def cycle(overflows, seed):
-        before = [parameter.asnumpy().copy() for parameter in statistics]
-        for call, overflow in enumerate(overflows):
-            cell(*batch_for(overflow, seed + call))
-            # The calls after it do not see what an overflow wrote.
-            assert all(np.isfinite(parameter.asnumpy()).all() for parameter in statistics)
-        return before, [parameter.asnumpy().copy() for parameter in statistics]
-
-    for clean in range(2):
-        before, after = cycle((0, 0, 0), 10 * clean)
-        assert not any(same_bits(*pair) for pair in zip(before, after))
-    before, after = cycle((0, 1, 0), 30)
-    assert all(same_bits(*pair) for pair in zip(before, after))
-    before, after = cycle((0, 0, 0), 40)
-    assert not any(same_bits(*pair) for pair in zip(before, after))
-
-
-class Saturating(nn.Cell):
-    """A linear model that computes as an NPU in saturation mode does: no tensor shows an overflow."""
-
-    def __init__(self, name, seed=0):
-        super().__init__(auto_prefix=False)
-        self.weight = weight(FEATURES, 1, seed=seed, name=f"{name}.weight")
-        self.saturate = emulation.Saturate(name)
-
-    def construct(self, x, y):
-        return ops.square(self.saturate(ops.matmul(x, self.weight)) - y).mean()
-
-
-def saturating_batch(overflow, seed):
-    """A batch whose products leave the range of float16, and whose saturated gradients are finite."""
-    x, y = batch(seed)
-    if overflow:
-        x = Tensor(x.asnumpy() * np.float32(1e8))
-    return x, y
 
 
 @quick_in_graph_mode
@@ -163,36 +102,12 @@ def test_the_register_shows_nobody_elses_over_a_cycle(mode):
         assert [counters["skipped_steps"] for counters in cell.counters()] == [3, 3]
 
 
-# Of so many calls the number that is kept has no place but in its sign.
-@quick_in_pynative_mode
-@pytest.mark.parametrize("steps", [*slow(3), 2**15])
-def test_a_flush_ends_a_cycle_that_has_begun_and_nothing_else(mode, steps):
-    trained = Trained("scaled", steps=steps)
-    trained.cell.flush()
-    trained.call()
-    trained.flush()
-    trained.cell.flush()
-    assert trained.cell.counters() == {"applied_steps": 1, "skipped_steps": 0, "consecutive_skipped_steps": 0}
-
-
-@pytest.mark.parametrize("kind", CELLS)
-def test_memory_is_one_float32_buffer_for_each_weight(kind):
-    without, with_accumulation = (state(Trained(kind, steps=steps).cell) for steps in (1, 4))
-    added = [with_accumulation[name] for name in with_accumulation.keys() - without.keys()]
-    weights_of = 1 if kind == "scaled" else 2
-    tensors = [value for value in added if value.ndim]
-    assert [(value.shape, value.dtype) for value in tensors] == [((FEATURES, 1), np.float32)] * weights_of
-    # What is left are scalars: how far the cycle is, what it knows, its scale.
-    assert all(value.size == 1 for value in added if not value.ndim)
-
-
 @quick_in_pynative_mode
 def test_float16_weights_are_accumulated_in_float32(mode):
     network = HalfPrecision()
     cell = ScaledTrainOneStepCell(
         network, nn.SGD(network.trainable_params(), 0.1), 2.0**7, gradient_accumulation_steps=2
     ).set_train()
-    assert state(cell)["accumulation.weight"].dtype == np.float32
     start = network.weight.asnumpy().astype(np.float64)
     gradients = []
     for seed in range(2):

@@ -1,14 +1,11 @@
 """
-Graph mode merges equal constants of a graph, and a network's in-place operators then change all of them. The package
-therefore has none in code that is compiled: its constants are attributes made at construction.
+Graph mode merges equal constants of a graph, and a network's in-place operators then change all of them: whatever a
+network does to its constants, no bit of the step may differ. The package's own are attributes made at construction.
 """
-
-import ast
-import inspect
-from pathlib import Path
 
 import mindspore
 import pytest
+from conftest import nightly, quick_in_graph_mode, slow
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from support.linear_pair import NETWORK_INPUTS, First, Second, arrays, momentum
@@ -16,7 +13,6 @@ from support.networks import FEATURES
 from support.python_process import skip_with_older_mindspore
 from support.training import same_bits, state
 
-import ms_lossscale
 from ms_lossscale import (
     AlternatingTrainOneStepCell,
     DynamicLossScale,
@@ -26,7 +22,6 @@ from ms_lossscale import (
     SimultaneousTrainOneStepCell,
 )
 
-PACKAGE = Path(inspect.getfile(ms_lossscale)).parent
 CALLS = 8
 
 
@@ -122,14 +117,17 @@ CASES = {
     "scheduled": (lambda: ScheduledLossScale([2, 4], [2.0**8, 2.0**10]), {"clip_value": 0.5}),
     "unchecked": (lambda: FixedLossScale(2.0**10, drop_overflow_update=False), {}),
 }
-# What is the same for all kinds of cells is shown once.
-KINDS_AND_CASES = [("scaled", case) for case in CASES] + [
-    (kind, case) for kind in ("simultaneous", "alternating") for case in ("dynamic", "cycle")
-]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind, case", KINDS_AND_CASES)
+@pytest.mark.parametrize(
+    "kind, case",
+    [
+        ("scaled", "dynamic"),
+        *slow(("alternating", "cycle"), ("simultaneous", "dynamic"), ("scaled", "scheduled"), ("scaled", "unchecked")),
+        *nightly(("scaled", "cycle"), ("simultaneous", "cycle"), ("alternating", "dynamic")),
+    ],
+)
+@quick_in_graph_mode
 def test_a_network_that_changes_constants_changes_no_bit_of_the_step(mode, kind, case):
     skip_with_older_mindspore("MindSpore 2.7 merges no constants")
     loss_scale, keywords = CASES[case]
@@ -169,64 +167,3 @@ def test_mindspore_merges_equal_constants():
     assert int(cell.count.asnumpy()) == 3, (
         "MindSpore no longer merges them: constants may be written where they are used"
     )
-
-
-# Methods that run in Python only, beside __init__: what a user calls, and what is made for another place.
-IN_PYTHON = {
-    "__init__",
-    "__call__",
-    "_state",
-    "_counter",
-    "_tensor",
-    "set_loss_scale",
-    "limit_to",
-    "set_every",
-    "set_inputs_of_compiled",
-    "put_back",
-    "_set_in_place",
-    "scale_sense",
-    "build_train_network",
-    "_compare",
-    "_text_of",
-    "flush",
-    "may_write_inputs",
-    "_make_shards",
-    "_patient_scales",
-    "share",
-}
-# Run by the user in PyNative mode, or in Python.
-NOT_COMPILED = (
-    "cells/earlier_versions.py",
-    "diagnosis/",
-    "callbacks/",
-    "selfcheck/",
-    "plot_scale.py",
-    "sharding/layout.py",
-    "sharding/load_parts.py",
-    "sharding/merge_shards.py",
-)
-
-
-# What makes a constant of its arguments.
-MAKERS = {"Tensor", "tensor", "ones", "zeros", "full", "fill", "arange", "eye"}
-
-
-def literals(path):
-    """The places in functions that may be compiled where a constant tensor is made."""
-    found = []
-    for function in ast.walk(ast.parse(path.read_text())):
-        if isinstance(function, ast.FunctionDef) and function.name not in IN_PYTHON:
-            found += [
-                f"{path.name}:{node.lineno} in {function.name}"
-                for node in ast.walk(function)
-                if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in MAKERS
-            ]
-    return found
-
-
-def test_no_tensor_is_written_in_code_that_is_compiled():
-    paths = [
-        path for path in PACKAGE.rglob("*.py") if not path.relative_to(PACKAGE).as_posix().startswith(NOT_COMPILED)
-    ]
-    assert len(paths) > 25
-    assert [place for path in paths for place in literals(path)] == []

@@ -5,10 +5,9 @@ The oracle is MindSpore's unscaled training cell. An optimizer that does not run
 is skipped, and the reason is what MindSpore said.
 """
 
-import functools
-
 import numpy as np
 import pytest
+from conftest import nightly
 from mindspore import nn
 from support.networks import LinearWithBias, batch, batch_for
 from support.optimizers import OPTIMIZERS, RUN_EVERYWHERE, make_optimizer
@@ -31,8 +30,7 @@ def said(error):
     return next((line for line in str(error).splitlines() if line and not line.startswith("-")), repr(error))
 
 
-@functools.cache
-def train_unscaled(name, mode):
+def train_unscaled(name):
     """
     The weights that MindSpore's unscaled cell arrives at in the clean steps, or the error that it ends with.
 
@@ -56,18 +54,17 @@ def train_unscaled(name, mode):
     return trained
 
 
-def unscaled_or_skip(name, mode):
+def unscaled_or_skip(name):
     if name in NOT_COMPARABLE:
         pytest.skip(f"{name} {NOT_COMPARABLE[name]}")
-    expected = train_unscaled(name, mode)
+    expected = train_unscaled(name)
     if isinstance(expected, Exception):
         assert name not in RUN_EVERYWHERE, f"{name} does not run unscaled: {said(expected)}"
         pytest.skip(f"{name} does not run in MindSpore's unscaled cell here: {said(expected)}")
     return expected
 
 
-@functools.cache
-def scaled_cell(name, mode):
+def scaled_cell(name):
     """A training cell, to be compiled once, and all that it holds at the start."""
     network = LinearWithBias()
     optimizer, schedule = make_optimizer(name, network)
@@ -75,9 +72,9 @@ def scaled_cell(name, mode):
     return cell, schedule, state(cell)
 
 
-def train_scaled(name, mode, init_loss_scale):
+def train_scaled(made, init_loss_scale):
     """The weights that our cell arrives at, and the scales that it used."""
-    cell, schedule, start = scaled_cell(name, mode)
+    cell, schedule, start = made
     restore(cell, start)
     cell.set_loss_scale(init_loss_scale)
     scales = []
@@ -91,18 +88,20 @@ def train_scaled(name, mode, init_loss_scale):
     return weights(cell.network)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_is_exact_where_the_scale_is_a_power_of_two(mode, name):
-    expected = unscaled_or_skip(name, mode)
-    for weight, wanted in zip(train_scaled(name, mode, 2.0**10), expected):
+# Each in one of the modes, and before a release in both. Some of the others run in graph mode only.
+IN_GRAPH_MODE = [name for i, name in enumerate(OPTIMIZERS) if i % 2 or name not in RUN_EVERYWHERE]
+MODES = [(name, ("graph", "pynative")[:: 1 if name in IN_GRAPH_MODE else -1]) for name in OPTIMIZERS]
+EACH = [(name, first) for name, (first, _) in MODES] + nightly(*((name, second) for name, (_, second) in MODES))
+
+
+@pytest.mark.parametrize("name, mode", EACH, indirect=["mode"])
+def test_trains_as_without_a_scale(mode, name):
+    expected = unscaled_or_skip(name)
+    made = scaled_cell(name)
+    for weight, wanted in zip(train_scaled(made, 2.0**10), expected):
         # A power of two moves the exponent only: the gradients, and so all that follows, are the same bits.
         np.testing.assert_array_equal(weight, wanted)
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_is_right_to_rounding_for_any_scale(mode, name):
-    expected = unscaled_or_skip(name, mode)
-    for weight, wanted in zip(train_scaled(name, mode, 1000.0), expected):
+    for weight, wanted in zip(train_scaled(made, 1000.0), expected):
         # Each operation of the backward, and unscaling, rounds to 2**-24 = 6e-8. Some ten of them a step, four steps,
         # and weights of the order of 1: less than 1e-5. A missing division is off by 0.1 and more, except where an
         # optimizer normalises its gradients: test_tiny_gradients.py is about that.

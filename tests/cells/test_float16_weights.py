@@ -67,6 +67,7 @@ class Strict(nn.Cell):
             ops.assign_sub(parameter, grads[i])
 
 
+@quick_in_pynative_mode
 def test_the_optimizer_gets_gradients_of_its_weights_dtypes(mode):
     network = Mixed()
     cell = ScaledTrainOneStepCell(network, Strict(network.trainable_params()), SCALE).set_train()

@@ -1,7 +1,6 @@
 """A function as a network trains, is saved and is restored as the Cell that computes the same."""
 
 import functools
-import warnings
 
 import mindspore
 import numpy as np
@@ -121,14 +120,15 @@ def _expected(kind, count, mode):
     ("name", "kind"),
     [
         ("closure", "scaled"),
-        *slow(*((name, kind) for name in FUNCTIONS for kind in CELLS if (name, kind) != ("closure", "scaled"))),
+        *slow(
+            *(("global", "scaled"), ("method", "simultaneous"), ("method_of_a_cell", "alternating")),
+            *(("partial", "simultaneous"), ("partial", "manual"), ("lambda", "manual"), ("closure", "manual")),
+            *(("default_argument", "alternating"), ("closure", "alternating")),
+        ),
     ],
 )
 def test_the_same_bits_as_the_cell(mode, name, kind):
     count = 1 if kind == "scaled" else 2
-    # A name of a module can have one network only.
-    if name == "global" and count == 2:
-        pytest.skip("one global, two networks")
     if mode == "graph" and name == "default_argument":
         with pytest.raises(ValueError, match=r"'default_argument.*forward', has the default 'network', a Cell"):
             trained(kind, [regression(i, f"network_{i}.") for i in range(count)], FUNCTIONS[name])
@@ -256,25 +256,14 @@ def forward_of_a_global_step(x, y):
     return STEP.scale(loss), loss
 
 
-@pytest.mark.parametrize("steps", [1, *slow(2)])
-def test_the_step_itself_is_no_state_of_its_forward(mode, steps):
-    """Neither at construction nor when the second and the fifth call look for state that has appeared."""
+def test_the_step_itself_is_no_state_of_its_forward(mode):
     global GLOBAL, STEP
     GLOBAL, STEP = regression(), None
-    STEP = ManualStep(
-        forward_of_a_global_step, adam(GLOBAL), dynamic(), ema_decay=0.9, gradient_accumulation_steps=steps
-    ).set_train()
+    STEP = ManualStep(forward_of_a_global_step, adam(GLOBAL), dynamic(), ema_decay=0.9).set_train()
     names = ["1.moving_mean", "1.moving_variance"]
-    assert STEP.forward_state_names() == names
     grad = mindspore.value_and_grad(forward_of_a_global_step, None, STEP.parameters, has_aux=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        for seed in range(6 * steps):
-            _, grads = grad(*STEP.begin(*batch(seed, overflows=seed == 2)))
-            STEP.end(grads)
-            assert STEP.forward_state_names() == names
-    assert STEP.counters() == {
-        "applied_steps": 5,
-        "skipped_steps": 1,
-        "consecutive_skipped_steps": 0,
-    }
+    for seed in range(6):
+        _, grads = grad(*STEP.begin(*batch(seed, overflows=seed == 2)))
+        STEP.end(grads)
+        assert STEP.forward_state_names() == names
+    assert STEP.counters() == {"applied_steps": 5, "skipped_steps": 1, "consecutive_skipped_steps": 0}

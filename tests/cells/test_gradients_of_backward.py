@@ -6,11 +6,21 @@ from conftest import slow
 from mindspore import Parameter, Tensor, _c_expression, nn, ops
 from mindspore.experimental import optim
 from mindspore.ops.composite.base import _pynative_executor
-from support.manual_training import adam, batch, batches, manual, regression, train_step_of, training_cell
+from support.manual_training import (
+    CYCLE,
+    Halve,
+    adam,
+    batch,
+    batches,
+    dynamic,
+    manual,
+    regression,
+    train_step_of,
+    training_cell,
+)
 from support.networks import Linear
 from support.networks import batch as linear_batch
 from support.training import changed, state
-from test_manual_step import CYCLE, Halve, dynamic
 
 from ms_lossscale import ManualStep
 

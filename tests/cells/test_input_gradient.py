@@ -168,6 +168,7 @@ class TestOfTinyNumbers:
     )
 
     @SCALES
+    @quick_in_pynative_mode
     def test_the_gradient_is_float16_exact(self, mode, make):
         critic = Critic(SMALL, mstype.float16)
         slope = InputGradient(critic, make())(REAL)
@@ -263,6 +264,7 @@ def test_a_shared_scale_is_followed(mode):
         assert (error(slope(REAL).asnumpy(), gradient_by_input(critic, REAL)) < FLOAT16) == held
 
 
+@quick_in_pynative_mode
 def test_weights_that_are_given_other_memory_are_seen(mode):
     """Compiled code in PyNative mode goes on with what it knew."""
     critic = Critic()

@@ -2,8 +2,8 @@
 
 import mindspore
 import pytest
-from conftest import slow
-from support.manual_training import HOWS, batch, manual
+from conftest import in_pairs, slow
+from support.manual_training import batch, manual
 from support.training import changed, state
 
 from ms_lossscale import DynamicLossScale
@@ -28,7 +28,7 @@ def given_up(step, networks, data, how):
 
 
 @pytest.mark.parametrize("steps", [1, *slow(2)])
-@pytest.mark.parametrize("how", HOWS)
+@in_pairs
 def test_a_step_that_never_ends_is_undone_when_the_next_begins(mode, how, steps):
     """Of an accumulation cycle, the calls before stay."""
     step, networks, train_step = manual(dynamic(), how, gradient_accumulation_steps=steps)

@@ -60,3 +60,21 @@ def test_each_cell_in_the_other_mode(kind, constructed, called):
     mindspore.set_context(mode=MODES[called])
     for seed in range(3):
         trained.call(seed, (seed == 1, False))
+
+
+@pytest.mark.slow
+def test_a_network_that_is_evaluated_between_steps_trains_as_one_that_is_not(mode):
+    cells = []
+    for is_evaluated in (True, False):
+        mindspore.set_seed(0)
+        net = nn.Dense(FEATURES, 1)
+        network = nn.WithLossCell(net, nn.MSELoss())
+        cell = ScaledTrainOneStepCell(network, nn.Momentum(net.trainable_params(), 0.1, 0.9), DynamicLossScale(2.0**10))
+        for seed in range(3):
+            cell(*batch_for(False, seed))
+            if is_evaluated:
+                net.set_train(False)
+                net(batch_for(False, seed)[0])
+                net.set_train(True)
+        cells.append(cell)
+    assert not changed(*map(state, cells))

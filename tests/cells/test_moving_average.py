@@ -6,7 +6,7 @@ import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
-from support.linear_pair import CELLS, Trained
+from support.linear_pair import Trained
 from support.networks import HalfPrecision, Linear, batch, batch_for
 from support.training import changed, same_bits, state
 
@@ -17,20 +17,6 @@ DECAY = 0.9
 
 def averages(cell):
     return {name: average.asnumpy().copy() for name, average in cell.ema_parameters().items()}
-
-
-@pytest.mark.parametrize("kind", CELLS)
-def test_is_in_the_checkpoint(kind, tmp_path):
-    trained = Trained(kind, ema_decay=0.5)
-    mindspore.save_checkpoint(trained.cell, str(tmp_path / "cell.ckpt"))
-    saved = mindspore.load_checkpoint(str(tmp_path / "cell.ckpt"))
-    names = [own.name for own in trained.weights]
-    for name in names:
-        # The weight keeps its own name, and its average has one beside it.
-        assert saved[f"ema.{name}"].dtype == mstype.float32
-        np.testing.assert_array_equal(saved[f"ema.{name}"].asnumpy(), saved[name].asnumpy())
-    assert {name for name in saved if name.startswith("ema.")} == {f"ema.{name}" for name in names}
-    assert [average.name for average in trained.cell.ema_parameters().values()] == [f"ema.{name}" for name in names]
 
 
 class Interrupted(Exception):
@@ -124,19 +110,6 @@ def test_averages_the_weights_that_after_update_leaves(mode):
     assert np.abs(clipped).max() <= np.float32(0.1)
     # Three roundings of 2**-24 = 6e-8 of numbers of the order of 1.
     np.testing.assert_allclose(averages(cell)["weight"], 0.5 * start + 0.5 * clipped, rtol=0, atol=1e-6)
-
-
-@quick_in_pynative_mode
-@pytest.mark.parametrize("kind", ["simultaneous", *slow("alternating")])
-def test_each_network_may_have_a_decay_of_its_own(mode, kind):
-    trained = Trained(kind, ema_decay=[0.25, 0.75])
-    expected = [own.asnumpy().astype(np.float64) for own in trained.weights]
-    for seed in range(2):
-        trained.call_cell(seed)
-        for i, (decay, own) in enumerate(zip((0.25, 0.75), trained.weights)):
-            expected[i] = decay * expected[i] + (1 - decay) * own.asnumpy()
-            # Some ten roundings of 2**-24 = 6e-8.
-            np.testing.assert_allclose(averages(trained.cell)[own.name], expected[i], rtol=1e-5)
 
 
 @quick_in_pynative_mode

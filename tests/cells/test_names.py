@@ -2,6 +2,7 @@
 
 import mindspore
 import pytest
+from conftest import quick_in_pynative_mode
 from mindspore import ParameterTuple, nn
 from support.gan_networks import generator_and_discriminator, two_losses, two_optimizers
 from support.networks import LinearWithBias, batch_for
@@ -50,6 +51,7 @@ class TwoOptimizers(nn.Cell):
 
 
 class TestTwoOptimizersInOne:
+    @quick_in_pynative_mode
     def test_are_cured_as_the_message_says(self, mode):
         """They train like one for all weights, also where the norm of all gradients is clipped."""
         cells = []

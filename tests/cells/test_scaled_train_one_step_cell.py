@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode
-from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from support.networks import (
     BATCH,
@@ -198,32 +198,6 @@ class TestWhatItRuns:
         losses = [cell()[0] for _ in range(3)]
         # Read only now: a loss that is a Parameter is that of its step.
         assert [float(loss) for loss in losses] == [3.0, 2.5, 2.0]
-
-
-class Interleaved(nn.Cell):
-    """Weights of two shapes by turns, of which the four of one are worked on as one tensor. The gradients count up."""
-
-    def __init__(self):
-        super().__init__()
-        self.all = ParameterTuple(
-            Parameter(Tensor(np.zeros(size, np.float32)), name=f"weight_{i}")
-            for i, size in enumerate((3, 2, 3, 3, 2, 3))
-        )
-
-    def construct(self, x):
-        loss = x.sum()
-        for i, each in enumerate(self.all):
-            loss = loss + (each * (i + 1)).sum()
-        return loss
-
-
-@quick_in_graph_mode
-def test_gradients_that_are_stacked_come_back_to_their_weights(mode):
-    network = Interleaved()
-    cell = ScaledTrainOneStepCell(network, nn.SGD(list(network.all), 1.0), DynamicLossScale(2.0**10)).set_train()
-    cell(Tensor(np.zeros(1, np.float32)))
-    for i, each in enumerate(network.all):
-        np.testing.assert_array_equal(each.asnumpy(), np.full(each.shape, -(i + 1), np.float32))
 
 
 class TestNames:

@@ -18,7 +18,6 @@ from support.gan_networks import (
     Counted,
     GanLosses,
     TupleOf,
-    WithAux,
     gan_batch,
     generator_and_discriminator,
     renamed,
@@ -255,30 +254,3 @@ def test_each_network_takes_the_inputs_at_its_positions(mode):
     cell(y, other_x, x)
     for network, (_, gradient, start) in zip(networks, controls):
         assert_one_step_of_sgd(network, start, gradient)
-
-
-class TestAux:
-    """What a network returns besides its loss comes back as it was in the forward, and is not trained."""
-
-    @quick_in_pynative_mode
-    def test_of_a_list(self, mode):
-        networks = [renamed(f"{i}.", LossOfShape(())) for i in range(2)]
-        cell = SimultaneousTrainOneStepCell(
-            [WithAux(network) for network in networks],
-            sgd(networks),
-            2.0**10,
-            has_aux=True,
-            network_inputs=[(0, 2), (1, 2)],
-        ).set_train()
-        (x, y), (other_x, _) = batch(0), batch(1)
-        controls = [errors_of(networks[0], x, y), errors_of(networks[1], other_x, y)]
-        *_, losses, auxes = cell(x, other_x, y)
-        np.testing.assert_allclose(losses.asnumpy(), [np.square(e).sum() for e, _, _ in controls], rtol=1e-5)
-        # One tuple for each network.
-        assert isinstance(auxes, tuple)
-        assert [len(aux) for aux in auxes] == [2, 2]
-        for aux, its_x in zip(auxes, (x, other_x)):
-            np.testing.assert_array_equal(aux[0].asnumpy(), 2 * its_x.asnumpy())
-            np.testing.assert_array_equal(aux[1].asnumpy(), 3 * its_x.asnumpy())
-        for network, (_, gradient, start) in zip(networks, controls):
-            assert_one_step_of_sgd(network, start, gradient)

@@ -3,7 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
-from conftest import quick_in_pynative_mode
+from conftest import quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Parameter, Tensor, mint, nn, ops
 from support.networks import FEATURES, Mlp, Normalised, batch, batch_for, overflowing_batch, weight
 from support.training import OneForward, bookkeeping, changed, state
@@ -68,6 +68,7 @@ class TestASkippedStepChangesNothing:
         network = Normalised(mint.nn.BatchNorm1d(FEATURES))
         check_transaction(network, must_move=["norm.running_mean", "norm.running_var", "norm.num_batches_tracked"])
 
+    @quick_in_graph_mode
     def test_of_state_that_the_user_names(self, mode):
         network = PowerIteration()
         check_transaction(

@@ -99,15 +99,6 @@ def test_the_diagnoses(mode):
         assert "No gradient" not in str(each)
 
 
-@pytest.mark.slow
-def test_a_report_of_each_network():
-    cell = gan(loss_scale=[DynamicLossScale(), DynamicLossScale()])
-    report = profile_gradients(cell, [(ROWS,)])
-    assert SAYS in str(report)
-    with pytest.raises(ValueError, match=r"networks\[0\]: No gradient reaches any weight of optimizer 0"):
-        report.recommend()
-
-
 def warnings_of_monitor(cell, every=3, steps=8):
     rows = [(ROWS,) for _ in range(steps)]
     data = dataset.GeneratorDataset(rows, ["x"], shuffle=False)

@@ -4,29 +4,10 @@ import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
 from mindspore import Parameter, Tensor, nn, ops
-from support.networks import FEATURES, batch
+from support.networks import FEATURES, BehindStopGradient, batch, overflowing
 from support.training import bookkeeping, changed, state
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
-
-
-class BehindStopGradient(nn.Cell):
-    """As a generator in the discriminator's loss: its output is bounded, and its gradient is not asked for."""
-
-    def __init__(self):
-        super().__init__()
-        self.generator = nn.SequentialCell(nn.Dense(FEATURES, 4), nn.BatchNorm1d(4), nn.ReLU())
-        self.score = nn.Dense(4, 1)
-
-    def construct(self, x, y):
-        made = ops.clamp(ops.stop_gradient(self.generator(x)), 0.0, 1.0)
-        made = ops.select(ops.isfinite(made), made, ops.zeros_like(made))
-        return ops.square(self.score(made) - y).mean()
-
-
-def overflowing():
-    x, y = (tensor.asnumpy() for tensor in batch(0))
-    return Tensor(x * np.float32(1e30)), Tensor(y)
 
 
 def cell_of(loss_scale, **keywords):
@@ -35,6 +16,7 @@ def cell_of(loss_scale, **keywords):
     return network, ScaledTrainOneStepCell(network, optimizer, loss_scale, **keywords).set_train()
 
 
+@quick_in_graph_mode
 @pytest.mark.parametrize("keywords", [{"clip_norm": 1.0}, *slow({})], ids=str)
 def test_the_step_is_skipped(mode, keywords):
     network, cell = cell_of(DynamicLossScale(2.0**10), **keywords)

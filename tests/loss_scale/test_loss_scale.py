@@ -99,6 +99,7 @@ class TestDynamicLossScale:
         loss_scale.adjust(Tensor(True))
         assert loss_scale.get_loss_scale() == 2.0
 
+    @quick_in_graph_mode
     @pytest.mark.filterwarnings("ignore:For 'DynamicLossScale', init_loss_scale is 1, scale_factor")
     @pytest.mark.parametrize("grads_finite", [True, False])
     def test_the_scale_stays_finite_and_positive_at_the_ends_of_float32(self, mode, grads_finite):
@@ -112,6 +113,7 @@ class TestDynamicLossScale:
 
 
 class TestFixedLossScale:
+    @quick_in_pynative_mode
     def test_no_overflow_moves_it(self, mode):
         loss_scale = FixedLossScale(1024)
         adjust = Adjust(loss_scale)
@@ -159,6 +161,7 @@ class TestScheduledLossScale:
         assert used == [*nn.piecewise_constant_lr(milestone, loss_scales), 8.0, 8.0]
         assert skipped == [0, 1, 1, 0, 1, 0, 1, 0]
 
+    @quick_in_graph_mode
     def test_a_value_set_by_hand_holds_until_the_next_milestone(self, mode):
         loss_scale = ScheduledLossScale([3, 5, 7], [2.0, 4.0, 8.0])
         adjust = Adjust(loss_scale)
@@ -190,6 +193,7 @@ def test_set_loss_scale_takes_effect_at_once(mode, kind):
     assert float(unscaled) == 0.0078125
 
 
+@quick_in_pynative_mode
 def test_the_update_rule_goes_on_from_a_scale_set_by_hand(mode):
     loss_scale = DynamicLossScale(64.0, 2.0, 2)
     adjust = Adjust(loss_scale)
@@ -213,12 +217,14 @@ class TestScaleAndUnscale:
             assert tensor.dtype == mstype.float32
             np.testing.assert_array_equal(tensor.asnumpy(), np.float32([1.5 / 2**20, -3.0 / 2**20]))
 
+    @quick_in_graph_mode
     def test_a_float16_gradient_is_not_unscaled_to_zero(self, mode):
         # 2**-25 is zero in float16: unscaling there would give zeros, and no overflow to tell of it.
         gradient = Tensor(np.float16([1.0, 1024.0, 65504.0]))
         _, unscaled = ScaleAndUnscale(FixedLossScale(2.0**25))(gradient)
         np.testing.assert_array_equal(unscaled.asnumpy(), np.float32([2.0**-25, 2.0**-15, 65504.0 * 2.0**-25]))
 
+    @quick_in_pynative_mode
     def test_a_float16_loss_is_not_scaled_to_infinity(self, mode):
         scaled, _ = ScaleAndUnscale(FixedLossScale(2.0**24))(Tensor(np.float16(2.5)))
         assert float(scaled) == 2.5 * 2**24
@@ -269,6 +275,7 @@ class TestAsScaleSenseOfTheStockCell:
         np.testing.assert_array_equal(scale_sense.held_scale.asnumpy(), np.float32([32.0]))
         assert scale_sense.loss_scale.get_loss_scale() == 32.0
 
+    @quick_in_graph_mode
     def test_the_scale_that_the_caller_holds_is_the_one_that_counts(self, mode):
         scale_sense = ScaleSense(DynamicLossScale(64.0))
         scale_sense.held_scale.set_data(Tensor(1000.0))
@@ -306,6 +313,7 @@ class TestInAHandWrittenLoop:
 
         return train_step
 
+    @quick_in_pynative_mode
     @pytest.mark.parametrize("compiled", [False, True], ids=["step_by_step", "jit"])
     def test_trains_as_the_unscaled_stock_cell_does(self, mode, compiled):
         network, expected = Mlp(), Mlp()

@@ -9,8 +9,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from support.networks import Linear, batch
 
-from ms_lossscale import ScaledTrainOneStepCell
-from ms_lossscale.loss_scale import LossScale
+from ms_lossscale import LossScale, ScaledTrainOneStepCell
 
 INF, NAN = float("inf"), float("nan")
 

@@ -7,8 +7,7 @@ from mindspore import Tensor, nn
 from support.networks import Linear, batch
 from support.training import assert_equal_weights
 
-from ms_lossscale import DynamicLossScale, FixedLossScale, ScaledTrainOneStepCell, ScheduledLossScale
-from ms_lossscale.loss_scale import LossScale
+from ms_lossscale import DynamicLossScale, FixedLossScale, LossScale, ScaledTrainOneStepCell, ScheduledLossScale
 
 # The largest scale for so many calls in a cycle: 1 / calls / scale is a normal float32, which 2**-126 is.
 LARGEST = {1: 2.0**126, 2: 2.0**125, 3: 2.0**124, 4: 2.0**124, 5: 2.0**123}

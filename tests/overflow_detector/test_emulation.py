@@ -7,7 +7,8 @@ from mindspore import Parameter, Tensor, nn, ops
 from support.npu_networks import LOSS_SCALE, networks_on_npu, optimizers_of
 
 from ms_lossscale import FiniteGradients, FloatStatusRegister, ScaledTrainOneStepCell, emulation
-from ms_lossscale.emulation import register
+
+register = emulation.register
 
 FLOATS = [np.float16, np.float32]
 

@@ -4,10 +4,11 @@ import mindspore
 import numpy as np
 import pytest
 from mindspore import nn
-from test_accumulation import Saturating, saturating_batch
+from support.npu_networks import Saturating, saturating_batch
 
 from ms_lossscale import DynamicLossScale, ManualStep, emulation
-from ms_lossscale.emulation import register
+
+register = emulation.register
 
 
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])

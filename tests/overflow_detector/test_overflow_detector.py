@@ -4,7 +4,7 @@ import inspect
 
 import numpy as np
 import pytest
-from conftest import quick_in_pynative_mode
+from conftest import quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.ops.operations.math_ops import NPUClearFloatStatusV2, NPUGetFloatStatusV2
@@ -20,9 +20,11 @@ from ms_lossscale import (
     OverflowDetector,
     ScaledTrainOneStepCell,
     SimultaneousTrainOneStepCell,
+    emulation,
 )
+
+# What it reads of MindSpore no device here shows.
 from ms_lossscale._mindspore import DeviceOverflowCheck
-from ms_lossscale.emulation import saturation_mode
 
 
 def cell_of(network, detector=None, loss_scale=1024, steps=1):
@@ -92,13 +94,12 @@ class Answers(OverflowDetector):
 
 class Averaging(FiniteGradients):
     """
-    Adds up the size of gradients, and of inputs, before it says whether they are finite, or what it is told. One of its
-    Parameters is an ordinary one.
+    Adds up the size of gradients, and of inputs, before it says whether they are finite, or what it is told.
     """
 
     def __init__(self, answer=None):
         super().__init__()
-        self.sum_of_inputs = Parameter(Tensor(0.0), name="detector.inputs")
+        self.sum_of_inputs = Parameter(Tensor(0.0), name="detector.inputs", requires_grad=False)
         self.sum_of_gradients = Parameter(Tensor(0.0), name="detector.gradients", requires_grad=False)
         self.answer = answer
 
@@ -116,6 +117,7 @@ class Averaging(FiniteGradients):
 
 
 class TestADetectorOfTheUser:
+    @quick_in_pynative_mode
     def test_what_it_finds_is_obeyed_though_all_gradients_are_finite(self, mode):
         cell = cell_of(Linear(), AlwaysOverflow())
         before = state(cell)
@@ -135,6 +137,7 @@ class TestADetectorOfTheUser:
         """Also where the package's own would get those of one shape as one tensor."""
         assert not bool(cell_of(FourEqualWeights(), OtherThanFour())(*batch())[1])
 
+    @quick_in_graph_mode
     @pytest.mark.parametrize("steps", [1, 2])
     def test_what_it_writes_is_undone_by_a_skipped_step(self, mode, steps):
         detector = Averaging()
@@ -243,7 +246,7 @@ class TestFloatStatusRegister:
     """The two NPU operators are emulated on CPU; all else of the detector is what runs on an NPU."""
 
     def test_sees_an_overflow_that_no_gradient_shows(self, mode):
-        with saturation_mode() as register:
+        with emulation.saturation_mode() as register:
             cell = cell_of(Saturating(register), FloatStatusRegister())
             blind = cell_of(Saturating(register), FiniteGradients())
             assert not bool(cell(*batch())[1])
@@ -253,8 +256,9 @@ class TestFloatStatusRegister:
             assert not bool(cell(*batch())[1])
             assert not bool(blind(*overflowing_batch())[1])
 
+    @quick_in_pynative_mode
     def test_clears_before_the_forward_and_reads_once_after_it(self, mode):
-        with saturation_mode() as register:
+        with emulation.saturation_mode() as register:
             cell = cell_of(Saturating(register), FloatStatusRegister())
             for inputs, read in ((batch(), "get 0"), (overflowing_batch(), "get 1")):
                 register.events.clear()

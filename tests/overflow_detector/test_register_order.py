@@ -25,7 +25,8 @@ from support.npu_networks import (
 )
 
 from ms_lossscale import AlternatingTrainOneStepCell, SimultaneousTrainOneStepCell, emulation
-from ms_lossscale.emulation import register
+
+register = emulation.register
 
 pytestmark = pytest.mark.slow
 

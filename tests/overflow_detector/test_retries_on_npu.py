@@ -15,7 +15,8 @@ from ms_lossscale import (
     SimultaneousTrainOneStepCell,
     emulation,
 )
-from ms_lossscale.emulation import register
+
+register = emulation.register
 
 LEARNING_RATE = 2.0**-10
 

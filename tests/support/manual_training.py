@@ -2,12 +2,13 @@
 
 import mindspore
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 
-from ms_lossscale import ManualStep, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
+from ms_lossscale import DynamicLossScale, ManualStep, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
 
 FEATURES, BATCH = 4, 8
 HOWS = ("eagerly", "in_jit")
+CYCLE = {"gradient_accumulation_steps": 2, "clip_norm": 0.5, "ema_decay": 0.9}
 
 
 class Regression(nn.Cell):
@@ -103,3 +104,22 @@ def training_cell(loss_scale, count=1, **keywords):
     if count == 1:
         return ScaledTrainOneStepCell(networks[0], optimizers[0], loss_scale, **keywords).set_train()
     return SimultaneousTrainOneStepCell(networks, optimizers, loss_scale, **keywords).set_train()
+
+
+class Halve(nn.Cell):
+    """A gradient transform that counts its calls, which a skipped step undoes."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = Parameter(Tensor(0.0), name="calls", requires_grad=False)
+
+    def construct(self, grads):
+        self.calls += 1.0
+        halves = ()
+        for grad in grads:
+            halves += (0.5 * grad,)
+        return halves
+
+
+def dynamic():
+    return DynamicLossScale(2.0**10, scale_window=3)

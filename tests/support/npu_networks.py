@@ -5,6 +5,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from ms_lossscale import emulation
+from support.networks import FEATURES, batch, weight
 
 LOSS_SCALE = 2.0**4
 LEARNING_RATE = 0.5
@@ -76,3 +77,23 @@ def updated(behaviour):
     """Returns the weight after one step of SGD from 1, for a behaviour without overflow."""
     x, backward_gain = behaviour
     return 1.0 - LEARNING_RATE * x * backward_gain
+
+
+class Saturating(nn.Cell):
+    """A linear model that computes as an NPU in saturation mode does: no tensor shows an overflow."""
+
+    def __init__(self, name, seed=0):
+        super().__init__(auto_prefix=False)
+        self.weight = weight(FEATURES, 1, seed=seed, name=f"{name}.weight")
+        self.saturate = emulation.Saturate(name)
+
+    def construct(self, x, y):
+        return ops.square(self.saturate(ops.matmul(x, self.weight)) - y).mean()
+
+
+def saturating_batch(overflow, seed):
+    """A batch whose products leave the range of float16, and whose saturated gradients are finite."""
+    x, y = batch(seed)
+    if overflow:
+        x = Tensor(x.asnumpy() * np.float32(1e8))
+    return x, y

@@ -155,11 +155,6 @@ class TestOtherKeywords:
         assert not bool(cell(*inputs())[1])
         assert not np.array_equal(network.output.weight.asnumpy(), before)
 
-    def test_the_result_is_in_training_mode(self):
-        network = Backbone()
-        assert build_train_network(network, sgd(network), nn.MSELoss()).training
-        assert network.training
-
 
 class CountsUpdates(nn.Cell):
     def __init__(self):

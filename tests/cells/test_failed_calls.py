@@ -12,17 +12,13 @@ from mindspore import ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.ops.composite.base import _pynative_executor
 from support.in_mode import in_mode
-from support.networks import FEATURES, Linear, batch
-from support.training import changed, state, weights
-from support.untouched import untouched
+from support.networks import FEATURES, batch
+from support.training import changed, state
 
 from ms_lossscale import (
     AlternatingTrainOneStepCell,
     ScaledTrainOneStepCell,
     SimultaneousTrainOneStepCell,
-    locate_overflow,
-    profile_activations,
-    profile_gradients,
 )
 
 
@@ -129,81 +125,9 @@ def trained_cell(steps=3):
     return cell
 
 
-def test_ema_weights_puts_the_trained_weights_back_exactly(in_pynative_mode):
-    cell = trained_cell()
-    trained = weights(cell.network)
-    with pytest.raises(TypeError, match="on purpose"), cell.ema_weights():
-        cell.network.layers.error = TypeError("on purpose")
-        cell.network(*batch())
-    np.testing.assert_equal(weights(cell.network), trained)
-
-
-def test_ema_weights_is_not_cast(in_pynative_mode):
-    cell = trained_cell()
-    trained = weights(cell.network)
-    with cell.ema_weights():
-        averages = weights(cell.network)
-    leave_casts()
-    with cell.ema_weights():
-        np.testing.assert_equal(weights(cell.network), averages)
-    np.testing.assert_equal(weights(cell.network), trained)
-
-
-@pytest.mark.slow
-def test_what_is_loaded_is_not_cast(in_pynative_mode):
-    cell = trained_cell()
-    before = state(cell)
-    cell(*batch(3))
-    loaded = {name: Tensor(value) for name, value in before.items()}
-    leave_casts()
-    cell.load_state_dict(loaded)
-    assert not changed(before, state(cell))
-
-
-@pytest.mark.slow
-def test_a_scale_that_is_set_is_not_cast(in_pynative_mode):
-    cell = trained_cell()
-    leave_casts()
-    cell.set_loss_scale(2.0**20)
-    assert cell.get_loss_scale() == 2.0**20
-
-
 def test_the_first_step_of_a_cell_is_not_cast(in_pynative_mode):
     expected = state(trained_cell(steps=1))
     cell = trained_cell(steps=0)
     leave_casts()
     cell(*batch())
     assert not changed(expected, state(cell))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "diagnose",
-    [
-        lambda network: profile_gradients(network, batches=[batch()]),
-        lambda network: profile_activations(network, batches=[batch()]),
-        lambda network: locate_overflow(network, batch(), loss_scale=1.0),
-    ],
-    ids=["profile_gradients", "profile_activations", "locate_overflow"],
-)
-def test_diagnosis_leaves_nothing(mode, diagnose):
-    network = Raises(TypeError("on purpose")).set_train()
-    with untouched(network), pytest.raises(RuntimeError, match="on purpose"):
-        diagnose(network)
-    assert not casts() and not records()
-
-
-class ReturnsNoLoss(Linear):
-    def construct(self, x, y):
-        return super().construct(x, y), x
-
-
-def test_graph_mode_differentiates_after_a_failed_profile():
-    """It did not: "The node adjoint is null"."""
-    with pytest.raises(RuntimeError, match="must return a Tensor, the loss"):
-        profile_gradients(ReturnsNoLoss(), batches=[batch()])
-    assert not records()
-    with in_mode(mindspore.GRAPH_MODE):
-        network = Linear()
-        cell = ScaledTrainOneStepCell(network, nn.SGD([network.weight], 0.01), 8.0, gradient_accumulation_steps=2)
-        assert [bool(cell(*batch())[1]) for _ in range(2)] == [False, False]

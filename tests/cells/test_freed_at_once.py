@@ -16,7 +16,6 @@ from ms_lossscale import (
     DynamicLossScale,
     ManualStep,
     ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
 )
 
 
@@ -38,20 +37,10 @@ def scaled():
     )
 
 
-def with_retries():
-    network = Loss("net.")
-    optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
-    return ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(), max_retries=1)
-
-
 def several(make, *loss_scales):
     networks = [Loss("a."), Loss("b.")]
     optimizers = [nn.Momentum(its.trainable_params(), 0.01, 0.9) for its in networks]
     return make(networks, optimizers, list(loss_scales) or DynamicLossScale())
-
-
-def simultaneous():
-    return several(SimultaneousTrainOneStepCell, DynamicLossScale(), DynamicLossScale())
 
 
 def alternating():
@@ -74,7 +63,7 @@ def no_garbage_collection():
     gc.enable()
 
 
-@pytest.mark.parametrize("make", [scaled, *slow(with_retries, simultaneous, alternating)])
+@pytest.mark.parametrize("make", [scaled, *slow(alternating)])
 def test_a_training_cell_is_freed_at_once(make, mode, no_garbage_collection):
     cell, x = make(), Tensor([[1.0, 2.0, 3.0, 4.0]])
     cell.set_train()

@@ -6,9 +6,9 @@ import mindspore
 import numpy as np
 import pytest
 from conftest import quick_in_pynative_mode, slow
-from mindspore import Model, Parameter, Tensor, dataset, nn, ops
-from support.manual_training import BATCH, FEATURES, Regression, adam, batch, batches, regression, train_step_of
-from support.training import changed, restore, state
+from mindspore import Parameter, Tensor, nn, ops
+from support.manual_training import BATCH, FEATURES, adam, batch, batches, regression, train_step_of
+from support.training import changed, state
 
 from ms_lossscale import (
     AlternatingTrainOneStepCell,
@@ -85,7 +85,6 @@ FUNCTIONS = {
     "lambda": of_a_lambda,
     "default_argument": default_argument,
 }
-CELLS = ["scaled", "simultaneous", "alternating", "manual"]
 
 
 def trained(kind, networks, loss_of=lambda network: network):
@@ -139,7 +138,12 @@ def test_the_same_bits_as_the_cell(mode, name, kind):
         return
     expected, shown, forward_state = _expected(kind, count, mode)
     networks = [regression(i, f"network_{i}.") for i in range(count)]
-    cell, its_shown = trained(kind, networks, FUNCTIONS[name])
+
+    def loss_of(network):
+        # Functions beside Cells.
+        return network if kind == "simultaneous" and network is networks[0] else FUNCTIONS[name](network)
+
+    cell, its_shown = trained(kind, networks, loss_of)
     np.testing.assert_array_equal(its_shown, shown)
     # The names, too: those of the weights are their own.
     assert not changed(expected, state(cell))
@@ -150,15 +154,6 @@ def test_the_same_bits_as_the_cell(mode, name, kind):
     assert not any(its.training for network in networks for _, its in network.cells_and_names())
     loaded = {key: Tensor(value) for key, value in expected.items()}
     assert cell.load_state_dict(loaded) == ([], [])
-
-
-@pytest.mark.parametrize("kind", ["simultaneous", *slow("alternating", "manual")])
-def test_functions_beside_cells(mode, kind):
-    expected, shown, _ = _expected(kind, 2, mode)
-    networks = [regression(i, f"network_{i}.") for i in range(2)]
-    cell, its_shown = trained(kind, networks, lambda its: closure(its) if its is networks[1] else its)
-    np.testing.assert_array_equal(its_shown, shown)
-    assert not changed(expected, state(cell))
 
 
 @pytest.mark.slow
@@ -173,26 +168,6 @@ def test_one_function_with_all_losses(mode):
     for data in batches("..x."):
         cell(*data)
     assert not changed(expected, state(cell))
-
-
-@pytest.mark.parametrize("steps", slow(1, 2))
-def test_in_model(mode, steps):
-    rows = [batch(seed) for seed in range(4)]
-    x, y = (np.concatenate([row[i].asnumpy() for row in rows]) for i in range(2))
-
-    def trained_in_model(loss_of):
-        network = regression()
-        cell = ScaledTrainOneStepCell(
-            loss_of(network), adam(network), dynamic(), gradient_accumulation_steps=steps, clip_norm=1.0
-        )
-        data = dataset.NumpySlicesDataset((x, y), shuffle=False).batch(BATCH)
-        Model(cell).train(2, data, dataset_sink_mode=False)
-        return state(cell)
-
-    before = state(regression())
-    after = trained_in_model(closure)
-    assert not changed(trained_in_model(lambda network: network), after)
-    assert changed(before, {name: after[name] for name in before}) == set(before)
 
 
 @pytest.mark.slow
@@ -213,22 +188,6 @@ def test_a_parameter_that_is_in_no_cell(mode):
     np.testing.assert_allclose(weight.asnumpy(), expected, rtol=1e-6)
 
 
-IN_MODULE = Regression()
-
-
-def default_that_is_a_global(x, y, its=IN_MODULE):
-    return its(x, y)
-
-
-@pytest.mark.slow
-def test_a_default_that_graph_mode_can_look_up(mode):
-    restore(IN_MODULE, state(regression()))
-    cell, shown = trained("scaled", [IN_MODULE], lambda _: default_that_is_a_global)
-    expected, its_shown = trained("scaled", [regression()])
-    np.testing.assert_array_equal(its_shown, shown)
-    assert not changed(state(expected), state(cell))
-
-
 @quick_in_pynative_mode
 def test_a_network_in_evaluation_mode_is_named(mode):
     network = regression()
@@ -236,16 +195,6 @@ def test_a_network_in_evaluation_mode_is_named(mode):
     with pytest.warns(UserWarning, match=r"all cells of the network are in evaluation mode.*BatchNorm1d") as warned:
         cell(*batch(0))
     assert not [each for each in warned if "FunctionNetwork" in str(each.message)]
-
-
-@quick_in_pynative_mode
-def test_an_eager_step_names_it_once(mode):
-    network = regression()
-    train_step = train_step_of(ManualStep(network, adam(network), dynamic()), [network])
-    with pytest.warns(UserWarning, match="'ManualStep', all cells of the network are in evaluation mode") as warned:
-        for _ in range(2):
-            train_step(*batch(0))
-    assert len(warned) == 1
 
 
 STEP = None

@@ -121,20 +121,6 @@ def test_each_network_may_have_its_own_in_their_order(mode, kind):
 
 
 @quick_in_pynative_mode
-@pytest.mark.parametrize("kind", ["scaled", "simultaneous", "alternating"])
-def test_several_of_one_class_keep_their_states_apart(mode, kind):
-    first, second = Counted(), Counted()
-    cell = make(kind, [first, Centralize(), second] if kind == "scaled" else [[first, second], [second]])
-    prefix = "" if kind == "scaled" else "network_0."
-    names = [f"{prefix}calls", "transform_2.calls" if kind == "scaled" else "transform_1.calls"]
-    assert [cell.parameters_dict()[name] for name in names] == [first.calls, second.calls]
-    cell(slopes())
-    before = state(cell)
-    cell(slopes(np.inf))
-    assert not set(names) & changed(before, state(cell))
-
-
-@quick_in_pynative_mode
 def test_a_skipped_step_takes_back_what_they_write(mode):
     cell = make("scaled", [Counted()])
     cell(slopes())

@@ -3,19 +3,15 @@
 import numpy as np
 import pytest
 from conftest import slow
-from mindspore import Parameter, Tensor, _c_expression, nn, ops
-from mindspore.experimental import optim
+from mindspore import Parameter, Tensor, _c_expression, nn
 from mindspore.ops.composite.base import _pynative_executor
 from support.manual_training import (
     CYCLE,
     Halve,
-    adam,
     batch,
     batches,
     dynamic,
     manual,
-    regression,
-    train_step_of,
     training_cell,
 )
 from support.networks import Linear
@@ -94,22 +90,6 @@ def test_the_same_bits_as_a_training_cell(mode, count, keywords):
     assert cell.counters()["skipped_steps"] == 1
 
 
-@pytest.mark.parametrize("make", [optim.Adam, *slow(optim.SGD, nn.Momentum)])
-def test_what_updates_the_weights_is_not_recorded(mode, make):
-    """Some optimizers run in Python; were they recorded, a weight would be a result, which holds no gradient."""
-    keywords = {"momentum": 0.9} if make is nn.Momentum else {}
-
-    def trained(make_train_step):
-        network = regression()
-        step = ManualStep(network, make(network.trainable_params(), 0.01, **keywords), dynamic()).set_train()
-        train_step = make_train_step(step, [network])
-        for seed in range(4):
-            assert not bool(train_step(*batch(seed))[1])
-        return state(step)
-
-    assert not changed(trained(train_step_of), trained(train_step_by_backward))
-
-
 def test_several_backwards_add_up(mode):
     network = Linear()
     step = ManualStep(network, nn.SGD([network.weight], 0.1), 2.0**4)
@@ -181,19 +161,3 @@ def test_what_a_step_that_was_given_up_has_left_does_not_count(mode):
     train_step(*batch(0))
     train_step_by_backward(expected, its_networks)(*batch(0))
     assert not changed(state(expected), state(step))
-
-
-def test_gradients_that_are_passed_win(mode):
-    """And those in the weights stay: they may be another step's."""
-    network = regression()
-    step = ManualStep(network, adam(network), dynamic()).set_train()
-    train_step = train_step_of(step, [network])
-    for weight in step.parameters:
-        weight._grad = ops.ones_like(weight)
-    train_step(*batch(0))
-    expected, _, its_train_step = manual(dynamic())
-    its_train_step(*batch(0))
-    np.testing.assert_array_equal(*(each.parameters[0].asnumpy() for each in (expected, step)))
-    for weight in step.parameters:
-        assert weight._grad is not None
-        weight._grad = None

@@ -140,10 +140,6 @@ def assert_close(actual, expected, tolerance):
     assert np.abs(actual - expected).max() <= tolerance * np.abs(expected).max()
 
 
-def error(actual, expected):
-    return np.abs(actual - expected).max() / np.abs(expected).max()
-
-
 def sgd(network):
     """One whose step is the gradient."""
     return nn.SGD(network.trainable_params(), 1.0)
@@ -254,17 +250,6 @@ def test_the_scale_is_that_of_the_step_and_an_overflow_skips_it(mode):
 
 
 @quick_in_pynative_mode
-def test_a_shared_scale_is_followed(mode):
-    critic, rule = Critic(SMALL, mstype.float16), DynamicLossScale(2.0**14)
-    slope = InputGradient(critic, rule)
-    assert slope.loss_scale is rule
-    assert InputGradient(critic, 8).loss_scale is InputGradient(critic).loss_scale is None
-    for scale, held in ((2.0**14, True), (1.0, False), (2.0**12, True)):
-        rule.set_loss_scale(scale)
-        assert (error(slope(REAL).asnumpy(), gradient_by_input(critic, REAL)) < FLOAT16) == held
-
-
-@quick_in_pynative_mode
 def test_weights_that_are_given_other_memory_are_seen(mode):
     """Compiled code in PyNative mode goes on with what it knew."""
     critic = Critic()
@@ -275,42 +260,3 @@ def test_weights_that_are_given_other_memory_are_seen(mode):
         loaded = {"critic.score": Parameter(Tensor(values(seed, (HIDDEN, 1), 0.25)))}
         mindspore.load_param_into_net(critic, loaded)
         assert_close(slope(REAL).asnumpy(), gradient_by_input(critic, REAL), FLOAT32)
-
-
-@quick_in_pynative_mode
-def test_the_mode_of_the_cells_is_seen(mode):
-    critic = nn.SequentialCell(nn.Dropout(p=0.5), nn.Dense(100, 1, weight_init="ones"))
-    slope, x = InputGradient(critic), Tensor(np.ones((4, 100), np.float32))
-    for training in (False, True, False, True):
-        slope.set_train(training)
-        assert set(np.unique(slope(x).asnumpy())) == ({0.0, 2.0} if training else {1.0})
-
-
-@quick_in_pynative_mode
-def test_further_inputs_and_outputs_of_any_shape(mode):
-    class Weighted(nn.Cell):
-        def construct(self, x, factor, power):
-            return factor * x**power
-
-    slope = InputGradient(Weighted(), 2.0)(Tensor([[1.0, 2.0]]), Tensor([[3.0], [5.0]]), 2)
-    np.testing.assert_array_equal(slope.asnumpy(), [[16.0, 32.0]])
-
-
-@quick_in_pynative_mode
-def test_a_cast_of_the_loss_reaches_the_critic_and_not_the_scale(mode):
-    class Square(nn.Cell):
-        def construct(self, x):
-            # 2**20, the scale, is infinite in float16, and so would be the gradient by the product.
-            return ops.square(x).astype(mstype.float32) * 2.0**-10
-
-    class Loss(nn.Cell):
-        def __init__(self):
-            super().__init__()
-            self.slope = InputGradient(Square(), DynamicLossScale(2.0**20))
-
-        def construct(self, x):
-            return self.slope(x)
-
-    slope = Loss().to_float(mstype.float16)(Tensor([1.0 + 2.0**-12, 3.0]))
-    # The first one is 1 in float16.
-    np.testing.assert_array_equal(slope.asnumpy(), np.float32([2.0, 6.0]) * 2.0**-10)

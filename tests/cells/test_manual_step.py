@@ -2,39 +2,26 @@
 
 import numpy as np
 import pytest
-from conftest import in_pairs, nightly, quick_in_pynative_mode, slow
+from conftest import in_pairs, quick_in_pynative_mode, slow
 from mindspore import ParameterTuple, Tensor
 from support.manual_training import (
     CYCLE,
     Halve,
-    adam,
     batch,
     batches,
     dynamic,
     manual,
-    regression,
-    train_step_of,
     training_cell,
 )
 from support.training import changed, state
 
-from ms_lossscale import DynamicLossScale, FixedLossScale, ManualStep
+from ms_lossscale import DynamicLossScale
 
-WITH_OVERFLOW, CLEAN = "...x.....", "....."
-
-
-# The loss scale, the number of networks, the batches, and the keywords.
+# The loss scale, the number of networks, and the keywords. The configurations draw the others.
 CONFIGURATIONS = {
-    "plain": (dynamic, 1, WITH_OVERFLOW, dict),
-    "cycle": (dynamic, 1, WITH_OVERFLOW, lambda: CYCLE),
-    "clip_value": (dynamic, 1, WITH_OVERFLOW, lambda: {"clip_value": 0.01}),
-    "transforms": (dynamic, 1, WITH_OVERFLOW, lambda: {"gradient_transforms": [Halve()]}),
-    "two_optimizers": (dynamic, 2, WITH_OVERFLOW, lambda: {"clip_norm": [0.5, None]}),
-    "two_scales": (lambda: [dynamic(), DynamicLossScale(2.0**8, scale_window=2)], 2, WITH_OVERFLOW, dict),
-    "two_in_a_cycle": (lambda: [dynamic(), dynamic()], 2, WITH_OVERFLOW, lambda: CYCLE),
-    "unscaled": (lambda: None, 1, CLEAN, dict),
-    "unchecked": (lambda: FixedLossScale(2.0**10, drop_overflow_update=False), 1, CLEAN, dict),
-    "number": (lambda: 2.0**10, 1, WITH_OVERFLOW, dict),
+    "cycle": (dynamic, 1, lambda: CYCLE),
+    "transforms": (dynamic, 1, lambda: {"gradient_transforms": [Halve()]}),
+    "two_scales": (lambda: [dynamic(), DynamicLossScale(2.0**8, scale_window=2)], 2, dict),
 }
 
 
@@ -46,26 +33,21 @@ def check_the_same(step, cell):
     assert step.overflowed_parameters() == cell.overflowed_parameters()
 
 
-# The configurations draw them, too.
-LATER = sorted({*CONFIGURATIONS} - {"cycle", "two_scales", "transforms"})
-
-
 @in_pairs
-@pytest.mark.parametrize("name", ["cycle", *slow("two_scales", "transforms"), *nightly(*LATER)])
+@pytest.mark.parametrize("name", ["cycle", *slow("two_scales", "transforms")])
 def test_the_same_bits_as_a_training_cell(mode, name, how):
-    make_scale, count, plan, make_keywords = CONFIGURATIONS[name]
+    make_scale, count, make_keywords = CONFIGURATIONS[name]
     cell = training_cell(make_scale(), count, **make_keywords())
     step, _, train_step = manual(make_scale(), how, count, **make_keywords())
     check_the_same(step, cell)
-    for data in batches(plan):
+    for data in batches("...x....."):
         loss, overflow, _, *losses = cell(*data)
         its_losses, its_overflow = train_step(*data)
         assert its_overflow.shape == () and bool(its_overflow) == bool(overflow)
         expected = losses[0].asnumpy() if losses else [loss.asnumpy()]
         np.testing.assert_array_equal([each.asnumpy() for each in its_losses], expected)
         check_the_same(step, cell)
-    skipped = cell.counters()["skipped_steps"]
-    assert skipped == ("x" in plan)
+    assert cell.counters()["skipped_steps"] == 1
     step.flush()
     cell.flush()
     check_the_same(step, cell)
@@ -146,13 +128,3 @@ def test_one_input_comes_back_as_it_is_and_several_as_a_tuple(mode):
     assert isinstance(step.begin(x, y), tuple)
     np.testing.assert_array_equal(step.begin(x, y)[1].asnumpy(), y.asnumpy())
     assert step.begin() == ()
-
-
-@quick_in_pynative_mode
-def test_an_optimizer_in_a_list_makes_lists(mode):
-    """As in the cells for several networks."""
-    network = regression()
-    step = ManualStep([network], [adam(network)], dynamic(), clip_norm=1.0)
-    assert len(step.parameters) == 1 and isinstance(step.parameters[0], ParameterTuple)
-    train_step_of(step, [network])(*batch(0))
-    assert isinstance(step.grad_norm(), list)

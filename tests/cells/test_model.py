@@ -82,32 +82,3 @@ def test_trains_with_the_stock_callbacks(mode, sink, tmp_path, capsys):
     saved = mindspore.load_checkpoint(str(newest))
     for name, value in state(cell).items():
         assert same_bits(saved[name].asnumpy(), value), name
-
-
-class Prediction(nn.Cell):
-    def __init__(self, network):
-        super().__init__(auto_prefix=False)
-        self.network = network
-
-    def construct(self, x):
-        return mindspore.ops.matmul(x, self.network.weight)
-
-
-@quick_in_graph_mode
-def test_evaluates_with_an_eval_network(mode):
-    network = Linear()
-    eval_network = nn.WithEvalCell(Prediction(network), nn.MSELoss())
-    model = Model(
-        scaled_cell(network, DynamicLossScale()),
-        eval_network=eval_network,
-        metrics={"loss": nn.Loss(), "mae": nn.MAE()},
-        eval_indexes=[0, 1, 2],
-    )
-    before = model.eval(dataset(), dataset_sink_mode=False)
-    model.train(5, dataset(), dataset_sink_mode=False)
-    after = model.eval(dataset(), dataset_sink_mode=False)
-    assert set(after) == {"loss", "mae"}
-    assert after["loss"] < 0.1 * before["loss"]
-
-    predictions = [(Prediction(network)(x).asnumpy(), y.asnumpy()) for x, y in dataset().create_tuple_iterator()]
-    np.testing.assert_allclose(after["mae"], np.mean([np.abs(p - y) for p, y in predictions]), rtol=1e-4)

@@ -2,16 +2,11 @@
 
 import mindspore
 import pytest
-from conftest import quick_in_pynative_mode
-from mindspore import ParameterTuple, nn
 from support.gan_networks import generator_and_discriminator, two_losses, two_optimizers
-from support.networks import LinearWithBias, batch_for
-from support.training import same_bits, state
 
 from ms_lossscale import (
     AlternatingTrainOneStepCell,
     DynamicLossScale,
-    ScaledTrainOneStepCell,
     SimultaneousTrainOneStepCell,
 )
 
@@ -32,40 +27,6 @@ def every_parameter(cell):
         for parameter in getattr(inside, "_params", {}).values():
             found[id(parameter)] = parameter
     return list(found.values())
-
-
-class TwoOptimizers(nn.Cell):
-    """Two optimizers for one network, whose states have the same names unless those of the first get a prefix."""
-
-    def __init__(self, network, prefix):
-        super().__init__(auto_prefix=False)
-        self.first, self.second = (nn.Momentum([each], 0.1, 0.9) for each in network.trainable_params())
-        self.parameters = ParameterTuple(network.trainable_params())
-        weights = {id(weight) for weight in network.trainable_params()}
-        for each in self.first.get_parameters():
-            if id(each) not in weights:
-                each.name = prefix + each.name
-
-    def construct(self, grads):
-        return self.first(grads[:1]), self.second(grads[1:])
-
-
-class TestTwoOptimizersInOne:
-    @quick_in_pynative_mode
-    def test_are_cured_as_the_message_says(self, mode):
-        """They train like one for all weights, also where the norm of all gradients is clipped."""
-        cells = []
-        for of in (lambda its: TwoOptimizers(its, "muon."), lambda its: nn.Momentum(its.trainable_params(), 0.1, 0.9)):
-            network = LinearWithBias()
-            cells.append(
-                ScaledTrainOneStepCell(network, of(network), DynamicLossScale(8.0), clip_norm=0.25).set_train()
-            )
-            for seed, overflow in enumerate([False, True, False]):
-                cells[-1](*batch_for(overflow, seed))
-        two, one = map(state, cells)
-        assert {"weight", "bias", "muon.global_step", "global_step"} <= two.keys()
-        assert cells[0].grad_norm() == cells[1].grad_norm() > 0.25
-        assert [name for name in ("weight", "bias") if not same_bits(two[name], one[name])] == []
 
 
 @BOTH_CELLS

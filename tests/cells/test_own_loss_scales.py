@@ -3,14 +3,13 @@
 import mindspore
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow, slow_in_graph_mode
-from mindspore import Model, Parameter, ParameterTuple, Tensor, dataset, nn, ops
+from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from support.retried_networks import LEARNING_RATE, Penalised, Slope, inputs
 
 from ms_lossscale import (
     DynamicLossScale,
     FixedLossScale,
-    LossScaleMonitor,
     OverflowDetector,
     SimultaneousTrainOneStepCell,
 )
@@ -179,21 +178,3 @@ def test_an_input_gradient_of_one_of_the_scales(mode):
     # The loss of the network that holds none can't be mended.
     assert cell(*inputs(1.0, float("nan")))[1].asnumpy()
     assert cell.counters()["retries"] == retries == 4
-
-
-@slow_in_graph_mode
-def test_the_monitor_writes_all_scales(mode, tmp_path, capsys):
-    _, cell = make(loss_scales=[DynamicLossScale(2.0**15), DynamicLossScale(2.0**15)])
-    first = np.float32([1.0, 64.0, 1.0])
-    data = {"x": np.ones((3, 4, 3), np.float32), "first": first, "second": np.ones(3, np.float32)}
-    batches = dataset.NumpySlicesDataset(data, shuffle=False)
-    table = tmp_path / "scale.csv"
-    Model(cell).train(1, batches, callbacks=[LossScaleMonitor(3, csv=str(table))], dataset_sink_mode=False)
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[0] == (
-        "step 2: overflow at loss scale 32768/32768, skipped (1 in a row), now 16384/32768; "
-        "not finite: first.weight (1 of 2 gradients)"
-    )
-    assert "loss scale 16384/32768, 2 applied, 1 skipped" in printed[1]
-    rows = [line.split(",") for line in table.read_text().splitlines()]
-    assert [row[3] for row in rows[1:]] == ["32768.0/32768.0", "32768.0/32768.0", "16384.0/32768.0"]

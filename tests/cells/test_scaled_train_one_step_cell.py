@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode, quick_in_pynative_mode
+from conftest import quick_in_pynative_mode
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from support.networks import (
@@ -11,7 +11,6 @@ from support.networks import (
     HalfPrecision,
     Linear,
     LossOfShape,
-    Mlp,
     batch,
     batch_for,
     overflowing_batch,
@@ -114,19 +113,6 @@ class TestWhatItTrains:
             assert (loss_scale.dtype, loss_scale.shape, float(loss_scale)) == (mstype.float32, (), 1024.0)
         assert_equal_weights(network, expected)
 
-    @quick_in_graph_mode
-    def test_no_frozen_weight(self, mode):
-        network, expected = Mlp(), Mlp()
-        for frozen in (network.hidden, expected.hidden):
-            frozen.requires_grad = False
-        cell = ScaledTrainOneStepCell(network, sgd(network), FixedLossScale(2.0**10))
-        stock_cell = nn.TrainOneStepCell(expected, sgd(expected))
-        for step in range(2):
-            cell(*batch(step))
-            stock_cell(*batch(step))
-        np.testing.assert_array_equal(network.hidden.asnumpy(), Mlp().hidden.asnumpy())
-        assert_equal_weights(network, expected)
-
 
 class ClipWeights(nn.Cell):
     """What a WGAN does after an update."""
@@ -198,8 +184,3 @@ class TestWhatItRuns:
         losses = [cell()[0] for _ in range(3)]
         # Read only now: a loss that is a Parameter is that of its step.
         assert [float(loss) for loss in losses] == [3.0, 2.5, 2.0]
-
-
-class TestNames:
-    def test_it_is_a_train_one_step_cell(self):
-        assert issubclass(ScaledTrainOneStepCell, nn.TrainOneStepCell)

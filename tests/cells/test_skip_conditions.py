@@ -10,7 +10,6 @@ from support.training import bookkeeping, changed, same_bits, state
 
 from ms_lossscale import (
     DynamicLossScale,
-    FixedLossScale,
     NormSpike,
     ScaledTrainOneStepCell,
     SkipCondition,
@@ -99,39 +98,6 @@ def test_the_law_against_numpy(mode, rule):
 def test_at_max_norm_a_step_is_applied(mode):
     trained = cell(1.0, skip_conditions=[NormSpike(max_norm=4.0)])
     assert [bool(trained(with_norm(norm))[1]) for norm in (4.0, 4.000001)] == [False, True]
-
-
-SCALES = {
-    "dynamic": dynamic,
-    "unchecked": lambda: FixedLossScale(2.0**10, drop_overflow_update=False),
-    "none": lambda: None,
-}
-
-
-@quick_in_pynative_mode
-@pytest.mark.parametrize("scale", ["none", *slow("dynamic", "unchecked")])
-def test_a_skipped_step_changes_only_the_counters(mode, scale):
-    keywords = {"ema_decay": 0.5, "clip_norm": 8.0}
-    trained = cell(SCALES[scale](), skip_conditions=[NormSpike(10.0, z_score=50.0, window=2)], **keywords)
-    trained(with_norm(4.0))
-    before = state(trained)
-    _, overflow, used = trained(with_norm(64.0))
-    after = state(trained)
-    # Clipping keeps the norm of the last check.
-    assert changed(before, after) - {"clipping.root"} == {
-        "step_counters.skipped_steps",
-        "step_counters.consecutive_skipped_steps",
-        "step_counters.skip_reasons",
-    }
-    assert bool(overflow) and float(used) == (1.0 if scale == "none" else 2.0**10)
-    assert trained.counters() == {
-        "applied_steps": 1,
-        "skipped_steps": 1,
-        "consecutive_skipped_steps": 1,
-        "skipped_by_condition": 1,
-    }
-    assert trained.skip_reasons() == {"condition": 1, "loss": 0, "forward_state": 0, "gradients": 0, "detector": 0}
-    assert trained.overflowed_parameters() == []
 
 
 @quick_in_pynative_mode

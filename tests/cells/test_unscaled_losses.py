@@ -3,10 +3,9 @@
 import warnings
 
 import mindspore
-import numpy as np
 import pytest
-from conftest import in_pairs, quick_in_pynative_mode, slow
-from mindspore import Tensor, nn
+from conftest import in_pairs, quick_in_pynative_mode
+from mindspore import nn
 from support.manual_training import batch, manual, regression
 
 from ms_lossscale import DynamicLossScale, FixedLossScale, ManualStep
@@ -64,13 +63,6 @@ def as_it_is(loss):
     return loss
 
 
-def scaled_by(step, number):
-    def scaled(loss):
-        return step.scale(loss, number)
-
-    return scaled
-
-
 @in_pairs
 class TestWhatWarns:
     def test_a_loss_that_is_not_scaled(self, mode, how):
@@ -81,21 +73,6 @@ class TestWhatWarns:
             (message,) = said(train_step_of(step, [network], [as_it_is], how))
             assert "For 'ManualStep', no loss has" in message
             assert "step.scale(loss)," in message
-
-    @pytest.mark.parametrize(
-        ("own", "named"),
-        [*slow(((0, 0), [1]), ((0, 1), []))],
-    )
-    def test_one_of_several_scales(self, mode, how, own, named):
-        networks = [regression(i, f"network_{i}.") for i in range(2)]
-        optimizers = [nn.SGD(network.trainable_params()) for network in networks]
-        step = ManualStep(networks, optimizers, [dynamic(), dynamic()]).set_train()
-        factors = [scaled_by(step, number) for number in own] + [as_it_is] * (2 - len(own))
-        messages = said(train_step_of(step, networks, factors, how))
-        assert len(messages) == len(named)
-        for number, message in zip(named, messages):
-            assert f"no loss of optimizer {number} has" in message
-            assert f"step.scale(loss, {number})" in message
 
     def test_a_loss_that_is_scaled(self, mode, how):
         for _ in range(2):
@@ -124,18 +101,5 @@ def test_a_forward_that_is_compiled_alone(mode):
     def train_step(x, y):
         x, y = step.begin(x, y)
         return step.end(gradient(x, y))
-
-    assert said(train_step) == []
-
-
-@quick_in_pynative_mode
-def test_a_bound_of_scaled_gradients_counts(mode):
-    network = regression()
-    step = ManualStep(network, nn.SGD(network.trainable_params()), dynamic()).set_train()
-
-    def train_step(x, y):
-        step.begin(x, y)
-        largest = step.scale(Tensor(1.0))
-        return step.end(tuple(Tensor(np.zeros(weight.shape, np.float32)) * largest for weight in step.parameters))
 
     assert said(train_step) == []

@@ -23,7 +23,7 @@ lenet-2 gan-2: %-2: $(VENV)/examples
 # 18 runs like `make gan`. After an interruption, the same command continues.
 gan-policies: $(VENV)/examples
 	@echo "Trains 18 GANs, which takes 18 times as long as make gan."
-	$(VENV)/bin/python benchmarks/gan_policies.py
+	$(VENV)/bin/python examples/gan/policies.py
 
 compare: $(VENV)/examples
 	@echo "Trains LeNet-5 15 times: about 3 minutes on 2 CPU cores. The bar shows the time that is left."

@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-import before_mindspore  # noqa: F401
+import base  # noqa: F401
 from common.output import markdown_table
 
 BATCH = 64

@@ -12,24 +12,18 @@ that are parsed, nodes of the graphs after each phase, and operators that are le
 import argparse
 import json
 import re
-import resource
 import sys
 import tempfile
 from collections import Counter
 from datetime import datetime
 from pathlib import Path
 
-from before_mindspore import measured_by
+from base import measured_by, on_cpu, peak_memory, seconds_of
 from common.output import markdown_table
 from tqdm import tqdm
 
 # MindSpore's names of the phases that take long, and what they do.
-PHASES = {
-    "type_inference": "parse and infer",
-    "optimize": "optimize",
-    "task_emit": "build kernels",
-}
-
+PHASES = {"type_inference": "parse and infer", "optimize": "optimize", "task_emit": "build kernels"}
 # The phases after which nodes are counted: those that apply an operator or a function, without constants and inputs.
 COUNTED = {
     "type_inference": "type inference",
@@ -38,23 +32,18 @@ COUNTED = {
     "validate": "validation",
 }
 
+_RECORD = re.compile(r":(\d{4}-\d\d-\d\d-\d\d:\d\d:\d\d\.\d{3}\.\d{3}) .*Status record: (start|end) (\w+) action")
 _NODES = re.compile(r"Total number of cnodes: (\d+)")
 # A line of the final graphs, and the nodes in them that only pass values on.
 _DEFINITION = re.compile(r"^ *%\d+\(.*?\) = (?:PrimFunc_)?(\w+)\(", re.M)
 _WIRING = {"Depend", "Load", "MakeTuple", "Partial", "Switch", "TupleGetItem", "UpdateState"}
 
-_RECORD = re.compile(r":(\d{4}-\d\d-\d\d-\d\d:\d\d:\d\d\.\d{3}\.\d{3}) .*Status record: (start|end) (\w+) action")
-
 
 def child(case, side):
-    """Makes the first call of one side. Prints its seconds and the functions that were parsed, as JSON."""
-    import time
-
-    import mindspore
+    """Makes the first call of one side. Prints its seconds, memory, and the functions that were parsed, as JSON."""
     from mindspore._extends.parse.parser import Parser
 
-    mindspore.set_context(mode=mindspore.GRAPH_MODE)
-    mindspore.set_device("CPU")
+    on_cpu()
     step = _sides(case)[side]()
     modules = []
     make_parser_of = Parser.__init__
@@ -64,29 +53,35 @@ def child(case, side):
         make_parser_of(self, function, *args, **kwargs)
 
     Parser.__init__ = counting
-    start = time.perf_counter()
-    step().asnumpy()
-    seconds = time.perf_counter() - start
-    parsed = Counter(module.partition(".")[0] for module in modules)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    print(json.dumps({"seconds": seconds, "parsed": parsed, "peak": peak}))
+    seconds = seconds_of(step)
+    parsed = Counter("own" if module.partition(".")[0] == "ms_lossscale" else "others" for module in modules)
+    print(json.dumps({"seconds": seconds, "parsed": [parsed["own"], parsed["others"]], "peak": peak_memory()}))
 
 
 def _sides(case):
     """Returns the sides of a case, and that of ms_lossscale without a loss scale."""
     from networks import ONE_NETWORK
-    from sides import CASES, in_brief, unscaled
+    from sides import sides_of, unscaled
 
-    sides = {name: CASES[case][name] for name in in_brief(CASES[case])}
+    sides = sides_of(case)
     if case in ONE_NETWORK:
         sides["loss_scale=None"] = lambda: unscaled(*ONE_NETWORK[case]())
     return sides
 
 
-def measured(case, side):
-    """Returns the output of `child`, and the seconds of each phase."""
+def timed(case, side):
+    """Returns the cells of a side: the seconds of each phase, summed over all compiled graphs."""
     result, log = measured_by(__file__, "--child", case, side, GLOG_v="1")
-    return {**result, "phases": phases(log)}
+    started, seconds = {}, Counter()
+    for time, event, phase in _RECORD.findall(log):
+        time = datetime.strptime(time.replace(".", ""), "%Y-%m-%d-%H:%M:%S%f")
+        if event == "start":
+            started[phase] = time
+        else:
+            seconds[phase] += (time - started[phase]).total_seconds()
+    figures = [result["seconds"], *(seconds[phase] for phase in PHASES)]
+    figures.append(result["seconds"] - sum(figures[1:]))
+    return [*(f"{each:.2f} s" for each in figures), *result["parsed"], f"{result['peak'] >> 20} MiB"]
 
 
 def counted(case, side):
@@ -104,63 +99,31 @@ def _graphs(folder, pattern):
     return "".join(path.read_text(encoding="utf-8") for path in Path(folder).rglob(f"{pattern}.ir"))
 
 
-def phases(log):
-    """Returns the seconds of each phase, summed over all compiled graphs."""
-    started, seconds = {}, Counter()
-    for time, event, phase in _RECORD.findall(log):
-        time = datetime.strptime(time.replace(".", ""), "%Y-%m-%d-%H:%M:%S%f")
-        if event == "start":
-            started[phase] = time
-        else:
-            seconds[phase] += (time - started[phase]).total_seconds()
-    return seconds
-
-
-def row(case, side, result):
-    figures = [result["seconds"], *(result["phases"][phase] for phase in PHASES)]
-    figures.append(result["seconds"] - sum(figures[1:]))
-    shown = [f"{seconds:.2f} s" for seconds in figures]
-    return [case, side, *shown, *_parsed(result), f"{result['peak']} MiB"]
-
-
-def row_of_counts(case, side, result):
-    return [case, side, *_parsed(result), *map(str, result["nodes"].values()), str(result["operators"])]
-
-
-def _parsed(result):
-    own = result["parsed"].get("ms_lossscale", 0)
-    return [str(own), str(sum(result["parsed"].values()) - own)]
-
-
-def _arguments(cases, default):
-    """Returns what the command line asks for."""
-    parser = argparse.ArgumentParser(description="Show where the time of a first call in graph mode goes.")
-    parser.add_argument("--nodes", action="store_true", help="count nodes of graphs instead of seconds")
-    parser.add_argument(
-        "cases", nargs="*", metavar="CASE", help=f"of {', '.join(cases)} (default: {' '.join(default)})"
-    )
-    arguments = parser.parse_args()
-    arguments.cases = arguments.cases or default
-    if unknown := set(arguments.cases) - set(cases):
-        parser.error(f"no such case: {', '.join(sorted(unknown))}. There are {', '.join(cases)}.")
-    return arguments
-
-
 def main():
     if sys.argv[1:2] == ["--child"]:
         return child(*sys.argv[2:])
     from sides import CASES
 
-    arguments = _arguments(CASES, ["lenet", "resnet18"])
+    parser = argparse.ArgumentParser(description="Show where the time of a first call in graph mode goes.")
+    parser.add_argument("--nodes", action="store_true", help="count nodes of graphs instead of seconds")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)} (default: lenet resnet18)")
+    arguments = parser.parse_args()
+    cases = arguments.cases or ["lenet", "resnet18"]
+    if unknown := set(cases) - set(CASES):
+        parser.error(f"no such case: {', '.join(sorted(unknown))}. There are {', '.join(CASES)}.")
     parsed = ["functions of ms_lossscale parsed", "others"]
+    header = ["case", "side", "first call", *PHASES.values(), "the rest", *parsed, "peak memory"]
     if arguments.nodes:
         header = ["case", "side", *parsed, *(f"nodes after {phase}" for phase in COUNTED.values()), "operators"]
-    else:
-        header = ["case", "side", "first call", *PHASES.values(), "the rest", *parsed, "peak memory"]
-    measure, show = (counted, row_of_counts) if arguments.nodes else (measured, row)
-    pairs = [(case, side) for case in arguments.cases for side in _sides(case)]
-    rows = [show(case, side, measure(case, side)) for case, side in tqdm(pairs, unit="process", dynamic_ncols=True)]
-    print(markdown_table(header, rows, left=2), end="")
+    rows = []
+    pairs = [(case, side) for case in cases for side in _sides(case)]
+    for case, side in tqdm(pairs, unit="process"):
+        if arguments.nodes:
+            its = counted(case, side)
+            rows.append([case, side, *its["parsed"], *its["nodes"].values(), its["operators"]])
+        else:
+            rows.append([case, side, *timed(case, side)])
+    print(markdown_table(header, [list(map(str, row)) for row in rows], left=2), end="")
     return 0
 
 

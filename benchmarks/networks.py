@@ -1,6 +1,6 @@
 """The networks of the benchmarks, each with a batch of its inputs."""
 
-import before_mindspore  # noqa: F401
+import base  # noqa: F401
 import gan.network
 import numpy as np
 from common.lenet5 import LeNet5

@@ -12,7 +12,6 @@ from ms_lossscale import (
     SimultaneousTrainOneStepCell,
     all_finite,
 )
-from ms_lossscale import _gradients as gradients
 
 
 def _optimizer(network):
@@ -153,11 +152,11 @@ def check_and_unscale(network, _):
     """Only the check and the unscaling, of gradients that exist already."""
     weights = network.trainable_params()
     grads = ParameterTuple(Parameter(weight.value(), name=f"gradient.{weight.name}") for weight in weights)
-    packing = gradients.packing_of(weights)
+    for_each = ops.HyperMap()
 
     def step(scale):
-        unscaled = gradients.multiply(gradients.pack(tuple(grads), packing), 1.0 / scale)
-        return ops.depend(gradients.finite(unscaled), unscaled)
+        unscaled = for_each(ops.partial(_times, 1.0 / scale), grads)
+        return ops.depend(all_finite(unscaled), unscaled)
 
     step = _in_graph_mode(step)
     scale = Tensor(2.0**16, mstype.float32)
@@ -257,11 +256,6 @@ ONLY_IN_GRAPH_MODE = "check and unscale"
 BY_HAND = "by hand"
 
 
-def in_brief(sides):
-    """Returns the most important ones of a case's sides."""
-    return [name for i, name in enumerate(sides) if i < 2 or name == BY_HAND]
-
-
 # For each case, the side that the others are compared to comes first.
 CASES = {
     name: {
@@ -296,3 +290,10 @@ for name in ("lenet", "mlp", "resnet18"):
         "ms_lossscale": _of(scaled, name, max_retries=3),
     }
 CASES["dcgan_retries"] = {"max_retries=0": simultaneous, "ms_lossscale": lambda: simultaneous(max_retries=3)}
+
+
+def sides_of(case, mode="graph", all_of_them=False):
+    """Returns the sides of a case, all or the most important ones."""
+    sides = CASES[case].items()
+    sides = [side for i, side in enumerate(sides) if all_of_them or i < 2 or side[0] == BY_HAND]
+    return {name: side for name, side in sides if mode == "graph" or name != ONLY_IN_GRAPH_MODE}

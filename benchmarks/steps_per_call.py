@@ -7,22 +7,16 @@ ms_lossscale, each in a compiled loop.
 Prints a table in GitHub's Markdown.
 """
 
-import argparse
+import functools
 import statistics
-import sys
-import time
 
-import before_mindspore  # noqa: F401
-import mindspore
+from base import on_cpu, take_turns
 from common.output import markdown_table
 from mindspore import Tensor, nn
 from networks import small_convolutions
 from tqdm import tqdm
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
-
-STEPS_PER_CALL = (1, 8, 64)
-ROUNDS, STEPS_IN_A_ROUND = 7, 64
 
 
 class Loop(nn.Cell):
@@ -43,48 +37,21 @@ class Loop(nn.Cell):
         return loss
 
 
-def make_sides():
-    """Returns the loops of both sides, and a batch."""
-    sides = {}
-    for name in ("stock", "ms_lossscale"):
-        network, batch = small_convolutions()
-        optimizer = nn.Momentum(network.trainable_params(), learning_rate=1e-4, momentum=0.9)
-        if name == "stock":
-            sides[name] = Loop(nn.TrainOneStepCell(network, optimizer), returns_loss=True).set_train()
-        else:
-            cell = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale())
-            sides[name] = Loop(cell, returns_loss=False).set_train()
-    return sides, batch
-
-
-def seconds_of_a_step(loop, batch, count):
-    """Measures one round."""
-    steps, start = Tensor(count), time.perf_counter()
-    for _ in range(STEPS_IN_A_ROUND // count):
-        loss = loop(*batch, steps)
-    loss.asnumpy()
-    return (time.perf_counter() - start) / STEPS_IN_A_ROUND
-
-
-def main():
-    argparse.ArgumentParser(description="Measure a step in graph mode if one call makes several.").parse_args()
-    mindspore.set_context(mode=mindspore.GRAPH_MODE)
-    mindspore.set_device("CPU")
-    sides, batch = make_sides()
-    rows = []
-    for count in tqdm(STEPS_PER_CALL, unit="case", dynamic_ncols=True):
-        measured = {name: [] for name in sides}
-        # The first round compiles.
-        for i in range(ROUNDS + 1):
-            for name, loop in sides.items():
-                seconds = seconds_of_a_step(loop, batch, count)
-                if i:
-                    measured[name].append(seconds)
-        stock, scaled = (1000 * statistics.median(seconds) for seconds in measured.values())
-        rows.append((count, f"{stock:.2f} ms", f"{scaled:.2f} ms", f"{scaled / stock:.2f}"))
-    print(markdown_table(["steps per call", "stock", "ms_lossscale", "ratio"], rows), end="")
-    return 0
+def step_of(is_stock, count):
+    """Returns a function that makes so many steps in one call."""
+    network, batch = small_convolutions()
+    optimizer = nn.Momentum(network.trainable_params(), learning_rate=1e-4, momentum=0.9)
+    its = nn.TrainOneStepCell if is_stock else functools.partial(ScaledTrainOneStepCell, loss_scale=DynamicLossScale())
+    loop = Loop(its(network, optimizer), is_stock).set_train()
+    return lambda: loop(*batch, Tensor(count))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    on_cpu()
+    rows = []
+    for count in tqdm((1, 8, 64), unit="case"):
+        sides = {is_stock: functools.partial(step_of, is_stock, count) for is_stock in (True, False)}
+        measured = take_turns(sides, rounds=7)["seconds"]
+        stock, scaled = (1000 * statistics.median(measured[is_stock]) / count for is_stock in (True, False))
+        rows.append((count, f"{stock:.2f} ms", f"{scaled:.2f} ms", f"{scaled / stock:.2f}"))
+    print(markdown_table(["steps per call", "stock", "ms_lossscale", "ratio"], rows), end="")

@@ -1,4 +1,4 @@
-"""MkDocs hooks: pages from beside docs/, links as they are right in the repository, cells of tables that stay whole."""
+"""MkDocs hooks: pages from beside docs/, and links as they are right in the repository."""
 
 import posixpath
 import re
@@ -22,7 +22,7 @@ FOUND_FIRST = "step.md"
 
 
 class _Pages(Extension, Treeprocessor):
-    """Changes a page's links and tables before MkDocs checks the links."""
+    """Changes the links of a page before MkDocs checks them."""
 
     def extendMarkdown(self, md):
         md.treeprocessors.register(self, "pages", 7)

@@ -157,7 +157,9 @@ def test_wrong_options_are_refused(data, tmp_path):
 
 
 @pytest.mark.nightly
-def test_a_loop_of_functions_resumes(data, tmp_path):
+def test_a_loop_of_functions_resumes(tmp_path):
+    data = write_digits(tmp_path / "data", 70)
+
     def trained(*options):
         return run("lenet/functional.py", "--data", data, *options, cwd=tmp_path).stdout.splitlines()
 
@@ -171,9 +173,10 @@ def test_a_loop_of_functions_resumes(data, tmp_path):
 
 
 @pytest.mark.nightly
-def test_diagnose_shows_where_it_underflows(data, tmp_path):
+def test_diagnose_shows_where_it_underflows(tmp_path):
     """Gradients far below what float16 holds, so that a step without a scale leaves the network as it was."""
-    options = ("--epochs", 1, *BATCH, "--profile-batches", 2, "--output", "out")
+    data = write_digits(tmp_path / "data", 70)
+    options = ("--epochs", 1, "--batch-size", 32, "--profile-batches", 2, "--output", "out")
     result = run("lenet/diagnose.py", "--data", data, *options, cwd=tmp_path)
     names = ("activations", "gradients", "gradients_scaled")
     files = {f"{name}.{ending}" for name in names for ending in ("csv", "json", "png")} | {"accuracy.txt"}

@@ -8,53 +8,22 @@ from types import ModuleType
 
 import mypy.api
 import pytest
-from support.python_process import run_python
+from support.python_process import ROOT, run_python
 
 import ms_lossscale
 
-# Written down here and not taken from the package, which could have lost one.
-CLASSES_AND_FUNCTIONS = {
-    "ActivationReport",
-    "AlternatingTrainOneStepCell",
-    "DynamicLossScale",
-    "ExposeOptimizer",
-    "FiniteGradients",
-    "FixedLossScale",
-    "Float32Advice",
-    "FloatStatusRegister",
-    "FlushAccumulation",
-    "GradientReport",
-    "InputGradient",
-    "LossScale",
-    "LossScaleMonitor",
-    "ManualStep",
-    "NormSpike",
-    "OverflowDetector",
-    "OverflowTrace",
-    "ScaledTrainOneStepCell",
-    "ScheduledLossScale",
-    "ShardedOptimizer",
-    "SimultaneousTrainOneStepCell",
-    "SkipCondition",
-    "advise_float32",
-    "all_finite",
-    "build_train_network",
-    "locate_overflow",
-    "merge_shards",
-    "plot_scale",
-    "profile_activations",
-    "profile_gradients",
-    "suggest_schedule",
-}
-
-
+NAMES = sorted(set(ms_lossscale.__all__) - {"emulation"})
+# Each once, as the API reference lists them.
+PAGES = "".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
+LISTED = sorted(re.findall(r"^::: ms_lossscale\.(?:\w+\.)*(\w+)$", PAGES, re.M))
 EMULATION = {"Register", "Saturate", "saturate", "saturation_mode"}
 
 
 def test_its_public_names():
     public = {name: value for name, value in vars(ms_lossscale).items() if not name.startswith("_")}
-    assert {name for name, value in public.items() if not isinstance(value, ModuleType)} == CLASSES_AND_FUNCTIONS
-    for name in CLASSES_AND_FUNCTIONS:
+    assert sorted(name for name, value in public.items() if not isinstance(value, ModuleType)) == NAMES
+    assert [name for name in LISTED if name in ms_lossscale.__all__] == sorted(ms_lossscale.__all__)
+    for name in NAMES:
         assert public[name].__doc__, name
         assert public[name].__module__.startswith("ms_lossscale.")
     assert all(getattr(ms_lossscale.emulation, name).__doc__ for name in EMULATION)
@@ -85,7 +54,7 @@ def functions_of(value):
 
 
 def test_its_type_hints_are_complete():
-    names = [(ms_lossscale, name) for name in sorted(CLASSES_AND_FUNCTIONS)]
+    names = [(ms_lossscale, name) for name in NAMES]
     for module, name in [*names, *((ms_lossscale.emulation, name) for name in EMULATION)]:
         for function in functions_of(getattr(module, name)):
             expected = {*inspect.signature(function).parameters, "return"} - {"self"}
@@ -129,7 +98,7 @@ monitor.after_step(*plain(x), batch=x)  # error: Unexpected keyword argument "ba
 @pytest.mark.slow
 def test_type_checkers_know_what_a_call_returns(tmp_path):
     code = TYPED + "def of_cells(args: tuple[nn.Cell, nn.Cell]) -> None:\n"
-    for name in sorted(name for name in CLASSES_AND_FUNCTIONS if name.endswith("TrainOneStepCell")):
+    for name in (name for name in NAMES if name.endswith("TrainOneStepCell")):
         parameters = inspect.signature(getattr(ms_lossscale, name)).parameters.values()
         keywords = [each for each in parameters if each.kind is each.KEYWORD_ONLY and each.name != "has_aux"]
         passed = ", ".join(f"{each.name}={each.default!r}" for each in keywords)

@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections import Counter
 
 import mindspore
 import numpy as np
@@ -125,11 +124,7 @@ def test_the_pages_show_all_pictures_small_legible_on_a_dark_page_and_say_what_i
         assert np.array(picture.convert("L"))[0].min() > 200
 
 
-def test_the_api_and_the_table_of_classes_have_every_public_name():
-    names = re.findall(
-        r"^::: ms_lossscale\.(?:\w+\.)*(\w+)$", "".join(p.read_text() for p in DOCS.glob("api/*.md")), re.M
-    )
-    assert {name: Counter(names)[name] for name in ms_lossscale.__all__} == dict.fromkeys(ms_lossscale.__all__, 1)
+def test_the_table_of_classes_has_every_public_name():
     # What functions of the table return.
     returned = {"ActivationReport", "Float32Advice", "GradientReport", "OverflowTrace"}
     for page in ("which_cell.md", "zh/which_cell.md"):

@@ -26,11 +26,11 @@ from weighted_training import add_weighted_arguments, load_or_exit, make_folder_
 
 from ms_lossscale import (
     FixedLossScale,
+    ScheduledLossScale,
     advise_float32,
     build_train_network,
     profile_activations,
     profile_gradients,
-    suggest_schedule,
 )
 
 
@@ -86,10 +86,17 @@ class Diagnosis:
         return report
 
     def activations(self, cell):
-        return profile_activations(cell, self._batches, compare_float32=True)
+        return profile_activations(cell, self._batches)
 
     def advice(self, cell):
         return advise_float32(cell, self._batches[:1])
+
+
+def schedule_of(reports):
+    """Returns a schedule with the smaller of the two scales that the reports before and after a step recommend."""
+    steps, scales = zip(*((report.step, report.recommended_loss_scale) for report in reports))
+    smaller = [min(pair) for pair in zip(scales, scales[1:] + scales[-1:])]
+    return ScheduledLossScale([*steps[1:], steps[-1] + 1], smaller)
 
 
 def diagnose(args, digits, folder, bar):
@@ -112,7 +119,7 @@ def diagnose(args, digits, folder, bar):
     scale = reports["gradients_scaled"].recommended_loss_scale
     title = f"fixed scale, {written_scale(scale)} as recommended before training"
     table += diagnosis.train(title, FixedLossScale(scale), look_at_stage)
-    schedule = suggest_schedule(stages)
+    schedule = schedule_of(stages)
     starts = [0, *schedule.milestone[:-1]]
     scales = ", ".join(f"{written_scale(value)} from step {step}" for value, step in zip(schedule.loss_scales, starts))
     table += diagnosis.train(f"scheduled scale, {scales}", schedule)

@@ -12,23 +12,20 @@ from ms_lossscale._arguments import Batch, check_scale
 from ms_lossscale._output import written_scale
 from ms_lossscale._values import are_finite, as_array, is_float, on_not_finite
 from ms_lossscale.diagnosis.arguments import as_inputs, not_finite_weights_of, trained_parts
-from ms_lossscale.diagnosis.cell_watch import CellWatch, Place, WatchError
+from ms_lossscale.diagnosis.cell_watch import Place, watching
 from ms_lossscale.diagnosis.distribution import FLOAT16
-from ms_lossscale.diagnosis.register_watch import cleared_afterwards, raised_in, register_of
 from ms_lossscale.diagnosis.replay import replay, running
 from ms_lossscale.function_network import Network
+from ms_lossscale.overflow_detector import FloatStatusRegister, default_overflow_detector
 
-_ONLY_IN_GRAPH = (
-    "The network runs in graph mode only, in which cells can't be watched: only its loss and the gradients of its "
-    "weights were looked at."
+_IN_REGISTER = (
+    "But the NPU's status register is up: a value within an operator overflows, or an operator raises the register "
+    "itself, as on some devices the gradient of a pooling does. Try cells in float32, or another operator there."
 )
-# The remark on an overflow that occurred between cells, by direction.
-_CAME_IN = {
-    "forward": "Its input is not finite already, though no cell put that out: it was computed between cells, in the "
-    "construct of the cell around it.",
-    "backward": "The gradient that flows into its output is not finite already, though no cell passed that back: it "
-    "was computed between cells, in the construct of the cell around it.",
-}
+_CAME_IN = (
+    "What comes in there is not finite already, though no cell put it out or passed it back: it was computed between "
+    "cells, in the construct of the cell around it."
+)
 
 
 class Range(NamedTuple):
@@ -67,10 +64,8 @@ class OverflowTrace(NamedTuple):
     - **direction** (str) - ``"forward"`` or ``"backward"`` .
     - **what** (str) - ``"output"`` in the forward. In the backward, ``"gradient"`` for the gradient of the cell's
       input; the name of a parameter of the cell for its gradient; or ``"loss"`` for the gradient of the loss itself,
-      which is the loss scale. ``"register"`` if no value shows an overflow.
-    - **kind** (str) - ``"inf"`` , ``"NaN"`` , or ``"saturated"`` for a finite value of 65504 or beyond; ``"register"``
-      if all values are finite but the status register of an NPU is raised. The fields from `index` to `inputs` then
-      have no meaning.
+      which is the loss scale.
+    - **kind** (str) - ``"inf"`` , ``"NaN"`` , or ``"saturated"`` for a finite value of 65504 or beyond.
     - **index** (tuple[int]) - Where in the tensor the first such value is.
     - **value** (float) - The value.
     - **tensor** (Range) - The tensor that holds it.
@@ -92,29 +87,19 @@ class OverflowTrace(NamedTuple):
     note: str = ""
 
     def __str__(self) -> str:
-        at_scale = f"at loss scale {written_scale(self.loss_scale)}"
+        scale = written_scale(self.loss_scale)
         if not self.found:
-            none = f"No overflow: all values are finite and below 65504 in float16 {at_scale}."
+            none = f"No overflow: all values are finite and below 65504 in float16 at loss scale {scale}."
             return f"{none} {self.note}".rstrip()
-        if self.kind == "register":
-            return (
-                f"At loss scale {written_scale(self.loss_scale)} all values are finite, but the status register is up "
-                f"in the {self.direction} of {self.cell}.\n  {self.note}"
-            )
-        what = {
-            "output": "its output",
-            "gradient": "the gradient that it passes back",
-            "loss": "the gradient of the loss",
-        }.get(self.what, f"the gradient of {self.what}")
+        what = {"output": "its output", "gradient": "the gradient that it passes back"}.get(self.what)
+        what = what or f"the gradient of {'the loss' if self.what == 'loss' else self.what}"
         lines = [
-            f"The first overflow {at_scale} is in the {self.direction} of {self.cell}: {what} "
-            f"is {self.kind} ({self.value:g}) at {self.index}",
-            f"  tensor: {self.tensor}",
+            f"The first overflow at loss scale {scale} is in the {self.direction} of {self.cell}: "
+            f"{what} is {self.kind} ({self.value:g}) at {self.index}",
+            f"tensor: {self.tensor}",
+            *(f"the cell's input {i}: {each}" for i, each in enumerate(self.inputs)),
         ]
-        lines += [f"  the cell's input {i}: {each}" for i, each in enumerate(self.inputs)]
-        if self.note:
-            lines.append(f"  {self.note}")
-        return "\n".join(lines)
+        return "\n  ".join([*lines, self.note] if self.note else lines)
 
 
 def locate_overflow(network: Network, inputs: Batch, *, loss_scale: float) -> OverflowTrace:
@@ -129,15 +114,12 @@ def locate_overflow(network: Network, inputs: Batch, *, loss_scale: float) -> Ov
     It runs in PyNative mode and updates nothing. The network is the same afterwards, except for dropout's random
     numbers if training itself runs in PyNative mode.
 
-    Where training reads the status register of an NPU and no value shows an overflow, it reads and clears the register
-    around each cell, and names the first one that raises it. In the backward it tries a tiny loss scale, too: an
-    operator that raises the register even there does so whatever its values are.
+    If training reads the status register of an NPU, and that is raised though no value shows an overflow, the note of
+    the trace says so.
 
-    If a network takes a gradient in its forward (a gradient penalty), PyNative mode loses second derivatives. The
-    gradients of the parameters are then computed in graph mode. Those of the cells lack the second derivatives, so an
-    overflow that occurs only there is named at a parameter. If a network runs only in graph mode, only the loss and the
-    gradients of the parameters are looked at, and the trace says so. Functions that `vmap` or `jacrev` transform can't
-    be watched either.
+    If a network takes a gradient in its forward (a gradient penalty), PyNative mode loses second derivatives, and a
+    warning says that the gradients lack them. A network that runs only in graph mode can't be looked into, nor can
+    functions that `vmap` or `jacrev` transform.
 
     Args:
         network (Union[Cell, Callable]): Returns the loss, as :class:`mindspore.nn.WithLossCell` does; or a training
@@ -173,107 +155,61 @@ def locate_overflow(network: Network, inputs: Batch, *, loss_scale: float) -> Ov
     parts = trained_parts(owner, network)
     loss_scale = check_scale(owner, "loss_scale", loss_scale)
     inputs = as_inputs(owner, "inputs", inputs)
-    detector, in_register = register_of(network), None
+    detector = default_overflow_detector()
+    reads_register = isinstance(detector, FloatStatusRegister)
     held, notes = None, [on_not_finite(not_finite_weights_of(parts))]
-    with replay(owner, parts) as replayed, cleared_afterwards(detector):
+    with replay(owner, parts) as replayed:
+        if reads_register:
+            # Reading clears it.
+            detector(())
         for loss_and_grads in replayed:
-            search = Search(loss_and_grads, loss_scale)
+            search = Search(loss_and_grads, loss_scale, loss_and_grads.part.names())
             with running(owner, "these inputs"):
                 search.run(inputs)
-            overflow = search.first_overflow()
-            if overflow is not None:
-                return search.explained(overflow)
-            if held is None and search.overflows:
-                held = search.explained(search.overflows[0])
-            if loss_and_grads.only_in_graph:
-                notes.append(_ONLY_IN_GRAPH)
-            elif detector is not None and in_register is None:
-                loss_and_grads.restore()
-                with running(owner, "these inputs"):
-                    in_register = register_trace(loss_and_grads, detector, loss_scale, inputs)
-        if in_register is not None:
-            return in_register
+            traces, first = search.traces, search.first_overflow()
+            if first is not None:
+                # A cast may have made infinite what an earlier cell put out.
+                is_cast = first.direction == "forward" and any(_is_cast(its, first.tensor) for its in first.inputs)
+                return search.explained(traces[0] if is_cast else first)
+            held = held or (search.explained(traces[0]) if traces else None)
+        if reads_register and detector(()).asnumpy():
+            notes.append(_IN_REGISTER)
     return held or OverflowTrace(False, loss_scale, note=" ".join(filter(None, notes)))
-
-
-def register_trace(loss_and_grads, detector, loss_scale, batch):
-    """Returns a trace of where only the status register shows an overflow, None if it does not, within `replay`."""
-    raised = raised_in(loss_and_grads, detector, loss_scale, batch)
-    if raised is None:
-        return None
-    part = loss_and_grads.part
-    remarks = [on_batch(_ranges(part.inputs(batch))), on_not_finite(part.not_finite_weights())]
-    note = " ".join(filter(None, remarks)) or raised.remark()
-    return OverflowTrace(True, loss_scale, raised.cell, raised.direction, "register", "register", note=note)
-
-
-class _Overflow(NamedTuple):
-    """A value out of range: its moment, the number of the cell's call, and whether its dtype can hold it."""
-
-    moment: int
-    call: int
-    held_by_dtype: bool
-    trace: OverflowTrace
 
 
 class Search:
     """
-    Runs batches, within `replay`, and records the values that leave float16's range.
+    Runs a batch, within `replay`, and records the values that leave float16's range.
 
     Attributes:
-        part (TrainedPart): The network.
-        overflows (list[_Overflow]): These values, in order.
         inputs (dict): The ranges of the inputs, by a cell and the number of its call, in the order of the calls.
     """
 
-    def __init__(self, loss_and_grads, loss_scale):
-        self._loss_and_grads = loss_and_grads
-        self.part = loss_and_grads.part
-        self._loss_scale = loss_scale
-        # They are in order once the search has run.
-        self.overflows = []
-        self.inputs = {}
-        self._moments = itertools.count()
-        # The moment when each weight's gradient was computed.
-        self._moments_of_weights = {}
-        # The cells whose output got a gradient that was out of range already.
+    def __init__(self, loss_and_grads, loss_scale, names):
+        self._loss_and_grads, self._part = loss_and_grads, loss_and_grads.part
+        self._loss_scale, self._names = loss_scale, names
+        self.inputs, self._batch = {}, ()
+        # The traces with their moments, and the moment when each weight's gradient was computed.
+        self._found, self._of_weights, self._moments = [], {}, itertools.count()
+        # The calls of cells whose output got a gradient that was not finite already.
         self._received = set()
-        self._root = self.part.cell_names()[id(self.part.network)]
-        self._owners = self.part.owners()
+        self._root = names[id(self._part.network)]
 
     def run(self, batch):
-        """Returns the overflows."""
-        note_gradient = functools.partial(self._note, "backward", "gradient")
-        watch = CellWatch(self.part, self._note_output, self._note_gradient_in, note_gradient, self._note_weight)
-        self._batch = _ranges(self.part.inputs(batch))
-        try:
-            with watch.watching():
-                _, grads = self._loss_and_grads.in_pynative(self._loss_scale, batch)
-        except WatchError:
-            raise
-        except Exception as error:
-            grads = self._run_in_graph(error, batch)
-        if self._loss_and_grads.takes_gradient:
-            _, grads = self._loss_and_grads.correct(self._loss_scale, batch)
-        for weight, grad in zip(self.part.weights, grads):
-            place = Place(self._owners.get(id(weight), self._root), 0, 0)
-            moment = self._moments_of_weights.get(id(weight), math.inf)
-            self._note("backward", weight.name, place, grad, moment)
-        self.overflows.sort(key=lambda overflow: overflow.moment)
-        return self.overflows
-
-    def _run_in_graph(self, error, batch):
-        loss, grads = self._loss_and_grads.in_graph_instead(error, self._loss_scale, batch)
-        self.overflows.clear()
-        self.inputs.clear()
-        self._note("forward", "output", Place(self._root, 0, 0), loss)
-        # The backward goes from the last weight to the first.
-        for weight in reversed(self.part.weights):
-            self._note_weight(weight)
-        return grads
+        network, noted = self._part.network, functools.partial(self._note, "backward", "gradient")
+        self._batch = _ranges(self._part.inputs(batch))
+        callbacks = self._note_output, self._note_gradient_in, noted, self._note_weight
+        with watching(network, self._names, *callbacks):
+            _, grads = self._loss_and_grads.of(self._loss_scale, batch)
+        cells = [cell for _, cell in network.cells_and_names()]
+        owners = {id(its): self._names[id(cell)] for cell in cells for its in cell.get_parameters(expand=False)}
+        for weight, grad in zip(self._part.weights, grads):
+            place = Place(owners.get(id(weight), self._root), 0, 0)
+            self._note("backward", weight.name, place, grad, self._of_weights.get(id(weight), math.inf))
+        return True
 
     def _note_weight(self, weight):
-        self._moments_of_weights[id(weight)] = next(self._moments)
+        self._of_weights[id(weight)] = next(self._moments)
 
     def _note_output(self, place, tensor, inputs):
         self.inputs[place.cell, place.call] = _ranges(inputs)
@@ -287,81 +223,55 @@ class Search:
             self._received.add((place.cell, place.call))
 
     def _note(self, direction, what, place, tensor, moment=None):
-        moment = next(self._moments) if moment is None else moment
-        values = as_array(tensor)
+        moment, values = next(self._moments) if moment is None else moment, as_array(tensor)
         # Not <, so that a NaN counts.
-        out_of_range = ~(np.abs(values) < FLOAT16.largest)
+        out_of_range, non_finite = ~(np.abs(values) < FLOAT16.largest), ~np.isfinite(values)
         if not out_of_range.any():
             return
-        non_finite = ~np.isfinite(values)
-        exact = values.dtype == np.float16 or (np.abs(values) == FLOAT16.largest).any()
-        held_by_dtype = not (non_finite.any() or exact)
         index = tuple(int(i) for i in np.argwhere(non_finite if non_finite.any() else out_of_range)[0])
-        value = float(values[index])
+        value, at = float(values[index]), (place.cell, place.call)
         kind = "NaN" if np.isnan(value) else "inf" if np.isinf(value) else "saturated"
-        (its_range,), inputs = _ranges([tensor]), self.inputs.get((place.cell, place.call), ())
-        trace = OverflowTrace(
-            True, self._loss_scale, place.cell, direction, what, kind, index, value, its_range, inputs
-        )
-        self.overflows.append(_Overflow(moment, place.call, held_by_dtype, trace))
+        (its_range,), inputs = _ranges([tensor]), self.inputs.get(at, ())
+        came_in = at in self._received if direction == "backward" else any(each.non_finite for each in inputs)
+        note = _CAME_IN if came_in else ""
+        if what == "loss":
+            scale = written_scale(self._loss_scale)
+            note = f"The loss is float16, and the loss scale {scale} does not fit: cast the loss to float32."
+        its = (place.cell, direction, what, kind, index, value, its_range, inputs, note)
+        self._found.append((moment, OverflowTrace(True, self._loss_scale, *its)))
+
+    @property
+    def traces(self):
+        """The values out of range, in the order of execution."""
+        return [trace for _, trace in sorted(self._found, key=lambda each: each[0])]
 
     def first_overflow(self):
         """Returns the first overflow, ignoring values that only float16 could not hold; None if there is none."""
-        for overflow in self.overflows:
-            if not overflow.held_by_dtype:
-                return self.overflows[0] if self._comes_of_a_cast(overflow) else overflow
-        return None
+        return next((each for each in self.traces if not _is_held(each)), None)
 
-    def came_in(self, overflow):
-        """Returns whether what the cell got was not finite already: an input, or the gradient of its output."""
-        if overflow.trace.direction == "forward":
-            return any(each.non_finite for each in overflow.trace.inputs)
-        return (overflow.trace.cell, overflow.call) in self._received
-
-    def _comes_of_a_cast(self, overflow):
-        """Returns whether the first cell to overflow got what float16 can't hold, before or after a cast."""
-        trace = overflow.trace
-        return trace.direction == "forward" and any(
-            each.non_finite or (trace.tensor.dtype == "Float16" and not each.fits(FLOAT16.largest))
-            for each in trace.inputs
-        )
-
-    def explained(self, overflow):
-        """Returns the trace of an overflow, with a remark."""
-        return overflow.trace._replace(note=self._remark(overflow))
-
-    def _remark(self, overflow):
-        trace = overflow.trace
-        if on_batch(self._batch):
-            return on_batch(self._batch)
-        weights = self.part.not_finite_weights()
-        if weights:
-            return on_not_finite(weights)
-        if self._loss_and_grads.only_in_graph:
-            return _ONLY_IN_GRAPH
-        if trace.what == "loss":
-            return (
-                f"The loss is float16, and the loss scale {written_scale(self._loss_scale)} does not fit: cast the "
-                f"loss to float32."
-            )
-        if self.came_in(overflow):
-            return _CAME_IN[trace.direction]
-        if overflow.held_by_dtype:
-            return f"{trace.tensor.dtype} holds this value; float16 could not."
-        return ""
+    def explained(self, trace):
+        """Returns the trace, with a remark if the overflow did not arise in the network, or only float16 has it."""
+        if any(each.non_finite for each in self._batch):
+            return trace._replace(note="The batch itself holds values that are not finite.")
+        held = f"{trace.tensor.dtype} holds this value; float16 could not." if _is_held(trace) else ""
+        return trace._replace(note=on_not_finite(not_finite_weights_of([self._part])) or trace.note or held)
 
 
-def on_batch(ranges):
-    """Returns a sentence on a batch that is not finite, empty if it is."""
-    return "The batch itself holds values that are not finite." if any(each.non_finite for each in ranges) else ""
+def _is_held(trace):
+    """Returns whether the dtype of the value could hold it, and only float16 could not."""
+    return trace.kind == "saturated" and trace.tensor.dtype != "Float16" and abs(trace.value) != FLOAT16.largest
+
+
+def _is_cast(cells_input, output):
+    """Returns whether the input of a cell whose output overflows is what float16 can't hold, before or after a cast."""
+    return cells_input.non_finite or (output.dtype == "Float16" and not cells_input.fits(FLOAT16.largest))
 
 
 def _ranges(values):
     """Returns the ranges of those of these values that are tensors of floating-point numbers."""
     ranges = []
-    for tensor in filter(is_float, values):
-        array = as_array(tensor)
+    for array, dtype in ((as_array(each), str(each.dtype)) for each in values if is_float(each)):
         finite = array[np.isfinite(array)]
         low, high = (float(finite.min()), float(finite.max())) if finite.size else (None, None)
-        ranges.append(Range(str(tensor.dtype), array.shape, low, high, array.size - finite.size))
+        ranges.append(Range(dtype, array.shape, low, high, array.size - finite.size))
     return tuple(ranges)

@@ -1,31 +1,126 @@
 """Profiles the values inside a network."""
 
+from dataclasses import dataclass
 from functools import partial
-from typing import Optional
+from typing import NamedTuple, Optional, Union
 
-import numpy as np
-
-from ms_lossscale._arguments import Batches, check_bool, check_scale
-from ms_lossscale._mindspore import in_float32, is_cast
+from ms_lossscale._arguments import Batches, check_scale
+from ms_lossscale._output import in_batches
 from ms_lossscale._values import as_array
 from ms_lossscale.cells.training_cell import TrainingCell
-from ms_lossscale.diagnosis.activation_report import JUMP, ROUNDING, Activation, ActivationReport
-from ms_lossscale.diagnosis.arguments import CASTS_BY_HAND, each_batch, trained_parts
-from ms_lossscale.diagnosis.cell_watch import CellWatch
+from ms_lossscale.diagnosis.arguments import each_batch, trained_parts
+from ms_lossscale.diagnosis.cell_watch import Place, watching
 from ms_lossscale.diagnosis.distribution import Distribution
 from ms_lossscale.diagnosis.replay import replay, running
-from ms_lossscale.diagnosis.report import one_or_each
-from ms_lossscale.forward_state.find import find_forward_state
+from ms_lossscale.diagnosis.report import NOTABLE_SHARE, Report, one_or_each
 from ms_lossscale.function_network import Network
-from ms_lossscale.overflow_detector import NoCheck
-
-# How much smaller than the error against float32 the difference between two runs of the same must be.
-_LESS = 4.0
 
 
-def profile_activations(
-    network: Network, batches: Batches, *, loss_scale: Optional[float] = None, compare_float32: bool = False
-) -> ActivationReport:
+class Activation(NamedTuple):
+    """
+    The values at one place in a network.
+
+    - **place** (Place) - The cell, which of its calls, and which item of what it returns.
+    - **kind** (str) - ``"output"`` for the cell's output, ``"gradient"`` for the gradient that flows back into it; if
+      one network returns several losses, ``"gradient of losses[0]"`` and so on.
+    - **dtype** (str) - The dtype in which the network held the values, for example ``"Float16"`` .
+    - **distribution** (Distribution) - The values as the network computed them.
+    - **keeps_float32** (bool) - Whether the network holds the values in float32 although it computes in float16 or
+      bfloat16 elsewhere. Then it does not matter here what float16 can't hold.
+    """
+
+    place: Place
+    kind: str
+    dtype: str
+    distribution: Distribution
+    keeps_float32: bool = False
+
+    @property
+    def outside(self) -> float:
+        """The share of values that are not finite, or that float16 can hold neither as normal numbers nor as zeros."""
+        return self.distribution.share_of_non_finite + sum(self.distribution.shares())
+
+    @property
+    def is_notable(self) -> bool:
+        """Whether values leave float16's range here, or all values are zero."""
+        d = self.distribution
+        return d.is_all_zero or (d.share_of_non_finite if self.keeps_float32 else self.outside) >= NOTABLE_SHARE
+
+    def __str__(self) -> str:
+        return f"{self.place} {self.kind}"
+
+
+@dataclass(eq=False, repr=False)
+class ActivationReport(Report):
+    """
+    The values at each cell of a network, as :func:`profile_activations` found them.
+
+    `print(report)` prints a table. Its first lines are the notable places in the order of execution, so the first line
+    is the first such place. A place is notable if at least 1 % of the values leave float16's range, or if all values
+    are zero (they may have left it before). If a network computes only partly in float16, what it keeps in float32 is
+    not judged by that range.
+
+    Attributes:
+        activations (list[Activation]): In the order of execution, forward and then backward.
+        batches (int): How many batches were profiled.
+        loss_scale (Union[float, list[float]]): The scale by which the loss was multiplied; a list with one for each
+            network if they differ.
+        forward_state (Union[list[str], None]): The names of what a skipped step of the training cell restores; None for
+            a network.
+    """
+
+    _first_columns = "cell", "dtype"
+
+    activations: list[Activation]
+    batches: int
+    loss_scale: Union[float, list[float]]
+    forward_state: Optional[list[str]] = None
+
+    @property
+    def first(self) -> Optional[Activation]:
+        """The first notable :class:`Activation`, see `Activation.is_notable`; None if there is none."""
+        return next((activation for activation in self.activations if activation.is_notable), None)
+
+    def notable_first(self) -> list[Activation]:
+        """The activations as they are printed: first the notable ones, then the others, in the order of execution."""
+        return sorted(self.activations, key=lambda activation: not activation.is_notable)
+
+    def _title(self):
+        return f"Values at the cells {in_batches(self.batches)}, gradients at loss scale {self._scale()}"
+
+    def _rows(self):
+        return [((f"{'* ' if a.is_notable else '  '}{a}", a.dtype), a.distribution) for a in self.notable_first()]
+
+    def _shown_scales(self):
+        return {1.0: ""}
+
+    def _remarks(self):
+        if self.forward_state is None:
+            return self._warnings()
+        return [*self._warnings(), f"A skipped step restores: {', '.join(self.forward_state) or 'nothing'}."]
+
+    def _warnings(self):
+        meaning = "* marks places where 1 % of the values or more are outside of float16's normal range or all are zero"
+        if any(activation.keeps_float32 for activation in self.activations):
+            meaning += " (but for places that a network partly in float16 keeps in float32)"
+        notable = sum(activation.is_notable for activation in self.activations)
+        meaning += f": {notable} of {len(self.activations)}, in the order of execution."
+        return [meaning + (f" The first is {self.first}." if notable else "")]
+
+    def _csv(self):
+        columns = [*Place._fields, "kind", "dtype"]
+        return columns, [([*a.place, a.kind, a.dtype], a.distribution) for a in self.notable_first()]
+
+    def _content_as_dicts(self):
+        activations = []
+        for place, kind, dtype, distribution, _ in self.activations:
+            shares = distribution.shares()._asdict()
+            row = {**place._asdict(), "kind": kind, "dtype": dtype, "float16": shares, **distribution.as_dict()}
+            activations.append(row)
+        return {"activations": activations}
+
+
+def profile_activations(network: Network, batches: Batches, *, loss_scale: Optional[float] = None) -> ActivationReport:
     """
     Counts how the outputs of each cell, and the gradients that flow back into them, are spread over float16's range.
 
@@ -44,19 +139,13 @@ def profile_activations(
         loss_scale (float, optional): The scale by which the loss is multiplied. The gradients are counted without
             unscaling them. Default: ``None`` . A training cell then uses its present scale, or those of its networks,
             and a plain network uses 1.
-        compare_float32 (bool): Whether to run each batch in float32, too, and to compare the values at each cell. Cells
-            that compute in float16 or bfloat16 because of `to_float` or `mindspore.amp` then compute in float32. Casts
-            that are written in a `construct` stay, and dropout is off. Each batch runs three times: what differs
-            between two runs as they are, because the forward draws random numbers, can't be compared, and the report
-            says so. Default: ``False`` .
 
     Returns:
         ActivationReport.
 
     Raises:
         TypeError: If an argument has a wrong type.
-        ValueError: If there are no batches, if `loss_scale` is out of range, or, with `compare_float32` , if
-            `to_float` or `mindspore.amp` puts no cell into float16 or bfloat16.
+        ValueError: If there are no batches, or if `loss_scale` is out of range.
         RuntimeError: If the network fails on a batch, or returns no loss.
 
     Supported Platforms:
@@ -77,159 +166,25 @@ def profile_activations(
     if loss_scale is not None:
         loss_scale = check_scale(owner, "loss_scale", loss_scale)
     scales = [loss_scale or part.loss_scale or 1.0 for part in parts]
-    check_bool(owner, "compare_float32", compare_float32)
-    cells = {id(cell): cell for part in parts for _, cell in part.network.cells_and_names()}.values()
-    cast_cells = [cell for cell in cells if is_cast(cell)]
-    if compare_float32 and not cast_cells:
-        raise ValueError(
-            f"For '{owner}', with compare_float32=True some cell of the network must compute in float16 or bfloat16 "
-            f"because of to_float or mindspore.amp, but none does. {CASTS_BY_HAND} If there are none, convert the "
-            f"network first: network.to_float(mstype.float16), or mindspore.amp.auto_mixed_precision(network, 'O2')."
-        )
-    with replay(owner, parts) as loss_and_grads:
-        profile = _Profile(loss_and_grads, scales, cast_cells if compare_float32 else [])
-        if compare_float32:
-            # The two computations would drop different values.
-            for dropout in (cell for cell in cells if type(cell).__name__.startswith("Dropout")):
-                dropout.add_flags(training=False)
+    # By the number of the part, the kind and the place, in the order of execution.
+    seen: dict[tuple[int, str, Place], tuple[str, Distribution]] = {}
+
+    def note(i, kind, place, tensor, _=()):
+        # One network with several losses has one forward.
+        if kind == "gradient" or i == 0 or parts[i - 1].network is not parts[i].network:
+            seen.setdefault((i, kind, place), (str(tensor.dtype), Distribution()))[1].add(as_array(tensor))
+
+    with replay(owner, parts) as replayed:
         for count, batch in enumerate(each_batch(owner, batches), start=1):
             with running(owner, f"batches[{count - 1}]"):
-                profile.add(batch)
-    for each in loss_and_grads:
-        each.warn(
-            "what flows back into its cells is reported without them",
-            "What its cells put out is right, and profile_gradients computes such a network in graph mode.",
-        )
-    return ActivationReport(
-        profile.activations(), count, one_or_each(scales), _forward_state_names(owner, network, parts)
-    )
-
-
-def _forward_state_names(owner, network, parts):
-    if isinstance(network, TrainingCell):
-        skips = any(not isinstance(step.forwards_and_backwards.overflow_detector, NoCheck) for step in network.steps)
-        return network.forward_state_names() if skips else None
-    return find_forward_state(owner, (parts[0].network,)).names
-
-
-class _Profile:
-    """The values of batches, and their differences from a run with the cells `to_compare` in float32."""
-
-    def __init__(self, loss_and_grads, loss_scales, to_compare):
-        self._loss_and_grads = loss_and_grads
-        self._parts = [each.part for each in loss_and_grads]
-        self._loss_scales = loss_scales
-        self._to_compare = to_compare
-        # By part, kind and place, in the order of execution.
-        self._seen = {}
-        self._last_values = {}
-
-    def add(self, batch):
-        self._last_values.clear()
-        if self._to_compare:
-            self._loss_and_grads[0].restore()
-        self._run(batch, self._count)
-        if self._to_compare:
-            self._run_again(batch, _Seen.vary)
-            with in_float32(self._to_compare):
-                self._run_again(batch, _Seen.compare)
-
-    def _run_again(self, batch, compare):
-        """Compares the values of another run, from the same state, with those that were counted."""
-        self._loss_and_grads[0].restore()
-        missing = dict(self._last_values)
-
-        def note(key, tensor):
-            if key in missing:
-                compare(self._seen[key], missing.pop(key), as_array(tensor))
-
-        self._run(batch, note)
-        if compare is _Seen.vary:
-            for key, values in missing.items():
-                self._seen[key].vary(values, None)
-
-    def _run(self, batch, note):
-        """Calls `note` with each value, and its part, kind and place."""
-
-        def note_value(i, kind, place, tensor, _=()):
-            # One network with several losses has one forward.
-            if kind == "gradient" or i == 0 or self._parts[i - 1].network is not self._parts[i].network:
-                note((i, kind, place), tensor)
-
-        for i, (part, loss_and_grads) in enumerate(zip(self._parts, self._loss_and_grads)):
-            with CellWatch(part, partial(note_value, i, "output"), partial(note_value, i, "gradient")).watching():
-                loss_and_grads.in_pynative(self._loss_scales[i], batch)
-
-    def _count(self, key, tensor):
-        values = as_array(tensor)
-        seen = self._seen.setdefault(key, _Seen(str(tensor.dtype)))
-        seen.distribution.add(values)
-        if self._to_compare:
-            self._last_values[key] = values
-
-    def activations(self):
-        """Returns the activations, forward and then backward, with the jumps of the error marked."""
-        largest_error = {"output": ROUNDING, "gradient": ROUNDING}
-        is_mixed = any(seen.dtype in ("Float16", "BFloat16") for seen in self._seen.values())
-        activations = []
-        for (i, kind, place), seen in self._seen.items():
-            error = seen.relative_error()
-            # An infinite error does not jump after an infinite one.
-            jumps = error is not None and largest_error[kind] < error >= JUMP * largest_error[kind]
-            if error is not None:
-                largest_error[kind] = max(error, largest_error[kind])
-            if kind == "gradient" and sum(part.network is self._parts[i].network for part in self._parts) > 1:
-                kind = f"gradient of losses[{self._parts[i].item}]"
-            keeps_float32 = is_mixed and seen.dtype == "Float32"
-            varies = seen.varies()
-            gained = None if varies else seen.zeros_gained
-            activations.append(
-                Activation(place, kind, seen.dtype, seen.distribution, error, gained, jumps, keeps_float32, varies)
-            )
-        return activations
-
-
-class _Seen:
-    """The values at one place."""
-
-    def __init__(self, dtype):
-        self.dtype = dtype
-        self.distribution = Distribution()
-        self.zeros_gained = None
-        self._squares = self._squared_errors = self._squared_variation = 0.0
-
-    def vary(self, values, again):
-        """Compares with another run of the same, or with None if that did not come here."""
-        if again is None or values.shape != again.shape:
-            self._squared_variation = np.inf
-        else:
-            different = (values != again) & ~(np.isnan(values) & np.isnan(again))
-            self._squared_variation += _squared_difference(values[different], again[different])
-
-    def compare(self, values, expected):
-        """Compares with a run in float32."""
-        if values.shape == expected.shape:
-            self._squared_errors += _squared_difference(values, expected)
-            self._squares += float(np.sum(np.square(expected, dtype=np.float64)))
-            self.zeros_gained = (self.zeros_gained or 0) + int(np.sum((values == 0) & (expected != 0)))
-
-    def varies(self):
-        """Returns whether runs of the same differ by more than rounding, and by about as much as from float32."""
-        if self._squared_variation <= ROUNDING**2 * self._squares:
-            return False
-        return self._squared_variation * _LESS**2 >= self._squared_errors
-
-    def relative_error(self):
-        if self.zeros_gained is None or self.varies():
-            return None
-        if not np.isfinite(self._squared_errors):
-            return np.inf
-        if self._squares == 0.0:
-            return 0.0 if self._squared_errors == 0.0 else np.inf
-        return float(np.sqrt(self._squared_errors / self._squares))
-
-
-def _squared_difference(values, others):
-    with np.errstate(invalid="ignore"):
-        squares = float(np.sum(np.square(values - others.astype(np.float64))))
-    return squares if np.isfinite(squares) else np.inf
+                for i, (part, loss_and_grads) in enumerate(zip(parts, replayed)):
+                    with watching(part.network, part.names(), partial(note, i, "output"), partial(note, i, "gradient")):
+                        loss_and_grads.of(scales[i], batch)
+    is_mixed = any(dtype in ("Float16", "BFloat16") for dtype, _ in seen.values())
+    activations = []
+    for (i, kind, place), (dtype, distribution) in seen.items():
+        if kind == "gradient" and sum(part.network is parts[i].network for part in parts) > 1:
+            kind = f"gradient of losses[{parts[i].item}]"
+        activations.append(Activation(place, kind, dtype, distribution, is_mixed and dtype == "Float32"))
+    names = network.forward_state_names() if isinstance(network, TrainingCell) else None
+    return ActivationReport(activations, count, one_or_each(scales), names)

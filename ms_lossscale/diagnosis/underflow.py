@@ -2,6 +2,7 @@
 
 from typing import NamedTuple, Optional
 
+import mindspore
 import numpy as np
 from mindspore import dtype as mstype
 
@@ -9,8 +10,14 @@ from ms_lossscale._arguments import listed
 from ms_lossscale._output import percent, written_scale
 from ms_lossscale.diagnosis.arguments import as_inputs, trained_parts
 from ms_lossscale.diagnosis.distribution import SMALLEST_NORMAL
-from ms_lossscale.diagnosis.gradient_report import largest_scale
-from ms_lossscale.diagnosis.profile_gradients import DOWN, HIGHEST, UP, Float16Traces, computes_in_float16
+from ms_lossscale.diagnosis.profile_gradients import (
+    DOWN,
+    HIGHEST,
+    UP,
+    Float16Traces,
+    computes_in_float16,
+    largest_scale,
+)
 from ms_lossscale.diagnosis.replay import replay, running
 
 # The share of a weight's values that a larger scale has to save, and how many names are shown.
@@ -74,12 +81,10 @@ class UnderflowWatch:
         found = []
         batch = as_inputs(self._owner, "inputs", batch)
         parts = trained_parts(self._owner, self._cell)
-        with replay(self._owner, parts) as each_loss_and_grads:
+        with replay(self._owner, parts, mindspore.get_context("mode")) as each_loss_and_grads:
             for i, loss_and_grads in enumerate(each_loss_and_grads):
                 if i in self._told:
                     continue
-                if i in self._before:
-                    loss_and_grads.go_on_from(self._before[i])
                 self._before[i] = loss_and_grads
                 with running(self._owner, "the batch of this step"):
                     underflow = _find(loss_and_grads, batch)
@@ -130,7 +135,7 @@ class _Measured(NamedTuple):
 
 def _measure(loss_and_grads, loss_scale, batch):
     """Runs forward and backward at a loss scale. Returns None if the loss or a gradient is not finite."""
-    loss, grads = loss_and_grads.correct(loss_scale, batch)
+    loss, grads = loss_and_grads.of(loss_scale, batch)
     loss_and_grads.restore()
     if not np.isfinite(loss.astype(mstype.float32).asnumpy()).all():
         return None

@@ -59,10 +59,7 @@ class HeldCall(nn.Cell):
     def refuse_if_looked_into(self):
         """Raises if only the forward of a step may run."""
         if self.is_looked_into:
-            raise StepBegunError(
-                "a function that is looked into must not make a step. Pass the function that is differentiated, "
-                "forward(x, y), and not the one that calls 'begin' and 'end'."
-            )
+            _refuse()
 
     def fit(self):
         """Makes room for what the forward writes now: state may appear after the first call."""
@@ -81,6 +78,16 @@ class HeldCall(nn.Cell):
     def end(self, after):
         """Ends the call once `after` is computed. Returns it."""
         return ops.depend(after, prim.assign(self.is_open, ops.depend(self._no, after)))
+
+
+def _refuse():
+    raise StepBegunError(
+        "a function that is looked into must not make a step. Pass the function that is differentiated, forward(x, y), "
+        "and not the one that calls 'begin' and 'end'."
+    )
+
+
+_refuse_when_compiled = ops.constexpr(_refuse, check=False)
 
 
 # Those that exist: which of them a function uses, only running it shows.
@@ -120,6 +127,8 @@ class BeginCall(nn.Cell):
         self.use_parameters = UseInOutermostGraph(list(step.get_parameters()))
 
     def construct(self, *inputs):
+        if self.held.is_looked_into:
+            _refuse_when_compiled()
         # MindSpore can't run a branch that does nothing ("Invalid exit actor").
         if len(self.held.copies) > 0:
             undone = only_if(self.held.is_open, self.step.forward_state.restore_call, self.held.copies)

@@ -5,14 +5,13 @@ import itertools
 import mindspore
 import numpy as np
 import pytest
-from conftest import MODES, nightly, quick_in_pynative_mode, slow, slow_in_graph_mode, slow_in_pynative_mode
+from conftest import MODES, nightly, quick_in_graph_mode, quick_in_pynative_mode, slow
 from mindspore import Tensor, amp, nn, ops
 from mindspore import dtype as mstype
-from support import overflowing_networks as networks
+from support import planted_networks as networks
 from support.training import changed, state
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, advise_float32, locate_overflow, profile_activations
-from ms_lossscale._mindspore import is_rewritten
 
 CAUSES = {
     "softmax": networks.SoftmaxByHand,
@@ -96,7 +95,6 @@ def test_the_lines_do_the_same(capsys):
     print(advice)
     printed = capsys.readouterr().out
     assert "_backbone._backbone.0.middle" in printed and "Attention" in printed
-    assert "logits = ops.matmul(q, ops.swapaxes(k, 0, 1))" in printed
     lines = printed[printed.index("import mindspore") :]
     pasted = network()
     exec(lines, {"network": pasted})
@@ -124,7 +122,7 @@ def test_float32_that_does_not_help_is_said(network_and_input):
     if network_and_input == "NaN in the data":
         assert "The batch itself holds values that are not finite" in str(advice)
     else:
-        assert advice.trace.cell == "_backbone.0.middle" and "ops.log(x * 0)" in str(advice)
+        assert advice.trace.cell == "_backbone.0.middle" and "the first overflow" in str(advice).lower()
 
 
 def test_an_operator_that_takes_no_two_dtypes():
@@ -194,24 +192,37 @@ class CastsByHand(nn.Cell):
         return (e / e.sum(-1, keepdims=True)).astype(mstype.float32)
 
 
-CAN_NOT_BE_SWITCHED = "Casts that are written in a construct, such as x.astype(mstype.float16), can't be switched "
-
-
+@quick_in_graph_mode
 @pytest.mark.parametrize("to_float", [False, *slow(True)])
-def test_casts_in_a_construct_can_not_be_switched_in_graph_mode(mode, to_float):
+def test_casts_in_a_construct_can_not_be_switched_in_graph_mode_and_it_is_said(mode, to_float):
     network = blocks(CastsByHand())
     if to_float:
         network.to_float(mstype.float16)
     advice = advise_float32(training_cell(network, None), [networks.batch()])
-    text = str(advice)
-    assert CAN_NOT_BE_SWITCHED in text
-    if mode == "pynative":
-        assert (advice.cells, advice.holds) == (["_backbone.0.middle"], True)
-        assert "This holds in PyNative mode only: in graph mode, batches[0] is not finite." in text
-    else:
-        assert (advice.cells, advice.holds, advice.trace.cell) == ([], False, "_backbone.0.middle")
-        assert "x.astype(mstype.float16) * 5.0" in text
-        assert ("No cell is cast by to_float or mindspore.amp, " in text) == (not to_float)
+    assert (advice.cells, advice.holds) == (["_backbone.0.middle"], True)
+    said = "This was tried in PyNative mode. Casts that are written in a construct, such as x.astype(mstype.float16), "
+    assert (said in str(advice)) == (mode == "graph")
+
+
+class LargeByHand(nn.Cell):
+    def construct(self, x):
+        return (x.astype(mstype.float16) * 1e5).astype(mstype.float32)
+
+
+def test_a_network_in_which_no_cell_is_cast():
+    network = nn.WithLossCell(nn.SequentialCell(networks.dense(), LargeByHand()), nn.MSELoss())
+    advice = advise_float32(network, None, [networks.batch()])
+    assert (advice.cells, advice.holds, advice.trace.cell) == ([], False, "_backbone.1")
+    assert "No cell is cast by to_float or mindspore.amp, so that none could be switched. Casts that" in str(advice)
+
+
+def test_weights_that_are_not_finite_are_named():
+    network = nn.WithLossCell(blocks(nn.ReLU()).to_float(mstype.float16), nn.MSELoss())
+    weight = network.trainable_params()[0]
+    ops.assign(weight, Tensor(np.full(weight.shape, np.nan, np.float32)))
+    advice = advise_float32(network, None, [networks.batch()])
+    assert (advice.holds, advice.not_finite_weights) == (False, {weight.name: weight.size})
+    assert str(advice).count("Weights themselves are infinite or NaN") == 1
 
 
 class WithoutFurtherLayers(networks.SoftmaxByHand):
@@ -230,13 +241,13 @@ class WithoutFurtherLayers(networks.SoftmaxByHand):
 def test_empty_containers_of_cells():
     cell = training_cell(blocks(WithoutFurtherLayers()))
     assert locate_overflow(cell, networks.batch(), loss_scale=1.0).cell == "_backbone._backbone.0.middle"
-    assert profile_activations(cell, [networks.batch()], compare_float32=True).first is not None
+    assert profile_activations(cell, [networks.batch()]).first is not None
     advice = advise_float32(cell, [networks.batch()])
     assert (advice.cells, advice.holds) == (["_backbone._backbone.0.middle"], True)
 
 
-@slow_in_graph_mode
-def test_one_object_in_two_places(mode):
+@pytest.mark.slow
+def test_one_object_in_two_places():
     softmax = networks.SoftmaxByHand()
     cell = training_cell(blocks(softmax, nn.ReLU(), softmax))
     inputs = networks.batch()
@@ -245,11 +256,10 @@ def test_one_object_in_two_places(mode):
     check_trains(cell, advice, inputs)
 
 
-@slow_in_pynative_mode
-def test_what_amp_has_rewritten(mode):
+@pytest.mark.slow
+def test_what_amp_has_rewritten():
     network = Large()
     cell = training_cell(network, "O1")
-    assert any(is_rewritten(each) for _, each in cell.cells_and_names())
     inputs = networks.batch()
     before = settings(cell)
     advice = advise_float32(cell, [inputs])
@@ -264,21 +274,6 @@ def test_what_amp_has_rewritten(mode):
     cells[advice.cells[0]].to_float(mstype.float32)
     rewritten = nn.WithLossCell(amp.auto_mixed_precision(plain, "O1"), nn.MSELoss())
     assert advise_float32(rewritten, None, [inputs]).cells == []
-
-
-@pytest.mark.slow
-def test_one_scale_can_not_serve_the_whole_network():
-    network = blocks(networks.Peak(), networks.Faint()).to_float(mstype.float16)
-    network = nn.WithLossCell(network, nn.MSELoss())
-    inputs = networks.batch()
-    advice = advise_float32(network, None, [inputs])
-    assert (advice.cells, advice.holds) == ([], True)
-    assert advice.widening.lost == ["1.middle.faint"]
-    assert advice.widening.cell in ("_backbone.0.middle", "_backbone.1.middle")
-    dict(network.cells_and_names())[advice.widening.cell].to_float(mstype.float32)
-    after = advise_float32(network, None, [inputs])
-    assert after.widening is None
-    assert after.loss_scale == advice.widening.loss_scale
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""GradientReport: the recommended loss scale, the table, CSV, JSON and the plot."""
+"""GradientReport: the recommended loss scale, the table, CSV, JSON and the plot. Made here without a network."""
 
 import csv
 import dataclasses
@@ -17,7 +17,6 @@ from mindspore import dtype as mstype
 from support.numpy_casts import CASTS, counts_of, shares_of_cast
 
 from ms_lossscale import GradientReport
-from ms_lossscale._output import written_scale
 from ms_lossscale.diagnosis import Distribution
 
 LARGEST = {mstype.float16: 65504.0, mstype.bfloat16: 2.0**127 * (2 - 2.0**-7)}
@@ -284,12 +283,9 @@ def test_the_plot_shows_zeros_what_is_not_finite_the_recommended_scale_and_warni
     assert "37.50 % zero, 0.00 % flushed to zero" in bars.get_title()
     shares = strips.collections[0].get_array()
     assert [shares[row, 0] for row in (0, 1)] == [np.ma.masked, 75.0]
-    # The arrow leads from the largest value to where the scale brings it, two binades below 65504.
     scale = report.recommended_loss_scale
-    assert [text.get_text() for text in bars.texts] == ["", f"$\\times$ {written_scale(scale)}"]
-    assert (bars.texts[0].xyann[0], bars.texts[0].xy[0]) == (-20, 13)
     printed = str(report).splitlines()[-1]
-    assert f"Profile again with loss_scale={written_scale(scale)} " in printed
+    assert scale == 2.0**33 and "Profile again with loss_scale=2**33 " in printed
     for figure, expected in ((with_advice, printed), (without, "No loss scale can be recommended: 2 gradients")):
         assert " ".join(figure.legends[0].get_title().get_text().split()).startswith(expected)
 

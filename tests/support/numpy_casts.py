@@ -1,9 +1,15 @@
 """Computes in NumPy what casts to float16 and bfloat16 do to values, and how values are distributed."""
 
+from typing import NamedTuple
+
 import numpy as np
 from mindspore import dtype as mstype
 
-from ms_lossscale.diagnosis import Shares
+
+class Shares(NamedTuple):
+    flushed: float
+    subnormal: float
+    overflowed: float
 
 
 def float16(values):

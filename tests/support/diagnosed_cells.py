@@ -1,0 +1,120 @@
+"""Training cells that are diagnosed, their batches, and the gradients that the diagnoses must count."""
+
+import numpy as np
+from mindspore import ParameterTuple, Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    DynamicLossScale,
+    ScaledTrainOneStepCell,
+    SimultaneousTrainOneStepCell,
+)
+from support.gan_networks import (
+    NETWORK_INPUTS,
+    GanLosses,
+    WithAux,
+    gan_batch,
+    generator_and_discriminator,
+    take,
+    two_losses,
+    two_optimizers,
+)
+from support.networks import FEATURES, Linear, Mlp, Normalised, batch
+from support.numpy_casts import counts_of, shares_of_cast
+
+BATCHES = [batch(seed) for seed in range(3)]
+
+
+class _Differentiated(nn.Cell):
+    """The loss times a scale, in float32, and its gradients by the weights."""
+
+    def __init__(self, loss, weights, loss_scale, item):
+        super().__init__(auto_prefix=False)
+        self.loss, self.scale, self.item = loss, loss_scale, item
+        self.grad = ops.grad(self.scaled, None, ParameterTuple(weights))
+
+    def scaled(self, *inputs):
+        loss = self.loss(*inputs)
+        return ((loss if self.item is None else loss[self.item]).astype(mstype.float32) * self.scale).sum()
+
+    def construct(self, *inputs):
+        return self.grad(*inputs)
+
+
+def gradients_of(loss, weights, batches, loss_scale=1.0, item=None):
+    """From each weight's name to its unscaled gradients over all batches, as the present mode computes them."""
+    grads = {weight.name: [] for weight in weights}
+    differentiated = _Differentiated(loss, weights, loss_scale, item)
+    for inputs in batches:
+        for weight, each in zip(weights, differentiated(*inputs)):
+            grads[weight.name].append(each.asnumpy().astype(np.float32).ravel() / np.float32(loss_scale))
+    return {name: np.concatenate(arrays) for name, arrays in grads.items()}
+
+
+def assert_counts(report, grads):
+    """Whether a report counts exactly these gradients, and what casts make of them."""
+    assert {name: each.as_dict() for name, each in report.parameters.items()} == {
+        name: counts_of(values) for name, values in grads.items()
+    }
+    together = np.concatenate(list(grads.values()))
+    assert report.total.as_dict() == counts_of(together)
+    for dtype in (mstype.float16, mstype.bfloat16):
+        for scale, shares in report.shares(dtype).items():
+            assert shares == shares_of_cast(together, scale, dtype)
+
+
+def scaled():
+    network = Normalised().set_train()
+    cell = ScaledTrainOneStepCell(network, nn.Adam(network.trainable_params()), DynamicLossScale(2.0**10))
+    return cell, BATCHES, [(network, network.trainable_params(), BATCHES, None)]
+
+
+def with_aux():
+    network = Mlp()
+    cell = ScaledTrainOneStepCell(WithAux(network), nn.Adam(network.trainable_params()), has_aux=True)
+    return cell, BATCHES, [(network, network.trainable_params(), BATCHES, None)]
+
+
+def gan(kind, loss_scale=2.0**10, **keywords):
+    """A cell of this kind, its batches, and of each loss: what computes it, its weights, its batches and its item."""
+    networks = generator_and_discriminator()
+    batches = [gan_batch(seed) for seed in range(2)]
+    own = [network.trainable_params() for network in networks]
+    losses = two_losses(*networks)
+    if kind == "tuple":
+        both = GanLosses(*networks)
+        cell = SimultaneousTrainOneStepCell(both, two_optimizers(*networks), loss_scale, **keywords)
+        return cell, batches, [(both, own[i], batches, i) for i in range(2)]
+    make = SimultaneousTrainOneStepCell if kind == "simultaneous" else AlternatingTrainOneStepCell
+    its_losses = [WithAux(loss) for loss in losses] if keywords.get("has_aux") else losses
+    cell = make(its_losses, two_optimizers(*networks), loss_scale, network_inputs=NETWORK_INPUTS, **keywords)
+    takes = [[take(NETWORK_INPUTS[i], inputs) for inputs in batches] for i in range(2)]
+    return cell, batches, [(losses[i], own[i], takes[i], None) for i in range(2)]
+
+
+CELLS = {
+    "scaled": scaled,
+    "with aux": with_aux,
+    "simultaneous": lambda: gan("simultaneous"),
+    "simultaneous with aux": lambda: gan("simultaneous", has_aux=True),
+    "tuple": lambda: gan("tuple"),
+    "alternating": lambda: gan("alternating", every=(1, 2)),
+    "alternating, accumulating": lambda: gan("alternating", gradient_accumulation_steps=2),
+}
+
+
+class Failing(nn.Cell):
+    """Fails on a batch of `wrong_shape`."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(FEATURES)
+        self.linear = Linear()
+
+    def construct(self, x, y):
+        return self.linear(self.norm(x), y)
+
+
+def wrong_shape():
+    return Tensor(np.ones((4, FEATURES + 1), np.float32)), BATCHES[0][1]

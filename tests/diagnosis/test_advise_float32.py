@@ -217,7 +217,7 @@ def test_a_network_in_which_no_cell_is_cast():
 
 
 def test_weights_that_are_not_finite_are_named():
-    network = nn.WithLossCell(blocks(nn.ReLU()).to_float(mstype.float16), nn.MSELoss())
+    network = nn.WithLossCell(blocks(nn.Tanh()).to_float(mstype.float16), nn.MSELoss())
     weight = network.trainable_params()[0]
     ops.assign(weight, Tensor(np.full(weight.shape, np.nan, np.float32)))
     advice = advise_float32(network, None, [networks.batch()])

@@ -82,6 +82,7 @@ def flat(values):
     return [each for value in values for each in (flat(value) if isinstance(value, tuple) else [value])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["scaled", *slow("alternating")])
 def test_one_graph_serves_all_sizes_with_the_same_results(name):
     cell, told = CELLS[name](), CELLS[name]()

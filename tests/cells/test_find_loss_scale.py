@@ -132,7 +132,7 @@ def test_a_floor_that_is_too_high_is_said(mode):
 @pytest.mark.parametrize(
     ("floor", "ceiling", "found"),
     [
-        (1.0, 2.0**10, 2.0**9),
+        pytest.param(1.0, 2.0**10, 2.0**9, marks=pytest.mark.slow),
         pytest.param(2.0**15, 2.0**20, 2.0**15, marks=pytest.mark.slow),
         pytest.param(2.0**-3, 2.0**126, 2.0**14, marks=pytest.mark.slow),
         (2.0**14 + 1, 2.0**15 - 1, 2.0**14 + 1),
@@ -166,6 +166,7 @@ def test_on_an_npu_each_network_has_its_own_largest(mode):
         assert not changed(before, state(cell))
 
 
+@pytest.mark.slow
 @quick_in_graph_mode
 def test_an_error_of_the_network_leaves_the_scale(mode):
     cell = two(AlternatingTrainOneStepCell, DynamicLossScale())

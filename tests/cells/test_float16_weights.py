@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import quick_in_pynative_mode
+from conftest import quick_in_pynative_mode, slow
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 from support.training import bookkeeping, changed, state
@@ -76,7 +76,7 @@ def test_the_optimizer_gets_gradients_of_its_weights_dtypes(mode):
 
 
 @quick_in_pynative_mode
-@pytest.mark.parametrize("keywords", [{}, {"clip_norm": 1.0}, {"max_retries": 1}], ids=str)
+@pytest.mark.parametrize("keywords", [{"clip_norm": 1.0}, *slow({}, {"max_retries": 1})], ids=str)
 def test_a_gradient_that_the_cast_makes_infinite_skips_the_step(mode, keywords):
     network = Mixed()
     rule = DynamicLossScale(SCALE, min_loss_scale=2.0**-6)

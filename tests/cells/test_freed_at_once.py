@@ -8,7 +8,7 @@ import gc
 import weakref
 
 import pytest
-from conftest import slow
+from conftest import quick_in_pynative_mode, slow
 from mindspore import Tensor, nn, ops
 
 from ms_lossscale import (
@@ -79,6 +79,7 @@ def test_a_training_cell_is_freed_at_once(make, mode, no_garbage_collection):
     assert freed() is None
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("steps", [1, *slow(2)])
 def test_a_manual_step_is_freed_at_once(mode, steps, no_garbage_collection):
     step, x = manual(steps), Tensor([[1.0, 2.0, 3.0, 4.0]])

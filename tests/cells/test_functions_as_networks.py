@@ -205,6 +205,7 @@ def forward_of_a_global_step(x, y):
     return STEP.scale(loss), loss
 
 
+@quick_in_pynative_mode
 def test_the_step_itself_is_no_state_of_its_forward(mode):
     global GLOBAL, STEP
     GLOBAL, STEP = regression(), None

@@ -2,7 +2,7 @@
 
 import mindspore
 import pytest
-from conftest import in_pairs, slow
+from conftest import in_pairs, quick_in_pynative_mode, slow
 from support.manual_training import batch, manual
 from support.training import changed, state
 
@@ -43,6 +43,7 @@ def test_a_step_that_never_ends_is_undone_when_the_next_begins(mode, how, steps)
     assert step.counters()["applied_steps"] == 4 // steps
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("steps", [1, *slow(2)])
 def test_an_exception_between_the_two(mode, steps):
     step, networks, train_step = manual(dynamic(), gradient_accumulation_steps=steps)

@@ -52,7 +52,7 @@ def test_the_same_steps_in_both_modes_in_turn(constructed):
     assert changed(expected, values) == set()
 
 
-@pytest.mark.parametrize("kind", [*slow("simultaneous"), "alternating"])
+@pytest.mark.parametrize("kind", slow("simultaneous", "alternating"))
 @pytest.mark.parametrize(("constructed", "called"), [("graph", "pynative"), ("pynative", "graph")])
 def test_each_cell_in_the_other_mode(kind, constructed, called):
     mindspore.set_context(mode=MODES[constructed])

@@ -110,6 +110,7 @@ class ManySlopes(nn.Cell):
         return loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("counts", "keywords", "retries"),
     [
@@ -151,6 +152,7 @@ def test_any_number_of_networks_with_any_number_of_weights(mode, counts, keyword
                 np.testing.assert_array_equal(each.asnumpy(), np.full(3, weight, np.float32))
 
 
+@pytest.mark.slow
 @quick_in_graph_mode
 def test_nothing_is_tried_again_if_one_of_those_that_overflowed_is_at_its_floor(mode):
     _, cell = make([DynamicLossScale(2.0**15), DynamicLossScale(2.0**15, min_loss_scale=2.0**15)], max_retries=2)
@@ -160,6 +162,7 @@ def test_nothing_is_tried_again_if_one_of_those_that_overflowed_is_at_its_floor(
     assert cell.counters()["retries"] == 1
 
 
+@pytest.mark.slow
 @quick_in_pynative_mode
 def test_an_input_gradient_of_one_of_the_scales(mode):
     loss_scales = [DynamicLossScale(2.0**15), DynamicLossScale(2.0**15)]

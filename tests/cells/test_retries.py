@@ -18,6 +18,7 @@ def sgd(network):
     return nn.SGD([network.weight], LEARNING_RATE)
 
 
+@pytest.mark.slow
 @quick_in_pynative_mode
 @pytest.mark.parametrize("aux, steps", [*slow((False, 1)), (True, 2)])
 def test_a_retried_step_is_the_step_at_the_lower_scale(mode, aux, steps):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import quick_in_pynative_mode
+from conftest import quick_in_pynative_mode, slow
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from support.networks import (
@@ -92,7 +92,7 @@ class TestAux:
 
 class TestWhatItTrains:
     @quick_in_pynative_mode
-    @pytest.mark.parametrize("shape", [(), (1,), (BATCH, 1)], ids=str)
+    @pytest.mark.parametrize("shape", [(BATCH, 1), *slow(((),), ((1,),))], ids=str)
     def test_the_sum_of_a_loss_of_any_shape_which_it_returns_with_the_overflow_and_the_scale(self, mode, shape):
         network, expected = LossOfShape(shape), LossOfShape(shape)
         cell = ScaledTrainOneStepCell(network, sgd(network, 0.01), FixedLossScale(2.0**10))

@@ -158,7 +158,7 @@ def test_retries_that_succeed_keep_their_back_offs(mode):
 
 
 @quick_in_pynative_mode
-@pytest.mark.parametrize(("how", "steps"), [("eagerly", 1), *slow(("in_jit", 2))])
+@pytest.mark.parametrize(("how", "steps"), slow(("eagerly", 1), ("in_jit", 2)))
 def test_a_manual_step_skips_as_a_cell_does(mode, how, steps):
     def conditions():
         return [NormSpike(40.0, z_score=3.0, window=5), HighLoss(30.0)]

@@ -98,6 +98,7 @@ FIRST = "has changed in the first 3 steps: unless the learning rate is 0 so far,
 UNCHANGED = f"No weight of optimizer 0 {FIRST} Loss i trains the weights of optimizer i: are losses and optimizers in "
 
 
+@pytest.mark.slow
 @quick_in_graph_mode
 @pytest.mark.parametrize("cell_class", [SimultaneousTrainOneStepCell, *slow(AlternatingTrainOneStepCell)])
 def test_the_monitor(mode, cell_class):

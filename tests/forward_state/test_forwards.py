@@ -35,9 +35,9 @@ CONFIGURATIONS = {
 # One compilation for all ways.
 QUICK = {
     "graph": ("single cycle", "alternating retries cycle"),
-    "pynative": ("single", "single retries"),
+    "pynative": ("single",),
 }
-SLOW = {"graph": ("single retries", "alternating"), "pynative": ("alternating cycle", "simultaneous retries cycle")}
+SLOW = {"graph": ("single retries", "alternating"), "pynative": ("single retries", "alternating cycle")}
 
 
 def _configured():

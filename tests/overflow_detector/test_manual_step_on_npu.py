@@ -2,7 +2,7 @@
 
 import mindspore
 import numpy as np
-import pytest
+from conftest import in_pairs
 from mindspore import nn
 from support.npu_networks import Saturating, saturating_batch
 
@@ -11,8 +11,8 @@ from ms_lossscale import DynamicLossScale, ManualStep, emulation
 register = emulation.register
 
 
-@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
-def test_the_register_is_cleared_before_and_read_after_both_backwards(mode, jit):
+@in_pairs
+def test_the_register_is_cleared_before_and_read_after_both_backwards(mode, how):
     mindspore.runtime.synchronize()
     with emulation.saturation_mode():
         networks = [Saturating("first"), Saturating("second", seed=1)]
@@ -37,7 +37,7 @@ def test_the_register_is_cleared_before_and_read_after_both_backwards(mode, jit)
         x, y, other = step.begin(x, y, other)
         return step.end(grad_of_first(x, y), grad_of_second(other, y))
 
-    train_step = mindspore.jit(train_step) if jit else train_step
+    train_step = mindspore.jit(train_step) if how == "in_jit" else train_step
     cases = [(False, False), (True, False), (False, False), (False, True), (False, False)]
     for seed, overflows in enumerate(cases):
         (x, y), (other, _) = (saturating_batch(its, seed) for its in overflows)

@@ -4,7 +4,7 @@ import inspect
 
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode, quick_in_pynative_mode
+from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.ops.operations.math_ops import NPUClearFloatStatusV2, NPUGetFloatStatusV2
@@ -138,7 +138,7 @@ class TestADetectorOfTheUser:
         assert not bool(cell_of(FourEqualWeights(), OtherThanFour())(*batch())[1])
 
     @quick_in_graph_mode
-    @pytest.mark.parametrize("steps", [1, 2])
+    @pytest.mark.parametrize("steps", [2, *slow(1)])
     def test_what_it_writes_is_undone_by_a_skipped_step(self, mode, steps):
         detector = Averaging()
         cell = cell_of(Linear(), detector, DynamicLossScale(2.0**10), steps)
@@ -175,6 +175,7 @@ class TestADetectorOfTheUser:
         assert detector.sums() == before
         assert set(np.atleast_1d(cell.get_loss_scale())) == {512}
 
+    @pytest.mark.slow
     @quick_in_pynative_mode
     @pytest.mark.parametrize("max_retries", [0, 1])
     def test_what_it_writes_is_undone_in_a_cycle_of_one_network_of_two(self, mode, max_retries):

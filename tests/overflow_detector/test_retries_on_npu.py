@@ -85,6 +85,7 @@ def test_each_network_for_itself(mode):
     assert cell.get_loss_scale() == [2.0**11, 2.0**10]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("retries", [*slow(0), 2])
 def test_of_scales_of_their_own_all_go_down_since_the_register_does_not_tell_whose_it_was(mode, retries):
     networks = [OnNpu("first"), OnNpu("second")]

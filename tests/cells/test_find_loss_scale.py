@@ -56,9 +56,7 @@ def largest_clean(cell, batch, flush=False):
 KINDS = {
     "scaled": lambda: scaled(),
     "retries": lambda: scaled(max_retries=2),
-    "norm": lambda: scaled(clip_norm=1.0, ema_decay=0.5),
     "accumulation": lambda: scaled(gradient_accumulation_steps=2),
-    "shared": lambda: two(SimultaneousTrainOneStepCell, DynamicLossScale()),
     "own": lambda: two(SimultaneousTrainOneStepCell, own(2.0**16, 2.0**3)),
     "alternating": lambda: two(AlternatingTrainOneStepCell, DynamicLossScale(), every=(1, 2)),
 }

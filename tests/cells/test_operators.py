@@ -17,7 +17,7 @@ from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 @pytest.fixture(scope="module")
 def counts(tmp_path_factory):
     folder = tmp_path_factory.mktemp("graphs")
-    return json.loads(check_python(Path(operator_counts.__file__), folder, cwd=folder).splitlines()[-1])
+    return json.loads(check_python(Path(operator_counts.__file__), folder, cwd=folder, timeout=900).splitlines()[-1])
 
 
 @pytest.mark.slow

@@ -3,8 +3,6 @@ The forms in which a training cell takes its loss scale. At construction each be
 same in both modes; how those work in graph mode is tested with them.
 """
 
-import warnings
-
 import numpy as np
 import pytest
 from mindspore import Model, amp, nn
@@ -81,30 +79,6 @@ def test_a_dynamic_one_of_mindspore_gives_its_scale_factor_and_scale_window(stoc
 def test_a_dynamic_one_of_mindspore_may_begin_above_our_ceiling():
     cell = cell_with(amp.DynamicLossScaleManager(init_loss_scale=2**30, scale_factor=2, scale_window=1))
     assert run(cell, (1, 0, 0)) == ([True, False, False], [2.0**30, 2.0**29, 2.0**30])
-
-
-SWAPPED = [
-    (lambda: amp.DynamicLossScaleManager(4, 3000), "init_loss_scale is 4, scale_factor is 3000 and scale_window is 20"),
-    (lambda: nn.DynamicLossScaleUpdateCell(2, 2000, 2**16), "is 2, scale_factor is 2000 and scale_window is 65536"),
-    (lambda: DynamicLossScale(1, 17), "init_loss_scale is 1, scale_factor is 17 and scale_window is 2000"),
-    (lambda: DynamicLossScale(2.0**16, 257), "init_loss_scale is 65536, scale_factor is 257 and scale_window is 2000"),
-]
-
-
-@pytest.mark.parametrize("make, words", SWAPPED)
-def test_settings_that_look_swapped_are_warned_of_once(make, words):
-    with pytest.warns(RuntimeWarning, match=r"By position they are \(init_loss_scale, scale_factor, sc") as caught:
-        cell_with(make())
-    assert [words in str(warning.message) for warning in caught] == [True]
-    assert caught[0].filename == __file__
-
-
-@pytest.mark.parametrize("arguments", [(1, 16), (2, 17), (2.0**16, 256), (2.0**10, 2, 1)])
-def test_settings_that_are_only_unusual_are_not(arguments):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        DynamicLossScale(*arguments)
-        cell_with(amp.DynamicLossScaleManager(*(int(each) for each in arguments)))
 
 
 def test_mindspores_model_takes_none_of_ours():

@@ -1,7 +1,6 @@
 """Finds the first overflow of a batch."""
 
 import functools
-import itertools
 import math
 from typing import NamedTuple, Optional
 
@@ -22,10 +21,7 @@ _IN_REGISTER = (
     "But the NPU's status register is up: a value within an operator overflows, or an operator raises the register "
     "itself, as on some devices the gradient of a pooling does. Try cells in float32, or another operator there."
 )
-_CAME_IN = (
-    "What comes in there is not finite already, though no cell put it out or passed it back: it was computed between "
-    "cells, in the construct of the cell around it."
-)
+_CAME_IN = "It came in not finite already: it was computed between cells, in the construct of the one around them."
 
 
 class Range(NamedTuple):
@@ -44,10 +40,6 @@ class Range(NamedTuple):
     min: Optional[float]
     max: Optional[float]
     non_finite: int
-
-    def fits(self, largest: float) -> bool:
-        """Returns whether the absolute values of the finite elements are below a bound."""
-        return self.min is None or self.max is None or max(-self.min, self.max) < largest
 
     def __str__(self) -> str:
         finite = "no finite value" if self.min is None else f"{self.min:.4g} to {self.max:.4g}"
@@ -189,8 +181,8 @@ class Search:
         self._loss_and_grads, self._part = loss_and_grads, loss_and_grads.part
         self._loss_scale, self._names = loss_scale, names
         self.inputs, self._batch = {}, ()
-        # The traces with their moments, and the moment when each weight's gradient was computed.
-        self._found, self._of_weights, self._moments = [], {}, itertools.count()
+        # The traces with their moments, and how many there were when each weight's gradient was computed.
+        self._found, self._of_weights = [], {}
         # The calls of cells whose output got a gradient that was not finite already.
         self._received = set()
         self._root = names[id(self._part.network)]
@@ -205,11 +197,11 @@ class Search:
         owners = {id(its): self._names[id(cell)] for cell in cells for its in cell.get_parameters(expand=False)}
         for weight, grad in zip(self._part.weights, grads):
             place = Place(owners.get(id(weight), self._root), 0, 0)
-            self._note("backward", weight.name, place, grad, self._of_weights.get(id(weight), math.inf))
+            self._note("backward", weight.name, place, grad, self._of_weights.get(id(weight), math.inf) - 0.5)
         return True
 
     def _note_weight(self, weight):
-        self._of_weights[id(weight)] = next(self._moments)
+        self._of_weights[id(weight)] = len(self._found)
 
     def _note_output(self, place, tensor, inputs):
         self.inputs[place.cell, place.call] = _ranges(inputs)
@@ -223,7 +215,7 @@ class Search:
             self._received.add((place.cell, place.call))
 
     def _note(self, direction, what, place, tensor, moment=None):
-        moment, values = next(self._moments) if moment is None else moment, as_array(tensor)
+        moment, values = len(self._found) if moment is None else moment, as_array(tensor)
         # Not <, so that a NaN counts.
         out_of_range, non_finite = ~(np.abs(values) < FLOAT16.largest), ~np.isfinite(values)
         if not out_of_range.any():
@@ -262,9 +254,10 @@ def _is_held(trace):
     return trace.kind == "saturated" and trace.tensor.dtype != "Float16" and abs(trace.value) != FLOAT16.largest
 
 
-def _is_cast(cells_input, output):
+def _is_cast(its, output):
     """Returns whether the input of a cell whose output overflows is what float16 can't hold, before or after a cast."""
-    return cells_input.non_finite or (output.dtype == "Float16" and not cells_input.fits(FLOAT16.largest))
+    is_large = its.min is not None and max(-its.min, its.max) >= FLOAT16.largest
+    return its.non_finite or (output.dtype == "Float16" and is_large)
 
 
 def _ranges(values):

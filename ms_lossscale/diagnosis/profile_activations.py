@@ -112,11 +112,10 @@ class ActivationReport(Report):
         return columns, [([*a.place, a.kind, a.dtype], a.distribution) for a in self.notable_first()]
 
     def _content_as_dicts(self):
-        activations = []
-        for place, kind, dtype, distribution, _ in self.activations:
-            shares = distribution.shares()._asdict()
-            row = {**place._asdict(), "kind": kind, "dtype": dtype, "float16": shares, **distribution.as_dict()}
-            activations.append(row)
+        activations = [
+            {**place._asdict(), "kind": kind, "dtype": dtype, "float16": d.shares()._asdict(), **d.as_dict()}
+            for place, kind, dtype, d, _ in self.activations
+        ]
         return {"activations": activations}
 
 

@@ -26,7 +26,7 @@ LOSS_SCALES = [2.0**exponent for exponent in range(-126, 127)]
 _MOST_HEADROOM = 13
 # How much smaller the next scale to try is where gradients overflow, how much larger where all of them are zero, and
 # how large it gets then.
-DOWN, UP, HIGHEST = 2.0**4, 2.0**16, 2.0**64
+_DOWN, _UP, _HIGHEST = 2.0**4, 2.0**16, 2.0**64
 
 # Below it bfloat16, with its 8 bits, holds numbers that float16 does not.
 _FINER_IN_BFLOAT16 = np.float32(2.0**-17)
@@ -240,13 +240,9 @@ class GradientReport(Report):
         return [*warnings, *filter(None, (on_not_finite(self.not_finite_weights), on_unreached(self.unreached)))]
 
     def _content_as_dicts(self):
-        problem, shares = self._why_not(), {}
-        for name, dtype in (("float16", mstype.float16), ("bfloat16", mstype.bfloat16)):
-            shares[name] = [{"loss_scale": its, **each._asdict()} for its, each in self.shares(dtype).items()]
         return {
-            "recommendation": None if problem else self.recommend()._asdict(),
-            "why_no_recommendation": problem or None,
-            "shares": shares,
+            "recommendation": None if self._why_not() else self.recommend()._asdict(),
+            "why_no_recommendation": self._why_not() or None,
             "parameters": {name: distribution.as_dict() for name, distribution in self.parameters.items()},
         }
 
@@ -292,7 +288,7 @@ def profile_gradients(
         parameters (list[Parameter], optional): The parameters to differentiate with respect to. Leave it out for a
             training cell. Default: ``None`` , all trainable ones.
         batches (iterable): A tuple of the network's inputs for each batch; or a dataset. They are gone through for each
-            network, and again for a second pass. Those of an iterator are kept in memory.
+            network, and again for a second pass. Those of an iterator are then kept in memory.
         loss_scale (float, optional): The scale by which the loss is multiplied. The gradients are divided by it in
             float32 before they are counted. If it is too small, a float16 network underflows on the way. Default:
             ``None`` . A training cell then uses its present scale, or those of its networks. A plain network uses 1; if
@@ -334,7 +330,7 @@ def profile_gradients(
     parts = trained_parts(owner, network, parameters)
     if loss_scale is not None:
         loss_scale = check_scale(owner, "loss_scale", loss_scale)
-    if isinstance(batches, Iterator):
+    if isinstance(batches, Iterator) and (loss_scale is None or len(parts) > 1):
         batches = list(batches)
     if clip is not None and not check_number(owner, "clip", clip) > 0:
         raise ValueError(f"For '{owner}', the argument 'clip' must be a number > 0, but got {clip!r}.")
@@ -384,10 +380,10 @@ def _last_profile(part, loss_scale, run):
         return profile
     while profile.quantised():
         is_known = profile.largest is not None
-        larger = largest_scale(profile.largest) if is_known else profile.loss_scale * UP
-        if larger <= profile.loss_scale or (larger > HIGHEST and not is_known):
+        larger = largest_scale(profile.largest) if is_known else profile.loss_scale * _UP
+        if larger <= profile.loss_scale or (larger > _HIGHEST and not is_known):
             break
-        finer = _without_overflow(run, larger, profile.loss_scale * DOWN)
+        finer = _without_overflow(run, larger, profile.loss_scale * _DOWN)
         if finer.overflowed:
             profile.ceiling = profile.loss_scale
             break
@@ -400,40 +396,10 @@ def _last_profile(part, loss_scale, run):
 def _without_overflow(run, scale, smallest):
     profile = run(scale, smallest)
     while profile.is_given_up:
-        profile = run(max(profile.loss_scale / DOWN, smallest), smallest)
+        profile = run(max(profile.loss_scale / _DOWN, smallest), smallest)
     if profile.loss_scale < scale:
         profile.ceiling = profile.loss_scale
     return profile
-
-
-class Float16Traces:
-    """
-    Examines gradients as the backward returned them, multiplied by the loss scale.
-
-    Attributes:
-        all_fit (bool): Whether float16 holds each finite value exactly.
-        lost (bool): Whether a value is zero, or so small that float16 holds it with fewer bits than a normal one.
-    """
-
-    def __init__(self):
-        self.all_fit, self.lost, self._is_finer_than_bfloat16 = True, False, False
-
-    def add(self, values):
-        """Examines the values of a float32 array."""
-        if not self.all_fit:
-            return
-        finite = np.abs(values[np.isfinite(values)])
-        sizes = finite[finite > 0]
-        with np.errstate(over="ignore", under="ignore"):
-            self.all_fit = bool((sizes.astype(np.float16) == sizes).all())
-        self.lost |= sizes.size < finite.size or bool((sizes < SMALLEST_NORMAL).any())
-        bits_that_bfloat16_lacks = sizes.view(np.uint32) & 0xFFFF
-        self._is_finer_than_bfloat16 |= bool(((bits_that_bfloat16_lacks > 0) | (sizes < _FINER_IN_BFLOAT16)).any())
-
-    @property
-    def are_evident(self):
-        """Whether the values almost certainly come from float16: float32 values would have more bits."""
-        return self.all_fit and self._is_finer_than_bfloat16
 
 
 class _Profile:
@@ -443,7 +409,9 @@ class _Profile:
         self._loss_and_grads, self.part = loss_and_grads, loss_and_grads.part
         self.loss_scale, self._smallest_scale, self._clip = loss_scale, smallest_scale, clip
         self.distributions = {weight.name: Distribution() for weight in self.part.weights}
-        self._traces = {weight.name: Float16Traces() for weight in self.part.weights}
+        # The names of weights whose gradients float16 does not hold, or only as zeros or with fewer bits than a normal
+        # number, and of those with values that bfloat16 does not hold.
+        self._unfit, self._lost, self._finer = set(), set(), set()
         self.largest, self.batches = None, 0
         # The numbers of batches whose loss is not finite, and whether another batch had gradients that are not.
         self.non_finite_losses, self.overflowed = set(), False
@@ -458,8 +426,8 @@ class _Profile:
         elif not all(np.isfinite(grad).all() for grad in grads):
             self.overflowed = True
         self.batches += 1
-        for trace, grad in zip(self._traces.values(), grads):
-            trace.add(grad)
+        for name, grad in zip(self.distributions, grads):
+            self._look_for_float16(name, grad)
         grads = [grad * np.float32(1.0 / self.loss_scale) for grad in grads]
         largest = [float(np.max(np.abs(grad), initial=0.0, where=np.isfinite(grad))) for grad in grads]
         self.largest = max([self.largest or 0.0, *largest]) or None
@@ -482,16 +450,24 @@ class _Profile:
         """Whether there will be another pass at a smaller scale."""
         return self.overflowed and self.loss_scale > self._smallest_scale
 
+    def _look_for_float16(self, name, grad):
+        """Examines what the backward returned for a weight, in float32."""
+        finite = np.abs(grad[np.isfinite(grad)])
+        sizes = finite[finite > 0]
+        with np.errstate(over="ignore", under="ignore"):
+            fits = (sizes.astype(np.float16) == sizes).all()
+        is_lost = sizes.size < finite.size or (sizes < SMALLEST_NORMAL).any()
+        is_finer_than_bfloat16 = ((sizes.view(np.uint32) & 0xFFFF > 0) | (sizes < _FINER_IN_BFLOAT16)).any()
+        for names, holds in zip((self._unfit, self._lost, self._finer), (not fits, is_lost, is_finer_than_bfloat16)):
+            names.update([name] if holds else [])
+
     def quantised(self):
         """Returns the names of the weights whose gradients lost something in float16 on the way."""
-        traces = self._traces.items()
-        if not (any(trace.are_evident for _, trace in traces) or computes_in_float16(self.part.network)):
-            return []
-        return [name for name, trace in traces if trace.all_fit and trace.lost]
-
-
-def computes_in_float16(network):
-    """Returns whether cells or weights say that they are float16. A cast in a `construct` does not count."""
-    return any(weight.dtype == mstype.float16 for weight in network.get_parameters()) or any(
-        cell.get_flags().get("fp16", False) for _, cell in network.cells_and_names()
-    )
+        network, fitting = self.part.network, self.distributions.keys() - self._unfit
+        # Values that float16 holds and bfloat16 does not almost certainly come from it: float32's would have more bits.
+        is_float16 = (
+            bool(fitting & self._finer)
+            or any(weight.dtype == mstype.float16 for weight in network.get_parameters())
+            or any(cell.get_flags().get("fp16", False) for _, cell in network.cells_and_names())
+        )
+        return [name for name in self.distributions if is_float16 and name in fitting & self._lost]

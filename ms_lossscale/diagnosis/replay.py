@@ -3,13 +3,13 @@
 import contextlib
 import functools
 import os
-import warnings
 
 import mindspore
 from mindspore import ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale._mindspore import around_transforms, forget_failed_calls, write_in_place
+from ms_lossscale._user_warnings import warn_user
 from ms_lossscale.function_network import FunctionNetwork, name_of
 from ms_lossscale.step.forward_backward import noticing_gradients
 from ms_lossscale.step.held_call import looking_into
@@ -48,12 +48,10 @@ def replay(owner, parts, mode=mindspore.PYNATIVE_MODE):
         each_loss_and_grads = [LossAndGrads(part, restore) for part in parts]
         yield each_loss_and_grads
     for name in dict.fromkeys(each.name for each in each_loss_and_grads if each.takes_gradient):
-        warnings.warn(
+        warn_user(
             f"For '{owner}', '{name}' takes a gradient in its forward, and MindSpore's PyNative mode loses the "
             f"gradients of that gradient: what flows back is reported without them. Graph mode keeps them, and "
-            f"profile_gradients runs in it if it is set.",
-            RuntimeWarning,
-            stacklevel=4,
+            f"profile_gradients runs in it if it is set."
         )
 
 
@@ -77,13 +75,13 @@ def running(owner, inputs):
         yield
     except Exception as error:
         forget_failed_calls()
+        hint = (
+            "\nIt was run in PyNative mode. A network that runs in graph mode only can't be looked into; in graph "
+            "mode, profile_gradients counts its gradients."
+        )
         message = f"For '{owner}', the network fails on {inputs}, before there is anything to look at: {error}"
-        if mindspore.get_context("mode") == mindspore.PYNATIVE_MODE:
-            message += (
-                "\nIt was run in PyNative mode. A network that runs in graph mode only can't be looked into; in graph "
-                "mode, profile_gradients counts its gradients."
-            )
-        raise RuntimeError(message) from error
+        in_pynative = mindspore.get_context("mode") == mindspore.PYNATIVE_MODE
+        raise RuntimeError(message + hint * in_pynative) from error
 
 
 class LossAndGrads(nn.Cell):

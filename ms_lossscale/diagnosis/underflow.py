@@ -10,18 +10,52 @@ from ms_lossscale._arguments import listed
 from ms_lossscale._output import percent, written_scale
 from ms_lossscale.diagnosis.arguments import as_inputs, trained_parts
 from ms_lossscale.diagnosis.distribution import SMALLEST_NORMAL
-from ms_lossscale.diagnosis.profile_gradients import (
-    DOWN,
-    HIGHEST,
-    UP,
-    Float16Traces,
-    computes_in_float16,
-    largest_scale,
-)
+from ms_lossscale.diagnosis.profile_gradients import largest_scale
 from ms_lossscale.diagnosis.replay import replay, running
 
 # The share of a weight's values that a larger scale has to save, and how many names are shown.
 _NOTABLE, _MOST_NAMES = 0.1, 5
+
+
+DOWN, UP, HIGHEST = 2.0**4, 2.0**16, 2.0**64
+_FINER_IN_BFLOAT16 = np.float32(2.0**-17)
+
+
+class Float16Traces:
+    """
+    Examines gradients as the backward returned them, multiplied by the loss scale.
+
+    Attributes:
+        all_fit (bool): Whether float16 holds each finite value exactly.
+        lost (bool): Whether a value is zero, or so small that float16 holds it with fewer bits than a normal one.
+    """
+
+    def __init__(self):
+        self.all_fit, self.lost, self._is_finer_than_bfloat16 = True, False, False
+
+    def add(self, values):
+        """Examines the values of a float32 array."""
+        if not self.all_fit:
+            return
+        finite = np.abs(values[np.isfinite(values)])
+        sizes = finite[finite > 0]
+        with np.errstate(over="ignore", under="ignore"):
+            self.all_fit = bool((sizes.astype(np.float16) == sizes).all())
+        self.lost |= sizes.size < finite.size or bool((sizes < SMALLEST_NORMAL).any())
+        bits_that_bfloat16_lacks = sizes.view(np.uint32) & 0xFFFF
+        self._is_finer_than_bfloat16 |= bool(((bits_that_bfloat16_lacks > 0) | (sizes < _FINER_IN_BFLOAT16)).any())
+
+    @property
+    def are_evident(self):
+        """Whether the values almost certainly come from float16: float32 values would have more bits."""
+        return self.all_fit and self._is_finer_than_bfloat16
+
+
+def computes_in_float16(network):
+    """Returns whether cells or weights say that they are float16. A cast in a `construct` does not count."""
+    return any(weight.dtype == mstype.float16 for weight in network.get_parameters()) or any(
+        cell.get_flags().get("fp16", False) for _, cell in network.cells_and_names()
+    )
 
 
 class Underflow(NamedTuple):

@@ -238,8 +238,8 @@ class WithViews(nn.Cell):
 
     def __init__(self):
         super().__init__()
-        self.norm = nn.BatchNorm1d(3)
-        self.weight = Parameter(Tensor(np.linspace(-1, 1, 6, dtype=np.float32).reshape(3, 2)), name="weight")
+        self.norm = nn.BatchNorm1d(FEATURES)
+        self.weight = weight(FEATURES, 1, name="weight")
         become_view(self.weight)
         become_view(self.norm.gamma)
 
@@ -248,15 +248,13 @@ class WithViews(nn.Cell):
 
 
 def test_mindspore_does_not_assign_to_a_view_in_pynative_mode():
-    mode = mindspore.get_context("mode")
-    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
-    parameter = Parameter(Tensor(np.zeros((2, 3), np.float32)), name="view")
-    become_view(parameter)
-    # MindSpore 2.10 refuses, 2.7 writes to a copy.
-    with contextlib.suppress(RuntimeError):
-        ops.assign(parameter, Tensor(np.ones((2, 3), np.float32)))
-    mindspore.set_context(mode=mode)
-    # If this fails, MindSpore has mended it, and replay's way around it can go.
+    with in_mode(mindspore.PYNATIVE_MODE):
+        parameter = Parameter(Tensor(np.zeros((2, 3), np.float32)), name="view")
+        become_view(parameter)
+        # MindSpore 2.10 refuses, 2.7 writes to a copy.
+        with contextlib.suppress(RuntimeError):
+            ops.assign(parameter, Tensor(np.ones((2, 3), np.float32)))
+    # If this fails, MindSpore has mended it, and the way around it can go.
     assert not parameter.asnumpy().any()
 
 
@@ -278,47 +276,16 @@ def test_parameters_that_are_views(mode):
 # Networks that take a gradient in their forward: PyNative mode loses its gradients, and the diagnoses say so.
 
 
-class Critic(nn.Cell):
-    """Samples to scores."""
+class Penalty(nn.Cell):
+    """The square of the slope of a critic, which has second derivatives."""
 
     def __init__(self):
         super().__init__()
-        self.hidden = weight(FEATURES, 5, name="hidden")
-        self.score = weight(5, 1, seed=1, name="score")
-
-    def construct(self, x):
-        return ops.matmul(ops.tanh(ops.matmul(x, self.hidden)), self.score)
-
-
-class Penalty(nn.Cell):
-    """The mean score, and a penalty of the critic's gradient by its input."""
-
-    def __init__(self, factor=10.0):
-        super().__init__()
-        self.critic = Critic()
-        self.factor = factor
+        self.critic = nn.Dense(FEATURES, 1, weight_init="ones", activation="tanh")
         self.gradient = ops.GradOperation()
 
     def construct(self, x, y):
-        slopes = ops.square(self.gradient(self.critic)(2.0 * x)).sum(1)
-        return ((self.critic(x) - y).mean() + ops.square(slopes - 1.0).mean()) * self.factor
-
-
-def loss_and_gradients(network, x, y):
-    """The loss of a Penalty, and its gradients, by NumPy."""
-    hidden, score = (each.asnumpy().astype(np.float64) for each in (network.critic.hidden, network.critic.score))
-    x, y = x.asnumpy().astype(np.float64), y.asnumpy()
-    outputs, inner = np.tanh(x @ hidden), np.tanh(2 * x @ hidden)
-    steep, inner_steep = 1 - outputs**2, 1 - inner**2
-    slope = (inner_steep * score[:, 0]) @ hidden.T
-    excess = (slope**2).sum(1) - 1
-    loss = (outputs @ score - y).mean() + (excess**2).mean()
-    by_slope = 4 * excess[:, None] * slope / len(x)
-    by_inner_steep = by_slope @ hidden * score[:, 0]
-    by_hidden = x.T @ (steep * score[:, 0]) / len(x)
-    by_hidden += by_slope.T @ (inner_steep * score[:, 0]) - 4 * x.T @ (by_inner_steep * inner * inner_steep)
-    by_score = outputs.mean(0) + (by_slope @ hidden * inner_steep).sum(0)
-    return loss * network.factor, [by_hidden * network.factor, by_score[:, None] * network.factor]
+        return ops.square(self.gradient(self.critic)(x)).sum() + 0.0 * y.sum()
 
 
 LOSES = "takes a gradient in its forward, and MindSpore's PyNative mode loses the gradients of that gradient: what fl"
@@ -336,7 +303,7 @@ def test_a_gradient_penalty(mode):
         with untouched(network), warnings.catch_warnings():
             warnings.simplefilter("error", RuntimeWarning)
             report = profile_gradients(network, batches=[inputs])
-        for distribution, grad in zip(report.parameters.values(), loss_and_gradients(network, *inputs)[1]):
+        for distribution, grad in zip(report.parameters.values(), graph_gradients(network, *inputs)):
             np.testing.assert_allclose(distribution.max, np.abs(grad).max(), rtol=1e-5)
     else:
         diagnoses.append(lambda its: profile_gradients(its, None, [inputs]))

@@ -59,6 +59,7 @@ def test_edges_at_every_scale():
 @settings(max_examples=150, deadline=None)
 def test_any_values(values):
     assert_shares_agree(values)
+    assert distribution_of(values).as_dict() == counts_of(values)
 
 
 def test_counts_min_max_and_histogram():
@@ -67,12 +68,6 @@ def test_counts_min_max_and_histogram():
     assert (distribution.count, distribution.zeros, distribution.non_finite) == (9, 2, 2)
     assert (distribution.min, distribution.max) == (2.0**-149, float(np.float32(3.4e38)))
     assert distribution.histogram() == {-149: 1, 0: 2, 1: 1, 127: 1}
-
-
-@given(hnp.arrays(np.float32, st.integers(0, 60), elements=st.floats(width=32)))
-@settings(max_examples=100, deadline=None)
-def test_counts_of_any_values(values):
-    assert distribution_of(values).as_dict() == counts_of(values)
 
 
 def same(one, other):
@@ -118,7 +113,6 @@ def test_an_array_of_several_chunks():
     [
         ("8", TypeError, "'loss_scale' must be a number, but got '8'"),
         (3.0, ValueError, "'loss_scale' must be a power of two, but got 3.0"),
-        (0.0, ValueError, "'loss_scale' must be a finite number > 0"),
         (2.0**127, ValueError, "'loss_scale' must be a finite number > 0"),
         (float("nan"), ValueError, "'loss_scale' must be a finite number > 0"),
     ],

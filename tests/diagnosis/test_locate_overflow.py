@@ -20,14 +20,14 @@ def test_the_planted_cell_is_named(mode, planted):
     network = planted.network()
     with untouched(network):
         trace = locate_overflow(network, planted.x, loss_scale=planted.loss_scale)
-    found = (trace.cell, trace.direction, trace.what, trace.kind, trace.index)
-    assert found == (planted.cell, planted.direction, planted.what, planted.kind, planted.index)
+    assert f"{trace.cell} {trace.direction} {trace.what} {trace.kind}" == planted.says
+    assert trace.index == planted.index
     np.testing.assert_equal(np.float32(trace.value), np.float32(planted.value))
     assert (trace.found, trace.loss_scale) == (True, planted.loss_scale)
     assert trace.note.endswith(planted.note) and bool(trace.note) == bool(planted.note)
     assert str(trace).splitlines()[-1].strip().endswith(planted.note)
     report = profile_activations(network, [(planted.x,)], loss_scale=planted.loss_scale)
-    (seen,) = [its for its in report.activations if (its.place.cell, its.kind) == (planted.cell, "output")]
+    (seen,) = [its for its in report.activations if (its.place.cell, its.kind) == (trace.cell, "output")]
     assert seen.distribution.non_finite == planted.non_finite
 
 

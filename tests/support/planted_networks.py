@@ -75,114 +75,47 @@ class Planted(NamedTuple):
     network: Callable
     x: Tensor
     loss_scale: float
-    cell: str
-    direction: str
-    what: str
-    kind: str
+    # The cell, the direction, what overflows and how.
+    says: str
     index: tuple
     value: float
-    note: str = ""
     # How many values of the cell's output are not finite, as profile_activations counts them.
     non_finite: int = 0
+    note: str = ""
 
 
 _HELD = "Float32 holds this value; float16 could not."
-_BETWEEN = "it was computed between cells, in the construct of the cell around it."
+_BETWEEN = "it was computed between cells, in the construct of the one around them."
 INF, NAN = float("inf"), float("nan")
-PLANTED = {
-    "inf": Planted(
-        # 2, 200 -> 8, 800 -> 2400, inf.
-        lambda: Chain(times(4.0), times(300.0), times(3.0)),
-        rows(1.0, 100.0),
-        1.0,
-        "cells_.1",
-        "forward",
-        "output",
-        "inf",
-        (1, 0),
-        INF,
-        non_finite=2,
-    ),
-    "nan": Planted(
-        lambda: Chain(times(1.0), Function(log_of_negative), times(2.0)),
-        rows(1.0, -0.5),
-        1.0,
-        "cells_.1",
-        "forward",
-        "output",
-        "NaN",
-        (1, 0),
-        NAN,
-        non_finite=2,
-    ),
-    "the largest float16": Planted(
-        lambda: Chain(Function(at_most_float16), times(0.001)),
-        rows(1.0, 200.0),
-        1.0,
-        "cells_.0",
-        "forward",
-        "output",
-        "saturated",
-        (1, 0),
-        FLOAT16_MAX,
-    ),
-    "between cells": Planted(
-        BetweenCells, rows(1.0, 100.0), 1.0, "second", "forward", "output", "inf", (1, 0), INF, _BETWEEN, 2
-    ),
-    "float32 holds it": Planted(
-        lambda: chain32(times(1e5), times(1e-5)),
-        rows(1.0, 2.0),
-        1.0,
-        "cells_.0",
-        "forward",
-        "output",
-        "saturated",
-        (0, 0),
-        2e5,
-        _HELD,
-    ),
-    "a cast makes it infinite": Planted(
-        lambda: chain32(times(1e5), times(1e-5).to_float(mstype.float16)),
-        rows(1.0, 2.0),
-        1.0,
-        "cells_.0",
-        "forward",
-        "output",
-        "saturated",
-        (0, 0),
-        2e5,
-        _HELD,
-    ),
+XS = {x: rows(*x) for x in ((1, 100), (1, -0.5), (1, 200), (1, 2), (1,), (200,))}
+AT_MOST, LOG, LOG_OF_4_LESS = Function(at_most_float16), Function(log_of_negative), Function(lambda x: ops.log(x - 4.0))
+HALF = times(1e-5).to_float(mstype.float16)
+# fmt: off
+PLANTED = {name: Planted(network, XS[x], *its) for name, network, x, *its in (
+    # 2, 200 -> 8, 800 -> 2400, inf.
+    ("inf", lambda: Chain(times(4.0), times(300.0), times(3.0)), (1, 100), 1.0,
+     "cells_.1 forward output inf", (1, 0), INF, 2),
+    ("nan", lambda: Chain(times(1.0), LOG, times(2.0)), (1, -0.5), 1.0,
+     "cells_.1 forward output NaN", (1, 0), NAN, 2),
+    ("the largest float16", lambda: Chain(AT_MOST, times(0.001)), (1, 200), 1.0,
+     "cells_.0 forward output saturated", (1, 0), FLOAT16_MAX),
+    ("between cells", BetweenCells, (1, 100), 1.0,
+     "second forward output inf", (1, 0), INF, 2, _BETWEEN),
+    ("float32 holds it", lambda: chain32(times(1e5), times(1e-5)), (1, 2), 1.0,
+     "cells_.0 forward output saturated", (0, 0), 2e5, 0, _HELD),
+    ("a cast makes it infinite", lambda: chain32(times(1e5), HALF), (1, 2), 1.0,
+     "cells_.0 forward output saturated", (0, 0), 2e5, 0, _HELD),
     # The logarithms of -2 and 0.
-    "another one than what float32 holds": Planted(
-        lambda: chain32(times(1e5), times(1e-5), Function(lambda x: ops.log(x - 4.0))),
-        rows(1.0, 2.0),
-        1.0,
-        "cells_.2",
-        "forward",
-        "output",
-        "NaN",
-        (0, 0),
-        NAN,
-        non_finite=4,
-    ),
+    ("another than float32 holds", lambda: chain32(times(1e5), times(1e-5), LOG_OF_4_LESS), (1, 2), 1.0,
+     "cells_.2 forward output NaN", (0, 0), NAN, 4),
     # The gradient that reaches the cells is 1024 / 2; cells_.1 makes it 300 times larger.
-    "backward": Planted(
-        lambda: Chain(times(0.01), times(300.0), times(1.0)),
-        rows(1.0),
-        1024.0,
-        "cells_.1",
-        "backward",
-        "gradient",
-        "inf",
-        (0, 0),
-        INF,
-    ),
+    ("backward", lambda: Chain(times(0.01), times(300.0), times(1.0)), (1,), 1024.0,
+     "cells_.1 backward gradient inf", (0, 0), INF),
     # The gradient of the layer's output is 512, of its weight 512 times the inputs' sum.
-    "a weight": Planted(
-        lambda: Chain(times(1.0)), rows(200.0), 1024.0, "first", "backward", "first.weight", "inf", (0, 0), INF
-    ),
-}
+    ("a weight", lambda: Chain(times(1.0)), (200,), 1024.0,
+     "first backward first.weight inf", (0, 0), INF),
+)}
+# fmt: on
 
 
 # Parts of float16 networks that need float32.

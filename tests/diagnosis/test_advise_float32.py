@@ -79,9 +79,6 @@ def test_the_cells_that_overflow_are_found_nothing_changes_and_then_it_trains(mo
     assert settings(cell) == attributes
     assert np.array_equal(mindspore.get_rng_state().asnumpy(), rng.asnumpy())
     check_trains(cell, advice, inputs)
-    # Nothing more is needed.
-    again = advise_float32(cell, [inputs])
-    assert (again.cells, again.holds) == ([], True)
 
 
 @pytest.mark.slow
@@ -147,9 +144,7 @@ FURTHER_LEVELS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("mode", "cause", "level"), [LEVELS[0], *slow(*LEVELS[1:]), *nightly(*FURTHER_LEVELS)], indirect=["mode"]
-)
+@pytest.mark.parametrize(("mode", "cause", "level"), [*slow(*LEVELS), *nightly(*FURTHER_LEVELS)], indirect=["mode"])
 def test_each_cause(mode, cause, level):
     network = blocks(nn.ReLU(), CAUSES[cause](), nn.ReLU())
     prefix = "_backbone." + ("_backbone." if level in ("O2", "O3") else "")

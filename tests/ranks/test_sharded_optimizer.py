@@ -3,74 +3,52 @@ Ranks that share the optimizer's state: cells with a ShardedOptimizer beside cel
 scenarios of `sharded_training.py` train both, compared bit for bit; and their checkpoints.
 """
 
-import itertools
 import json
+from pathlib import Path
 
 import mindspore
 import numpy as np
 import pytest
-from conftest import MODES, nightly, slow, slow_in_graph_mode, slow_in_pynative_mode
+from conftest import MODES, nightly, slow
 from mindspore import Parameter, Tensor, nn
 from mindspore.experimental import optim
 from support import sharded_training as scenarios
 from support.networks import LinearWithBias, batch
-from support.python_process import check_msrun, skip_with_older_mindspore
-from support.ranks_program import JOBS, SCRIPT, written
-from support.sharded_training import CALLS, OVERFLOWS, SAVED, STEEP, HalfMlp, file_of
-from support.training import same_bits, state, weights
+from support.ranks_program import folder_of, records_of
+from support.sharded_training import CALLS, SAVED, file_of
+from support.training import changed, same_bits, state, weights
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, ShardedOptimizer, merge_shards
 
 COMPARED = pytest.mark.parametrize(
-    ("mode", "name", "ranks"),
+    "name, mode, ranks",
     [
-        ("graph", "sharded_one_network", 2),
+        ("sharded_one_network", "graph", 2),
         *slow(
-            *(("graph", name, 2) for name in ("sharded_cycle", "sharded_resumed", "sharded_merged")),
-            *(("pynative", name, 2) for name in ("sharded_one_network", "sharded_simultaneous", "sharded_alternating")),
+            *(("sharded_one_network", "pynative", 2), ("sharded_resumed", "graph", 2), ("sharded_merged", "graph", 2)),
+            *((name, mode, 2) for name in ("sharded_cycle", "sharded_alternating") for mode in MODES),
         ),
         *nightly(
-            *(("pynative", name, 2) for name in ("sharded_cycle", "sharded_resumed", "sharded_merged")),
-            *(("graph", name, 2) for name in ("sharded_simultaneous", "sharded_alternating")),
-            *itertools.product(MODES, ("sharded_one_network", "sharded_merged"), (4,)),
+            *((name, "pynative", 2) for name in ("sharded_resumed", "sharded_merged")),
+            *(("sharded_one_network", mode, 4) for mode in MODES),
+            ("sharded_merged", "graph", 4),
         ),
     ],
-    indirect=["mode"],
 )
-GOES_ON = ("sharded_resumed", "sharded_merged")
+in_slow_job = pytest.mark.parametrize("mode", slow(*MODES))
+on_checkpoints = pytest.mark.parametrize("mode", [*slow("graph"), *nightly("pynative")])
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory):
-    """A function that gives for each rank the records of a scenario, by "plain" and "sharded"; each job runs once."""
-    results, saved_in = {}, tmp_path_factory.mktemp("saved")
-
-    def of(name, mode, ranks=2):
-        if (name, mode) != ("sharded_one_network", "graph") or ranks > 2:
-            skip_with_older_mindspore()
-        its = next(job for job in JOBS if job.ranks == ranks and f"{name}/{mode}" in job.scenarios)
-        if its not in results:
-            for scenario, its_mode in (each.split("/") for each in its.scenarios):
-                if scenario in (*GOES_ON, "sharded_refused"):
-                    of("sharded_cycle", its_mode)
-            folder = tmp_path_factory.mktemp("ranks")
-            results[its] = None
-            check_msrun(ranks, SCRIPT, folder, *its.scenarios, cwd=saved_in)
-            results[its] = [written(folder / f"rank_{rank}.npz") for rank in range(ranks)]
-        if results[its] is None:
-            pytest.fail("its job has failed, as the first test that needed it shows")
-        return [[by_cell(record) for record in scenarios[f"{name}/{mode}"]] for scenarios in results[its]]
-
-    of.saved_in = saved_in
-    return of
+@pytest.fixture
+def shared(tmp_path_factory, worker_id):
+    """The folder of all jobs, and of the checkpoints that they saved."""
+    return folder_of(tmp_path_factory, worker_id)
 
 
-def by_cell(record):
-    parted = {}
-    for path, value in record.items():
-        cell, _, name = path.partition("/")
-        parted.setdefault(cell, {})[name] = value
-    return parted
+@pytest.fixture
+def job(shared):
+    """A function that gives for each rank the records of a scenario: pairs of a plain and a sharded one."""
+    return lambda *of: [list(zip(records[::2], records[1::2])) for records in records_of(shared, *of)]
 
 
 def saved(record):
@@ -79,54 +57,7 @@ def saved(record):
 
 
 def merged(records):
-    return {name: value.asnumpy() for name, value in merge_shards([saved(each["sharded"]) for each in records]).items()}
-
-
-def gathered(name):
-    return "accumulation." in name
-
-
-@COMPARED
-def test_weights_and_all_else_are_those_of_the_plain_optimizer(job, mode, name, ranks):
-    """Bit for bit after each of 20 calls on each rank: weights, scales, counters, averages, norms, what is returned."""
-    for records in job(name, mode, ranks):
-        assert len(records) == 2 + CALLS - (SAVED + 1 if name in GOES_ON else 0)
-        for record in records:
-            plain, shared = record["plain"], record["sharded"]
-            same = plain.keys() & shared.keys()
-            # The rest is the state of the elements, of which each rank has its part.
-            assert {each.split(".")[0] for each in plain.keys() - same} <= ELEMENTS | {"optimizer_0", "optimizer_1"}
-            assert not {each for each in same if not same_bits(plain[each], shared[each])}
-
-
-ELEMENTS = {"adam_m", "adam_v", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
-
-
-@COMPARED
-def test_merged_they_are_the_checkpoint_of_the_plain_optimizer(job, mode, name, ranks):
-    """Bit for bit, with its names, shapes and dtypes; within a cycle, the ranks' mean, and any one's flag."""
-    for records in zip(*job(name, mode, ranks)):
-        whole, expected = merged(records), {key: value.asnumpy() for key, value in saved(records[0]["plain"]).items()}
-        assert whole.keys() == expected.keys()
-        different = {key for key in expected if not same_bits(expected[key], whole[key])}
-        assert {key for key in different if not gathered(key)} == set()
-        for key in different:
-            of_ranks = [record["plain"][key] for record in records]
-            is_flag = of_ranks[0].dtype == bool
-            wanted = np.any(of_ranks, axis=0) if is_flag else np.mean(of_ranks, axis=0)
-            np.testing.assert_array_equal(whole[key], wanted)
-
-
-@COMPARED
-def test_each_rank_has_its_part_of_the_state(job, mode, name, ranks):
-    """In bytes: one nth of what the plain optimizer has, and less than an element for each weight and rank besides."""
-    for records in job(name, mode, ranks):
-        plain, shared = records[-1]["plain"], records[-1]["sharded"]
-        states = [each for each in plain if each not in shared]
-        parts = {each: shared[name_of_part(each)] for each in states}
-        assert sum(part.nbytes for part in parts.values()) == sum(4 * -(-plain[each].size // ranks) for each in states)
-        for each, part in parts.items():
-            assert part.nbytes * ranks < plain[each].nbytes + 4 * ranks
+    return {name: value.asnumpy() for name, value in merge_shards([saved(each[1]) for each in records]).items()}
 
 
 def name_of_part(state):
@@ -134,39 +65,63 @@ def name_of_part(state):
     return f"{head}.shard.{rest}" if head.startswith("optimizer_") else f"shard.{head}{dot}{rest}"
 
 
-@pytest.mark.parametrize("mode", ["graph", *slow("pynative")], indirect=True)
+@COMPARED
+def test_weights_and_all_else_are_those_of_the_plain_optimizer(job, name, mode, ranks):
+    """
+    Bit for bit after each of 20 calls on each rank: weights, scales, counters, averages, what is returned. Of the
+    optimizer's state, each rank has one nth, and less than an element for each weight besides.
+    """
+    for records in job(name, mode, ranks):
+        calls = len(CALLS) - (SAVED + 1 if name in ("sharded_resumed", "sharded_merged") else 0)
+        assert len(records) == 2 + calls
+        for plain, shared in records:
+            same = plain.keys() & shared.keys()
+            assert not {each for each in same if not same_bits(plain[each], shared[each])}
+            assert {each for each in same if each.startswith(ELEMENTS)} == set()
+            for each in plain.keys() - same:
+                assert each.startswith((*ELEMENTS, "optimizer_"))
+                assert shared[name_of_part(each)].nbytes == 4 * -(-plain[each].size // ranks)
+
+
+ELEMENTS = ("adam_m", "adam_v", "exp_avg", "max_exp_avg")
+
+
+@COMPARED
+def test_merged_they_are_the_checkpoint_of_the_plain_optimizer(job, name, mode, ranks):
+    """Bit for bit, with its names, shapes and dtypes; within a cycle, the ranks' mean, and any one's flag."""
+    for records in zip(*job(name, mode, ranks)):
+        whole, expected = merged(records), {key: value.asnumpy() for key, value in saved(records[0][0]).items()}
+        for key in changed(expected, whole):
+            assert "accumulation." in key
+            of_ranks = [record[0][key] for record in records]
+            wanted = np.any(of_ranks, axis=0) if of_ranks[0].dtype == bool else np.mean(of_ranks, axis=0)
+            np.testing.assert_array_equal(whole[key], wanted)
+
+
+@pytest.mark.parametrize("mode", ["graph", *slow("pynative")])
 def test_what_happened_in_these_steps(job, mode):
-    """Overflows were on one rank only, or a step was skipped on all; the rest was clipped."""
+    """Where a batch overflowed on one rank, all skipped the step; and one for its norm."""
     for records in job("sharded_one_network", mode):
-        overflows = [bool(record["sharded"]["returned 1"]) for record in records[1:-1]]
-        assert [call for call in OVERFLOWS if not overflows[call]] == []
-        # At the first scale that is small enough such a batch is fine.
-        assert {call for call in range(CALLS) if overflows[call]} <= OVERFLOWS.keys() | STEEP.keys()
-        assert not same_bits(records[-1]["sharded"]["hidden.weight"], records[0]["sharded"]["hidden.weight"])
+        for (_, record), kinds in zip(records[1:], CALLS):
+            # At the first scale that is small enough a steep batch is fine.
+            assert bool(record["returned 1"]) == (not {*"xh"}.isdisjoint(kinds)) or "s" in kinds
+        assert not same_bits(records[-1][1]["hidden.weight"], records[0][1]["hidden.weight"])
 
 
-@slow_in_pynative_mode
-def test_steps_were_tried_again(job, mode):
-    for records in job("sharded_simultaneous", mode):
-        counters = json.loads(str(records[-2]["sharded"]["counters"]))
-        assert min(counters["retries"], counters["skipped_steps"], counters["applied_steps"]) > 0
-
-
-@slow_in_graph_mode
+@on_checkpoints
 def test_resumed_it_is_as_if_nothing_had_been(job, mode):
-    """Each rank in a new process with its own part, within a cycle."""
+    """Each rank in a new process with its own part, within a cycle. Some calls were tried again."""
     for records, expected in zip(job("sharded_resumed", mode), job("sharded_cycle", mode)):
+        assert json.loads(str(expected[-1][1]["counters"]))["retries"] > 0
         for record, wanted in zip(records[1:], expected[SAVED + 2 :]):
-            assert not {
-                each for each in wanted["sharded"] if not same_bits(record["sharded"][each], wanted["sharded"][each])
-            }
+            assert changed(record[1], wanted[1]) == set()
 
 
-@slow_in_graph_mode
-def test_a_plain_cell_goes_on_with_merged_files(job, mode):
+@pytest.mark.parametrize("mode", slow("graph"), indirect=True)
+def test_a_plain_cell_goes_on_with_merged_files(job, shared, mode):
     """In this process, by either function, within a cycle, from which the partial cycle is flushed."""
     job("sharded_cycle", mode)
-    whole = merge_shards([job.saved_in / file_of("sharded", rank, int(MODES[mode])) for rank in range(2)])
+    whole = merge_shards([Path(file_of("sharded", rank, shared)) for rank in range(2)])
     cells = [scenarios.cycle_cell(scenarios.plain) for _ in range(2)]
     assert cells[0].load_state_dict(whole) == ([], [])
     assert mindspore.load_param_into_net(cells[1], whole, strict_load=True)[0] == []
@@ -178,13 +133,13 @@ def test_a_plain_cell_goes_on_with_merged_files(job, mode):
     assert all(map(np.array_equal, weights(cells[0].network), weights(cells[1].network)))
 
 
-@slow_in_graph_mode
+@in_slow_job
 def test_float16_weights_have_float32_masters(job, mode):
     """Trained as float32 weights that the forward rounds; a merged checkpoint has them beside the weights."""
     by_rank = job("sharded_half", mode)
     for records in zip(*by_rank):
-        control, whole = records[0]["plain"], merged(records)
-        for name, half in records[0]["sharded"].items():
+        control, whole = records[0][0], merged(records)
+        for name, half in records[0][1].items():
             if half.dtype == np.float16:
                 assert same_bits(half, control[name].astype(np.float16))
                 assert same_bits(whole[f"master.{name}"], control[name])
@@ -195,13 +150,13 @@ def test_float16_weights_have_float32_masters(job, mode):
     assert not same_bits(whole["master.hidden.weight"], whole["hidden.weight"].astype(np.float32))
 
 
-@slow_in_graph_mode
-def test_a_part_of_another_rank_is_refused_and_nothing_loaded(job, mode):
-    for rank, records in enumerate(job("sharded_refused", mode)):
-        errors = [str(record["error"][""]) for record in records]
+@on_checkpoints
+def test_a_part_of_another_rank_is_refused_and_nothing_loaded(shared, mode):
+    for rank, (before, after, last) in enumerate(records_of(shared, "sharded_refused", mode)):
+        assert changed(before, after) == set()
+        errors = last["errors"].tolist()
         for error in errors[:2]:
             assert f"here that of rank {rank} of 2, but got one that is that of rank {1 - rank} of 2" in error
-        assert bool(records[0]["untouched"][""])
         assert "splits weights over 1, and the cell has 2" in errors[2]
         assert "'hidden.weight' is layerwise_parallel" in errors[3]
         assert "must be 'data_parallel', but got 'semi_auto_parallel'" in errors[4]
@@ -209,51 +164,42 @@ def test_a_part_of_another_rank_is_refused_and_nothing_loaded(job, mode):
 
 @pytest.fixture
 def parts(job):
-    return [saved(records[-1]["sharded"]) for records in job("sharded_one_network", "graph")]
+    return [saved(records[-1][1]) for records in job("sharded_one_network", "graph")]
 
 
-def edited(part, **values):
-    return {**part, **{name.replace("__", "."): value for name, value in values.items()}}
+def with_one_more(part, name):
+    return {**part, name: part[name] + 1}
 
 
 def without(part, name):
     return {key: value for key, value in part.items() if key != name}
 
 
+def summing(part):
+    """A part of a training in which the ranks sum their gradients."""
+    layout = json.loads(part["shard.layout"].asnumpy().tobytes())
+    text = json.dumps({**layout, "averages": False}).encode()
+    return {**part, "shard.layout": Tensor(np.frombuffer(text, np.uint8))}
+
+
+# What the error must say, and what is no set of parts, given that of both ranks.
 FAULTS = {
-    "checkpoints' must not be empty": lambda a, b, other: [],
-    "rank 1 is missing": lambda a, b, other: [a],
-    "rank 0 is missing": lambda a, b, other: [b],
-    "rank 0 comes 2 times": lambda a, b, other: [a, b, a],
-    "checkpoints[0] is that of rank 1, checkpoints[1] is that of rank 0": lambda a, b, other: [b, a],
-    "checkpoints[1] holds no part of a sharded optimizer": lambda a, b, other: [a, other],
-    "checkpoints[0] is empty": lambda a, b, other: [{}],
-    "checkpoints[1] is empty": lambda a, b, other: [a, {}],
-    "checkpoints[0] lacks adam_lost.w": lambda a, b, other: [a, {**b, "adam_lost.w": b["factor"]}],
-    "checkpoints[1] lacks shard.adam_v.output.weight": lambda a, b, other: [
-        a,
-        without(b, "shard.adam_v.output.weight"),
-    ],
-    "checkpoints[0] lacks output.weight": lambda a, b, other: [without(each, "output.weight") for each in (a, b)],
-    "'shard.adam_m.hidden.weight' of the shape (8,), but it has (7,)": lambda a, b, other: [
-        a,
-        {**b, "shard.adam_m.hidden.weight": b["shard.adam_m.hidden.weight"][:7]},
-    ],
-    "checkpoints[1] has another 'hidden.weight' than checkpoints[0]": lambda a, b, other: [
-        a,
-        {**b, "hidden.weight": b["hidden.weight"] + 1},
-    ],
-    "checkpoints[1] has another 'step_counters.applied_steps'": lambda a, b, other: [
-        a,
-        {**b, "step_counters.applied_steps": b["step_counters.applied_steps"] + 1},
-    ],
-    "checkpoints[1] is damaged: its 'shard.layout' can't be read": lambda a, b, other: [
-        a,
-        {**b, "shard.layout": b["shard.layout"][:30]},
-    ],
-    "checkpoints[1] (part.ckpt) can't be read": lambda a, b, other: [a, "part.ckpt"],
-    "checkpoints[1] (nothing.ckpt) can't be read": lambda a, b, other: [a, "nothing.ckpt"],
-    "Check the file name, or save it again. Nothing was merged.": lambda a, b, other: [a, "nothing.ckpt"],
+    "rank 0 is missing": lambda a, b: [],
+    "rank 1 is missing": lambda a, b: [a],
+    "all 2 ranks, in order, but rank 0 is missing": lambda a, b: [b],
+    "rank 0 comes 2 times": lambda a, b: [a, b, a],
+    "checkpoints[0] is that of rank 1, checkpoints[1] is that of rank 0": lambda a, b: [b, a],
+    "checkpoints[1] holds no part of a sharded optimizer": lambda a, b: [a, without(b, "shard.layout")],
+    "checkpoints[0] holds no part of a sharded optimizer": lambda a, b: [{}],
+    "checkpoints[0] lacks adam_lost.w": lambda a, b: [a, {**b, "adam_lost.w": b["factor"]}],
+    "checkpoints[1] lacks shard.adam_v.output.weight": lambda a, b: [a, without(b, "shard.adam_v.output.weight")],
+    "checkpoints[0] lacks output.weight": lambda a, b: [without(each, "output.weight") for each in (a, b)],
+    "checkpoints[1] has another 'hidden.weight' than": lambda a, b: [a, with_one_more(b, "hidden.weight")],
+    "checkpoints[1] has another 'step_counters.app": lambda a, b: [a, with_one_more(b, "step_counters.applied_steps")],
+    "checkpoints[1] has other weights, or other state": lambda a, b: [a, summing(b)],
+    "checkpoints[1] is damaged: its 'shard.layout' can't": lambda a, b: [a, with_one_more(b, "shard.layout")],
+    "part.ckpt": lambda a, b: [a, "part.ckpt"],
+    "nothing.ckpt": lambda a, b: [a, "nothing.ckpt"],
 }
 
 
@@ -261,28 +207,37 @@ def test_what_can_not_be_merged_is_named(parts, tmp_path):
     mindspore.save_checkpoint([{"name": name, "data": value} for name, value in parts[1].items()], "whole.ckpt")
     whole = (tmp_path / "whole.ckpt").read_bytes()
     (tmp_path / "part.ckpt").write_bytes(whole[: len(whole) // 2])
-    other = saved(state(ScaledTrainOneStepCell(network := HalfMlp(), nn.Adam(network.trainable_params()))))
     for words, of in FAULTS.items():
         with pytest.raises(ValueError) as error:
-            merge_shards(of(*parts, other))
+            merge_shards(of(*parts))
         assert words in str(error.value)
     for wrong in ("rank_0.ckpt", 3, [3], [{"name": 3}], [{3: parts[0]["factor"]}]):
         with pytest.raises(TypeError, match="merge_shards"):
             merge_shards(wrong)
-    assert merge_shards([parts[0], "whole.ckpt"]).keys() == merge_shards(parts).keys()
+    assert merge_shards([parts[0], tmp_path / "whole.ckpt"]).keys() == merge_shards(parts).keys()
+
+
+def test_within_a_cycle_weighted_and_summed_gradients_can_not_be_merged(parts):
+    """What a rank has of them is not a share of a known size."""
+    cycle = {"accumulation.hidden.weight": parts[0]["hidden.weight"], "accumulation.is_weighted": Tensor(False)}
+    both = [{**part, **cycle} for part in parts]
+    merge_shards(both)
+    with pytest.raises(ValueError, match="within an accumulation cycle by ranks whose losses have weights"):
+        merge_shards([both[0], {**both[1], "accumulation.is_weighted": Tensor(True)}])
+    with pytest.raises(ValueError, match="within an accumulation cycle by ranks that sum their gradients"):
+        merge_shards(list(map(summing, both)))
 
 
 def test_a_cell_of_one_rank_has_no_use_for_masters_and_refuses_parts(parts):
-    network = HalfMlp()
-    optimizer = scenarios.adam_in_groups(scenarios.plain, network.trainable_params())
-    cell = ScaledTrainOneStepCell(network, optimizer, scenarios.scale(), clip_norm=0.5, ema_decay=0.75)
+    cell = scenarios.one_network_cell(scenarios.plain)
+    network = cell.network
     whole = merge_shards(parts)
     master = Parameter(whole["hidden.weight"], name="master.hidden.weight")
     before = state(cell)
     for wrong in (parts[0], {**whole, "master.nothing": master}):
         with pytest.raises(RuntimeError, match="unexpected"):
             cell.load_state_dict(wrong)
-        assert not {name for name, value in state(cell).items() if not same_bits(value, before[name])}
+        assert changed(before, state(cell)) == set()
     assert cell.load_state_dict({**whole, "master.hidden.weight": master}) == ([], [])
     assert same_bits(network.hidden.asnumpy(), whole["hidden.weight"].asnumpy())
 
@@ -306,40 +261,26 @@ def test_with_one_rank_it_is_the_plain_optimizer(mode):
     for seed in range(3):
         for cell in cells:
             cell(*batch(seed))
-    first, second = map(state, cells)
-    assert first.keys() == second.keys()
-    assert not {name for name in first if not same_bits(first[name], second[name])}
+    assert changed(*map(state, cells)) == set()
     inner = optimizers[1].optimizer
     assert inner.parameters[0] is optimizers[1].parameters[0] is networks[1].weight
     for name in ("learning_rate", "global_step", "dynamic_lr", "is_group_lr"):
         assert getattr(optimizers[1], name) is getattr(inner, name)
+    # MindSpore does not list the learning rates of experimental optimizers.
+    first, second = (scenarios.cycle_cell(make) for make in (scenarios.plain, ShardedOptimizer))
+    assert state(first).keys() == state(second).keys()
 
 
-class Came(nn.Cell):
+class Came(nn.Adam):
     """By its name an optimizer of a toolkit, with factors of whole weights."""
 
-    def __init__(self, parameters):
-        super().__init__(auto_prefix=False)
-        self.parameters = parameters
 
-    def construct(self, gradients):
-        return gradients
-
-
-class Holding(nn.Cell):
-    def __init__(self, optimizer):
-        super().__init__(auto_prefix=False)
-        self.optimizer, self.parameters = optimizer, optimizer.parameters
-
-    def construct(self, gradients):
-        return self.optimizer(gradients)
-
-
+# What the error must say, and what makes such an optimizer.
 REFUSED = {
-    "Lamb looks at whole weights": lambda shards: Holding(nn.Lamb(shards, 0.1)),
+    "Lamb looks at whole weights": lambda shards: nn.Lamb(shards, 0.1),
     "LARS looks at whole weights": lambda shards: nn.LARS(nn.Momentum(shards, 0.1, 0.9)),
-    "AdaFactor looks at whole weights": lambda shards: nn.AdaFactor(shards),
-    "Came looks at whole weights": lambda shards: Came(tuple(shards)),
+    "AdaFactor looks at whole weights": nn.AdaFactor,
+    "Came looks at whole weights": Came,
     "the Adam leaves out or adds: bias": lambda shards: nn.Adam(shards[:1]),
 }
 
@@ -353,19 +294,10 @@ def test_what_can_not_be_split_is_refused():
         assert words in str(error.value)
     with pytest.raises(ValueError, match="grad_centralization=True"):
         ShardedOptimizer([{"params": weights, "grad_centralization": True}], nn.Adam)
-    for parameters in ([], [{"params": []}], [{"lr": 0.1}]):
-        with pytest.raises(ValueError, match="must not be empty"):
-            ShardedOptimizer(parameters, nn.Adam)
-    for arguments in ((weights, nn.Adam(weights)), (weights, 3), ([3], nn.Adam), (weights, lambda shards: 3)):
-        with pytest.raises(TypeError, match="ShardedOptimizer"):
+    for arguments in ((weights, nn.Adam(weights)), (weights, 3), (weights, lambda shards: 3)):
+        with pytest.raises(TypeError, match="'ShardedOptimizer', the argument 'optimizer' must be a"):
             ShardedOptimizer(*arguments)
-    for error, make in ((TypeError, nn.Lamb), (ValueError, lambda shards: nn.Adam(shards, learning_rate=-1.0))):
-        with pytest.raises(error, match=r"'optimizer' must be a function .* raised: .*learning.rate.* Pass lambda"):
-            ShardedOptimizer(weights, make)
-    for parameters in (None, network, weights[0], {"params": weights}):
+    for parameters in (None, network, weights[0], {"params": weights}, [3], [{"params": None}]):
         with pytest.raises(TypeError, match=r"'parameters' must be a list .*but got .*Pass network\.trainable_params"):
             ShardedOptimizer(parameters, nn.Adam)
-    for parameters in (None, network.get_parameters()):
-        with pytest.raises(TypeError, match="'params' of a group must be a list of Parameters, but got"):
-            ShardedOptimizer([{"params": parameters}], nn.Adam)
     assert isinstance(ShardedOptimizer(weights, lambda shards: optim.NAdam(shards)).optimizer, optim.NAdam)

@@ -1,32 +1,35 @@
-"""What the ranks of a job train for `test_data_parallel.py`, and the control in a single process."""
+"""
+What ranks train on parts of a batch, and one process alone on the whole. Each training is a cell, or a ManualStep, and
+the same calls for it; its records are what it holds after each.
+"""
 
+import contextlib
+import json
 from typing import NamedTuple
 
 import mindspore
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import dtype as mstype
+from mindspore.communication import GlobalComm
 
 from ms_lossscale import (
     AlternatingTrainOneStepCell,
     DynamicLossScale,
     FixedLossScale,
+    ManualStep,
+    NormSpike,
     ScaledTrainOneStepCell,
     SimultaneousTrainOneStepCell,
-    emulation,
+    SkipCondition,
 )
-from support.networks import FEATURES, LinearWithBias, LossOfShape, Mlp
-from support.npu_networks import BACKWARD, FORWARD, INNOCENT, LOSS_SCALE, OnNpu, inputs_for
+from support.networks import FEATURES, weight
 from support.training import state
 
 MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
 ROWS = 8
-STEPS = 6
-CLIP_NORM = 0.5
-# The calls in which a rank's batch overflows: -1 is the last rank.
-PLAN = {1: (-1,), 3: (0,), 4: (0, -1)}
-# With two calls in a cycle: the first call of one, the last call of the next.
-CYCLE_PLAN = {2: (-1,), 5: (0,)}
-CYCLE_CALLS = 9
+HIGHEST = 300.0
+PATIENT = {"backoff_if_loss_not_finite": False}
 
 
 class Place(NamedTuple):
@@ -35,6 +38,9 @@ class Place(NamedTuple):
     rank: int
     ranks: int
 
+    def rows(self):
+        return slice(self.rank * ROWS // self.ranks, (self.rank + 1) * ROWS // self.ranks)
+
 
 def parallel(place, mode="data_parallel", mean=True):
     """Makes cells that are constructed next train with the other ranks, if there are any."""
@@ -42,207 +48,272 @@ def parallel(place, mode="data_parallel", mean=True):
         mindspore.set_auto_parallel_context(parallel_mode=mode, gradients_mean=mean)
 
 
-def rows_of(rank, ranks):
-    return slice(rank * ROWS // ranks, (rank + 1) * ROWS // ranks)
-
-
-def whole_batch(call, seed=0):
-    rng = np.random.default_rng((seed, call))
-    return rng.normal(size=(ROWS, FEATURES)).astype(np.float32), rng.normal(size=(ROWS, 1)).astype(np.float32)
-
-
-def batch(place, call, plan, jobs_ranks=None, seed=0):
-    """Returns a rank's rows of the call's batch. The control passes the number of ranks that the plan is for."""
-    ranks = jobs_ranks or place.ranks
-    x, y = whole_batch(call, seed)
-    for rank in plan.get(call, ()):
-        x[rows_of(rank % ranks, ranks).start, 0] = np.inf
-    mine = rows_of(*place)
-    return Tensor(x[mine]), Tensor(y[mine])
-
-
-class Observed(nn.Cell):
+class Rows(nn.Cell):
     """
-    An Mlp beside a BatchNorm whose statistics each forward moves. The loss does not depend on them, since those of half
-    a batch differ from those of the whole.
+    The sum of squared errors over rows, which it computes in float16: times `factor`, or with the number of valid rows
+    as its weight. The statistics of a BatchNorm, on which the loss does not depend, are each rank's own.
     """
 
-    def __init__(self):
+    def __init__(self, factor, prefix=""):
         super().__init__(auto_prefix=False)
-        self.norm = nn.BatchNorm1d(FEATURES)
-        self.model = Mlp()
+        self.weight = weight(FEATURES, seed=len(prefix), name=f"{prefix}weight")
+        self.bias = weight(1, seed=1, name=f"{prefix}bias")
+        self.norm = nn.BatchNorm1d(FEATURES, affine=False)
+        self.norm.update_parameters_name(prefix)
+        self.factor = factor
 
-    def construct(self, x, y):
-        return ops.depend(self.model(x, y), self.norm(x))
+    def construct(self, x, y, valid):
+        # The gradients of rows are float16, and their sum is float32: one process rounds as several do.
+        weights = (self.weight + ops.zeros_like(x)).astype(mstype.float16)
+        outputs = (weights * x.astype(mstype.float16)).astype(mstype.float32).sum(-1)
+        loss = ops.depend((ops.square(outputs + self.bias - y) * valid).sum(), self.norm(x))
+        if self.factor is None:
+            return loss, valid.sum()
+        return loss * self.factor
 
 
-class Product(nn.Cell):
-    """A loss in which the gradient of the weight is x."""
+def rows_of(place, call, kinds=".", ranks=1):
+    """
+    Returns a rank's rows of the call's batch. `kinds` says what the first row of the first and of the last of so many
+    `ranks` is: "x" overflows at any scale, and "s" above some scale; "n" has a loss that is NaN; "h" has a high loss;
+    "p" and "m" have large gradients in opposite directions; "0" stands for a rank without valid rows.
+    """
+    rng = np.random.default_rng(call)
+    x, y = rng.normal(size=(ROWS, FEATURES)).astype(np.float32), rng.normal(size=ROWS).astype(np.float32)
+    valid = (rng.random(ROWS) < 0.7).astype(np.float32)
+    for rank, kind in {0: kinds[0], ranks - 1: kinds[-1]}.items():
+        rows = Place(rank, ranks).rows()
+        first = rows.start
+        if kind == "0":
+            valid[rows] = 0.0
+        elif kind != ".":
+            valid[first] = 1.0
+            x[first] = np.inf if kind == "x" else 1.0
+            y[first] = {"x": 0.0, "s": 64.0, "n": np.nan, "h": 100.0, "p": 30.0, "m": -30.0}[kind]
+    return tuple(Tensor(each[place.rows()]) for each in (x, y, valid))
+
+
+class Bounded(nn.Cell):
+    """An `after_update` that writes the weights, as for a WGAN's critic."""
+
+    def __init__(self, weights):
+        super().__init__(auto_prefix=False)
+        self.weights = ParameterTuple(weights)
+        self.low, self.high = Tensor(-0.9, mstype.float32), Tensor(0.9, mstype.float32)
+
+    def construct(self):
+        for each in self.weights:
+            ops.assign(each, ops.clip_by_value(each, self.low, self.high))
+
+
+class HighLoss(SkipCondition):
+    """Asks to skip where the loss is high, and counts what it observed."""
 
     def __init__(self):
         super().__init__()
-        self.weight = Parameter(Tensor([1.0], mindspore.float32), name="weight")
+        self.highest, self.one = Tensor(HIGHEST), Tensor(1.0)
+        self.observed = Parameter(Tensor(0.0), name="observed", requires_grad=False)
 
-    def construct(self, x):
-        return (self.weight * x).sum()
+    def observe(self, loss, norm):
+        ops.assign_add(self.observed, self.one)
 
-
-def momentum(network):
-    return nn.Momentum(network.trainable_params(), learning_rate=0.1, momentum=0.9)
-
-
-def dynamic():
-    return DynamicLossScale(2.0**10, scale_window=2)
+    def construct(self, loss, norm):
+        return loss > self.highest
 
 
-def scaled(network, loss_scale=None, **keywords):
-    return ScaledTrainOneStepCell(network, momentum(network), loss_scale or dynamic(), **keywords).set_train()
+def momentum(network, rate=0.05):
+    return nn.Momentum(network.trainable_params(), learning_rate=rate, momentum=0.5)
 
 
-def pair(cell_class, **keywords):
-    """Returns a cell for two networks, each with its own inputs."""
-    networks = [Mlp(seed=0), Mlp(seed=10)]
-    for i, network in enumerate(networks):
-        network.update_parameters_name(f"{i}.")
-    cell = cell_class(
-        networks,
-        [momentum(network) for network in networks],
-        dynamic(),
-        network_inputs=[(0, 1), (2, 3)],
-        clip_norm=CLIP_NORM,
-        ema_decay=0.5,
-        **keywords,
+def dynamic(scale=2.0**10, **keywords):
+    return DynamicLossScale(scale, scale_window=2, **keywords)
+
+
+def share_of(place, mean=True):
+    """Returns the factor with which the ranks' losses, averaged or summed, have the gradients of one mean loss."""
+    return place.ranks / ROWS if mean else 1 / ROWS
+
+
+def scaled(place, loss_scale=None, mean=True, **keywords):
+    parallel(place, mean=mean)
+    network = Rows(None if keywords.get("weighted") else share_of(place, mean))
+    return ScaledTrainOneStepCell(network, momentum(network), loss_scale or dynamic(), **keywords)
+
+
+def bounded(place):
+    """Returns a cell with all that comes after the verdict."""
+    parallel(place)
+    network = Rows(share_of(place))
+    after = Bounded([network.weight])
+    return ScaledTrainOneStepCell(
+        network, momentum(network), dynamic(), clip_norm=0.5, ema_decay=0.5, after_update=after
     )
-    return cell.set_train()
 
 
-def pair_of_batches(place, call, plan, jobs_ranks):
-    """Returns batches in which only the second network overflows."""
-    return (*batch(place, call, {}, jobs_ranks, seed=1), *batch(place, call, plan, jobs_ranks, seed=2))
+def pair(place, cell_class, loss_scale, mean=True, **keywords):
+    """Returns a cell for two networks, of which the first has weights, if any has."""
+    parallel(place, mean=mean)
+    factors = [None if "weighted" in keywords else share_of(place, mean), share_of(place, mean)]
+    networks = [Rows(factor, prefix) for factor, prefix in zip(factors, ("a.", "bb."))]
+    optimizers = [momentum(network) for network in networks]
+    inputs = [(0, 1, 2), (3, 4, 5)]
+    return cell_class(networks, optimizers, loss_scale, network_inputs=inputs, clip_norm=0.5, **keywords)
 
 
-def records(cell, calls):
-    """Yields what the cell holds before the first call, and what it holds and returned after each."""
-    yield state(cell)
-    for inputs in calls:
-        yield record(cell, cell(*inputs))
+def conditions(place):
+    return scaled(place, dynamic(2.0**8), skip_conditions=[NormSpike(12.0, z_score=8.0, window=2), HighLoss()])
 
 
-def record(cell, outputs):
-    values = {name: tensor.asnumpy() for name, tensor in zip(("overflow", "loss_scale"), outputs[1:3])}
-    return {**state(cell), **values}
+def simultaneous(place):
+    scales = [dynamic(2.0**9), dynamic(2.0**13)]
+    return pair(place, SimultaneousTrainOneStepCell, scales, mean=False, weighted=[True, False], max_retries=3)
 
 
-class Counting(ScaledTrainOneStepCell):
-    """Counts how often it compares itself with the cells of the other ranks."""
-
-    comparisons = 0
-
-    def compare_ranks(self):
-        self.comparisons += 1
-        super().compare_ranks()
+def alternating(place):
+    return pair(
+        place, AlternatingTrainOneStepCell, dynamic(), every=(1, 2), gradient_accumulation_steps=2, ema_decay=0.5
+    )
 
 
-def one_network(place, ranks=None):
+def reduced_by_hooks(place, network):
+    """Makes hooks average the gradients, where there are other ranks. Returns whether they do."""
+    if place.ranks == 1:
+        return False
+    all_reduce, share = ops.AllReduce(), 1.0 / place.ranks
+
+    def averaged(grad):
+        return all_reduce(grad) * share
+
+    for each in network.trainable_params():
+        each.register_hook(averaged)
+    return True
+
+
+def hooked(place):
+    network = Rows(share_of(place))
+    is_reduced = reduced_by_hooks(place, network)
+    return ScaledTrainOneStepCell(network, momentum(network), dynamic(), gradients_reduced=is_reduced)
+
+
+def manual(place, network, loss_scale, **keywords):
+    """Returns a ManualStep, and a function that makes a step with it, for a network with weights or without."""
+    step = ManualStep(network, momentum(network), loss_scale, **keywords)
+
+    def forward(x, y, valid):
+        outputs = network(x, y, valid)
+        loss, count = outputs if network.factor is None else (outputs, None)
+        return step.scale(loss), loss, count
+
+    value_and_grad = mindspore.value_and_grad(forward, None, step.parameters, has_aux=True)
+
+    def train_step(x, y, valid):
+        x, y, valid = step.begin(x, y, valid)
+        (_, loss, count), grads = value_and_grad(x, y, valid)
+        return loss, step.end(grads, loss=loss, weight=count)
+
+    return step, train_step
+
+
+def manual_eager(place):
+    """The mode is stand_alone, hooks average the gradients, and the argument is the name of a group."""
+    network = Rows(None)
+    group = GlobalComm.WORLD_COMM_GROUP if reduced_by_hooks(place, network) else False
+    keywords = {"gradient_accumulation_steps": 2, "skip_conditions": [HighLoss()], "gradients_reduced": group}
+    return manual(place, network, dynamic(2.0**8, **PATIENT), **keywords)
+
+
+def manual_in_jit(place):
     parallel(place)
-    network = Observed()
-    cell = Counting(network, momentum(network), dynamic(), clip_norm=CLIP_NORM, ema_decay=0.5).set_train()
-    for values in records(cell, (batch(place, call, PLAN, ranks) for call in range(STEPS))):
-        yield {**values, "grad_norm": np.float64(cell.grad_norm()), "comparisons": np.int64(cell.comparisons)}
+    network = Rows(share_of(place))
+    after = Bounded([network.weight])
+    step, train_step = manual(place, network, dynamic(), clip_norm=0.5, ema_decay=0.5, after_update=after)
+    return step, mindspore.jit(train_step)
 
 
-def summed(place, ranks=None):
-    parallel(place, mean=False)
-    cell = scaled(LossOfShape(()), clip_value=2.0)
-    yield from records(cell, (batch(place, call, PLAN, ranks) for call in range(STEPS)))
+class Training(NamedTuple):
+    """What makes a cell, or a ManualStep and its function; the rows of each call; and of how many calls a cycle is."""
+
+    make: object
+    calls: str
+    steps: int = 1
+    networks: int = 1
 
 
-def cycle(place, ranks=None):
-    parallel(place)
-    cell = scaled(Observed(), gradient_accumulation_steps=2, clip_norm=CLIP_NORM, ema_decay=0.5)
-    yield from records(cell, (batch(place, call, CYCLE_PLAN, ranks) for call in range(CYCLE_CALLS)))
-    cell.flush()
-    yield state(cell)
+WEIGHTED = {"weighted": True, "gradient_accumulation_steps": 3, "max_retries": 4, "clip_norm": 0.5, "ema_decay": 0.5}
+SUMMED = {"mean": False, "clip_value": 0.5, "max_retries": 3}
+CYCLE = {"mean": False, "gradient_accumulation_steps": 2, "clip_norm": 0.5}
+TRAININGS = {
+    "bounded": Training(bounded, ".. .x .. x. xx .."),
+    "summed": Training(lambda place: scaled(place, dynamic(2.0**13), **SUMMED), ".. .s .x ss .."),
+    "weighted": Training(
+        lambda place: scaled(place, dynamic(2.0**11, **PATIENT), **WEIGHTED),
+        ".. .s 0. .. n. .. 00 00 00 .0 .. .. s0 ..",
+        steps=3,
+    ),
+    "weighted_sum": Training(lambda place: scaled(place, mean=False, weighted=True), ".. 0. 00 x. .."),
+    "cycle": Training(lambda place: scaled(place, **CYCLE), ".. .. .x .. .. x. .. .. ..", steps=2),
+    "patient": Training(lambda place: scaled(place, dynamic(2.0**13, **PATIENT)), ".. n. .n .x .."),
+    "conditions": Training(conditions, ".. .. pm p. .h .."),
+    "simultaneous": Training(simultaneous, ".. .s x. s. ..", networks=2),
+    "alternating": Training(alternating, ".. .. .x .. .. .. .. x. ..", steps=2, networks=2),
+    "unchecked": Training(lambda place: scaled(place, FixedLossScale(2.0**10, drop_overflow_update=False)), ".. .."),
+    "hooked": Training(hooked, ".. .x .."),
+    "manual_eager": Training(manual_eager, ".. 0. .. .h n. .. ..", steps=2),
+    "manual_in_jit": Training(manual_in_jit, ".. .x .. x. .."),
+}
 
 
-def simultaneous(place, ranks=None):
-    parallel(place)
-    cell = pair(SimultaneousTrainOneStepCell)
-    yield from records(cell, (pair_of_batches(place, call, PLAN, ranks) for call in range(STEPS)))
+def train(name, place, ranks):
+    """
+    Yields the records of a training: what the cell holds before the first call, and what it holds, returned and
+    measured after each; where calls remain, after a flush.
+    """
+    training = TRAININGS[name]
+    made = training.make(place)
+    cell, step = made if isinstance(made, tuple) else (made, made)
+    cell.set_train()
+
+    def record(**values):
+        values["counters"] = np.array(json.dumps(cell.counters()))
+        with contextlib.suppress(RuntimeError):
+            # Without clip_norm there is none.
+            values["norms"] = np.array(cell.grad_norm())
+        return {**state(cell), **values}
+
+    yield record(**(found_loss_scales(cell, place, ranks) if name == "simultaneous" else {}))
+    calls = training.calls.split()
+    for call, kinds in enumerate(calls):
+        # Of two networks, the first gets the unusual rows in even calls, and the second in odd ones.
+        unusual = call % training.networks
+        kinds_of = [kinds if i == unusual else ".." for i in range(training.networks)]
+        inputs = [each for its in kinds_of for each in rows_of(place, call, its, ranks)]
+        yield record(overflow=step(*inputs)[1].asnumpy())
+    if len(calls) % training.steps:
+        cell.flush()
+        yield record()
 
 
-def alternating(place, ranks=None):
-    parallel(place)
-    cell = pair(AlternatingTrainOneStepCell, every=(1, 2), gradient_accumulation_steps=2)
-    yield from records(cell, (pair_of_batches(place, call, CYCLE_PLAN, ranks) for call in range(CYCLE_CALLS)))
+def found_loss_scales(cell, place, ranks):
+    """Returns what it finds for batches of which one is steep on one rank, and its error if one is NaN on one rank."""
+    steep, nan, good = (rows_of(place, 0, kinds, ranks) for kinds in (".s", "n.", ".."))
+    before = cell.get_loss_scale()
+    values = {"found": np.array(cell.find_loss_scale(*good, *steep))}
+    values["refused"] = np.array(error_of(cell.find_loss_scale, *nan, *good))
+    values["kept"] = np.array(cell.get_loss_scale())
+    cell.set_loss_scale(before)
+    return values
 
 
-def on_npu(place, **keywords):
-    """Returns the cell, and a function that makes its inputs from what the last, the first and the other ranks do."""
-    network = OnNpu("network")
-    # An innocent step takes 0.5 from the weight, which is 1.
-    optimizer = nn.SGD(network.trainable_params(), learning_rate=0.25)
-    loss_scale = DynamicLossScale(LOSS_SCALE, scale_window=100)
-    cell = ScaledTrainOneStepCell(network, optimizer, loss_scale, **keywords).set_train()
-
-    def inputs(last=INNOCENT, first=INNOCENT):
-        return inputs_for({place.ranks - 1: last, 0: first}.get(place.rank, INNOCENT))
-
-    return cell, inputs
+def error_of(call, *arguments, **keywords):
+    """Returns the message with which the package refuses a call; nothing if it does not."""
+    try:
+        call(*arguments, **keywords)
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    return ""
 
 
-def saturating(place):
-    """Overflows in the second call in the forward on the last rank, and in the third in the backward on the first."""
-    parallel(place)
-    with emulation.saturation_mode() as register:
-        cell, inputs = on_npu(place)
-        for values in records(cell, (inputs(), inputs(last=FORWARD), inputs(first=BACKWARD), inputs())):
-            yield {**values, "raised": np.bool_("get 1" in register.events)}
-            register.events.clear()
-
-
-def own_weights(place):
-    """Trains weights of which each rank has its own: their gradients are not reduced, so no inf travels."""
-    parallel(place, "hybrid_parallel")
-    network = Mlp()
-    for weight in network.trainable_params():
-        weight.layerwise_parallel = True
-    yield from records(scaled(network), (batch(place, call, PLAN) for call in range(STEPS)))
-
-
-def own_weights_alone(place):
-    """Trains a rank's own weights as they should become: only in the steps in which no rank overflowed."""
-    yield from records(scaled(Mlp()), (batch(place, call, {}) for call in range(STEPS) if call not in PLAN))
-
-
-def partly_own_weights(place):
-    parallel(place, "hybrid_parallel")
-    network = LinearWithBias()
-    network.bias.layerwise_parallel = True
-    optimizer = nn.SGD(network.trainable_params(), learning_rate=0.1)
-    cell = ScaledTrainOneStepCell(network, optimizer, dynamic(), clip_norm=CLIP_NORM).set_train()
-    for values in records(cell, [batch(place, 0, {})]):
-        yield {**values, "grad_norm": np.float64(cell.grad_norm())}
-
-
-def alone(place):
-    """Initialises communication, but each rank trains for itself."""
-    yield from records(scaled(Mlp(), clip_norm=CLIP_NORM), (batch(place, call, PLAN) for call in range(STEPS)))
-
-
-def large_gradients(place):
-    """Has gradients that are finite on each rank, but not in sum."""
-    parallel(place)
-    yield from records(scaled(Product(), FixedLossScale(1.0)), [[Tensor([3e38], mindspore.float32)]])
-
-
-def unchecked(place, ranks=None):
-    parallel(place)
-    cell = scaled(Mlp(), FixedLossScale(2.0**10, drop_overflow_update=False))
-    yield from records(cell, (batch(place, call, {}, ranks) for call in range(2)))
-
-
-def run(scenario, mode, *arguments):
+def in_mode(mode, scenario, *arguments):
     """Returns the records of a scenario, dicts, in the given mode. Restores the mode."""
     before = mindspore.get_context("mode")
     mindspore.set_context(mode=MODES[mode])

@@ -97,9 +97,9 @@ def run_msrun(ranks, script, *arguments, cwd, timeout=200, **variables):
     return Job(process.returncode, output, logs)
 
 
-def check_msrun(ranks, script, *arguments, cwd):
+def check_msrun(ranks, script, *arguments, **options):
     """Does `run_msrun`, and asserts that it succeeds."""
-    job = run_msrun(ranks, script, *arguments, cwd=cwd)
+    job = run_msrun(ranks, script, *arguments, **options)
     assert job.returncode == 0, "\n".join([job.output[-1000:], *(log[-3000:] for log in job.logs)])
     return job
 

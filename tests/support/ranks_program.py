@@ -1,14 +1,15 @@
 """
-The jobs of `test_data_parallel.py`, `test_uneven_ranks.py` and `test_sharded_optimizer.py`, and the program that msrun
-starts on each rank:
+The jobs of the tests of ranks, and the program that msrun starts on each rank:
 
     ranks_program.py FOLDER [SCENARIO/MODE ...]
 
-It runs the scenarios of `data_parallel_training.py`, `rank_checks.py`, `uneven_ranks.py` and `sharded_training.py`,
-each in a mode, and writes their records to FOLDER/rank_N.npz.
+It runs trainings and scenarios of `data_parallel_training.py`, `rank_checks.py` and `sharded_training.py`, each in a
+mode, and writes their records to FOLDER/rank_N. Starting a job and MindSpore takes long, so that few jobs run all.
 """
 
-import itertools
+import fcntl
+import functools
+import pickle
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -16,109 +17,87 @@ from typing import NamedTuple
 # To find the package `support` when run as a program.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-import numpy as np
+import pytest
 from mindspore.communication import get_group_size, get_rank, init
 
-from support import data_parallel_training, rank_checks, sharded_training, uneven_ranks
-from support.data_parallel_training import MODES, Place, run
+from support import rank_checks, sharded_training
+from support.data_parallel_training import TRAININGS, Place, in_mode, train
+from support.python_process import check_msrun, skip_with_older_mindspore
 
 SCRIPT = Path(__file__)
-SCENARIOS = {**vars(data_parallel_training), **vars(rank_checks), **vars(sharded_training), **vars(uneven_ranks)}
+SCENARIOS = {
+    **vars(rank_checks),
+    **vars(sharded_training),
+    **{name: lambda place, name=name: train(name, place, place.ranks) for name in TRAININGS},
+}
 
 
 class Job(NamedTuple):
-    """A number of ranks, and the scenarios that they run: "name/mode"."""
+    """A number of ranks, the scenarios that they run, "name/mode", and the job that saved what these load."""
 
     ranks: int
     scenarios: tuple
+    loads_from: object = None
 
 
-def _in(modes, *names):
-    return tuple(map("/".join, itertools.product(names, modes)))
+def _in(mode, *names):
+    return tuple(f"{name}/{mode}" for name in names)
 
 
-# They cover all that ranks do with each other in a step.
-_ESSENTIAL = (
-    "one_network",
-    "saturating",
-    "own_weights",
-    "partly_own_weights",
-    "large_gradients",
-    "different",
-    "retried_cycle",
-    "semi_auto_parallel",
-)
-_FURTHER = (
-    "summed",
-    "cycle",
-    "simultaneous",
-    "alternating",
-    "unchecked",
-    "alone",
-    "retried",
-    "own_scales",
-    "own_scales_retried",
-)
-# Of `test_uneven_ranks.py`: the quick ones, and the others.
-_UNEVEN = ("weighted_mean", "high_losses", "bad_cycles")
-_UNEVEN_FURTHER = (
-    "weighted_sum",
-    "weighted_pair",
-    "spikes",
-    "own_spikes",
-    "sharded_spikes",
-    "sharded_cycles",
-    "bad_steps",
-    "bad_steps_retried",
-    "bad_cycles_retried",
-    "manual",
-)
-JOBS = (
-    # The first is in `make test`, and the last two are for releases. `found` takes long in PyNative mode, and does not
-    # depend on the mode.
-    Job(2, _in(["graph"], *_ESSENTIAL)),
-    Job(2, _in(["pynative"], *_ESSENTIAL, "reduced_by_hooks") + _in(["graph"], "auto_parallel", "found")),
-    Job(2, _in(["graph"], *_FURTHER, "reduced_by_hooks")),
-    Job(2, _in(["pynative"], *_FURTHER)),
-    Job(4, _in(MODES, "one_network", "saturating")),
-    # These belong to `test_uneven_ranks.py`. The first is in `make test`.
-    Job(2, _in(["graph"], *_UNEVEN)),
-    Job(2, _in(["graph"], *_UNEVEN_FURTHER)),
-    Job(2, _in(["pynative"], *_UNEVEN, *_UNEVEN_FURTHER)),
-    # These belong to `test_sharded_optimizer.py`. The first is in `make test`, and the last three are for releases.
-    # Resumed ones load what `sharded_cycle` saved.
-    Job(2, _in(["graph"], "sharded_one_network")),
-    Job(2, _in(["graph"], "sharded_cycle", "sharded_half")),
-    Job(2, _in(["graph"], "sharded_resumed", "sharded_refused", "sharded_merged")),
-    Job(2, _in(["pynative"], "sharded_one_network", "sharded_simultaneous", "sharded_alternating")),
-    Job(
-        2,
-        _in(["pynative"], "sharded_cycle", "sharded_half")
-        + _in(["graph"], "sharded_simultaneous", "sharded_alternating"),
-    ),
-    Job(2, _in(["pynative"], "sharded_resumed", "sharded_refused", "sharded_merged")),
-    Job(4, _in(MODES, "sharded_one_network", "sharded_merged")),
-)
+QUICK = ("bounded", "weighted", "manual_in_jit", "own_weights", "different", "sharded_one_network")
+CHECKS = ("own_weights", "saturating", "large_gradients", "apart")
+SHARDED = ("sharded_one_network", "sharded_cycle", "sharded_alternating", "sharded_half")
+FOUR = ("bounded", "saturating", "sharded_one_network")
+LOADING = ("sharded_resumed", "sharded_merged", "sharded_refused")
+# The first is in `make test`, and the last two are for releases.
+_QUICK = Job(2, _in("graph", *QUICK))
+_GRAPH = Job(2, _in("graph", *(name for name in (*TRAININGS, *CHECKS, "split_weights", *SHARDED) if name not in QUICK)))
+_PYNATIVE = Job(2, _in("pynative", *TRAININGS, *CHECKS, *SHARDED) + _in("graph", *LOADING), _GRAPH)
+_LOADING = Job(2, _in("pynative", *LOADING), _PYNATIVE)
+_FOUR = Job(4, _in("graph", *FOUR, "sharded_merged") + _in("pynative", *FOUR), _GRAPH)
+JOBS = (_QUICK, _GRAPH, _PYNATIVE, _LOADING, _FOUR)
 
 
-def written(file):
-    """Reads what a rank wrote: for each scenario, the list of its records, which are dicts."""
-    arrays, scenarios = np.load(file), {}
-    for path in arrays.files:
-        name, mode, i, key = path.split("/", 3)
-        scenarios.setdefault(f"{name}/{mode}", {}).setdefault(int(i), {})[key] = arrays[path]
-    return {scenario: [records[i] for i in sorted(records)] for scenario, records in scenarios.items()}
+def folder_of(factory, worker):
+    """Returns the folder that all processes of a test run share, given pytest-xdist's name of this one."""
+    base = factory.getbasetemp()
+    folder = (base if worker == "master" else base.parent) / "ranks"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@functools.lru_cache
+def _records(shared, job):
+    """Runs a job, unless a process of this test run has. Returns what each rank wrote."""
+    folder = shared / str(JOBS.index(job))
+    if job.loads_from is not None:
+        _records(shared, job.loads_from)
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            folder.mkdir()
+            check_msrun(job.ranks, SCRIPT, folder, *job.scenarios, cwd=folder, timeout=900)
+    files = [folder / f"rank_{rank}" for rank in range(job.ranks)]
+    if not all(file.exists() for file in files):
+        pytest.fail("its job has failed, as the first test that needed it shows")
+    return [pickle.loads(file.read_bytes()) for file in files]
+
+
+def records_of(shared, name, mode, ranks=2):
+    """Returns for each rank the records of a scenario."""
+    job = next(job for job in JOBS if job.ranks == ranks and f"{name}/{mode}" in job.scenarios)
+    if job is not _QUICK:
+        skip_with_older_mindspore()
+    return [records[f"{name}/{mode}"] for records in _records(shared, job)]
 
 
 def main(folder, *scenarios):
     init()
-    place = Place(get_rank(), get_group_size())
-    arrays = {}
+    place, records = Place(get_rank(), get_group_size()), {}
     for scenario in scenarios:
         name, mode = scenario.split("/")
-        for i, values in enumerate(run(SCENARIOS[name], mode, place)):
-            arrays.update((f"{scenario}/{i}/{key}", value) for key, value in values.items())
-    np.savez(Path(folder) / f"rank_{place.rank}.npz", **arrays)
+        records[scenario] = in_mode(mode, SCENARIOS[name], place)
+    (Path(folder) / f"rank_{place.rank}").write_bytes(pickle.dumps(records))
 
 
 if __name__ == "__main__":

@@ -61,14 +61,16 @@ test: $(VENV)/installed
 test-slow: $(VENV)/installed
 	$(VENV)/bin/python -m pytest -m "slow and not nightly"
 
-# What depends on MindSpore's version: configurations, what a forward writes, checkpoints, loading, facts of MindSpore, and
-# jobs of ranks. Some 250 quick tests, which also run with the oldest one.
+# What depends on MindSpore's version: configurations, what a forward writes, checkpoints, loading and facts of MindSpore,
+# and a job of ranks. Some 200 tests, which also run with the oldest one.
 OLDEST = $(wildcard tests/cells/test_configurations*.py tests/cells/test_checkpoints*.py tests/cells/test_load*.py \
-	tests/cells/test_resume*.py tests/forward_state tests/mindspore tests/ranks/test_data_parallel.py)
+	tests/cells/test_resume*.py tests/forward_state tests/mindspore)
+JOB_OF_RANKS = tests/ranks/test_data_parallel.py
 
 test-oldest:
 	$(MAKE) --no-print-directory .venv-oldest/installed VENV=.venv-oldest MINDSPORE=mindspore==2.7.0
-	.venv-oldest/bin/python -m pytest -m "$(QUICK)" $(OLDEST)
+	.venv-oldest/bin/python -m pytest -m "not nightly" $(OLDEST)
+	.venv-oldest/bin/python -m pytest -m "$(QUICK)" $(JOB_OF_RANKS)
 
 # All tests, with the newest and the oldest MindSpore. The latter's processes keep all that they compile, so that each
 # folder has its own. With FAIL_IF_DROPPED, see tests/conftest.py.

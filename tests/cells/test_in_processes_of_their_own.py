@@ -20,5 +20,6 @@ SLOW = pytest.mark.slow
     ],
 )
 def test_in_a_process_of_its_own(file, marks, tmp_path):
-    result = run_python("-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-m", marks, FOLDER / file, cwd=tmp_path)
+    options = ("-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-m", marks)
+    result = run_python(*options, FOLDER / file, cwd=tmp_path, timeout=900)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-1000:]

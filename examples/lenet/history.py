@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from ms_lossscale.plot_scale import History, draw
+from ms_lossscale.plot_scale import draw
 
 
 class Step(NamedTuple):
@@ -18,6 +18,6 @@ class Step(NamedTuple):
 def plot(path, steps, title, unit, steps_per_epoch):
     """Draws the loss and the loss scale over the steps, each a `unit`, and marks those that were skipped or retried."""
     columns = Step(*zip(*steps))
-    scales = [(scale,) for scale in columns.loss_scale]
-    history = History("", columns.step, columns.loss, scales, columns.overflow, columns.retries)
-    draw(path, title, [history], "cross-entropy (nats)", f"{unit} ({steps_per_epoch} are an epoch)")
+    scales, reasons = [(scale,) for scale in columns.loss_scale], [()] * len(steps)
+    history = columns.step, columns.loss, scales, columns.overflow, columns.retries, reasons
+    draw(path, title, {"": history}, "cross-entropy (nats)", f"{unit} ({steps_per_epoch} are an epoch)")

@@ -308,7 +308,7 @@ class ManualStep(TrainingState, Float32Cell):
             overflow = self._parts.run_end(gradients.copy(self._held.scale), tuple(flat), losses, weights)
         self._has_begun = False
         self._guard.after(lambda _: overflow.asnumpy())
-        self.endless_skips.after_call((loss, overflow, self._held.scale))
+        self.warnings.after_call()
         return overflow
 
     def _weights_of_each(self):

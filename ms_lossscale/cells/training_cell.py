@@ -98,7 +98,7 @@ class TrainingCell(TrainingState, TrainingHooks, Generic[Aux]):
         if self._inner_gradients.taken_in is not None:
             self._inner_gradients.warn()
         self._guard.after(lambda i: output[1].asnumpy().reshape(-1)[i])
-        self.endless_skips.after_call(output)
+        self.warnings.after_call()
         return self._returned(output)
 
     def _before_step(self, inputs, keywords=()):

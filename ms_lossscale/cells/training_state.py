@@ -12,11 +12,11 @@ from ms_lossscale._fixed_attributes import FixedAttributes
 from ms_lossscale._keyword_names import ChecksKeywords
 from ms_lossscale.cells.averages import Averages
 from ms_lossscale.cells.earlier_versions import EarlierCycles
-from ms_lossscale.cells.endless_skips import EndlessSkips
 from ms_lossscale.cells.fixed_arguments import instead_of_assigning
 from ms_lossscale.cells.guard import Guard
 from ms_lossscale.cells.loading import load
 from ms_lossscale.cells.rank_comparison import compare_ranks
+from ms_lossscale.cells.warnings import Warnings
 from ms_lossscale.loss_scale import LossScale
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.optimizers import check_unique_names
@@ -46,7 +46,7 @@ class TrainingState(ChecksKeywords, FixedAttributes):
         self._are_compared = not self.reducer_flag
         self._guard = Guard(self, optimizers, settings[0].gradient_accumulation_steps)
         self._averages = Averages(owner, steps)
-        self.endless_skips = EndlessSkips(owner, self.steps, self.each_decides)
+        self.warnings = Warnings(owner, self.steps)
 
     def _ranks(self, grad_reducer, settings):
         if settings.gradients_reduced:

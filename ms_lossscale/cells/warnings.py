@@ -1,0 +1,117 @@
+"""Warns once of what goes wrong in silence: endless skips, weights that are NaN, weights that no gradient reaches."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ms_lossscale._arguments import listed
+from ms_lossscale._output import LossScaleValues
+from ms_lossscale._user_warnings import warn_user
+from ms_lossscale._values import as_array, not_finite_weights, of_optimizers, on_not_finite, why_unreached
+
+# A look waits for the device, so there is one in so many calls; the first comes earlier.
+_CALLS, _FIRST_CALLS = 500, 50
+# How many skips in a row are suspect, and how many of them where the loss scale can't fall further.
+_SKIPS, _SKIPS_AT_FLOOR = 100, 10
+# How many values of each weight are compared, after so many applied steps: a learning rate may begin at zero.
+_VALUES, _APPLIED = 1024, 3
+# What to do about skips, by their reason.
+ADVICE = {
+    "condition": "nothing overflows, so look at the condition and its threshold, and leave the loss scale as it is",
+    "loss": "no loss scale fixes a loss that is not finite: look for NaN in the data, and call "
+    "ms_lossscale.locate_overflow, which names the cell where it begins",
+    "forward_state": "look at what the forward writes, see forward_state_names(): a value that is infinite on purpose "
+    "must be in its Parameter before the first step",
+    "gradients": "the backward overflows at every scale so far: find_loss_scale finds a lower one, if there is any, "
+    "and ms_lossscale.advise_float32 the cells that need float32. A number as the loss scale does not fall, so pass a "
+    "DynamicLossScale",
+    "detector": "all gradients are finite, so ask ms_lossscale.locate_overflow which cell raises the status register, "
+    "or look at the overflow detector that you passed",
+}
+
+
+class Parts(NamedTuple):
+    """What is read of a step between two calls."""
+
+    counters: Any
+    loss_scales: Any
+    optimizers: Any
+    conditions: Any
+
+
+def parts_of(step):
+    """Returns the parts of a step. Only this knows where they are."""
+    update = step.update
+    conditions = [each.condition for each in update.conditions]
+    return Parts(update.step_counters, step.scaling.loss_scales, update.optimizers.optimizers, conditions)
+
+
+class Warnings:
+    """Looks at the steps of a training cell, or of a ManualStep, after some of its calls."""
+
+    def __init__(self, owner, steps):
+        self._owner, self._steps = owner, [parts_of(step) for step in steps]
+        self._calls, self._told = 0, set()
+        # For each step, the reasons that were counted at the last look, and its weights as they were at the first call.
+        self._reasons, self._begun = [{} for _ in steps], []
+
+    def after_call(self):
+        """Counts a call, and looks if there is reason to."""
+        self._calls += 1
+        if self._calls == 1:
+            self._begun = [(its.counters.as_dict()["applied_steps"], _values(its.optimizers)) for its in self._steps]
+        if self._calls == _FIRST_CALLS or self._calls % _CALLS == 0:
+            for i, step in enumerate(self._steps):
+                self._look(i, step, f" of network {i}" if len(self._steps) > 1 else "")
+
+    def _look(self, i, step, of_network):
+        counts = step.counters.as_dict()
+        skips = counts["consecutive_skipped_steps"]
+        scales = LossScaleValues(its.get_loss_scale() for its in step.loss_scales)
+        at_floor = any(scale <= (its.min_loss_scale or 0) for scale, its in zip(scales, step.loss_scales))
+        before, self._reasons[i] = self._reasons[i], step.counters.reasons()
+        not_finite = not_finite_weights(weight for its in step.optimizers for weight in its.parameters)
+        if not_finite:
+            self._tell("weights", f"after step {step.counters.steps_made()}{of_network}: {on_not_finite(not_finite)}")
+        elif skips >= (_SKIPS_AT_FLOOR if at_floor else _SKIPS):
+            reason = max(self._reasons[i], key=lambda its: self._reasons[i][its] - before.get(its, 0))
+            names = listed(step.counters.overflowed_parameters(), 5) or "none"
+            self._tell(
+                "skips",
+                f"the last {skips} steps{of_network} were skipped, now at a loss scale of {scales.written()}, so that "
+                f"no weight changes any more. By skip_reasons() it is mostly '{reason}'; the gradients that were not "
+                f"finite last: {names}. What to try: {ADVICE[reason]}.",
+            )
+        elif self._begun[i] and counts["applied_steps"] >= self._begun[i][0] + _APPLIED:
+            numbers = _numbers_of_unchanged(self._begun[i][1], _values(step.optimizers), i, len(self._steps))
+            self._begun[i] = None
+            if numbers:
+                self._tell(
+                    "unreached",
+                    f"no weight{of_optimizers(numbers)} has changed since the first call: unless the learning rate is "
+                    f"0 so far, no gradient reaches any. {why_unreached(numbers)}",
+                )
+
+    def _tell(self, kind, what):
+        if kind not in self._told:
+            self._told.add(kind)
+            warn_user(f"For '{self._owner}', {what} More symptoms and causes: docs/symptoms.md.")
+
+
+def _values(optimizers):
+    """Returns some values of the weights of each optimizer."""
+    return [
+        [np.array(as_array(weight).reshape(-1)[:: weight.size // _VALUES + 1]) for weight in its.parameters]
+        for its in optimizers
+    ]
+
+
+def _numbers_of_unchanged(before, after, first, steps):
+    """Returns the numbers of the optimizers none of whose weights has changed, None for the only one there is."""
+    several = steps > 1 or len(before) > 1
+    return [
+        first + i if several else None
+        for i, both in enumerate(zip(before, after))
+        # NaN is unequal to itself.
+        if all(np.array_equal(*values, equal_nan=True) for values in zip(*both))
+    ]

@@ -328,7 +328,7 @@ class LossScaleMonitor(Callback):
         if self._max_skips and record.skipped and record.consecutive_skipped_steps >= self._max_skips:
             raise RuntimeError(
                 f"For 'LossScaleMonitor', training was stopped at {self._call} {record.step}, since "
-                f"max_consecutive_skips is {self._max_skips}: {watched.skip(record)}. What to try: "
+                f"max_consecutive_skips is {self._max_skips}: {watched.prefix}{watched.skip(record)}. What to try: "
                 f"{ADVICE[record.skip_reasons.split()[-1]]}.{self._save(watched.batch)}"
             )
 
@@ -349,7 +349,7 @@ class _Watched:
     def __init__(self, step, network, of_cycles):
         # A step of the counters is a cycle of calls where gradients are accumulated, and a call elsewhere.
         self._parts, self._network, self._of_cycles = parts_of(step), network, of_cycles
-        self._prefix = "" if network is None else f"network {network}: "
+        self.prefix = "" if network is None else f"network {network}: "
         conditions = " or ".join(written_class(its).__name__ for its in self._parts.conditions)
         self._phrases = {**_PHRASES, "condition": f"by the condition {conditions}"}
         self._names = [weight.name for its in self._parts.optimizers for weight in its.parameters]
@@ -411,7 +411,7 @@ class _Watched:
         new = range(number - record.skipped + 1, number + 1)
         if record.skipped and (number <= record.skipped or any(map(_is_milestone, new))):
             what.append(self.skip(record))
-        return what and self._prefix + ", ".join(what)
+        return what and self.prefix + ", ".join(what)
 
     def skip(self, record):
         """Says that a step was skipped, and why."""
@@ -426,13 +426,13 @@ class _Watched:
         """Returns what to print of a step every so many steps."""
         scale, applied = record.loss_scale.written(), self._counted(record.applied_steps)
         text = f"loss {record.loss:.6g}, loss scale {scale}, {applied} applied, {record.skipped_steps} skipped"
-        return f"{self._prefix}{text}{self._in_all}"
+        return f"{self.prefix}{text}{self._in_all}"
 
     def sum_up(self):
         """Says how many steps were skipped since this was called before, by reason; nothing if none was."""
         reasons, self._sum = self._sum, Counter()
         told = [f"{reasons[reason]} {phrase}" for reason, phrase in self._phrases.items() if reasons[reason]]
-        return told and f"{self._prefix}{self._counted(sum(reasons.values()))} skipped: {', '.join(told)}"
+        return told and f"{self.prefix}{self._counted(sum(reasons.values()))} skipped: {', '.join(told)}"
 
     def _counted(self, number):
         return counted(number, "cycle", "cycles") if self._of_cycles else number

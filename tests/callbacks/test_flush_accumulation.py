@@ -7,7 +7,7 @@ from conftest import quick_in_graph_mode, slow
 from mindspore import dataset, nn
 from mindspore.train import Model
 from support.linear_pair import First, Trained, arrays, momentum
-from support.npu_networks import Saturating, saturating_batch
+from support.npu_networks import BACKWARD, INNOCENT, OnNpu, inputs_for, optimizers_of
 
 from ms_lossscale import DynamicLossScale, FlushAccumulation, ScaledTrainOneStepCell, emulation
 
@@ -15,14 +15,14 @@ from ms_lossscale import DynamicLossScale, FlushAccumulation, ScaledTrainOneStep
 @quick_in_graph_mode
 def test_knows_what_the_register_said(mode):
     with emulation.saturation_mode() as register:
-        network = Saturating("only")
+        network = OnNpu("network")
         cell = ScaledTrainOneStepCell(
-            network, nn.SGD(network.trainable_params(), 0.1), DynamicLossScale(2.0**10), gradient_accumulation_steps=3
+            network, optimizers_of([network])[0], DynamicLossScale(16.0), gradient_accumulation_steps=3
         ).set_train()
-        for cycle, (overflow, after_the_call, skipped) in enumerate(
-            [(False, register.clear, 0), (True, register.clear, 1), (False, register.raise_status, 1)]
+        for cycle, (behaviour, after_the_call, skipped) in enumerate(
+            [(INNOCENT, register.clear, 0), (BACKWARD, register.clear, 1), (INNOCENT, register.raise_status, 1)]
         ):
-            cell(*saturating_batch(overflow, cycle))
+            cell(*inputs_for(behaviour))
             # What other work leaves in the register is none of this cycle's business.
             after_the_call()
             cell.flush()

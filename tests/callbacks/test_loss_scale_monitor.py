@@ -1,36 +1,36 @@
-"""LossScaleMonitor: what it prints and writes, and when it warns or stops, in Model.train."""
+"""LossScaleMonitor: what it prints and writes, and when it stops, in Model.train and in loops of one's own."""
 
 import csv
-import re
-import warnings
+import resource
+from pathlib import Path
 
+import mindspore
 import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
-from mindspore import Parameter, Tensor, dataset, nn
-from mindspore import dtype as mstype
+from mindspore import Tensor, dataset, nn, ops
 from mindspore.train import Callback, Model
-from support.gan_networks import rows_of
 from support.linear_pair import CELLS, Trained, arrays
-from support.networks import BATCH, FEATURES, Linear, LinearWithBias, LossOfShape, Mlp, batch_for
-from support.npu_networks import Saturating, saturating_batch
+from support.networks import BATCH, Linear, LinearWithBias, LossOfShape, batch_for
+from support.npu_networks import BACKWARD, OnNpu, inputs_for, optimizers_of
+from support.retried_networks import LEARNING_RATE, Slope, inputs
+from support.sloped_networks import cell, with_norm
 
-from ms_lossscale import DynamicLossScale, LossScaleMonitor, ScaledTrainOneStepCell, emulation, locate_overflow
-
-COLUMNS = [
-    "step",
-    "network",
-    "loss",
-    "loss_scale",
-    "skipped",
-    "applied_steps",
-    "skipped_steps",
-    "consecutive_skipped_steps",
-    "next_loss_scale",
-    "overflowed_parameters",
-    "retries",
-    "skip_reasons",
-]
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    DynamicLossScale,
+    FlushAccumulation,
+    LossScaleMonitor,
+    ManualStep,
+    NormSpike,
+    OverflowDetector,
+    ScaledTrainOneStepCell,
+    SimultaneousTrainOneStepCell,
+    SkipCondition,
+    emulation,
+    locate_overflow,
+    plot_scale,
+)
 
 
 def dataset_of(batches):
@@ -40,41 +40,42 @@ def dataset_of(batches):
 
 
 def linear_batches(overflows):
-    return rows_of(batch_for(overflow, seed) for seed, overflow in enumerate(overflows))
+    return [tuple(its.asnumpy() for its in batch_for(overflow, seed)) for seed, overflow in enumerate(overflows)]
 
 
-def scaled_cell(network=None, loss_scale=None, **keywords):
-    network = network or Linear()
-    loss_scale = loss_scale or DynamicLossScale(2.0**10)
+def linear(loss_scale=None, network=None, **keywords):
+    network = network or LinearWithBias()
     optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
-    return ScaledTrainOneStepCell(network, optimizer, loss_scale, **keywords)
+    return ScaledTrainOneStepCell(network, optimizer, loss_scale or DynamicLossScale(2.0**10), **keywords).set_train()
 
 
-def train(cell, batches, monitor, epochs=1, others=(), sink=False):
-    Model(cell).train(epochs, dataset_of(batches), callbacks=[monitor, *others], dataset_sink_mode=sink)
+def sloped(loss_scale, network=None, **keywords):
+    network = network or Slope()
+    return ScaledTrainOneStepCell(network, nn.SGD([network.weight], LEARNING_RATE), loss_scale, **keywords).set_train()
 
 
-class Losses(Callback):
-    """Keeps the losses that the cell returned."""
-
-    def __init__(self):
-        super().__init__()
-        self.losses = []
-
-    def on_train_step_end(self, run_context):
-        self.losses.append(run_context.original_args().net_outputs[0].asnumpy().sum())
+def spiky(**keywords):
+    return cell(DynamicLossScale(2.0**10), skip_conditions=[NormSpike(max_norm=10.0)], **keywords)
 
 
-class Failure(Callback):
-    """Ends the training by an exception after a step."""
+def patient(scale=2.0**12):
+    return DynamicLossScale(scale, backoff_if_loss_not_finite=False)
 
-    def __init__(self, step):
-        super().__init__()
-        self.step = step
 
-    def on_train_step_end(self, run_context):
-        if run_context.original_args().cur_step_num == self.step:
-            raise KeyboardInterrupt
+def train(its, batches, monitor, epochs=1, others=(), sink=False):
+    Model(its).train(epochs, dataset_of(batches), callbacks=[monitor, *others], dataset_sink_mode=sink)
+
+
+def watch(its, batches, monitor, call=None, flush=False, epochs=1):
+    """Makes these steps in a loop, and passes them to the monitor."""
+    with monitor.watching(its):
+        for _ in range(epochs):
+            for batch in batches:
+                batch = tuple(map(Tensor, batch)) if isinstance(batch, tuple) else (batch,)
+                monitor.after_step(*(call or its)(*batch), inputs=batch)
+            if flush:
+                its.flush()
+            monitor.after_epoch()
 
 
 def lines(capsys):
@@ -88,148 +89,287 @@ def rows(path="steps.csv"):
 
 # Lines.
 
-
-@quick_in_graph_mode
-def test_the_lines_of_one_network(mode, capsys):
-    losses = Losses()
-    cell = scaled_cell(Mlp())
-    train(cell, linear_batches([False, True, True, False, False]), LossScaleMonitor(2), others=[losses])
-    # Of an infinite input tanh makes an ordinary value.
-    names = "hidden.weight (1 of 4 gradients)"
-    assert lines(capsys) == [
-        f"step 2: overflow at loss scale 1024, skipped (1 in a row), now 512; not finite: {names}",
-        f"step 2: loss {losses.losses[1]:.6g}, loss scale 1024, 1 applied, 1 skipped",
-        f"step 3: overflow at loss scale 512, skipped (2 in a row), now 256; not finite: {names}",
-        f"step 4: loss {losses.losses[3]:.6g}, loss scale 256, 2 applied, 2 skipped",
-        "steps 1 to 5: 2 skipped: 2 with gradients that were not finite",
-    ]
+OVERFLOW = "not finite: slope.weight (1 of 1 gradients)"
+# Of Slope, 60 overflows above 2**10.
+GOOD, STEEP, VERY_STEEP = inputs(1.0), inputs(60.0), inputs(2.0**12)
+NAN = Tensor(np.full((4, 3), np.nan, np.float32)), Tensor(np.float32(np.nan))
+INFINITE_STATE = Tensor(np.full((4, 3), np.inf, np.float32)), Tensor(np.float32(1.0))
 
 
-class Steep(nn.Cell):
-    """Its gradient is the sum of a batch of float16 numbers."""
+class StateOnly(Slope):
+    """Its loss does not see its first input, which BatchNorm's moving statistics see."""
 
-    def __init__(self):
-        super().__init__()
-        self.weight = Parameter(Tensor(np.ones(1, np.float32)), name="weight")
+    def construct(self, x, slope):
+        return ops.depend((self.weight * slope).sum(), self.norm(x))
 
-    def construct(self, x):
-        return (self.weight.astype(mstype.float16) * x.astype(mstype.float16)).astype(mstype.float32).sum()
+
+class Suspicious(OverflowDetector):
+    def start(self, inputs):
+        return inputs
+
+    def construct(self, grads):
+        return Tensor(True)
+
+
+def alternating():
+    networks = [Slope("a"), Slope("b")]
+    optimizers = [nn.SGD([network.weight], LEARNING_RATE) for network in networks]
+    conditions = [NormSpike(max_norm=200.0)]
+    return AlternatingTrainOneStepCell(
+        networks, optimizers, patient(), network_inputs=[(0, 1), (2, 3)], skip_conditions=conditions
+    ).set_train()
+
+
+class NoLongerNew(SkipCondition):
+    """Skips every step whose loss is above 1."""
+
+    def construct(self, loss, norm):
+        return loss > 1.0
+
+
+LINES = {
+    "one network": (
+        lambda: sloped(DynamicLossScale(2.0**12)),
+        [GOOD, STEEP, STEEP, GOOD, NAN],
+        [
+            f"step 2: skipped (1 in a row) with gradients that were not finite, loss scale 4096, now 2048; {OVERFLOW}",
+            "step 2: loss 179.812, loss scale 4096, 1 applied, 1 skipped",
+            f"step 3: skipped (2 in a row) with gradients that were not finite, loss scale 2048, now 1024; {OVERFLOW}",
+            "step 4: loss 2.99707, loss scale 1024, 2 applied, 2 skipped",
+            f"step 5: skipped (1 in a row) with a loss that was not finite, loss scale 1024, now 512; {OVERFLOW}",
+            "steps 1 to 5: 3 skipped: 1 with a loss that was not finite, 2 with gradients that were not finite",
+        ],
+    ),
+    "a scale that stays": (
+        lambda: sloped(patient()),
+        [NAN, STEEP, NAN],
+        [
+            f"step 1: skipped (1 in a row) with a loss that was not finite, loss scale 4096 stays; {OVERFLOW}",
+            f"step 2: skipped (2 in a row) with gradients that were not finite, loss scale 4096, now 2048; {OVERFLOW}",
+            "step 2: loss 180, loss scale 4096, 0 applied, 2 skipped",
+            f"step 3: skipped (3 in a row) with a loss that was not finite, loss scale 2048 stays; {OVERFLOW}",
+            "steps 1 to 3: 3 skipped: 2 with a loss that was not finite, 1 with gradients that were not finite",
+        ],
+    ),
+    "conditions": (
+        lambda: cell(DynamicLossScale(2.0**10), skip_conditions=[NormSpike(max_norm=10.0), NoLongerNew()]),
+        [with_norm(64.0), with_norm(np.inf)],
+        [
+            "step 1: skipped (1 in a row) by the condition NormSpike or NoLongerNew, loss scale 1024 stays",
+            "step 2: skipped (2 in a row) with a loss that was not finite, loss scale 1024, now 512; not finite: "
+            "slopes.weight (1 of 1 gradients)",
+            "step 2: loss nan, loss scale 1024, 0 applied, 2 skipped",
+            "steps 1 to 2: 2 skipped: 1 by the condition NormSpike or NoLongerNew, 1 with a loss that was not finite",
+        ],
+    ),
+    "retries": (
+        lambda: sloped(DynamicLossScale(2.0**15), max_retries=8, skip_conditions=[NormSpike(max_norm=500.0)]),
+        [STEEP, inputs(400.0)],
+        [
+            "step 1: overflow at 32768, done again at 1024",
+            "step 2: overflow at 1024, done again at 128, skipped (1 in a row) by the condition NormSpike, loss scale "
+            "128 stays",
+            "step 2: loss 1129.5, loss scale 128, 1 applied, 1 skipped",
+            "steps 1 to 2: 1 skipped: 1 by the condition NormSpike",
+        ],
+    ),
+    "cycles": (
+        lambda: sloped(DynamicLossScale(2.0**12), gradient_accumulation_steps=2),
+        [STEEP, GOOD, GOOD, GOOD],
+        [
+            "call 2: cycle skipped (1 in a row) with gradients that were not finite, loss scale 4096, now 2048; "
+            f"{OVERFLOW}",
+            "call 2: loss 3, loss scale 4096, 0 cycles applied, 1 skipped",
+            "call 4: loss 3, loss scale 2048, 1 cycle applied, 1 skipped",
+            "calls 1 to 4: 1 cycle skipped: 1 with gradients that were not finite",
+        ],
+    ),
+    "what the forward wrote": (
+        lambda: sloped(patient(), StateOnly()),
+        [INFINITE_STATE],
+        [
+            "step 1: skipped (1 in a row) as what the forward wrote was not finite, loss scale 4096 stays",
+            "steps 1 to 1: 1 skipped: 1 as what the forward wrote was not finite",
+        ],
+    ),
+    "a detector": (
+        lambda: cell(DynamicLossScale(2.0**10), overflow_detector=Suspicious()),
+        [with_norm(1.0)],
+        [
+            "step 1: skipped (1 in a row) by the overflow detector alone, loss scale 1024, now 512",
+            "steps 1 to 1: 1 skipped: 1 by the overflow detector alone",
+        ],
+    ),
+    "alternating networks": (
+        alternating,
+        [(*GOOD, *VERY_STEEP), (*NAN, *GOOD)],
+        [
+            "step 1: network 1: skipped (1 in a row) with gradients that were not finite, loss scale 4096, now 2048; "
+            "not finite: b.weight (1 of 1 gradients)",
+            "step 2: network 0: skipped (1 in a row) with a loss that was not finite, loss scale 4096 stays; not "
+            "finite: a.weight (1 of 1 gradients)",
+            "step 2: network 0: loss nan, loss scale 4096, 1 applied, 1 skipped; network 1: loss 3, loss scale 2048, "
+            "1 applied, 1 skipped",
+            "steps 1 to 2: network 0: 1 skipped: 1 with a loss that was not finite; network 1: 1 skipped: 1 with "
+            "gradients that were not finite",
+        ],
+    ),
+}
 
 
 @quick_in_pynative_mode
-def test_the_lines_of_retries(mode, capsys):
-    cell = scaled_cell(Steep(), DynamicLossScale(2.0**15), max_retries=2)
-    # These overflow from 2**14 on, and at all scales here.
-    batches = [(np.full((BATCH, 1), size / BATCH, np.float32),) for size in (6.0, 400.0)]
-    train(cell, batches, LossScaleMonitor(100))
-    assert lines(capsys) == [
-        "step 1: overflow at 32768, done again at 8192",
-        "step 2: overflow at loss scale 8192 and in 2 retries down to 2048, skipped (1 in a row), now 4096, since the "
-        "first attempt counts; not finite: weight (1 of 1 gradients)",
-        "steps 1 to 2: 1 skipped: 1 with gradients that were not finite",
+@pytest.mark.parametrize("name", LINES)
+def test_lines(mode, name, capsys):
+    make, batches, expected = LINES[name]
+    watch(make(), batches, LossScaleMonitor(2))
+    assert lines(capsys) == expected
+
+
+@quick_in_pynative_mode
+@pytest.mark.parametrize("steps", [1, 2])
+def test_lines_of_retries_that_fail(mode, steps, capsys):
+    its = sloped(DynamicLossScale(2.0**15), max_retries=2, gradient_accumulation_steps=steps)
+    watch(its, [VERY_STEEP], LossScaleMonitor())
+    skipped = ", skipped (1 in a row) with gradients that were not finite, loss scale 8192, now "
+    call, skipped = ("step", skipped) if steps == 1 else ("call", "")
+    told = lines(capsys)
+    assert told[0].startswith(f"{call} 1: overflow at 32768, and in 2 retries down to 8192{skipped}")
+    assert len(told) == 3 - steps
+
+
+@pytest.mark.parametrize("every_n_steps", [1, 7, 1000])
+def test_endless_skips_are_told_ever_more_seldom(every_n_steps, capsys):
+    its = linear(DynamicLossScale(2.0**100, max_loss_scale=2.0**100))
+    # The second series begins anew.
+    train(its, linear_batches([True] * 57 + [False] + [True] * 6), LossScaleMonitor(every_n_steps, csv="steps.csv"))
+    told = [int(line.split("skipped (")[1].split(" ")[0]) for line in lines(capsys) if "skipped (" in line]
+    assert told == [1, 2, 3, 5, 10, 20, 50, 1, 2, 3, 5]
+    assert [row["skipped"] for row in rows()] == ["1"] * 57 + ["0"] + ["1"] * 6
+
+
+@quick_in_pynative_mode
+def test_sums_are_of_an_epoch_and_counts_of_all(mode, capsys):
+    its, monitor = spiky(), LossScaleMonitor(2)
+    for _ in range(2):
+        watch(its, [with_norm(4.0), with_norm(64.0)], monitor, epochs=2)
+    told = lines(capsys)
+    sums = [f"steps {steps}: 1 skipped: 1 by the condition NormSpike" for steps in ("1 to 2", "3 to 4")] * 2
+    assert [line for line in told if "skipped: " in line] == sums
+    assert [line.split("1024, ")[1] for line in told if "applied" in line] == [
+        "1 applied, 1 skipped",
+        "2 applied, 2 skipped",
+        "3 applied, 3 skipped in all",
+        "4 applied, 4 skipped in all",
     ]
 
 
-@quick_in_graph_mode
-def test_the_lines_of_alternating_networks(mode, capsys):
-    trained = Trained("alternating")
-    train(trained.cell, [arrays(0, (True, False)), arrays(1, (True, True))], LossScaleMonitor(2))
-    printed = lines(capsys)
-    assert printed[:3] == [
-        "step 1: overflow of network 0 at loss scale 1024, skipped (1 in a row), now 512; not finite: first.weight "
-        "(1 of 1 gradients)",
-        "step 2: overflow of network 0 at loss scale 512, skipped (2 in a row), now 256; not finite: first.weight "
-        "(1 of 1 gradients)",
-        "step 2: overflow of network 1 at loss scale 1024, skipped (1 in a row), now 512; not finite: second.weight "
-        "(1 of 1 gradients)",
-    ]
-    number = r"(nan|inf|[\d.]+)"
-    assert re.fullmatch(
-        f"step 2: network 0: loss {number}, loss scale 512, 0 applied, 2 skipped; "
-        f"network 1: loss {number}, loss scale 1024, 1 applied, 1 skipped",
-        printed[3],
-    )
-    assert printed[4:] == [
-        "steps 1 to 2: network 0: 2 skipped: 2 with a loss that was not finite; network 1: 1 skipped: 1 with a loss "
-        "that was not finite"
-    ]
+@quick_in_pynative_mode
+def test_the_host_waits_for_the_steps_that_it_prints(mode, monkeypatch):
+    read, asnumpy = [], Tensor.asnumpy
+    monkeypatch.setattr(Tensor, "asnumpy", lambda tensor: (read.append(tensor.shape), asnumpy(tensor))[1])
+    its, monitor, reads = cell(DynamicLossScale()), LossScaleMonitor(3), []
+    with monitor.watching(its):
+        for _ in range(7):
+            outputs = its(with_norm(4.0))
+            read.clear()
+            monitor.after_step(*outputs)
+            reads.append(len(read) > 0)
+    assert reads == [False, False, True, False, False, True, False]
 
 
-@pytest.mark.slow
-def test_many_parameters_are_abridged(capsys):
-    class Many(nn.Cell):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.SequentialCell([nn.Dense(FEATURES, FEATURES, has_bias=False) for _ in range(7)])
+# Rows.
 
-        def construct(self, x, y):
-            return (self.layers(x) - y).mean()
-
-    train(scaled_cell(Many()), linear_batches([True]), LossScaleMonitor())
-    names = ", ".join(f"layers.{i}.weight" for i in range(5))
-    assert lines(capsys)[0].endswith(f"not finite: {names}, ... (7 of 7 gradients)")
+COLUMNS = (
+    "step,network,loss,loss_scale,skipped,applied_steps,skipped_steps,consecutive_skipped_steps,next_loss_scale,"
+    "overflowed_parameters,retries,skip_reasons"
+)
 
 
-@pytest.mark.slow
-def test_the_register_is_named_if_it_told(mode, capsys):
-    with emulation.saturation_mode():
-        cell = scaled_cell(Saturating("only"))
-        train(cell, rows_of([saturating_batch(True, 0)]), LossScaleMonitor())
-    assert lines(capsys) == [
-        "step 1: overflow at loss scale 1024, skipped (1 in a row), now 512; all gradients are finite; the status "
-        "register told of the overflow",
-        "step 1: 1 skipped: 1 by the overflow detector alone",
-    ]
+class Recording(LossScaleMonitor):
+    """Keeps the records, as the texts of the file."""
 
+    def __init__(self, *args, **keywords):
+        super().__init__(*args, **keywords)
+        self.records = []
 
-# The CSV file.
+    def on_record(self, record):
+        self.records.append({name: str(value) for name, value in record._asdict().items()})
 
 
 @quick_in_graph_mode
 @pytest.mark.parametrize("every_n_steps", [2, *slow(1, 100)])
 def test_the_rows(mode, every_n_steps):
-    losses = Losses()
-    cell = scaled_cell(LinearWithBias())
-    overflows = [False, True, True, False, False]
-    train(cell, linear_batches(overflows), LossScaleMonitor(every_n_steps, csv="steps.csv"), others=[losses])
+    monitor = Recording(every_n_steps, csv="steps.csv")
+    train(linear(), linear_batches([False, True, True, False, False]), monitor)
     written = rows()
-    assert list(written[0]) == COLUMNS
-    expected = [
-        # Step, scale, skipped, applied and skipped so far, in a row, next scale.
-        (1, 1024, 0, 1, 0, 0, 1024),
-        (2, 1024, 1, 1, 1, 1, 512),
-        (3, 512, 1, 1, 2, 2, 256),
-        (4, 256, 0, 2, 2, 0, 256),
-        (5, 256, 0, 3, 2, 0, 256),
+    assert ",".join(written[0]) == COLUMNS
+    assert monitor.records == written
+    assert [row["loss"] for row in written[1:3]] == ["inf", "inf"]
+    assert [",".join([row["step"], *list(row.values())[3:]]) for row in written] == [
+        "1,1024.0,0,1,0,0,1024.0,,0,",
+        "2,1024.0,1,1,1,1,512.0,weight bias,0,loss",
+        "3,512.0,1,1,2,2,256.0,weight bias,0,loss",
+        "4,256.0,0,2,2,0,256.0,,0,",
+        "5,256.0,0,3,2,0,256.0,,0,",
     ]
-    for row, values, loss, overflow in zip(written, expected, losses.losses, overflows):
-        assert tuple(float(row[name]) for name in [COLUMNS[0], *COLUMNS[3:9]]) == values
-        assert row["network"] == "0"
-        np.testing.assert_array_equal(np.float32(row["loss"]), loss)
-        assert row["overflowed_parameters"] == ("weight bias" if overflow else "")
-        assert row["retries"] == "0"
-        assert row["skip_reasons"] == ("loss" if overflow else "")
+
+
+def manual_linear(jit, **keywords):
+    """A ManualStep, and a function that makes a step and returns its loss and overflow."""
+    network = LinearWithBias()
+    optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
+    step = ManualStep(network, optimizer, DynamicLossScale(2.0**10), **keywords)
+
+    def forward(x, y):
+        loss = network(x, y)
+        return step.scale(loss), loss
+
+    value_and_grad = mindspore.value_and_grad(forward, None, step.parameters, has_aux=True)
+
+    def train_step(x, y):
+        x, y = step.begin(x, y)
+        (_, loss), grads = value_and_grad(x, y)
+        return loss, step.end(grads, loss=loss)
+
+    return step, mindspore.jit(train_step) if jit else train_step
+
+
+@pytest.mark.parametrize("jit", [False, *slow(True)], ids=["eager", "jit"])
+def test_rows_and_lines_of_loops_are_those_of_model(mode, jit, capsys):
+    batches = linear_batches([False, True, True, False, False])
+    train(linear(), batches, LossScaleMonitor(2, csv="model.csv"), epochs=2)
+    printed = lines(capsys)
+    its = linear()
+
+    @mindspore.jit
+    def in_compiled_code(x, y):
+        return its(x, y)
+
+    watch(its, batches, LossScaleMonitor(2, csv="loop.csv"), in_compiled_code if jit else its, epochs=2)
+    assert lines(capsys) == printed
+    step, train_step = manual_linear(jit)
+    watch(step, batches, LossScaleMonitor(2, csv="manual.csv"), train_step, epochs=2)
+    assert lines(capsys) == printed
+    assert len(printed) == (4 + 1) + (5 + 1)
+    assert Path("model.csv").read_bytes() == Path("loop.csv").read_bytes() == Path("manual.csv").read_bytes()
 
 
 @pytest.mark.parametrize("kind", [*slow(*CELLS[:2]), CELLS[2]])
-def test_the_rows_of_all_cells_do_not_depend_on_how_often_they_are_read(kind):
+def test_the_rows_of_all_cells_do_not_depend_on_how_they_are_read(kind):
     batches = [arrays(seed, (seed in (1, 2), seed == 2)) for seed in range(5)]
     if kind == "scaled":
         batches = [(x0, y) for x0, _, y in batches]
-    written = []
+    keywords = {"steps": 2} if kind == "simultaneous" else {}
     for every_n_steps in (1, 3):
-        monitor = LossScaleMonitor(every_n_steps, csv=f"steps{every_n_steps}.csv")
-        train(Trained(kind, steps=2 if kind == "simultaneous" else 1).cell, batches, monitor)
-        written.append(rows(f"steps{every_n_steps}.csv"))
-    assert written[0] == written[1]
-    assert len(written[0]) == 5 * (2 if kind == "alternating" else 1)
+        train(Trained(kind, **keywords).cell, batches, LossScaleMonitor(every_n_steps, csv=f"{every_n_steps}.csv"))
+    watch(Trained(kind, **keywords).cell, batches, LossScaleMonitor(csv="loop.csv"))
+    assert rows("1.csv") == rows("3.csv") == rows("loop.csv")
+    assert len(rows("1.csv")) == 5 * (2 if kind == "alternating" else 1)
 
 
-@pytest.mark.slow
 def test_the_rows_of_alternating_networks():
-    trained = Trained("alternating", every=(1, 2))
     batches = [arrays(seed, (False, seed == 1)) for seed in range(4)]
-    train(trained.cell, batches, LossScaleMonitor(csv="steps.csv"))
+    train(Trained("alternating", every=(1, 2)).cell, batches, LossScaleMonitor(csv="steps.csv"))
     written = rows()
     assert [(row["step"], row["network"]) for row in written] == [(str(s), n) for s in range(1, 5) for n in "01"]
     assert [row["skipped"] for row in written] == ["0", "0", "0", "1", "0", "0", "0", "0"]
@@ -238,75 +378,135 @@ def test_the_rows_of_alternating_networks():
     assert [float(row["loss_scale"]) for row in written[1::2]] == [1024.0, 1024.0, 512.0, 512.0]
 
 
-@pytest.mark.slow
+@quick_in_pynative_mode
+def test_the_rows_of_networks_with_scales_of_their_own(mode):
+    networks = [Slope("a"), Slope("b")]
+    optimizers = [nn.SGD([network.weight], LEARNING_RATE) for network in networks]
+    scales, of_network = [DynamicLossScale(2.0**12), DynamicLossScale(2.0**8)], [(0, 1), (2, 3)]
+    its = SimultaneousTrainOneStepCell(networks, optimizers, scales, network_inputs=of_network).set_train()
+    watch(its, [(*STEEP, *GOOD)], LossScaleMonitor(csv="steps.csv"))
+    (row,) = rows()
+    assert (row["loss_scale"], row["next_loss_scale"]) == ("4096.0/256.0", "2048.0/256.0")
+
+
+@pytest.mark.parametrize("flush_first", [*slow(True), False])
+def test_a_flushed_cycle_is_of_its_epochs_last_step(flush_first, capsys):
+    its, monitor = linear(gradient_accumulation_steps=2), LossScaleMonitor(csv="steps.csv")
+    callbacks = [FlushAccumulation(), monitor] if flush_first else [monitor, FlushAccumulation()]
+    batches = dataset_of(linear_batches([False, False, True]))
+    Model(its).train(2, batches, callbacks=callbacks, dataset_sink_mode=False)
+    step, train_step = manual_linear(jit=False, gradient_accumulation_steps=2)
+    watch(step, linear_batches([False, False, True]), LossScaleMonitor(csv="manual.csv"), train_step, True, epochs=2)
+    # What is flushed after the monitor was called has a sum of its own.
+    of_flush = ["calls 1 to 3", "calls 4 to 6"] if flush_first else ["calls 3 to 3", "calls 6 to 6"]
+    of_loop = ["call 3", "calls 1 to 3", "call 6", "calls 4 to 6"]
+    assert [line.partition(": ")[0] for line in lines(capsys)] == [
+        "call 3", of_flush[0], "call 6", of_flush[1], *of_loop
+    ]  # fmt: skip
+    assert rows("steps.csv") == rows("manual.csv")
+    assert [(row["step"], row["skipped"], row["applied_steps"], row["loss_scale"]) for row in rows()] == [
+        ("1", "0", "0", "1024.0"),
+        ("2", "0", "1", "1024.0"),
+        ("3", "0", "1", "1024.0"),
+        ("3", "1", "1", "1024.0"),
+        ("4", "0", "1", "512.0"),
+        ("5", "0", "2", "512.0"),
+        ("6", "0", "2", "512.0"),
+        ("6", "1", "2", "512.0"),
+    ]
+
+
 @pytest.mark.parametrize("shape", [(BATCH, 1), (1,), ()])
 def test_a_loss_that_is_no_scalar_is_written_as_its_sum(shape):
-    losses = Losses()
-    train(scaled_cell(LossOfShape(shape)), linear_batches([False]), LossScaleMonitor(csv="s.csv"), others=[losses])
-    np.testing.assert_allclose(float(rows("s.csv")[0]["loss"]), losses.losses[0], rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_a_second_run_continues_the_file():
-    cell = scaled_cell()
-    batches = linear_batches([False, True])
-    train(cell, batches, LossScaleMonitor(csv="steps.csv"))
-    train(cell, batches, LossScaleMonitor(csv="steps.csv"), epochs=2)
-    written = rows()
-    assert [row["step"] for row in written] == ["1", "2", "1", "2", "3", "4"]
-    assert [row["skipped_steps"] for row in written] == ["0", "1", "1", "2", "2", "3"]
-    with open("steps.csv") as file:
-        assert file.read().count("applied_steps") == 1
-
-
-@pytest.mark.slow
-def test_a_file_of_another_kind_is_refused(tmp_path):
-    path = tmp_path / "notes.csv"
-    path.write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match=r"'csv' is '.*notes\.csv', which has other columns than step, network, "):
-        train(scaled_cell(), linear_batches([False]), LossScaleMonitor(csv=path))
-    assert path.read_text() == "a,b\n1,2\n"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", [1, 3])
-def test_an_interrupted_training_loses_no_row(step):
-    monitor = LossScaleMonitor(100, csv="steps.csv")
-    with pytest.raises(KeyboardInterrupt):
-        train(scaled_cell(), linear_batches([False, True, False]), monitor, epochs=2, others=[Failure(step)])
-    assert [row["step"] for row in rows()] == [str(i + 1) for i in range(step)]
-
-
-# Weights.
+    its, batch = linear(network=LossOfShape(shape)), linear_batches([False])[0]
+    expected = LossOfShape(shape)(*map(Tensor, batch)).asnumpy().sum()
+    watch(its, [batch], LossScaleMonitor(csv="steps.csv"))
+    np.testing.assert_allclose(float(rows()[0]["loss"]), expected, rtol=1e-6)
 
 
 @quick_in_pynative_mode
-@pytest.mark.parametrize("batches", [1, 60])
-def test_it_warns_of_weights_that_are_nan_while_steps_are_applied(mode, batches):
-    cell = scaled_cell(Frozen())
-    inputs = linear_batches([False] * batches)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        train(cell, inputs, LossScaleMonitor(20))
-    cell.load_state_dict({"frozen.weight": Tensor(np.float32([[np.nan, 1.0]]))}, strict=False)
-    with pytest.warns(RuntimeWarning) as caught:
-        train(cell, inputs, LossScaleMonitor(20), epochs=2)
-        train(cell, inputs, LossScaleMonitor(20))
-    (warning,) = caught
-    # Within an epoch after 50 steps at the earliest, and at the end.
-    found = {1: 3, 60: 120}[batches]
-    assert f"after step {found} at the latest; after step {batches} they were finite: frozen.weight (1 value)." in str(
-        warning.message
-    )
+def test_numbers_and_later_changes_of_the_scale(mode):
+    """The scale in a row is that of its step, even if it is read later."""
+    step, train_step = manual_linear(jit=False)
+    monitor = LossScaleMonitor(csv="steps.csv")
+    with monitor.watching(step):
+        for overflow in (True, True, False):
+            loss, overflow = train_step(*map(Tensor, linear_batches([overflow])[0]))
+            monitor.after_step(float(loss), bool(overflow))
+        step.set_loss_scale(8.0)
+    assert [float(row["loss_scale"]) for row in rows()] == [1024.0, 512.0, 256.0]
+    assert [float(row["next_loss_scale"]) for row in rows()] == [512.0, 256.0, 256.0]
 
 
-class Frozen(Linear):
-    """A linear model with a layer that is frozen."""
+@quick_in_graph_mode
+def test_with_the_data_sink(mode, capsys):
+    its = linear()
+    train(its, linear_batches([False, True, False]), LossScaleMonitor(1, csv="steps.csv"), epochs=2, sink=True)
+    assert its.counters()["skipped_steps"] == 2
+    # On CPU each step is seen, on other devices the last one of each epoch; its totals tell of all.
+    assert [row["skipped_steps"] for row in rows() if row["step"] in ("3", "6")] == ["1", "2"]
+    assert "step 6: " in capsys.readouterr().out
 
-    def __init__(self):
+
+@quick_in_graph_mode
+def test_training_is_the_same_with_it(mode):
+    cells, batches = [linear(), linear()], linear_batches([False, True, False])
+    train(cells[0], batches, LossScaleMonitor(1, csv="steps.csv", max_consecutive_skips=5))
+    Model(cells[1]).train(1, dataset_of(batches), dataset_sink_mode=False)
+    for one, other in zip(cells[0].get_parameters(), cells[1].get_parameters()):
+        np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
+
+
+# The file.
+
+
+class Interrupts(Callback):
+    """Interrupts the training after a step."""
+
+    def __init__(self, step):
         super().__init__()
-        self.frozen = nn.Dense(2, 1, has_bias=False)
-        self.frozen.weight.requires_grad = False
+        self.step = step
+
+    def on_train_step_end(self, run_context):
+        if run_context.original_args().cur_step_num == self.step:
+            raise KeyboardInterrupt
+
+
+@quick_in_pynative_mode
+def test_an_interrupted_training_loses_no_row_and_the_next_continues_the_file(mode):
+    its, batches = linear(), linear_batches([False, True, False])
+    with pytest.raises(KeyboardInterrupt):
+        train(its, batches, LossScaleMonitor(csv="steps.csv"), others=[Interrupts(2)])
+    # One that is killed may leave a part of a line.
+    with open("steps.csv", "a") as file:
+        file.write("3,0,0.5,10")
+    with pytest.raises(KeyboardInterrupt), LossScaleMonitor(csv="steps.csv").watching(its):
+        raise KeyboardInterrupt
+    train(its, batches, LossScaleMonitor(csv="steps.csv"), epochs=2)
+    assert [row["step"] for row in rows()] == ["1", "2", "1", "2", "3", "4", "5", "6"]
+    assert [row["skipped_steps"] for row in rows()] == ["0", "1", "1", "2", "2", "2", "3", "3"]
+
+
+@quick_in_pynative_mode
+def test_a_file_of_another_kind_is_refused(mode, tmp_path):
+    path = tmp_path / "notes.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match=r"'csv' is '.*notes\.csv', which has other columns than step, network, "):
+        watch(spiky(), [], LossScaleMonitor(csv=path))
+    assert path.read_text() == "a,b\n1,2\n"
+
+
+@quick_in_pynative_mode
+def test_a_file_that_can_not_be_written_raises_and_what_was_written_can_be_read(mode):
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            watch(cell(DynamicLossScale()), [with_norm(4.0)] * 50, LossScaleMonitor(1, csv="steps.csv"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    assert len(rows()) > 10
+    plot_scale("steps.csv")
 
 
 # Stopping.
@@ -314,138 +514,99 @@ class Frozen(Linear):
 
 @quick_in_graph_mode
 def test_it_stops_a_training_that_only_skips(mode, tmp_path):
-    cell = scaled_cell()
+    its, path = linear(network=Linear()), str(tmp_path / "batch.npz")
     batches = linear_batches([False, True, False, True, True, True, False])
-    monitor = LossScaleMonitor(csv="steps.csv", max_consecutive_skips=3, save_batch=tmp_path / "batch.npz")
     with pytest.raises(RuntimeError) as stopped:
-        train(cell, batches, monitor)
-    message = str(stopped.value)
-    assert message.startswith(
-        "For 'LossScaleMonitor', training was stopped at step 6: the last 3 steps were skipped "
-        "(max_consecutive_skips=3), at the loss scales 512, 256, 128; since step 4 all were skipped, and in the last 3 "
-        "skips the gradients of weight (3) were not finite; the loss was not finite in 3 of them. What to try: no loss "
-        "scale fixes a loss that is not finite, so look for NaN in the data (the weights are finite); "
-        "ms_lossscale.locate_overflow(cell, inputs, loss_scale=128) names where it begins"
+        train(its, batches, LossScaleMonitor(csv="steps.csv", max_consecutive_skips=3, save_batch=path))
+    assert str(stopped.value) == (
+        "For 'LossScaleMonitor', training was stopped at step 6, since max_consecutive_skips is 3: skipped (3 in a "
+        "row) with a loss that was not finite, loss scale 128, now 64; not finite: weight (1 of 1 gradients). What to "
+        "try: no loss scale fixes a loss that is not finite: look for NaN in the data, and call "
+        "ms_lossscale.locate_overflow, which names the cell where it begins. The batch was saved: "
+        f"tuple(np.load({path!r}).values())."
     )
-    path = str(tmp_path / "batch.npz")
-    assert message.endswith(
-        f"The batch was saved: locate_overflow(network, tuple(np.load({path!r}).values()), loss_scale=128)."
-    )
-    assert cell.counters()["consecutive_skipped_steps"] == 3
+    assert its.counters()["consecutive_skipped_steps"] == 3
     assert [row["step"] for row in rows()] == ["1", "2", "3", "4", "5", "6"]
-    assert sorted(tmp_path.glob("batch*")) == [tmp_path / "batch.npz"]
     # What it says to do works.
     saved = tuple(np.load(path).values())
     for array, expected in zip(saved, batches[5]):
         np.testing.assert_array_equal(array, expected)
-    trace = locate_overflow(cell, saved, loss_scale=128)
-    assert trace.note == "The batch itself holds values that are not finite."
+    assert locate_overflow(its, saved, loss_scale=128).note == "The batch itself holds values that are not finite."
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["batch", "batch.data"])
-def test_the_saved_file_has_the_name_that_was_asked_for(name, tmp_path):
-    with pytest.raises(RuntimeError, match="The batch was saved"):
-        train(scaled_cell(), linear_batches([True]), LossScaleMonitor(max_consecutive_skips=1, save_batch=name))
-    assert len(np.load(tmp_path / name).files) == 2
+ADVICE = {
+    "gradients": (lambda: sloped(DynamicLossScale(2.0**24)), STEEP, "find_loss_scale"),
+    "forward_state": (lambda: sloped(patient(), StateOnly()), INFINITE_STATE, "see forward_state_names()"),
+    "condition": (spiky, with_norm(64.0), "look at the condition and its threshold"),
+    "detector": (lambda: cell(8.0, overflow_detector=Suspicious()), with_norm(1.0), "detector that you passed"),
+}
+
+
+@quick_in_pynative_mode
+@pytest.mark.parametrize("reason", ADVICE)
+def test_what_it_advises(mode, reason):
+    make, batch, advice = ADVICE[reason]
+    its = make()
+    with pytest.raises(RuntimeError, match="The batch was saved") as stopped:
+        watch(its, [batch] * 2, LossScaleMonitor(max_consecutive_skips=2, save_batch="batch.data"))
+    assert "What to try: " in str(stopped.value) and advice in str(stopped.value)
+    assert its.skip_reasons()[reason] == 2
+    # In a file of the name that was asked for.
+    np.testing.assert_array_equal(np.load("batch.data")["input_0"], (batch if type(batch) is tuple else (batch,))[0])
+
+
+@quick_in_pynative_mode
+def test_the_status_register_has_its_own_reason(mode):
+    with emulation.saturation_mode():
+        network = OnNpu("network")
+        its = ScaledTrainOneStepCell(network, optimizers_of([network])[0], DynamicLossScale(16.0)).set_train()
+        with pytest.raises(RuntimeError, match=r"by the overflow detector alone.* which cell raises the status"):
+            watch(its, [tuple(inputs_for(BACKWARD))], LossScaleMonitor(max_consecutive_skips=1))
 
 
 def test_it_saves_the_call_of_a_cycle_that_overflowed():
-    cell = scaled_cell(gradient_accumulation_steps=3)
     batches = linear_batches([False, True, True, False, True, False])
-    with pytest.raises(RuntimeError, match="at call 6: the last 2 cycles were skipped"):
-        train(cell, batches, LossScaleMonitor(max_consecutive_skips=2, save_batch="batch.npz"))
+    with pytest.raises(RuntimeError, match=r"at call 6, .*: cycle skipped \(2 in a row\)"):
+        its = linear(gradient_accumulation_steps=3)
+        train(its, batches, LossScaleMonitor(max_consecutive_skips=2, save_batch="batch.npz"))
     np.testing.assert_array_equal(np.load("batch.npz")["input_0"], batches[4][0])
 
 
-@pytest.mark.slow
+@quick_in_graph_mode
+def test_flushed_cycles_stop_a_training_in_time(mode):
+    its, batches = linear(gradient_accumulation_steps=3), linear_batches([False, True])
+    monitor = LossScaleMonitor(max_consecutive_skips=2, save_batch="batch.npz")
+    with pytest.raises(RuntimeError, match="at call 4, "):
+        train(its, batches, monitor, epochs=4, others=[FlushAccumulation()])
+    assert its.counters()["skipped_steps"] == 2
+    np.testing.assert_array_equal(np.load("batch.npz")["input_0"], batches[1][0])
+
+
 def test_it_stops_for_one_of_alternating_networks():
-    trained = Trained("alternating", every=(1, 2))
     batches = [arrays(seed, (False, True)) for seed in range(6)]
-    message = (
-        r"stopped at step 4: the last 2 steps of network 1 were skipped .*, at the loss scales 1024, 512; since step 2 "
-        r"all were skipped, and in the last 2 skips the gradients of second\.weight \(2\) were not finite"
-    )
-    with pytest.raises(RuntimeError, match=message):
-        train(trained.cell, batches, LossScaleMonitor(max_consecutive_skips=2, save_batch="batch.npz"))
+    monitor = LossScaleMonitor(max_consecutive_skips=2, save_batch="batch.npz")
+    with pytest.raises(RuntimeError, match=r"at step 4, .* network 1: skipped \(2 in a row\).*: second\.weight \(1"):
+        train(Trained("alternating", every=(1, 2)).cell, batches, monitor)
     np.testing.assert_array_equal(np.load("batch.npz")["input_1"], batches[3][1])
 
 
-def test_skips_that_are_not_in_a_row_stop_nothing():
-    cell = scaled_cell()
-    train(cell, linear_batches([True, False] * 4), LossScaleMonitor(max_consecutive_skips=2))
-    assert cell.counters()["skipped_steps"] == 4
-
-
-@pytest.mark.slow
-def test_skips_of_an_earlier_run_stop_no_later_one():
-    cell = scaled_cell(gradient_accumulation_steps=2)
-    with pytest.raises(RuntimeError):
-        train(cell, linear_batches([True] * 4), LossScaleMonitor(max_consecutive_skips=2))
+@quick_in_pynative_mode
+def test_skips_that_are_not_in_a_row_or_of_an_earlier_run_stop_nothing(mode):
+    spike, monitor = with_norm(64.0), LossScaleMonitor(max_consecutive_skips=2)
+    its = spiky(gradient_accumulation_steps=2)
+    watch(its, [spike, spike, with_norm(1.0), with_norm(1.0)] * 2, monitor)
+    stops = LossScaleMonitor(max_consecutive_skips=2, save_batch="batch.npz")
+    with pytest.raises(RuntimeError, match="The batch is not known: pass after_step inputs="), stops.watching(its):
+        for _ in range(4):
+            stops.after_step(*its(spike))
     # The first call of a cycle: nothing has been skipped anew.
-    train(cell, linear_batches([False, False]), LossScaleMonitor(max_consecutive_skips=2))
-    assert cell.counters() == {"applied_steps": 1, "skipped_steps": 2, "consecutive_skipped_steps": 0}
-
-
-# The floor.
-
-
-def test_it_warns_once_at_the_floor():
-    cell = scaled_cell(loss_scale=DynamicLossScale(2.0, min_loss_scale=1.0))
-    message = (
-        r"The loss scale is stuck at its floor, min_loss_scale=1: step 2 still overflowed; since step 1 all "
-        r"were skipped, and in the last 2 skips the gradients of weight \(2\) were not finite; the loss was not finite "
-        r"in 2 of them\. What to try: no loss scale fixes"
-    )
-    with pytest.warns(RuntimeWarning, match=message) as caught:
-        train(cell, linear_batches([True, True, True, True]), LossScaleMonitor(1))
-    assert len([each for each in caught if each.category is RuntimeWarning]) == 1
-
-
-@pytest.mark.slow
-def test_it_warns_again_after_an_applied_step():
-    cell = scaled_cell(loss_scale=DynamicLossScale(1.0))
-    with pytest.warns(RuntimeWarning, match="stuck at its floor") as caught:
-        train(cell, linear_batches([True, True, False, True]), LossScaleMonitor(1))
-    assert len([each for each in caught if each.category is RuntimeWarning]) == 2
-
-
-# Model.
-
-
-@pytest.mark.slow
-def test_with_the_data_sink(mode, capsys):
-    cell = scaled_cell()
-    monitor = LossScaleMonitor(1, csv="steps.csv")
-    train(cell, linear_batches([False, True, False]), monitor, epochs=2, sink=True)
-    assert cell.counters()["skipped_steps"] == 2
-    # On CPU each step is seen, on other devices the last one of each epoch; its totals tell of all.
-    assert [row["skipped_steps"] for row in rows() if row["step"] in ("3", "6")] == ["1", "2"]
-    assert "step 6: " in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_training_is_the_same_with_it(mode):
-    cells = [scaled_cell(Mlp()) for _ in range(2)]
-    batches = linear_batches([False, True, False])
-    train(cells[0], batches, LossScaleMonitor(1, csv="steps.csv", max_consecutive_skips=5))
-    Model(cells[1]).train(1, dataset_of(batches), dataset_sink_mode=False)
-    for one, other in zip(cells[0].get_parameters(), cells[1].get_parameters()):
-        np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
+    watch(its, [with_norm(1.0)] * 2, monitor)
+    assert its.counters()["applied_steps"] == 3
 
 
 # Bad input.
 
 
-@pytest.mark.slow
-def test_another_cell(mode):
-    network = Linear()
-    cell = nn.TrainOneStepCell(network, nn.SGD(network.trainable_params()))
-    with pytest.raises(TypeError, match=r"'LossScaleMonitor', the training cell must be one of ms_lossscale, but"):
-        train(cell, linear_batches([False]), LossScaleMonitor())
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments, error, message",
     [
@@ -453,16 +614,35 @@ def test_another_cell(mode):
         ({"every_n_steps": 1.5}, TypeError, "'every_n_steps' must be an integer >= 1, but got 1.5"),
         ({"max_consecutive_skips": 0}, ValueError, "'max_consecutive_skips' must be >= 1"),
         ({"max_consecutive_skips": "3"}, TypeError, "'max_consecutive_skips' must be an integer >= 1, but got '3'"),
-        ({"csv": 3}, TypeError, "'csv' must be a path or None, but got 3"),
-        ({"csv": "nowhere/steps.csv"}, ValueError, "'csv' must be in a folder that exists, but got 'nowhere/st"),
-        ({"csv": ""}, ValueError, "'csv' must be a file, but '' is a folder"),
-        ({"csv": "."}, ValueError, "'csv' must be a file, but '.' is a folder"),
-        ({"save_batch": True}, TypeError, "'save_batch' must be a path or None, but got True"),
-        ({"save_batch": "nowhere/batch.npz"}, ValueError, "'save_batch' must be in a folder that exists"),
-        ({"save_batch": ".", "max_consecutive_skips": 3}, ValueError, "'save_batch' must be a file, but '.' is"),
-        ({"save_batch": "batch.npz"}, ValueError, "'save_batch' .* needs 'max_consecutive_skips'"),
+        ({"csv": 3}, TypeError, "'csv' must be a file in a folder that exists, or None, but got 3"),
+        ({"csv": "nowhere/steps.csv"}, ValueError, "'csv' must be a file in a folder that exists.*'nowhere/st"),
+        ({"csv": ""}, ValueError, "'csv' must be a file .* but got ''"),
+        ({"csv": "."}, ValueError, "'csv' must be a file .* but got '.'"),
+        ({"save_batch": "batch.npz"}, ValueError, "'save_batch' is 'batch.npz', but needs 'max_consecutive_skips'"),
+        ({"save_batch": ".", "max_consecutive_skips": 3}, ValueError, "'save_batch' must be a file"),
+        ({"every": 10}, TypeError, "got an unexpected keyword argument 'every'"),
+        ({"summary_dir": "."}, TypeError, "got an unexpected keyword argument 'summary_dir'"),
     ],
 )
 def test_wrong_arguments(arguments, error, message):
-    with pytest.raises(error, match=f"For 'LossScaleMonitor', .*{message}"):
+    with pytest.raises(error, match=f"LossScaleMonitor.*{message}"):
         LossScaleMonitor(**arguments)
+
+
+@quick_in_pynative_mode
+def test_what_can_not_be_watched_is_refused(mode):
+    step, train_step = manual_linear(jit=False)
+    its, its_pair, monitor = linear(), Trained("alternating").cell, LossScaleMonitor()
+    batch = linear_batches([False])[0]
+    stock = nn.TrainOneStepCell(Linear(), nn.SGD(Linear().trainable_params()))
+    with pytest.raises(TypeError, match=r"'LossScaleMonitor', the training cell must be one of ms_lossscale.*, but"):
+        train(stock, [batch], monitor)
+    with pytest.raises(RuntimeError, match=r"call 'after_step\(\)' within: with monitor.watching\(cell\)"):
+        monitor.after_step(1.0, False)
+    for watched, message, outputs in (
+        (step, r"two values, the loss and what 'end' returned, but got \(Tensor", its(*map(Tensor, batch))),
+        (its, "must be all 3 Tensors that the Scaled.* returns, but got", train_step(*map(Tensor, batch))),
+        (its_pair, "must be all 4 Tensors that the Alternating.* returns", its_pair(*map(Tensor, arrays(0)))[:3]),
+    ):
+        with monitor.watching(watched), pytest.raises(ValueError, match=message):
+            monitor.after_step(*outputs)

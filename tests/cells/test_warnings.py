@@ -1,0 +1,159 @@
+"""A training that goes wrong in silence says so, once, without a monitor: skips, NaN weights, unreached weights."""
+
+import warnings
+
+import mindspore
+import numpy as np
+import pytest
+from conftest import quick_in_graph_mode, quick_in_pynative_mode
+from mindspore import Parameter, Tensor, nn, ops
+from support.linear_pair import Trained
+from support.networks import Linear, batch, batch_for
+from support.python_process import skip_with_older_mindspore
+from support.sloped_networks import cell, manual, with_norm
+
+from ms_lossscale import DynamicLossScale, NormSpike, ScaledTrainOneStepCell
+
+SEE = " More symptoms and causes: docs/symptoms.md."
+
+
+def linear(loss_scale, network=None):
+    network = network or Linear()
+    return ScaledTrainOneStepCell(network, nn.SGD([network.weight], 0.01), loss_scale).set_train()
+
+
+def warning_of(call, inputs, calls=50):
+    """The one warning of so many calls, which has to come at the last one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(calls - 1):
+            call(*inputs)
+    with pytest.warns(RuntimeWarning) as caught:
+        call(*inputs)
+    (warning,) = caught
+    return str(warning.message)
+
+
+NAN = (
+    "Weights themselves are infinite or NaN: weight ({}). No loss scale and no cell in float32 mends that. Go on from "
+    "a checkpoint in which they are finite, and look for what wrote them: a checkpoint that was loaded, or the "
+    "optimizer (an eps of 1e-8 is 0 in float16)." + SEE
+)
+
+
+def test_weights_that_are_nan(mode):
+    its = linear(DynamicLossScale(2.0**10))
+    its.load_state_dict({"weight": Tensor(np.full((3, 1), np.nan, np.float32))}, strict=False)
+    message = warning_of(its, batch(0))
+    assert message == f"For 'ScaledTrainOneStepCell', after step 50: {NAN.format('3 values')}"
+
+
+@quick_in_graph_mode
+def test_each_is_told_once_at_the_line_of_the_program(mode):
+    its = linear(DynamicLossScale(2.0**10))
+    with pytest.warns(RuntimeWarning, match="the last 50 steps were skipped") as caught:
+        for _ in range(500):
+            its(*batch_for(True))
+    (warning,) = caught
+    assert warning.filename == __file__
+    its.load_state_dict({"weight": Tensor(np.full((3, 1), np.nan, np.float32))}, strict=False)
+    assert "after step 1000: Weights themselves are infinite or NaN" in warning_of(its, batch(0), calls=500)
+
+
+class Dead(nn.Cell):
+    """A linear model in float16 behind a ReLU. The second weight has a gradient of exactly 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = Parameter(Tensor(np.float16([1.0, -1.0])), name="weight")
+        self.bias = Parameter(Tensor(np.float16([0.5])), name="bias")
+
+    def construct(self, x, y):
+        outputs = ops.relu(x * self.weight).sum(1) + self.bias
+        return ops.square((outputs - y).astype(mindspore.float32)).mean()
+
+
+@quick_in_graph_mode
+def test_weights_that_become_nan_while_steps_are_applied(mode):
+    skip_with_older_mindspore("MindSpore 2.7's experimental AdamW refuses float16 weights")
+    network = Dead()
+    optimizer = mindspore.experimental.optim.AdamW(network.trainable_params(), 0.01)
+    its = ScaledTrainOneStepCell(network, optimizer, 8.0).set_train()
+    message = warning_of(its, (Tensor(np.ones((4, 2), np.float16)), Tensor(np.full(4, 3.0, np.float16))))
+    assert message.endswith(f"after step 50: {NAN.format('1 value')}")
+    assert its.counters()["skipped_steps"] == 0
+
+
+@quick_in_graph_mode
+def test_a_training_that_skips_with_its_scale_at_the_floor(mode):
+    its = linear(DynamicLossScale(2.0**10))
+    assert warning_of(its, batch_for(True)) == (
+        "For 'ScaledTrainOneStepCell', the last 50 steps were skipped, now at a loss scale of 1, so that no weight "
+        "changes any more. By skip_reasons() it is mostly 'loss'; the gradients that were not finite last: weight. "
+        "What to try: no loss scale fixes a loss that is not finite: look for NaN in the data, and call "
+        f"ms_lossscale.locate_overflow, which names the cell where it begins.{SEE}"
+    )
+
+
+@pytest.mark.slow
+@quick_in_graph_mode
+def test_a_training_that_skips_at_a_fixed_scale(mode):
+    its = linear(2.0**126)
+    x, y = batch(0)
+    message = warning_of(its, (x, 1000 * y), calls=500)
+    assert "the last 500 steps were skipped, now at a loss scale of 2**126" in message
+    assert "What to try: the backward overflows at every scale so far: find_loss_scale finds a lower one" in message
+
+
+@quick_in_pynative_mode
+def test_a_manual_step_and_a_condition(mode):
+    _, call = manual(DynamicLossScale(1.0), skip_conditions=[NormSpike(max_norm=10.0)])
+    message = warning_of(call, (with_norm(64.0),))
+    assert message.startswith("For 'ManualStep', the last 50 steps were skipped, now at a loss scale of 1, so that no ")
+    assert "'condition'; the gradients that were not finite last: none. What to try: nothing overflows, so" in message
+
+
+@quick_in_graph_mode
+def test_one_of_several_networks(mode):
+    trained = Trained("alternating", scale=2.0**3)
+    with pytest.warns(RuntimeWarning, match=r"the last 50 steps of network 1 were skipped, .* last: second\.weight\."):
+        for _ in range(50):
+            trained.call_cell(0, (False, True))
+
+
+@quick_in_graph_mode
+def test_a_training_that_recovers_says_nothing(mode):
+    its = cell(DynamicLossScale(2.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        # At the floor, but few in a row when it looks.
+        for i in range(60):
+            its(with_norm(1.0 if i in (20, 42) else np.inf))
+
+
+# Weights that no gradient reaches.
+
+
+class Stopped(Linear):
+    def construct(self, x, y):
+        return ops.stop_gradient(super().construct(x, y))
+
+
+@quick_in_graph_mode
+def test_an_optimizer_to_whose_weights_no_gradient_flows(mode):
+    its = linear(DynamicLossScale(2.0**10), Stopped())
+    assert warning_of(its, batch(0)) == (
+        "For 'ScaledTrainOneStepCell', no weight has changed since the first call: unless the learning rate is 0 so "
+        "far, no gradient reaches any. Look for ops.stop_gradient between the loss and these weights; or float16 "
+        f"flushes all gradients to zero, which a larger loss scale prevents.{SEE}"
+    )
+
+
+@quick_in_graph_mode
+@pytest.mark.parametrize("kind", ["simultaneous", "alternating"])
+def test_two_optimizers_of_which_one_moves_nothing(mode, kind):
+    trained = Trained(kind)
+    ops.assign(trained.optimizers[1].learning_rate, Tensor(0.0, mindspore.float32))
+    with pytest.warns(RuntimeWarning, match=r"no weight of optimizer 1 has .* are losses and optimizers in the same"):
+        for _ in range(50):
+            trained.call_cell(0)

@@ -25,8 +25,8 @@ ADVICE = {
     "gradients": "the backward overflows at every scale so far: find_loss_scale finds a lower one, if there is any, "
     "and ms_lossscale.advise_float32 the cells that need float32. A number as the loss scale does not fall, so pass a "
     "DynamicLossScale",
-    "detector": "all gradients are finite, so ask ms_lossscale.locate_overflow which cell raises the status register, "
-    "or look at the overflow detector that you passed",
+    "detector": "all gradients are finite, so look at the overflow detector that you passed; or, where an NPU's status "
+    "register tells, for values in the network that overflow and are clipped or masked afterwards",
 }
 
 

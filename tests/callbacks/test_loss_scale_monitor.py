@@ -560,7 +560,9 @@ def test_the_status_register_has_its_own_reason(mode):
     with emulation.saturation_mode():
         network = OnNpu("network")
         its = ScaledTrainOneStepCell(network, optimizers_of([network])[0], DynamicLossScale(16.0)).set_train()
-        with pytest.raises(RuntimeError, match=r"by the overflow detector alone.* which cell raises the status"):
+        with pytest.raises(
+            RuntimeError, match=r"by the overflow detector alone.* where an NPU's status register tells"
+        ):
             watch(its, [tuple(inputs_for(BACKWARD))], LossScaleMonitor(max_consecutive_skips=1))
 
 

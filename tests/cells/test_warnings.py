@@ -131,9 +131,6 @@ def test_a_training_that_recovers_says_nothing(mode):
             its(with_norm(1.0 if i in (20, 42) else np.inf))
 
 
-# Weights that no gradient reaches.
-
-
 class Stopped(Linear):
     def construct(self, x, y):
         return ops.stop_gradient(super().construct(x, y))
@@ -147,13 +144,3 @@ def test_an_optimizer_to_whose_weights_no_gradient_flows(mode):
         "far, no gradient reaches any. Look for ops.stop_gradient between the loss and these weights; or float16 "
         f"flushes all gradients to zero, which a larger loss scale prevents.{SEE}"
     )
-
-
-@quick_in_graph_mode
-@pytest.mark.parametrize("kind", ["simultaneous", "alternating"])
-def test_two_optimizers_of_which_one_moves_nothing(mode, kind):
-    trained = Trained(kind)
-    ops.assign(trained.optimizers[1].learning_rate, Tensor(0.0, mindspore.float32))
-    with pytest.warns(RuntimeWarning, match=r"no weight of optimizer 1 has .* are losses and optimizers in the same"):
-        for _ in range(50):
-            trained.call_cell(0)

@@ -107,7 +107,7 @@ class LossScaleMonitor(Callback):
         >>> batches = dataset.NumpySlicesDataset(data, shuffle=False).batch(2)
         >>> Model(cell).train(1, batches, callbacks=[LossScaleMonitor(2)], dataset_sink_mode=False)
         step 2: loss 0, loss scale 1024, 2 applied, 0 skipped
-        step 3: overflow at loss scale 1024, skipped (1 in a row), now 512; not finite: weight, bias (2 of 2 gradients)
+        step 3: skipped (1 in a row) with a loss that was not finite, loss scale 1024, now 512; not finite: weight...
         step 4: loss 0.81, loss scale 512, 3 applied, 1 skipped
         steps 1 to 4: 1 skipped: 1 with a loss that was not finite
 
@@ -120,7 +120,7 @@ class LossScaleMonitor(Callback):
         ...         monitor.after_step(*outputs)
         ...
         step 2: loss 0.00656101, loss scale 512, 5 applied, 1 skipped in all
-        step 3: overflow at loss scale 512, skipped (1 in a row), now 256; not finite: weight, bias (2 of 2 gradients)
+        step 3: skipped (1 in a row) with a loss that was not finite, loss scale 512, now 256; not finite: weight...
         step 4: loss 0.643043, loss scale 256, 6 applied, 2 skipped in all
         steps 1 to 4: 1 skipped: 1 with a loss that was not finite
     """

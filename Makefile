@@ -79,9 +79,9 @@ test-all: test test-slow test-oldest
 	$(VENV)/bin/python -m pytest -m nightly
 	set -e; for folder in $(sort $(dir $(wildcard tests/*/test_*.py))); do .venv-oldest/bin/python -m pytest $$folder; done
 
-# Breaks the package in each way of tests/support/mutants/, and shows those that no test notices.
+# Changes the tests' reference in many ways, and shows those that no configuration notices. `--help` shows its options.
 mutants: $(VENV)/installed
-	$(VENV)/bin/python tests/support/run_mutants.py
+	$(VENV)/bin/python tests/support/mutate_reference.py
 
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check .

@@ -16,7 +16,9 @@ from ms_lossscale import DynamicLossScale, NormSpike, ScheduledLossScale
 from support.optimizers import RUN_EVERYWHERE
 from support.reference import DynamicRule, FixedRule, HighLossRule, ScheduledRule, SpikeRule
 
-CELLS = ("scaled", "simultaneous", "tuple", "alternating")
+# A ManualStep is called eagerly, or in a function that `mindspore.jit` compiles.
+MANUAL = ("manual", "compiled")
+CELLS = ("scaled", "simultaneous", "tuple", "alternating", *MANUAL)
 CALLS = 12
 NAN, INF = float("nan"), float("inf")
 
@@ -56,12 +58,16 @@ CLIPS = {
     "mixed": {"clip_norm": (INF, None, 0.5), "clip_value": (None, 0.5, None)},
 }
 DECAYS = {"no_ema": None, "ema": 0.75, "some_ema": (None, 0.5, 0.875)}
-# Which networks have weights.
+# Which networks have weights, and aux.
 WEIGHTS = {"no weights": False, "weights": True, "some weights": (True, False, True)}
+AUX = {"no aux": False, "aux": True, "some aux": (False, True, True)}
+# Cells and state of the user's own. Gradients beyond the bound overflow for the own detector.
+OWN = ("gradient_transforms", "after_update", "overflow_detector", "forward_state")
+GRADIENT_BOUND = 2.0**7
 # Each condition: the cell's argument, and its rule. The own one belongs to `configured_training.py`.
 LOSS_BOUND, LOSS_GROWTH = 6.0, 0.25
 CONDITIONS = {
-    "spike": (lambda: NormSpike(16.0, z_score=4.0, window=2), lambda: SpikeRule(16.0, 4.0, 2)),
+    "spike": (lambda: NormSpike(16.0, z_score=4.0, window=3), lambda: SpikeRule(16.0, 4.0, 3)),
     "high loss": (None, lambda: HighLossRule(LOSS_BOUND, LOSS_GROWTH)),
 }
 # Optimizers that compile fast.
@@ -71,7 +77,7 @@ RESUMES = ("load_param_into_net", "load_state_dict", "copies")
 
 # A gradient of 2**16 / scale overflows in float16. 2**15 does so at almost any scale, 2**-20 at none.
 ORDINARY = (0.5, -1.0, 2.0)
-SLOPES = (*ORDINARY, *ORDINARY, 4.0, 16.0, -64.0, 2.0**10, 2.0**15, INF, NAN)
+SLOPES = (*ORDINARY, *ORDINARY, 4.0, 16.0, -32.0, 2.0**10, 2.0**15, INF, NAN)
 
 
 @dataclasses.dataclass
@@ -93,8 +99,7 @@ class Call:
 @dataclasses.dataclass
 class Configuration:
     """
-    What a cell is made with, as far as `keywords` do not say it, gradient transforms and a condition among it, and its
-    calls.
+    What a cell is made with, as far as `keywords` do not say it, some of OWN and a condition among it, and its calls.
     """
 
     cell: str
@@ -102,7 +107,7 @@ class Configuration:
     rules: list
     optimizers: list
     keywords: dict
-    transforms: bool
+    own: tuple
     calls: list
     resume: Optional[str]
     resume_at: int
@@ -132,12 +137,16 @@ class Configuration:
         return not is_divided and not any(norm is not None and norm < INF for norm in norms)
 
     @property
+    def is_manual(self):
+        return self.cell in MANUAL
+
+    @property
     def is_weighted(self):
         return bool(self.keywords.get("weighted"))
 
     def time(self):
         """Returns about how long it takes: resuming compiles everything twice, and retries make it larger."""
-        networks = {"scaled": 1, "tuple": 1.5, "simultaneous": 1.5, "alternating": 2}[self.cell]
+        networks = {"scaled": 1, "alternating": 2}.get(self.cell, 1.5)
         return 1 + networks * (1 + (self.resume is not None)) * (1 + 0.5 * (self.keywords["max_retries"] > 0))
 
     def settings(self):
@@ -152,7 +161,9 @@ class Configuration:
             "clip": str([self.of_network(name, 0) for name in ("clip_norm", "clip_value")]),
             "clips_alike": not isinstance(self.keywords.get("clip_norm"), list),
             "ema": str(self.keywords["ema_decay"]),
-            "transforms": self.transforms,
+            **{name: name in self.own for name in OWN},
+            "aux": str(self.keywords.get("has_aux")),
+            "inputs": str(self.keywords.get("network_inputs")),
             "weighted": str(self.keywords.get("weighted")),
             "condition": self.condition,
             "patient": "patient" in self.rules,
@@ -181,8 +192,12 @@ class Configuration:
         value = self.keywords.get(name)
         return value[i] if isinstance(value, list) else value
 
+    def positions(self, i):
+        """Returns the positions of the inputs that network i computes with."""
+        return self.of_network("network_inputs", i) or (2 * i, 2 * i + 1)
 
-def draw(choose, optimizers=ALL_OPTIMIZERS, counts=(2, 3)):
+
+def draw(choose, optimizers=ALL_OPTIMIZERS, counts=(2, 3), cells=CELLS):
     """
     Draws one configuration.
 
@@ -190,20 +205,30 @@ def draw(choose, optimizers=ALL_OPTIMIZERS, counts=(2, 3)):
         choose (callable): Chooses one item of a sequence, at random or as hypothesis does.
         optimizers (tuple[str]): The names to choose from.
         counts (tuple[int]): The numbers of networks to choose from if there are several.
+        cells (Sequence[str]): The names to choose from.
     """
-    cell = choose(CELLS)
-    count = 1 if cell == "scaled" else choose(counts)
-    clip, ema, retries = choose(tuple(CLIPS)), choose(tuple(DECAYS)), choose((0, 1, 2))
+    cell = choose(cells)
+    is_manual = cell in MANUAL
+    count = 1 if cell == "scaled" else choose((1, *counts) if is_manual else counts)
+    clip, ema, retries = choose(tuple(CLIPS)), choose(tuple(DECAYS)), 0 if is_manual else choose((0, 1, 2))
     rules = _draw_rules(choose, cell, count, retries)
     steps = choose((1, 2, 3))
     keywords = {"gradient_accumulation_steps": steps, "max_retries": retries}
     keywords.update({name: _for(count, value) for name, value in CLIPS[clip].items()})
     keywords["ema_decay"] = _for(count, DECAYS[ema])
     if cell != "tuple":
-        keywords["weighted"] = _for(count, WEIGHTS[choose(("no weights", *WEIGHTS))])
-    every = cell == "alternating" and choose((False, True))
-    if every:
+        # All backwards of a ManualStep share one weight.
+        weights = WEIGHTS[choose(("no weights", *WEIGHTS))]
+        keywords["weighted"] = bool(weights) if is_manual else _for(count, weights)
+    if cell == "alternating" and choose((False, True)):
         keywords["every"] = [choose((1, 2, 3)) for _ in range(count)]
+    elif not is_manual:
+        # A network with aux takes part in each call.
+        aux = AUX[choose(("no aux", *AUX))]
+        keywords["has_aux"] = bool(aux) if cell == "tuple" else _for(count, aux)
+    if count > 1 and cell != "tuple":
+        first, own = ([(i * k, 2 * i + 1) for i in range(count)] for k in (0, 2))
+        keywords["network_inputs"] = first if is_manual and keywords["weighted"] else choose((None, first, own))
     resume = choose((None, *RESUMES))
     configuration = Configuration(
         cell,
@@ -211,7 +236,7 @@ def draw(choose, optimizers=ALL_OPTIMIZERS, counts=(2, 3)):
         rules,
         [choose(optimizers) for _ in range(count)],
         keywords,
-        choose((False, True)),
+        tuple(name for name in OWN if choose((False, False, True))),
         [],
         resume,
         choose(range(2, CALLS - 2)) if resume else CALLS,
@@ -231,7 +256,7 @@ def _for(count, value):
 def _draw_rules(choose, cell, count, retries):
     """Draws one name, or one for each network. All must agree on checks, and back off if there are retries."""
     group = DYNAMIC if retries else choose((DYNAMIC, DYNAMIC, DYNAMIC + STATIC, UNCHECKED))
-    own = cell != "scaled" and choose((False, True))
+    own = count > 1 and choose((False, True))
     return [choose(group) for _ in range(count)] if own else [choose(group)]
 
 
@@ -288,6 +313,9 @@ def covering(pool=500):
     for seed in range(pool):
         choose = random.Random(seed).choice
         mode, drawn = choose(("graph", "pynative")), draw(choose, FEW_OPTIMIZERS, (2,))
+        if drawn.cell == "manual":
+            # Eagerly in graph mode, MindSpore compiles the end of each call anew.
+            mode = "pynative"
         covers = set(itertools.combinations({"mode": mode, **drawn.settings()}.items(), 2))
         covers.update(drawn.rules, [("steps", drawn.steps), ("retries", drawn.keywords["max_retries"]), drawn.resume])
         candidates.append((covers, mode, drawn))
@@ -296,3 +324,41 @@ def covering(pool=500):
         covers, mode, drawn = max(candidates, key=lambda each: len(each[0] & missing) / each[2].time())
         missing -= covers
         yield mode, drawn
+
+
+def planted():
+    """Yields modes and configurations of what chance would hardly draw."""
+    scales = {"v": [2.0**10, 2.0**10], "w": [2.0**10, 2.0**4]}
+    # The first scale at its floor, so that nothing is tried again; then finite gradients, but the own detector says no.
+    yield _plant("simultaneous", "vLL .. w.L ..", ["hysteresis", "plain"], ["overflow_detector"], scales, max_retries=1)
+    # A spike right after the window of the mean, and the ceiling.
+    yield _plant("scaled", ". . . M . . .", ["steep"], condition="spike")
+    # Whose forward was not finite.
+    for cell in ("simultaneous", "compiled"):
+        yield _plant(cell, "N. .N F. .F NN LL ..", ["patient", "patient"])
+    # When networks take turns, the loss of one that was skipped does not count, nor that of an earlier call of a cycle.
+    yield _plant("alternating", ".. .N ..", every=[1, 2])
+    calls = ".. .. .. .N .. .. .. |.. .. .N |.. .. .. .. .."
+    yield _plant("alternating", calls, every=[1, 2], gradient_accumulation_steps=2)
+    # State that both reach, where cycles of the first, the second, and both networks are skipped.
+    yield _plant("alternating", ".. .N N. .. N. .N .N .. NN |..", gradient_accumulation_steps=2)
+
+
+_SLOPES = {".": 1.0, "M": 8.0, "L": 2.0**10, "N": NAN, "F": 1.0}
+
+
+def _plant(cell, calls, rules=("plain",), own=(), scales=None, condition=None, **keywords):
+    """A configuration with a letter for each network in each call, F if the forward overflows, and actions before."""
+    count = 1 if cell == "scaled" else 2
+    keywords = {"gradient_accumulation_steps": 1, "max_retries": 0, "ema_decay": None, **keywords}
+    if count > 1:
+        keywords["network_inputs"] = [(0, 1), (2, 3)]
+    drawn = []
+    for call in calls.split():
+        action, letters = call[:-count], call[-count:]
+        action = {"": (), "|": ("flush",)}.get(action, ("set_loss_scale", (scales or {}).get(action)))
+        drawn.append(
+            Call([_SLOPES[letter] for letter in letters], letters.find("F") if "F" in letters else None, action)
+        )
+    settings = (cell, count, list(rules), ["nn.SGD"] * count, keywords, tuple(own), drawn, None, len(drawn), condition)
+    return "pynative", Configuration(*settings)

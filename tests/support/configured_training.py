@@ -7,30 +7,31 @@ from mindspore import dtype as mstype
 
 from ms_lossscale import (
     AlternatingTrainOneStepCell,
+    ManualStep,
+    OverflowDetector,
     ScaledTrainOneStepCell,
     SimultaneousTrainOneStepCell,
     SkipCondition,
 )
-from support.configurations import CONDITIONS, LOSS_BOUND, LOSS_GROWTH, RULES, inputs
+from support.configurations import CONDITIONS, GRADIENT_BOUND, LOSS_BOUND, LOSS_GROWTH, RULES, inputs
+from support.configured_reference import Comparison, Reference, numbered
 from support.in_mode import in_mode
 from support.optimizers import make_optimizer
-from support.reference import AlternatingReference, NetworkReference, Run, Shared, StepReference
-from support.training import changed, same_bits, state
-
-# There are some 12 steps of some 20 roundings each, by float32's 2**-24 = 6e-8 of numbers of the order of 1. A
-# forgotten or doubled call, division, clip or average is off by 1e-2 or more.
-ROUNDING = {"rtol": 1e-5, "atol": 1e-5}
-FLOAT16_MAX = 65504.0
+from support.training import changed, state
 
 
 class Bank(nn.Cell):
-    """Holds a mean and a count of its runs."""
+    """Holds a mean and a count of its runs. A mean that `is_given` is registered like a weight."""
 
-    def __init__(self, name):
+    def __init__(self, name, is_given=False):
         super().__init__(auto_prefix=False)
-        self.mean = Parameter(Tensor(np.zeros(2, np.float32)), name=f"{name}.mean", requires_grad=False)
+        self.mean = Parameter(Tensor(np.zeros(2, np.float32)), name=f"{name}.mean", requires_grad=is_given)
         self.count = Parameter(Tensor(0, mstype.int32), name=f"{name}.count", requires_grad=False)
         self.one = Tensor(1, mstype.int32)
+
+    @property
+    def values(self):
+        return self.mean, self.count
 
     def construct(self, x):
         ops.assign(self.count, self.count + self.one)
@@ -43,20 +44,23 @@ class Sloped(nn.Cell):
     Its weight's gradient depends on all earlier weights, and contains `slope`, which goes through float16 in the
     backward and overflows there at a high scale. The forward writes a mean and a count of its runs, and those that all
     networks share. It can reach those of the earlier networks, too, which it leaves alone. If it is weighted, its loss
-    is a sum over one thing or two, which its input tells.
+    is a sum over nothing, one thing or two, which its input tells. Its aux are its weight, and what it computed.
     """
 
-    def __init__(self, i, earlier, seed, weighted):
+    def __init__(self, i, earlier, seed, configuration):
         super().__init__(auto_prefix=False)
         values = np.random.default_rng([seed, i]).integers(-16, 17, (2, 2)).astype(np.float32) / 8
         self.weight = Parameter(Tensor(values[0]), name=f"n{i}.weight")
         self.bias = Parameter(Tensor(values[1]), name=f"n{i}.bias")
-        self.own, self.shared = Bank(f"n{i}"), Bank("shared") if earlier is None else earlier.shared
-        self.earlier = earlier
-        self.weighted = weighted
+        self.own, self.earlier = Bank(f"n{i}"), earlier
+        self.shared = Bank("shared", "forward_state" in configuration.own) if earlier is None else earlier.shared
+        self.weighted, self.has_aux = (bool(configuration.of_network(name, i)) for name in ("weighted", "has_aux"))
+        self.takes_all = configuration.keywords.get("network_inputs", ()) is None and not configuration.is_manual
+        self.first = 2 * i
         self.one = Tensor(1.0, mstype.float32)
 
-    def construct(self, x, slope):
+    def construct(self, *values):
+        x, slope = values[self.first : self.first + 2] if self.takes_all else values
         self.own(x[1])
         self.shared(x[1])
         weight = self.weight + self.bias
@@ -66,11 +70,13 @@ class Sloped(nn.Cell):
         # Zeros that have a gradient: the value of the loss stays exact.
         zeros = self.weight - ops.stop_gradient(self.weight)
         sloped = (zeros.astype(mstype.float16) * slope.astype(mstype.float16)).astype(mstype.float32)
-        loss = 0.25 * ops.square(errors).sum() + sloped.sum()
+        output = (0.25 * ops.square(errors).sum() + sloped.sum(),)
         if self.weighted:
-            number = self.one + (x[0, 0] > 0).astype(mstype.float32)
-            return loss * number, number
-        return loss
+            number = (x[0, 0] > -1.5).astype(mstype.float32) + (x[0, 0] > 0).astype(mstype.float32)
+            output = (output[0] * number, number)
+        if self.has_aux:
+            output += (self.weight, errors)
+        return output if self.weighted or self.has_aux else output[0]
 
 
 class Drifts(nn.Cell):
@@ -85,6 +91,26 @@ class Drifts(nn.Cell):
         ops.assign(self.calls, self.calls + self.one)
         drift = self.share * self.calls
         return grads[0] + drift, grads[1] + drift
+
+
+class Halves(nn.Cell):
+    """Halves the biases after an update."""
+
+    def __init__(self, networks):
+        super().__init__(auto_prefix=False)
+        self.networks = nn.CellList(networks, auto_prefix=False)
+
+    def construct(self):
+        for network in self.networks:
+            ops.assign(network.bias, 0.5 * network.bias)
+
+
+class LargeGradients(OverflowDetector):
+    """A user's own detector: what is not finite is not within the bound, either."""
+
+    def construct(self, grads):
+        within = [(ops.abs(grad) <= GRADIENT_BOUND).all() for grad in grads]
+        return ops.logical_not(ops.stack(within).all())
 
 
 class HighLoss(SkipCondition):
@@ -103,54 +129,50 @@ class HighLoss(SkipCondition):
 
 
 class TupleOf(nn.Cell):
-    """One network that returns the losses of all."""
+    """One network that returns the losses of all, and then the aux of all."""
 
     def __init__(self, networks):
         super().__init__(auto_prefix=False)
         self.networks = nn.CellList(networks, auto_prefix=False)
 
     def construct(self, *values):
-        losses = ()
+        losses, auxes = (), ()
         for i, network in enumerate(self.networks):
-            losses += (network(values[2 * i], values[2 * i + 1]),)
-        return losses
+            output = network(values[2 * i], values[2 * i + 1])
+            losses += (output[0] if network.has_aux else output,)
+            if network.has_aux:
+                auxes += output[1:]
+        return losses + auxes
 
 
-class SlopedReference(NetworkReference):
-    """The same network in NumPy, in float32."""
+def manual_call(step, networks, configuration):
+    """Returns a function that makes a call of a ManualStep: it returns what `end` did, the scales and the losses."""
 
-    def __init__(self, network, earlier, optimizer, transforms, **keywords):
-        weights = [network.weight.asnumpy().copy(), network.bias.asnumpy().copy()]
-        super().__init__(weights, optimizer, (np.zeros(2, np.float32), 0), **keywords)
-        self.earlier, self.transforms = earlier, transforms
-        self.shared = Shared((np.zeros(2, np.float32), 0)) if earlier is None else earlier.shared
+    def value_and_grad_of(i, network):
+        def forward(x, slope):
+            output = network(x, slope)
+            loss, weight = output if network.weighted else (output, None)
+            return step.scale(loss, i), loss, weight, step.scale(network.one, i)
 
-    def transform(self, gradients, steps):
-        drift = np.float32((steps + 1) * 2.0**-6 if self.transforms else 0)
-        return [gradient + drift for gradient in gradients]
+        weights = step.parameters[i] if configuration.count > 1 else step.parameters
+        return mindspore.value_and_grad(forward, None, weights, has_aux=True)
 
-    def run(self, values, scale):
-        x, slope = values
-        weight = self.weights[0] + self.weights[1]
-        if self.earlier is not None:
-            weight = weight + self.earlier.weights[0]
-        errors = weight - x[0]
-        number = np.float32(2.0 if self.weighted and x[0, 0] > 0 else 1.0)
-        holds = scale * number <= FLOAT16_MAX and abs(scale * number * slope) <= FLOAT16_MAX
-        mean, count = self.state
-        shared_mean, shared_count = self.shared.value
-        mean, shared_mean = (np.float32(0.5) * each + np.float32(0.5) * x[1] for each in (mean, shared_mean))
-        return Run(
-            loss=np.float32(0.25) * np.sum(errors**2) if np.isfinite(slope) else np.nan,
-            gradients=[
-                number * (slope + np.float32(0.5) * errors) if holds else np.full(2, np.inf),
-                number * np.float32(0.5) * errors,
-            ],
-            state=(mean, count + 1),
-            shared=(shared_mean, shared_count + 1),
-            forward_overflowed=bool(np.isfinite(self.state[0]).all() and not np.isfinite(mean).all()),
-            weight=number,
-        )
+    parts = [value_and_grad_of(*each) for each in enumerate(networks)]
+    one = networks[0].one
+    positions = [configuration.positions(i) for i in range(configuration.count)]
+
+    def call(*inputs):
+        inputs = step.begin(*inputs)
+        losses, scales, grads, weight = (), (), (), None
+        for part, (i, j) in zip(parts, positions):
+            (_, loss, weight, scale), its_grads = part(inputs[i], inputs[j])
+            grads += (its_grads,)
+            scales += (scale,)
+            losses += (loss if weight is None else loss / ops.maximum(weight, one),)
+        overflow = step.end(*grads, loss=sum(losses), weight=weight)
+        return overflow, scales, losses
+
+    return mindspore.jit(call) if configuration.cell == "compiled" else call
 
 
 class Weights(nn.Cell):
@@ -164,17 +186,34 @@ class Weights(nn.Cell):
 
 
 class ByHand:
-    """MindSpore's own optimizer, called by hand."""
+    """MindSpore's own optimizer, called by hand. It keeps the arrays before and after each of its `updates`."""
 
     def __init__(self, name, network):
         with in_mode(mindspore.PYNATIVE_MODE):
             self.own = Weights(network)
             self.optimizer, _ = make_optimizer(name, self.own)
+        self.updates = []
+
+    @property
+    def state(self):
+        return optimizer_state(self.optimizer)
 
     def __call__(self, weights, gradients):
+        own = (self.own.weight, self.own.bias)
         with in_mode(mindspore.PYNATIVE_MODE):
+            for its, value in zip(own, weights):
+                ops.assign(its, Tensor(value))
             self.optimizer(tuple(Tensor(gradient.astype(np.float32)) for gradient in gradients))
-        return [self.own.weight.asnumpy().copy(), self.own.bias.asnumpy().copy()]
+        after = [its.asnumpy().copy() for its in own]
+        self.updates.append(([*weights, *gradients], after, self.state))
+        return after
+
+
+def optimizer_state(optimizer, prefix=""):
+    """Returns the values of all Parameters but the weights, by their names without the prefix."""
+    weights = [own.name for own in optimizer.parameters]
+    held = {its.name: its for its in optimizer.get_parameters() if its.name not in weights}
+    return {name.removeprefix(prefix): its.asnumpy().copy() for name, its in held.items()}
 
 
 class ConfiguredTraining:
@@ -184,197 +223,102 @@ class ConfiguredTraining:
         self.configuration = configuration
         self.networks = []
         for i in range(configuration.count):
-            weighted = bool(configuration.of_network("weighted", i))
-            self.networks.append(Sloped(i, self.networks[-1] if i else None, seed, weighted))
+            self.networks.append(Sloped(i, self.networks[-1] if i else None, seed, configuration))
         self.optimizers = [make_optimizer(*pair)[0] for pair in zip(configuration.optimizers, self.networks)]
         loss_scales = [RULES[name][0]() for name in configuration.rules]
         loss_scale = loss_scales if configuration.has_own_scales else loss_scales[0]
+        networks, optimizers = self.networks, self.optimizers
+        if configuration.count == 1:
+            networks, optimizers = networks[0], optimizers[0]
+        elif configuration.cell == "tuple":
+            networks = TupleOf(networks)
+        make = {"scaled": ScaledTrainOneStepCell, "alternating": AlternatingTrainOneStepCell}
+        make = ManualStep if configuration.is_manual else make.get(configuration.cell, SimultaneousTrainOneStepCell)
+        self.cell = make(networks, optimizers, loss_scale, **self._keywords()).set_train()
+        if configuration.is_manual:
+            self._call = manual_call(self.cell, self.networks, configuration)
+
+    def _keywords(self):
+        configuration = self.configuration
         keywords = dict(configuration.keywords)
-        if configuration.transforms:
+        if configuration.is_manual:
+            for name in ("max_retries", "weighted", "network_inputs"):
+                keywords.pop(name, None)
+        if "gradient_transforms" in configuration.own:
             of_each = [[Drifts()] for _ in self.networks]
-            keywords["gradient_transforms"] = of_each[0] if configuration.cell == "scaled" else of_each
+            keywords["gradient_transforms"] = of_each[0] if configuration.count == 1 else of_each
+        if "after_update" in configuration.own:
+            of_each = [Halves([network]) for network in self.networks]
+            keywords["after_update"] = of_each if configuration.cell == "alternating" else Halves(self.networks)
+        if "overflow_detector" in configuration.own:
+            keywords["overflow_detector"] = LargeGradients()
+        if "forward_state" in configuration.own:
+            keywords["forward_state"] = [self.networks[0].shared.mean]
         if configuration.condition is not None:
             # Those of networks that take turns are copied.
             keywords["skip_conditions"] = [(CONDITIONS[configuration.condition][0] or HighLoss)()]
-        if configuration.cell == "scaled":
-            cell = ScaledTrainOneStepCell(self.networks[0], self.optimizers[0], loss_scale, **keywords)
-        elif configuration.cell == "tuple":
-            cell = SimultaneousTrainOneStepCell(TupleOf(self.networks), self.optimizers, loss_scale, **keywords)
-        else:
-            make = {"simultaneous": SimultaneousTrainOneStepCell, "alternating": AlternatingTrainOneStepCell}
-            positions = [(2 * i, 2 * i + 1) for i in range(configuration.count)]
-            cell = make[configuration.cell](
-                self.networks, self.optimizers, loss_scale, network_inputs=positions, **keywords
-            )
-        self.cell = cell.set_train()
+        return keywords
 
     def act(self, action):
         if action:
             getattr(self.cell, action[0])(*action[1:])
 
     def call(self, index):
-        """Returns the results of a call, as arrays."""
-        values = map(Tensor, inputs(self.configuration, index))
-        return [np.asarray(value.asnumpy()) for value in self.cell(*values)]
-
-
-_OF_NETWORK = ("clip_norm", "clip_value", "ema_decay", "weighted")
-
-
-class Reference:
-    """The reference of a training."""
-
-    def __init__(self, training):
-        configuration = training.configuration
-        self.configuration = configuration
-        self.networks = []
-        for i, network in enumerate(training.networks):
-            self.networks.append(
-                SlopedReference(
-                    network,
-                    self.networks[-1] if i else None,
-                    ByHand(configuration.optimizers[i], network),
-                    configuration.transforms,
-                    **{name: configuration.of_network(name, i) for name in _OF_NETWORK},
-                )
-            )
-        settings = (configuration.steps, configuration.keywords["max_retries"], configuration.checks)
-        self.alternates = configuration.cell == "alternating"
-        undoes_shared = not self.alternates or configuration.steps == 1
-        keywords = {"shared": self.networks[0].shared, "undoes_shared": undoes_shared}
-        if self.alternates:
-            for network in self.networks[:-1]:
-                network.is_undone_last = not undoes_shared
-            names = configuration.rules if configuration.has_own_scales else configuration.rules * configuration.count
-            self.phases = [
-                StepReference([network], [RULES[name][1]()], *settings, **keywords, **self._conditions())
-                for network, name in zip(self.networks, names)
-            ]
-            self.whole = AlternatingReference(self.phases, configuration.keywords.get("every"))
+        """Makes a call. Returns the arrays that it gives, by name."""
+        configuration = self.configuration
+        values = [Tensor(value) for value in inputs(configuration, index)]
+        auxes = ()
+        if configuration.is_manual:
+            overflow, scales, losses = self._call(*values)
+            loss, scale = sum(losses), ops.stack(scales) if configuration.has_own_scales else scales[0]
         else:
-            rules = [RULES[name][1]() for name in configuration.rules]
-            self.whole = StepReference(self.networks, rules, *settings, **keywords, **self._conditions())
-            self.phases = [self.whole]
+            loss, overflow, scale, *others = self.cell(*values)
+            losses = [loss] if configuration.cell == "scaled" else others.pop(0)
+            if configuration.keywords.get("has_aux"):
+                auxes = others[:1] if configuration.cell == "scaled" else others[0]
+                others.pop()
+            assert not others
+        returned = {"loss": loss, "overflow": overflow, "scale": scale, **numbered("loss", losses)}
+        for i, aux in enumerate(auxes):
+            returned.update(numbered(f"aux {i}", aux))
+        return {name: np.array(value.asnumpy()) for name, value in returned.items()}
 
-    def _conditions(self):
-        name = self.configuration.condition
-        return {} if name is None else {"skip_conditions": [CONDITIONS[name][1]()]}
-
-    def act(self, action):
-        name = action[0] if action else None
-        if name == "flush":
-            self.whole.flush()
-        elif name == "set_every":
-            self.whole.every = action[1]
-        elif name == "set_loss_scale":
-            rules = [(phase, i) for phase in self.phases for i in range(len(phase.rules))]
-            values = action[1] if isinstance(action[1], list) else [action[1]]
-            for (phase, i), value in zip(rules, values):
-                phase.set_loss_scale(i, value)
-
-    def call(self, index):
-        values = inputs(self.configuration, index)
-        return self.whole.call([values[2 * i : 2 * i + 2] for i in range(self.configuration.count)])
-
-    def scales(self):
-        scales = [rule.scale for phase in self.phases for rule in phase.rules]
-        return scales if self.alternates or self.configuration.has_own_scales else scales[0]
-
-    def counters(self):
-        counters = [phase.counters for phase in self.phases]
-        return counters if self.alternates else counters[0]
-
-
-class Comparison:
-    """Compares a training with its reference."""
-
-    def __init__(self, training):
-        self.training, self.reference = training, Reference(training)
-        self.configuration = training.configuration
-        self.assert_close = np.testing.assert_array_equal if self.configuration.is_exact else _assert_close
-
-    def act(self, action):
-        self.training.act(action)
-        self.reference.act(action)
-        self._compare_state()
-
-    def call(self, index):
-        """Makes one call of both. Returns the cell's results."""
-        losses, overflow, scales = self.reference.call(index)
-        outputs = self.training.call(index)
-        np.testing.assert_array_equal(outputs[1], overflow)
-        np.testing.assert_array_equal(outputs[2], np.float32(scales).reshape(outputs[2].shape))
-        if self.configuration.cell == "scaled":
-            self._compare_losses(outputs[0], losses[0])
-        else:
-            self._compare_losses(outputs[0], outputs[3].sum(dtype=np.float64))
-            for own, loss in zip(outputs[3], losses):
-                self._compare_losses(own, loss)
-        self._compare_state()
-        return outputs
-
-    @staticmethod
-    def _compare_losses(own, loss):
-        # They are sums in different orders.
-        _assert_close(own, loss if np.isfinite(loss) else np.nan)
-
-    def _compare_state(self):
-        cell, reference = self.training.cell, self.reference
-        assert cell.get_loss_scale() == reference.scales()
-        assert cell.counters() == reference.counters()
-        for i, (network, wanted) in enumerate(zip(self.training.networks, reference.networks)):
-            self.assert_close(network.weight.asnumpy(), wanted.weights[0])
-            self.assert_close(network.bias.asnumpy(), wanted.weights[1])
-            for bank, (mean, count) in ((network.own, wanted.state), (network.shared, wanted.shared.value)):
-                np.testing.assert_array_equal(bank.mean.asnumpy(), mean)
-                assert int(bank.count.asnumpy()) == count
-            self._compare_optimizers(self.training.optimizers[i], wanted.optimizer.optimizer)
-        self._compare_averages(cell, reference)
-        self._compare_norms(cell, reference)
-        self._compare_conditions(cell, reference)
-
-    def _compare_optimizers(self, own, wanted):
-        """Compares moments, numbers of steps, and all other optimizer state."""
-        for parameter, its in zip(own.get_parameters(), wanted.get_parameters()):
-            assert parameter.name.endswith(its.name)
-            self.assert_close(parameter.asnumpy(), its.asnumpy())
-
-    def _compare_averages(self, cell, reference):
-        decays = [wanted.ema_decay is not None for wanted in reference.networks]
-        if any(decays):
-            averages = cell.ema_parameters()
-            assert len(averages) == 2 * sum(decays)
-            for network, wanted, has_decay in zip(self.training.networks, reference.networks, decays):
-                if has_decay:
-                    self.assert_close(averages[network.weight.name].asnumpy(), wanted.averages[0])
-                    self.assert_close(averages[network.bias.name].asnumpy(), wanted.averages[1])
-
-    @staticmethod
-    def _compare_norms(cell, reference):
-        if all(wanted.clip_norm is None for wanted in reference.networks):
-            return
-        norms = cell.grad_norm()
-        for norm, wanted in zip(norms if isinstance(norms, list) else [norms], reference.networks):
-            if wanted.clip_norm is None:
-                assert norm is None
-            elif np.isfinite(wanted.grad_norm):
-                assert type(norm) is float
-                np.testing.assert_allclose(norm, wanted.grad_norm, **ROUNDING)
-            else:
-                assert not np.isfinite(norm)
-
-    def _compare_conditions(self, cell, reference):
-        names = {"spike": {"mean": "norm_spike.mean", "steps": "norm_spike.steps"}, "high loss": {"bound": "bound"}}
-        held = cell.parameters_dict()
-        for i, phase in enumerate(reference.phases):
-            prefix = f"network_{i}." if reference.alternates else ""
-            for condition in phase.conditions:
-                for attribute, name in names[self.configuration.condition].items():
-                    _assert_close(held[prefix + name].asnumpy(), getattr(condition, attribute))
+    def seen(self):
+        """Returns all that is compared between two calls, by name."""
+        configuration, cell = self.configuration, self.cell
+        alternates = configuration.cell == "alternating"
+        counters, held = cell.counters(), cell.parameters_dict()
+        seen = {"scales": cell.get_loss_scale()}
+        for i, its in enumerate(counters if alternates else [counters]):
+            seen.update({f"counters {i} {name}": value for name, value in its.items()})
+            names = {"spike": ("norm_spike.mean", "norm_spike.steps"), "high loss": ("bound",), None: ()}
+            prefix = f"network_{i}." if alternates else ""
+            for name in names[configuration.condition]:
+                seen[f"condition {i} {name.split('.')[-1]}"] = held[prefix + name]
+        clips = [configuration.of_network("clip_norm", i) for i in range(configuration.count)]
+        if clips != [None] * configuration.count:
+            norms = cell.grad_norm()
+            seen.update(numbered("norm", norms if isinstance(norms, list) else [norms]))
+        averages = {} if configuration.keywords["ema_decay"] is None else dict(cell.ema_parameters())
+        for i, network in enumerate(self.networks):
+            weights = (network.weight, network.bias)
+            seen.update(numbered(f"weight {i}", weights))
+            seen.update(numbered(f"bank {i}", [its for bank in (network.own, network.shared) for its in bank.values]))
+            its = optimizer_state(self.optimizers[i], f"optimizer_{i}.")
+            seen.update({f"optimizer {i} {name}": value for name, value in its.items()})
+            if weights[0].name in averages:
+                seen.update(numbered(f"average {i}", [averages.pop(own.name) for own in weights]))
+        assert not averages
+        return {name: its.asnumpy().copy() if isinstance(its, Tensor) else its for name, its in seen.items()}
 
 
-def _assert_close(own, wanted):
-    np.testing.assert_allclose(own, wanted, **ROUNDING)
+def compared(training):
+    """Returns the comparison of a training with a reference, and what else `replay` needs."""
+    configuration = training.configuration
+    weights = [[its.asnumpy().copy() for its in (each.weight, each.bias)] for each in training.networks]
+    optimizers = [ByHand(*pair) for pair in zip(configuration.optimizers, training.networks)]
+    first = [(its.state, its.updates) for its in optimizers]
+    return Comparison(training, Reference(configuration, weights, optimizers)), weights, first
 
 
 def resumed(configuration, cell, way):
@@ -396,10 +340,11 @@ def resumed(configuration, cell, way):
 def check(configuration):
     """
     Makes all calls, and compares after each. From `resume_at` on, a second cell resumes from a checkpoint, and must
-    give and hold the same, bit for bit.
+    give and hold the same, bit for bit. Returns what `replay` needs to compare it with another reference.
     """
     training = ConfiguredTraining(configuration)
-    comparison, second = Comparison(training), None
+    comparison, weights, optimizers = compared(training)
+    second = None
     for index, call in enumerate(configuration.calls):
         # When networks take turns, a flushed cycle shows the losses of a call before the checkpoint.
         flushes = call.action == ("flush",) and configuration.cell == "alternating"
@@ -411,7 +356,8 @@ def check(configuration):
             second.act(call.action)
         elif resumes:
             second = resumed(configuration, training.cell, configuration.resume)
-        outputs = comparison.call(index)
+        returned = comparison.call(index)
         if second is not None:
-            assert all(same_bits(*pair) for pair in zip(second.call(index), outputs))
+            assert changed(second.call(index), returned) == set()
             assert changed(state(second.cell), state(training.cell)) == set()
+    return configuration, weights, optimizers, comparison.record

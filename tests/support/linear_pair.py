@@ -9,16 +9,12 @@ from ms_lossscale import (
     ScaledTrainOneStepCell,
     SimultaneousTrainOneStepCell,
 )
+from support.configured_reference import ROUNDING, finite_or_nan
 from support.networks import BATCH, FEATURES, weight
 from support.reference import AlternatingReference, DynamicRule, FixedRule, NetworkReference, Run, StepReference
 
 LEARNING_RATE = 0.1
 MOMENTUM = 0.9
-
-# The reference computes in float64, the cells in float32, whose operations round values of the order of 1 by 2**-24 =
-# 6e-8. Some 20 cycles of some 20 roundings each, which add up like a random walk, stay well below 1e-5. A forgotten or
-# doubled call, division, clip or average is off by 1e-2 or more.
-ROUNDING = {"rtol": 1e-5, "atol": 1e-5}
 
 CELLS = ["scaled", "simultaneous", "alternating"]
 
@@ -175,14 +171,14 @@ class Trained:
     def call(self, seed=0, overflows=(False, False)):
         """Calls the cell and the reference with the same batch, and compares all results."""
         x0, x1, y = arrays(seed, overflows)
-        losses, overflow, scale = self.control.call([(x0, y), (x1, y)][: len(self.networks)])
+        losses, overflow, scale, _ = self.control.call([(x0, y), (x1, y)][: len(self.networks)])
         output = self.call_cell(seed, overflows)
         np.testing.assert_array_equal(output[1].asnumpy(), overflow)
         np.testing.assert_array_equal(output[2].asnumpy(), np.float32(scale).reshape(output[2].shape))
         # An overflowing batch makes the loss infinite or NaN; which of them does not matter.
-        np.testing.assert_allclose(finite_or_nan(output[0]), finite_or_nan(sum(losses)), **ROUNDING)
+        np.testing.assert_allclose(finite_or_nan(output[0].asnumpy()), finite_or_nan(sum(losses)), **ROUNDING)
         if self.kind != "scaled":
-            np.testing.assert_allclose(finite_or_nan(output[3]), finite_or_nan(losses), **ROUNDING)
+            np.testing.assert_allclose(finite_or_nan(output[3].asnumpy()), finite_or_nan(losses), **ROUNDING)
         self.compare()
         return output
 
@@ -220,9 +216,3 @@ class Trained:
         else:
             assert self.cell.get_loss_scale() == scales[0]
             assert self.cell.counters() == counters[0]
-
-
-def finite_or_nan(values):
-    """Returns the values as an array in which everything that is not finite is NaN."""
-    values = np.asarray(values.asnumpy() if isinstance(values, Tensor) else values, np.float64)
-    return np.where(np.isfinite(values), values, np.nan)

@@ -24,9 +24,6 @@ class FixedRule:
         """Returns the scale after a step that used `scale`."""
         return scale
 
-    def can_back_off(self, scale):
-        return False
-
 
 class ScheduledRule(FixedRule):
     """The update rule of ScheduledLossScale."""
@@ -68,7 +65,7 @@ class DynamicRule:
         self.scale = self.next(self.scale, overflow)
 
     def can_back_off(self, scale):
-        return max(scale * self.backoff, self.low) < scale
+        return self.low < scale
 
 
 class SpikeRule:
@@ -109,8 +106,8 @@ class HighLossRule:
 @dataclasses.dataclass
 class Run:
     """
-    The results of a network: its gradients are those that reach the cell, unscaled. With `weighted`, they are those of
-    the sum over `weight` things, of which `loss` is the mean.
+    The results of a network: its gradients are those that reach the cell, unscaled: those of the sum over `weight`
+    things, of which `loss` is the mean.
     """
 
     loss: float
@@ -119,6 +116,7 @@ class Run:
     shared: object = None
     forward_overflowed: bool = False
     weight: float = 1.0
+    aux: tuple = ()
 
 
 @dataclasses.dataclass
@@ -143,14 +141,13 @@ class NetworkReference:
         optimizer (callable): Returns the new weights, given the weights and their gradients.
         state: What its forward writes.
         clip_norm, clip_value, ema_decay (float): As in the contract.
-        weighted (bool): Likewise.
     """
 
     # Whether another network can reach its state, so that it is undone only at the end of a cycle.
     is_undone_last = False
 
-    def __init__(self, weights, optimizer, state=None, clip_norm=None, clip_value=None, ema_decay=None, weighted=False):
-        self.weights, self.optimizer, self.state, self.weighted = weights, optimizer, state, weighted
+    def __init__(self, weights, optimizer, state=None, clip_norm=None, clip_value=None, ema_decay=None):
+        self.weights, self.optimizer, self.state = weights, optimizer, state
         self.clip_norm, self.clip_value, self.ema_decay = clip_norm, clip_value, ema_decay
         self.averages = [weight.copy() for weight in weights]
         self.grad_norm = 0.0
@@ -161,8 +158,13 @@ class NetworkReference:
 
     def mean(self, of_calls, weights):
         """Returns the gradients of a step, given those of its calls and their weights."""
-        total = sum(weights) if self.weighted else len(of_calls)
+        # If there is nothing in the mean, the sums are 0.
+        total = sum(weights) or 1
         return [sum(of_weight) / of_weight[0].dtype.type(total) for of_weight in zip(*of_calls)]
+
+    def after_update(self, weights):
+        """Returns the weights as a cell of the user's own leaves them after the optimizer."""
+        return weights
 
     def measure(self, gradients):
         self.grad_norm = norm_of(gradients)
@@ -173,7 +175,7 @@ class NetworkReference:
             gradients = [gradient * ratio for gradient in gradients]
         if self.clip_value is not None:
             gradients = [np.clip(gradient, -self.clip_value, self.clip_value) for gradient in gradients]
-        self.weights = self.optimizer(self.weights, gradients)
+        self.weights = self.after_update(self.optimizer(self.weights, gradients))
         if self.ema_decay is not None:
             decay, rest = np.float32(self.ema_decay), np.float32(1 - self.ema_decay)
             self.averages = [decay * average + rest * weight for average, weight in zip(self.averages, self.weights)]
@@ -193,6 +195,8 @@ class StepReference:
         undoes_shared (bool): Whether a cycle that is skipped undoes that; if not, only the calls that left it not
             finite are undone.
         skip_conditions (Sequence): The rules of its conditions.
+        overflow_detector (callable): Tells whether gradients overflowed that are all finite.
+        has_one_loss (bool): Whether its networks have no losses of their own, but the step has their sum.
     """
 
     def __init__(
@@ -205,8 +209,11 @@ class StepReference:
         shared=None,
         undoes_shared=True,
         skip_conditions=(),
+        overflow_detector=lambda gradients: False,
+        has_one_loss=False,
     ):
         self.networks, self.rules, self.steps, self.conditions = networks, rules, steps, skip_conditions
+        self.overflow_detector, self.has_one_loss = overflow_detector, has_one_loss
         self.shared, self.undoes_shared = shared or Shared(), undoes_shared
         self.max_retries, self.checks = max_retries, checks
         self.counters = {"applied_steps": 0, "skipped_steps": 0, "consecutive_skipped_steps": 0}
@@ -234,7 +241,7 @@ class StepReference:
         self.is_set[i] = bool(self.calls)
 
     def call(self, inputs):
-        """Makes a call; `inputs` has each network's. Returns the losses, the overflow and the scales that were used."""
+        """Makes a call; `inputs` has each network's. Returns the losses, the overflow, the scales and each aux."""
         if not self.calls:
             self.scales = [rule.scale for rule in self.rules]
             self.states = [network.state for network in self.networks]
@@ -269,11 +276,12 @@ class StepReference:
         self.calls.append(runs)
         if len(self.calls) == self.steps:
             overflow = self._end_cycle()
-        return [run.loss for run in runs], overflow, used
+        return [run.loss for run in runs], overflow, used, [run.aux for run in runs]
 
     def _remember(self, runs, flags):
         """Remembers of a call, given its first attempt, whether its forward was finite where it overflowed."""
         losses = [not np.isfinite(run.loss) for run in runs]
+        losses = [any(losses)] * len(losses) if self.has_one_loss else losses
         in_a_forward = any(run.forward_overflowed for run in runs)
         for i, overflowed in enumerate(flags):
             if len(flags) == 1:
@@ -293,14 +301,14 @@ class StepReference:
             runs.append(network.run(its, scale))
             self.shared.value = runs[-1].shared
         not_finite = [not all(np.isfinite(gradient).all() for gradient in run.gradients) for run in runs]
-        in_a_forward = any(run.forward_overflowed for run in runs)
+        untold = any(run.forward_overflowed or self.overflow_detector(run.gradients) for run in runs)
         if not self.checks:
             flags = [False] * len(self.rules)
         elif of_one:
-            flags = [any(not_finite) or in_a_forward]
+            flags = [any(not_finite) or untold]
         else:
             # If no gradient tells whose overflow it was, all count.
-            flags = not_finite if any(not_finite) else [in_a_forward] * len(self.rules)
+            flags = not_finite if any(not_finite) else [untold] * len(self.rules)
         return runs, flags
 
     def _can_be_mended(self, runs, flags):
@@ -374,31 +382,28 @@ class AlternatingReference:
     def __init__(self, phases, every=None):
         self.phases, self.steps = phases, phases[0].steps
         self.every = every or (1,) * len(phases)
-        self.every_in_cycle = self.every
         self.cycles = self.calls = 0
         self.last_losses = [0.0] * len(phases)
 
     def takes_part(self, i):
-        """Returns whether network i takes part in the next call."""
-        every = self.every_in_cycle if self.calls else self.every
-        return (self.cycles + 1) % every[i] == 0
+        """Returns whether network i takes part in this cycle."""
+        return (self.cycles + 1) % self.every_in_cycle[i] == 0
 
     def call(self, inputs):
-        """Makes a call; `inputs` has each network's. Returns the lists of losses, overflows and scales."""
+        """Makes a call; `inputs` has each network's. Returns the lists of losses, overflows, scales and aux."""
         if self.calls == 0:
             self.every_in_cycle = self.every
             self.shared_before = self.phases[0].shared.value
-        self.losses, overflows, scales = list(self.last_losses), [], []
+        self.losses, others = list(self.last_losses), []
         for i, (phase, its) in enumerate(zip(self.phases, inputs)):
-            overflow, scale = False, phase.rules[0].scale
+            overflow, scale, aux = False, phase.rules[0].scale, ()
             if self.takes_part(i):
-                (self.losses[i],), overflow, (scale,) = phase.call([its])
-            overflows.append(overflow)
-            scales.append(scale)
+                (self.losses[i],), overflow, (scale,), (aux,) = phase.call([its])
+            others.append((overflow, scale, aux))
         self.calls += 1
         if self.calls == self.steps:
             self._end_cycle()
-        return self.losses, overflows, scales
+        return (self.losses, *map(list, zip(*others)))
 
     def _end_cycle(self):
         applied, skipped = [], []

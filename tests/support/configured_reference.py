@@ -1,0 +1,226 @@
+"""The reference of a drawn configuration, in plain NumPy, and what it is compared in."""
+
+import numpy as np
+
+from support.configurations import CONDITIONS, GRADIENT_BOUND, RULES, inputs
+from support.reference import AlternatingReference, NetworkReference, Run, Shared, StepReference
+
+# There are some 12 steps of some 20 roundings each, by float32's 2**-24 = 6e-8 of numbers of the order of 1. A
+# forgotten or doubled call, division, clip or average is off by 1e-2 or more.
+ROUNDING = {"rtol": 1e-5, "atol": 1e-5}
+FLOAT16_MAX = 65504.0
+# What is compared to within ROUNDING always, since sums have different orders, and only where float32 rounds more.
+_SUMS, _ROUNDED = ("loss", "norm", "condition"), ("weight", "average", "optimizer", "aux")
+
+
+def finite_or_nan(value):
+    """Returns the value as an array. Which infinity it is, or NaN, does not matter."""
+    value = np.asarray(value, np.float64)
+    return np.where(np.isfinite(value), value, np.nan)
+
+
+def compare(seen, wanted, is_exact):
+    """Compares two dicts of values, by names whose first word tells how."""
+    assert seen.keys() == wanted.keys(), f"only in one: {sorted(seen.keys() ^ wanted.keys())}"
+    for name, value in seen.items():
+        word, its = name.split()[0], wanted[name]
+        if value is not None and its is not None and word in _SUMS:
+            np.testing.assert_allclose(finite_or_nan(value), finite_or_nan(its), **ROUNDING, err_msg=name)
+        elif word in _ROUNDED and not is_exact:
+            np.testing.assert_allclose(value, its, **ROUNDING, err_msg=name)
+        else:
+            np.testing.assert_array_equal(value, its, err_msg=name)
+
+
+class Comparison:
+    """Compares a training with its reference in all that each call does, and keeps in `record` what it saw of it."""
+
+    def __init__(self, training, reference):
+        self.training, self.reference, self.record = training, reference, []
+
+    def act(self, action):
+        self.training.act(action)
+        self.reference.act(action)
+        self._compare(self.training.seen(), self.reference.seen())
+
+    def call(self, index):
+        """Makes one call of both. Returns what the training gave."""
+        wanted = self.reference.call(index)
+        returned = self.training.call(index)
+        self._compare(returned, wanted)
+        self._compare(self.training.seen(), self.reference.seen())
+        return returned
+
+    def _compare(self, seen, wanted):
+        self.record.append(seen)
+        compare(seen, wanted, self.reference.configuration.is_exact)
+
+
+class Recorded:
+    """Stands for a training that was compared before, given the record of it."""
+
+    def __init__(self, record):
+        self._seen = iter(record)
+
+    def act(self, action):
+        pass
+
+    def call(self, index):
+        return next(self._seen)
+
+    def seen(self):
+        return next(self._seen)
+
+
+class RecordedOptimizer:
+    """Stands for an optimizer, given its first state, and of each of its updates the arrays before and after."""
+
+    def __init__(self, state, updates, is_exact):
+        self.state, self.is_exact, self._updates = state, is_exact, iter(updates)
+
+    def __call__(self, weights, gradients):
+        before, after, self.state = next(self._updates)
+        compare(numbered("weight", [*weights, *gradients]), numbered("weight", before), self.is_exact)
+        return after
+
+
+def numbered(name, values):
+    """Returns a dict with a name for each value."""
+    return {f"{name} {i}": value for i, value in enumerate(values)}
+
+
+class SlopedReference(NetworkReference):
+    """The network in NumPy, in float32."""
+
+    def __init__(self, configuration, i, earlier, weights, optimizer):
+        names = ("clip_norm", "clip_value", "ema_decay")
+        keywords = {name: configuration.of_network(name, i) for name in names}
+        super().__init__(weights, optimizer, (np.zeros(2, np.float32), 0), **keywords)
+        self.earlier, self.own = earlier, configuration.own
+        self.weighted, self.has_aux = (configuration.of_network(name, i) for name in ("weighted", "has_aux"))
+        self.shared = Shared((np.zeros(2, np.float32), 0)) if earlier is None else earlier.shared
+
+    def transform(self, gradients, steps):
+        drift = np.float32((steps + 1) * 2.0**-6 if "gradient_transforms" in self.own else 0)
+        return [gradient + drift for gradient in gradients]
+
+    def after_update(self, weights):
+        return [weights[0], np.float32(0.5) * weights[1]] if "after_update" in self.own else weights
+
+    def run(self, values, scale):
+        x, slope = values
+        weight = self.weights[0] + self.weights[1]
+        if self.earlier is not None:
+            weight = weight + self.earlier.weights[0]
+        errors = weight - x[0]
+        number = np.float32(float(x[0, 0] > -1.5) + float(x[0, 0] > 0) if self.weighted else 1.0)
+        holds = scale * number <= FLOAT16_MAX and abs(scale * number * slope) <= FLOAT16_MAX
+        mean, count = self.state
+        shared_mean, shared_count = self.shared.value
+        mean, shared_mean = (np.float32(0.5) * each + np.float32(0.5) * x[1] for each in (mean, shared_mean))
+        loss = np.float32(0.25) * np.sum(errors**2) * np.float32(number > 0)
+        return Run(
+            loss=loss if np.isfinite(slope) else np.nan,
+            gradients=[
+                number * (slope + np.float32(0.5) * errors) if holds else np.full(2, np.inf * number * slope),
+                number * np.float32(0.5) * errors,
+            ],
+            state=(mean, count + 1),
+            shared=(shared_mean, shared_count + 1),
+            forward_overflowed=bool(np.isfinite(self.state[0]).all() and not np.isfinite(mean).all()),
+            weight=number,
+            aux=(self.weights[0], errors) if self.has_aux else (),
+        )
+
+
+def is_large(gradients):
+    return any((np.abs(gradient) > GRADIENT_BOUND).any() for gradient in gradients)
+
+
+class Reference:
+    """The reference of a configuration, given its networks' first weights, and optimizers for NetworkReferences."""
+
+    def __init__(self, configuration, weights, optimizers):
+        self.configuration = configuration
+        self.networks = []
+        for i, each in enumerate(zip(weights, optimizers)):
+            self.networks.append(SlopedReference(configuration, i, self.networks[-1] if i else None, *each))
+        settings = (configuration.steps, configuration.keywords["max_retries"], configuration.checks)
+        self.alternates = configuration.cell == "alternating"
+        undoes_shared = not self.alternates or configuration.steps == 1
+        keywords = {"shared": self.networks[0].shared, "undoes_shared": undoes_shared}
+        keywords["has_one_loss"] = configuration.is_manual
+        if "overflow_detector" in configuration.own:
+            keywords["overflow_detector"] = is_large
+        names = configuration.rules
+        if self.alternates:
+            for network in self.networks[:-1]:
+                network.is_undone_last = not undoes_shared
+            names = names if configuration.has_own_scales else names * configuration.count
+            steps = [([network], [RULES[name][1]()]) for network, name in zip(self.networks, names)]
+        else:
+            steps = [(self.networks, [RULES[name][1]() for name in names])]
+        condition = configuration.condition
+        conditions = [[] if condition is None else [CONDITIONS[condition][1]()] for _ in steps]
+        self.phases = [
+            StepReference(*step, *settings, **keywords, skip_conditions=its) for step, its in zip(steps, conditions)
+        ]
+        self.whole = self.phases[0]
+        if self.alternates:
+            self.whole = AlternatingReference(self.phases, configuration.keywords.get("every"))
+
+    def act(self, action):
+        name = action[0] if action else None
+        if name == "flush":
+            self.whole.flush()
+        elif name == "set_every":
+            self.whole.every = action[1]
+        elif name == "set_loss_scale":
+            rules = [(phase, i) for phase in self.phases for i in range(len(phase.rules))]
+            values = action[1] if isinstance(action[1], list) else [action[1]]
+            for (phase, i), value in zip(rules, values):
+                phase.set_loss_scale(i, value)
+
+    @np.errstate(all="ignore")
+    def call(self, index):
+        """Makes a call. Returns what the cell must return, by name."""
+        configuration = self.configuration
+        values = inputs(configuration, index)
+        its = [[values[j] for j in configuration.positions(i)] for i in range(configuration.count)]
+        losses, overflow, scales, auxes = self.whole.call(its)
+        returned = {"loss": np.sum(losses), "overflow": overflow, "scale": np.float32(self._one_or_each(scales))}
+        if configuration.cell == "tuple":
+            auxes = [[value for aux in auxes for value in aux]]
+        for i, aux in enumerate(auxes):
+            returned.update(numbered(f"aux {i}", aux))
+        return {**returned, **numbered("loss", losses)}
+
+    def _one_or_each(self, values):
+        return values if self.alternates or self.configuration.has_own_scales else values[0]
+
+    def seen(self):
+        """Returns all that is compared between two calls, by name."""
+        seen = {"scales": self._one_or_each([rule.scale for phase in self.phases for rule in phase.rules])}
+        for i, phase in enumerate(self.phases):
+            seen.update({f"counters {i} {name}": value for name, value in phase.counters.items()})
+            for condition in phase.conditions:
+                names = {"spike": ("mean", "steps"), "high loss": ("bound",)}[self.configuration.condition]
+                seen.update({f"condition {i} {name}": getattr(condition, name) for name in names})
+        for i, network in enumerate(self.networks):
+            seen.update(numbered(f"weight {i}", network.weights))
+            seen.update(numbered(f"bank {i}", (*network.state, *network.shared.value)))
+            seen.update({f"optimizer {i} {name}": value for name, value in network.optimizer.state.items()})
+            if network.ema_decay is not None:
+                seen.update(numbered(f"average {i}", network.averages))
+            if any(each.clip_norm is not None for each in self.networks):
+                seen[f"norm {i}"] = None if network.clip_norm is None else network.grad_norm
+        return seen
+
+
+def replay(configuration, weights, optimizers, record):
+    """Compares a training that was recorded with the present reference."""
+    optimizers = [RecordedOptimizer(*its, configuration.is_exact) for its in optimizers]
+    comparison = Comparison(Recorded(record), Reference(configuration, weights, optimizers))
+    for index, call in enumerate(configuration.calls):
+        comparison.act(call.action)
+        comparison.call(index)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.configurations import CELLS, covering, draw, planted
 from support.configured_training import check
 from support.in_mode import in_mode
+from support.mutate_reference import SOURCE, mutants, who_notices
 from support.python_process import ROOT
 
 from ms_lossscale import (
@@ -24,39 +25,31 @@ CLASSES = (ScaledTrainOneStepCell, SimultaneousTrainOneStepCell, AlternatingTrai
 QUICK = 14
 
 
+def _marks(number, mode, configuration):
+    its = configuration
+    marks = [pytest.mark.slow] if number >= QUICK else []
+    if (mode, its.cell, its.condition, its.own) == ("pynative", "alternating", "spike", ("forward_state",)):
+        # This package's compiled end of a retried call in a cycle, with a condition: MindSpore's compiler fails.
+        marks.append(pytest.mark.xfail(raises=TypeError, strict=True))
+    return marks
+
+
 @pytest.mark.parametrize(
     ("its_mode", "configuration"),
-    [
-        pytest.param(*each, marks=pytest.mark.slow if i >= QUICK else ())
-        for i, each in enumerate([*planted(), *covering()])
-    ],
+    [pytest.param(*each, marks=_marks(i, *each)) for i, each in enumerate([*planted(), *covering()])],
 )
 def test_each_two_values_of_different_settings_meet(its_mode, configuration):
     with in_mode(MODES[its_mode]):
         check(configuration)
 
 
-_RANDOM = {"deadline": None, "database": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
-
-
-def _check_random(mode, data):
+@pytest.mark.nightly
+@settings(max_examples=40, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_any(mode, data):
     # Eagerly in graph mode, MindSpore compiles the end of a ManualStep anew in each call.
     cells = [cell for cell in CELLS if (mode, cell) != ("graph", "manual")]
     check(draw(lambda values: data.draw(st.sampled_from(values)), cells=cells))
-
-
-@pytest.mark.slow
-@settings(max_examples=6, **_RANDOM)
-@given(st.data())
-def test_any(mode, data):
-    _check_random(mode, data)
-
-
-@pytest.mark.nightly
-@settings(max_examples=40, **_RANDOM)
-@given(st.data())
-def test_many(mode, data):
-    _check_random(mode, data)
 
 
 # What a keyword is called in the reference, if it has another name there.
@@ -108,3 +101,12 @@ def test_a_new_keyword_would_be_missed_everywhere():
             super().__init__(network, optimizer)
 
     assert forgotten(More) == [("new_keyword", where) for where in ("configurations", "reference", "docs")]
+
+
+def test_a_wrong_reference_is_noticed():
+    mode, configuration = next(planted())
+    with in_mode(MODES[mode]):
+        records = [check(configuration)]
+    of_rule = [code for name, code in mutants(SOURCE.read_text()) if name.startswith("DynamicRule.next")]
+    assert who_notices(compile(SOURCE.read_text(), "reference.py", "exec"), records) is None
+    assert sum(who_notices(code, records) is not None for code in of_rule) > len(of_rule) / 2

@@ -335,7 +335,7 @@ def planted():
     yield _plant("scaled", ". . . M . . .", ["steep"], condition="spike")
     # Whose forward was not finite.
     for cell in ("simultaneous", "compiled"):
-        yield _plant(cell, "N. .N F. .F NN LL ..", ["patient", "patient"])
+        yield _plant(cell, "N. .N F. .F NN LL LN GN GL ..", ["patient", "patient"])
     # When networks take turns, the loss of one that was skipped does not count, nor that of an earlier call of a cycle.
     yield _plant("alternating", ".. .N ..", every=[1, 2])
     calls = ".. .. .. .N .. .. .. |.. .. .N |.. .. .. .. .."
@@ -344,11 +344,11 @@ def planted():
     yield _plant("alternating", ".. .N N. .. N. .N .N .. NN |..", gradient_accumulation_steps=2)
 
 
-_SLOPES = {".": 1.0, "M": 8.0, "L": 2.0**10, "N": NAN, "F": 1.0}
+_SLOPES = {".": 1.0, "M": 3.0, "L": 2.0**10, "N": NAN, "F": 1.0, "G": 2.0**10}
 
 
 def _plant(cell, calls, rules=("plain",), own=(), scales=None, condition=None, **keywords):
-    """A configuration with a letter for each network in each call, F if the forward overflows, and actions before."""
+    """A configuration with a letter for each network in each call, F or G if the forward overflows, and actions."""
     count = 1 if cell == "scaled" else 2
     keywords = {"gradient_accumulation_steps": 1, "max_retries": 0, "ema_decay": None, **keywords}
     if count > 1:
@@ -357,8 +357,7 @@ def _plant(cell, calls, rules=("plain",), own=(), scales=None, condition=None, *
     for call in calls.split():
         action, letters = call[:-count], call[-count:]
         action = {"": (), "|": ("flush",)}.get(action, ("set_loss_scale", (scales or {}).get(action)))
-        drawn.append(
-            Call([_SLOPES[letter] for letter in letters], letters.find("F") if "F" in letters else None, action)
-        )
+        overflows_in = next((i for i, letter in enumerate(letters) if letter in "FG"), None)
+        drawn.append(Call([_SLOPES[letter] for letter in letters], overflows_in, action))
     settings = (cell, count, list(rules), ["nn.SGD"] * count, keywords, tuple(own), drawn, None, len(drawn), condition)
     return "pynative", Configuration(*settings)

@@ -29,7 +29,7 @@ REFERENCE, SOURCE = "support.reference", TESTS / "support" / "reference.py"
 # Modules that take names from it.
 _ITS_USERS = ("support.configurations", "support.configured_reference")
 _SHARE_TO_NOTICE = 0.95
-_SECONDS = 20  # A mutant may not end.
+_SECONDS = 5  # Of a processor, for a record: a mutant may not end.
 _OTHERS = {
     **{ast.Add: [ast.Sub], ast.Sub: [ast.Add], ast.Mult: [ast.Div], ast.Div: [ast.Mult], ast.Pow: [ast.Mult]},
     **{ast.Mod: [ast.Mult], ast.BitOr: [ast.BitAnd], ast.And: [ast.Or], ast.Or: [ast.And]},
@@ -123,18 +123,18 @@ def who_notices(code, records):
     with mock.patch.dict(sys.modules, {REFERENCE: module}):
         for name in _ITS_USERS:
             sys.modules.pop(name, None)
-        signal.signal(signal.SIGALRM, _stop)
-        signal.alarm(_SECONDS)
+        signal.signal(signal.SIGVTALRM, _stop)
         try:
             exec(code, vars(module))
             replay = importlib.import_module(_ITS_USERS[-1]).replay
             while number < len(records):
+                signal.setitimer(signal.ITIMER_VIRTUAL, _SECONDS)
                 replay(*records[number])
                 number += 1
         except Exception:  # An error shows it, too, and so does _TooLong.
             return number
         finally:
-            signal.alarm(0)
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     return None
 
 

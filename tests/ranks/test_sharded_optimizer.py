@@ -35,6 +35,8 @@ COMPARED = pytest.mark.parametrize(
         ),
     ],
 )
+# What each rank has a part of.
+ELEMENTS = ("adam_m", "adam_v", "exp_avg", "max_exp_avg")
 in_slow_job = pytest.mark.parametrize("mode", slow(*MODES))
 on_checkpoints = pytest.mark.parametrize("mode", [*slow("graph"), *nightly("pynative")])
 
@@ -81,9 +83,6 @@ def test_weights_and_all_else_are_those_of_the_plain_optimizer(job, name, mode, 
             for each in plain.keys() - same:
                 assert each.startswith((*ELEMENTS, "optimizer_"))
                 assert shared[name_of_part(each)].nbytes == 4 * -(-plain[each].size // ranks)
-
-
-ELEMENTS = ("adam_m", "adam_v", "exp_avg", "max_exp_avg")
 
 
 @COMPARED

@@ -230,14 +230,14 @@ class GradientReport(Report):
             warnings.append(f"No single loss scale serves all of the network: at {scale} {lost}.")
         if warnings:
             warnings.append("advise_float32 says which cells to compute in float32.")
-        if self.quantised and min(self._scales()) < advice.loss_scale:
+        if self.quantised and np.min(self.loss_scale) < advice.loss_scale:
             warnings.append(
                 f"At this loss scale float16 rounded gradients of {len(self.quantised)} of {len(self.parameters)} "
                 f"parameters on the way, to zero or to a subnormal number: they are counted as rounded. Profile again "
                 f"with loss_scale={scale} to see what they are."
             )
         # Weights that are not finite need not reach the loss: on CPU, ReLU makes NaN zero.
-        return [*warnings, *filter(None, (on_not_finite(self.not_finite_weights), on_unreached(self.unreached)))]
+        return list(filter(None, [*warnings, on_not_finite(self.not_finite_weights), on_unreached(self.unreached)]))
 
     def _content_as_dicts(self):
         return {

@@ -81,7 +81,7 @@ def running(owner, inputs):
         )
         message = f"For '{owner}', the network fails on {inputs}, before there is anything to look at: {error}"
         in_pynative = mindspore.get_context("mode") == mindspore.PYNATIVE_MODE
-        raise RuntimeError(message + hint * in_pynative) from error
+        raise RuntimeError(message + (hint if in_pynative else "")) from error
 
 
 class LossAndGrads(nn.Cell):

@@ -72,10 +72,9 @@ def skipped_steps(network, loss_fn):
     step = ManualStep(network, optimizer, DynamicLossScale(LOSS_SCALE, scale_window=1000))
 
     def forward(x, y):
-        loss = loss_fn(network(x), y)
-        return step.scale(loss), loss
+        return loss_fn(network(x), y)
 
-    value_and_grad = mindspore.value_and_grad(forward, None, step.parameters, has_aux=True)
+    value_and_grad = step.value_and_grad(forward)
     skipped = 0
     for x, y in batches():
         _, grads = value_and_grad(*step.begin(x, y))

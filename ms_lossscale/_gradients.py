@@ -1,16 +1,14 @@
-"""Functions over a tensor or a flat tuple of any length, which may hold sparse gradients (RowTensor)."""
+"""Functions over a tensor or a flat tuple of any length, and over the values and flags of several networks."""
 
 import math
 
-from mindspore import RowTensor, ops
 from mindspore import dtype as mstype
+from mindspore import ops
 
 from ms_lossscale import _primitives as prim
 
-# The most elements of a small tensor, and the least number of small tensors of one shape that are stacked.
-_LARGEST_SMALL, _SMALLEST_GROUP = 2**14, 4
-# So many tensors fewer make a step faster by more than what stacking adds to its compilation.
-_LEAST_SAVED = 128
+# The most elements of a small tensor: looking at each costs no more than starting an operator.
+_LARGEST_SMALL = 2**14
 
 # HyperMap, since the call depth of a list comprehension grows with the tuple, and graph mode limits it.
 _map = ops.HyperMap()
@@ -32,20 +30,29 @@ def _of_each(*types):
     return lambda function: ops.HyperMap(_of_one(*types)(function))
 
 
-_sum = ops.MultitypeFuncGraph("sum")
-_is_finite = ops.MultitypeFuncGraph("is_finite")
-_sum_of_squares = ops.MultitypeFuncGraph("sum_of_squares")
+def _sum(tensor):
+    tensor = prim.cast(tensor, mstype.float32)
+    if tensor.ndim > 2:
+        # The last axis of a convolution's weight is short, and summing it first would be slow.
+        tensor = tensor.reshape((tensor.shape[0], -1))
+    if tensor.ndim > 1:
+        # On CPU, summing rows first is 4 times faster than all axes at once.
+        tensor = prim.reduce_sum(tensor, (-1,))
+    return prim.reduce_sum(tensor, ())
 
 
-@_of_one("Tensor")
-def _kind(tensor):
-    return (tensor.dtype, tensor.shape)
+def _is_finite(tensor):
+    return prim.reduce_all(prim.isfinite(prim.cast(tensor, mstype.float32)), ())
 
 
-@_kind.register("RowTensor")
-def _kind_sparse(_):
-    # Never counts as small.
-    return (None, (-1,))
+def _square_sum(tensor):
+    # In float16, squares overflow from 256 on.
+    return _sum(prim.square(prim.cast(tensor, mstype.float32)))
+
+
+_sum_of_one = _of_one("Tensor")(_sum)
+_is_finite_of_one = _of_one("Tensor")(_is_finite)
+_square_sum_of_one = _of_one("Tensor")(_square_sum)
 
 
 @_of_one("Tensor")
@@ -63,6 +70,11 @@ def _form_none(_):
     return "None"
 
 
+@_of_one("Tensor")
+def _dtype(tensor):
+    return tensor.dtype
+
+
 @_of_one("Tuple", "Number")
 def _pick(values, index):
     return values[index]
@@ -73,38 +85,6 @@ def _multiply(factor, tensor):
     return prim.mul(prim.cast(tensor, mstype.float32), factor)
 
 
-@_multiply.register("Tensor", "RowTensor")
-def _multiply_sparse(factor, tensor):
-    return RowTensor(tensor.indices, prim.mul(prim.cast(tensor.values, mstype.float32), factor), tensor.dense_shape)
-
-
-@_sum.register("Tensor")
-def _sum_dense(tensor):
-    tensor = prim.cast(tensor, mstype.float32)
-    if tensor.ndim > 2:
-        # The last axis of a convolution's weight is short, and summing it first would be slow.
-        tensor = tensor.reshape((tensor.shape[0], -1))
-    if tensor.ndim > 1:
-        # On CPU, summing rows first is 4 times faster than all axes at once.
-        tensor = prim.reduce_sum(tensor, (-1,))
-    return prim.reduce_sum(tensor, ())
-
-
-@_sum.register("RowTensor")
-def _sum_sparse(tensor):
-    return _sum_dense(tensor.values)
-
-
-@_is_finite.register("Tensor")
-def _is_finite_dense(tensor):
-    return prim.reduce_all(prim.isfinite(prim.cast(tensor, mstype.float32)), ())
-
-
-@_is_finite.register("RowTensor")
-def _is_finite_sparse(tensor):
-    return _is_finite_dense(tensor.values)
-
-
 # Looking at each element of a small tensor costs no more than summing it. Of a large one, the sum may tell that all
 # elements are finite, but not that one is not.
 
@@ -112,25 +92,20 @@ def _is_finite_sparse(tensor):
 @_of_one("Bool", "Tensor")
 def _first_look(is_small, tensor):
     if is_small:
-        return _is_finite_dense(tensor)
-    return prim.isfinite(_sum_dense(tensor))
-
-
-@_first_look.register("Bool", "RowTensor")
-def _first_look_sparse(_, tensor):
-    return prim.isfinite(_sum_dense(tensor.values))
+        return _is_finite(tensor)
+    return prim.isfinite(_sum(tensor))
 
 
 @_of_one("Bool", "Tensor", "Tensor")
 def _second_look(is_small, first, tensor):
     if is_small:
         return first
-    return _is_finite_dense(tensor)
+    return _is_finite(tensor)
 
 
-@_second_look.register("Bool", "Tensor", "RowTensor")
-def _second_look_sparse(_, first, tensor):
-    return _is_finite_dense(tensor.values)
+@_of_one("Tensor")
+def _is_small(tensor):
+    return _small(tensor.shape)
 
 
 @_of_one("Tensor")
@@ -145,20 +120,8 @@ def _flat(tensor):
 
 
 @_of_one("Tensor", "Tensor")
-def _differs(tensor, other):
-    if tensor.dtype == mstype.bfloat16:
-        return prim.reduce_any(prim.not_equal(prim.cast(tensor, mstype.float32), prim.cast(other, mstype.float32)))
-    return prim.reduce_any(prim.not_equal(tensor, other))
-
-
-@_of_one("Tensor", "Tensor")
 def _cast_like(like, tensor):
     return prim.cast(tensor, like.dtype)
-
-
-@_cast_like.register("Tensor", "RowTensor")
-def _cast_like_sparse(like, tensor):
-    return RowTensor(tensor.indices, prim.cast(tensor.values, like.dtype), tensor.dense_shape)
 
 
 @_of_one("Tensor", "Tensor")
@@ -166,16 +129,10 @@ def _assign_zeros(after, parameter):
     return prim.assign(parameter, ops.depend(ops.zeros_like(parameter), after))
 
 
-@_sum_of_squares.register("Tensor")
-def _sum_of_squares_tensor(tensor):
-    # In float16, squares overflow from 256 on.
-    return _sum_dense(prim.square(prim.cast(tensor, mstype.float32)))
-
-
 @_of_one("Tensor", "Bool", "Tensor")
-def _sum_of_squares_where(zero, counts, tensor):
+def _square_sum_where(zero, counts, tensor):
     if counts:
-        return _sum_of_squares_tensor(tensor)
+        return _square_sum(tensor)
     return zero
 
 
@@ -194,69 +151,17 @@ def _average(decay, rest, average, value):
     return prim.assign(average, decay * average + rest * prim.cast(value, mstype.float32))
 
 
-def packing_of(parameters):
-    """
-    Returns how `pack` packs the gradients of these parameters. Small ones of one shape and dtype are stacked if there
-    are many, since one operator can then replace many.
-
-    The result has the positions of those that stay single, the groups (tuples of positions), and for each gradient its
-    place among the single ones followed by the groups.
-    """
-    return _packing([(parameter.dtype, tuple(parameter.shape)) for parameter in parameters])
-
-
-def _packing(kinds):
-    by_kind = {}
-    for i, kind in enumerate(kinds):
-        by_kind.setdefault(kind, []).append(i)
-    groups = [tuple(its) for (_, shape), its in by_kind.items() if len(its) >= _SMALLEST_GROUP and is_small(shape)]
-    if sum(map(len, groups)) - len(groups) < _LEAST_SAVED:
-        groups = []
-    stacked = {i for positions in groups for i in positions}
-    alone = [i for i in range(len(kinds)) if i not in stacked]
-    order = [*alone, *(i for positions in groups for i in positions)]
-    return tuple(alone), tuple(groups), tuple(sorted(range(len(order)), key=order.__getitem__))
-
-
-_constant_packing = ops.constexpr(_packing)
-
-
-@ops.constexpr
-def _are_small(kinds):
-    return tuple(is_small(shape) for _, shape in kinds)
-
-
 def is_small(shape):
     """Returns whether this shape is small: looking at each element costs no more than starting an operator."""
     return 0 <= math.prod(shape) <= _LARGEST_SMALL
 
 
+_small = ops.constexpr(is_small)
+
+
 def items(tensors, positions):
     """Returns the items of a tuple at these positions."""
     return _map(ops.partial(_pick, tensors), positions)
-
-
-def pack(tensors, packing):
-    """Returns the tensors, with each group of them stacked into one tensor."""
-    alone = packing[0]
-    groups = packing[1]
-    if not groups:
-        return tensors
-    packed = items(tensors, alone)
-    for group in groups:
-        packed += (prim.stack(items(tensors, group)),)
-    return packed
-
-
-def unpack(packed, packing):
-    """Returns the tensors one by one again."""
-    alone, groups, where = packing
-    if not groups:
-        return packed
-    tensors = packed[: len(alone)]
-    for i in range(len(groups)):
-        tensors += ops.unstack(packed[len(alone) + i])
-    return items(tensors, where)
 
 
 def multiply(tensors, factor):
@@ -266,17 +171,18 @@ def multiply(tensors, factor):
     return _map(ops.partial(_multiply, factor), tensors)
 
 
+def multiply_each(tensors, factors):
+    """Multiplies each tensor of a tuple by its own factor, a tensor of shape (), in float32."""
+    return _map(_multiply, factors, tensors)
+
+
 # The sum of each tensor, in float32, of shape ().
-sums = ops.HyperMap(_sum)
+sums = ops.HyperMap(_sum_of_one)
 
 
 def sum_of_all(tensors):
     """Returns the sum of all elements of a non-empty tuple, in float32, of shape ()."""
     return prim.addn(sums(tensors))
-
-
-# The dtype and shape of each tensor.
-kinds = ops.HyperMap(_kind)
 
 
 def has_finite_sum(tensors):
@@ -286,8 +192,7 @@ def has_finite_sum(tensors):
 
 def finite(tensors):
     """Returns whether every element of a non-empty tuple is finite, a bool tensor of shape ()."""
-    tensors = pack(tensors, _constant_packing(kinds(tensors)))
-    return prim.reduce_all(check(tensors, _are_small(kinds(tensors))), ())
+    return prim.reduce_all(check(tensors, _map(_is_small, tensors)), ())
 
 
 def check(tensors, are_small):
@@ -307,7 +212,7 @@ def check(tensors, are_small):
 
 def each_finite(tensors):
     """Returns for each tensor whether every element is finite, bool of shape (N,)."""
-    return prim.stack(_map(_is_finite, tensors))
+    return prim.stack(_map(_is_finite_of_one, tensors))
 
 
 def any_nonzero(tensors):
@@ -321,16 +226,6 @@ def became_not_finite(before, after):
     were_finite = prim.isfinite(prim.concat(_map(_flat, before)))
     are_finite = prim.isfinite(prim.concat(_map(_flat, after)))
     return prim.reduce_any(prim.logical_and(were_finite, prim.logical_not(are_finite)))
-
-
-def each_differs(tensors, others):
-    """Returns for each pair of tensors whether any element differs, a tuple of bools of shape ()."""
-    return _map(_differs, tensors, others)
-
-
-def each_row_finite(stack):
-    """Returns for each row of a tensor whether every element is finite, bool of shape (N,)."""
-    return prim.reduce_all(prim.isfinite(prim.cast(stack.reshape((stack.shape[0], -1)), mstype.float32)), 1)
 
 
 def cast_like(tensors, parameters):
@@ -354,17 +249,19 @@ def infinite_as_float16(becomes_float16, tensor):
     return prim.select(prim.isfinite(rounded), tensor, rounded)
 
 
-# The shape of each item of a tuple, or a word for what is not a tensor. The tuple may hold tuples.
+# The shape of each item of a tuple, or a word for what is not a tensor; and the dtypes of tensors. The tuples may hold
+# tuples.
 forms = ops.HyperMap(_form)
+dtypes = ops.HyperMap(_dtype)
 
 
-def never(tensor):
+def never(number):
     """
-    Returns a bool tensor of shape () that is False, computed from any tensor of shape ().
+    Returns a bool tensor that is False, computed from a tensor of numbers, of its shape.
 
     It is not a constant: graph mode merges equal constants, and a network's in-place operators then change all of them.
     """
-    return prim.less(tensor, tensor)
+    return prim.less(number, number)
 
 
 @_of_each("Tensor")
@@ -384,15 +281,16 @@ def assign_where(condition, parameters, values):
     return _map(ops.partial(_assign_where, condition), parameters, values)
 
 
-def assign_each_where(conditions, parameters, values):
-    """Writes each value into its parameter if its own condition is True."""
-    return _map(_assign_where, conditions, parameters, values)
-
-
 @_of_each("Tensor", "Tensor")
 def assign_add(parameter, value):
     """Adds each value to its parameter, in place."""
     return prim.assign_add(parameter, value)
+
+
+@_of_each("Tensor", "Tensor")
+def assign_or(parameter, flag):
+    """Makes each parameter True where its flag is."""
+    return prim.assign(parameter, prim.logical_or(parameter, flag))
 
 
 def assign_zeros(parameters, after):
@@ -400,20 +298,14 @@ def assign_zeros(parameters, after):
     return _map(ops.partial(_assign_zeros, after), parameters)
 
 
-@_of_each("Tensor", "Tensor")
-def add(tensor, other):
-    """Adds the tensors of two tuples one by one."""
-    return tensor + other
-
-
 def sum_of_squares(tensors):
     """Returns the sum of the squares of all elements of a tuple, float32 of shape ()."""
-    return prim.addn(_map(_sum_of_squares, tensors))
+    return prim.addn(_map(_square_sum_of_one, tensors))
 
 
 def sum_of_squares_where(zero, counts, tensors):
     """Returns the sum of squares of the tensors that `counts`, a tuple of bools, selects; `zero` if it selects none."""
-    return prim.addn(_map(ops.partial(_sum_of_squares_where, zero), counts, tensors))
+    return prim.addn(_map(ops.partial(_square_sum_where, zero), counts, tensors))
 
 
 def clip(tensors, low, high):
@@ -426,8 +318,7 @@ def average(decay, rest, averages, values):
     return _map(ops.partial(_average, decay, rest), averages, values)
 
 
-# Values and flags of a step are of shape () if its networks share them, or (N,) if each has its own. A shared flag that
-# is combined with the networks' own ones applies to each network.
+# Values and flags of a step are of shape () if its networks share them, or (N,) if each has its own.
 
 
 def of_network(i, value):

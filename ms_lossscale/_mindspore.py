@@ -113,14 +113,6 @@ def unlisted_state(optimizer: nn.Cell) -> list[Parameter]:
     return list(found.values())
 
 
-def says_that_gradients_are_lost(owner: str, network: str) -> str:
-    """Returns the beginning of a warning that a network, which is named, takes a gradient in PyNative mode."""
-    return (
-        f"For '{owner}', {network} takes a gradient in its forward, and MindSpore's PyNative mode loses the gradients "
-        f"of that gradient"
-    )
-
-
 @contextlib.contextmanager
 def around_transforms(context: Callable[[], contextlib.AbstractContextManager]) -> Iterator[None]:
     """
@@ -224,20 +216,20 @@ def only_if(condition, write, *args):
     return condition
 
 
-class Compiled(nn.Cell):
+class CompiledMethod(nn.Cell):
     """
-    Runs a cell as one compiled graph in PyNative mode, too.
+    Runs a method of a cell as one compiled graph in PyNative mode, too.
 
     It is a cell of its own because `mindspore.jit` marks the cell whose method it compiles. If that method is not
     `construct`, the marked cell can no longer be compiled into another graph.
 
     Args:
-        cell (Cell): Takes tensors and tuples of them.
+        method (Callable): Takes tensors and tuples of them.
     """
 
-    def __init__(self, cell):
+    def __init__(self, method):
         super().__init__(auto_prefix=False)
-        self.cell = cell
+        self.of_cell, self.method = method.__self__, method
 
     def __call__(self, *inputs):
         # Otherwise MindSpore takes a tuple for a constant.
@@ -245,7 +237,7 @@ class Compiled(nn.Cell):
 
     @jit
     def construct(self, *inputs):
-        return self.cell(*inputs)
+        return self.method(*inputs)
 
 
 # Raised for a gradient within a loss, of a cell that another loss calls as well; which of the two depends on the order.

@@ -1,19 +1,26 @@
 """Functions as networks."""
 
 import ast
+import collections
+import contextlib
 import functools
 import inspect
+import itertools
 import textwrap
 import types
 from collections.abc import Callable
-from typing import Any, Optional, Union
+from typing import Any, Union
 
 from mindspore import GRAPH_MODE, Parameter, ParameterTuple, get_context, nn
+from mindspore.experimental import optim as experimental_optim
 
 from ms_lossscale._arguments import describe
-from ms_lossscale.forward_state.reachable import OPTIMIZERS, Reach
-from ms_lossscale.function_names import names_of
+from ms_lossscale._fixed_attributes import FixedAttributes
+from ms_lossscale._mindspore import written_class
 
+_OPTIMIZERS = (nn.Optimizer, experimental_optim.Optimizer)
+# So many objects are looked at.
+_LOOKS = 10_000
 # What a network may be.
 Network = Union[nn.Cell, Callable[..., Any]]
 
@@ -26,13 +33,15 @@ class FunctionNetwork(nn.Cell):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(auto_prefix=False)
-        reached = Reach((function,), ends=OPTIMIZERS).things
-        cells = [each for each in reached if isinstance(each, nn.Cell) and not isinstance(each, OPTIMIZERS)]
-        inner = {id(its) for cell in cells for _, its in cell.cells_and_names() if its is not cell}
-        self.cells_of_function = nn.CellList([cell for cell in cells if id(cell) not in inner], auto_prefix=False)
-        self.names_of_cells = names_of(function, self.cells_of_function)
+        named = _held_by(function)
+        cells = {id(its): its for _, its in named if isinstance(its, nn.Cell)}
+        inner = {id(its) for cell in cells.values() for _, its in cell.cells_and_names() if its is not cell}
+        named = [(name, its) for name, its in named if id(its) not in inner]
+        names = _different([name or written_class(its).__name__ for name, its in named if id(its) in cells])
+        self.names_of_cells = names
+        self.cells_of_function = nn.CellList([its for _, its in named if id(its) in cells], auto_prefix=False)
         held = {id(parameter) for parameter in self.get_parameters()}
-        others = [each for each in reached if isinstance(each, Parameter) and id(each) not in held]
+        others = [its for _, its in named if isinstance(its, Parameter) and id(its) not in held]
         if others:
             self.parameters_of_function = ParameterTuple(others)
         # Graph mode can't call a functools.partial that binds a Cell.
@@ -54,17 +63,68 @@ class FunctionNetwork(nn.Cell):
                 yield from cell.cells_and_names(cells, f"{name_prefix}.{name}" if name_prefix else name)
 
     @property
-    def code(self) -> Optional[types.CodeType]:
-        """The function's code, None if it is something else that can be called."""
-        return getattr(inspect.unwrap(self.function), "__code__", None)
-
-    @property
     def binds_nothing(self) -> bool:
         """Whether the function is called with the inputs alone."""
         return not self._bound and not self._keywords
 
     def construct(self, *inputs):
         return self.function(*self._bound, *inputs, **self._keywords)
+
+
+def _held_by(function):
+    """Returns the Cells and Parameters that a function's variables lead to, optimizers apart, each with its path."""
+    found, seen, waiting = [], {}, collections.deque([("", function)])
+    while waiting and len(seen) < _LOOKS:
+        path, thing = waiting.popleft()
+        if id(thing) in seen or isinstance(thing, (*_OPTIMIZERS, FixedAttributes, type, types.ModuleType)):
+            continue
+        seen[id(thing)] = thing
+        if isinstance(thing, (nn.Cell, Parameter)):
+            found.append((path, thing))
+            continue
+        variables, parts = _variables(thing), {}
+        if isinstance(thing, (list, tuple)):
+            parts = dict(enumerate(thing))
+        elif isinstance(thing, dict):
+            parts = thing
+        elif not variables:
+            parts = getattr(thing, "__dict__", {})
+        waiting.extend([*variables.items(), *((f"{path or 'self'}.{name}", each) for name, each in parts.items())])
+    return found
+
+
+def _variables(function):
+    """Returns what a function's code may use, by name: what is bound to it, its globals, closure and defaults."""
+    if isinstance(function, functools.partial):
+        names = getattr(getattr(function.func, "__code__", None), "co_varnames", map(str, range(len(function.args))))
+        return {**_variables(function.func), **dict(zip(names, function.args)), **function.keywords}
+    if isinstance(function, types.MethodType):
+        return {"self": function.__self__, **_variables(function.__func__)}
+    if not isinstance(function, types.FunctionType):
+        return {}
+    code, found = function.__code__, dict(getattr(function, "__kwdefaults__", None) or {})
+    found.update((name, function.__globals__[name]) for name in _names_in(code) if name in function.__globals__)
+    for name, cell in zip(code.co_freevars, function.__closure__ or ()):
+        with contextlib.suppress(ValueError):  # It has no value yet.
+            found[name] = cell.cell_contents
+    defaults = function.__defaults__ or ()
+    return {**found, **dict(zip(code.co_varnames[code.co_argcount - len(defaults) :], defaults))}
+
+
+def _names_in(code):
+    inner = (its for its in code.co_consts if isinstance(its, types.CodeType))
+    return [*code.co_names, *(name for its in inner for name in _names_in(its))]
+
+
+def _different(names):
+    """Returns the names, with numbers after those that were there before."""
+    found = []
+    for name in names:
+        count, unique = itertools.count(2), name
+        while unique in found:
+            unique = f"{name}_{next(count)}"
+        found.append(unique)
+    return found
 
 
 def _unbound(function):

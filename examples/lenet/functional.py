@@ -33,17 +33,16 @@ step = ManualStep(network, optimizer, DynamicLossScale(scale_window=100))
 
 
 def forward(images, labels):
-    loss = loss_fn(network(images), labels)
-    return step.scale(loss), loss
+    return loss_fn(network(images), labels)
 
 
-value_and_grad = mindspore.value_and_grad(forward, None, step.parameters, has_aux=True)
+value_and_grad = step.value_and_grad(forward)
 
 
 @mindspore.jit
 def train_step(images, labels):
-    losses, grads = value_and_grad(*step.begin(images, labels))
-    return losses[1], step.end(grads)
+    loss, grads = value_and_grad(*step.begin(images, labels))
+    return loss, step.end(grads)
 
 
 done = 0

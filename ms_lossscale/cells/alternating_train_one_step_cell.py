@@ -1,41 +1,28 @@
 """The training cell for several networks that step one after the other."""
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Optional, Union
+import copy
+from collections.abc import Sequence
+from typing import Any, Optional, Union
 
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
-from ms_lossscale._arguments import (
-    AfterUpdate,
-    OneOrEach,
-    check_cells,
-    check_one_each,
-    check_positive_int,
-    describe,
-    one_each,
-)
+from ms_lossscale._arguments import OneOrEach, check_cells, check_one_each, check_positive_int, one_each
 from ms_lossscale.cells.argument_order import check_order
-from ms_lossscale.cells.call_types import AuxOfEach, Call, HaveAux
-from ms_lossscale.cells.copied_loss_scales import copied_loss_scales
-from ms_lossscale.cells.earlier_versions import EarlierCycles
-from ms_lossscale.cells.training_cell import TrainingCell, or_none
+from ms_lossscale.cells.training_cell import TrainingCell, or_none, own_loss_scales
 from ms_lossscale.cells.turns import Turns
 from ms_lossscale.function_network import Network, as_networks
-from ms_lossscale.loss_scale import AcceptedLossScale, LossScale, check_distinct
+from ms_lossscale.input_gradient import holds_input_gradient
+from ms_lossscale.loss_scale import AcceptedLossScale, LossScale
 from ms_lossscale.overflow_detector import OverflowDetector
-from ms_lossscale.skip_condition import SkipCondition
-from ms_lossscale.step.build import build_step
-from ms_lossscale.step.forward_backward import inputs_of
-from ms_lossscale.step.optimizers import add_prefix, network_prefix
-from ms_lossscale.step.settings import check_settings_of_each
-from ms_lossscale.step.shared_state import share_state
-from ms_lossscale.step.step_counters import StepCounters
+from ms_lossscale.step.forward_state import share_state
+from ms_lossscale.step.settings import AfterUpdate, check_settings_of_each, given
+from ms_lossscale.step.step import inputs_of
 
 
-class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
+class AlternatingTrainOneStepCell(TrainingCell):
     """
     Trains several networks one after the other. Each completes its step, and the next one sees its new weights.
 
@@ -62,7 +49,7 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
         ema_decay (Union[float, list], optional): Likewise. Default: ``None`` .
         has_aux (Union[bool, list[bool]]): Whether each network returns `(loss, *aux)`, or a list with one entry for
             each. A network with aux takes part in every call. Default: ``False`` .
-        forward_state (Union[list[Parameter], tuple[Parameter]]): As for :class:`ScaledTrainOneStepCell`.
+        forward_state (Union[list, tuple]): As for :class:`ScaledTrainOneStepCell`.
             Default: ``()`` .
         gradient_transforms (Union[list, tuple]): As for :class:`ScaledTrainOneStepCell`: Cells that are applied to the
             gradients of each network separately, or a list with a list of Cells for each network. Default: ``()`` .
@@ -126,7 +113,7 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
     each_decides = each_has_scale = True
 
     def __init__(
-        self: "AlternatingTrainOneStepCell[HaveAux]",
+        self,
         networks: Union[Sequence[Network], nn.CellList],
         optimizers: Union[Sequence[nn.Cell], nn.CellList],
         loss_scale: OneOrEach[AcceptedLossScale] = None,
@@ -137,111 +124,38 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
         clip_norm: OneOrEach[Optional[float]] = None,
         clip_value: OneOrEach[Optional[float]] = None,
         ema_decay: OneOrEach[Optional[float]] = None,
-        has_aux: HaveAux = False,  # type: ignore[assignment]
-        forward_state: Sequence[Parameter] = (),
-        gradient_transforms: Union[Sequence[nn.Cell], Sequence[Sequence[nn.Cell]]] = (),
+        has_aux: OneOrEach[bool] = False,
+        forward_state: Sequence[Union[Parameter, nn.Cell]] = (),
+        gradient_transforms: Sequence[Any] = (),
         after_update: OneOrEach[Optional[AfterUpdate]] = None,
         overflow_detector: Optional[OverflowDetector] = None,
         max_retries: int = 0,
         weighted: OneOrEach[bool] = False,
-        skip_conditions: Union[Sequence[SkipCondition], Sequence[Sequence[SkipCondition]]] = (),
+        skip_conditions: Sequence[Any] = (),
         gradients_reduced: Union[bool, str] = False,
     ) -> None:
+        settings = given(locals())
         owner = type(self).__name__
         check_order(owner, networks=networks, optimizers=optimizers, loss_scale=loss_scale)
         networks = as_networks(owner, "networks", networks)
         optimizers = check_cells(owner, "optimizers", optimizers)
         check_one_each(owner, networks, optimizers)
-        count = len(networks)
-        settings = check_settings_of_each(
-            owner,
-            count,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            clip_norm=clip_norm,
-            clip_value=clip_value,
-            ema_decay=ema_decay,
-            has_aux=has_aux,
-            forward_state=forward_state,
-            gradient_transforms=gradient_transforms,
-            after_update=after_update,
-            overflow_detector=overflow_detector,
-            max_retries=max_retries,
-            weighted=weighted,
-            skip_conditions=skip_conditions,
-            gradients_reduced=gradients_reduced,
-        )
-        super().__init__(
-            networks,
-            optimizers,
-            self._loss_scale_of_each(loss_scale, networks, optimizers, settings),
-            settings,
-            network_inputs=network_inputs,
-        )
-        self._have_aux = tuple(any(its.has_aux) for its in settings)
+        checked = check_settings_of_each(owner, len(networks), **settings)
+        if not isinstance(loss_scale, (list, tuple)):
+            if isinstance(loss_scale, LossScale):
+                _check_held_by_none(owner, loss_scale, networks, optimizers, checked)
+            loss_scale = [copy.deepcopy(loss_scale) for _ in networks]
+        loss_scales = own_loss_scales(owner, loss_scale, len(networks))
+        super().__init__(networks, optimizers, checked, loss_scales, network_inputs)
         if every is not None:
             self.set_every(every)
 
-    if TYPE_CHECKING:  # Each network has its own.
-        __call__: Call[tuple[Tensor, Tensor, Tensor, Tensor], AuxOfEach]
-        loss_scale: list[LossScale]
-        overflow_detector: list[OverflowDetector]
-        step_counters: list[StepCounters]
-        get_loss_scale: Callable[[], list[float]]
-        counters: Callable[[], list[dict[str, int]]]
-        grad_norm: Callable[[], list[Optional[float]]]
-
-    def _loss_scale_of_each(self, loss_scale, networks, optimizers, settings):
-        owner = type(self).__name__
-        loss_scales = one_each(owner, "loss_scale", loss_scale, len(networks))
-        if not isinstance(loss_scale, (list, tuple)):
-            others = {
-                "a gradient transform": [each for its in settings for each in its.gradient_transforms],
-                "'after_update'": [its.after_update for its in settings],
-                "'overflow_detector'": [settings[0].overflow_detector],
-                "an optimizer": optimizers,
-            }
-            return copied_loss_scales(owner, loss_scale, networks, others)
-        check_distinct(owner, loss_scales, "Pass one that is not in a list: it is copied for each network.")
-        return loss_scales
-
-    def _build_steps(self, networks, optimizers, loss_scales, may_return_tuple):
-        self.turns = Turns(len(networks), self._settings[0].gradient_accumulation_steps)
-        for i, loss_scale in enumerate(loss_scales):
-            add_prefix(network_prefix(i), loss_scale.get_parameters())
-        steps = [
-            build_step(
-                self._owner,
-                (network,),
-                (optimizer,),
-                loss_scale,
-                its_settings,
-                self._ranks(self._reducer(network, optimizer), its_settings),
-                prefix=network_prefix(i),
-                number=i,
-            )
-            for i, (network, optimizer, loss_scale, its_settings) in enumerate(
-                zip(networks, optimizers, loss_scales, self._settings)
-            )
-        ]
-        # Each step reduces its own gradients.
-        self.grad_reducer = nn.Identity()
-        self.shared_state = share_state(steps, networks)
-        return steps
-
-    def _reducer(self, network, optimizer):
-        """Returns MindSpore's reducer for the weights of one network."""
-        if self.parallel_mode == "stand_alone":
-            return self.grad_reducer
-        return nn.TrainOneStepCell(network, optimizer).grad_reducer
-
-    def _inputs_of_step(self, i, inputs):
-        return inputs_of(self._owner, i, self.network_inputs, inputs)
+    def _add_parts(self, steps, settings):
+        self.turns = Turns(len(steps), settings[0].gradient_accumulation_steps)
+        share_state([step.transaction.forward_state for step in steps])
 
     def _cycle_counts(self):
         return [*super()._cycle_counts(), self.turns.calls]
-
-    def _earlier_cycles(self):
-        return EarlierCycles(list(self.steps), self._cycle_counts(), self.turns)
 
     def _shared_state(self):
         return [*super()._shared_state(), *self.turns.shared_state()]
@@ -251,18 +165,16 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
 
     def _after_flush(self, overflows):
         self.turns.flush(overflows)
-        self.shared_state.flush(overflows)
 
     def steps_made(self) -> int:
-        return self.turns.steps_made()
+        return int(self.turns.cycles.asnumpy())
 
     def construct(self, *inputs):
-        inputs = self.shared_state.begin_call(self.use_parameters(inputs), self.turns.calls)
+        inputs = self.use_parameters(inputs)
         take_part, last_losses = self.turns.begin_call(), ops.unstack(self.turns.last_losses)
         losses, overflows, loss_scales, auxes = (), (), (), ()
         for i, step in enumerate(self.steps):
-            its_inputs = inputs_of(self._owner, i, self.network_inputs, inputs)
-            aux = None
+            its_inputs, aux = inputs_of(self._owner, i, self.network_inputs, inputs), None
             if self._have_aux[i]:
                 output = step(*its_inputs)
                 loss, overflow, loss_scale = self._values(output)
@@ -273,13 +185,10 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
             losses, overflows, loss_scales = losses + (loss,), overflows + (overflow,), loss_scales + (loss_scale,)
             # The next network's forward must wait for this one's update.
             inputs = ops.depend(inputs, overflow)
-        losses = prim.stack(losses)
-        overflows = self.shared_state.end_call(prim.stack(overflows), self.turns.calls)
+        losses, overflows = prim.stack(losses), prim.stack(overflows)
         self.turns.end_call(losses, overflows)
         output = (prim.reduce_sum(losses), overflows, prim.stack(loss_scales), losses)
-        if self._has_aux:
-            return (*output, auxes)
-        return output
+        return (*output, auxes) if any(self._have_aux) else output
 
     @staticmethod
     def _values(output):
@@ -290,7 +199,7 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
             loss, overflow, loss_scale = self._values(step(*inputs))
         else:
             loss = last_loss
-            loss_scale = gradients.copy(step.scaling.loss_scale.scale_value)
+            loss_scale = gradients.copy(step.transaction.loss_scales[0].scale_value)
             overflow = gradients.never(loss_scale)
         return loss, overflow, loss_scale
 
@@ -311,16 +220,26 @@ class AlternatingTrainOneStepCell(TrainingCell[AuxOfEach]):
         """
         owner = type(self).__name__
         if not isinstance(every, (list, tuple)):
-            raise TypeError(f"For '{owner}', the argument 'every' must be a list or tuple, but got {describe(every)}.")
-        every = [
-            check_positive_int(owner, f"every[{i}]", k)
-            for i, k in enumerate(one_each(owner, "every", every, len(self.steps)))
-        ]
+            raise TypeError(f"For '{owner}', the argument 'every' must be a list or tuple, but got {every!r}.")
+        every = one_each(owner, "every", every, len(self.steps))
         for i, (k, has_aux) in enumerate(zip(every, self._have_aux)):
-            if has_aux and k != 1:
+            if check_positive_int(owner, f"every[{i}]", k) != 1 and has_aux:
                 raise ValueError(
                     f"For '{owner}', the argument 'every' must be 1 for a network with aux, since one that does not "
-                    f"take part has none to return, but got {k} for network {i}. has_aux may be a list with one entry "
-                    f"for each network."
+                    f"take part has none to return, but got {k} for network {i}."
                 )
         ops.assign(self.turns.every, Tensor(every, mstype.int32))
+
+
+def _check_held_by_none(owner, loss_scale, networks, optimizers, settings):
+    """Raises if another part of the cell holds a loss scale that is copied: it would follow none of the copies."""
+    own = [cell for its in settings for cell in (its.after_update, its.overflow_detector, *its.skip_conditions)]
+    own += [cell for its in settings for transforms in its.gradient_transforms for cell in transforms]
+    others = [cell for cell in (*networks, *optimizers, *own) if cell is not None]
+    held = {id(each) for cell in others for each in cell.get_parameters()}
+    if holds_input_gradient(networks, loss_scale) or any(id(each) in held for each in loss_scale.get_parameters()):
+        raise ValueError(
+            f"For '{owner}', the argument 'loss_scale' is copied for each network, but another part of the cell, an "
+            f"InputGradient say, holds it, too, and would follow none of the copies. Pass a list with a loss scale for "
+            f"each network, and let each share that of its own."
+        )

@@ -1,16 +1,13 @@
 """A training step around a forward and backward of the user's own."""
 
-import weakref
-from collections.abc import Sequence
-from typing import Any, ClassVar, Optional, Union
+from collections.abc import Callable, Sequence
+from typing import Any, Optional, Union
 
 import mindspore
-import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_cells
-from ms_lossscale._gradients import of_network
+from ms_lossscale._arguments import OneOrEach, check_bool, check_cells, describe
 from ms_lossscale._mindspore import (
     Float32Cell,
     forget_failed_calls,
@@ -19,34 +16,21 @@ from ms_lossscale._mindspore import (
     without_recording,
 )
 from ms_lossscale.cells.argument_order import check_order
-from ms_lossscale.cells.evaluation_mode import warn_of_evaluation_mode
-from ms_lossscale.cells.fixed_arguments import fixed_arguments
-from ms_lossscale.cells.given_gradients import (
-    check_is_weighted,
-    check_loss,
-    check_number,
-    check_shapes,
-    expected_gradients,
-    fit_compiled,
-    shapes_of,
-    what_needs_loss,
-)
+from ms_lossscale.cells.first_call import warn_of_evaluation_mode
 from ms_lossscale.cells.guard import explaining_errors
-from ms_lossscale.cells.rank_comparison import check_parallel, check_weight
+from ms_lossscale.cells.manual_calls import Begin, End, ScaledValueAndGrad, ScaleOfCall
+from ms_lossscale.cells.rank_comparison import check_parallel
+from ms_lossscale.cells.training_cell import own_loss_scales
 from ms_lossscale.cells.training_state import TrainingState
-from ms_lossscale.cells.unscaled_losses import UnscaledLosses
 from ms_lossscale.function_network import Network, as_networks, check_can_be_differentiated
 from ms_lossscale.loss_scale import AcceptedLossScale
 from ms_lossscale.overflow_detector import OverflowDetector
-from ms_lossscale.skip_condition import SkipCondition
-from ms_lossscale.step.build import build_manual_step
-from ms_lossscale.step.gradient_transforms import prefix_own_states
-from ms_lossscale.step.held_call import HeldCall
+from ms_lossscale.step.manual import ManualCalls
 from ms_lossscale.step.optimizers import Optimizers, check_optimizers, prefix_states
-from ms_lossscale.step.own_loss_scales import loss_scale_of_each
-from ms_lossscale.step.returned import as_weight, described
-from ms_lossscale.step.scaling import scaled
-from ms_lossscale.step.settings import check_settings, transforms_of_each
+from ms_lossscale.step.own_cells import prefix_own_states
+from ms_lossscale.step.ranks import ranks_of
+from ms_lossscale.step.settings import AfterUpdate, check_settings, given
+from ms_lossscale.step.state import scaled
 
 
 class ManualStep(TrainingState, Float32Cell):
@@ -54,24 +38,14 @@ class ManualStep(TrainingState, Float32Cell):
     The training step of this package for those who write the forward and backward themselves: with functions
     (:func:`mindspore.value_and_grad`), with as many backward passes as it takes, with anything between them.
 
-    A step is what happens between `begin` and `end`, and a transaction as in the training cells. If nothing overflowed,
-    neither a gradient nor anything that the forward wrote, the whole update happens. Otherwise only the loss scale and
-    the step counters change, and all else is as it was before `begin`: weights, optimizer state, BatchNorm's moving
-    statistics, what your own cells write in their forward, and moving averages.
+    It is a transaction as in the training cells. If nothing overflowed, neither a gradient nor what the forward
+    wrote, the whole update happens. Otherwise only the loss scale and the step counters change, and all else is as it
+    was before `begin`: weights, optimizer state, moving averages, BatchNorm's moving statistics and what else
+    :meth:`forward_state_names` lists. To try again, run the batch again.
 
     It works eagerly, and within a function that :func:`mindspore.jit` compiles, in GRAPH_MODE and in PYNATIVE_MODE.
 
-    - **begin(\\*inputs)** - Begins a step, and returns the inputs for the forward: a single one as it is, several as a
-      tuple. It copies what the forward may write, and clears an NPU's status register. If the last step began but never
-      ended, since an exception came between, it first restores what that forward wrote.
-    - **end(\\*grads, loss=None, weight=None)** - Ends the step: unscales, accumulates, reduces across ranks, checks,
-      and updates or undoes. It takes a tuple of scaled gradients for each optimizer, in the order of its parameters,
-      and returns whether the step was skipped (or, within an accumulation cycle, what is known so far), a bool Tensor
-      of shape :math:`()`. Without gradients, in PyNative mode, it takes those that a `.backward()` has left in the
-      weights, and clears them there. The `loss`, a Tensor of any shape, is what `skip_conditions` and
-      `backoff_if_loss_not_finite` look at, and warnings. With a `weight`, a number or a Tensor of shape :math:`()`, the
-      gradients are those of a sum over so many things, and those of the step are divided by the sum of the weights of
-      all its calls, on all ranks. Either all calls give one, or none does.
+    A step is what happens from :meth:`begin` to :meth:`end`; in between, :meth:`value_and_grad` differentiates.
 
     Args:
         networks (Union[Cell, Callable, list]): What the forward runs, Cells or functions, however many they are: what a
@@ -86,9 +60,8 @@ class ManualStep(TrainingState, Float32Cell):
             one optimizer. Default: ``None`` .
         clip_value (Union[float, list], optional): Likewise. Default: ``None`` .
         ema_decay (Union[float, list], optional): Likewise. Default: ``None`` .
-        forward_state (Union[list[Parameter], tuple[Parameter]]): Further Parameters that your code writes between
-            `begin` and `end`, and that a skipped step restores, such as weights that are moved for a while.
-            Default: ``()`` .
+        forward_state (Union[list, tuple]): What a skipped step restores besides, as for
+            :class:`ScaledTrainOneStepCell`, such as weights that are moved between `begin` and `end`. Default: ``()`` .
         gradient_transforms (Union[list, tuple]): As for :class:`SimultaneousTrainOneStepCell`. Default: ``()`` .
         after_update (Union[Cell, Callable], optional): Likewise. Default: ``None`` .
         overflow_detector (OverflowDetector, optional): As for :class:`ScaledTrainOneStepCell`. Default: ``None`` .
@@ -122,13 +95,12 @@ class ManualStep(TrainingState, Float32Cell):
         >>> optimizer = nn.Momentum(network.trainable_params(), learning_rate=0.1, momentum=0.9)
         >>> step = ManualStep(network, optimizer, DynamicLossScale(2.0**10), clip_norm=1.0)
         >>> def forward(x, y):
-        ...     loss = loss_fn(network(x), y)
-        ...     return step.scale(loss), loss
+        ...     return loss_fn(network(x), y)
         ...
-        >>> value_and_grad = mindspore.value_and_grad(forward, None, step.parameters, has_aux=True)
+        >>> value_and_grad = step.value_and_grad(forward)
         >>> def train_step(x, y):  # with @mindspore.jit, or without
         ...     x, y = step.begin(x, y)
-        ...     (_, loss), grads = value_and_grad(x, y)
+        ...     loss, grads = value_and_grad(x, y)
         ...     return loss, step.end(grads)
         ...
         >>> x, y = Tensor(np.ones((2, 4), np.float32)), Tensor(np.ones((2, 1), np.float32))
@@ -142,104 +114,145 @@ class ManualStep(TrainingState, Float32Cell):
         {'applied_steps': 1, 'skipped_steps': 1, 'consecutive_skipped_steps': 1}
     """
 
-    _instead_of: ClassVar = {
-        "max_retries": "After an overflow, call begin, your forward and backward, and end again with the same batch: "
-        "all but the loss scale and the counters is as before. Not within an accumulation cycle, which is lost.",
-        "has_aux": "What your own forward returns besides the loss is yours.",
-        "weighted": "Pass the weight of each call to its end: end(grads, weight=n).",
-    }
-
     def __init__(
         self,
         networks: Union[Network, Sequence[Network]],
-        optimizers: Union[nn.Cell, Sequence[nn.Cell]],
+        optimizers: OneOrEach[nn.Cell],
         loss_scale: OneOrEach[AcceptedLossScale] = None,
         *,
         gradient_accumulation_steps: int = 1,
         clip_norm: OneOrEach[Optional[float]] = None,
         clip_value: OneOrEach[Optional[float]] = None,
         ema_decay: OneOrEach[Optional[float]] = None,
-        forward_state: Sequence[Parameter] = (),
-        gradient_transforms: Union[Sequence[nn.Cell], Sequence[Sequence[nn.Cell]]] = (),
+        forward_state: Sequence[Union[Parameter, nn.Cell]] = (),
+        gradient_transforms: Sequence[Any] = (),
         after_update: Optional[AfterUpdate] = None,
         overflow_detector: Optional[OverflowDetector] = None,
-        skip_conditions: Sequence[SkipCondition] = (),
+        skip_conditions: Sequence[Any] = (),
         gradients_reduced: Union[bool, str] = False,
     ) -> None:
+        settings = given(locals())
         super().__init__(auto_prefix=False)
         owner = type(self).__name__
         check_order(owner, networks=networks, optimizers=optimizers, loss_scale=loss_scale)
         if loads_what_was_compiled():
             raise RuntimeError(
                 f"For '{owner}', MindSpore's compile cache must be off: a function that is loaded from it has not the "
-                f"weights and the loss scale of the present process, and trains wrongly or crashes, with and without "
-                f"this package. Unset MS_COMPILER_CACHE_ENABLE, or call "
+                f"weights and the loss scale of the present process. Unset MS_COMPILER_CACHE_ENABLE, or call "
                 f"mindspore.set_context(enable_compile_cache=False). The training cells work with it."
             )
         self.several_networks = isinstance(optimizers, (list, tuple, nn.CellList))
         optimizers = check_cells(owner, "optimizers", optimizers if self.several_networks else [optimizers])
-        are_several = isinstance(networks, (list, tuple)) or type(networks) is nn.CellList
-        networks = networks if are_several else [networks]
+        networks = networks if isinstance(networks, (list, tuple)) or type(networks) is nn.CellList else [networks]
         check_can_be_differentiated(owner, "networks", networks)
         networks = as_networks(owner, "networks", networks)
         check_optimizers(owner, optimizers, networks, are_pairs=False)
-        count = len(optimizers)
-        settings = check_settings(
-            owner,
-            count,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            clip_norm=clip_norm,
-            clip_value=clip_value,
-            ema_decay=ema_decay,
-            has_aux=False,
-            forward_state=forward_state,
-            gradient_transforms=transforms_of_each(owner, gradient_transforms, count),
-            after_update=after_update,
-            overflow_detector=overflow_detector,
-            max_retries=0,
-            weighted=False,
-            skip_conditions=skip_conditions,
-            gradients_reduced=gradients_reduced,
-        )
-        loss_scales = loss_scale_of_each(owner, loss_scale, count)
+        checked = check_settings(owner, len(optimizers), **settings)
+        loss_scales = own_loss_scales(owner, loss_scale, len(optimizers))
         self.each_has_scale = isinstance(loss_scales, list)
-        check_parallel(owner, [settings])
+        check_parallel(owner, [checked])
+        self._build(networks, optimizers, loss_scales, checked)
+        self.fix("networks", "optimizer", "optimizers", "loss_scale", "parameters", "grad_reducer", "begin", "end")
+        self.fix(*settings)
+
+    def _build(self, networks, optimizers, loss_scales, settings):
         prefix_states(optimizers)
         prefix_own_states(settings.gradient_transforms, networks)
         prefix_own_states([settings.skip_conditions], networks, "condition")
         self.networks = nn.CellList(list(networks), auto_prefix=False)
-        self.optimizer = optimizers[0] if count == 1 else Optimizers(optimizers)
-        weights = tuple(ParameterTuple(its.parameters) for its in optimizers)
-        self.parameters = weights if self.several_networks else weights[0]
-        self._join_ranks()
-        ranks = self._ranks(self.grad_reducer, settings)
-        step, parts = build_manual_step(owner, networks, optimizers, loss_scales, settings, ranks)
-        self._parts, self._held, self._has_begun = parts, parts.held, False
-        self._modes_checked = False
-        # Whether calls have a weight, None before the first.
-        self._is_weighted = None
-        self._look_after([step], optimizers, [settings])
-        unscaled = UnscaledLosses(owner, self._loss_scales)
-        self._scale_of_call = ScaleOfCall(self, step.scaling, parts.held, unscaled)
-        self.begin = Begin(self, parts.begin)
-        self.end = End(self, parts.end, what_needs_loss(settings.skip_conditions, self._loss_scales), unscaled)
-        self.fix("networks", "optimizer", "parameters", "begin", "end", *fixed_arguments(type(self), TrainingState))
-
-    def _join_ranks(self):
-        """Takes MindSpore's reducer of the gradients."""
+        self.optimizer = optimizers[0] if len(optimizers) == 1 else Optimizers(optimizers)
+        self._weights_of_each = tuple(ParameterTuple(its.parameters) for its in optimizers)
+        self.parameters = self._weights_of_each if self.several_networks else self._weights_of_each[0]
         self.parallel_mode = mindspore.get_auto_parallel_context("parallel_mode")
-        self.reducer_flag, self.mean, self.grad_reducer = False, None, nn.Identity()
+        self.reducer_flag, self.mean, grad_reducer = False, None, nn.Identity()
         if self.parallel_mode != "stand_alone":
             stock = nn.TrainOneStepCell(self.networks, self.optimizer)
-            self.reducer_flag, self.grad_reducer = stock.reducer_flag, stock.grad_reducer
-            if self.reducer_flag:
-                # Where it reduces nothing it has none.
-                self.mean = stock.mean
+            self.reducer_flag, self.mean = stock.reducer_flag, getattr(stock, "mean", None)
+            grad_reducer = stock.grad_reducer
+        self.grad_reducer = grad_reducer
+        ranks = ranks_of(self.parallel_mode, settings.gradients_reduced, grad_reducer)
+        calls = ManualCalls(type(self).__name__, networks, optimizers, loss_scales, settings, ranks)
+        self._calls, self._held, self._has_begun, self._modes_checked = calls, calls.held, False, False
+        # Whether calls have a weight, None before the first.
+        self._is_weighted = None
+        self._look_after([calls], optimizers, [settings])
+        self._scale_of_call = ScaleOfCall(self, calls)
+        # In the place of the methods of these names, which have no Cells to compile.
+        object.__setattr__(self, "begin", Begin(self, calls.begin))
+        object.__setattr__(self, "end", End(self, calls, settings, self._scale_of_call))
+
+    def begin(self, *inputs: Any) -> Any:
+        """
+        Begins a step: copies what the forward may write, and clears an NPU's status register. If the last step began
+        but never ended, since an exception came between, it first restores what that forward wrote.
+
+        Args:
+            *inputs (Any): The inputs of the forward.
+
+        Returns:
+            The inputs, which the forward then takes: a single one as it is, several as a tuple.
+        """
+        raise NotImplementedError
+
+    def end(
+        self, *grads: Sequence[Tensor], loss: Optional[Tensor] = None, weight: Union[Tensor, float, None] = None
+    ) -> Tensor:
+        """
+        Ends a step: unscales, accumulates, reduces across ranks, checks, and updates or undoes.
+
+        Args:
+            *grads (tuple[Tensor]): A tuple of scaled gradients for each optimizer, in the order of its parameters.
+                Without any, in PyNative mode, it takes those that a `.backward()` has left in the weights, and clears
+                them.
+            loss (Tensor, optional): Of any shape. What `skip_conditions` and `backoff_if_loss_not_finite` look at.
+                Default: ``None`` .
+            weight (Union[Tensor, float], optional): Of shape :math:`()`. The gradients, and the loss, are those of a
+                sum over so many things, and those of the step are divided by the sum of the weights of all its calls,
+                on all ranks. Either all calls give one, or none does. Default: ``None`` .
+
+        Returns:
+            Tensor, bool of shape :math:`()`: whether the step was skipped; within an accumulation cycle, whether it is
+            known that it will be.
+
+        Raises:
+            ValueError: If there is another number of gradients, one of another shape, no `loss` where one is looked at,
+                or a `weight` unlike the calls before.
+            TypeError: If gradients are no tuples of real Tensors.
+            RuntimeError: If no step has begun. In compiled code, that and a shape that is not known are not checked.
+        """
+        raise NotImplementedError
+
+    def value_and_grad(
+        self, function: Callable[..., Any], number: int = 0, has_aux: bool = False
+    ) -> Callable[..., Any]:
+        """
+        Returns a function of the same inputs that computes the loss and its gradients by the weights of an optimizer,
+        as :func:`mindspore.value_and_grad` does, but scaled by the loss scale of the step, ready for :meth:`end`. Call
+        that function between :meth:`begin` and :meth:`end`, once or several times.
+
+        Args:
+            function (Callable): Returns the loss, a Tensor of any shape, whose sum is differentiated; with `has_aux`, a
+                tuple `(loss, *aux)` of Tensors.
+            number (int): The number of the optimizer. Default: ``0`` .
+            has_aux (bool): Whether the function returns more than the loss. Default: ``False`` .
+
+        Returns:
+            Function, which returns `(loss, grads)`, with `has_aux` `((loss, *aux), grads)`. The loss is not scaled.
+
+        Raises:
+            RuntimeError: By that function, if it is called eagerly and no step has begun.
+        """
+        owner = f"{type(self).__name__}.value_and_grad"
+        if not callable(function):
+            raise TypeError(f"For '{owner}', the argument 'function' must be a function, but got {describe(function)}.")
+        check_bool(owner, "has_aux", has_aux)
+        self._scale_of_call.check_number(number)
+        return ScaledValueAndGrad(self, self._scale_of_call, function, number, has_aux)
 
     def scale(self, loss: Tensor, number: int = 0) -> Tensor:
         """
-        Multiplies a loss by the loss scale of this step; the product is what you differentiate. Call it between
-        :attr:`begin` and :attr:`end`, in as many forwards as there are.
+        Multiplies a loss by the loss scale of this step; the product is what you differentiate, by
+        :func:`mindspore.grad`, :func:`mindspore.ops.vmap` and the like. :meth:`value_and_grad` does it by itself.
 
         Args:
             loss (Tensor): The loss, of any shape.
@@ -248,15 +261,27 @@ class ManualStep(TrainingState, Float32Cell):
 
         Returns:
             Tensor, float32, of the loss's shape.
+
+        Raises:
+            RuntimeError: If it is called eagerly outside of :meth:`begin` ... :meth:`end`.
         """
+        if not isinstance(loss, Tensor):
+            raise TypeError("For 'ManualStep.scale', the argument 'loss' must be a Tensor, but got something else.")
         return scaled(loss, self._scale_of_call(number))
+
+    def __deepcopy__(self, memo: Any) -> "ManualStep":
+        raise RuntimeError(
+            f"A {type(self).__name__} can't be copied: its copy would train the same memory. Construct another one on "
+            f"copies of the networks, and load_state_dict(step.parameters_dict()) into it."
+        )
 
     def _outputs_of_call(self, owner, outputs):
         loss, overflow, *others = outputs
         if any(each is not None for each in others):
             raise ValueError(
                 f"For '{owner}', with a ManualStep there must be two values, the loss and what 'end' returned, but got "
-                f"{described(outputs)}. Pass {owner.split('.')[-1]}(loss, overflow)."
+                f"{outputs}: "
+                f"{owner.split('.')[-1]}(loss, overflow)."
             )
         # A copy, since the next call overwrites it.
         return loss, overflow, gradients.copy(self._held.scale)
@@ -273,6 +298,9 @@ class ManualStep(TrainingState, Float32Cell):
     def _described_networks(self):
         return {"networks": len(self.networks)}
 
+    def _weights(self):
+        return [weight for its in self._weights_of_each for weight in its]
+
     def _begin_call(self):
         self._held.refuse_if_looked_into()
         self._refuse_on_averages("a step")
@@ -285,140 +313,45 @@ class ManualStep(TrainingState, Float32Cell):
         if not self._modes_checked:
             self._modes_checked = True
             warn_of_evaluation_mode(type(self).__name__, self.networks)
-        self._guard.before(self.parameters_dict)
-        self._parts.fit()
+        self._guard.before(self)
         with explaining_errors(self), without_recording():
-            self._parts.run_begin(self._held.token)
+            self._calls.run_begin(self._held.token)
         self._has_begun = True
 
-    def _end_call(self, grads, loss, weight):
-        self._refuse_on_averages("a step")
+    def _check_begun(self, owner):
+        """Raises, in Python, if no step has begun."""
         # In compiled code, `begin` leaves its mark only there.
-        if not self._has_begun and not self._held.is_open.asnumpy():
+        has_begun = self._has_begun or self._held.is_looked_into or self._held.is_open.asnumpy()
+        if not has_begun:
             raise RuntimeError(
-                f"For '{type(self).__name__}', 'end()' ends the step that 'begin()' began, but none has begun. Call "
-                f"begin(*inputs) in each step, and run the forward on what it returns."
+                f"For '{owner}', no step has begun. Call begin(*inputs) in each step, and run the forward on what it "
+                f"returns, before end(grads)."
             )
-        check_loss(self.end.owner, self.end.what_needs_loss, loss is None)
-        flat = self._checked(grads) if grads else self._held_by_weights()
-        weights = self._checked_weight(weight)
-        losses = () if loss is None else (loss,)
-        self.end.unscaled.notice()
+
+    def _end_call(self, grads, losses, weights):
+        self._refuse_on_averages("a step")
+        self._check_weighted(len(weights) > 0)
         with explaining_errors(self), without_recording():
-            overflow = self._parts.run_end(gradients.copy(self._held.scale), tuple(flat), losses, weights)
+            overflow = self._calls.run_end(grads, losses, weights)
         self._has_begun = False
         self._guard.after(lambda _: overflow.asnumpy())
-        self.warnings.after_call()
         return overflow
 
-    def _weights_of_each(self):
-        return self.parameters if self.several_networks else (self.parameters,)
-
-    def _weights(self):
-        return [weight for its in self._weights_of_each() for weight in its]
-
-    def _checked(self, grads):
-        """Returns the gradients in one flat list. Raises unless there is one of its shape for each weight."""
-        owner, expected, several = self.end.expected
-        check_number(owner, expected, len(grads))
-        check_shapes(owner, expected, several, shapes_of(owner, several, grads))
-        return [grad for its_grads in grads for grad in its_grads]
-
-    def _checked_weight(self, weight):
-        """Returns a tuple of the weight, or of none. Raises if it is not possible, or other calls had none, or one."""
-        if weight is not None:
-            check_weight(self.end.owner, "weight", self.parallel_mode)
+    def _check_weighted(self, is_weighted):
+        """Raises if some calls have a weight, and others none."""
         if self._is_weighted is None:
-            cycle = self.steps[0].cycle_state
+            cycle = self._calls.transaction.cycle
             has_begun = cycle is not None and cycle.count.has_begun()
-            self._is_weighted = bool(cycle.is_weighted.asnumpy()) if has_begun else weight is not None
-        check_is_weighted(self.end.owner, self._is_weighted, weight is not None)
-        return () if weight is None else (as_weight(self.end.owner, weight),)
+            self._is_weighted = bool(cycle.is_weighted.asnumpy()) if has_begun else is_weighted
+        if self._is_weighted != is_weighted:
+            raise ValueError(f"For '{self.end.owner}', either all calls must have a 'weight', or none.")
 
     def _held_by_weights(self):
-        weights = self._weights()
-        grads = take_held_gradients(weights)
-        if all(grad is None for grad in grads):
+        grads = [take_held_gradients(its) for its in self._weights_of_each]
+        if all(grad is None for its in grads for grad in its):
             raise RuntimeError(
                 f"For '{type(self).__name__}', 'end()' without gradients takes those that a backward() has left in the "
                 f"weights, but there are none. Pass the gradients: end(grads)."
             )
-        return [ops.zeros_like(weight) if grad is None else grad for weight, grad in zip(weights, grads)]
-
-
-class _Part(nn.Cell):
-    """A part of a call: its beginning, scale or end. Compiled code knows only `construct`; `__call__` does more."""
-
-    def __init__(self, manual_step, part):
-        super().__init__(auto_prefix=False)
-        self.part = part
-        # Hidden from MindSpore, and no reference that would keep the step itself alive.
-        object.__setattr__(self, "_manual_step", weakref.ref(manual_step))
-
-
-class Begin(_Part):
-    """Begins a call of a :class:`ManualStep`, see there."""
-
-    def __call__(self, *inputs: Any) -> Any:
-        self._manual_step()._begin_call()
-        return inputs[0] if len(inputs) == 1 else inputs
-
-    def construct(self, *inputs):
-        inputs = self.part(*inputs)
-        return inputs[0] if len(inputs) == 1 else inputs
-
-
-class ScaleOfCall(_Part):
-    """
-    Returns the loss scale of an optimizer between `begin` and `end`. Compiled code reads that of the LossScale, which
-    nothing writes before `end`: it could read what `begin` writes too early, where nothing that comes from its inputs
-    is waited for.
-    """
-
-    def __init__(self, manual_step: ManualStep, scaling: nn.Cell, held: HeldCall, unscaled: UnscaledLosses) -> None:
-        super().__init__(manual_step, scaling)
-        self.held = held
-        self.ones = Tensor(np.ones(held.scale.shape, np.float32))
-        self.unscaled, self.note_scaled = unscaled, ops.constexpr(unscaled.note_scaled)
-
-    def __call__(self, number: int) -> Tensor:
-        return of_network(self.unscaled.note_scaled(number), self._manual_step()._held.scale)
-
-    def construct(self, number):
-        # Known when it is compiled.
-        scale = self.ones if self.held.is_looked_into else self.part.peek()
-        return of_network(self.note_scaled(number), scale)
-
-
-class End(_Part):
-    """Ends a call of a :class:`ManualStep`, see there."""
-
-    def __init__(
-        self,
-        manual_step: ManualStep,
-        part: nn.Cell,
-        what_needs_loss: tuple[str, ...],
-        unscaled: UnscaledLosses,
-    ) -> None:
-        super().__init__(manual_step, part)
-        # What the gradients must be: its name for messages, the weights of each optimizer, and whether they are a list.
-        self.owner, several = f"{type(manual_step).__name__}.end", manual_step.several_networks
-        self.expected = self.owner, expected_gradients(manual_step._weights_of_each()), several
-        self.what_needs_loss, self.parallel_mode = what_needs_loss, manual_step.parallel_mode
-        self.unscaled, self.notice_unscaled = unscaled, ops.constexpr(unscaled.notice)
-
-    def __call__(
-        self, *grads: Sequence[Tensor], loss: Optional[Tensor] = None, weight: Union[Tensor, float, None] = None
-    ) -> Tensor:
-        return self._manual_step()._end_call(grads, loss, weight)
-
-    def construct(self, *grads, loss=None, weight=None):
-        given = gradients.forms(grads), self.what_needs_loss, loss is not None, weight is not None
-        grads = grads if fit_compiled(self.expected, *given, self.parallel_mode) and self.notice_unscaled() else ()
-        flat = ()
-        for its in grads:
-            flat += its
-        losses = () if loss is None else (loss,)
-        weights = () if weight is None else (as_weight(self.owner, weight),)
-        # Not the one that `begin` wrote, see ScaleOfCall.
-        return self.part(self.part.step.scaling.peek(), flat, losses, weights)
+        of = zip(grads, self._weights_of_each)
+        return [[ops.zeros_like(w) if g is None else g for g, w in zip(its, weights)] for its, weights in of]

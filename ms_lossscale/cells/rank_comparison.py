@@ -13,6 +13,7 @@ from mindspore.communication import GlobalComm, get_group_size
 from ms_lossscale._mindspore import is_library_cell
 from ms_lossscale._user_warnings import warn_user
 from ms_lossscale.step.optimizers import network_prefix, updating
+from ms_lossscale.step.settings import as_json
 
 _SHOWN = 4
 
@@ -34,10 +35,10 @@ def _described(cell):
     }
     for i, (step, settings) in enumerate(zip(cell.steps, cell._settings)):
         prefix = network_prefix(i) if cell.each_decides else ""
-        optimizers = [type(updating(optimizer)).__name__ for optimizer in step.update.optimizers.optimizers]
-        its = {"optimizers": optimizers, **settings.described()}
+        optimizers = [type(updating(optimizer)).__name__ for optimizer in step.transaction.optimizers.optimizers]
+        its = {"optimizers": optimizers, **as_json(settings)}
         # The detector in use: it is NoCheck if nothing is checked.
-        its["overflow_detector"] = type(step.forwards_and_backwards.overflow_detector).__name__
+        its["overflow_detector"] = type(step.transaction.detector).__name__
         for j, condition in enumerate(settings.skip_conditions):
             # What users' own conditions keep may differ.
             if is_library_cell(condition):
@@ -48,7 +49,7 @@ def _described(cell):
         described.update((f"{prefix}loss_scale.{name}", value) for name, value in _settings_of(loss_scale).items())
     # MindSpore uses it only in GRAPH_MODE.
     broadcasts = graph_mode and get_auto_parallel_context("parameter_broadcast")
-    weights = [weight for step in cell.steps for weight in step.update.optimizers.parameters]
+    weights = [weight for step in cell.steps for weight in step.transaction.optimizers.parameters]
     described.update(_described_weights(weights, broadcasts))
     described.update((parameter.name, parameter.asnumpy().tolist()) for parameter in _shared_state(cell))
     return described
@@ -58,8 +59,7 @@ def _shared_state(cell):
     """Returns the small Parameters that must have the same values on all ranks."""
     parameters = cell._shared_state()
     for step, settings in zip(cell.steps, cell._settings):
-        parameters += [*step.update.optimizers.shared_state(), *step.scaling.shared_state()]
-        parameters += step.update.step_counters.shared_state()
+        parameters += step.transaction.shared_state()
         for condition in filter(is_library_cell, settings.skip_conditions):
             parameters += condition.get_parameters()
     return parameters

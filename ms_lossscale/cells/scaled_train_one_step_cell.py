@@ -1,23 +1,19 @@
 """The training cell for one network."""
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Optional, Union
+from collections.abc import Sequence
+from typing import Any, Optional, Union
 
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, nn
 
-from ms_lossscale._arguments import AfterUpdate
 from ms_lossscale.cells.argument_order import check_order
-from ms_lossscale.cells.call_types import Aux, Call, HasAux
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.function_network import Network, as_network
-from ms_lossscale.loss_scale import AcceptedLossScale, LossScale
+from ms_lossscale.loss_scale import AcceptedLossScale, as_loss_scale
 from ms_lossscale.overflow_detector import OverflowDetector
-from ms_lossscale.skip_condition import SkipCondition
-from ms_lossscale.step.settings import check_settings
-from ms_lossscale.step.step_counters import StepCounters
+from ms_lossscale.step.settings import AfterUpdate, check_settings, given
 
 
-class ScaledTrainOneStepCell(TrainingCell[Aux]):
+class ScaledTrainOneStepCell(TrainingCell):
     """
     Trains one network with a loss scale. The cell itself divides the gradients by the scale, so any optimizer works.
 
@@ -44,11 +40,13 @@ class ScaledTrainOneStepCell(TrainingCell[Aux]):
             `clip_norm`. Default: ``None`` .
         ema_decay (float, optional): In (0, 1). Keeps the moving average `ema = decay * ema + (1 - decay) * weight`.
             Skipped steps do not move it. Default: ``None`` .
-        has_aux (bool): Whether the network returns `(loss, *aux)`. `aux` is not trained. Default: ``False`` .
-        forward_state (Union[list[Parameter], tuple[Parameter]]): Further Parameters that the forward writes and a
-            skipped step must undo. The cell finds Parameters without gradient and registered buffers by itself, up to
-            :math:`10^6` elements in all. It finds larger ones, and weights, if the networks' source may write them.
-            :meth:`forward_state_names` lists what was found. Default: ``()`` .
+        has_aux (bool): Whether the network returns `(loss, *aux)`. `aux` are Tensors and not trained.
+            Default: ``False`` .
+        forward_state (Union[list, tuple]): Parameters, and Cells with all of theirs, that a skipped step restores
+            besides: weights that the forward moves, frozen weights of MindSpore's layers, larger state, what MindSpore
+            does not find. It restores by itself the moving statistics of MindSpore's layers, and the smallest
+            Parameters without gradient and registered buffers, up to :math:`10^6` values in all.
+            :meth:`forward_state_names` lists both. Default: ``()`` .
         gradient_transforms (Union[list[Cell], tuple[Cell]]): Cells that are applied to the unscaled float32 gradients,
             in the given order and once per step, before the norm is measured and the overflow is checked. Each one is
             called with a tuple of one gradient for each weight, in the order of `optimizer.parameters`, and returns a
@@ -59,13 +57,14 @@ class ScaledTrainOneStepCell(TrainingCell[Aux]):
         overflow_detector (OverflowDetector, optional): Default: ``None`` , which picks the right one for the device:
             :class:`FloatStatusRegister` on an NPU in saturation mode, else :class:`FiniteGradients`.
         max_retries (int): How many times a call whose gradients overflowed runs again before its step is skipped. Each
-            attempt uses the same inputs and the scale that the update rule gives. A call runs again only if a lower
-            scale can help. Default: ``0`` .
+            attempt uses the same inputs and the scale that the update rule gives; each overflow counts for it. A call
+            runs again only if a lower scale can help. Default: ``0`` .
         weighted (bool): Whether the network returns `(loss, weight)`, or with `has_aux` `(loss, weight, *aux)`, where
             the loss is a sum over `weight` things, such as tokens: a number or a Tensor of shape :math:`()`, which is
             not trained. The step then trains the sum of all losses divided by the sum of all weights, over the calls
-            of an accumulation cycle and over the ranks. Weights are added up in float32, exactly up to
-            :math:`2^{24}`. With `gradients_reduced`, the gradients must become their mean over the ranks.
+            of an accumulation cycle and over the ranks; never by one that is negative, infinite or NaN. Weights are
+            added up in float32, exactly up to :math:`2^{24}`. With `gradients_reduced`, the gradients must become their
+            mean over the ranks.
             Default: ``False`` .
         skip_conditions (Union[list[SkipCondition], tuple[SkipCondition]]): What may skip a step that did not overflow,
             such as a :class:`NormSpike`. Default: ``()`` .
@@ -116,7 +115,7 @@ class ScaledTrainOneStepCell(TrainingCell[Aux]):
     several_networks = False
 
     def __init__(
-        self: "ScaledTrainOneStepCell[HasAux]",
+        self,
         network: Network,
         optimizer: nn.Cell,
         loss_scale: AcceptedLossScale = None,
@@ -125,51 +124,24 @@ class ScaledTrainOneStepCell(TrainingCell[Aux]):
         clip_norm: Optional[float] = None,
         clip_value: Optional[float] = None,
         ema_decay: Optional[float] = None,
-        has_aux: HasAux = False,  # type: ignore[assignment]
-        forward_state: Sequence[Parameter] = (),
-        gradient_transforms: Sequence[nn.Cell] = (),
+        has_aux: bool = False,
+        forward_state: Sequence[Union[Parameter, nn.Cell]] = (),
+        gradient_transforms: Sequence[Any] = (),
         after_update: Optional[AfterUpdate] = None,
         overflow_detector: Optional[OverflowDetector] = None,
         max_retries: int = 0,
         weighted: bool = False,
-        skip_conditions: Sequence[SkipCondition] = (),
+        skip_conditions: Sequence[Any] = (),
         gradients_reduced: Union[bool, str] = False,
     ) -> None:
-        check_order(type(self).__name__, network=network, optimizer=optimizer, loss_scale=loss_scale)
-        settings = check_settings(
-            type(self).__name__,
-            1,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            clip_norm=[clip_norm],
-            clip_value=[clip_value],
-            ema_decay=[ema_decay],
-            has_aux=[has_aux],
-            forward_state=forward_state,
-            gradient_transforms=[gradient_transforms],
-            after_update=after_update,
-            overflow_detector=overflow_detector,
-            max_retries=max_retries,
-            weighted=[weighted],
-            skip_conditions=skip_conditions,
-            gradients_reduced=gradients_reduced,
-        )
-        network = as_network(type(self).__name__, "network", network)
-        super().__init__((network,), (optimizer,), [loss_scale], [settings])
-
-    if TYPE_CHECKING:  # With one network, no method returns a list.
-        __call__: Call[tuple[Tensor, Tensor, Tensor], Aux]
-        loss_scale: LossScale
-        overflow_detector: OverflowDetector
-        step_counters: StepCounters
-        get_loss_scale: Callable[[], float]
-        counters: Callable[[], dict[str, int]]
-        grad_norm: Callable[[], float]
-
-    def _returned(self, output):
-        return output
+        settings = given(locals())
+        owner = type(self).__name__
+        check_order(owner, network=network, optimizer=optimizer, loss_scale=loss_scale)
+        checked = check_settings(owner, 1, **settings)
+        networks = (as_network(owner, "network", network),)
+        super().__init__(networks, (optimizer,), [checked], [as_loss_scale(owner, loss_scale)])
 
     def construct(self, *inputs):
         step = self.steps[0](*self.use_parameters(inputs))
-        if self._has_aux:
-            return step[0][0], step[2], step[3], step[1][0]
-        return step[0][0], step[2], step[3]
+        output = step[0][0], step[2], step[3]
+        return (*output, step[1][0]) if self._have_aux[0] else output

@@ -1,26 +1,22 @@
 """The training cell for several networks that share one overflow check and one update."""
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Optional, Union
+from collections.abc import Sequence
+from typing import Any, Optional, Union
 
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, nn
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
-from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_cells, check_one_each, describe, one_each
+from ms_lossscale._arguments import OneOrEach, check_bool, check_cells, check_one_each
 from ms_lossscale.cells.argument_order import check_order
-from ms_lossscale.cells.call_types import AuxOfEach, Call, HaveAux
-from ms_lossscale.cells.training_cell import TrainingCell, or_none
+from ms_lossscale.cells.training_cell import TrainingCell, or_none, own_loss_scales
 from ms_lossscale.function_network import Network, as_network, as_networks
-from ms_lossscale.loss_scale import AcceptedLossScale, as_loss_scale
+from ms_lossscale.loss_scale import AcceptedLossScale
 from ms_lossscale.overflow_detector import OverflowDetector
-from ms_lossscale.skip_condition import SkipCondition
-from ms_lossscale.step.own_loss_scales import own_loss_scales
-from ms_lossscale.step.settings import check_settings, transforms_of_each
-from ms_lossscale.step.step_counters import StepCounters
+from ms_lossscale.step.settings import AfterUpdate, check_settings, given
 
 
-class SimultaneousTrainOneStepCell(TrainingCell[AuxOfEach]):
+class SimultaneousTrainOneStepCell(TrainingCell):
     """
     Trains several networks, such as the two of a GAN, with one overflow check and one conditional update.
 
@@ -50,7 +46,7 @@ class SimultaneousTrainOneStepCell(TrainingCell[AuxOfEach]):
         ema_decay (Union[float, list], optional): Likewise. Default: ``None`` .
         has_aux (Union[bool, list[bool]]): Whether each network returns `(loss, *aux)`, or a list with one entry for
             each. If one cell returns all losses, whether it returns `(*losses, *aux)`. Default: ``False`` .
-        forward_state (Union[list[Parameter], tuple[Parameter]]): As for :class:`ScaledTrainOneStepCell`.
+        forward_state (Union[list, tuple]): As for :class:`ScaledTrainOneStepCell`.
             Default: ``()`` .
         gradient_transforms (Union[list, tuple]): As for :class:`ScaledTrainOneStepCell`: Cells that are applied to the
             gradients of each network separately, or a list with a list of Cells for each network. Default: ``()`` .
@@ -122,13 +118,9 @@ class SimultaneousTrainOneStepCell(TrainingCell[AuxOfEach]):
         False 65536.0 (2,)
     """
 
-    _instead_of: ClassVar = {
-        "every": "Its networks share one update. AlternatingTrainOneStepCell has turns, and a check for each network."
-    }
-
     def __init__(
-        self: "SimultaneousTrainOneStepCell[HaveAux]",
-        networks: Union[Sequence[Network], nn.CellList, Network],
+        self,
+        networks: Union[Sequence[Network], nn.CellList, nn.Cell],
         optimizers: Union[Sequence[nn.Cell], nn.CellList],
         loss_scale: OneOrEach[AcceptedLossScale] = None,
         *,
@@ -137,79 +129,39 @@ class SimultaneousTrainOneStepCell(TrainingCell[AuxOfEach]):
         clip_norm: OneOrEach[Optional[float]] = None,
         clip_value: OneOrEach[Optional[float]] = None,
         ema_decay: OneOrEach[Optional[float]] = None,
-        has_aux: HaveAux = False,  # type: ignore[assignment]
-        forward_state: Sequence[Parameter] = (),
-        gradient_transforms: Union[Sequence[nn.Cell], Sequence[Sequence[nn.Cell]]] = (),
+        has_aux: OneOrEach[bool] = False,
+        forward_state: Sequence[Union[Parameter, nn.Cell]] = (),
+        gradient_transforms: Sequence[Any] = (),
         after_update: Optional[AfterUpdate] = None,
         overflow_detector: Optional[OverflowDetector] = None,
         max_retries: int = 0,
         weighted: OneOrEach[bool] = False,
-        skip_conditions: Sequence[SkipCondition] = (),
+        skip_conditions: Sequence[Any] = (),
         gradients_reduced: Union[bool, str] = False,
     ) -> None:
+        settings = given(locals())
         owner = type(self).__name__
         check_order(owner, networks=networks, optimizers=optimizers, loss_scale=loss_scale)
         optimizers = check_cells(owner, "optimizers", optimizers)
-        one_cell = callable(networks) and not isinstance(networks, nn.CellList)
+        one_cell = not isinstance(networks, (list, tuple)) and type(networks) is not nn.CellList
         if one_cell:
+            check_bool(owner, "has_aux", has_aux)
             networks = (as_network(owner, "networks", networks),)
         else:
             networks = as_networks(owner, "networks", networks)
             check_one_each(owner, networks, optimizers)
-        if one_cell and isinstance(has_aux, (list, tuple)):
-            raise TypeError(
-                f"For '{owner}', the argument 'has_aux' must be True or False with one network that returns all "
-                f"losses, but got {describe(has_aux)}. Pass True if it returns (*losses, *aux)."
-            )
-        settings = check_settings(
-            owner,
-            len(optimizers),
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            clip_norm=clip_norm,
-            clip_value=clip_value,
-            ema_decay=ema_decay,
-            has_aux=has_aux,
-            forward_state=forward_state,
-            gradient_transforms=transforms_of_each(owner, gradient_transforms, len(optimizers)),
-            after_update=after_update,
-            overflow_detector=overflow_detector,
-            max_retries=max_retries,
-            weighted=weighted,
-            skip_conditions=skip_conditions,
-            gradients_reduced=gradients_reduced,
-        )
-        each_has_scale = isinstance(loss_scale, (list, tuple))
-        if each_has_scale:
-            loss_scale = one_each(owner, "loss_scale", loss_scale, len(optimizers))
-        super().__init__(
-            networks,
-            optimizers,
-            [loss_scale],
-            [settings],
-            network_inputs=network_inputs,
-            may_return_tuple=one_cell,
-        )
-        self.each_has_scale = each_has_scale
-
-    if TYPE_CHECKING:  # There is one overflow check, and the gradients of several networks.
-        __call__: Call[tuple[Tensor, Tensor, Tensor, Tensor], AuxOfEach]
-        overflow_detector: OverflowDetector
-        step_counters: StepCounters
-        counters: Callable[[], dict[str, int]]
-        grad_norm: Callable[[], list[Optional[float]]]
-
-    @staticmethod
-    def _accepted(owner, loss_scale):
-        accepted = own_loss_scales if isinstance(loss_scale, list) else as_loss_scale
-        return accepted(owner, loss_scale)
+        checked = check_settings(owner, len(optimizers), **settings)
+        loss_scales = own_loss_scales(owner, loss_scale, len(optimizers))
+        self_has_scales = isinstance(loss_scales, list)
+        super().__init__(networks, optimizers, [checked], [loss_scales], network_inputs, may_return_tuple=one_cell)
+        self.each_has_scale = self_has_scales
 
     def construct(self, *inputs):
         step = self.steps[0](*self.use_parameters(inputs))
-        losses = prim.stack(gradients.sums(step[0]))
+        losses, auxes = prim.stack(gradients.sums(step[0])), ()
         output = (prim.reduce_sum(losses), step[2], step[3], losses)
-        if self._has_aux:
-            auxes = ()
-            for aux in step[1]:
-                auxes += (or_none(aux),)
-            return (*output, auxes)
-        return output
+        if not any(self._have_aux):
+            return output
+        for aux in step[1]:
+            auxes += (or_none(aux),)
+        return (*output, auxes)

@@ -1,37 +1,49 @@
 """The base class of the training cells: how they are built, and what happens around a call."""
 
-from typing import Any, Generic, Union
+import inspect
+from typing import Any, Union
 
 from mindspore import nn
 
 from ms_lossscale._memory_in_use import UseInOutermostGraph
 from ms_lossscale._training_hooks import TrainingHooks
-from ms_lossscale.cells.call_types import Aux
-from ms_lossscale.cells.find_loss_scale import LossScaleSearch
-from ms_lossscale.cells.first_call import CallCheck
-from ms_lossscale.cells.fixed_arguments import fixed_arguments
+from ms_lossscale.cells.find_loss_scale import find_loss_scale
+from ms_lossscale.cells.first_call import check_inputs
 from ms_lossscale.cells.guard import explaining_errors
-from ms_lossscale.cells.inner_gradients import InnerGradients
 from ms_lossscale.cells.rank_comparison import check_parallel
 from ms_lossscale.cells.training_state import TrainingState
-from ms_lossscale.loss_scale import as_loss_scale
+from ms_lossscale.loss_scale import as_loss_scale, check_distinct
 from ms_lossscale.step.build import build_step
-from ms_lossscale.step.forward_backward import check_network_inputs, noticing_gradients
-from ms_lossscale.step.gradient_transforms import prefix_own_states
-from ms_lossscale.step.optimizers import Optimizers, check_optimizers, prefix_states
+from ms_lossscale.step.optimizers import Optimizers, add_prefix, check_optimizers, network_prefix, prefix_states
+from ms_lossscale.step.own_cells import prefix_own_states
+from ms_lossscale.step.ranks import ranks_of
+from ms_lossscale.step.returned import check_network_inputs
+from ms_lossscale.step.step import inputs_of
 
 
-class TrainingCell(TrainingState, TrainingHooks, Generic[Aux]):
-    """
-    Base class of the training cells. It has one step, with one loss scale, for several networks. What is different in
-    a cell, its class answers: the methods around the constructor, and `construct`.
-    """
+def own_loss_scales(owner, loss_scale, count):
+    """Returns the LossScale that all networks share, or a list of theirs, with prefixes, if it is a list."""
+    if not isinstance(loss_scale, (list, tuple)):
+        return as_loss_scale(owner, loss_scale)
+    if len(loss_scale) != count:
+        raise ValueError(
+            f"For '{owner}', the argument 'loss_scale', if it is a list, must have one entry for each of the {count} "
+            f"networks, but got {len(loss_scale)}."
+        )
+    check_distinct(owner, loss_scale, "Construct one for each.")
+    loss_scales = [as_loss_scale(owner, each) for each in loss_scale]
+    for i, each in enumerate(loss_scales):
+        add_prefix(network_prefix(i), each.get_parameters())
+    return loss_scales
 
-    def __init__(self, networks, optimizers, loss_scales, settings, *, network_inputs=None, may_return_tuple=False):
-        owner = type(self).__name__
+
+class TrainingCell(TrainingState, TrainingHooks):
+    """Base class of the training cells. There is a `Settings`, and a loss scale or a list of them, for each step."""
+
+    def __init__(self, networks, optimizers, settings, loss_scales, network_inputs=None, may_return_tuple=False):
+        owner = self._owner = type(self).__name__
         check_optimizers(owner, optimizers, networks)
-        network_inputs = check_network_inputs(owner, network_inputs, networks)
-        loss_scales = [self._accepted(owner, loss_scale) for loss_scale in loss_scales]
+        self_inputs = check_network_inputs(owner, network_inputs, networks)
         check_parallel(owner, settings)
         prefix_states(optimizers)
         prefix_own_states([its for each in settings for its in each.gradient_transforms], networks)
@@ -40,36 +52,42 @@ class TrainingCell(TrainingState, TrainingHooks, Generic[Aux]):
             networks[0] if len(networks) == 1 else nn.CellList(list(networks), auto_prefix=False),
             optimizers[0] if len(optimizers) == 1 else Optimizers(optimizers),
         )
-        self.network_inputs = network_inputs
-        self._owner = owner
-        self._settings = settings
-        self._has_aux = any(any(its.has_aux) for its in settings)
-        steps = self._build_steps(networks, optimizers, loss_scales, may_return_tuple)
+        self.network_inputs = self_inputs
+        self._have_aux = tuple(has for its in settings for has in its.has_aux)
+        steps = []
+        for i, (its, loss_scale) in enumerate(zip(settings, loss_scales)):
+            own = slice(i, i + 1) if self.each_decides else slice(None)
+            reducer = self.grad_reducer
+            if self.each_decides and self.parallel_mode != "stand_alone":
+                reducer = nn.TrainOneStepCell(networks[i], optimizers[i]).grad_reducer
+            steps.append(
+                build_step(
+                    owner,
+                    networks[own],
+                    optimizers[own],
+                    loss_scale,
+                    its,
+                    ranks_of(self.parallel_mode, its.gradients_reduced, reducer),
+                    network_inputs=None if self.each_decides else self_inputs,
+                    may_return_tuple=may_return_tuple,
+                    prefix=network_prefix(i) if self.each_decides else "",
+                    number=i,
+                )
+            )
+        if self.each_decides:  # Each step reduces its own gradients.
+            self.grad_reducer = nn.Identity()
+        self._add_parts(steps, settings)
         self._look_after(steps, optimizers, settings)
         self.use_parameters = UseInOutermostGraph(list(self.get_parameters()))
-        self._check_call = CallCheck(self)
-        self._inner_gradients = InnerGradients(owner, self.several_networks)
+        self._fitting = set()
         # Those of `find_loss_scale`. What refers to this cell itself would keep it, and its memory, after its last use.
         self._trials = []
-        self.fix(*fixed_arguments(type(self), TrainingCell))
+        own = [each for each in type(self).__mro__ if TrainingCell in each.__bases__]
+        of = [inspect.signature(each.__init__).parameters for each in (*own, nn.TrainOneStepCell)]
+        self.fix("weights", "grad_reducer", "scale_sense", *(name for its in of for name in its if name != "self"))
 
-    @staticmethod
-    def _accepted(owner, loss_scale):
-        """Returns the loss scale of a step, a list of them if each of its networks has its own."""
-        return as_loss_scale(owner, loss_scale)
-
-    def _build_steps(self, networks, optimizers, loss_scales, may_return_tuple):
-        step = build_step(
-            self._owner,
-            networks,
-            optimizers,
-            loss_scales[0],
-            self._settings[0],
-            self._ranks(self.grad_reducer, self._settings[0]),
-            network_inputs=self.network_inputs,
-            may_return_tuple=may_return_tuple,
-        )
-        return [step]
+    def _add_parts(self, steps, settings):
+        """Adds what a cell has besides its steps."""
 
     def _described_networks(self):
         networks = len(self.network) if isinstance(self.network, nn.CellList) else 1
@@ -77,11 +95,11 @@ class TrainingCell(TrainingState, TrainingHooks, Generic[Aux]):
 
     def _inputs_of_step(self, i, inputs):
         """Returns the inputs of a call that step `i` takes."""
-        return inputs
+        return inputs_of(self._owner, i, self.network_inputs, inputs) if self.each_decides else inputs
 
     def _returned(self, output):
         """Returns what a call returns: for a network without aux, graph mode can only return None."""
-        if not self._has_aux:
+        if not any(self._have_aux):
             return output
         return (*output[:-1], tuple(() if aux is None else aux for aux in output[-1]))
 
@@ -91,22 +109,21 @@ class TrainingCell(TrainingState, TrainingHooks, Generic[Aux]):
             step.forwards_and_backwards.set_inputs_of_compiled(inputs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse_on_averages("a step")
         self._before_step(args, kwargs)
-        with explaining_errors(self), noticing_gradients(self._inner_gradients.notice):
+        with explaining_errors(self):
             output = super().__call__(*args, **kwargs)
-        if self._inner_gradients.taken_in is not None:
-            self._inner_gradients.warn()
         self._guard.after(lambda i: output[1].asnumpy().reshape(-1)[i])
-        self.warnings.after_call()
-        return self._returned(output)
+        return self._returned(output) if self.several_networks else output
 
     def _before_step(self, inputs, keywords=()):
-        if keywords or len(inputs) not in self._check_call.fitting_counts:
-            self._check_call(inputs, keywords)
+        if self._averages.are_in_place:
+            self._refuse_on_averages("a step")
+        if keywords or len(inputs) not in self._fitting:
+            check_inputs(self, inputs, keywords)
+            self._fitting.add(len(inputs))
         if not self._are_compared:
             self.compare_ranks()
-        self._guard.before(self.parameters_dict)
+        self._guard.before(self)
 
     def find_loss_scale(self, *inputs: Any) -> Union[float, list[float]]:
         """
@@ -149,7 +166,7 @@ class TrainingCell(TrainingState, TrainingHooks, Generic[Aux]):
             >>> cell.counters()
             {'applied_steps': 0, 'skipped_steps': 0, 'consecutive_skipped_steps': 0}
         """
-        return LossScaleSearch(self, self._trials).find(inputs)
+        return find_loss_scale(self, inputs)
 
 
 def or_none(aux):

@@ -4,28 +4,22 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Optional, Union
 
-from mindspore import Parameter, Tensor, get_auto_parallel_context, nn
+from mindspore import Parameter, Tensor, nn
 from mindspore import dtype as mstype
 
 from ms_lossscale._arguments import OneOrEach, one_each
 from ms_lossscale._fixed_attributes import FixedAttributes
-from ms_lossscale._keyword_names import ChecksKeywords
 from ms_lossscale.cells.averages import Averages
-from ms_lossscale.cells.earlier_versions import EarlierCycles
-from ms_lossscale.cells.fixed_arguments import instead_of_assigning
 from ms_lossscale.cells.guard import Guard
 from ms_lossscale.cells.loading import load
 from ms_lossscale.cells.rank_comparison import compare_ranks
-from ms_lossscale.cells.warnings import Warnings
 from ms_lossscale.loss_scale import LossScale
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.optimizers import check_unique_names
-from ms_lossscale.step.ranks import AgreeingRanks, Alone, Ranks
-from ms_lossscale.step.returned import described
-from ms_lossscale.step.step_counters import StepCounters
+from ms_lossscale.step.state import StepCounters
 
 
-class TrainingState(ChecksKeywords, FixedAttributes):
+class TrainingState(FixedAttributes):
     """
     Base class of what trains by steps: the training cells and ManualStep. There is a `Settings` for each step. What a
     class has of its own, it answers by the attributes and methods at the beginning.
@@ -41,21 +35,11 @@ class TrainingState(ChecksKeywords, FixedAttributes):
         owner = type(self).__name__
         self._settings = settings
         self.steps = nn.CellList(steps, auto_prefix=False)
-        self._loss_scales = [loss_scale for step in steps for loss_scale in step.scaling.loss_scales]
+        self._loss_scales = [loss_scale for step in steps for loss_scale in step.transaction.loss_scales]
         check_unique_names(owner, self.get_parameters())
         self._are_compared = not self.reducer_flag
-        self._guard = Guard(self, optimizers, settings[0].gradient_accumulation_steps)
+        self._guard = Guard(self, optimizers)
         self._averages = Averages(owner, steps)
-        self.warnings = Warnings(owner, self.steps)
-
-    def _ranks(self, grad_reducer, settings):
-        if settings.gradients_reduced:
-            return AgreeingRanks(settings.gradients_reduced)
-        return (
-            Alone()
-            if self.parallel_mode == "stand_alone"
-            else Ranks(grad_reducer, get_auto_parallel_context("gradients_mean"))
-        )
 
     def _outputs_of_call(self, owner, outputs):
         """
@@ -66,7 +50,7 @@ class TrainingState(ChecksKeywords, FixedAttributes):
         if len(outputs) < wanted or not all(isinstance(each, Tensor) for each in outputs[:wanted]):
             raise ValueError(
                 f"For '{owner}', there must be all {wanted} Tensors that the {type(self).__name__} returns, but got "
-                f"{described(outputs)}. Pass what the call returned: {owner.split('.')[-1]}(*cell(x, y))."
+                f"{len(outputs)} values. Pass what the call returned: {owner.split('.')[-1]}(*cell(x, y))."
             )
         return outputs
 
@@ -76,10 +60,7 @@ class TrainingState(ChecksKeywords, FixedAttributes):
 
     def _cycle_counts(self):
         """Returns what counts the calls of accumulation cycles."""
-        return [step.cycle_state.count for step in self.steps if step.cycle_state is not None]
-
-    def _earlier_cycles(self):
-        return EarlierCycles(list(self.steps), self._cycle_counts())
+        return [step.transaction.cycle.count for step in self.steps if step.transaction.cycle is not None]
 
     def _shared_state(self):
         """Returns the small Parameters, besides those of the steps, that must have the same values on all ranks."""
@@ -96,7 +77,12 @@ class TrainingState(ChecksKeywords, FixedAttributes):
             self._averages.refuse(what)
 
     def _instead_of_assigning(self, name):
-        return instead_of_assigning(name)
+        if name == "every":
+            return "Call set_every(...), which applies from the next call on."
+        return (
+            "Set the scale itself with set_loss_scale(value). Construct a new cell with other arguments; "
+            "new_cell.load_state_dict(cell.parameters_dict(), strict=False) continues from the state of this one."
+        )
 
     def _of_steps(self, values):
         """Returns what a method returns for each step: a list if each network decides alone."""
@@ -122,12 +108,12 @@ class TrainingState(ChecksKeywords, FixedAttributes):
     @property
     def overflow_detector(self) -> Union[OverflowDetector, list[OverflowDetector]]:
         """The overflow detector; a list of them if each network has its own overflow check."""
-        return self._of_steps([step.forwards_and_backwards.overflow_detector for step in self.steps])
+        return self._of_steps([step.transaction.detector for step in self.steps])
 
     @property
     def step_counters(self) -> Union[StepCounters, list[StepCounters]]:
         """The Cell that counts the steps; a list of them if each network has its own overflow check."""
-        return self._of_steps([step.update.step_counters for step in self.steps])
+        return self._of_steps([step.transaction.counters for step in self.steps])
 
     def get_loss_scale(self) -> Union[float, list[float]]:
         """Reads the scale that the next step will use; a list if each network has its own."""
@@ -159,15 +145,14 @@ class TrainingState(ChecksKeywords, FixedAttributes):
 
     def forward_state_names(self) -> list[str]:
         """
-        Names what a skipped step restores because the forward may write it. This is what was found in the networks,
-        what was passed as `forward_state`, and the Parameters of `gradient_transforms`.
+        Names what a skipped step restores: what MindSpore registers and nobody trains in the networks, gradient
+        transforms, conditions and a detector of your own, and what was passed as `forward_state`.
 
         Returns:
-            list[str], the names of the Parameters. If MindSpore itself does not find a Parameter, ``"unregistered_0."``
-            (or 1, 2, ...) comes before its name; before the name of a registered buffer, ``"buffer_0."`` and so on. The
-            list is empty if no step is ever skipped.
+            list[str], the names of the Parameters; before the name of a registered buffer, there is ``"buffer_0."`` and
+            so on. The list is empty if no step is ever skipped.
         """
-        return list(dict.fromkeys(name for step in self.steps for name in step.forward_state.names))
+        return list(dict.fromkeys(name for step in self.steps for name in step.transaction.forward_state.names))
 
     def counters(self) -> Union[dict[str, int], list[dict[str, int]]]:
         """
@@ -178,7 +163,7 @@ class TrainingState(ChecksKeywords, FixedAttributes):
             also has `retries`, the number of all further attempts, and with `skip_conditions` `skipped_by_condition`. A
             list of such dicts if each network has its own overflow check.
         """
-        return self._of_steps([step.update.step_counters.as_dict() for step in self.steps])
+        return self._of_steps([step.transaction.counters.as_dict() for step in self.steps])
 
     def skip_reasons(self) -> Union[dict[str, Any], list[dict[str, Any]]]:
         """
@@ -197,11 +182,11 @@ class TrainingState(ChecksKeywords, FixedAttributes):
             dict from these names to ints, whose sum is the number of skipped steps. A list of such dicts if each
             network has its own overflow check. :meth:`overflowed_parameters` tells whose gradients it were last.
         """
-        return self._of_steps([step.update.step_counters.reasons() for step in self.steps])
+        return self._of_steps([step.transaction.counters.reasons() for step in self.steps])
 
     def steps_made(self) -> int:
         """Reads how many steps there were, skipped ones included."""
-        return self.steps[0].update.step_counters.steps_made()
+        return self.steps[0].transaction.counters.steps_made()
 
     def overflowed_parameters(self) -> list[str]:
         """
@@ -213,7 +198,7 @@ class TrainingState(ChecksKeywords, FixedAttributes):
             gradients were finite, and an NPU's status register, an overflow detector of your own, or what the forward
             wrote (see :meth:`forward_state_names`) showed the overflow.
         """
-        return [name for step in self.steps for name in step.update.step_counters.overflowed_parameters()]
+        return [name for step in self.steps for name in step.transaction.counters.overflowed_parameters()]
 
     def flush(self) -> None:
         """
@@ -225,7 +210,7 @@ class TrainingState(ChecksKeywords, FixedAttributes):
             RuntimeError: Within :meth:`ema_weights`.
         """
         self._refuse_on_averages("'flush()'")
-        self._guard.before(self.parameters_dict)
+        self._guard.before(self)
         self._after_flush([step.flush() for step in self.steps])
 
     def grad_norm(self) -> Union[float, list[Optional[float]]]:
@@ -239,7 +224,7 @@ class TrainingState(ChecksKeywords, FixedAttributes):
         Raises:
             RuntimeError: If no `clip_norm` is set.
         """
-        norms = [norm for step in self.steps for norm in step.update.clipping.norms()]
+        norms = [norm for step in self.steps for norm in step.transaction.norms()]
         if norms == [None] * len(norms):
             raise RuntimeError(
                 f"For '{type(self).__name__}', 'grad_norm()' needs 'clip_norm': nothing measures the norm without it. "

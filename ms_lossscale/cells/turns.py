@@ -6,7 +6,7 @@ from mindspore import dtype as mstype
 
 from ms_lossscale import _primitives as prim
 from ms_lossscale._bounds import Bounded, of_count
-from ms_lossscale.step.cycle_state import CycleCount
+from ms_lossscale.step.state import CycleCount
 
 
 class Turns(Bounded, nn.Cell):

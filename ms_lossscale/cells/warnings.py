@@ -9,8 +9,6 @@ from ms_lossscale._output import LossScaleValues
 from ms_lossscale._user_warnings import warn_user
 from ms_lossscale._values import as_array, not_finite_weights, of_optimizers, on_not_finite, why_unreached
 
-# A look waits for the device, so there is one in so many calls; the first comes earlier.
-_CALLS, _FIRST_CALLS = 500, 50
 # How many skips in a row are suspect, and how many of them where the loss scale can't fall further.
 _SKIPS, _SKIPS_AT_FLOOR = 100, 10
 # How many values of each weight are compared, after so many applied steps: a learning rate may begin at zero.
@@ -41,9 +39,8 @@ class Parts(NamedTuple):
 
 def parts_of(step):
     """Returns the parts of a step. Only this knows where they are."""
-    update = step.update
-    conditions = [each.condition for each in update.conditions]
-    return Parts(update.step_counters, step.scaling.loss_scales, update.optimizers.optimizers, conditions)
+    its = step.transaction
+    return Parts(its.counters, its.loss_scales, its.optimizers.optimizers, [each.cell for each in its.conditions])
 
 
 class Warnings:
@@ -51,18 +48,18 @@ class Warnings:
 
     def __init__(self, owner, steps):
         self._owner, self._steps = owner, [parts_of(step) for step in steps]
-        self._calls, self._told = 0, set()
+        self._told = set()
         # For each step, the reasons that were counted at the last look, and its weights as they were at the first call.
-        self._reasons, self._begun = [{} for _ in steps], []
+        self._reasons, self._begun = [{} for _ in steps], [None for _ in steps]
 
-    def after_call(self):
-        """Counts a call, and looks if there is reason to."""
-        self._calls += 1
-        if self._calls == 1:
-            self._begun = [(its.counters.as_dict()["applied_steps"], _values(its.optimizers)) for its in self._steps]
-        if self._calls == _FIRST_CALLS or self._calls % _CALLS == 0:
-            for i, step in enumerate(self._steps):
-                self._look(i, step, f" of network {i}" if len(self._steps) > 1 else "")
+    def begin(self):
+        """Remembers the weights, after the first call."""
+        self._begun = [(its.counters.as_dict()["applied_steps"], _values(its.optimizers)) for its in self._steps]
+
+    def look(self):
+        """Looks at what the steps have left. It waits for the device."""
+        for i, step in enumerate(self._steps):
+            self._look(i, step, f" of network {i}" if len(self._steps) > 1 else "")
 
     def _look(self, i, step, of_network):
         counts = step.counters.as_dict()

@@ -15,7 +15,7 @@ from ms_lossscale._values import not_finite_weights
 from ms_lossscale.cells.manual_step import ManualStep
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.function_network import FunctionNetwork, as_network, name_of
-from ms_lossscale.step.forward_backward import inputs_of
+from ms_lossscale.step.step import inputs_of
 
 # A training cell takes batches in the place of parameters.
 ParametersOrBatches = Union[Sequence[Parameter], Batches, None]
@@ -84,7 +84,7 @@ def trained_parts(owner, network, parameters=None):
     losses = [
         (loss_scale, *loss)
         for step in network.steps
-        for loss_scale, loss in zip(itertools.cycle(step.scaling.loss_scales), step.forwards_and_backwards.losses())
+        for loss_scale, loss in zip(itertools.cycle(step.transaction.loss_scales), step.forwards_and_backwards.losses())
     ]
     several = len({id(its_network) for _, its_network, _, _ in losses}) > 1
     parts = []

@@ -10,9 +10,9 @@ from mindspore import dtype as mstype
 
 from ms_lossscale._mindspore import around_transforms, forget_failed_calls, write_in_place
 from ms_lossscale._user_warnings import warn_user
+from ms_lossscale.diagnosis.noticing_gradients import noticing_gradients
 from ms_lossscale.function_network import FunctionNetwork, name_of
-from ms_lossscale.step.forward_backward import noticing_gradients
-from ms_lossscale.step.held_call import looking_into
+from ms_lossscale.step.manual import looking_into
 from ms_lossscale.step.returned import loss_first
 
 

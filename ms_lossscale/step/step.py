@@ -1,195 +1,307 @@
-"""One training step as a transaction: either all of it happens, or only the loss scale and the counters change."""
+"""A training step: the scaled forward and backward of its networks, a transaction around it, and further attempts."""
 
-from collections.abc import Sequence
-from typing import Callable, Optional, Union
+import itertools
 
-from mindspore import nn, ops
+from mindspore import Tensor, jit, nn, ops
+from mindspore import dtype as mstype
 
-from ms_lossscale._gradients import any_of, of_any_network
-from ms_lossscale._mindspore import Compiled
-from ms_lossscale.step.cause import Cause
-from ms_lossscale.step.cycle_state import CycleState
-from ms_lossscale.step.forward_backward import ForwardsAndBackwards
-from ms_lossscale.step.found_overflow import FoundOverflow
-from ms_lossscale.step.scaling import Scaling, Unscale
-from ms_lossscale.step.stage import Alone, Clipping, Conditions, ForwardState, Mean
-from ms_lossscale.step.update import Undo, Update
+from ms_lossscale import _gradients as gradients
+from ms_lossscale import _primitives as prim
+from ms_lossscale._gradients import of_network
+from ms_lossscale._memory_in_use import UseInOutermostGraph
+from ms_lossscale._mindspore import backward_of_shared_forward, forget_failed_calls
+from ms_lossscale.step.returned import as_weight, mean_of, returned_values
+from ms_lossscale.step.settings import CallOfMethod
+from ms_lossscale.step.state import scaled
 
 
 class Step(nn.Cell):
     """
-    Runs the stages of a step in order: 1 and 2 in `begin`, 3 in ForwardsAndBackwards, 4 to 9 in `end`, which PyNative
-    mode compiles. `end` is an End if each call is a step, and an EndOfCall of `cycle.py` if several are accumulated.
+    Runs N networks, and updates with N optimizers. With `max_retries`, it runs the networks again at a lower scale
+    while they overflow, a lower scale can help, and retries are left. Each attempt that overflows counts as an overflow
+    for the update rule.
 
-    1. Read the scale once. 2. Copy what the forward will write. 3. Clear an NPU's register; forward and backward.
-    4. Unscale. 5. Accumulate; all calls but the last of a cycle end here. 6. Reduce across ranks, and transform. 7. One
-    overflow check, and conditions. 8. One update of the scale. 9. One branch: update, or undo.
-
-    `build.py` chooses stages that do nothing where a training cell does not need one. One network is the case N = 1 of
-    several.
-
-    Inputs:
-        - **\\*inputs** - The inputs of the networks.
-
-    Outputs:
-        Tuple of four: the tuples of losses and of aux, whether the step was skipped, and the scale that was used, of
-        shape :math:`()`, or of shape :math:`(N,)` if each network has its own. Index the result rather than unpack it:
-        graph mode warns about unused names.
+    Returns the tuples of losses and of aux, whether the step was skipped, and the scale that was used. Index the result
+    rather than unpack it: graph mode warns about unused names.
     """
 
-    def __init__(
-        self,
-        scaling: Scaling,
-        forward_state: ForwardState,
-        forwards_and_backwards: ForwardsAndBackwards,
-        end: Union[nn.Cell, Compiled],
-        cause: Cause,
-        update: Update,
-        cycle_state: Optional[CycleState],
-        flush_cycle: Union[nn.Cell, Compiled, None],
-        make_trial: Callable[[], nn.Cell],
-    ) -> None:
+    def __init__(self, transaction, forwards_and_backwards, max_retries, compiled):
         super().__init__(auto_prefix=False)
-        self.scaling = scaling
-        self.forward_state = forward_state
+        self.transaction = transaction
         self.forwards_and_backwards = forwards_and_backwards
-        self.end = end
-        self.cause = cause
-        self.update = update
-        self.cycle_state = cycle_state
-        self.flush_cycle = flush_cycle
-        self.make_trial = make_trial
-
-    def begin(self, inputs):
-        """Begins a step. Returns its scale, the inputs, which wait for what is copied, and the copies."""
-        scale = self.scaling.read()  # 1. Read the scale once.
-        inputs, saved = self.forward_state.save(inputs)  # 2. Copy what the forward will write.
-        return scale, inputs, saved
+        self._compiled = compiled
+        self.flush_cycle = None
+        if transaction.cycle is not None:
+            self.flush_cycle = compiled(CallOfMethod(transaction.flush).construct)
+        self._retries = None
+        if max_retries > 0:
+            self.check_attempt = compiled(transaction.check_attempt)
+            self.end_of_attempts = compiled(transaction.end_of_attempts)
+            self._retries = Tensor(max_retries, mstype.int32)
+            self._none, self._one = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
+        else:
+            self.end_of_call = compiled(transaction.end_of_call)
 
     def construct(self, *inputs):
-        scale, inputs, saved = self.begin(inputs)
-        # 3. Forward and backward, once each.
+        scale, inputs, saved = self.transaction.begin(inputs)
+        if self._retries is not None:
+            return self._retried(scale, inputs, saved)
         losses, auxes, grads, weights = self.forwards_and_backwards(scale, inputs)
-        overflow = self.end(grads, losses, weights, scale, saved)
+        overflow = self.end_of_call(grads, losses, weights, scale, saved)
         return losses, auxes, overflow, scale
 
-    def overflowed_loss_scales(self, overflowed):
-        """Returns which scales' gradients overflowed, given the names of the weights; without names, all did."""
-        if len(self.scaling.loss_scales) == 1 or not overflowed:
-            return [True] * len(self.scaling.loss_scales)
-        weights = (optimizer.parameters for optimizer in self.update.optimizers.optimizers)
-        return [any(weight.name in overflowed for weight in its) for its in weights]
+    def _retried(self, scale, inputs, saved):
+        # The networks may write to their inputs.
+        kept = gradients.copy(inputs)
+        # The call of the networks is written twice: MindSpore can't compile a method with it that is called twice.
+        losses, auxes, grads, weights = self.forwards_and_backwards(scale, ops.depend(inputs, kept))
+        # Without empty tuples, which graph mode can't pass to, or from, what is called twice.
+        checked = self.check_attempt(losses, grads, scale, saved, *weights)
+        overflow, again, left, used = checked[1], checked[2], self._retries, scale
+        # One flat tuple in the loop, where graph mode forgets the length of a tuple of equal tensors: the bool differs.
+        # It is the last one: if it were the first, MindSpore would never free the training cell.
+        last = losses + checked[0] + weights + _flat(auxes) + checked[3:] + (overflow,)
+        while prim.logical_and(again, prim.greater(left, self._none)):
+            left = prim.sub(left, self._one)
+            used = self.transaction.back_off(used, overflow, saved)
+            tried = self.forwards_and_backwards(used, gradients.copy(ops.depend(kept, used)))
+            checked = self.check_attempt(tried[0], tried[2], used, saved, *tried[3])
+            overflow, again = checked[1], checked[2]
+            last = tried[0] + checked[0] + tried[3] + _flat(tried[1]) + checked[3:] + (overflow,)
+        at, end = len(losses), len(losses) + len(grads)
+        last_losses, last_grads, others = last[:at], last[at:end], last[end:]
+        last_weights, others = others[: len(weights)], others[len(weights) : -1]
+        flags = others[len(others) - len(checked[3:]) :]
+        overflow = self.end_of_attempts(last_grads, overflow, flags, last_losses, last_weights, used, saved)
+        last_auxes = ()
+        for aux in auxes:
+            last_auxes += (others[: len(aux)],)
+            others = others[len(aux) :]
+        return last_losses, last_auxes, overflow, used
 
-    def has_begun(self):
-        """Returns whether an accumulation cycle has begun."""
-        return self.cycle_state is not None and self.cycle_state.count.has_begun()
+    def make_trial(self):
+        """Makes what tells whether a batch would overflow at the present scale."""
+        return Trial(self.transaction, self.forwards_and_backwards, self._compiled)
 
     def flush(self):
         """Ends a cycle that has begun. Returns whether it overflowed, a bool Tensor, or None if none has begun."""
-        return self.flush_cycle() if self.has_begun() else None
+        return self.flush_cycle() if self.transaction.has_begun() else None
 
 
-class End(nn.Cell):
+def _flat(tuples):
+    flat = ()
+    for each in tuples:
+        flat += each
+    return flat
+
+
+class ForwardBackward(nn.Cell):
     """
-    Ends a step that is one call: 4 to 9. Returns what :class:`Decision` returns.
+    Runs one network forward and backward. The network returns one loss, of any shape, which trains `weights`; with
+    `has_aux` it returns the tuple `(loss, *aux)`, if it is `weighted`, `(loss, weight)` or `(loss, weight, *aux)`.
+    `may_return_tuple` allows a tuple of one loss. `owner`, the training cell's name, and the network's number in the
+    step are for error messages.
 
-    Inputs:
-        - **grads** (tuple[Tensor]) - The scaled gradients.
-        - **losses** (tuple[Tensor]) - The losses.
-        - **weights** (tuple[Tensor]) - The weight of each network's loss, see :class:`WeightedMean`, or none.
-        - **scale** (Tensor) - The loss scale of the step.
-        - **saved** (tuple[Tensor]) - What the forward wrote, as it was before.
+    Returns the tuple of the loss as the network gave it, divided by its weight; the tuple of aux; the tuple of the
+    scaled gradients: those of `sum(loss) * scale`, whatever the weight; and the weight, 1 for a network without.
     """
 
-    def __init__(
-        self,
-        forward_state: ForwardState,
-        unscale: Unscale,
-        mean: Mean,
-        check: "Check",
-        decision: "Decision",
-    ) -> None:
+    def __init__(self, network, weights, has_aux, owner, number=0, may_return_tuple=False, weighted=False):
         super().__init__(auto_prefix=False)
-        self.forward_state = forward_state
-        self.unscale = unscale
-        self.mean = mean
-        self.check = check
-        self.decision = decision
+        self.network = network
+        self.weights = weights
+        self.has_aux, self.weighted, self.number = has_aux, weighted, number
+        self._may_return_tuple = may_return_tuple
+        self._one = Tensor(1.0, mstype.float32)
+        self._owner = owner
+        # With has_aux, one forward gives the scaled loss to differentiate and also what the user gets back.
+        self._value_and_grad = ops.value_and_grad(self._scaled_loss, None, weights, has_aux=True)
 
-    def construct(self, grads, losses, weights, scale, saved):
-        of_state = self.forward_state.overflowed(saved)  # 3. An overflow may show only in what the forward wrote.
-        grads = self.mean(self.unscale(grads, scale), weights)  # 4. Unscale in float32.
-        return self.decision(*self.check(grads, of_state, ()), losses, (losses, of_state, ()), scale, saved)
+    def losses(self):
+        """Returns a list of the network, the weights that its loss trains, and the loss's place in a tuple, or None."""
+        return [(self.network, tuple(self.weights), 0 if self.has_aux or self.weighted else None)]
+
+    def _scaled_loss(self, scale, *inputs):
+        loss, weight, aux = self._taken_apart(self.network(*inputs))
+        # The copy is made here, and not after the backward: if the network sets an attribute of an object that is no
+        # Cell, graph mode would free the loss before it is scaled ("does not have a valid ptr of actor").
+        returned = mean_of(loss, weight) if self.weighted else prim.deepcopy(loss)
+        return scaled(loss, scale), returned, weight, aux
+
+    def _taken_apart(self, output):
+        if isinstance(output, Tensor) and not (self.has_aux or self.weighted):
+            return output, self._one, ()
+        fixed = 2 if self.weighted else 1
+        may_be = self.has_aux or self.weighted or self._may_return_tuple
+        values = returned_values(self._owner, self.number, output, fixed, self.has_aux, may_be, self.weighted)
+        return values[0], as_weight(self._owner, values[1]) if self.weighted else self._one, values[fixed:]
+
+    def construct(self, scale, *inputs):
+        results, grads = self._value_and_grad(of_network(self.number, scale), *inputs)
+        # By their numbers: graph mode warns of a name that nothing uses.
+        aux = gradients.copy(results[3]) if self.has_aux and len(results[3]) > 0 else ()
+        return (results[1],), aux, grads, results[2]
 
 
-class Check(nn.Cell):
+class SharedForwardBackward(nn.Cell):
     """
-    Checks the gradients of a call, of an accumulation cycle, or of a cycle that is flushed. `before_check` are the
-    stages that change them before.
+    Runs a network with N losses: forward once, and backward once for each loss. The network returns the losses as a
+    tuple, `(*losses, *aux)` with `has_aux`. `weights` has an entry for each loss.
+
+    Returns the tuple of the losses' sums, float32, the tuple of aux, the flat tuple of the gradients of each
+    `sum(loss) * scale` with respect to its own weights, and an empty tuple, since the losses have no weights.
+    """
+
+    weighted = False
+
+    def __init__(self, network, weights, has_aux, owner):
+        super().__init__(auto_prefix=False)
+        self.network = network
+        self.has_aux = has_aux
+        self._losses, self._owner = len(weights), owner
+        self.weights_of_each = weights
+
+    def losses(self):
+        """Returns for each loss the network, the weights that it trains, and its place in what the network returns."""
+        return [(self.network, tuple(weights), i) for i, weights in enumerate(self.weights_of_each)]
+
+    def _losses_and_aux(self, *inputs):
+        output = self.network(*inputs)
+        values = returned_values(self._owner, 0, output, self._losses, self.has_aux, self._losses > 1, False)
+        results = ()
+        for loss in values[: self._losses]:
+            results += (gradients.sums((loss,))[0],)
+        for aux in values[self._losses :]:
+            results += (ops.stop_gradient(aux),)
+        return results
+
+    # Compiled in PyNative mode too: there MindSpore would run the forward again for each backward.
+    @jit
+    def construct(self, scale, *inputs):
+        results = self._losses_and_aux(*inputs)
+        grads = ()
+        for i, weights in enumerate(self.weights_of_each):
+            cotangents = ()
+            for j, result in enumerate(results):
+                cotangents += (of_network(i, scale) if i == j else ops.zeros_like(result),)
+            grads += backward_of_shared_forward(self._losses_and_aux, weights)(*inputs, cotangents)
+        aux = results[self._losses :]
+        aux = gradients.copy(aux) if len(aux) > 0 else ()
+        return results[: self._losses], aux, grads, ()
+
+
+class ForwardsAndBackwards(nn.Cell):
+    """
+    Clears an NPU's register, then runs all networks of a step once, one after the other, with the same weights.
+
+    Args:
+        owner (str): The training cell's name, for error messages.
+        forward_backwards (list[Cell]): A ForwardBackward for each network, or one SharedForwardBackward.
+        network_inputs (Optional[tuple]): Positions of the inputs that each network takes; None means all.
+        transaction (Transaction): What begins and ends the step.
 
     Inputs:
-        - **grads** (tuple[Tensor]) - The unscaled gradients.
-        - **of_state** (tuple[Tensor]) - Whether what the forward wrote overflowed, bools of shape :math:`()`.
-        - **earlier** (tuple[Tensor]) - Overflows that were found earlier in the step, in the form of the answer.
+        - **scale** (Tensor) - The loss scale, float32 of shape :math:`()`, or one for each network, :math:`(N,)`.
+        - **inputs** (tuple) - The inputs of the step.
 
     Outputs:
-        Tuple of three: the gradients that the optimizers are to get, before clipping; whether the step overflowed, bool
-        of shape :math:`()`, or of shape :math:`(N,)` if each network has its own loss scale; and a tuple with the flags
-        of :class:`Packing`, empty if they were not computed.
+        Tuple of four: the tuple of all losses; the tuple of each network's aux; the tuple of all gradients; and
+        the tuple of all weights, empty if no network is weighted.
     """
 
-    def __init__(
-        self, before_check: Sequence[nn.Cell], clipping: Clipping, found_overflow: FoundOverflow, ranks: Alone
-    ) -> None:
+    def __init__(self, owner, forward_backwards, network_inputs, transaction):
         super().__init__(auto_prefix=False)
-        self.before_check = nn.CellList(list(before_check), auto_prefix=False)
-        self.clipping = clipping
-        self.found_overflow = found_overflow
-        self.ranks = ranks
+        self._owner = owner
+        self.forward_backwards = nn.CellList(forward_backwards, auto_prefix=False)
+        self.has_aux = any(each.has_aux for each in forward_backwards)
+        self._has_weights = any(each.weighted for each in forward_backwards)
+        self._network_inputs = network_inputs
+        self._scale_shape = transaction.scale_shape
+        self.overflow_detector = transaction.detector if transaction.overflow_check.starts else None
+        # Hidden from MindSpore: it is a part of the transaction.
+        object.__setattr__(self, "_forward_state", transaction.forward_state)
 
-    def construct(self, grads, of_state, earlier):
-        for stage in self.before_check:  # 6. Reduce the gradients across ranks, and transform them.
-            grads = stage(grads)
-        norms_finite = self.clipping.measure(grads)
-        found, flags = self.found_overflow(grads, norms_finite, of_state)  # 7. One overflow check.
-        return grads, self.ranks.agree(any_of((found,) + earlier)), flags
+    def __call__(self, scale, inputs):
+        # Graph mode does not come here: it knows only `construct`, and writes in place.
+        try:
+            results = super().__call__(scale, inputs)
+        except BaseException:
+            forget_failed_calls()
+            self._forward_state.restore_held()
+            raise
+        self._forward_state.memory.put_back_within_a_step()
+        return results
+
+    def construct(self, scale, inputs):
+        if self.overflow_detector is not None:
+            inputs = self.overflow_detector.start(inputs)
+        # The scale waits, too: the backward starts from it, and at a linear layer need not wait for the forward.
+        its_scale = ops.depend(scale, inputs)
+        losses, auxes, grads, weights = (), (), (), ()
+        for i in range(len(self.forward_backwards)):  # Graph mode would parse ten functions for `enumerate`.
+            its_inputs = inputs_of(self._owner, i, self._network_inputs, inputs)
+            its = self.forward_backwards[i](its_scale, *its_inputs)
+            losses += its[0]
+            auxes += (its[1],)
+            grads += its[2]
+            if self._has_weights:
+                weights += (its[3],)
+        # Losses and aux are copies, and must be made before an optimizer changes what they show.
+        return losses, auxes, ops.depend(grads, (losses, auxes)), weights
+
+    def set_inputs_of_compiled(self, inputs):
+        """Tells the parts that PyNative mode compiles separately which dimensions of their inputs vary."""
+        for i, forward_backward in enumerate(self.forward_backwards):
+            if isinstance(forward_backward, SharedForwardBackward):
+                its_inputs = inputs_of(self._owner, i, self._network_inputs, inputs)
+                forward_backward.set_inputs(Tensor(shape=self._scale_shape, dtype=mstype.float32), *its_inputs)
+
+    def losses(self):
+        """Returns for each loss the network, the weights that it trains, and its place in what the network returns."""
+        return [loss for each in self.forward_backwards for loss in each.losses()]
 
 
-class Decision(nn.Cell):
+def inputs_of(owner, i, network_inputs, inputs):
+    """Returns the inputs that network `i` of the cell `owner` takes."""
+    if network_inputs is None:
+        return inputs
+    taken = ()
+    for position in network_inputs[i]:
+        if position >= len(inputs):
+            raise ValueError(
+                f"For '{owner}', the argument 'network_inputs' gives network {i} the input at position {position}, but "
+                f"the cell was called with {len(inputs)} inputs. Positions count from 0."
+            )
+        taken += (inputs[position],)
+    return taken
+
+
+class Trial(nn.Cell):
     """
-    Ends a step that has been checked, which is a call, an accumulation cycle or a cycle that is flushed: updates or
-    undoes. Without `may_skip`, nothing is ever skipped.
-
-    Inputs:
-        - **grads**, **overflow**, **flags** - The outputs of :class:`Check`.
-        - **losses** (tuple[Tensor]) - The losses that conditions look at.
-        - **origin** (tuple) - Where an overflow may have come from: the losses and `of_state` of the call, and, within
-          a cycle, a tuple of whether its last call itself overflowed and of what :class:`CycleCause` says of it.
-        - **scale** (Tensor) - The loss scale of the step.
-        - **saved** (tuple[Tensor]) - What the forward wrote, as it was before.
-
-    Outputs:
-        Tensor, whether the step was skipped, bool of shape :math:`()`. It is available once the branch is done.
+    Runs a batch forward and backward at the present loss scale, undoes it, and updates nothing. Returns whether an
+    overflow was found, and a tuple with, for each optimizer, whether any gradient is not zero.
     """
 
-    def __init__(
-        self, conditions: Conditions, cause: Cause, scaling: Scaling, update: Update, undo: Undo, may_skip: bool
-    ) -> None:
+    def __init__(self, transaction, forwards_and_backwards, compiled):
         super().__init__(auto_prefix=False)
-        self.conditions = conditions
-        self.cause = cause
-        self.scaling = scaling
-        self.update = update
-        self.undo = undo
-        self._may_skip = may_skip
+        self.transaction, self.forwards_and_backwards = transaction, forwards_and_backwards
+        self.use_parameters = UseInOutermostGraph(list(self.get_parameters()))
+        self.check = compiled(transaction.check_trial)
+        self._ends = list(itertools.accumulate(len(its.parameters) for its in transaction.optimizers.optimizers))
 
-    def construct(self, grads, overflow, flags, losses, origin, scale, saved):
-        skips = of_any_network(overflow)
-        asked = self.conditions(skips, losses, grads)  # 7. Conditions, where nothing overflowed.
-        stands_still = self.cause.stands_still(overflow, *origin) + asked[:1]
-        self.scaling.adjust(scale, overflow, stands_still)  # 8. One update of the scale.
-        if not self._may_skip:
-            return ops.depend(skips, self.update(grads, asked))  # 9. Nothing was checked: no branch.
-        skips = any_of((skips,) + asked[:1])
-        done = self.undo(grads, flags, saved, origin, asked) if skips else self.update(grads, asked)  # 9. One branch.
-        return ops.depend(skips, done)
+    def __call__(self, *inputs):
+        self.transaction.forward_state.remember()
+        return super().__call__(*inputs)
+
+    def construct(self, *inputs):
+        inputs = gradients.copy(self.use_parameters(inputs))
+        saved, scales = gradients.copy(self.transaction.forward_state.written), ()
+        for loss_scale in self.transaction.loss_scales:
+            scales += (prim.deepcopy(loss_scale.scale_value),)
+        scale = prim.stack(scales) if self.transaction.scale_shape else scales[0]
+        tried = self.forwards_and_backwards(scale, ops.depend(inputs, saved))
+        overflow = self.check(tried[2], tried[3], scale, saved)
+        overflow, nonzero = ops.depend(overflow, self.transaction.forward_state.restore_call(saved)), ()
+        for i, end in enumerate(self._ends):
+            nonzero += (gradients.any_nonzero(tried[2][self._ends[i - 1] if i else 0 : end]),)
+        return overflow, nonzero

@@ -86,7 +86,7 @@ CASES = {
     "aux": lambda: scaled("aux", has_aux=True),
     "weighted": lambda: scaled("weighted", weighted=True),
     "accumulating": lambda: scaled(gradient_accumulation_steps=2),
-    "condition": lambda: scaled(skip_conditions=[NormSpike(1e6)]),
+    "condition": lambda: scaled(skip_conditions=[NormSpike(max_norm=1e6)]),
     "retried": lambda: scaled(max_retries=1),
     "losses": two_losses,
     "simultaneous": lambda: several(SimultaneousTrainOneStepCell),

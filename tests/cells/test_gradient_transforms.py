@@ -173,7 +173,8 @@ def test_an_update_rule_goes_on_though_a_transform_holds_it(mode, loss_scale, tr
         assert float(cell(slopes(np.inf))[2]) == scale
     assert cell.get_loss_scale() == 2.0**8
     if transform is Measures:
-        assert (float(loss_scale.norm), float(loss_scale.asked)) == (6.0, 3.0)
+        # A loss scale is not restored, whatever writes it.
+        assert (float(loss_scale.norm), float(loss_scale.asked)) == (np.inf, 3.0)
 
 
 class Huge(nn.Cell):

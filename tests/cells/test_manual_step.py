@@ -13,7 +13,7 @@ from support.manual_training import (
     manual,
     training_cell,
 )
-from support.training import changed, state
+from support.training import changed, of_both, state
 
 from ms_lossscale import DynamicLossScale
 
@@ -26,7 +26,7 @@ CONFIGURATIONS = {
 
 
 def check_the_same(step, cell):
-    assert not changed(state(cell), state(step))
+    assert not changed(*of_both(cell, step))
     assert step.counters() == cell.counters()
     assert step.get_loss_scale() == cell.get_loss_scale()
     assert step.forward_state_names() == cell.forward_state_names()

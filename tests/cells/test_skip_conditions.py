@@ -161,7 +161,7 @@ def test_retries_that_succeed_keep_their_back_offs(mode):
 @pytest.mark.parametrize(("how", "steps"), slow(("eagerly", 1), ("in_jit", 2)))
 def test_a_manual_step_skips_as_a_cell_does(mode, how, steps):
     def conditions():
-        return [NormSpike(40.0, z_score=3.0, window=5), HighLoss(30.0)]
+        return [NormSpike(max_norm=40.0, z_score=3.0, window=5), HighLoss(30.0)]
 
     keywords = {"gradient_accumulation_steps": steps, "clip_norm": 5.0}
     trained = cell(dynamic(), skip_conditions=conditions(), **keywords)
@@ -176,7 +176,7 @@ def test_a_manual_step_skips_as_a_cell_does(mode, how, steps):
 
 
 def test_what_cannot_be_assigned_or_loaded():
-    condition = NormSpike(1.0, z_score=1.0)
+    condition = NormSpike(max_norm=1.0, z_score=1.0)
     with pytest.raises(AttributeError, match="max_norm"):
         condition.max_norm = 2.0
     trained = cell(dynamic(), skip_conditions=[condition])

@@ -10,7 +10,7 @@ from support.manual_training import batch, manual, regression
 
 from ms_lossscale import DynamicLossScale, FixedLossScale, ManualStep
 
-SAYS = "has gone through 'scale' before the first 'end'"
+SAYS = "has gone through 'value_and_grad' or 'scale' before the first 'end'"
 
 
 def dynamic():
@@ -72,7 +72,7 @@ class TestWhatWarns:
             step = ManualStep(network, nn.SGD(network.trainable_params()), dynamic()).set_train()
             (message,) = said(train_step_of(step, [network], [as_it_is], how))
             assert "For 'ManualStep', no loss has" in message
-            assert "step.scale(loss)," in message
+            assert "step.value_and_grad(forward)," in message
 
     def test_a_loss_that_is_scaled(self, mode, how):
         for _ in range(2):

@@ -16,7 +16,7 @@ from support.token_networks import (
     tensors,
     weight_of,
 )
-from support.training import changed, same_bits, state
+from support.training import changed, of_both, same_bits, state
 
 from ms_lossscale import (
     DynamicLossScale,
@@ -113,7 +113,7 @@ def test_a_manual_step_gives_the_same_bits(mode, how, steps):
         cell(*tensors(batch(count, seed)))
         train_step(*tensors(batch(count, seed)))
     cell.flush(), step.flush()
-    assert not changed(state(cell), state(step))
+    assert not changed(*of_both(cell, step))
 
 
 @quick_in_pynative_mode

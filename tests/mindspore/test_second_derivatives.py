@@ -1,24 +1,15 @@
 """Losses that depend on a gradient that their forward takes: PyNative mode loses second derivatives, and says so."""
 
-import warnings
-
-import mindspore
 import numpy as np
-import pytest
-from conftest import quick_in_pynative_mode, slow
-from mindspore import ParameterTuple, nn, ops
-from support.in_mode import in_mode
-from support.networks import FEATURES, Linear, batch, overflowing_batch, weight
+from mindspore import nn, ops
+from support.networks import FEATURES, batch, weight
 
 from ms_lossscale import (
-    AlternatingTrainOneStepCell,
     DynamicLossScale,
     InputGradient,
     ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
 )
 
-LOSES = "takes a gradient in its forward, and MindSpore's PyNative mode loses the gradients of that gradient"
 RATE = 0.1
 
 
@@ -83,10 +74,6 @@ def cell_of(network, **keywords):
     return ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(2.0**10), **keywords).set_train()
 
 
-def of_the_loss(records):
-    return [str(record.message) for record in records if LOSES in str(record.message)]
-
-
 def moved(network, x, y, **keywords):
     """Returns how much a step has moved the weight."""
     before = network.weight.asnumpy().copy()
@@ -116,63 +103,9 @@ def right_move(x, y):
     return -RATE * np.array([(loss(start + way) - loss(start - way)) / 2e-6 for way in ways])
 
 
-@quick_in_pynative_mode
-@pytest.mark.parametrize("keywords", [{}, *slow({"max_retries": 1}, {"gradient_accumulation_steps": 2})])
-def test_a_warning_comes_once_and_in_pynative_mode_only(mode, keywords):
-    network = Adapts()
-    cell = cell_of(network, **keywords)
-    with warnings.catch_warnings(record=True) as records:
-        warnings.simplefilter("always")
-        for seed in range(3):
-            cell(*batch(seed))
-    warned = of_the_loss(records)
-    assert len(warned) == (mode == "pynative")
-    for each in warned:
-        assert each.startswith(f"For 'ScaledTrainOneStepCell', 'Adapts' {LOSES}") and "InputGradient" in each
-    assert all(record.filename == __file__ for record in records if LOSES in str(record.message))
-
-
-@quick_in_pynative_mode
-@pytest.mark.parametrize("cell_class", [SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell])
-def test_it_names_which_of_several_networks(mode, cell_class):
-    networks = [Linear(), Adapts("other")]
-    cell = cell_class(networks, [nn.SGD(network.trainable_params(), RATE) for network in networks])
-    with warnings.catch_warnings(record=True) as records:
-        warnings.simplefilter("always")
-        cell(*batch())
-    assert [f"network 1 ('Adapts') {LOSES}" in each for each in of_the_loss(records)] == [True] * (mode == "pynative")
-
-
-@pytest.mark.parametrize("network", [FirstOrder, Sharpness, NoPenaltyYet, AdaptsByInputGradient])
-def test_no_warning_without_a_second_derivative_that_is_lost(network):
-    with in_mode(mindspore.PYNATIVE_MODE), warnings.catch_warnings(record=True) as records:
-        warnings.simplefilter("always")
-        cell = cell_of(network())
-        for seed in range(2):
-            cell(*batch(seed))
-        assert cell.counters()["applied_steps"] == 2
-        if network is not NoPenaltyYet:  # Zero times infinity is NaN.
-            cell(*overflowing_batch(2))
-    assert not of_the_loss(records)
-
-
-def test_noticing_changes_no_bit():
-    with in_mode(mindspore.PYNATIVE_MODE):
-        network = Adapts()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            noticed = moved(network, *batch())
-        network, (x, y) = Adapts(), batch()
-        before = network.weight.asnumpy().copy()
-        loss_and_grads = ops.value_and_grad(network, None, ParameterTuple([network.weight]))
-        nn.SGD(network.trainable_params(), RATE)(loss_and_grads(x, y)[1])
-        np.testing.assert_array_equal(noticed, network.weight.asnumpy() - before)
-
-
 def test_input_gradient_of_a_loss_that_takes_the_weights_keeps_them(mode):
     np.testing.assert_allclose(moved(AdaptsByInputGradient(), *batch()), right_move(*batch()), rtol=1e-4, atol=1e-6)
     if mode == "pynative":
-        with pytest.warns(RuntimeWarning, match=LOSES):
-            lost = moved(Adapts(), *batch())
-        # If this fails, MindSpore has mended its second derivatives, and no warning is needed.
+        lost = moved(Adapts(), *batch())
+        # If this fails, MindSpore has mended its second derivatives.
         assert not np.allclose(lost, right_move(*batch()), rtol=1e-2)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from mindspore import RowTensor, Tensor, mutable, nn
+from mindspore import Tensor, mutable, nn
 from mindspore import dtype as mstype
 
 from ms_lossscale import all_finite
@@ -15,13 +15,6 @@ class AllFinite(nn.Cell):
 
     def construct(self, grads):
         return all_finite(grads)
-
-
-class SparseAllFinite(nn.Cell):
-    """RowTensors exist inside of graphs only, but for those that the user makes."""
-
-    def construct(self, indices, values, dense):
-        return all_finite((RowTensor(indices, values, (4, 2)), dense))
 
 
 class EmptyAllFinite(nn.Cell):
@@ -100,21 +93,3 @@ def test_no_gradients_are_finite(mode):
         assert finite.dtype == mstype.bool_
         assert finite.shape == ()
         assert bool(finite)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_tensor_in_a_cell(mode, dtype):
-    check = SparseAllFinite()
-    indices = Tensor([0, 2], mstype.int32)
-    good, bad = tensors([[1.0, 2.0], [3.0, 4.0]], [[1.0, 2.0], [3.0, np.inf]], dtype=dtype)
-    (dense,) = tensors([1.0])
-    assert bool(check(indices, good, dense))
-    assert not bool(check(indices, bad, dense))
-    assert not bool(check(indices, good, tensors([np.nan])[0]))
-
-
-def test_a_row_tensor_at_top_level(mode):
-    indices = Tensor([0, 2], mstype.int32)
-    good, bad = tensors([[1.0, 2.0], [3.0, 4.0]], [[1.0, 2.0], [3.0, np.inf]])
-    assert bool(all_finite((RowTensor(indices, good, (4, 2)),)))
-    assert not bool(all_finite((RowTensor(indices, bad, (4, 2)),)))

@@ -37,6 +37,10 @@ RULES = {
         lambda: DynamicLossScale(2.0**14, scale_window=2, backoff_if_loss_not_finite=False),
         lambda: DynamicRule(2.0**14, 2, is_patient=True),
     ),
+    "far above": (
+        lambda: DynamicLossScale(2.0**40, max_loss_scale=2.0**40),
+        lambda: DynamicRule(2.0**40, 2000, high=2.0**40),
+    ),
     "fixed": (lambda: 2.0**11, lambda: FixedRule(2.0**11)),
     "scheduled": (
         lambda: ScheduledLossScale([1, 3, 4], [2.0**8, 2.0**13, 2.0**10]),
@@ -61,13 +65,15 @@ DECAYS = {"no_ema": None, "ema": 0.75, "some_ema": (None, 0.5, 0.875)}
 # Which networks have weights, and aux.
 WEIGHTS = {"no weights": False, "weights": True, "some weights": (True, False, True)}
 AUX = {"no aux": False, "aux": True, "some aux": (False, True, True)}
+# Inputs that make a weight NaN, negative and infinite.
+BAD_WEIGHTS = {-5.0: NAN, -3.0: -1.0, 3.0: INF}
 # Cells and state of the user's own. Gradients beyond the bound overflow for the own detector.
 OWN = ("gradient_transforms", "after_update", "overflow_detector", "forward_state")
 GRADIENT_BOUND = 2.0**7
 # Each condition: the cell's argument, and its rule. The own one belongs to `configured_training.py`.
 LOSS_BOUND, LOSS_GROWTH = 6.0, 0.25
 CONDITIONS = {
-    "spike": (lambda: NormSpike(16.0, z_score=4.0, window=3), lambda: SpikeRule(16.0, 4.0, 3)),
+    "spike": (lambda: NormSpike(max_norm=16.0, z_score=4.0, window=3), lambda: SpikeRule(16.0, 4.0, 3)),
     "high loss": (None, lambda: HighLossRule(LOSS_BOUND, LOSS_GROWTH)),
 }
 # Optimizers that compile fast.
@@ -89,11 +95,19 @@ class Call:
         slopes (list[float]): The approximate gradients of each network.
         forward_overflows_in (int): The network whose forward writes something that is not finite, or None.
         action (tuple): The name of a method to call before, and its argument if it has one; empty for none.
+        is_within (bool): Whether it is called between the beginning and the end of a ManualStep instead.
+        bad_weight (tuple): The network whose loss has an impossible weight, and an input that tells which; or None.
     """
 
     slopes: list
     forward_overflows_in: Optional[int]
     action: tuple
+    is_within: bool = False
+    bad_weight: Optional[tuple] = None
+
+    @property
+    def action_before(self):
+        return () if self.is_within else self.action
 
 
 @dataclasses.dataclass
@@ -175,6 +189,8 @@ class Configuration:
             "set_loss_scale": "set_loss_scale" in actions,
             "set_loss_scale in a cycle": "set_loss_scale in a cycle" in actions,
             "set_every in a cycle": "set_every in a cycle" in actions,
+            "set_loss_scale in a call": any(call.is_within for call in self.calls),
+            "bad weight": next((call.bad_weight[1] for call in self.calls if call.bad_weight is not None), None),
         }
 
     def _actions(self):
@@ -277,9 +293,10 @@ def _draw_call(choose, configuration, is_last):
         action += (values[0] if one else values,)
     elif action == ("set_every",):
         action += ([choose((1, 2, 3)) for _ in range(count)],)
-    if not configuration.checks and not is_last:
-        # An overflow would ruin all weights.
-        return Call([choose(ORDINARY) for _ in range(count)], None, action)
+    is_within = configuration.cell == "manual" and action[:1] == ("set_loss_scale",) and choose((False, True))
+    if not configuration.checks and (not is_last or "clip_value" in configuration.keywords):
+        # An overflow would ruin all weights, and what becomes of a NaN that is clipped is not promised.
+        return Call([choose(ORDINARY) for _ in range(count)], None, action, is_within)
     # In most calls, at most one network overflows.
     slopes = [choose(ORDINARY) for _ in range(count)]
     for _ in range(choose((1, 1, count))):
@@ -287,7 +304,9 @@ def _draw_call(choose, configuration, is_last):
     # Not with own scales in a cycle: there, each call tells by itself whose overflow it was.
     may_overflow = not (configuration.has_own_scales and configuration.steps > 1)
     overflows_in = choose(range(count)) if may_overflow and choose((False,) * 9 + (True,)) else None
-    return Call(slopes, overflows_in, action)
+    bad_weight = 0 if configuration.is_manual else choose(range(count)), choose((None,) * 21 + tuple(BAD_WEIGHTS))
+    has_bad = configuration.checks and configuration.of_network("weighted", bad_weight[0]) and None not in bad_weight
+    return Call(slopes, overflows_in, action, is_within, bad_weight if has_bad else None)
 
 
 def inputs(configuration, index):
@@ -299,6 +318,8 @@ def inputs(configuration, index):
         x = (rng.integers(-16, 17, (2, 2)) / 8).astype(np.float32)
         if i == call.forward_overflows_in:
             x[1, 0] = np.inf
+        if call.bad_weight is not None and i == call.bad_weight[0]:
+            x[0, 0] = call.bad_weight[1]
         values += [x, np.float32(slope)]
     return values
 
@@ -333,9 +354,11 @@ def planted():
     yield _plant("simultaneous", "vLL .. w.L ..", ["hysteresis", "plain"], ["overflow_detector"], scales, max_retries=1)
     # A spike right after the window of the mean, and the ceiling.
     yield _plant("scaled", ". . . M . . .", ["steep"], condition="spike")
+    # Each try that failed counts for the update rule.
+    yield _plant("scaled", ". . . . . . . . . .", ["far above"], max_retries=2)
     # Whose forward was not finite.
     for cell in ("simultaneous", "compiled"):
-        yield _plant(cell, "N. .N F. .F NN LL LN GN GL ..", ["patient", "patient"])
+        yield _plant(cell, "N. .N F. .F NN LL LN GN GL G. ..", ["patient", "patient"])
     # When networks take turns, the loss of one that was skipped does not count, nor that of an earlier call of a cycle.
     yield _plant("alternating", ".. .N ..", every=[1, 2])
     calls = ".. .. .. .N .. .. .. |.. .. .N |.. .. .. .. .."

@@ -13,7 +13,7 @@ from ms_lossscale import (
     SimultaneousTrainOneStepCell,
     SkipCondition,
 )
-from support.configurations import CONDITIONS, GRADIENT_BOUND, LOSS_BOUND, LOSS_GROWTH, RULES, inputs
+from support.configurations import BAD_WEIGHTS, CONDITIONS, GRADIENT_BOUND, LOSS_BOUND, LOSS_GROWTH, RULES, inputs
 from support.configured_reference import Comparison, Reference, numbered
 from support.in_mode import in_mode
 from support.optimizers import make_optimizer
@@ -73,7 +73,10 @@ class Sloped(nn.Cell):
         output = (0.25 * ops.square(errors).sum() + sloped.sum(),)
         if self.weighted:
             number = (x[0, 0] > -1.5).astype(mstype.float32) + (x[0, 0] > 0).astype(mstype.float32)
-            output = (output[0] * number, number)
+            for each, weight in BAD_WEIGHTS.items():
+                number = ops.select(x[0, 0] == each, weight * self.one, number)
+            # A sum over nothing may be a number, too.
+            output = (output[0] * number + 0.25 * (number == 0).astype(mstype.float32), number)
         if self.has_aux:
             output += (self.weight, errors)
         return output if self.weighted or self.has_aux else output[0]
@@ -119,6 +122,7 @@ class HighLoss(SkipCondition):
     def __init__(self):
         super().__init__()
         self.bound = Parameter(Tensor(LOSS_BOUND, mstype.float32), name="bound", requires_grad=False)
+        self.last = Parameter(Tensor(0.0, mstype.float32), name="last", requires_grad=False)
         self.growth = Tensor(LOSS_GROWTH, mstype.float32)
 
     def construct(self, loss, norm):
@@ -126,6 +130,7 @@ class HighLoss(SkipCondition):
 
     def observe(self, loss, norm):
         ops.assign(self.bound, self.bound + self.growth)
+        ops.assign(self.last, loss)
 
 
 class TupleOf(nn.Cell):
@@ -161,18 +166,30 @@ def manual_call(step, networks, configuration):
     one = networks[0].one
     positions = [configuration.positions(i) for i in range(configuration.count)]
 
-    def call(*inputs):
+    def begin(*inputs):
         inputs = step.begin(*inputs)
-        losses, scales, grads, weight = (), (), (), None
+        total, losses, scales, grads, weight = 0, (), (), (), None
         for part, (i, j) in zip(parts, positions):
             (_, loss, weight, scale), its_grads = part(inputs[i], inputs[j])
             grads += (its_grads,)
             scales += (scale,)
+            total = total + loss  # Not in place: that would change the loss.
             losses += (loss if weight is None else loss / ops.maximum(weight, one),)
-        overflow = step.end(*grads, loss=sum(losses), weight=weight)
-        return overflow, scales, losses
+        return grads, total, weight, scales, losses
 
-    return mindspore.jit(call) if configuration.cell == "compiled" else call
+    def end(grads, total, weight, scales, losses):
+        return step.end(*grads, loss=total, weight=weight), scales, losses
+
+    def call(inputs, before_end):
+        begun = begin(*inputs)
+        before_end()
+        return end(*begun)
+
+    @mindspore.jit
+    def compiled(*inputs):
+        return end(*begin(*inputs))
+
+    return call if configuration.cell == "manual" else lambda inputs, _: compiled(*inputs)
 
 
 class Weights(nn.Cell):
@@ -269,7 +286,8 @@ class ConfiguredTraining:
         values = [Tensor(value) for value in inputs(configuration, index)]
         auxes = ()
         if configuration.is_manual:
-            overflow, scales, losses = self._call(*values)
+            call = configuration.calls[index]
+            overflow, scales, losses = self._call(values, lambda: self.act(call.action if call.is_within else ()))
             loss, scale = sum(losses), ops.stack(scales) if configuration.has_own_scales else scales[0]
         else:
             loss, overflow, scale, *others = self.cell(*values)
@@ -291,7 +309,7 @@ class ConfiguredTraining:
         seen = {"scales": cell.get_loss_scale()}
         for i, its in enumerate(counters if alternates else [counters]):
             seen.update({f"counters {i} {name}": value for name, value in its.items()})
-            names = {"spike": ("norm_spike.mean", "norm_spike.steps"), "high loss": ("bound",), None: ()}
+            names = {"spike": ("norm_spike.mean", "norm_spike.steps"), "high loss": ("bound", "last"), None: ()}
             prefix = f"network_{i}." if alternates else ""
             for name in names[configuration.condition]:
                 seen[f"condition {i} {name.split('.')[-1]}"] = held[prefix + name]
@@ -351,9 +369,9 @@ def check(configuration):
         resumes = index == configuration.resume_at
         if resumes and not flushes:
             second = resumed(configuration, training.cell, configuration.resume)
-        comparison.act(call.action)
+        comparison.act(call.action_before)
         if second is not None:
-            second.act(call.action)
+            second.act(call.action_before)
         elif resumes:
             second = resumed(configuration, training.cell, configuration.resume)
         returned = comparison.call(index)

@@ -161,7 +161,7 @@ def pair(place, cell_class, loss_scale, mean=True, **keywords):
 
 
 def conditions(place):
-    return scaled(place, dynamic(2.0**8), skip_conditions=[NormSpike(12.0, z_score=8.0, window=2), HighLoss()])
+    return scaled(place, dynamic(2.0**8), skip_conditions=[NormSpike(max_norm=12.0, z_score=8.0, window=2), HighLoss()])
 
 
 def simultaneous(place):

@@ -52,7 +52,9 @@ def variants(node):
             rest = node.values[:i] + node.values[i + 1 :]
             yield _changed(node, values=rest) if len(rest) > 1 else rest[0]
     elif isinstance(node, ast.Compare):
-        yield from (_changed(node, ops=[other()]) for other in _OTHERS[type(node.ops[0])])
+        for i, op in enumerate(node.ops):
+            for other in _OTHERS[type(op)]:
+                yield _changed(node, ops=[*node.ops[:i], other(), *node.ops[i + 1 :]])
     elif isinstance(node, ast.UnaryOp):
         yield node.operand
     elif isinstance(node, ast.IfExp):

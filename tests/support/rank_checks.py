@@ -102,7 +102,7 @@ OTHERS = {
     "optimizers": lambda last: with_optimizer(nn.SGD if last else nn.Adam),
     "learning_rate": lambda last: with_optimizer(lambda weights: nn.SGD(weights, 0.2 if last else 0.1)),
     "applied_steps": lambda last: restarted(scaled(ALONE)) if last else scaled(ALONE),
-    "skip_conditions[1].max_norm": lambda last: spiking(HighLoss(), NormSpike(2.0 if last else 1.0)),
+    "skip_conditions[1].max_norm": lambda last: spiking(HighLoss(), NormSpike(max_norm=2.0 if last else 1.0)),
     "norm_spike.mean": lambda last: spiking(observed(NormSpike(z_score=1.0), 2.0 if last else 1.0)),
 }
 DIFFERENCES = [*SETTINGS, *OTHERS, "max_loss_scale"]
@@ -138,7 +138,7 @@ def own_weights(place):
         [DynamicLossScale(scale) for scale in OWN_SCALES],
         network_inputs=[(0, 1, 2), (3, 4, 5)],
         clip_norm=OWN_CLIP,
-        skip_conditions=[NormSpike(OWN_MAX_NORM)],
+        skip_conditions=[NormSpike(max_norm=OWN_MAX_NORM)],
     ).set_train()
     yield state(cell)
     for call, kinds in enumerate(OWN_CALLS):

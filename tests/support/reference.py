@@ -5,7 +5,6 @@ checks, updates, moving averages and counters. The networks' computations and th
 It is written to be obvious: all state is in attributes, and a step that does not happen is restored from a copy.
 """
 
-import copy
 import dataclasses
 
 import numpy as np
@@ -74,56 +73,78 @@ class SpikeRule:
     def __init__(self, max_norm, z_score, window):
         self.max_norm, self.z_score, self.window = max_norm, z_score, window
         self.mean = self.variance = 0.0
-        self.steps = 0
+        self.steps, self.has_observed = 0, False
 
     def skips(self, loss, norm):
-        usual = self.mean + self.z_score * np.sqrt(self.variance)
+        # A NaN is above everything. Before any norm was observed, no finite one is.
+        usual = self.mean + self.z_score * np.sqrt(self.variance) if self.has_observed else np.finfo(np.float32).max
         return not norm <= self.max_norm or (self.steps >= self.window and not norm <= usual)
 
     def observe(self, loss, norm):
-        share, distance = 1 / self.window, norm - self.mean
-        if self.steps == 0:
-            self.mean = norm
-        else:
-            self.mean += share * distance
-            self.variance = (1 - share) * (self.variance + share * distance**2)
         self.steps += 1
+        if not norm <= 1e18:
+            return
+        if not self.has_observed:
+            self.mean, self.has_observed = norm, True
+        share, distance = 1 / self.window, norm - self.mean
+        self.mean += share * distance
+        self.variance = (1 - share) * (self.variance + share * distance**2)
 
 
 class HighLossRule:
     """The rule of a user's own condition: the loss is above a bound, which grows with each step that is applied."""
 
     def __init__(self, bound, growth):
-        self.bound, self.growth = bound, growth
+        self.bound, self.growth, self.last = bound, growth, 0.0
 
     def skips(self, loss, norm):
         return loss > self.bound
 
     def observe(self, loss, norm):
         self.bound += self.growth
+        self.last = loss
+
+
+@dataclasses.dataclass
+class State:
+    """What a forward writes. If the steps of other networks reach it, too, each call is undone by itself."""
+
+    value: object = None
+    is_shared: bool = False
 
 
 @dataclasses.dataclass
 class Run:
     """
     The results of a network: its gradients are those that reach the cell, unscaled: those of the sum over `weight`
-    things, of which `loss` is the mean.
+    things, of which `loss` is the mean. What it wrote, for each of the network's states, is in `written`.
     """
 
     loss: float
     gradients: list
-    state: object = None
-    shared: object = None
+    written: tuple = ()
     forward_overflowed: bool = False
     weight: float = 1.0
     aux: tuple = ()
 
+    @property
+    def has_weight(self):
+        """Whether the weight is possible. With another one, nothing is trained, as if the loss was not finite."""
+        return 0 <= self.weight < np.inf
 
-@dataclasses.dataclass
-class Shared:
-    """The state that the forwards of all networks write."""
+    @property
+    def has_loss(self):
+        return bool(np.isfinite(self.loss)) and self.has_weight
 
-    value: object = None
+    @property
+    def has_gradients(self):
+        return self.has_weight and all(np.isfinite(gradient).all() for gradient in self.gradients)
+
+
+def mean_loss(runs):
+    """Returns the sum of a network's losses, divided by that of their weights if there is anything in the mean."""
+    # A loss without weight was not divided by it.
+    return sum(run.loss * (run.weight or 1) for run in runs) / (sum(run.weight for run in runs) or 1)
 
 
 def norm_of(gradients):
@@ -139,15 +160,12 @@ class NetworkReference:
     Args:
         weights (list[array]): One array for each weight.
         optimizer (callable): Returns the new weights, given the weights and their gradients.
-        state: What its forward writes.
+        states (Sequence[State]): What its forward writes.
         clip_norm, clip_value, ema_decay (float): As in the contract.
     """
 
-    # Whether another network can reach its state, so that it is undone only at the end of a cycle.
-    is_undone_last = False
-
-    def __init__(self, weights, optimizer, state=None, clip_norm=None, clip_value=None, ema_decay=None):
-        self.weights, self.optimizer, self.state = weights, optimizer, state
+    def __init__(self, weights, optimizer, states=(), clip_norm=None, clip_value=None, ema_decay=None):
+        self.weights, self.optimizer, self.states = weights, optimizer, states
         self.clip_norm, self.clip_value, self.ema_decay = clip_norm, clip_value, ema_decay
         self.averages = [weight.copy() for weight in weights]
         self.grad_norm = 0.0
@@ -191,9 +209,6 @@ class StepReference:
         steps (int): Calls in a cycle.
         max_retries (int): How many attempts after the first a call may have.
         checks (bool): Whether overflows are checked.
-        shared (Shared): What all its networks write.
-        undoes_shared (bool): Whether a cycle that is skipped undoes that; if not, only the calls that left it not
-            finite are undone.
         skip_conditions (Sequence): The rules of its conditions.
         overflow_detector (callable): Tells whether gradients overflowed that are all finite.
         has_one_loss (bool): Whether its networks have no losses of their own, but the step has their sum.
@@ -206,15 +221,13 @@ class StepReference:
         steps=1,
         max_retries=0,
         checks=True,
-        shared=None,
-        undoes_shared=True,
         skip_conditions=(),
         overflow_detector=lambda gradients: False,
         has_one_loss=False,
     ):
         self.networks, self.rules, self.steps, self.conditions = networks, rules, steps, skip_conditions
         self.overflow_detector, self.has_one_loss = overflow_detector, has_one_loss
-        self.shared, self.undoes_shared = shared or Shared(), undoes_shared
+        self.states = list({id(state): state for network in networks for state in network.states}.values())
         self.max_retries, self.checks = max_retries, checks
         self.counters = {"applied_steps": 0, "skipped_steps": 0, "consecutive_skipped_steps": 0}
         if max_retries:
@@ -226,8 +239,8 @@ class StepReference:
     def _begin_cycle(self):
         self.calls = []  # The runs of the networks, for each call.
         self.overflowed = [False] * len(self.rules)
-        # For each rule, whether the forward of a call was not finite, and whether a call overflowed although it was.
-        self.forward_not_finite, self.backs_off = list(self.overflowed), list(self.overflowed)
+        # For each rule, whether the forward of a call was not finite.
+        self.forward_not_finite = list(self.overflowed)
         self.is_set = [False] * len(self.rules)
 
     @property
@@ -235,62 +248,54 @@ class StepReference:
         """Whether an overflow was found in this cycle."""
         return any(self.overflowed)
 
-    def set_loss_scale(self, i, value):
-        """Sets a scale. Within a cycle, it is for the next one."""
+    def set_loss_scale(self, i, value, in_call=False):
+        """Sets a scale. Within a step, it is for the next one."""
         self.rules[i].scale = float(value)
-        self.is_set[i] = bool(self.calls)
+        self.is_set[i] = in_call or bool(self.calls)
 
-    def call(self, inputs):
+    def _values(self):
+        return [state.value for state in self.states]
+
+    def call(self, inputs, before_end=lambda: None):
         """Makes a call; `inputs` has each network's. Returns the losses, the overflow, the scales and each aux."""
+        self.before_call = self._values()
         if not self.calls:
             self.scales = [rule.scale for rule in self.rules]
-            self.states = [network.state for network in self.networks]
-            self.shared_before = self.shared.value
-        before_call = self.shared.value
-        before, left, first = copy.deepcopy((self.rules, self.scales)), self.max_retries, None
-        while True:
-            runs, flags = self._try(inputs)
-            first = first or (runs, flags)
-            if not (left and self._can_be_mended(runs, flags)):
-                break
+            self.before_cycle = self.before_call
+        left = self.max_retries
+        runs, flags = self._try(inputs)
+        while left and self._can_be_mended(runs, flags):
             self._back_off(flags)
-            self.shared.value = before_call
             left -= 1
+            runs, flags = self._try(inputs)
+        before_end()
         used = list(self.scales)
-        if any(flags):
-            # The update rule sees one overflow, that of the first attempt.
-            (self.rules, self.scales), flags = before, first[1]
-        self._remember(*first)
-        self.overflowed = [earlier or flag for earlier, flag in zip(self.overflowed, flags)]
-        overflow = self.lost
-        forward_overflowed = any(run.forward_overflowed for run in runs)
-        for network, run, state in zip(self.networks, runs, self.states):
-            if not overflow or (network.is_undone_last and not forward_overflowed):
-                network.state = run.state
-            elif not network.is_undone_last:
-                network.state = state
-        if overflow and self.undoes_shared:
-            self.shared.value = self.shared_before
-        elif overflow and forward_overflowed:
-            self.shared.value = before_call
         self.calls.append(runs)
+        self._remember(runs, flags)
+        overflow = self.lost
         if len(self.calls) == self.steps:
             overflow = self._end_cycle()
+        elif overflow:
+            self._undo()
         return [run.loss for run in runs], overflow, used, [run.aux for run in runs]
 
+    def _undo(self):
+        """Undoes the last call where the steps of other networks reach what it wrote, and else the cycle so far."""
+        for state, of_call, of_cycle in zip(self.states, self.before_call, self.before_cycle):
+            state.value = of_call if state.is_shared else of_cycle
+
     def _remember(self, runs, flags):
-        """Remembers of a call, given its first attempt, whether its forward was finite where it overflowed."""
-        losses = [not np.isfinite(run.loss) for run in runs]
+        """Remembers of a call what overflowed, and whether its forward was not finite."""
+        losses = [not run.has_loss for run in runs]
         losses = [any(losses)] * len(losses) if self.has_one_loss else losses
         in_a_forward = any(run.forward_overflowed for run in runs)
         for i, overflowed in enumerate(flags):
+            self.overflowed[i] |= overflowed
             if len(flags) == 1:
-                of_forward = any(losses) or in_a_forward
+                self.forward_not_finite[i] |= any(losses) or in_a_forward
             else:
                 # Whose forward wrote it is not known: it counts where nothing else tells whose overflow it is.
-                of_forward = losses[i] or (in_a_forward and all(flags) and not any(losses))
-            self.forward_not_finite[i] |= of_forward
-            self.backs_off[i] |= overflowed and not of_forward
+                self.forward_not_finite[i] |= losses[i] or (in_a_forward and all(flags) and not any(losses))
 
     def _try(self, inputs):
         """Runs the networks. Returns the runs, and for each update rule whether its gradients overflowed."""
@@ -299,8 +304,9 @@ class StepReference:
         runs = []
         for network, its, scale in zip(self.networks, inputs, scales):
             runs.append(network.run(its, scale))
-            self.shared.value = runs[-1].shared
-        not_finite = [not all(np.isfinite(gradient).all() for gradient in run.gradients) for run in runs]
+            for state, value in zip(network.states, runs[-1].written):
+                state.value = value
+        not_finite = [not run.has_gradients for run in runs]
         untold = any(run.forward_overflowed or self.overflow_detector(run.gradients) for run in runs)
         if not self.checks:
             flags = [False] * len(self.rules)
@@ -313,12 +319,14 @@ class StepReference:
 
     def _can_be_mended(self, runs, flags):
         """Returns whether a lower scale may help: not if a forward overflowed or the cycle is lost already."""
-        hopeless = any(run.forward_overflowed or not np.isfinite(run.loss) for run in runs) or self.lost
+        hopeless = any(run.forward_overflowed or not run.has_loss for run in runs) or self.lost
         overflowed = [(rule, scale) for rule, scale, flag in zip(self.rules, self.scales, flags) if flag]
         return bool(overflowed) and not hopeless and all(rule.can_back_off(scale) for rule, scale in overflowed)
 
     def _back_off(self, flags):
-        """Makes the rules of those that overflowed see an overflow. The cycle goes on at the lower scale."""
+        """Undoes the try. The rules of those that overflowed see an overflow; the cycle goes on at the lower scale."""
+        for state, value in zip(self.states, self.before_call):
+            state.value = value
         self.counters["retries"] += 1
         for i, flag in enumerate(flags):
             if flag:
@@ -326,6 +334,7 @@ class StepReference:
 
     def _step_rule(self, i, overflow):
         next_scale = self.rules[i].next(self.scales[i], overflow)
+        # One that was set since the step began stays.
         if not self.is_set[i]:
             self.rules[i].scale = next_scale
         return next_scale
@@ -337,22 +346,19 @@ class StepReference:
             mean = network.mean([run.gradients for run in runs], [run.weight for run in runs])
             means.append(network.transform(mean, self.counters["applied_steps"]))
             network.measure(means[-1])
-        loss = sum(run.loss for runs in self.calls for run in runs) / len(self.calls)
+        loss = sum(mean_loss(runs) for runs in zip(*self.calls))
         norm = norm_of([gradient for its in means for gradient in its])
         by_condition = not self.lost and any(condition.skips(loss, norm) for condition in self.conditions)
         skipped = self.lost or by_condition
         for i, overflowed in enumerate(self.overflowed):
-            stands_still = self.rules[i].is_patient and self.forward_not_finite[i] and not self.backs_off[i]
+            stands_still = self.rules[i].is_patient and self.forward_not_finite[i]
             # In a step that overflowed, the others' scales do not change.
             if not by_condition and (not self.lost or (overflowed and not stands_still)):
                 self._step_rule(i, overflowed)
         if skipped:
-            for network, state in zip(self.networks, self.states):
-                network.state = state
+            self._undo()
             if by_condition:
                 self.counters["skipped_by_condition"] += 1
-                if self.undoes_shared:
-                    self.shared.value = self.shared_before
             self.counters["skipped_steps"] += 1
             self.counters["consecutive_skipped_steps"] += 1
         else:
@@ -367,6 +373,7 @@ class StepReference:
 
     def flush(self):
         if self.calls:
+            self.before_call = self._values()
             self._end_cycle()
 
 
@@ -393,7 +400,6 @@ class AlternatingReference:
         """Makes a call; `inputs` has each network's. Returns the lists of losses, overflows, scales and aux."""
         if self.calls == 0:
             self.every_in_cycle = self.every
-            self.shared_before = self.phases[0].shared.value
         self.losses, others = list(self.last_losses), []
         for i, (phase, its) in enumerate(zip(self.phases, inputs)):
             overflow, scale, aux = False, phase.rules[0].scale, ()
@@ -406,15 +412,10 @@ class AlternatingReference:
         return (self.losses, *map(list, zip(*others)))
 
     def _end_cycle(self):
-        applied, skipped = [], []
         for i, phase in enumerate(self.phases):
-            if self.takes_part(i):
-                (skipped if phase.counters["consecutive_skipped_steps"] else applied).append(i)
-        for i in applied:
             # The loss of a turn that was skipped does not count.
-            self.last_losses[i] = self.losses[i]
-        if skipped and not applied:
-            self.phases[0].shared.value = self.shared_before
+            if self.takes_part(i) and not phase.counters["consecutive_skipped_steps"]:
+                self.last_losses[i] = self.losses[i]
         self.cycles, self.calls = self.cycles + 1, 0
 
     def flush(self):

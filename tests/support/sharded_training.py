@@ -91,7 +91,7 @@ def adam_in_groups(optimizer, weights):
 def one_network_cell(optimizer):
     network = HalfMlp()
     trained = adam_in_groups(optimizer, network.trainable_params())
-    spikes = [NormSpike(100.0, z_score=1.0, window=4)]
+    spikes = [NormSpike(max_norm=100.0, z_score=1.0, window=4)]
     return ScaledTrainOneStepCell(network, trained, scale(), clip_norm=0.5, ema_decay=0.75, skip_conditions=spikes)
 
 

@@ -45,6 +45,12 @@ def changed(before, after):
     return {name for name in before if not same_bits(before[name], after[name])}
 
 
+def of_both(cell, step):
+    """Returns the state of a training cell and of a ManualStep, without what only the latter keeps of a cycle."""
+    own = ("accumulation.sum_of_weights", "accumulation.is_weighted")
+    return [{name: value for name, value in state(its).items() if not name.endswith(own)} for its in (cell, step)]
+
+
 def bookkeeping(names):
     """Returns the names that a skipped step may change: those of the loss scale and the step counters."""
     return {name for name in names if name.startswith(("loss_scale.", "step_counters."))}

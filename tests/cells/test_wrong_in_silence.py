@@ -1,0 +1,429 @@
+"""What once went wrong without a word: each with its right value, or its error."""
+
+import copy
+import gc
+import warnings
+
+import mindspore
+import numpy as np
+import pytest
+from conftest import quick_in_graph_mode, quick_in_pynative_mode
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ms_lossscale import (
+    DynamicLossScale,
+    LossScaleMonitor,
+    ManualStep,
+    NormSpike,
+    ScaledTrainOneStepCell,
+    SkipCondition,
+)
+
+ONE = Tensor(1.0, mstype.float32)
+INF = float("inf")
+
+
+class Slope(nn.Cell):
+    """Its gradient is its input."""
+
+    def __init__(self, size=2):
+        super().__init__()
+        self.weight = Parameter(Tensor(np.zeros(size, np.float32)), name="weight")
+
+    def construct(self, x):
+        return (self.weight * x).sum()
+
+
+def x(*values):
+    return Tensor(np.array(values, np.float32))
+
+
+def sgd(network):
+    return nn.SGD(network.trainable_params(), 1.0)
+
+
+def manual(network, loss_scale, **keywords):
+    """A ManualStep on a network, and a function that makes a step of it."""
+    step = ManualStep(network, sgd(network), loss_scale, **keywords)
+    value_and_grad = step.value_and_grad(network)
+
+    def train_step(data, **of_end):
+        data = step.begin(data)
+        loss, grads = value_and_grad(data)
+        return step.end(grads, **{name: loss if its is True else its for name, its in of_end.items()})
+
+    return step, train_step
+
+
+def test_a_step_that_was_skipped_restores_what_a_function_counts_and_moves(mode):
+    network, count, teacher = Slope(), Parameter(Tensor(0.0), name="count", requires_grad=False), nn.Dense(1, 1)
+    teacher.update_parameters_name("teacher.")
+    for its in teacher.get_parameters():
+        its.requires_grad = False
+
+    def forward(data):
+        ops.assign_add(count, ONE)
+        ops.assign(teacher.weight, teacher.weight + 1)
+        return network(data) + 0 * teacher.weight.sum()
+
+    cell = ScaledTrainOneStepCell(
+        forward, sgd(network), DynamicLossScale(2.0**4), forward_state=[teacher.weight]
+    ).set_train()
+    before = teacher.weight.asnumpy().copy()
+    for data in (x(1, 2), x(1, INF), x(1, 2)):
+        cell(data)
+    assert float(count) == 2
+    np.testing.assert_allclose(teacher.weight.asnumpy(), before + 2, rtol=1e-6)
+    assert "count" in cell.forward_state_names()
+
+
+class Weighted(Slope):
+    def construct(self, data, weight):
+        return (self.weight * data).sum(), weight.sum()
+
+
+@pytest.mark.parametrize("weight", [INF, -2.0, float("nan")])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_weight_that_can_be_none_is_never_trained(mode, weight, steps):
+    network = Weighted()
+    scale = DynamicLossScale(2.0**4, backoff_if_loss_not_finite=False)
+    cell = ScaledTrainOneStepCell(
+        network, sgd(network), scale, weighted=True, gradient_accumulation_steps=steps
+    ).set_train()
+    for _ in range(steps):
+        cell(x(4, 8), x(1, 3))
+    after_one = network.weight.asnumpy().copy()
+    np.testing.assert_array_equal(after_one, [-1, -2])
+    overflows = [bool(cell(x(4, 8), x(each))[1]) for each in (1.0, weight)[-steps:]]
+    assert overflows[-1]
+    np.testing.assert_array_equal(network.weight.asnumpy(), after_one)
+    assert cell.skip_reasons()["loss"] == 1
+    assert cell.get_loss_scale() == 2.0**4
+
+
+@quick_in_pynative_mode
+def test_nor_is_a_number(mode):
+    network = Slope()
+    _, train_step = manual(network, DynamicLossScale(2.0**4))
+    with pytest.raises(ValueError, match="weight must be a finite number >= 0, but got -3"):
+        train_step(x(1, 2), weight=-3)
+
+
+class Normed(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.dense = nn.BatchNorm1d(2), nn.Dense(2, 1)
+
+    def construct(self, data):
+        return self.dense(self.norm(data)).sum()
+
+
+def test_an_end_without_begin_in_compiled_code_restores_nothing_old(mode):
+    network = Normed().set_train()
+    step = ManualStep(network, sgd(network), DynamicLossScale(2.0**4))
+    value_and_grad = step.value_and_grad(network)
+
+    @mindspore.jit
+    def train_step(data):
+        _, grads = value_and_grad(data)
+        return step.end(grads)
+
+    data = Tensor(np.random.RandomState(0).randn(4, 2).astype(np.float32) + 3)
+    for _ in range(3):
+        train_step(data)
+    moved = network.norm.moving_mean.asnumpy().copy()
+    assert abs(moved).min() > 0.1
+    huge = Tensor(np.full((4, 2), 1e38, np.float32))
+    huge[0, 0] = -1e38
+    train_step(huge * 10)
+    assert np.all(network.norm.moving_mean.asnumpy() != 0)
+
+
+@quick_in_pynative_mode
+def test_two_steps_that_share_a_scale_leave_each_others_back_off(mode):
+    scale = DynamicLossScale(2.0**16)
+    networks = [Slope(), Slope()]
+    networks[1].weight.name = "other"
+    steps = [ManualStep(network, sgd(network), scale) for network in networks]
+    derivatives = [step.value_and_grad(network) for step, network in zip(steps, networks)]
+    for step in steps:
+        step.begin(x(1, 2))
+    _, grads = derivatives[0](x(1, INF))
+    assert bool(steps[0].end(grads))
+    _, grads = derivatives[1](x(1, 2))
+    assert not bool(steps[1].end(grads))
+    assert scale.get_loss_scale() == 2.0**15
+    np.testing.assert_array_equal(networks[1].weight.asnumpy(), [-1, -2])
+
+
+@pytest.mark.parametrize("before_forward", [True, False])
+def test_a_scale_that_is_set_within_a_step_is_the_next_ones(mode, before_forward):
+    network = Slope()
+    step = ManualStep(network, sgd(network), DynamicLossScale(2.0**10))
+    value_and_grad = step.value_and_grad(network)
+    data = step.begin(x(1, 2))
+    if before_forward:
+        step.set_loss_scale(64.0)
+    _, grads = value_and_grad(data)
+    if not before_forward:
+        step.set_loss_scale(64.0)
+    step.end(grads)
+    np.testing.assert_array_equal(network.weight.asnumpy(), [-1, -2])
+    assert step.get_loss_scale() == 64.0
+
+
+def test_two_steps_in_one_compiled_function(mode):
+    networks = [Slope(), Slope()]
+    networks[1].weight.name = "other"
+    steps = [ManualStep(network, sgd(network), DynamicLossScale(2.0**4)) for network in networks]
+    # MindSpore compiles no function with two Parameters of one name.
+    for i, step in enumerate(steps):
+        for its in step.get_parameters():
+            its.name = f"{i}.{its.name}"
+    first, second = (step.value_and_grad(network) for step, network in zip(steps, networks))
+
+    @mindspore.jit
+    def train_step(data):
+        seen = steps[0].begin(data)
+        overflow = steps[0].end(first(seen)[1])
+        seen = steps[1].begin(ops.depend(data, overflow))
+        return overflow, steps[1].end(second(seen)[1])
+
+    assert [bool(each) for each in train_step(x(1, INF))] == [True, True]
+    assert [bool(each) for each in train_step(x(1, 2))] == [False, False]
+    np.testing.assert_array_equal([its.weight.asnumpy() for its in networks], [[-1, -2]] * 2)
+
+
+@pytest.mark.parametrize("stock", [False, True])
+def test_averages_that_a_checkpoint_lacks_begin_with_its_weights(mode, stock):
+    def make(**keywords):
+        network = Slope()
+        network.weight.set_data(x(100, 100))
+        return network, ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(2.0**4), **keywords).set_train()
+
+    network, cell = make()
+    network.weight.set_data(x(5, 5))
+    cell(x(0, 0))
+    mindspore.save_checkpoint(cell, "without.ckpt")
+    _, averaged = make(ema_decay=0.9)
+    loaded = mindspore.load_checkpoint("without.ckpt")
+    if stock:
+        mindspore.load_param_into_net(averaged, loaded)
+    else:
+        averaged.load_state_dict(loaded, strict=False)
+    for _ in range(3):
+        averaged(x(0, 0))
+    np.testing.assert_array_equal(averaged.ema_parameters()["weight"].asnumpy(), [5, 5])
+
+
+@quick_in_pynative_mode
+def test_a_huge_norm_is_not_observed(mode):
+    def norms(values, window=4):
+        spike = NormSpike(z_score=3.0, window=window)
+        asked = []
+        for value in values:
+            norm = Tensor(np.float32(value))
+            asked.append(bool(spike(ONE, norm)))
+            if not asked[-1]:
+                spike.observe(ONE, norm)
+        return spike, asked
+
+    spike, asked = norms([1e21, 1.0, 1.5, 1.25, 1e21, 1.3, np.inf])
+    assert asked == [False, False, False, False, True, False, True]
+    mean, variance = 1.0, 0.0
+    for value in (1.5, 1.25, 1.3):
+        distance = value - mean
+        mean, variance = mean + distance / 4, 0.75 * (variance + distance**2 / 4)
+    np.testing.assert_allclose([float(spike.mean), float(spike.variance)], [mean, variance], rtol=1e-6)
+    assert norms([3e38] * 6)[1] == [False] * 6
+    with pytest.raises(TypeError):
+        NormSpike(6.0)
+
+
+class Remembers(SkipCondition):
+    """Remembers the loss that it was shown."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = Parameter(Tensor(0.0), name="seen", requires_grad=False)
+
+    def construct(self, loss, norm):
+        return loss > 1e6
+
+    def observe(self, loss, norm):
+        ops.assign(self.seen, loss)
+
+
+@pytest.mark.parametrize("steps, expected", [(1, 2.0), (2, 1.75)])
+def test_a_condition_sees_what_the_step_trains(mode, steps, expected):
+    calls = [(6.0, 3.0), (1.0, 1.0)][:steps]
+    network, condition = Slope(), Remembers()
+    step = ManualStep(
+        network, sgd(network), DynamicLossScale(), skip_conditions=[condition], gradient_accumulation_steps=steps
+    )
+    value_and_grad = step.value_and_grad(network)
+    for loss, weight in calls:
+        grads = value_and_grad(step.begin(x(1, 2)))[1]
+        step.end(grads, loss=Tensor(loss), weight=weight)
+    assert float(condition.seen) == expected
+
+    class Given(Slope):
+        def construct(self, loss, weight):
+            return (self.weight * 0).sum() + loss, weight
+
+    network, condition = Given(), Remembers()
+    cell = ScaledTrainOneStepCell(
+        network,
+        sgd(network),
+        DynamicLossScale(),
+        skip_conditions=[condition],
+        gradient_accumulation_steps=steps,
+        weighted=True,
+    ).set_train()
+    for loss, weight in calls:
+        cell(Tensor(loss), Tensor(weight))
+    assert float(condition.seen) == expected
+
+
+class Answers(SkipCondition):
+    def construct(self, loss, norm):
+        return norm
+
+
+class TakesOne(SkipCondition):
+    def construct(self, loss):
+        return loss > 0
+
+
+@quick_in_graph_mode
+def test_conditions_that_answer_or_take_something_else(mode):
+    network = Slope()
+    cell = ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(), skip_conditions=[Answers()]).set_train()
+    with pytest.raises(TypeError, match=r"'Answers'.*a bool Tensor"):
+        cell(x(1, 2))
+    with pytest.raises(TypeError, match=r"skip_conditions\[0\].*2 inputs"):
+        ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(), skip_conditions=[TakesOne()])
+
+
+@quick_in_graph_mode
+def test_a_weight_that_was_cast_there_and_back_goes_on_training(mode):
+    network = Slope()
+    cell = ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(2.0**4)).set_train()
+    cell(x(1, 2))
+    network.weight.set_dtype(mstype.float16)
+    network.weight.set_dtype(mstype.float32)
+    cell(x(1, 2))
+    cell(x(1, 2))
+    np.testing.assert_array_equal(network.weight.asnumpy(), [-3, -6])
+
+
+@quick_in_graph_mode
+def test_a_group_that_is_added_to_a_running_optimizer(mode):
+    network, other = Slope(), Parameter(Tensor(np.zeros(2, np.float32)), name="other")
+    optimizer = mindspore.experimental.optim.SGD(network.trainable_params(), lr=0.1)
+    cell = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(2.0**4)).set_train()
+    cell(x(1, 2))
+    optimizer.add_param_group({"params": [other]})
+    with pytest.raises(RuntimeError, match=r"has 2 parameters, but had 1.*new_cell.load_state_dict"):
+        cell(x(1, 2))
+
+
+@quick_in_pynative_mode
+def test_complex_gradients(mode):
+    step, _ = manual(Slope(), DynamicLossScale(2.0**4))
+    step.begin(x(1, 2))
+    with pytest.raises(TypeError, match="gradients must be real"):
+        step.end((Tensor(np.ones(2, np.complex64)),))
+
+
+class MovesConstants(Slope):
+    def construct(self, data):
+        flag, number = Tensor(True), Tensor(0, mstype.int32)
+        flag.copy_(Tensor(False))
+        number += 1
+        return super().construct(data) + 0 * number
+
+
+@quick_in_graph_mode
+def test_constants_that_a_network_moves_are_not_the_cells(mode):
+    network = MovesConstants()
+    cell = ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(2.0**4), max_retries=1).set_train()
+    for data in (x(1, 2), x(1, INF), x(1, 2)):
+        cell(data)
+    assert cell.skip_reasons() == {"loss": 1, "forward_state": 0, "gradients": 0, "detector": 0}
+    assert cell.counters() == {"applied_steps": 2, "skipped_steps": 1, "consecutive_skipped_steps": 0, "retries": 0}
+
+
+class Raises(nn.Cell):
+    """Its statistics move before it raises."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.dense = nn.BatchNorm1d(2), nn.Dense(2, 1)
+
+    def construct(self, data):
+        output = self.dense(self.norm(data)).sum()
+        if not np.isfinite(output.asnumpy()):
+            raise ValueError("matrix contains invalid numeric entries")
+        return output
+
+
+@pytest.mark.parametrize("keywords", [{}, {"gradient_accumulation_steps": 2}, {"max_retries": 2}])
+def test_an_exception_in_a_forward_leaves_nothing(keywords):
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    network = Raises().set_train()
+    cell = ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(2.0**4), **keywords).set_train()
+    good = Tensor(np.array([[1, 2], [3, 5]], np.float32))
+    cell(good)
+    before = {name: its.asnumpy().copy() for name, its in cell.parameters_dict().items()}
+    with pytest.raises(ValueError, match="invalid numeric entries"):
+        cell(good * INF)
+    after = {name: its.asnumpy() for name, its in cell.parameters_dict().items()}
+    for name, value in before.items():
+        np.testing.assert_array_equal(after[name], value, err_msg=name)
+    cell(good)
+
+
+def begin_of_a_freed_step():
+    return manual(Slope(), DynamicLossScale(2.0**4))[0].begin
+
+
+@quick_in_pynative_mode
+def test_calls_that_are_wrong_say_so(mode):
+    network = Slope()
+    step, train_step = manual(network, DynamicLossScale(2.0**4), skip_conditions=[Remembers()])
+    calls = {
+        r"there is no argument 'weights'": lambda: train_step(x(1, 2), weights=3),
+        r"'loss' must be a Tensor, but got \(": lambda: train_step(x(1, 2), loss=(ONE, ONE)),
+        r"'loss' must be a Tensor, but got 1.5": lambda: train_step(x(1, 2), loss=1.5),
+        r"'loss' must be a Tensor": lambda: step.scale(1.0),
+        r"'every'": lambda: LossScaleMonitor(every=10),
+    }
+    for words, call in calls.items():
+        with pytest.raises(TypeError, match=words):
+            call()
+    step.begin(x(1, 2))
+    with pytest.raises(ValueError, match="from 0 to 0, but got 2"):
+        step.scale(ONE, 2)
+    with pytest.raises(RuntimeError, match=r"can't be copied.*load_state_dict"):
+        copy.deepcopy(step)
+    begin = begin_of_a_freed_step()
+    gc.collect()
+    with pytest.raises(RuntimeError, match=r"after the step itself was freed. Keep a reference"):
+        begin(x(1, 2))
+    cell = ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(2.0**4)).set_train()
+    for inputs in ((), (None,)):
+        with pytest.raises(TypeError, match="needs the inputs of a step"):
+            cell.find_loss_scale(*inputs)
+
+
+@quick_in_pynative_mode
+def test_a_loss_that_the_steps_own_scale_scaled_is_not_warned_of(mode):
+    network, scale = Slope(), DynamicLossScale(2.0**4)
+    step = ManualStep(network, sgd(network), scale)
+    value_and_grad = mindspore.value_and_grad(lambda data: scale.scale(network(data)), None, step.parameters)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step.end(value_and_grad(step.begin(x(1, 2)))[1])
+    np.testing.assert_array_equal(network.weight.asnumpy(), [-1, -2])

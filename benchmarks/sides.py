@@ -68,15 +68,10 @@ def functional(network, inputs, compiled=_in_graph_mode):
     """A step written with functions, as the recipe is, around this package's ManualStep."""
     network.set_train()
     manual_step = ManualStep(network, _optimizer(network), DynamicLossScale())
-
-    def forward(*inputs):
-        loss = network(*inputs)
-        return manual_step.scale(loss), loss
-
-    value_and_grad = ops.value_and_grad(forward, None, manual_step.parameters, has_aux=True)
+    value_and_grad = manual_step.value_and_grad(network)
 
     def step(*inputs):
-        (_, loss), grads = value_and_grad(*manual_step.begin(*inputs))
+        loss, grads = value_and_grad(*manual_step.begin(*inputs))
         return ops.depend(loss, manual_step.end(grads))
 
     step = compiled(step)

@@ -8,7 +8,7 @@ from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
-from ms_lossscale._gradients import any_of
+from ms_lossscale._gradients import any_of, of_any_network
 from ms_lossscale._mindspore import is_library_cell
 from ms_lossscale.input_gradient import holds_input_gradient
 from ms_lossscale.overflow_detector import FiniteGradients, NoCheck
@@ -21,7 +21,7 @@ class OverflowCheck(nn.Cell):
     and tells where they come from. `losses` is the number of losses that it is given.
 
     What else shows an overflow than gradients is its `evidence`: two tuples of one flag, or empty, whether a loss has a
-    weight that can't be one, and whether what the forward wrote is not finite.
+    weight that can't be one, of each loss scale, and whether what the forward wrote is not finite.
     """
 
     def __init__(self, networks, weights, loss_scales, settings, losses, scale_shape):
@@ -52,10 +52,10 @@ class OverflowCheck(nn.Cell):
         self.is_patient = any(patient)
 
     def are_wrong(self, weights):
-        """Returns whether a weight of a loss is negative, infinite or NaN."""
+        """Returns for each loss scale whether a weight of a loss is negative, infinite or NaN."""
         weights = prim.stack(weights)
         right = prim.logical_and(prim.isfinite(weights), prim.greater_equal(weights, self._zero))
-        return prim.logical_not(prim.reduce_all(right, ()))
+        return prim.logical_not(right if self._has_own_scales else prim.reduce_all(right, ()))
 
     def find(self, grads, norms_finite, evidence):
         """
@@ -72,17 +72,19 @@ class OverflowCheck(nn.Cell):
             overflow = prim.logical_not(prim.reduce_all(are_finite[0], ()))
         else:
             overflow = self._detect(grads)
-        overflow = any_of((overflow,) + evidence[0] + evidence[1])
-        if self._has_own_scales:
+        overflow = any_of((overflow,) + evidence[1])
+        if not self._has_own_scales:
+            overflow = any_of((overflow,) + evidence[0])
+        else:
             if len(of_each) > 0:
                 of_each = prim.stack(of_each)
             else:
                 are_finite = are_finite if len(are_finite) > 0 else (gradients.each_finite(grads),)
                 not_finite = prim.cast(prim.logical_not(are_finite[0]), mstype.float32)
                 of_each = prim.greater(prim.reduce_sum(prim.mul(self._whose, not_finite), (1,)), self._zero)
+            of_each = any_of((prim.logical_and(of_each, overflow),) + evidence[0])
             # If no gradient tells whose it was, all count.
-            untold = prim.logical_not(prim.reduce_any(of_each, ()))
-            overflow = prim.logical_and(prim.logical_or(of_each, untold), overflow)
+            overflow = prim.logical_or(of_each, prim.logical_and(overflow, prim.logical_not(of_any_network(of_each))))
         return overflow, are_finite
 
     def tell(self, losses, evidence, number):
@@ -90,7 +92,9 @@ class OverflowCheck(nn.Cell):
         Returns whether a loss, or its weight, was not finite, and whether what the forward wrote became so. Where that
         is not known, it is False, which is computed from any `number`.
         """
-        lost, spoilt = evidence
+        lost, spoilt = (), evidence[1]
+        for wrong in evidence[0]:
+            lost += (of_any_network(wrong),)
         if len(losses) > 0:
             lost += (prim.logical_not(prim.reduce_all(gradients.each_finite(losses), ())),)
         return any_of(lost) if len(lost) > 0 else gradients.never(number), (
@@ -102,17 +106,20 @@ class OverflowCheck(nn.Cell):
         Returns for each scale whether it stands still, since the forward of a call was not finite. Which network wrote
         what became so is not known: with scales of their own, it counts where nothing else tells whose overflow it is.
         """
-        total = ops.zeros_like(self._of_state)
-        flags = evidence[0] + evidence[1]
-        if len(flags) > 0:
-            counts = any_of(flags)
+        total, not_finite = ops.zeros_like(self._of_state), ()
+        if len(losses) > 0:
+            not_finite = (prim.logical_not(gradients.each_finite(losses)),)
+            for wrong in evidence[0]:
+                # With one scale for all, and for the one loss of a ManualStep, it does not tell which one's it is.
+                its = wrong if wrong.shape == not_finite[0].shape else of_any_network(wrong)
+                not_finite = (prim.logical_or(not_finite[0], its),)
+            of_losses = prim.mul(self._of_losses, prim.cast(not_finite[0], mstype.float32))
+            total = prim.add(total, prim.reduce_sum(of_losses, (1,)))
+        for counts in evidence[1]:
             if self._has_own_scales:
                 counts = prim.logical_and(counts, prim.reduce_all(overflow, ()))
-                if len(losses) > 0:
-                    counts = prim.logical_and(counts, prim.reduce_all(gradients.each_finite(losses), ()))
+                for flags in not_finite:
+                    counts = prim.logical_and(counts, prim.logical_not(prim.reduce_any(flags, ())))
             total = prim.add(total, prim.mul(self._of_state, prim.cast(counts, mstype.float32)))
-        if len(losses) > 0:
-            not_finite = prim.cast(prim.logical_not(gradients.each_finite(losses)), mstype.float32)
-            total = prim.add(total, prim.reduce_sum(prim.mul(self._of_losses, not_finite), (1,)))
         of_forward = prim.greater(total, self._zero)
         return of_forward if self._has_own_scales else of_forward.reshape(())

@@ -1,5 +1,7 @@
 """What a step counts and keeps from one call to the next: its scale, its accumulation cycle, and the steps so far."""
 
+import itertools
+
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
@@ -10,6 +12,7 @@ from ms_lossscale import _primitives as prim
 from ms_lossscale._bounds import Bounded, Bounds, of_count
 from ms_lossscale._own_shape_only import load_own_shape_only
 
+_numbers = itertools.count()
 # Why a step was skipped. The first that holds counts.
 REASONS = ("condition", "loss", "forward_state", "gradients", "detector")
 
@@ -32,13 +35,14 @@ class Scaling(Bounded, nn.Cell):
     def __init__(self, loss_scale, cycle, prefix, may_move):
         super().__init__(auto_prefix=False)
         self.loss_scale, self.cycle, self._may_move = loss_scale, cycle, may_move
-        self.shared_state = list(loss_scale.get_parameters())
+        self.shared_state, self._zero = list(loss_scale.get_parameters()), Tensor(0, mstype.int32)
+        if may_move and cycle is None:
+            # Hidden from checkpoints, which are saved between two steps.
+            is_set = _state(f"{prefix}scale_is_set_{next(_numbers)}", np.int32(0))
+            object.__setattr__(self, "is_set", is_set)
         if cycle is not None:
             self.cycle_scale = _state(f"{prefix}accumulation.loss_scale", np.float32(1))
-            # Whether it was set by hand within the cycle, 1 or 0.
             self.is_set = _state(f"{prefix}accumulation.scale_is_set", np.int32(0))
-            self._zero = Tensor(0, mstype.int32)
-            loss_scale.mark_when_set(self.is_set)
             self.shared_state += [self.cycle_scale, self.is_set]
             # With a larger scale, `1 / steps / scale` would be a subnormal number.
             loss_scale.limit_to(
@@ -47,6 +51,9 @@ class Scaling(Bounded, nn.Cell):
                 "With a larger one, the factor that unscales them would be a subnormal number, which makes every "
                 "gradient zero. Choose a smaller one.",
             )
+        if may_move:
+            # Whether it was set by hand within the step, 1 or 0.
+            loss_scale.mark_when_set(self.is_set)
 
     def bounds(self):
         return [] if self.cycle is None else [self.loss_scale.bounds_of(self.cycle_scale)]
@@ -54,7 +61,8 @@ class Scaling(Bounded, nn.Cell):
     def read(self):
         """Begins a call. Returns its scale."""
         if self.cycle is None:
-            return prim.deepcopy(self.loss_scale.scale_value)
+            scale = prim.deepcopy(self.loss_scale.scale_value)
+            return ops.depend(scale, prim.assign(self.is_set, self._zero)) if self._may_move else scale
         is_first = self.cycle.count.is_first()
         scale = prim.select(is_first, self.loss_scale.scale_value, self.cycle_scale)
         prim.assign(self.is_set, prim.select(is_first, self._zero, self.is_set))
@@ -63,9 +71,10 @@ class Scaling(Bounded, nn.Cell):
     def advance(self, scale, overflow):
         """Lets the update rule take a step that used this scale. Returns what it makes of it."""
         present, next_scale = self.loss_scale.scale_value, self.loss_scale.advance(scale, overflow)
-        kept = prim.select(prim.equal(present, scale), next_scale, present) if self._may_move else next_scale
-        if self.cycle is not None:
-            kept = prim.select(prim.equal(self.is_set, self._zero), kept, present)
+        kept = next_scale
+        if self._may_move:
+            is_there = prim.logical_and(prim.equal(present, scale), prim.equal(self.is_set, self._zero))
+            kept = prim.select(is_there, next_scale, present)
         return ops.depend(next_scale, prim.assign(present, kept))
 
     def back_off(self, scale, overflow):
@@ -175,7 +184,7 @@ class Cycle(Bounded, nn.Cell):
         if self.losses is not None:
             of_calls = prim.stack(gradients.sums(losses))
             if self.weights is not None:
-                of_calls = prim.mul(of_calls, self._or_one(prim.stack(weights)))
+                of_calls = prim.mul(of_calls, self._of_losses(weights))
             done += (prim.assign_add(self.losses, of_calls),)
         return done, self.count.count()
 
@@ -189,9 +198,11 @@ class Cycle(Bounded, nn.Cell):
         """Returns the sum of the networks' losses, each the mean over the calls by weight, if they are kept."""
         if self.losses is None:
             return ()
-        return (prim.reduce_sum(prim.div(self.losses, self._or_one(prim.stack(self.sums_of_weights()))), ()),)
+        return (prim.reduce_sum(prim.div(self.losses, self._of_losses(self.sums_of_weights())), ()),)
 
-    def _or_one(self, weights):
+    def _of_losses(self, weights):
+        """Returns the weight of each loss, of which a ManualStep has one for all networks; 1 in the place of 0."""
+        weights = prim.stack(weights[: self.losses.shape[0]])
         return prim.select(prim.greater(weights, ops.zeros_like(weights)), weights, ops.ones_like(weights))
 
     def reset(self, after):

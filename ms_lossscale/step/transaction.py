@@ -330,7 +330,9 @@ class Transaction(nn.Cell):
         grads, overflow, _, evidence = self.check(grads, weights, scale, saved, self.cycle is None)
         overflow, flags = self._agreed(overflow), evidence[0] + evidence[1]
         can_mend = self.can_mend(scale, overflow)
-        hopeless = any_of((prim.logical_not(can_mend),) + flags)
+        hopeless = prim.logical_not(can_mend)
+        for flag in flags:
+            hopeless = prim.logical_or(hopeless, of_any_network(flag))
         for i in self.unscaled_losses:
             hopeless = prim.logical_or(hopeless, prim.logical_not(gradients.finite((losses[i],))))
         if self.cycle is not None:

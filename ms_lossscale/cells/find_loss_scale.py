@@ -52,8 +52,9 @@ def find_loss_scale(cell, inputs):
         found = last_that_holds(powers, is_clean) or next(filter(is_clean, reversed(powers)), None)
         if found is None:
             lower = last_that_holds(powers_of_two(_SMALLEST, powers[0] / 2), is_clean)
+            of_network = f" of network {max(i, j)}" if cell.each_has_scale else ""
             raise RuntimeError(
-                f"For '{owner}', 'find_loss_scale()' found no loss scale: this batch overflows at every power of two "
+                f"For '{owner}', 'find_loss_scale()' found no loss scale{of_network}: this batch overflows at every power of two "
                 f"from {written_scale(powers[0])} to {written_scale(powers[-1])}. {_cure(lower, powers[0])}"
             )
         return max(found / 2, its.min_loss_scale)

@@ -177,7 +177,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
             its_inputs, aux = inputs_of(self._owner, i, self.network_inputs, inputs), None
             if self._have_aux[i]:
                 output = step(*its_inputs)
-                loss, overflow, loss_scale = self._values(output)
+                loss, overflow, loss_scale = _values(output)
                 aux = or_none(output[1][0])
             else:
                 loss, overflow, loss_scale = self._step_in_turn(take_part[i], last_losses[i], step, its_inputs)
@@ -188,15 +188,11 @@ class AlternatingTrainOneStepCell(TrainingCell):
         losses, overflows = prim.stack(losses), prim.stack(overflows)
         self.turns.end_call(losses, overflows)
         output = (prim.reduce_sum(losses), overflows, prim.stack(loss_scales), losses)
-        return (*output, auxes) if any(self._have_aux) else output
-
-    @staticmethod
-    def _values(output):
-        return gradients.sums(output[0])[0], output[2], output[3]
+        return (*output, auxes) if self._has_aux else output
 
     def _step_in_turn(self, takes_part, last_loss, step, inputs):
         if takes_part:
-            loss, overflow, loss_scale = self._values(step(*inputs))
+            loss, overflow, loss_scale = _values(step(*inputs))
         else:
             loss = last_loss
             loss_scale = gradients.copy(step.transaction.loss_scales[0].scale_value)
@@ -229,6 +225,11 @@ class AlternatingTrainOneStepCell(TrainingCell):
                     f"take part has none to return, but got {k} for network {i}."
                 )
         ops.assign(self.turns.every, Tensor(every, mstype.int32))
+
+
+def _values(output):
+    """Returns the loss, the overflow and the scale of a network's step."""
+    return gradients.sums(output[0])[0], output[2], output[3]
 
 
 def _check_held_by_none(owner, loss_scale, networks, optimizers, settings):

@@ -160,7 +160,7 @@ class SimultaneousTrainOneStepCell(TrainingCell):
         step = self.steps[0](*self.use_parameters(inputs))
         losses, auxes = prim.stack(gradients.sums(step[0])), ()
         output = (prim.reduce_sum(losses), step[2], step[3], losses)
-        if not any(self._have_aux):
+        if not self._has_aux:
             return output
         for aux in step[1]:
             auxes += (or_none(aux),)

@@ -54,6 +54,7 @@ class TrainingCell(TrainingState, TrainingHooks):
         )
         self.network_inputs = self_inputs
         self._have_aux = tuple(has for its in settings for has in its.has_aux)
+        self._has_aux = any(self._have_aux)
         steps = []
         for i, (its, loss_scale) in enumerate(zip(settings, loss_scales)):
             own = slice(i, i + 1) if self.each_decides else slice(None)
@@ -99,7 +100,7 @@ class TrainingCell(TrainingState, TrainingHooks):
 
     def _returned(self, output):
         """Returns what a call returns: for a network without aux, graph mode can only return None."""
-        if not any(self._have_aux):
+        if not self._has_aux:
             return output
         return (*output[:-1], tuple(() if aux is None else aux for aux in output[-1]))
 

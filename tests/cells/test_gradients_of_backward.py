@@ -16,7 +16,7 @@ from support.manual_training import (
 )
 from support.networks import Linear
 from support.networks import batch as linear_batch
-from support.training import changed, state
+from support.training import changed, of_both, state
 
 from ms_lossscale import ManualStep
 
@@ -86,7 +86,7 @@ def test_the_same_bits_as_a_training_cell(mode, count, keywords):
         assert bool(overflow) == bool(expected[1])
         np.testing.assert_array_equal(sum(losses).asnumpy(), expected[0].asnumpy())
         assert held(step) == [None] * len(held(step))
-        assert not changed(state(cell), state(step))
+        assert not changed(*of_both(cell, step))
     assert cell.counters()["skipped_steps"] == 1
 
 

@@ -55,7 +55,8 @@ def find_loss_scale(cell, inputs):
             of_network = f" of network {max(i, j)}" if cell.each_has_scale else ""
             raise RuntimeError(
                 f"For '{owner}', 'find_loss_scale()' found no loss scale{of_network}: this batch overflows at every "
-                f"power of two from {written_scale(powers[0])} to {written_scale(powers[-1])}. {_cure(lower, powers[0])}"
+                f"power of two from {written_scale(powers[0])} to {written_scale(powers[-1])}. "
+                f"{_cure(lower, powers[0])}"
             )
         return max(found / 2, its.min_loss_scale)
 

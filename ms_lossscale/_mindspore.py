@@ -216,6 +216,11 @@ def only_if(condition, write, *args):
     return condition
 
 
+def of_each_call(inputs):
+    """Returns the inputs of a graph. MindSpore takes a tuple for a constant, and would compile it anew in each call."""
+    return tuple(mutable(each) if isinstance(each, tuple) and each else each for each in inputs)
+
+
 class CompiledMethod(nn.Cell):
     """
     Runs a method of a cell as one compiled graph in PyNative mode, too.
@@ -232,8 +237,7 @@ class CompiledMethod(nn.Cell):
         self.of_cell, self.method = method.__self__, method
 
     def __call__(self, *inputs):
-        # Otherwise MindSpore takes a tuple for a constant.
-        return super().__call__(*(mutable(each) if isinstance(each, tuple) and each else each for each in inputs))
+        return super().__call__(*of_each_call(inputs))
 
     @jit
     def construct(self, *inputs):

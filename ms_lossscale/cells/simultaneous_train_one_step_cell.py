@@ -158,10 +158,11 @@ class SimultaneousTrainOneStepCell(TrainingCell):
 
     def construct(self, *inputs):
         step = self.steps[0](*self.use_parameters(inputs))
-        losses, auxes = prim.stack(gradients.sums(step[0])), ()
+        losses = prim.stack(gradients.sums(step[0]))
         output = (prim.reduce_sum(losses), step[2], step[3], losses)
         if not self._has_aux:
             return output
+        auxes = ()
         for aux in step[1]:
             auxes += (or_none(aux),)
         return (*output, auxes)

@@ -12,7 +12,7 @@ from mindspore import dtype as mstype
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale._memory_in_use import UseInOutermostGraph
-from ms_lossscale._mindspore import only_if
+from ms_lossscale._mindspore import of_each_call, only_if
 from ms_lossscale.step.build import check_networks, compiler
 from ms_lossscale.step.returned import mean_of
 from ms_lossscale.step.settings import CallOfMethod
@@ -148,6 +148,9 @@ class EndCall(nn.Cell):
         self.transaction, self.held = transaction, held
         self._optimizers = len(transaction.optimizers.optimizers)
         self.use_parameters = UseInOutermostGraph(list(transaction.get_parameters()))
+
+    def __call__(self, *inputs):
+        return super().__call__(*of_each_call(inputs))
 
     def construct(self, grads, losses, weights):
         grads = self.use_parameters(grads)

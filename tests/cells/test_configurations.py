@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mindspore import Tensor
 from mindspore import dtype as mstype
-from support.configurations import CELLS, INF, NAN, covering, draw, planted
+from support.configurations import INF, NAN, covering, draw, planted
 from support.configured_training import check
 from support.in_mode import in_mode
 from support.mutate_reference import SOURCE, mutants, who_notices
@@ -46,9 +46,7 @@ def test_each_two_values_of_different_settings_meet(its_mode, configuration):
 @settings(max_examples=40, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any(mode, data):
-    # Eagerly in graph mode, MindSpore compiles the end of a ManualStep anew in each call.
-    cells = [cell for cell in CELLS if (mode, cell) != ("graph", "manual")]
-    check(draw(lambda values: data.draw(st.sampled_from(values)), cells=cells))
+    check(draw(lambda values: data.draw(st.sampled_from(values))))
 
 
 # What a keyword is called in the reference, if it has another name there.

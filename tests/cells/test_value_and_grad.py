@@ -134,3 +134,14 @@ def test_eagerly_outside_of_a_step_it_raises(mode):
 def test_begin_end_and_the_others_are_documented_members():
     for name, word in {"begin": "inputs", "end": "grads", "flush": "cycle", "value_and_grad": "function"}.items():
         assert word in getattr(ManualStep, name).__doc__
+
+
+def test_eagerly_the_end_of_a_step_is_compiled_once_in_graph_mode():
+    # MindSpore takes a tuple of Tensors that is passed to a Cell for a constant, unless it is `mutable`.
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    (net,) = networks(1)
+    step = ManualStep(net, nn.Adam(net.trainable_params(), 1e-2), DynamicLossScale(2.0**10))
+    train_step = by_value_and_grad(step, [net])
+    for x in (X, OVERFLOWING, X):
+        train_step(x, Y)
+    assert len(step._calls.end.compile_cache) == 1

@@ -334,9 +334,6 @@ def covering(pool=500):
     for seed in range(pool):
         choose = random.Random(seed).choice
         mode, drawn = choose(("graph", "pynative")), draw(choose, FEW_OPTIMIZERS, (2,))
-        if drawn.cell == "manual":
-            # Eagerly in graph mode, MindSpore compiles the end of each call anew.
-            mode = "pynative"
         covers = set(itertools.combinations({"mode": mode, **drawn.settings()}.items(), 2))
         covers.update(drawn.rules, [("steps", drawn.steps), ("retries", drawn.keywords["max_retries"]), drawn.resume])
         candidates.append((covers, mode, drawn))

@@ -18,7 +18,7 @@ from ms_lossscale._mindspore import written_class
 from ms_lossscale._output import LossScaleValues, counted
 from ms_lossscale._values import as_array
 from ms_lossscale.cells.training_state import TrainingState
-from ms_lossscale.cells.warnings import ADVICE, parts_of
+from ms_lossscale.cells.warnings import ADVICE
 
 # What a sum says of each reason.
 _PHRASES = {
@@ -348,16 +348,16 @@ class _Watched:
 
     def __init__(self, step, network, of_cycles):
         # A step of the counters is a cycle of calls where gradients are accumulated, and a call elsewhere.
-        self._parts, self._network, self._of_cycles = parts_of(step), network, of_cycles
+        self._transaction, self._network, self._of_cycles = step.transaction, network, of_cycles
         self.prefix = "" if network is None else f"network {network}: "
-        conditions = " or ".join(written_class(its).__name__ for its in self._parts.conditions)
+        conditions = " or ".join(written_class(its.cell).__name__ for its in self._transaction.conditions)
         self._phrases = {**_PHRASES, "condition": f"by the condition {conditions}"}
-        self._names = [weight.name for its in self._parts.optimizers for weight in its.parameters]
-        counts = self._parts.counters.as_dict()
+        self._names = [weight.name for weight in self._transaction.optimizers.parameters]
+        counts = self._transaction.counters.as_dict()
         self._applied, self._skipped = counts["applied_steps"], counts["skipped_steps"]
         self._retries = counts.get("retries", 0)
-        self._reasons = self._parts.counters.skip_reasons.asnumpy().copy()
-        self._scale = LossScaleValues(its.get_loss_scale() for its in self._parts.loss_scales)
+        self._reasons = self._transaction.counters.skip_reasons.asnumpy().copy()
+        self._scale = LossScaleValues(its.get_loss_scale() for its in self._transaction.loss_scales)
         # The counters go on where an earlier training ended, the numbers of the lines begin anew.
         self._in_all = " in all" if self._applied + self._skipped else ""
         self._sum = Counter()
@@ -367,15 +367,15 @@ class _Watched:
 
     def snapshot(self):
         """Copies what the next step will change: counts, and whose gradients overflowed, and loss scales."""
-        its = self._parts.counters
+        its = self._transaction.counters
         counts = (its.applied_steps, its.skipped_steps, its.consecutive_skipped_steps)
         counts += (its.retries, its.skip_reasons) if its.counts_retries else (its.skip_reasons,)
-        scales = tuple(each.scale_value for each in self._parts.loss_scales)
+        scales = tuple(each.scale_value for each in self._transaction.loss_scales)
         return tuple(map(gradients.copy, (counts, (its.overflowed,), scales)))
 
     def has_decided(self):
         """Returns whether a step was applied or skipped since the last one that was read."""
-        return self._parts.counters.steps_made() != self._applied + self._skipped
+        return self._transaction.counters.steps_made() != self._applied + self._skipped
 
     def read(self, step, outputs, batch, snapshot):
         """Returns the record of a step, given the cell's results, its inputs, and the snapshot after the step."""

@@ -117,8 +117,7 @@ class TrainingCell(TrainingState, TrainingHooks):
         return self._returned(output) if self.several_networks else output
 
     def _before_step(self, inputs, keywords=()):
-        if self._averages.are_in_place:
-            self._refuse_on_averages("a step")
+        self._refuse_on_averages("a step")
         if keywords or len(inputs) not in self._fitting:
             check_inputs(self, inputs, keywords)
             self._fitting.add(len(inputs))

@@ -1,7 +1,7 @@
 """What users read and set between the steps of a training cell, or of a ManualStep."""
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Optional, Union
 
 from mindspore import Parameter, Tensor, nn
@@ -9,12 +9,12 @@ from mindspore import dtype as mstype
 
 from ms_lossscale._arguments import OneOrEach, one_each
 from ms_lossscale._fixed_attributes import FixedAttributes
-from ms_lossscale.cells.averages import Averages
 from ms_lossscale.cells.guard import Guard
 from ms_lossscale.cells.loading import load
 from ms_lossscale.cells.rank_comparison import compare_ranks
 from ms_lossscale.loss_scale import LossScale
 from ms_lossscale.overflow_detector import OverflowDetector
+from ms_lossscale.step.averages import averages_in_place
 from ms_lossscale.step.optimizers import check_unique_names
 from ms_lossscale.step.state import StepCounters
 
@@ -39,7 +39,7 @@ class TrainingState(FixedAttributes):
         check_unique_names(owner, self.get_parameters())
         self._are_compared = not self.reducer_flag
         self._guard = Guard(self, optimizers)
-        self._averages = Averages(owner, steps)
+        self._holds_averages = False
 
     def _outputs_of_call(self, owner, outputs):
         """
@@ -73,8 +73,35 @@ class TrainingState(FixedAttributes):
         """Is called with what `flush` of each step returned."""
 
     def _refuse_on_averages(self, what):
-        if self._averages.are_in_place:
-            self._averages.refuse(what)
+        if self._holds_averages:
+            raise RuntimeError(
+                f"For '{type(self).__name__}', {what} within 'ema_weights()' would change the averages that the "
+                f"weights hold there, and be lost when the trained weights come back. Leave the context first."
+            )
+
+    def _averages_of_each(self, method):
+        """Returns a MovingAverage for each network that has one. Raises if none has: `method` needs one."""
+        averages = []
+        for transaction in (step.transaction for step in self.steps):
+            if transaction.counters.none_applied():
+                for average in transaction.averages:
+                    average.begin()
+            averages += transaction.averages
+        if not averages:
+            raise RuntimeError(
+                f"For '{type(self).__name__}', '{method}()' needs 'ema_decay': no average is kept without it. "
+                f"Construct the cell with ema_decay=0.999, say."
+            )
+        return averages
+
+    @contextmanager
+    def _with_averages(self, averages):
+        outer, self._holds_averages = self._holds_averages, True
+        try:
+            with averages_in_place(averages):
+                yield
+        finally:
+            self._holds_averages = outer
 
     def _instead_of_assigning(self, name):
         if name == "every":
@@ -243,10 +270,8 @@ class TrainingState(FixedAttributes):
         Raises:
             RuntimeError: If no `ema_decay` is set.
         """
-        averages = {}
-        for average in self._averages.of_each("ema_parameters"):
-            averages.update(average.as_dict())
-        return averages
+        of_each = self._averages_of_each("ema_parameters")
+        return {weight.name: average for its in of_each for weight, average in its.pairs()}
 
     def ema_weights(self) -> AbstractContextManager[None]:
         """
@@ -260,7 +285,7 @@ class TrainingState(FixedAttributes):
         Raises:
             RuntimeError: If no `ema_decay` is set.
         """
-        return self._averages.in_place(self._averages.of_each("ema_weights"))
+        return self._with_averages(self._averages_of_each("ema_weights"))
 
     def compare_ranks(self) -> None:
         """

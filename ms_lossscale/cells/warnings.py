@@ -1,7 +1,5 @@
 """Warns once of what goes wrong in silence: endless skips, weights that are NaN, weights that no gradient reaches."""
 
-from typing import Any, NamedTuple
-
 import numpy as np
 
 from ms_lossscale._arguments import listed
@@ -28,33 +26,18 @@ ADVICE = {
 }
 
 
-class Parts(NamedTuple):
-    """What is read of a step between two calls."""
-
-    counters: Any
-    loss_scales: Any
-    optimizers: Any
-    conditions: Any
-
-
-def parts_of(step):
-    """Returns the parts of a step. Only this knows where they are."""
-    its = step.transaction
-    return Parts(its.counters, its.loss_scales, its.optimizers.optimizers, [each.cell for each in its.conditions])
-
-
 class Warnings:
     """Looks at the steps of a training cell, or of a ManualStep, after some of its calls."""
 
     def __init__(self, owner, steps):
-        self._owner, self._steps = owner, [parts_of(step) for step in steps]
+        self._owner, self._steps = owner, [step.transaction for step in steps]
         self._told = set()
         # For each step, the reasons that were counted at the last look, and its weights as they were at the first call.
         self._reasons, self._begun = [{} for _ in steps], [None for _ in steps]
 
     def begin(self):
         """Remembers the weights, after the first call."""
-        self._begun = [(its.counters.as_dict()["applied_steps"], _values(its.optimizers)) for its in self._steps]
+        self._begun = [(its.counters.as_dict()["applied_steps"], _values(its)) for its in self._steps]
 
     def look(self):
         """Looks at what the steps have left. It waits for the device."""
@@ -67,7 +50,7 @@ class Warnings:
         scales = LossScaleValues(its.get_loss_scale() for its in step.loss_scales)
         at_floor = any(scale <= (its.min_loss_scale or 0) for scale, its in zip(scales, step.loss_scales))
         before, self._reasons[i] = self._reasons[i], step.counters.reasons()
-        not_finite = not_finite_weights(weight for its in step.optimizers for weight in its.parameters)
+        not_finite = not_finite_weights(step.optimizers.parameters)
         if not_finite:
             self._tell("weights", f"after step {step.counters.steps_made()}{of_network}: {on_not_finite(not_finite)}")
         elif skips >= (_SKIPS_AT_FLOOR if at_floor else _SKIPS):
@@ -80,7 +63,7 @@ class Warnings:
                 f"finite last: {names}. What to try: {ADVICE[reason]}.",
             )
         elif self._begun[i] and counts["applied_steps"] >= self._begun[i][0] + _APPLIED:
-            numbers = _numbers_of_unchanged(self._begun[i][1], _values(step.optimizers), i, len(self._steps))
+            numbers = _numbers_of_unchanged(self._begun[i][1], _values(step), i, len(self._steps))
             self._begun[i] = None
             if numbers:
                 self._tell(
@@ -95,11 +78,11 @@ class Warnings:
             warn_user(f"For '{self._owner}', {what} More symptoms and causes: docs/symptoms.md.")
 
 
-def _values(optimizers):
+def _values(transaction):
     """Returns some values of the weights of each optimizer."""
     return [
         [np.array(as_array(weight).reshape(-1)[:: weight.size // _VALUES + 1]) for weight in its.parameters]
-        for its in optimizers
+        for its in transaction.optimizers.optimizers
     ]
 
 

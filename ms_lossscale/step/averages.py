@@ -37,16 +37,12 @@ class MovingAverage(nn.Cell):
         """Returns pairs of a weight and its average."""
         return list(zip(self.weights, self.averages))
 
-    def as_dict(self):
-        """Returns the averages, Parameters, by the weights' names."""
-        return {weight.name: average for weight, average in zip(self.weights, self.averages)}
-
 
 @contextlib.contextmanager
 def averages_in_place(moving_averages):
     """A context in which the weights hold their averages. It always puts the trained weights back, exactly."""
     forget_failed_calls()
-    pairs = [pair for average in moving_averages for pair in zip(average.weights, average.averages)]
+    pairs = [pair for average in moving_averages for pair in average.pairs()]
     trained = [(weight, ops.deepcopy(weight)) for weight, _ in pairs]
     try:
         write_in_place(pairs)

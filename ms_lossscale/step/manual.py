@@ -134,7 +134,7 @@ class BeginCall(nn.Cell):
         inputs = ops.depend(self.use_parameters(inputs), self.held.give_up())
         scale, inputs, saved = self.transaction.begin(inputs)
         inputs = ops.depend(inputs, self.held.begin(scale, saved))
-        return self.transaction.detector.start(inputs)
+        return self.transaction.detector.start(inputs) if self.transaction.overflow_check.starts else inputs
 
 
 class EndCall(nn.Cell):

@@ -12,7 +12,7 @@ from ms_lossscale._gradients import any_of, of_any_network
 from ms_lossscale._mindspore import is_library_cell
 from ms_lossscale.input_gradient import holds_input_gradient
 from ms_lossscale.overflow_detector import FiniteGradients, NoCheck
-from ms_lossscale.step.own_cells import asked_detector
+from ms_lossscale.step.own_cells import Asked
 
 
 class OverflowCheck(nn.Cell):
@@ -32,9 +32,11 @@ class OverflowCheck(nn.Cell):
         looks = type(self.detector) is FiniteGradients
         self._looks = looks and get_context("device_target") == "CPU"
         self._norms_suffice = looks and all(norm is not None for norm in settings.clip_norm)
-        self._detect = self.detector if is_library_cell(self.detector) else asked_detector(self.detector)
+        self._detect = self.detector
+        if not is_library_cell(self.detector):
+            self._detect = Asked(self.detector, "one answer over all gradients", takes_numbers=True)
         self._are_small = tuple(gradients.is_small(its.shape) for its in flat)
-        self._zero, self._one = Tensor(0.0, mstype.float32), Tensor(1.0, mstype.float32)
+        self._zero = Tensor(0.0, mstype.float32)
         self._has_own_scales = len(scale_shape) > 0
         # Numbers in place of flags, since graph mode would merge bool constants with a network's own.
         numbers = np.repeat(np.arange(len(weights)), [len(its) for its in weights])

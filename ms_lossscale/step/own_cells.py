@@ -31,16 +31,6 @@ class Asked(nn.Cell):
         return prim.cast(answer.reshape(()), mstype.bool_)
 
 
-def asked_detector(detector):
-    """Returns what asks a user's own overflow detector."""
-    return Asked(detector, "one answer over all gradients", takes_numbers=True)
-
-
-def asked_condition(condition):
-    """Returns what asks a condition."""
-    return Asked(condition, "whether to skip the step")
-
-
 class Transforms(nn.Cell):
     """Calls the gradient transforms of one network, in their order, and checks what each returns."""
 

@@ -134,7 +134,7 @@ class CycleCount(Bounded, nn.Cell):
         return bool(self.value.asnumpy() > 0)
 
 
-class Cycle(Bounded, nn.Cell):
+class Cycle(nn.Cell):
     """
     What the calls of a cycle have added up: gradients, in float32; where losses have weights, for each network the sum
     of these, to which a network that has none adds 1; the losses times their weights, if conditions look at them; and
@@ -162,16 +162,12 @@ class Cycle(Bounded, nn.Cell):
         self.lost, self.spoilt = _state(f"{name}loss_not_finite", False), _state(f"{name}state_not_finite", False)
         flags = [self.overflow, self.lost, self.spoilt]
         if is_patient:
-            flags.append(_state(f"{name}forward_not_finite", np.zeros(scale_shape, bool)))
+            self.forward_not_finite = _state(f"{name}forward_not_finite", np.zeros(scale_shape, bool))
+            flags.append(self.forward_not_finite)
         if weighted is None:
             self.is_weighted = _state(f"{name}is_weighted", False)
             flags.append(self.is_weighted)
         self.flags = ParameterTuple(flags)
-        self._one = Tensor(1.0, mstype.float32)
-        self._weighted = weighted
-
-    def bounds(self):
-        return []
 
     def add(self, grads, weights, losses, flags):
         """
@@ -305,8 +301,4 @@ class StepCounters(Bounded, nn.Cell):
 
     def overflowed_parameters(self):
         """Returns the names of the weights whose gradients were not finite in the last step that was skipped."""
-        return self.overflowed_names(self.overflowed.asnumpy())
-
-    def overflowed_names(self, flags):
-        """Returns the names of the weights for which these flags, bool, are set."""
-        return [name for name, overflowed in zip(self._names, flags) if overflowed]
+        return [name for name, overflowed in zip(self._names, self.overflowed.asnumpy()) if overflowed]

@@ -16,7 +16,7 @@ from ms_lossscale.step.clipping import Clip, Norm
 from ms_lossscale.step.forward_state import make_forward_state
 from ms_lossscale.step.optimizers import Optimizers, network_prefix
 from ms_lossscale.step.overflow_check import OverflowCheck
-from ms_lossscale.step.own_cells import OfEachNetwork, Transforms, asked_condition, state_of
+from ms_lossscale.step.own_cells import Asked, OfEachNetwork, Transforms, state_of
 from ms_lossscale.step.ranks import are_split
 from ms_lossscale.step.state import Cycle, Scaling, StepCounters
 
@@ -45,7 +45,7 @@ class Transaction(nn.Cell):
         self.may_skip = self.checks or len(settings.skip_conditions) > 0
         self.ranks, self._steps, self._share = ranks, Tensor(float(steps)), Tensor(1.0 / steps, mstype.float32)
         self._zero, self._one = Tensor(0.0, mstype.float32), Tensor(1.0, mstype.float32)
-        # For a flat tuple of gradients: the number of each network, and how many it has.
+        # How many gradients each network has.
         self._lengths = tuple(map(len, weights))
         prefixes = [network_prefix(i) for i in range(count)] if count > 1 else [prefix]
 
@@ -102,7 +102,7 @@ class Transaction(nn.Cell):
         self.clip = OfEachNetwork.of(clips, self._lengths) if clips_any else None
         transforms = [Transforms(owner, its) for its in settings.gradient_transforms]
         self.transform = OfEachNetwork.of(transforms, self._lengths) if any(settings.gradient_transforms) else None
-        conditions = [asked_condition(its) for its in settings.skip_conditions]
+        conditions = [Asked(its, "whether to skip the step") for its in settings.skip_conditions]
         self.conditions = nn.CellList(conditions, auto_prefix=False)
         self._norm = Norm(self.ranks, sum(split, ())) if conditions else None
         self.optimizers = Optimizers(optimizers)
@@ -195,7 +195,7 @@ class Transaction(nn.Cell):
             if self.cycle is None:
                 still += (self._agreed(self.overflow_check.of_forward(losses, evidence, overflow)),)
             else:
-                still += (self._agreed(gradients.copy((self.cycle.flags[3],))[0]),)
+                still += (self._agreed(gradients.copy((self.cycle.forward_not_finite,))[0]),)
             still = (prim.logical_and(overflow, still[0]),)
         if self._norm is not None:
             asked = self._ask(skips, losses, grads)  # 7. Conditions, where nothing overflowed.

@@ -75,7 +75,7 @@ class Warnings:
     def _tell(self, kind, what):
         if kind not in self._told:
             self._told.add(kind)
-            warn_user(f"For '{self._owner}', {what} More symptoms and causes: docs/symptoms.md.")
+            warn_user(f"For '{self._owner}', {what} More symptoms and causes: docs/diagnosis.md.")
 
 
 def _values(transaction):

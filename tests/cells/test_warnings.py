@@ -14,7 +14,7 @@ from support.sloped_networks import cell, manual, with_norm
 
 from ms_lossscale import DynamicLossScale, NormSpike, ScaledTrainOneStepCell
 
-SEE = " More symptoms and causes: docs/symptoms.md."
+SEE = " More symptoms and causes: docs/diagnosis.md."
 
 
 def linear(loss_scale, network=None):

@@ -108,7 +108,7 @@ def test_the_messages_of_the_symptoms_are_those_of_the_package():
                 texts.append("".join(part.value if isinstance(part, ast.Constant) else "*" for part in node.values))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 texts.append(node.value)
-    rows = [line.split(" | ")[0] for line in PAGES["symptoms"].splitlines() if line.startswith("| ")]
+    rows = [line.split(" | ")[0] for line in PAGES["diagnosis"].splitlines() if line.startswith("| ")]
     quoted = {message for row in rows for message in re.findall(r'"([^"]+)"', row)}
     assert len(quoted) > 20 and {message for message in quoted if message not in "\n".join(texts)} == set()
 

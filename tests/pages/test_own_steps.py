@@ -1,6 +1,7 @@
 """The steps of docs/own_steps.md: each against a step in NumPy, in float64, and with an overflow in the worst place."""
 
 import re
+import textwrap
 
 import mindspore
 import numpy as np
@@ -14,7 +15,7 @@ from support.reference import DynamicRule
 PAGE = (ROOT / "docs" / "own_steps.md").read_text()
 SECTIONS = dict(re.findall(r"^```python\n# (.+?)\n(.*?)^```", PAGE, re.S | re.M))
 SET_UP = SECTIONS.pop("Set-up")
-DIFF = re.search(r"^```diff\n(.*?)^```", PAGE, re.S | re.M)[1]
+LOOP, ACCUMULATION = re.findall(r"^```diff\n(.*?)^```", PAGE, re.S | re.M)
 
 # Each with the mode, and whether what the page compiles is compiled.
 WAYS = {
@@ -46,6 +47,12 @@ def import_step(folder, way, code, replace=()):
     weight[:, 3] = 0
     module.net[0].weight.set_data(Tensor(weight))
     return module
+
+
+def sides_of(difference):
+    """The code before and after it."""
+    lines = difference.splitlines()
+    return ["".join(f"{line[1:]}\n" for line in lines if line[:1] in ("", " ", sign)) for sign in "-+"]
 
 
 def make_batches(count=7):
@@ -187,9 +194,7 @@ def test_a_step_is_that_of_numpy_and_leaves_nothing_where_it_overflows(heading, 
 
 def test_a_functional_loop(way, tmp_path):
     """Bit for bit MindSpore's loop, which is the other side of the page's difference."""
-    stock, ours = (
-        "".join(f"{line[1:]}\n" for line in DIFF.splitlines() if line[:1] in ("", " ", sign)) for sign in "-+"
-    )
+    stock, ours = sides_of(LOOP)
     stock = import_step(tmp_path, "eager", stock)
     ours = import_step(tmp_path, way, ours, [("def train_step", "@mindspore.jit\ndef train_step")])
     batches, scales = make_batches(8), []
@@ -207,3 +212,19 @@ def test_a_functional_loop(way, tmp_path):
         scales.append(ours.step.get_loss_scale())
         assert scales[-1] == float(stock.scaler.scale_value)
     assert scales == [2.0**each for each in (16, 16, 17, 16, 16, 16, 17, 17)]
+
+
+@pytest.mark.slow
+def test_a_loop_over_small_batches(tmp_path):
+    stock, ours = (
+        loop + "\n\ndef train(small_batches):\n" + textwrap.indent(small, "    ")
+        for loop, small in zip(sides_of(LOOP), sides_of(ACCUMULATION))
+    )
+    with in_mode(mindspore.PYNATIVE_MODE):
+        stock = import_step(tmp_path, "eager", stock)
+        four_calls = ("scale_window=3)", "scale_window=3), gradient_accumulation_steps=4")
+        ours = import_step(tmp_path, "eager", ours, [four_calls])
+        for module in (stock, ours):
+            module.train([tuple(map(Tensor, batch)) for batch in make_batches(4)])
+    assert ours.step.counters()["applied_steps"] == 1
+    assert_close(ours.weights, [weight.asnumpy() for weight in stock.weights])

@@ -65,8 +65,8 @@ def test_what_stock_loses(tmp_path):
     assert re.findall(r"(\S+) times as far", printed) == ["1024", "1"]
     assert re.findall(r"(\d+) skipped, (\d+) of (\d+) predictions", printed) == [("1", "8", "8"), ("1", "0", "8")]
     readme = (ROOT / "README.md").read_text()
-    assert "| 1024 | 1 | `python examples/what_stock_loses.py` |" in readme
-    assert "| 8 of 8 | 0 of 8 | the same |" in readme
+    assert "| 1024 | 1 |" in readme
+    assert "| 8 of 8 | 0 of 8 |" in readme
 
 
 # A first scale at which float16 overflows, so that there are skipped steps. With --n-critic 3 the generator sits out

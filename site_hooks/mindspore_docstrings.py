@@ -23,7 +23,7 @@ class MindSporeDocstrings(griffe.Extension):
     def on_package(self, *, pkg, **_):
         for each in list(_objects(pkg)):
             if each.docstring:
-                each.docstring.value = _markdown(each, each.docstring.value) + _source(each)
+                each.docstring.value = _markdown(each, each.docstring.value)
 
 
 def _objects(parent):
@@ -42,13 +42,6 @@ def _markdown(owner, text):
     text = CODE.sub(lambda match: f":\n\n```text\n{_dedented(match[1]).strip()}\n```\n\n", text)
     text = LINK.sub(r"[\1](\2)", text)
     return DEFAULT.sub("", SPACE_AFTER_LITERAL.sub(r"\1", text))
-
-
-def _source(each):
-    """Where a class or function is written."""
-    if not each.parent.is_module or not (each.is_class or each.is_function):
-        return ""
-    return f"\n\nSource: `{each.relative_package_filepath}`, line {each.lineno}"
 
 
 def _title(section):

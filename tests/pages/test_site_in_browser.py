@@ -39,11 +39,9 @@ SEARCHES = {
     "zh/index.html": {
         "安装": "zh/quick_start.html",
         "快速入门": "zh/quick_start.html",
-        "昇腾": "zh/performance.html",
         "检查点": "zh/step.html",
         "梯度累积": "zh/step.html",
         "梯度裁剪": "zh/step.html",
-        "自检": "zh/performance.html",
         "饱和模式": "zh/several_networks.html",
     },
 }

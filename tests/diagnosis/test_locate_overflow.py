@@ -25,29 +25,16 @@ def test_the_planted_cell_is_named(mode, planted):
     np.testing.assert_equal(np.float32(trace.value), np.float32(planted.value))
     assert (trace.found, trace.loss_scale) == (True, planted.loss_scale)
     assert trace.note.endswith(planted.note) and bool(trace.note) == bool(planted.note)
-    assert str(trace).splitlines()[-1].strip().endswith(planted.note)
+    assert planted.printed in str(trace) and str(trace).endswith(planted.note)
     report = profile_activations(network, [(planted.x,)], loss_scale=planted.loss_scale)
     (seen,) = [its for its in report.activations if (its.place.cell, its.kind) == (trace.cell, "output")]
     assert seen.distribution.non_finite == planted.non_finite
 
 
-def test_what_a_trace_says_and_holds():
+def test_what_a_trace_holds():
     trace = locate_overflow(PLANTED["inf"].network(), PLANTED["inf"].x, loss_scale=1.0)
     assert tuple(trace.tensor) == ("Float16", (2, 2), 2400.0, 2400.0, 2)
     assert [tuple(each) for each in trace.inputs] == [("Float16", (2, 2), 8.0, 800.0, 0)]
-    assert str(trace) == (
-        "The first overflow at loss scale 1 is in the forward of cells_.1: its output is inf (inf) at (1, 0)\n"
-        "  tensor: Float16 (2, 2): 2400 to 2400, 2 non-finite\n"
-        "  the cell's input 0: Float16 (2, 2): 8 to 800"
-    )
-    trace = locate_overflow(PLANTED["backward"].network(), PLANTED["backward"].x, loss_scale=1024.0)
-    assert "in the backward of cells_.1: the gradient that it passes back is inf (inf) at (0, 0)" in str(trace)
-    assert "tensor: Float16 (1, 2): no finite value, 2 non-finite" in str(trace)
-    trace = locate_overflow(PLANTED["a weight"].network(), PLANTED["a weight"].x, loss_scale=1024.0)
-    assert "in the backward of first: the gradient of first.weight is inf (inf) at (0, 0)" in str(trace)
-
-
-def test_no_overflow():
     trace = locate_overflow(Linear(), batch(), loss_scale=2.0**10)
     assert trace == OverflowTrace(False, 2.0**10)
     assert str(trace) == "No overflow: all values are finite and below 65504 in float16 at loss scale 1024."
@@ -69,14 +56,10 @@ def test_a_float16_loss_that_the_scale_does_not_fit():
     trace = locate_overflow(HalfPrecision(), batch(), loss_scale=2.0**16)
     assert (trace.cell, trace.direction, trace.what, trace.kind) == ("HalfPrecision", "backward", "loss", "inf")
     assert trace.note == "The loss is float16, and the loss scale 65536 does not fit: cast the loss to float32."
-    assert "the gradient of the loss is inf" in str(trace)
     # Of a loss cell around it likewise.
-    x, y = (tensor.astype(mstype.float16) for tensor in batch())
     network = nn.WithLossCell(nn.Dense(FEATURES, 1).to_float(mstype.float16), nn.MSELoss())
-    assert locate_overflow(network, (x, y), loss_scale=2.0**16).what == "loss"
-
-
-# Saturation mode.
+    inputs = tuple(tensor.astype(mstype.float16) for tensor in batch())
+    assert locate_overflow(network, inputs, loss_scale=2.0**16).what == "loss"
 
 
 @pytest.mark.slow
@@ -119,36 +102,25 @@ def test_a_register_that_is_up_though_all_values_are_finite_gets_a_sentence():
         assert "register" not in str(locate_overflow(nn.Dense(2, 1), x, loss_scale=1.0))
 
 
-# The training cells.
-
-
-@pytest.mark.parametrize("kind", ["scaled", *slow(*list(CELLS)[1:])])
+@pytest.mark.parametrize("kind", ["scaled", *slow("with aux", "tuple", "alternating")])
 def test_a_training_cell(kind):
     cell, batches, _ = CELLS[kind]()
-    cell.set_train()
     inputs = batches[0]
-    with untouched(cell):
+    with untouched(cell.set_train()):
         assert not locate_overflow(cell, inputs, loss_scale=1.0).found
-    x = inputs[0].asnumpy().copy()
-    x[0, 0] = np.inf
+    x = np.where(np.arange(inputs[0].size).reshape(inputs[0].shape) == 0, np.float32(np.inf), inputs[0].asnumpy())
     trace = locate_overflow(cell, (Tensor(x), *inputs[1:]), loss_scale=1.0)
     assert (trace.found, trace.direction) == (True, "forward")
     assert trace.note == "The batch itself holds values that are not finite."
-    if kind.startswith(("simultaneous", "alternating")):
-        # The generator does not take the first input.
-        assert trace.cell.startswith("networks[1].")
+    # The generator does not take the first input.
+    assert trace.cell.startswith("networks[1].") == (kind == "alternating")
 
 
-@pytest.mark.parametrize("kind", ["simultaneous", *slow("tuple", "alternating")])
-@pytest.mark.parametrize("network", [0, 1])
+@pytest.mark.parametrize("kind, network", [("simultaneous", 0), ("simultaneous", 1), *slow(("tuple", 1))])
 def test_the_network_whose_loss_is_infinite(kind, network):
-    cell, _, _ = gan(kind)
-    trace = locate_overflow(cell, gan_batch(overflow_in=(network,)), loss_scale=1.0)
+    trace = locate_overflow(gan(kind)[0], gan_batch(overflow_in=(network,)), loss_scale=1.0)
     name = "GanLosses" if kind == "tuple" else f"networks[{network}]"
     assert (trace.cell, trace.direction, trace.kind, trace.index) == (name, "forward", "inf", ())
-
-
-# Weights that are not finite.
 
 
 class HidesNan(nn.Cell):
@@ -158,26 +130,20 @@ class HidesNan(nn.Cell):
         return ops.select(x == x, x, ops.zeros_like(x))
 
 
-@pytest.mark.parametrize("hidden", [False, True])
-def test_weights_that_are_not_finite_are_named(hidden):
-    net = nn.SequentialCell(nn.Dense(2, 3), HidesNan() if hidden else nn.Tanh(), nn.Dense(3, 1)).to_float(
-        mstype.float16
-    )
+def test_weights_that_are_not_finite_are_named_where_the_loss_hides_them():
+    net = nn.SequentialCell(nn.Dense(2, 3), HidesNan(), nn.Dense(3, 1)).to_float(mstype.float16)
     ops.assign(net[0].weight, Tensor([[1, np.nan], [np.nan, 1], [1, 1]], mstype.float32))
     network = nn.WithLossCell(net, nn.MSELoss())
     cell = ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params(), 0.1), 1.0)
     trace = locate_overflow(cell, (np.ones((4, 2), np.float32), np.zeros((4, 1), np.float32)), loss_scale=1.0)
     remark = "Weights themselves are infinite or NaN: 0.weight (2 values). No loss scale and no cell in float32 mends"
-    # The layer itself is NaN in both cases, whether or not the loss shows it.
-    assert (trace.cell, trace.kind) == ("_backbone.0", "NaN")
-    assert trace.note.startswith(remark)
+    assert (trace.cell, trace.kind, trace.note.startswith(remark)) == ("_backbone.0", "NaN", True)
 
 
 @pytest.mark.parametrize(
     "network, inputs, loss_scale, error, message",
     [
         ("network", BATCHES[0], 1.0, TypeError, "'network' must be a Cell, but got 'network'"),
-        (Linear(), 3, 1.0, TypeError, "'inputs' must be a Tensor, a NumPy array, or a tuple of .*, but got 3"),
         (Linear(), BATCHES, 1.0, TypeError, "'inputs' must be a Tensor, a NumPy array, or a tuple of them"),
         (Linear(), BATCHES[0], 0.0, ValueError, "'loss_scale' must be a finite number > 0"),
         (Linear(), BATCHES[0], None, TypeError, "'loss_scale' must be a number, but got None"),

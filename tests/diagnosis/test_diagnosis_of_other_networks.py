@@ -16,8 +16,15 @@ from support.untouched import untouched
 from ms_lossscale import advise_float32, locate_overflow, profile_activations, profile_gradients
 
 X = batch()[0]
-SCALE = 2.0**10
-WAYS = ("rev", "fwd")
+IN_PYNATIVE_MODE = [
+    lambda its, inputs: locate_overflow(its, inputs, loss_scale=1.0),
+    lambda its, inputs: profile_activations(its, [inputs]),
+    lambda its, inputs: advise_float32(its, None, [inputs]),
+]
+
+
+def in_present_mode(network, inputs):
+    return profile_gradients(network, batches=[inputs])
 
 
 class Chain(nn.Cell):
@@ -32,64 +39,45 @@ class Chain(nn.Cell):
         return self.cell(self.dense(x)).astype(mstype.float32).mean()
 
 
-def graph_gradients(network, *inputs):
-    """The oracle: what graph mode computes."""
+def check_gradients(report, network, *inputs):
+    """Against what graph mode computes."""
     with in_mode(mindspore.GRAPH_MODE):
-        weights = ParameterTuple(network.trainable_params())
-        return [grad.asnumpy() for grad in ops.value_and_grad(network, None, weights)(*inputs)[1]]
+        grads = ops.value_and_grad(network, None, ParameterTuple(network.trainable_params()))(*inputs)[1]
+    for (name, distribution), grad in zip(report.parameters.items(), grads):
+        grad = np.abs(grad.asnumpy())
+        extremes = [grad[grad != 0].min(), grad.max()]
+        np.testing.assert_allclose([distribution.min, distribution.max], extremes, 1e-5, 0, name)
+        assert distribution.zeros == np.sum(grad == 0)
 
 
 def check_all(network, *inputs):
-    """All three run, change nothing and count graph mode's gradients. Returns the report of the activations."""
+    """All run, change nothing and count the gradients. Returns the places of the outputs, and of their gradients."""
     with untouched(network):
         assert not locate_overflow(network, inputs, loss_scale=1.0).found
-        activations = profile_activations(network, [inputs])
-        gradients = profile_gradients(network, batches=[inputs])
-    for (name, distribution), grad in zip(gradients.parameters.items(), graph_gradients(network, *inputs)):
-        extremes = np.abs(grad[grad != 0])
-        np.testing.assert_allclose(
-            [distribution.min, distribution.max], [extremes.min(), extremes.max()], 1e-5, 0, name
-        )
-        assert distribution.zeros == np.sum(grad == 0)
-    return activations
+        report = profile_activations(network, [inputs])
+        check_gradients(in_present_mode(network, inputs), network, *inputs)
+    return [
+        [str(its.place) for its in report.activations if its.kind == kind and ".rnn" not in str(its.place)]
+        for kind in ("output", "gradient")
+    ]
 
 
-def places(report, kind="output"):
-    return [str(each.place) for each in report.activations if each.kind == kind]
+def located(network, x, loss_scale=1.0):
+    trace = locate_overflow(network, x, loss_scale=loss_scale)
+    return trace.cell, trace.direction, trace.kind
 
 
-class Table(nn.Cell):
-    """What it puts out needs no gradient: a position table, of a constant or of a frozen Parameter."""
+class Positions(nn.Cell):
+    """What its table puts out needs no gradient: it is a constant or a frozen Parameter."""
 
     def __init__(self, frozen):
         super().__init__()
         values = Tensor(np.full((8, FEATURES), 300.0, np.float32))
-        self.table = Parameter(values, name="table", requires_grad=False) if frozen else values
+        self.table = nn.ReLU()
+        self.values = Parameter(values, name="table", requires_grad=False) if frozen else values
 
     def construct(self, x):
-        return self.table[: x.shape[0]] * 2.0
-
-
-class Positions(nn.Cell):
-    def __init__(self, frozen):
-        super().__init__()
-        self.table = Table(frozen)
-
-    def construct(self, x):
-        return x + self.table(x)
-
-
-@pytest.mark.parametrize("frozen", [False, *slow(True)])
-@quick_in_graph_mode
-def test_a_cell_whose_output_needs_no_gradient(mode, frozen):
-    network = Chain(Positions(frozen))
-    report = check_all(network, X)
-    assert places(report) == ["dense", "cell.table", "cell", "Chain"]
-    assert places(report, "gradient") == ["Chain", "cell", "dense"]
-    network.cell.to_float(mstype.float16).table.table.set_dtype(mstype.float16)
-    network.cell.table.table *= 200.0
-    trace = locate_overflow(network, X, loss_scale=1.0)
-    assert (trace.cell, trace.direction, trace.kind) == ("cell.table", "forward", "inf")
+        return x + self.table(self.values[: x.shape[0]] * 2.0)
 
 
 class Transformed(nn.Cell):
@@ -98,7 +86,7 @@ class Transformed(nn.Cell):
     def __init__(self, transform):
         super().__init__()
         self.inner = nn.Dense(FEATURES, 1, weight_init="ones")
-        self.transformed = getattr(mindspore, transform)(self.function)
+        self.transformed = transform(self.function)
 
     def function(self, x):
         return ops.tanh(self.inner(x * 0.1).sum())
@@ -107,30 +95,15 @@ class Transformed(nn.Cell):
         return self.transformed(x)
 
 
-@quick_in_pynative_mode
-@pytest.mark.parametrize("transform", ["vmap", *(pytest.param(f"jac{way}", marks=pytest.mark.slow) for way in WAYS)])
-def test_a_network_that_transforms_functions(mode, transform):
-    network = Chain(Transformed(transform))
-    report = check_all(network, X)
-    assert {"dense", "cell", "Chain"} <= set(places(report))
-    assert {"dense", "cell", "Chain"} <= set(places(report, "gradient"))
-    trace = locate_overflow(network, X * 1e10, loss_scale=1.0)
-    assert (trace.cell, trace.direction, trace.kind) == ("dense", "forward", "saturated")
+class OutputOnly(nn.Cell):
+    """Nothing uses the other outputs."""
 
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(FEATURES, 2)
 
-@quick_in_pynative_mode
-def test_outputs_that_nothing_uses(mode):
-    class OutputOnly(nn.Cell):
-        def __init__(self):
-            super().__init__()
-            self.lstm = nn.LSTM(FEATURES, 2)
-
-        def construct(self, x):
-            return self.lstm(x[:, None])[0]
-
-    report = check_all(Chain(OutputOnly()), X)
-    assert {"cell.lstm", "cell.lstm [1]", "cell.lstm [2]"} <= set(places(report))
-    assert sorted(places(report, "gradient")) == ["Chain", "cell", "cell.lstm", "cell.lstm.rnn", "dense"]
+    def construct(self, x):
+        return self.lstm(x[:, None])[0]
 
 
 class Custom(nn.Cell):
@@ -148,16 +121,35 @@ class Custom(nn.Cell):
         return (dout * self.factor,)
 
 
+OUTER = ["dense", "cell", "Chain"]
+# A cell, the places of its outputs besides those of the chain, and what gradients reach.
+NETWORKS = {
+    "a constant": (lambda: Positions(False), ["cell.table"], []),
+    "frozen": (lambda: Positions(True), ["cell.table"], []),
+    "outputs that nothing uses": (OutputOnly, ["cell.lstm", "cell.lstm [1]", "cell.lstm [2]"], ["cell.lstm"]),
+    "a backward of its own": (Custom, ["cell.inner"], []),
+    **{name: (lambda name=name: Transformed(getattr(mindspore, name)), None, None) for name in ("vmap", "jacrev")},
+}
+
+
 @quick_in_pynative_mode
-def test_a_cell_with_a_backward_of_its_own(mode):
-    report = check_all(Chain(Custom()), X)
-    assert places(report) == ["dense", "cell.inner", "cell", "Chain"]
-    assert places(report, "gradient") == ["Chain", "cell", "dense"]
-    network = Chain(Custom(factor=2.0**15).to_float(mstype.float16))
-    trace = locate_overflow(network, X, loss_scale=SCALE)
-    assert (trace.cell, trace.direction, trace.what, trace.kind) == ("cell", "backward", "gradient", "inf")
-    trace = locate_overflow(network, X * 1e5, loss_scale=1.0)
-    assert (trace.cell, trace.direction, trace.kind) == ("dense", "forward", "saturated")
+@pytest.mark.parametrize("name", [*list(NETWORKS)[:-1], *slow("jacrev")])
+def test_what_is_seen_of(mode, name):
+    make, outputs, gradients = NETWORKS[name]
+    seen = check_all(Chain(make()), X)
+    assert all(set(OUTER) <= set(its) for its in seen)
+    if outputs is not None:
+        # Once each.
+        assert [sorted(its) for its in seen] == [sorted([*OUTER, *more]) for more in (outputs, gradients)]
+    assert located(Chain(make()), X * 1e10) == ("dense", "forward", "saturated")
+
+
+@quick_in_graph_mode
+def test_overflows_without_and_with_a_backward_of_ones_own(mode):
+    network = Chain(Positions(False).to_float(mstype.float16))
+    network.cell.values = (network.cell.values * 200.0).astype(mstype.float16)
+    assert located(network, X) == ("cell.table", "forward", "inf")
+    assert located(Chain(Custom(2.0**15).to_float(mstype.float16)), X, 2.0**10) == ("cell", "backward", "inf")
 
 
 class GraphOnly(nn.Cell):
@@ -171,24 +163,18 @@ class GraphOnly(nn.Cell):
 
 
 def test_a_network_that_runs_in_graph_mode_only(mode):
-    network = Chain(GraphOnly())
+    network, diagnoses = Chain(GraphOnly()), IN_PYNATIVE_MODE
+    if mode == "graph":
+        with untouched(network):
+            check_gradients(in_present_mode(network, X), network, X)
+    else:
+        diagnoses = [*diagnoses, in_present_mode]
     says = (
         r"not written for PyNative mode\nIt was run in PyNative mode. A network that runs in graph mode only can't be"
     )
-    diagnoses = [
-        lambda: locate_overflow(network, X, loss_scale=1.0),
-        lambda: profile_activations(network, [X]),
-        lambda: advise_float32(network, None, [X]),
-    ]
-    if mode == "graph":
-        with untouched(network):
-            largest = profile_gradients(network, batches=[X, X]).largest
-        np.testing.assert_allclose(largest, np.abs(graph_gradients(network, X)[0]).max(), rtol=1e-5)
-    else:
-        diagnoses.append(lambda: profile_gradients(network, batches=[X]))
     for diagnose in diagnoses:
         with untouched(network), pytest.raises(RuntimeError, match=says):
-            diagnose()
+            diagnose(network, X)
 
 
 @quick_in_pynative_mode
@@ -219,17 +205,13 @@ class TwoDtypes(nn.Cell):
 
 def test_an_operator_that_fails_is_the_networks_failure():
     network = TwoDtypes()
-    with untouched(network), pytest.raises(RuntimeError, match=r"the network fails on batches\[0\], before"):
-        profile_activations(network, [X])
-    with untouched(network), pytest.raises(RuntimeError, match="the network fails on these inputs, before"):
-        locate_overflow(network, X, loss_scale=1.0)
-
-
-# Parameters that are views, as `parameter.set_data(value.reshape(...))` makes them.
+    for diagnose, where in zip(IN_PYNATIVE_MODE, ("these inputs", r"batches\[0\]")):
+        with untouched(network), pytest.raises(RuntimeError, match=f"the network fails on {where}, before"):
+            diagnose(network, X)
 
 
 def become_view(parameter):
-    """The same values, reshaped from another shape."""
+    """The same values, reshaped from another shape, as `parameter.set_data(value.reshape(...))` makes them."""
     parameter.set_data(Tensor(parameter.asnumpy().reshape(-1, 1)).reshape(parameter.shape))
 
 
@@ -263,21 +245,17 @@ def test_parameters_that_are_views(mode):
     with_views, without = WithViews(), WithViews()
     for parameter in (without.weight, without.norm.gamma):
         parameter.set_data(Tensor(parameter.asnumpy()))
-    batches = [batch(seed) for seed in range(2)]
     reports = []
     for network in (with_views, without):
         with untouched(network):
-            reports.append(profile_gradients(network, batches=batches).to_json())
-            profile_activations(network, batches)
-            locate_overflow(network, batches[0], loss_scale=1.0)
+            reports.append(in_present_mode(network, batch()).to_json())
+            for diagnose in IN_PYNATIVE_MODE[:2]:
+                diagnose(network, batch())
     assert reports[0] == reports[1]
 
 
-# Networks that take a gradient in their forward: PyNative mode loses its gradients, and the diagnoses say so.
-
-
 class Penalty(nn.Cell):
-    """The square of the slope of a critic, which has second derivatives."""
+    """The square of the slope of a critic, which has second derivatives. PyNative mode loses its gradients."""
 
     def __init__(self):
         super().__init__()
@@ -293,23 +271,14 @@ LOSES = "takes a gradient in its forward, and MindSpore's PyNative mode loses th
 
 @quick_in_graph_mode
 def test_a_gradient_penalty(mode):
-    network, inputs = Penalty(), batch(0)
-    diagnoses = [
-        lambda its: profile_activations(its, [inputs]),
-        lambda its: locate_overflow(its, inputs, loss_scale=1.0),
-        lambda its: advise_float32(its, None, [inputs]),
-    ]
-    if mode == "graph":
-        with untouched(network), warnings.catch_warnings():
-            warnings.simplefilter("error", RuntimeWarning)
-            report = profile_gradients(network, batches=[inputs])
-        for distribution, grad in zip(report.parameters.values(), graph_gradients(network, *inputs)):
-            np.testing.assert_allclose(distribution.max, np.abs(grad).max(), rtol=1e-5)
-    else:
-        diagnoses.append(lambda its: profile_gradients(its, None, [inputs]))
-    for diagnose in diagnoses:
-        with untouched(network), pytest.warns(RuntimeWarning, match=f"'Penalty' {LOSES}"):
-            diagnose(network)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", RuntimeWarning)
-            diagnose(Linear())
+    network, inputs, diagnoses = Penalty(), batch(0), IN_PYNATIVE_MODE
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        if mode == "graph":
+            check_gradients(in_present_mode(network, inputs), network, *inputs)
+        else:
+            diagnoses = [*diagnoses, in_present_mode]
+        for diagnose in diagnoses:
+            with untouched(network), pytest.warns(RuntimeWarning, match=f"'Penalty' {LOSES}"):
+                diagnose(network, inputs)
+            diagnose(Linear(), inputs)

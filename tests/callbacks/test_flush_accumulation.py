@@ -1,6 +1,5 @@
 """flush() ends a partial cycle, averaged over the calls that it had; FlushAccumulation calls it at epoch end."""
 
-import mindspore
 import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, slow
@@ -30,52 +29,26 @@ def test_knows_what_the_register_said(mode):
             assert (counters["applied_steps"], counters["skipped_steps"]) == (cycle + 1 - skipped, skipped)
 
 
-class Recorder(mindspore.train.Callback):
-    """Notes how many steps have been applied when an epoch begins."""
-
-    def __init__(self, cell):
-        super().__init__()
-        self.cell, self.applied = cell, []
-
-    def on_train_epoch_begin(self, run_context):
-        self.applied.append(self.cell.counters()["applied_steps"])
-
-
 @quick_in_graph_mode
-@pytest.mark.parametrize("sink", [False, *slow(True)], ids=["no_sink", "sink"])
-def test_the_callback_flushes_at_the_end_of_each_epoch(mode, sink):
-    epochs, rows = 3, [arrays(seed) for seed in range(5)]
-    trained = Trained("scaled", steps=2)
-    for _ in range(epochs):
-        for x, _, y in rows:
-            trained.control.call([(x, y)])
-        trained.control.flush()
-    columns = [np.concatenate([row[0] for row in rows]), np.concatenate([row[2] for row in rows])]
-    batches = dataset.NumpySlicesDataset(tuple(columns), ["x", "y"], shuffle=False).batch(len(rows[0][0]))
-    recorder = Recorder(trained.cell)
-    Model(trained.cell).train(epochs, batches, callbacks=[recorder, FlushAccumulation()], dataset_sink_mode=sink)
-    trained.compare()
-    # Cycles of two, two and one.
-    assert recorder.applied == [0, 3, 6]
-    assert trained.cell.counters()["applied_steps"] == 9
-
-
-@pytest.mark.slow
-def test_the_callback_serves_several_networks(mode):
-    rows = [arrays(seed) for seed in range(3)]
-    trained = Trained("alternating", steps=2, every=(1, 2))
+@pytest.mark.parametrize("kind, sink", [("scaled", False), *slow(("scaled", True), ("alternating", False))])
+def test_the_callback_flushes_at_the_end_of_each_epoch(mode, kind, sink):
+    """Cycles of two, two and one."""
+    rows = [arrays(seed) for seed in range(5)]
+    trained = Trained(kind, steps=2)
     for _ in range(2):
         for x0, x1, y in rows:
-            trained.control.call([(x0, y), (x1, y)])
+            trained.control.call([(x0, y), (x1, y)][: 1 if kind == "scaled" else 2])
         trained.control.flush()
-    columns = tuple(np.concatenate(column) for column in zip(*rows))
-    batches = dataset.NumpySlicesDataset(columns, ["x0", "x1", "y"], shuffle=False).batch(len(rows[0][0]))
-    Model(trained.cell).train(2, batches, callbacks=[FlushAccumulation()], dataset_sink_mode=False)
+    columns = [np.concatenate(column) for column in zip(*rows)]
+    columns = tuple(columns[::2] if kind == "scaled" else columns)
+    batches = dataset.NumpySlicesDataset(columns, shuffle=False).batch(len(rows[0][0]))
+    Model(trained.cell).train(2, batches, callbacks=[FlushAccumulation()], dataset_sink_mode=sink)
     trained.compare()
+    counters = trained.cell.counters()
+    assert {each["applied_steps"] for each in (counters if kind == "alternating" else [counters])} == {6}
 
 
-@pytest.mark.slow
-def test_the_callback_says_what_it_needs(mode):
+def test_the_callback_says_what_it_needs():
     network = First()
     cell = nn.TrainOneStepCell(network, momentum(network.trainable_params()))
     x, _, y = arrays()

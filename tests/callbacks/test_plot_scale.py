@@ -87,13 +87,9 @@ def test_a_loss_scale_for_each_network_in_a_file_of_an_earlier_version_that_is_b
     ("text", "message"),
     [
         ("a,b\n1,2\n", r"must be a CSV file of LossScaleMonitor, but 'scale\.csv' has the row {'a': '1', 'b': '2'}"),
-        ("", "has no steps yet"),
         (HEADER, "has no steps yet"),
         (HEADER + "1,0,0.5,1024.0,0,1,0,0,1,,0,,9\n", "must be a CSV file of LossScaleMonitor, but"),
-        (
-            HEADER + "1,0,0.5,1024.0\n2,0,0.5,1024.0,0,1,0,0,1,,0,\n",
-            "but .* has the row .* Pass another file, or delete",
-        ),
+        (HEADER + "1,0,0.5,1024.0\n2,0,0.5,1024.0,0,1,0,0,1,,0,\n", "but .* has the row .* Pass another file, or de"),
         (HEADER + "1,0,0.5,1.0/2.0,0,1,0,0,1,,0,\n2,0,0.5,1.0,0,1,0,0,1,,0,\n", "different numbers of loss scales"),
     ],
 )
@@ -104,24 +100,17 @@ def test_a_file_that_it_cannot_draw(text, message):
     assert not Path("scale.png").exists()
 
 
-@pytest.mark.parametrize("picture", ["picture", "picture.xyz", ""])
-def test_a_picture_of_no_known_format(picture):
+def test_other_files(tmp_path):
     write((1, 0, 0.5, 1024.0, 0, 0, ""))
-    with pytest.raises(ValueError, match=r"'picture' must end in one of .*\.png, .*, but got "):
-        plot_scale("scale.csv", picture)
-    assert [path.name for path in Path().iterdir()] == ["scale.csv"]
-
-
-def test_no_file():
-    with pytest.raises(FileNotFoundError, match=r"scale\.csv"):
-        plot_scale("scale.csv")
+    for picture in ("picture", "picture.xyz", ""):
+        with pytest.raises(ValueError, match=r"'picture' must end in one of .*\.png, .*, but got "):
+            plot_scale("scale.csv", picture)
     with pytest.raises(IsADirectoryError, match=r"'\.'"):
         plot_scale(".")
-
-
-def test_without_matplotlib(tmp_path):
-    write((1, 0, 0.5, 1024.0, 0, 0, ""))
+    with pytest.raises(FileNotFoundError, match=r"none\.csv"):
+        plot_scale("none.csv")
     program = "import sys; sys.modules['matplotlib'] = None; import ms_lossscale; ms_lossscale.plot_scale('scale.csv')"
     result = run_python("-c", program, cwd=tmp_path)
     assert result.returncode == 1
     assert "Plotting a training needs matplotlib, which is not installed: pip install matplotlib" in result.stderr
+    assert [path.name for path in Path().iterdir()] == ["scale.csv"]

@@ -4,11 +4,7 @@ import numpy as np
 from mindspore import nn, ops
 from support.networks import FEATURES, batch, weight
 
-from ms_lossscale import (
-    DynamicLossScale,
-    InputGradient,
-    ScaledTrainOneStepCell,
-)
+from ms_lossscale import DynamicLossScale, InputGradient, ScaledTrainOneStepCell
 
 RATE = 0.1
 
@@ -24,9 +20,9 @@ class LossOf(nn.Cell):
 class Adapts(nn.Cell):
     """The loss after one step of gradient descent, as in MAML."""
 
-    def __init__(self, name="weight"):
+    def __init__(self):
         super().__init__()
-        self.weight = weight(5 * FEATURES + 5, name=name)
+        self.weight = weight(5 * FEATURES + 5, name="weight")
         self.loss, self.gradient = LossOf(), ops.GradOperation()
 
     def gradient_at(self, x, y):
@@ -45,39 +41,11 @@ class AdaptsByInputGradient(Adapts):
         return self.gradient(self.weight, x, y)
 
 
-class FirstOrder(Adapts):
-    def gradient_at(self, x, y):
-        return ops.stop_gradient(self.gradient(self.loss)(self.weight, x, y))
-
-
-class Sharpness(Adapts):
-    """Sharpness-aware minimization: the loss where the weight has moved uphill."""
-
-    def construct(self, x, y):
-        step = RATE * ops.grad(self.loss)(self.weight, x, y)
-        ops.assign_add(self.weight, step)
-        loss = self.loss(self.weight, x, y)
-        ops.assign_sub(self.weight, step)
-        return loss
-
-
-class NoPenaltyYet(Adapts):
-    """A penalty of the gradient by a factor that is still zero."""
-
-    def construct(self, x, y):
-        penalty = ops.square(self.gradient_at(x, y)).sum()
-        return self.loss(self.weight, x, y) + 0.0 * ops.clip_by_value(penalty, 0.0, 1.0)
-
-
-def cell_of(network, **keywords):
-    optimizer = nn.SGD(network.trainable_params(), RATE)
-    return ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(2.0**10), **keywords).set_train()
-
-
-def moved(network, x, y, **keywords):
+def moved(network, x, y):
     """Returns how much a step has moved the weight."""
     before = network.weight.asnumpy().copy()
-    assert not bool(cell_of(network, **keywords)(x, y)[1])
+    cell = ScaledTrainOneStepCell(network, nn.SGD([network.weight], RATE), DynamicLossScale(2.0**10)).set_train()
+    assert not bool(cell(x, y)[1])
     return network.weight.asnumpy() - before
 
 

@@ -70,25 +70,16 @@ def test_each_check_can_fail(names, tmp_path):
     assert [its for its in reasons.items() if not all(why and "Error:" not in why for why in its[1].values())] == []
 
 
-def test_no_check_is_left_out():
+def test_no_check_is_left_out_and_the_list_names_each_claim(capsys):
     assert {name for its in BREAKAGES.values() for name in its.checks} == set(NAMES)
-
-
-def test_the_list_names_each_claim(capsys):
     assert main(["--list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(NAMES) == len(set(NAMES))
-    for line, check in zip(lines, CHECKS):
-        assert line == f"{check.name}: {check.claim}"
-        assert re.fullmatch(r"\S.*[.]", check.claim)
-
-
-def test_names_are_chosen_by_their_beginnings(capsys):
-    assert main(["--list", "an-overflow-in", "hysteresis-waits"]) == 0
-    names = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()]
-    assert names == ["an-overflow-in-the-forward-is-seen", "an-overflow-in-the-backward-is-seen", "hysteresis-waits"]
-    assert main(["--list", "--quick", "an-overflow-in", "hysteresis-waits"]) == 0
-    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == names[:2]
+    assert capsys.readouterr().out.splitlines() == [f"{check.name}: {check.claim}" for check in CHECKS]
+    assert len(NAMES) == len(set(NAMES)) and all(re.fullmatch(r"\S.*[.]", check.claim) for check in CHECKS)
+    # Names are chosen by their beginnings.
+    names = ["an-overflow-in-the-forward-is-seen", "an-overflow-in-the-backward-is-seen", "hysteresis-waits"]
+    for quick, expected in (([], names), (["--quick"], names[:2])):
+        assert main(["--list", *quick, "an-overflow-in", "hysteresis-waits"]) == 0
+        assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == expected
 
 
 @pytest.mark.parametrize(
@@ -103,7 +94,6 @@ def test_names_are_chosen_by_their_beginnings(capsys):
             (["reading-the-register"], "reading-the-register-consumes-it"),
         ),
     ],
-    ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_what_could_not_run_is_told_apart(arguments, words, monkeypatch, tmp_path, capfd):
     monkeypatch.chdir(tmp_path)
@@ -137,10 +127,10 @@ def test_whatever_a_check_does_the_results_before_are_told(last, status, words, 
     assert written["held"] is False
     assert {check["name"]: check["message"].rpartition(" mode: ")[2] for check in written["checks"]} == expected
     for check in written["checks"][:3]:
-        assert check["held"] is not bool(check["message"])
+        failed = bool(check["message"])
         row = next(line for line in result.stdout.splitlines() if f" {check['name']} " in line)
-        assert ("NOT HELD" in row) is bool(check["message"])
-        if check["message"]:
+        assert (not check["held"]) is ("NOT HELD" in row) is failed
+        if failed:
             assert check["message"].startswith("On this device (CPU) in graph mode: ")
             assert f"    {check['claim']}\n    {check['message']}\n" in result.stdout
     if status == 130:

@@ -13,6 +13,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.communication import GlobalComm
 
+import support.in_mode
 from ms_lossscale import (
     AlternatingTrainOneStepCell,
     DynamicLossScale,
@@ -121,8 +122,12 @@ class HighLoss(SkipCondition):
         return loss > self.highest
 
 
-def momentum(network, rate=0.05):
-    return nn.Momentum(network.trainable_params(), learning_rate=rate, momentum=0.5)
+def spikes():
+    return [NormSpike(max_norm=12.0, z_score=8.0, window=2), HighLoss()]
+
+
+def momentum(network):
+    return nn.Momentum(network.trainable_params(), learning_rate=0.05, momentum=0.5)
 
 
 def dynamic(scale=2.0**10, **keywords):
@@ -140,14 +145,14 @@ def scaled(place, loss_scale=None, mean=True, **keywords):
     return ScaledTrainOneStepCell(network, momentum(network), loss_scale or dynamic(), **keywords)
 
 
+def after_the_verdict(network):
+    return {"clip_norm": 0.5, "ema_decay": 0.5, "after_update": Bounded([network.weight])}
+
+
 def bounded(place):
-    """Returns a cell with all that comes after the verdict."""
     parallel(place)
     network = Rows(share_of(place))
-    after = Bounded([network.weight])
-    return ScaledTrainOneStepCell(
-        network, momentum(network), dynamic(), clip_norm=0.5, ema_decay=0.5, after_update=after
-    )
+    return ScaledTrainOneStepCell(network, momentum(network), dynamic(), **after_the_verdict(network))
 
 
 def pair(place, cell_class, loss_scale, mean=True, **keywords):
@@ -158,21 +163,6 @@ def pair(place, cell_class, loss_scale, mean=True, **keywords):
     optimizers = [momentum(network) for network in networks]
     inputs = [(0, 1, 2), (3, 4, 5)]
     return cell_class(networks, optimizers, loss_scale, network_inputs=inputs, clip_norm=0.5, **keywords)
-
-
-def conditions(place):
-    return scaled(place, dynamic(2.0**8), skip_conditions=[NormSpike(max_norm=12.0, z_score=8.0, window=2), HighLoss()])
-
-
-def simultaneous(place):
-    scales = [dynamic(2.0**9), dynamic(2.0**13)]
-    return pair(place, SimultaneousTrainOneStepCell, scales, mean=False, weighted=[True, False], max_retries=3)
-
-
-def alternating(place):
-    return pair(
-        place, AlternatingTrainOneStepCell, dynamic(), every=(1, 2), gradient_accumulation_steps=2, ema_decay=0.5
-    )
 
 
 def reduced_by_hooks(place, network):
@@ -225,8 +215,7 @@ def manual_eager(place):
 def manual_in_jit(place):
     parallel(place)
     network = Rows(share_of(place))
-    after = Bounded([network.weight])
-    step, train_step = manual(place, network, dynamic(), clip_norm=0.5, ema_decay=0.5, after_update=after)
+    step, train_step = manual(place, network, dynamic(), **after_the_verdict(network))
     return step, mindspore.jit(train_step)
 
 
@@ -241,7 +230,8 @@ class Training(NamedTuple):
 
 WEIGHTED = {"weighted": True, "gradient_accumulation_steps": 3, "max_retries": 4, "clip_norm": 0.5, "ema_decay": 0.5}
 SUMMED = {"mean": False, "clip_value": 0.5, "max_retries": 3}
-CYCLE = {"mean": False, "gradient_accumulation_steps": 2, "clip_norm": 0.5}
+WEIGHTED_PAIR = {"mean": False, "weighted": [True, False], "max_retries": 3}
+IN_TURNS = {"every": (1, 2), "gradient_accumulation_steps": 2, "ema_decay": 0.5}
 TRAININGS = {
     "bounded": Training(bounded, ".. .x .. x. xx .."),
     "summed": Training(lambda place: scaled(place, dynamic(2.0**13), **SUMMED), ".. .s .x ss .."),
@@ -250,12 +240,24 @@ TRAININGS = {
         ".. .s 0. .. n. .. 00 00 00 .0 .. .. s0 ..",
         steps=3,
     ),
-    "weighted_sum": Training(lambda place: scaled(place, mean=False, weighted=True), ".. 0. 00 x. .."),
-    "cycle": Training(lambda place: scaled(place, **CYCLE), ".. .. .x .. .. x. .. .. ..", steps=2),
+    "weighted_sum": Training(
+        lambda place: scaled(place, mean=False, weighted=True, gradient_accumulation_steps=2),
+        ".. .. 0. .. 00 00 x. .. .. ..",
+        steps=2,
+    ),
     "patient": Training(lambda place: scaled(place, dynamic(2.0**13, **PATIENT)), ".. n. .n .x .."),
-    "conditions": Training(conditions, ".. .. pm p. .h .."),
-    "simultaneous": Training(simultaneous, ".. .s x. s. ..", networks=2),
-    "alternating": Training(alternating, ".. .. .x .. .. .. .. x. ..", steps=2, networks=2),
+    "conditions": Training(lambda place: scaled(place, dynamic(2.0**8), skip_conditions=spikes()), ".. .. pm p. .h .."),
+    "simultaneous": Training(
+        lambda place: pair(place, SimultaneousTrainOneStepCell, [dynamic(2.0**9), dynamic(2.0**13)], **WEIGHTED_PAIR),
+        ".. .s x. s. ..",
+        networks=2,
+    ),
+    "alternating": Training(
+        lambda place: pair(place, AlternatingTrainOneStepCell, dynamic(), **IN_TURNS),
+        ".. .. .x .. .. .. .. x. ..",
+        steps=2,
+        networks=2,
+    ),
     "unchecked": Training(lambda place: scaled(place, FixedLossScale(2.0**10, drop_overflow_update=False)), ".. .."),
     "hooked": Training(hooked, ".. .x .."),
     "manual_eager": Training(manual_eager, ".. 0. .. .h n. .. ..", steps=2),
@@ -315,10 +317,8 @@ def error_of(call, *arguments, **keywords):
 
 def in_mode(mode, scenario, *arguments):
     """Returns the records of a scenario, dicts, in the given mode. Restores the mode."""
-    before = mindspore.get_context("mode")
-    mindspore.set_context(mode=MODES[mode])
-    try:
-        return list(scenario(*arguments))
-    finally:
-        mindspore.reset_auto_parallel_context()
-        mindspore.set_context(mode=before)
+    with support.in_mode.in_mode(MODES[mode]):
+        try:
+            return list(scenario(*arguments))
+        finally:
+            mindspore.reset_auto_parallel_context()

@@ -70,10 +70,6 @@ def with_optimizer(make):
     return ScaledTrainOneStepCell(network, make(network.trainable_params()))
 
 
-def spiking(*conditions):
-    return scaled(ALONE, skip_conditions=conditions)
-
-
 def observed(condition, norm):
     condition.observe(Tensor(0.0), Tensor(norm, mstype.float32))
     return condition
@@ -95,15 +91,17 @@ OTHERS = {
     "network_1.loss_scale": lambda last: taking_turns([2.0, 8.0 if last else 4.0]),
     "loss_scale.class": lambda last: scaled(ALONE, ScheduledLossScale([1, 2], [1, 2]) if last else dynamic()),
     "scale_window": lambda last: scaled(ALONE, DynamicLossScale(scale_window=2000 if last else 1000)),
-    "milestone": lambda last: scaled(ALONE, ScheduledLossScale([3 if last else 2, 4], [1, 2])),
+    "milestone": lambda last: scaled(ALONE, ScheduledLossScale([2 + last, 4], [1, 2])),
     "scale_value": lambda last: scaled(ALONE, 8.0 if last else 4.0),
     "the values of weight": lambda last: with_network(last, lambda its: its.weight.set_data(its.weight * 2.0)),
     "weight 0": lambda last: with_network(last, lambda its: its.update_parameters_name("last.")),
     "optimizers": lambda last: with_optimizer(nn.SGD if last else nn.Adam),
     "learning_rate": lambda last: with_optimizer(lambda weights: nn.SGD(weights, 0.2 if last else 0.1)),
     "applied_steps": lambda last: restarted(scaled(ALONE)) if last else scaled(ALONE),
-    "skip_conditions[1].max_norm": lambda last: spiking(HighLoss(), NormSpike(max_norm=2.0 if last else 1.0)),
-    "norm_spike.mean": lambda last: spiking(observed(NormSpike(z_score=1.0), 2.0 if last else 1.0)),
+    "skip_conditions[1].max_norm": lambda last: scaled(
+        ALONE, skip_conditions=[HighLoss(), NormSpike(max_norm=2.0 if last else 1.0)]
+    ),
+    "norm_spike.mean": lambda last: scaled(ALONE, skip_conditions=[observed(NormSpike(z_score=1.0), 1.0 + last)]),
 }
 DIFFERENCES = [*SETTINGS, *OTHERS, "max_loss_scale"]
 

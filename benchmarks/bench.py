@@ -17,38 +17,19 @@ import json
 import os
 import platform
 import statistics
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from base import measured_by, on_cpu, peak_memory, seconds_of, take_turns
+from base import measured_by
 from common.options import positive_int
 from common.output import markdown_table, replacing
+from sides import BY_HAND, CASES, CHECK_ALONE
 from tqdm import tqdm
 
-CASES = ("tiny", "unscaled", "lenet", "mlp", "deep_narrow", "resnet18", "dcgan")
-# With --all. Those with retries compare a cell with max_retries=3 to the same cell without.
-MORE_CASES = ("accumulation", "check", "functional", "functional_jit")
-MORE_CASES += ("lenet_retries", "mlp_retries", "resnet18_retries", "dcgan_retries")
-MODES = ("graph", "pynative")
+SCRIPT = Path(__file__).with_name("sides.py")
+QUICK = ["tiny", "unscaled", "lenet", "mlp", "deep_narrow", "resnet18", "dcgan"]
 # In graph mode, it is the one without "_jit".
-CASE_IN_PYNATIVE_MODE = "functional_jit"
-# They keep nothing, so there is no memory to measure.
-CASE_WITHOUT_MEMORY, SIDE_WITHOUT_MEMORY = "check", "check and unscale"
-
-
-def child(case, mode, all_sides, rounds, what):
-    """Measures a case in this process, as JSON: the memory of the side `what`, or the times, with that number first."""
-    on_cpu(mode)
-    from sides import sides_of
-
-    sides = sides_of(case, mode, all_sides == "True")
-    if what in sides:
-        before, step = peak_memory(), sides[what]()
-        seconds_of(step, 10)
-        print(json.dumps({"before": before, "peak": peak_memory()}))
-    else:
-        print(json.dumps(take_turns(sides, int(rounds), int(what))))
+IN_PYNATIVE_MODE = "functional_jit"
 
 
 def parse_arguments():
@@ -57,54 +38,47 @@ def parse_arguments():
     )
     add = parser.add_argument
     add("--output", metavar="DIR", default="output/bench", help="folder for the results (default: %(default)s)")
-    names = f"of {', '.join(CASES)} and, with --all, {', '.join(MORE_CASES)} (default: all of them)"
-    add("--cases", nargs="+", choices=CASES + MORE_CASES, metavar="CASE", help=names)
-    add("--modes", nargs="+", choices=MODES, metavar="MODE", help="of graph, pynative (default: graph; --all: both)")
+    add(
+        "--cases", nargs="+", choices=CASES, metavar="CASE", help=f"of {', '.join(CASES)} (default: {', '.join(QUICK)})"
+    )
+    add("--modes", nargs="+", choices=("graph", "pynative"), metavar="MODE", help="default: graph; with --all both")
     add("--all", action="store_true", help="all cases and modes, and more sides than MindSpore's and ms_lossscale's")
     add("--rounds", type=positive_int, default=7, metavar="N", help="rounds in each process (default: %(default)s)")
     args = parser.parse_args()
-    cases = args.cases or (CASES + MORE_CASES if args.all else CASES)
-    modes = args.modes or (MODES if args.all else MODES[:1])
-    args.pairs = [(case, mode) for case in cases for mode in modes if (case, mode) != (CASE_IN_PYNATIVE_MODE, "graph")]
+    cases = args.cases or (CASES if args.all else QUICK)
+    pairs = itertools.product(cases, args.modes or ("graph", "pynative")[: 1 + args.all])
+    args.pairs = [pair for pair in pairs if pair != (IN_PYNATIVE_MODE, "graph")]
     if not args.pairs:
-        parser.error(f"{CASE_IN_PYNATIVE_MODE} needs --modes pynative")
+        parser.error(f"{IN_PYNATIVE_MODE} needs --modes pynative")
     return args
 
 
-def measure(case, mode, rounds, all_sides):
+def measure(case, mode, rounds, which):
     """Measures a case in one mode."""
 
-    def run(what):
-        return measured_by(__file__, "--child", case, mode, all_sides, rounds, what)[0]
+    def run(side):
+        return measured_by(SCRIPT, case, mode, rounds, which, side)[0]
 
     runs = [run(0)]
     sides = list(runs[0]["seconds"])
     runs += [run(i) for i in range(1, len(sides))]
-    measured = {"case": case, "mode": mode, "runs": runs}
-    if case != CASE_WITHOUT_MEMORY:
-        measured["memory"] = {side: run(side) for side in sides if side != SIDE_WITHOUT_MEMORY}
-    return measured
-
-
-def machine():
-    """Returns what the figures depend on."""
-    versions = {name: version(name) for name in ("mindspore", "numpy")}
-    return {"cores": os.cpu_count(), "python": platform.python_version(), **versions}
+    # Checks keep nothing, so there is no memory to measure.
+    memory = {side: run(side)["peak"] for side in sides if case != "check" and side != CHECK_ALONE}
+    return {"case": case, "mode": mode, "runs": runs, "memory": memory}
 
 
 def row_of(result):
     """Returns the cells of a case: what a step of its first side costs, and the ratios of the others to it."""
-    runs, sides = result["runs"], list(result["runs"][0]["seconds"])
-    step = {side: statistics.median(itertools.chain(*(run["seconds"][side] for run in runs))) for side in sides}
-    first_call = {side: statistics.median(run["first_call"][side] for run in runs) for side in sides}
-    memory = {side: its["peak"] for side, its in result.get("memory", {}).items()}
-    reference = sides[0]
-
+    runs, memory, reference = result["runs"], result["memory"], next(iter(result["runs"][0]["seconds"]))
+    seconds = {
+        side: statistics.median(its for run in runs for its in run["seconds"][side]) for side in runs[0]["seconds"]
+    }
+    first_call = {side: statistics.median(run["first_call"][side] for run in runs) for side in seconds}
     shown = [result["case"], result["mode"], reference]
     for figures, its, *others in (
-        (step, f"{1000 * step[reference]:.1f} ms", "ms_lossscale", "by hand", "recipe", SIDE_WITHOUT_MEMORY),
-        (first_call, f"{first_call[reference]:.2f} s", "ms_lossscale", "by hand"),
-        (memory, f"{memory[reference] / 2**20:.0f} MiB" if memory else "-", "ms_lossscale", "by hand"),
+        (seconds, f"{1000 * seconds[reference]:.1f} ms", "ms_lossscale", BY_HAND, "recipe", CHECK_ALONE),
+        (first_call, f"{first_call[reference]:.2f} s", "ms_lossscale", BY_HAND),
+        (memory, f"{memory[reference] / 2**20:.0f} MiB" if memory else "-", "ms_lossscale", BY_HAND),
     ):
         shown += [its, *(f"{figures[side] / figures[reference]:.2f}" if side in figures else "-" for side in others)]
     return shown
@@ -116,29 +90,24 @@ HEADER += ["its first call", "ms_lossscale's", "by hand", "its peak memory", "ms
 
 def markdown(results):
     """Returns the table, without columns that are empty, and without modes and sides that are the same in all rows."""
-    rows = [row_of(result) for result in results]
-    columns = [[row[i] for row in rows] for i in range(len(HEADER))]
-    named = [i for i in range(1, 3) if len(rows) == 1 or len(set(columns[i])) > 1]
+    columns = list(zip(*map(row_of, results)))
+    named = [i for i in range(1, 3) if len(results) == 1 or len(set(columns[i])) > 1]
     kept = [0, *named, *(i for i in range(3, len(HEADER)) if set(columns[i]) != {"-"})]
-    header, *rows = ([line[i] for i in kept] for line in (HEADER, *rows))
-    return markdown_table(header, rows, left=1 + len(named))
-
-
-def main():
-    if sys.argv[1:2] == ["--child"]:
-        return child(*sys.argv[2:])
-    args = parse_arguments()
-    folder = Path(args.output)
-    folder.mkdir(parents=True, exist_ok=True)
-    results = [measure(*pair, args.rounds, args.all) for pair in tqdm(args.pairs, unit="case", dynamic_ncols=True)]
-    table = markdown(results)
-    with replacing(folder / "bench.json") as part:
-        part.write_text(json.dumps({"machine": machine(), "results": results}, indent=1))
-    with replacing(folder / "bench.md") as part:
-        part.write_text(table)
-    print(table, end="")
-    return 0
+    return markdown_table([HEADER[i] for i in kept], list(zip(*(columns[i] for i in kept))), left=1 + len(named))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    args = parse_arguments()
+    folder = Path(args.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    which = "all" if args.all else "few"
+    results = [measure(*pair, args.rounds, which) for pair in tqdm(args.pairs, unit="case", dynamic_ncols=True)]
+    machine = {"cores": os.cpu_count(), "python": platform.python_version()}
+    machine.update({name: version(name) for name in ("mindspore", "numpy")})
+    for name, text in (
+        ("bench.json", json.dumps({"machine": machine, "results": results}, indent=1)),
+        ("bench.md", markdown(results)),
+    ):
+        with replacing(folder / name) as part:
+            part.write_text(text)
+    print(text, end="")

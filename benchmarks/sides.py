@@ -1,48 +1,148 @@
-"""The sides that are compared in each case: functions that make one step and return a tensor to wait for."""
+"""
+The sides that are compared in each case, functions that make one step and return a tensor to wait for; and the process
+that measures them, which prints JSON:
 
+    python benchmarks/sides.py CASE MODE ROUNDS WHICH [SIDE]
+
+WHICH is "few" or "all". Given the number of a SIDE, it measures the time of all, and builds that one first. Given a
+SIDE's name, it measures its first call, its memory, and how many Python functions MindSpore parses for it.
+"""
+
+import json
+import sys
+from collections import Counter
+
+from base import on_cpu, peak_memory, seconds_of, take_turns
+
+# isort: split
+import gan.network
 import numpy as np
+from common.lenet5 import LeNet5
 from mindspore import GRAPH_MODE, Parameter, ParameterTuple, Tensor, amp, get_context, jit, nn, ops
 from mindspore import dtype as mstype
-from networks import ONE_NETWORK, dcgan, gan
+from mindspore._extends.parse.parser import Parser
 
-from ms_lossscale import (
-    DynamicLossScale,
-    ManualStep,
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-    all_finite,
-)
+from ms_lossscale import DynamicLossScale, ManualStep, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell, all_finite
+
+rng = np.random.default_rng(0)
 
 
-def _optimizer(network):
+def normal(*shape):
+    return Tensor(rng.standard_normal(shape).astype(np.float32))
+
+
+def classified(network, shape, batch_size=32):
+    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    return nn.WithLossCell(network, loss), (
+        normal(batch_size, *shape),
+        ops.arange(batch_size).astype(mstype.int32) % 10,
+    )
+
+
+def lenet():
+    """LeNet-5 on 28x28 images: 10 parameter tensors, 44 thousand values."""
+    return classified(LeNet5(), (1, 28, 28))
+
+
+def tiny():
+    """Layers of 4 and 1: 4 parameter tensors, 25 values. Its step shows MindSpore's fixed cost, and what is added."""
+    layers = nn.SequentialCell(nn.Dense(4, 4), nn.ReLU(), nn.Dense(4, 1))
+    return nn.WithLossCell(layers, nn.MSELoss()), (normal(8, 4), normal(8, 1))
+
+
+def mlp():
+    """7 layers of 1024: 14 parameter tensors, 6.3 million values."""
+    layers = [layer for _ in range(6) for layer in (nn.Dense(1024, 1024), nn.ReLU())]
+    return classified(nn.SequentialCell(*layers, nn.Dense(1024, 10)), (1024,))
+
+
+class Narrow(nn.Cell):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = nn.CellList([nn.Dense(8, 8) for _ in range(layers - 1)])
+        self.classify = nn.Dense(8, 10)
+
+    def construct(self, x):
+        for layer in self.layers:
+            x = ops.tanh(layer(x))
+        return self.classify(x)
+
+
+def deep_narrow():
+    """250 layers of 8: 500 small parameter tensors."""
+    return classified(Narrow(250), (8,))
+
+
+def convolution(channels_in, channels, stride=1, size=3):
+    return nn.Conv2d(channels_in, channels, size, stride, pad_mode="pad", padding=size // 2)
+
+
+class Block(nn.Cell):
+    def __init__(self, channels_in, channels, stride):
+        super().__init__()
+        self.conv1, self.norm1 = convolution(channels_in, channels, stride), nn.BatchNorm2d(channels)
+        self.conv2, self.norm2 = convolution(channels, channels), nn.BatchNorm2d(channels)
+        self.shortcut = nn.Identity()
+        if stride != 1:
+            self.shortcut = nn.SequentialCell(convolution(channels_in, channels, stride, 1), nn.BatchNorm2d(channels))
+
+    def construct(self, x):
+        y = ops.relu(self.norm1(self.conv1(x)))
+        return ops.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+class ResNet18(nn.Cell):
+    """He et al., `Deep residual learning for image recognition`, with the usual first layer for 32x32 images."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = convolution(3, 64), nn.BatchNorm2d(64)
+        widths = [(64, 64), (64, 64), (64, 128), (128, 128), (128, 256), (256, 256), (256, 512), (512, 512)]
+        self.blocks = nn.SequentialCell(*(Block(before, after, after // before) for before, after in widths))
+        self.classify = nn.Dense(512, 10)
+
+    def construct(self, images):
+        x = self.blocks(ops.relu(self.norm(self.conv(images))))
+        return self.classify(x.mean(axis=(2, 3)))
+
+
+def resnet18():
+    """ResNet-18 on 32x32 images, batch 8: 62 parameter tensors, 11 million values."""
+    return classified(ResNet18(), (3, 32, 32), batch_size=8)
+
+
+def dcgan():
+    """The losses of the GAN example's discriminator and generator, both networks, and a batch of images and noise."""
+    networks = generator, discriminator = gan.network.Generator(64, 24), gan.network.Discriminator(24)
+    generator.update_parameters_name("generator.")
+    discriminator.update_parameters_name("discriminator.")
+    return networks, (ops.tanh(normal(32, 1, 28, 28)), normal(32, 64))
+
+
+def momentum(network):
     return nn.Momentum(network.trainable_params(), learning_rate=1e-4, momentum=0.9)
 
 
-def _in_graph_mode(function):
+def in_graph_mode(function):
     return jit(function) if get_context("mode") == GRAPH_MODE else function
 
 
-def stock(network, inputs):
+def stock(network, inputs, weights_of=None):
     """MindSpore's cell, which scales nothing and checks nothing."""
-    cell = nn.TrainOneStepCell(network, _optimizer(network)).set_train()
+    cell = nn.TrainOneStepCell(network, momentum(weights_of or network)).set_train()
     return lambda: cell(*inputs)
 
 
 def scaled(network, inputs, **keywords):
     """This package's cell with dynamic scale, check and transaction."""
-    cell = ScaledTrainOneStepCell(network, _optimizer(network), DynamicLossScale(), **keywords).set_train()
+    keywords = {"loss_scale": DynamicLossScale(), **keywords}
+    cell = ScaledTrainOneStepCell(network, momentum(network), **keywords).set_train()
     return lambda: cell(*inputs)[0]
 
 
-def unscaled(network, inputs):
-    """This package's cell without a loss scale or check."""
-    cell = ScaledTrainOneStepCell(network, _optimizer(network), None).set_train()
-    return lambda: cell(*inputs)[0]
-
-
-def recipe(network, inputs, compiled=_in_graph_mode):
+def recipe(network, inputs, weights_of=None, compiled=in_graph_mode):
     """The hand-written step of MindSpore's tutorial on mixed precision."""
-    optimizer = _optimizer(network)
+    optimizer = momentum(weights_of or network)
     loss_scaler = amp.DynamicLossScaler(scale_value=2**16, scale_factor=2, scale_window=2000)
     network.set_train()
 
@@ -64,10 +164,9 @@ def recipe(network, inputs, compiled=_in_graph_mode):
     return lambda: step(*inputs)
 
 
-def functional(network, inputs, compiled=_in_graph_mode):
+def functional(network, inputs, compiled=in_graph_mode):
     """A step written with functions, as the recipe is, around this package's ManualStep."""
-    network.set_train()
-    manual_step = ManualStep(network, _optimizer(network), DynamicLossScale())
+    manual_step = ManualStep(network.set_train(), momentum(network), DynamicLossScale())
     value_and_grad = manual_step.value_and_grad(network)
 
     def step(*inputs):
@@ -78,12 +177,7 @@ def functional(network, inputs, compiled=_in_graph_mode):
     return lambda: step(*inputs)
 
 
-_total = ops.MultitypeFuncGraph("total")
-_times = ops.MultitypeFuncGraph("times")
-
-
-@_total.register("Tensor")
-def _total_of_tensor(tensor):
+def total(tensor):
     if tensor.ndim > 2:
         tensor = tensor.reshape((tensor.shape[0], -1))
     if tensor.ndim > 1:
@@ -91,12 +185,11 @@ def _total_of_tensor(tensor):
     return ops.ReduceSum()(tensor, ())
 
 
-@_times.register("Tensor", "Tensor")
-def _times_tensor(factor, tensor):
+def times(factor, tensor):
     return tensor * factor
 
 
-class _ByHand(nn.TrainOneStepCell):
+class ByHand(nn.TrainOneStepCell):
     """
     A step written for one float32 network, with the promises of this package that its author would think of: scaled in
     float32, gradients and BatchNorm's statistics checked by their sums, dynamic scale, one branch, statistics put back.
@@ -121,10 +214,10 @@ class _ByHand(nn.TrainOneStepCell):
             saved = self.map(ops.deepcopy, self.state)
             inputs = ops.depend(inputs, saved)
         (_, loss), grads = self.value_and_grad(scale, *inputs)
-        grads = self.map(ops.partial(_times, 1.0 / scale), grads)
-        totals = self.map(_total, grads)
+        grads = self.map(ops.partial(times, 1.0 / scale), grads)
+        totals = self.map(total, grads)
         if self.state:
-            totals += self.map(_total, self.state)
+            totals += self.map(total, self.state)
         overflow = ops.logical_not(ops.isfinite(ops.addn(totals)))
         clean_steps = ops.select(overflow, self.zero, self.clean_steps + 1)
         grows = clean_steps >= self.window
@@ -139,7 +232,7 @@ class _ByHand(nn.TrainOneStepCell):
 
 def by_hand(network, inputs):
     """What a user would otherwise write."""
-    cell = _ByHand(network, _optimizer(network)).set_train()
+    cell = ByHand(network, momentum(network)).set_train()
     return lambda: cell(*inputs)
 
 
@@ -147,148 +240,117 @@ def check_and_unscale(network, _):
     """Only the check and the unscaling, of gradients that exist already."""
     weights = network.trainable_params()
     grads = ParameterTuple(Parameter(weight.value(), name=f"gradient.{weight.name}") for weight in weights)
-    for_each = ops.HyperMap()
+    for_each, scale = ops.HyperMap(), Tensor(2.0**16, mstype.float32)
 
     def step(scale):
-        unscaled = for_each(ops.partial(_times, 1.0 / scale), grads)
+        unscaled = for_each(ops.partial(times, 1.0 / scale), grads)
         return ops.depend(all_finite(unscaled), unscaled)
 
-    step = _in_graph_mode(step)
-    scale = Tensor(2.0**16, mstype.float32)
+    step = in_graph_mode(step)
     return lambda: step(scale)
 
 
 def forward_and_backward(network, inputs):
     """Only forward and backward."""
-    network.set_train()
-    value_and_grad = ops.value_and_grad(network, None, ParameterTuple(network.trainable_params()))
+    value_and_grad = ops.value_and_grad(network.set_train(), None, ParameterTuple(network.trainable_params()))
 
     def step(*inputs):
         loss, grads = value_and_grad(*inputs)
         return ops.depend(loss, grads)
 
-    step = _in_graph_mode(step)
+    step = in_graph_mode(step)
     return lambda: step(*inputs)
 
 
-def micro_step(network, inputs):
-    """A call that only adds gradients to its accumulation cycle, which never ends here."""
-    return scaled(network, inputs, gradient_accumulation_steps=10**6)
-
-
-def two_stock_cells():
+def one_by_one(networks, inputs, side=stock):
     """A GAN without this package: the discriminator's step and the generator's."""
-    generator, discriminator, (images, noise) = dcgan()
-    discriminate = nn.TrainOneStepCell(
-        gan.network.DiscriminatorLoss(generator, discriminator), _optimizer(discriminator)
-    )
-    generate = nn.TrainOneStepCell(gan.network.GeneratorLoss(generator, discriminator), _optimizer(generator))
-    discriminate.set_train()
-    generate.set_train()
-
-    def step():
-        discriminate(images, noise)
-        return generate(noise)
-
-    return step
+    (generator, discriminator), (_, noise) = networks, inputs
+    discriminate = side(gan.network.DiscriminatorLoss(*networks), inputs, discriminator)
+    generate = side(gan.network.GeneratorLoss(*networks), (noise,), generator)
+    return lambda: (discriminate(), generate())[1]
 
 
-def two_recipes():
-    """The same two steps, each by the hand-written recipe."""
-    generator, discriminator, (images, noise) = dcgan()
-    discriminate = _own_weights(gan.network.DiscriminatorLoss(generator, discriminator), discriminator)
-    generate = _own_weights(gan.network.GeneratorLoss(generator, discriminator), generator)
-    step_of_discriminator, step_of_generator = recipe(discriminate, (images, noise)), recipe(generate, (noise,))
-
-    def step():
-        step_of_discriminator()
-        return step_of_generator()
-
-    return step
-
-
-def _own_weights(loss, network):
-    loss.trainable_params = network.trainable_params
-    return loss
-
-
-def simultaneous(**keywords):
+def simultaneous(networks, inputs, **keywords):
     """Both networks in one cell, with one check, one update, and one forward of the generator."""
-    generator, discriminator, inputs = dcgan()
-    cell = SimultaneousTrainOneStepCell(
-        gan.network.BothLosses(generator, discriminator),
-        [_optimizer(discriminator), _optimizer(generator)],
-        DynamicLossScale(),
-        **keywords,
-    ).set_train()
+    optimizers = [momentum(network) for network in reversed(networks)]
+    both = gan.network.BothLosses(*networks)
+    cell = SimultaneousTrainOneStepCell(both, optimizers, DynamicLossScale(), **keywords).set_train()
     return lambda: cell(*inputs)[0]
 
 
-# Each tensor is an argument of its own: a tuple would be a constant, and the result computed when compiling.
+def six_tensors():
+    return [normal(1024, 1024) for _ in range(6)]
 
 
-def _stock_check(*tensors):
-    return amp.all_finite(tensors)
+def check_of(*tensors, check=all_finite):
+    # Each tensor is an argument of its own: a tuple would be a constant, and the result computed when compiling.
+    def checked(*tensors):
+        return check(tensors)
+
+    checked = in_graph_mode(checked)
+    return lambda: checked(*tensors)
 
 
-def _check(*tensors):
-    return all_finite(tensors)
+def of(side, make, /, **keywords):
+    return lambda: side(*make(), **keywords)
 
 
-def _on_six_tensors(function):
-    tensors = tuple(Tensor(np.random.default_rng(i).standard_normal((1024, 1024)).astype(np.float32)) for i in range(6))
-    function = _in_graph_mode(function)
-    return lambda: function(*tensors)
-
-
-def _of(side, name, **keywords):
-    return lambda: side(*ONE_NETWORK[name](), **keywords)
-
-
-# In PyNative mode, this would run operator by operator, unlike the cell.
-ONLY_IN_GRAPH_MODE = "check and unscale"
-
-BY_HAND = "by hand"
-
-
+BY_HAND, CHECK_ALONE = "by hand", "check and unscale"
 # For each case, the side that the others are compared to comes first.
 CASES = {
-    name: {
-        "stock": _of(stock, name),
-        "ms_lossscale": _of(scaled, name),
-        BY_HAND: _of(by_hand, name),
-        "recipe": _of(recipe, name),
-        ONLY_IN_GRAPH_MODE: _of(check_and_unscale, name),
+    make.__name__: {
+        "stock": of(stock, make),
+        "ms_lossscale": of(scaled, make),
+        BY_HAND: of(by_hand, make),
+        "recipe": of(recipe, make),
+        CHECK_ALONE: of(check_and_unscale, make),
     }
-    for name in ONE_NETWORK
+    for make in (tiny, lenet, mlp, deep_narrow, resnet18)
 }
-CASES["unscaled"] = {"stock": _of(stock, "tiny"), "ms_lossscale": _of(unscaled, "tiny")}
-CASES["dcgan"] = {"stock": two_stock_cells, "ms_lossscale": simultaneous, "recipe": two_recipes}
-CASES["accumulation"] = {
-    "forward and backward": _of(forward_and_backward, "mlp"),
-    "ms_lossscale": _of(micro_step, "mlp"),
-}
-CASES["check"] = {
-    "amp.all_finite": lambda: _on_six_tensors(_stock_check),
-    "ms_lossscale": lambda: _on_six_tensors(_check),
-}
-# Steps written with functions; the second one compiles them in PyNative mode, too.
-CASES["functional"] = {"amp.DynamicLossScaler": _of(recipe, "mlp"), "ms_lossscale": _of(functional, "mlp")}
-CASES["functional_jit"] = {
-    "amp.DynamicLossScaler": _of(recipe, "mlp", compiled=jit),
-    "ms_lossscale": _of(functional, "mlp", compiled=jit),
-}
-# The cost of allowing retries where there are none: in float32, nothing overflows here.
-for name in ("lenet", "mlp", "resnet18"):
-    CASES[f"{name}_retries"] = {
-        "max_retries=0": _of(scaled, name),
-        "ms_lossscale": _of(scaled, name, max_retries=3),
-    }
-CASES["dcgan_retries"] = {"max_retries=0": simultaneous, "ms_lossscale": lambda: simultaneous(max_retries=3)}
+# In float32, nothing overflows here: retries only cost that they are allowed.
+for make in (lenet, mlp, resnet18):
+    sides = {"max_retries=0": of(scaled, make), "ms_lossscale": of(scaled, make, max_retries=3)}
+    CASES[f"{make.__name__}_retries"] = sides
+# fmt: off
+CASES.update({name: dict(zip((reference, "ms_lossscale", "recipe"), sides)) for name, reference, *sides in (
+    ("unscaled", "stock", of(stock, tiny), of(scaled, tiny, loss_scale=None)),
+    ("dcgan", "stock", of(one_by_one, dcgan), of(simultaneous, dcgan), of(one_by_one, dcgan, side=recipe)),
+    # A call that only adds gradients to its accumulation cycle, which never ends here.
+    ("accumulation", "forward and backward", of(forward_and_backward, mlp),
+     of(scaled, mlp, gradient_accumulation_steps=10**6)),
+    ("check", "amp.all_finite", of(check_of, six_tensors, check=amp.all_finite), of(check_of, six_tensors)),
+    # Steps written with functions; the second one compiles them in PyNative mode, too.
+    ("functional", "amp.DynamicLossScaler", of(recipe, mlp), of(functional, mlp)),
+    ("functional_jit", "amp.DynamicLossScaler", of(recipe, mlp, compiled=jit), of(functional, mlp, compiled=jit)),
+    ("dcgan_retries", "max_retries=0", of(simultaneous, dcgan), of(simultaneous, dcgan, max_retries=3)),
+)})
+# fmt: on
 
 
-def sides_of(case, mode="graph", all_of_them=False):
+def sides_of(case, mode="graph", which="few"):
     """Returns the sides of a case, all or the most important ones."""
-    sides = CASES[case].items()
-    sides = [side for i, side in enumerate(sides) if all_of_them or i < 2 or side[0] == BY_HAND]
-    return {name: side for name, side in sides if mode == "graph" or name != ONLY_IN_GRAPH_MODE}
+    # In PyNative mode, the check alone would run operator by operator, unlike the cell.
+    left_out = {CHECK_ALONE: mode != "graph" or which == "few", "recipe": which == "few"}
+    return {name: side for name, side in CASES[case].items() if not left_out.get(name)}
+
+
+def main(case, mode, rounds, which, side):
+    on_cpu(mode)
+    sides = sides_of(case, mode, which)
+    if side.isdigit():
+        return take_turns(sides, int(rounds), int(side))
+    modules, init = Counter(), Parser.__init__
+
+    def counting(self, function, *args, **kwargs):
+        modules[(getattr(function, "__module__", None) or "").partition(".")[0] == "ms_lossscale"] += 1
+        init(self, function, *args, **kwargs)
+
+    step = sides[side]() if side in sides else scaled(*globals()[case](), loss_scale=None)
+    Parser.__init__ = counting
+    seconds, parsed = seconds_of(step), [modules[True], modules[False]]
+    first_peak, _ = peak_memory(), seconds_of(step, 10)
+    return {"seconds": seconds, "parsed": parsed, "first_peak": first_peak, "peak": peak_memory()}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*sys.argv[1:])))

@@ -13,7 +13,7 @@ import statistics
 from base import on_cpu, take_turns
 from common.output import markdown_table
 from mindspore import Tensor, nn
-from networks import small_convolutions
+from sides import lenet, momentum
 from tqdm import tqdm
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
@@ -39,10 +39,9 @@ class Loop(nn.Cell):
 
 def step_of(is_stock, count):
     """Returns a function that makes so many steps in one call."""
-    network, batch = small_convolutions()
-    optimizer = nn.Momentum(network.trainable_params(), learning_rate=1e-4, momentum=0.9)
+    network, batch = lenet()
     its = nn.TrainOneStepCell if is_stock else functools.partial(ScaledTrainOneStepCell, loss_scale=DynamicLossScale())
-    loop = Loop(its(network, optimizer), is_stock).set_train()
+    loop = Loop(its(network, momentum(network)), is_stock).set_train()
     return lambda: loop(*batch, Tensor(count))
 
 

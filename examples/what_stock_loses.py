@@ -84,10 +84,7 @@ def skipped_steps(network, loss_fn):
 
 def show_batch_norm():
     print("A network with BatchNorm is evaluated after four steps, of which one was skipped:")
-    for name, train in (
-        ("amp.DynamicLossScaler and all_finite", skipped_steps_by_hand),
-        ("ManualStep", skipped_steps),
-    ):
+    for name, train in (("amp.DynamicLossScaler and all_finite", skipped_steps_by_hand), ("ManualStep", skipped_steps)):
         network, loss_fn = network_and_loss()
         skipped = train(network.set_train(), loss_fn)
         network.set_train(False)

@@ -47,24 +47,11 @@ SIZE = 28
 
 
 def before(loss, optimizer, ema):
-    return TrainOneStepWrapper(
-        loss,
-        optimizer,
-        scale_sense=Tensor(1024.0),
-        ema=ema,
-        clip_grad=True,
-        clip_norm=1.0,
-    )
+    return TrainOneStepWrapper(loss, optimizer, scale_sense=Tensor(1024.0), ema=ema, clip_grad=True, clip_norm=1.0)
 
 
 def after(loss, optimizer, ema):
-    return ScaledTrainOneStepCell(
-        loss,
-        optimizer,
-        DynamicLossScale(1024.0),
-        after_update=ema.ema_update,
-        clip_norm=1.0,
-    )
+    return ScaledTrainOneStepCell(loss, optimizer, DynamicLossScale(1024.0), after_update=ema.ema_update, clip_norm=1.0)
 
 
 def both_before(losses, optimizers):

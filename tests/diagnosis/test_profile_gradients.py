@@ -23,12 +23,7 @@ from support.networks import (
 from support.numpy_casts import shares_of_cast
 from support.untouched import untouched
 
-from ms_lossscale import (
-    DynamicLossScale,
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-    profile_gradients,
-)
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell, profile_gradients
 
 
 class Float16Layers(nn.Cell):

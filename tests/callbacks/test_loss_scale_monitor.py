@@ -127,27 +127,16 @@ class NoLongerNew(SkipCondition):
 
 
 LINES = {
-    "one network": (
-        lambda: sloped(DynamicLossScale(2.0**12)),
+    "one network, and a scale that stays": (
+        lambda: sloped(patient()),
         [GOOD, STEEP, STEEP, GOOD, NAN],
         [
             f"step 2: skipped (1 in a row) with gradients that were not finite, loss scale 4096, now 2048; {OVERFLOW}",
             "step 2: loss 179.812, loss scale 4096, 1 applied, 1 skipped",
             f"step 3: skipped (2 in a row) with gradients that were not finite, loss scale 2048, now 1024; {OVERFLOW}",
             "step 4: loss 2.99707, loss scale 1024, 2 applied, 2 skipped",
-            f"step 5: skipped (1 in a row) with a loss that was not finite, loss scale 1024, now 512; {OVERFLOW}",
+            f"step 5: skipped (1 in a row) with a loss that was not finite, loss scale 1024 stays; {OVERFLOW}",
             "steps 1 to 5: 3 skipped: 1 with a loss that was not finite, 2 with gradients that were not finite",
-        ],
-    ),
-    "a scale that stays": (
-        lambda: sloped(patient()),
-        [NAN, STEEP, NAN],
-        [
-            f"step 1: skipped (1 in a row) with a loss that was not finite, loss scale 4096 stays; {OVERFLOW}",
-            f"step 2: skipped (2 in a row) with gradients that were not finite, loss scale 4096, now 2048; {OVERFLOW}",
-            "step 2: loss 180, loss scale 4096, 0 applied, 2 skipped",
-            f"step 3: skipped (3 in a row) with a loss that was not finite, loss scale 2048 stays; {OVERFLOW}",
-            "steps 1 to 3: 3 skipped: 2 with a loss that was not finite, 1 with gradients that were not finite",
         ],
     ),
     "conditions": (
@@ -182,22 +171,6 @@ LINES = {
             "call 2: loss 3, loss scale 2048, 0 cycles applied, 1 skipped",
             "call 4: loss 3, loss scale 1024, 1 cycle applied, 1 skipped",
             "calls 1 to 4: 1 cycle skipped: 1 with gradients that were not finite",
-        ],
-    ),
-    "what the forward wrote": (
-        lambda: sloped(patient(), StateOnly()),
-        [INFINITE_STATE],
-        [
-            "step 1: skipped (1 in a row) as what the forward wrote was not finite, loss scale 4096 stays",
-            "steps 1 to 1: 1 skipped: 1 as what the forward wrote was not finite",
-        ],
-    ),
-    "a detector": (
-        lambda: cell(DynamicLossScale(2.0**10), overflow_detector=Suspicious()),
-        [with_norm(1.0)],
-        [
-            "step 1: skipped (1 in a row) by the overflow detector alone, loss scale 1024, now 512",
-            "steps 1 to 1: 1 skipped: 1 by the overflow detector alone",
         ],
     ),
     "alternating networks": (
@@ -382,21 +355,14 @@ def test_a_flushed_cycle_is_of_its_epochs_last_step(flush_first, capsys):
     step, train_step = manual_linear(jit=False, gradient_accumulation_steps=2)
     watch(step, linear_batches([False, False, True]), LossScaleMonitor(csv="manual.csv"), train_step, True, epochs=2)
     # What is flushed after the monitor was called has a sum of its own.
-    of_flush = ["calls 1 to 3", "calls 4 to 6"] if flush_first else ["calls 3 to 3", "calls 6 to 6"]
     of_loop = ["call 3", "calls 1 to 3", "call 6", "calls 4 to 6"]
-    assert [line.partition(": ")[0] for line in lines(capsys)] == [
-        "call 3", of_flush[0], "call 6", of_flush[1], *of_loop
-    ]  # fmt: skip
+    of_model = of_loop if flush_first else ["call 3", "calls 3 to 3", "call 6", "calls 6 to 6"]
+    assert [line.partition(": ")[0] for line in lines(capsys)] == of_model + of_loop
     assert rows("steps.csv") == rows("manual.csv")
-    assert [(row["step"], row["skipped"], row["applied_steps"], row["loss_scale"]) for row in rows()] == [
-        ("1", "0", "0", "1024.0"),
-        ("2", "0", "1", "1024.0"),
-        ("3", "0", "1", "1024.0"),
-        ("3", "1", "1", "1024.0"),
-        ("4", "0", "1", "512.0"),
-        ("5", "0", "2", "512.0"),
-        ("6", "0", "2", "512.0"),
-        ("6", "1", "2", "512.0"),
+    columns = ("step", "skipped", "applied_steps", "loss_scale")
+    assert [" ".join(row[name] for name in columns) for row in rows()] == [
+        *(f"{its} 1024.0" for its in ("1 0 0", "2 0 1", "3 0 1", "3 1 1")),
+        *(f"{its} 512.0" for its in ("4 0 1", "5 0 2", "6 0 2", "6 1 2")),
     ]
 
 
@@ -438,12 +404,11 @@ def test_an_interrupted_training_loses_no_row_and_the_next_continues_the_file(mo
 
 
 @quick_in_pynative_mode
-def test_a_file_of_another_kind_is_refused(mode, tmp_path):
-    path = tmp_path / "notes.csv"
-    path.write_text("a,b\n1,2\n")
+def test_a_file_of_another_kind_is_refused(mode):
+    Path("notes.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match=r"'csv' is '.*notes\.csv', which has other columns than step, network, "):
-        watch(spiky(), [], LossScaleMonitor(csv=path))
-    assert path.read_text() == "a,b\n1,2\n"
+        watch(spiky(), [], LossScaleMonitor(csv="notes.csv"))
+    assert Path("notes.csv").read_text() == "a,b\n1,2\n"
 
 
 @quick_in_pynative_mode
@@ -487,11 +452,19 @@ def on_npu():
 
 
 ADVICE = {
-    "gradients": (lambda: sloped(DynamicLossScale(2.0**24)), STEEP, "find_loss_scale"),
-    "forward_state": (lambda: sloped(patient(), StateOnly()), INFINITE_STATE, "see forward_state_names()"),
-    "condition": (spiky, with_norm(64.0), "look at the condition and its threshold"),
-    "detector": (lambda: cell(8.0, overflow_detector=Suspicious()), with_norm(1.0), "detector that you passed"),
-    "register": (on_npu, tuple(inputs_for(BACKWARD)), "where an NPU's status register tells"),
+    "gradients": (lambda: sloped(DynamicLossScale(2.0**24)), STEEP, "with gradients .* find_loss_scale"),
+    "forward_state": (
+        lambda: sloped(patient(), StateOnly()),
+        INFINITE_STATE,
+        r"as what the forward wrote was not finite, loss scale 4096 stays.* see forward_state_names\(\)",
+    ),
+    "condition": (spiky, with_norm(64.0), "by the condition NormSpike.* look at the condition and its threshold"),
+    "detector": (
+        lambda: cell(8.0, overflow_detector=Suspicious()),
+        with_norm(1.0),
+        "by the overflow detector alone.* detector that you passed",
+    ),
+    "register": (on_npu, tuple(inputs_for(BACKWARD)), "detector alone.* where an NPU's status register tells"),
 }
 
 
@@ -501,9 +474,8 @@ def test_what_it_advises(mode, reason):
     make, batch, advice = ADVICE[reason]
     with emulation.saturation_mode() if reason == "register" else contextlib.nullcontext():
         its = make()
-        with pytest.raises(RuntimeError, match="The batch was saved") as stopped:
+        with pytest.raises(RuntimeError, match=f"{advice}.*The batch was saved"):
             watch(its, [batch] * 2, LossScaleMonitor(max_consecutive_skips=2, save_batch="batch.data"))
-    assert "What to try: " in str(stopped.value) and advice in str(stopped.value)
     assert its.skip_reasons()["detector" if reason == "register" else reason] == 2
     # In a file of the name that was asked for.
     np.testing.assert_array_equal(np.load("batch.data")["input_0"], (batch if type(batch) is tuple else (batch,))[0])

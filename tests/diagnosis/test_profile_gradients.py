@@ -117,9 +117,6 @@ def test_clip():
     assert report.non_finite_losses == 1
 
 
-# The training cells.
-
-
 @pytest.mark.parametrize("kind", ["alternating", *slow(*(kind for kind in CELLS if kind != "alternating"))])
 @quick_in_pynative_mode
 def test_of_a_training_cell_it_counts_the_gradients_and_changes_nothing(mode, kind):
@@ -195,9 +192,6 @@ class Passes:
         return iter(self.batches)
 
 
-# Of a training cell.
-
-
 @quick_in_graph_mode
 def test_a_training_cell_is_profiled_at_its_own_scale(mode):
     network = CastsToFloat16(TINY)
@@ -246,9 +240,6 @@ def test_a_scale_at_which_gradients_overflow_gives_way_to_smaller_ones(mode):
     report = profile_gradients(cell_of(Float16Layer(2.0**22), DynamicLossScale(1.0, min_loss_scale=2.0**-20)), BATCHES)
     assert report.total.non_finite == 0
     assert report.recommended_loss_scale <= report.loss_scale == 2.0**-8
-
-
-# Of a plain network.
 
 
 def test_a_quantised_network_is_profiled_again_at_the_recommended_scale(mode):
@@ -307,8 +298,6 @@ def test_a_recommended_scale_at_which_gradients_overflow_inside_is_not_recommend
     assert eval(above) == report.ceiling
 
 
-# The hint.
-
 HINT = "float16 rounded gradients of"
 
 
@@ -357,9 +346,6 @@ def test_weights_that_are_not_finite_are_named():
     remark = r"No loss scale can be recommended: Weights themselves are infinite or NaN: weight \(1 value\)"
     with pytest.raises(ValueError, match=remark):
         report.recommend()
-
-
-# Bad input.
 
 
 def test_a_forward_that_fails(mode):

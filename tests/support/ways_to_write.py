@@ -7,7 +7,7 @@ does not last. They take a batch of shape (4, 3) and return a tensor.
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 
 FEATURES = 3
 GRAPH, PYNATIVE = ("graph",), ("pynative",)
@@ -22,10 +22,6 @@ def state(name, shape=(FEATURES,), trainable=False):
 def moved(value, x):
     """Returns another value that shows an inf of the batch."""
     return ops.stop_gradient(value * 0.5 + x.mean(0))
-
-
-def write(memory, value):
-    ops.assign(memory, value)
 
 
 class Way(nn.Cell):
@@ -61,35 +57,11 @@ class ByAttribute(Way):
         self.u = self.following(x)
 
 
-class ByAugmentedAttribute(Way):
-    def keep(self, x):
-        self.u += ops.stop_gradient(x.mean(0))
-
-
 class BySetData(Way):
     modes = PYNATIVE
 
     def keep(self, x):
         self.u.set_data(self.following(x))
-
-
-class ByEllipsis(Way):
-    modes = PYNATIVE
-
-    def keep(self, x):
-        self.u[...] = self.following(x)
-
-
-class ByIndex(Way):
-    def keep(self, x):
-        self.u[0] = self.following(x)[0]
-
-
-class ByCopy(Way):
-    # Not in a method that returns nothing: MindSpore 2.7 would lose it.
-    def construct(self, x):
-        self.u.copy_(self.following(x))
-        return x * self.trained
 
 
 class ByView(Way):
@@ -106,39 +78,9 @@ class ByMintInPlace(Way):
         self.u.mul_(ops.stop_gradient(x.mean(0)))
 
 
-class ByAssignAdd(Way):
-    def keep(self, x):
-        ops.assign_add(self.u, ops.stop_gradient(x.mean(0)))
-
-
 class ByScatterUpdate(Way):
     def keep(self, x):
         ops.scatter_update(self.u, Tensor([0], ms.int32), self.following(x)[:1])
-
-
-class ByMap(Way):
-    def keep(self, x):
-        ops.Map()(write, (self.u,), (self.following(x),))
-
-
-class ByPartOfATuple(Way):
-    """Writes an element of a tuple of Parameters."""
-
-    def __init__(self):
-        super().__init__()
-        self.all = ParameterTuple([self.u, state(f"{type(self).__name__}.other")])
-
-    def keep(self, x):
-        ops.assign(self.all[0], self.following(x))
-
-
-class ByPrimitive(Way):
-    def __init__(self):
-        super().__init__()
-        self.assign = ops.Assign()
-
-    def construct(self, x):
-        return ops.depend(x, self.assign(self.u, self.following(x))) * self.trained
 
 
 class ByBatchNormFunction(Way):
@@ -165,21 +107,6 @@ class ByJit(Way):
     def construct(self, x):
         ops.assign(self.u, self.following(x))
         return x * self.trained
-
-
-class Writer(nn.Cell):
-    def construct(self, memory, value):
-        ops.assign(memory, value)
-        return value
-
-
-class ByACellInside(Way):
-    def __init__(self):
-        super().__init__()
-        self.writers = nn.CellList([Writer()])
-
-    def keep(self, x):
-        self.writers[0](self.u, self.following(x))
 
 
 class ByForwardHook(Way):

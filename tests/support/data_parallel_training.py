@@ -245,7 +245,7 @@ TRAININGS = {
         ".. .. 0. .. 00 00 x. .. .. ..",
         steps=2,
     ),
-    "patient": Training(lambda place: scaled(place, dynamic(2.0**13, **PATIENT)), ".. n. .n .x .."),
+    "patient": Training(lambda place: scaled(place, dynamic(2.0**13, **PATIENT)), ".. n. .n .s .."),
     "conditions": Training(lambda place: scaled(place, dynamic(2.0**8), skip_conditions=spikes()), ".. .. pm p. .h .."),
     "simultaneous": Training(
         lambda place: pair(place, SimultaneousTrainOneStepCell, [dynamic(2.0**9), dynamic(2.0**13)], **WEIGHTED_PAIR),

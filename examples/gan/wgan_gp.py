@@ -103,14 +103,8 @@ class GeneratorLoss(nn.Cell):
         return -_mean(self.critic(self.generator(noise)))
 
 
-class BothLosses(nn.Cell):
+class BothLosses(CriticLoss):
     """The critic's loss and the generator's, from the same drawn digits, as in `network.BothLosses`."""
-
-    def __init__(self, generator, critic, penalty):
-        super().__init__(auto_prefix=False)
-        self.generator = generator
-        self.critic = critic
-        self.penalty = penalty
 
     def construct(self, images, noise, mix):
         fake = self.generator(noise)

@@ -12,7 +12,7 @@ import pytest
 from conftest import quick_in_graph_mode, slow
 from mindspore import amp, nn, ops
 from mindspore import dtype as mstype
-from support.diagnosed_cells import BATCHES, Failing, gan, scaled, wrong_shape
+from support.diagnosed_cells import BATCHES, gan, scaled
 from support.in_mode import in_mode
 from support.networks import FEATURES, batch
 from support.numpy_casts import counts_of
@@ -212,14 +212,6 @@ def test_the_cells_inside_a_compiled_one_are_seen(mode, jit, monkeypatch):
     names = [each.place.cell for each in report.activations if each.kind == "output"]
     assert names == ["0.dense", "0", "1", "SequentialCell"]
     assert os.environ.get("MS_JIT") == jit
-
-
-@quick_in_graph_mode
-def test_a_forward_that_fails(mode):
-    network = Failing()
-    message = r"For 'profile_activations', the network fails on batches\[1\], before .*\n(.|\n)*run in PyNative mode"
-    with untouched(network), pytest.raises(RuntimeError, match=message):
-        profile_activations(network, [BATCHES[0], wrong_shape()])
 
 
 @pytest.mark.parametrize(

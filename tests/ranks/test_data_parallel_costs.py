@@ -36,11 +36,3 @@ def test_sharing_sends_each_gradient_and_each_weight_once(benchmark):
     flag = 4
     sent = benchmark.run_ranks("share", 2)["sent"]
     assert sent == {"plain": [weights + flag, 0], "shared": [weights + flag, weights // 2]}
-
-
-def test_a_ring_sends_twice_the_bytes_at_most(benchmark):
-    """Without latency, two ranks take the time of the bytes once, and very many that of the bytes twice."""
-    assert benchmark.ring(2, 100.0, 0.0, 10.0) == pytest.approx(10.0)
-    assert benchmark.ring(10**9, 100.0, 0.0, 10.0) == pytest.approx(20.0)
-    assert benchmark.ring(4, 0.0, 1.0, 10.0) == 6.0
-    assert benchmark.tree(1024, 1.0) == 20.0

@@ -4,7 +4,6 @@ scenarios of `sharded_training.py` train both, compared bit for bit; and their c
 """
 
 import json
-from pathlib import Path
 
 import mindspore
 import numpy as np
@@ -15,8 +14,8 @@ from mindspore.experimental import optim
 from support import sharded_training as scenarios
 from support.networks import LinearWithBias, batch
 from support.ranks_program import folder_of, records_of
-from support.sharded_training import CALLS, SAVED, file_of
-from support.training import changed, same_bits, state, weights
+from support.sharded_training import CALLS, SAVED
+from support.training import changed, same_bits, state
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, ShardedOptimizer, merge_shards
 
@@ -113,22 +112,6 @@ def test_resumed_it_is_as_if_nothing_had_been(job, mode):
         assert json.loads(str(expected[-1][1]["counters"]))["retries"] > 0
         for record, wanted in zip(records[1:], expected[SAVED + 2 :]):
             assert changed(record[1], wanted[1]) == set()
-
-
-@pytest.mark.parametrize("mode", slow("graph"), indirect=True)
-def test_a_plain_cell_goes_on_with_merged_files(job, shared, mode):
-    """In this process, by either function, within a cycle, from which the partial cycle is flushed."""
-    job("sharded_cycle", mode)
-    whole = merge_shards([Path(file_of("sharded", rank, shared)) for rank in range(2)])
-    cells = [scenarios.cycle_cell(scenarios.plain) for _ in range(2)]
-    assert cells[0].load_state_dict(whole) == ([], [])
-    assert mindspore.load_param_into_net(cells[1], whole, strict_load=True)[0] == []
-    for cell in cells:
-        assert not {each for each, value in state(cell).items() if not same_bits(value, whole[each].asnumpy())}
-        before = cell.counters()["applied_steps"]
-        cell.flush()
-        assert cell.counters()["applied_steps"] == before + 1
-    assert all(map(np.array_equal, weights(cells[0].network), weights(cells[1].network)))
 
 
 @in_slow_job

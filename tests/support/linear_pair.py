@@ -10,7 +10,7 @@ from ms_lossscale import (
     SimultaneousTrainOneStepCell,
 )
 from support.configured_reference import ROUNDING, finite_or_nan
-from support.networks import BATCH, FEATURES, weight
+from support.networks import BATCH, FEATURES, Linear, weight
 from support.reference import AlternatingReference, DynamicRule, FixedRule, NetworkReference, Run, StepReference
 
 LEARNING_RATE = 0.1
@@ -22,24 +22,21 @@ CELLS = ["scaled", "simultaneous", "alternating"]
 NETWORK_INPUTS = [(0, 2), (1, 2)]
 
 
-class First(nn.Cell):
+class First(Linear):
     """The mean squared error of `x @ weight - y`."""
 
-    def __init__(self, seed=0):
+    def __init__(self):
         super().__init__()
-        self.weight = weight(FEATURES, 1, seed=seed, name="first.weight")
-
-    def construct(self, x, y):
-        return ops.square(ops.matmul(x, self.weight) - y).mean()
+        self.weight.name = "first.weight"
 
 
 class Second(nn.Cell):
     """The mean squared error of `x @ (weight + first.weight) - y`, which shows the first's weights that it used."""
 
-    def __init__(self, first, seed=1):
+    def __init__(self, first):
         super().__init__(auto_prefix=False)
         self.first = first
-        self.weight = weight(FEATURES, 1, seed=seed, name="second.weight")
+        self.weight = weight(FEATURES, 1, seed=1, name="second.weight")
 
     def construct(self, x, y):
         return ops.square(ops.matmul(x, self.weight + self.first.weight) - y).mean()

@@ -165,9 +165,9 @@ def both(place, make, networks=1, saves=False, loads=None):
     yield from records()
 
 
-def file_of(name, rank, folder=".."):
+def file_of(name, rank):
     """Returns the name of a checkpoint beside the job's folder, of a cell after the call SAVED, within a cycle."""
-    return f"{folder}/{name}_{mindspore.get_context('mode')}_{rank}.ckpt"
+    return f"../{name}_{mindspore.get_context('mode')}_{rank}.ckpt"
 
 
 def sharded_one_network(place):

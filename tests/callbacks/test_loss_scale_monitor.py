@@ -15,14 +15,13 @@ from support.linear_pair import Trained, arrays
 from support.networks import BATCH, Linear, LinearWithBias, LossOfShape, batch_for
 from support.npu_networks import BACKWARD, OnNpu, inputs_for, optimizers_of
 from support.retried_networks import LEARNING_RATE, Slope, inputs
-from support.sloped_networks import cell, with_norm
+from support.sloped_networks import cell, manual, with_norm
 
 from ms_lossscale import (
     AlternatingTrainOneStepCell,
     DynamicLossScale,
     FlushAccumulation,
     LossScaleMonitor,
-    ManualStep,
     NormSpike,
     OverflowDetector,
     ScaledTrainOneStepCell,
@@ -279,40 +278,20 @@ def test_the_rows_and_that_training_is_the_same_with_it(mode, sink, capsys):
     assert "step 4: " in capsys.readouterr().out
 
 
-def manual_linear(jit, **keywords):
-    """A ManualStep, and a function that makes a step and returns its loss and overflow."""
-    network = LinearWithBias()
-    optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
-    step = ManualStep(network, optimizer, DynamicLossScale(2.0**10), **keywords)
-
-    def forward(x, y):
-        loss = network(x, y)
-        return step.scale(loss), loss
-
-    value_and_grad = mindspore.value_and_grad(forward, None, step.parameters, has_aux=True)
-
-    def train_step(x, y):
-        x, y = step.begin(x, y)
-        (_, loss), grads = value_and_grad(x, y)
-        return loss, step.end(grads, loss=loss)
-
-    return step, mindspore.jit(train_step) if jit else train_step
-
-
-@pytest.mark.parametrize("jit", [False, *slow(True)], ids=["eager", "jit"])
-def test_rows_and_lines_of_loops_are_those_of_model(mode, jit, capsys):
+@pytest.mark.parametrize("how", ["eagerly", *slow("in_jit")])
+def test_rows_and_lines_of_loops_are_those_of_model(mode, how, capsys):
     batches = linear_batches([False, True, True, False, False])
-    train(linear(), batches, LossScaleMonitor(2, csv="model.csv"), epochs=2)
+    train(cell(DynamicLossScale(2.0**10), Linear()), batches, LossScaleMonitor(2, csv="model.csv"), epochs=2)
     printed = lines(capsys)
-    its = linear()
+    its = cell(DynamicLossScale(2.0**10), Linear())
 
     @mindspore.jit
     def in_compiled_code(x, y):
         return its(x, y)
 
-    watch(its, batches, LossScaleMonitor(2, csv="loop.csv"), in_compiled_code if jit else its, epochs=2)
+    watch(its, batches, LossScaleMonitor(2, csv="loop.csv"), in_compiled_code if how == "in_jit" else its, epochs=2)
     assert lines(capsys) == printed
-    step, train_step = manual_linear(jit)
+    step, train_step = manual(DynamicLossScale(2.0**10), how, Linear())
     watch(step, batches, LossScaleMonitor(2, csv="manual.csv"), train_step, epochs=2)
     assert lines(capsys) == printed
     assert len(printed) == (4 + 1) + (5 + 1)
@@ -348,11 +327,12 @@ def test_the_rows_of_networks_with_scales_of_their_own(mode):
 
 @pytest.mark.parametrize("flush_first", [*slow(True), False])
 def test_a_flushed_cycle_is_of_its_epochs_last_step(flush_first, capsys):
-    its, monitor = linear(gradient_accumulation_steps=2), LossScaleMonitor(csv="steps.csv")
+    its = cell(DynamicLossScale(2.0**10), Linear(), gradient_accumulation_steps=2)
+    monitor = LossScaleMonitor(csv="steps.csv")
     callbacks = [FlushAccumulation(), monitor] if flush_first else [monitor, FlushAccumulation()]
     batches = dataset_of(linear_batches([False, False, True]))
     Model(its).train(2, batches, callbacks=callbacks, dataset_sink_mode=False)
-    step, train_step = manual_linear(jit=False, gradient_accumulation_steps=2)
+    step, train_step = manual(DynamicLossScale(2.0**10), network=Linear(), gradient_accumulation_steps=2)
     watch(step, linear_batches([False, False, True]), LossScaleMonitor(csv="manual.csv"), train_step, True, epochs=2)
     # What is flushed after the monitor was called has a sum of its own.
     of_loop = ["call 3", "calls 1 to 3", "call 6", "calls 4 to 6"]
@@ -376,7 +356,7 @@ def test_a_loss_that_is_no_scalar_is_written_as_its_sum(mode):
 
 @quick_in_pynative_mode
 def test_numbers_and_later_changes_of_the_scale(mode):
-    step, train_step = manual_linear(jit=False)
+    step, train_step = manual(DynamicLossScale(2.0**10), network=Linear())
     monitor = LossScaleMonitor(csv="steps.csv")
     with monitor.watching(step):
         for overflow in (True, True, False):
@@ -532,7 +512,7 @@ def test_wrong_arguments(arguments, error, message):
 
 @quick_in_pynative_mode
 def test_what_can_not_be_watched_is_refused(mode):
-    step, train_step = manual_linear(jit=False)
+    step, train_step = manual(DynamicLossScale(2.0**10), network=Linear())
     its, its_pair, monitor = linear(), Trained("alternating").cell, LossScaleMonitor()
     batch = linear_batches([False])[0]
     stock = nn.TrainOneStepCell(Linear(), nn.SGD(Linear().trainable_params()))

@@ -42,15 +42,15 @@ def manual(loss_scale, how="eagerly", network=None, **keywords):
     network = network or Slopes()
     step = ManualStep(network, sgd(network), loss_scale, **keywords).set_train()
 
-    def forward(x):
-        loss = network(x)
+    def forward(*inputs):
+        loss = network(*inputs)
         return step.scale(loss), loss
 
     value_and_grad = mindspore.value_and_grad(forward, None, step.parameters, has_aux=True)
 
-    def train_step(x):
-        x = step.begin(x)
-        (_, loss), grads = value_and_grad(x)
+    def train_step(*inputs):
+        begun = step.begin(*inputs)
+        (_, loss), grads = value_and_grad(*(begun if len(inputs) > 1 else (begun,)))
         return loss, step.end(grads, loss=loss)
 
     return step, mindspore.jit(train_step) if how == "in_jit" else train_step

@@ -8,7 +8,7 @@ from pathlib import Path
 import mindspore
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
+from conftest import in_pairs, quick_in_graph_mode, quick_in_pynative_mode, slow
 from mindspore import Tensor, dataset, nn, ops
 from mindspore.train import Model
 from support.linear_pair import Trained, arrays
@@ -278,7 +278,7 @@ def test_the_rows_and_that_training_is_the_same_with_it(mode, sink, capsys):
     assert "step 4: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("how", ["eagerly", *slow("in_jit")])
+@in_pairs
 def test_rows_and_lines_of_loops_are_those_of_model(mode, how, capsys):
     batches = linear_batches([False, True, True, False, False])
     train(cell(DynamicLossScale(2.0**10), Linear()), batches, LossScaleMonitor(2, csv="model.csv"), epochs=2)
@@ -325,8 +325,9 @@ def test_the_rows_of_networks_with_scales_of_their_own(mode):
     assert (row["loss_scale"], row["next_loss_scale"]) == ("4096.0/256.0", "2048.0/256.0")
 
 
+@quick_in_pynative_mode
 @pytest.mark.parametrize("flush_first", [*slow(True), False])
-def test_a_flushed_cycle_is_of_its_epochs_last_step(flush_first, capsys):
+def test_a_flushed_cycle_is_of_its_epochs_last_step(mode, flush_first, capsys):
     its = cell(DynamicLossScale(2.0**10), Linear(), gradient_accumulation_steps=2)
     monitor = LossScaleMonitor(csv="steps.csv")
     callbacks = [FlushAccumulation(), monitor] if flush_first else [monitor, FlushAccumulation()]

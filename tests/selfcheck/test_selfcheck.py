@@ -111,7 +111,7 @@ def test_what_could_not_run_is_told_apart(arguments, words, monkeypatch, tmp_pat
     ],
 )
 def test_whatever_a_check_does_the_results_before_are_told(last, status, words, tmp_path):
-    arguments = ["one", last, "--mode", "graph", "--timeout", "5", "--json", "result.json"]
+    arguments = ["one", last, "--mode", "graph", "--timeout", "2", "--json", "result.json"]
     result = run_python(SUPPORT / "planted_checks.py", *arguments, cwd=tmp_path)
     assert (result.returncode, words in result.stderr + result.stdout) == (status, True)
     # Where it hung or crashed.

@@ -44,7 +44,7 @@ def _in(mode, *names):
     return tuple(f"{name}/{mode}" for name in names)
 
 
-QUICK = ("bounded", "weighted", "manual_in_jit", "own_weights", "different", "sharded_one_network")
+QUICK = ("bounded", "weighted", "own_weights", "different", "sharded_one_network")
 CHECKS = ("own_weights", "saturating", "large_gradients", "apart")
 SHARDED = ("sharded_one_network", "sharded_cycle", "sharded_alternating", "sharded_half")
 FOUR = ("bounded", "saturating", "sharded_one_network")

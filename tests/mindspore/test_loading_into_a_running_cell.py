@@ -1,5 +1,6 @@
 """Why the cells watch the memory of their Parameters: MindSpore's fault in ten lines. Fails once it is mended."""
 
+import pytest
 from support.python_process import run_python
 
 # A program of its own: MindSpore 2.7.0 uses the memory that it has freed, and aborts when it ends.
@@ -31,6 +32,7 @@ print("value", float(counter.value.asnumpy()), flush=True)
 """
 
 
+@pytest.mark.slow
 def test_a_compiled_branch_goes_on_with_the_memory_that_loading_has_replaced(tmp_path):
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)

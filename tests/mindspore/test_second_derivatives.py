@@ -2,6 +2,7 @@
 
 import mindspore
 import numpy as np
+from conftest import quick_in_pynative_mode
 from mindspore import nn, ops
 from support.in_mode import in_mode
 from support.networks import FEATURES, batch, weight
@@ -51,6 +52,7 @@ def moved(network, x, y):
     return network.weight.asnumpy() - before
 
 
+@quick_in_pynative_mode
 def test_input_gradient_of_a_loss_that_takes_the_weights_keeps_them(mode):
     with in_mode(mindspore.GRAPH_MODE):
         expected = moved(Adapts(), *batch())

@@ -8,7 +8,7 @@ import json
 import mindspore
 import numpy as np
 import pytest
-from conftest import MODES, nightly, slow
+from conftest import MODES, nightly, quick_in_graph_mode, slow
 from mindspore import Parameter, Tensor, nn
 from mindspore.experimental import optim
 from support import sharded_training as scenarios
@@ -216,6 +216,7 @@ def test_a_cell_of_one_rank_has_no_use_for_masters_and_refuses_parts(parts):
     assert same_bits(network.hidden.asnumpy(), whole["hidden.weight"].asnumpy())
 
 
+@quick_in_graph_mode
 def test_with_one_rank_it_is_the_plain_optimizer(mode):
     """It gets the very weights, in the form in which they were passed; callbacks find in it what they ask for."""
     got = []

@@ -70,18 +70,21 @@ class Scaling(Bounded, nn.Cell):
 
     def advance(self, scale, overflow):
         """Lets the update rule take a step that used this scale. Returns what it makes of it."""
-        present, next_scale = self.loss_scale.scale_value, self.loss_scale.advance(scale, overflow)
+        next_scale = self.loss_scale.advance(scale, overflow)
         kept = next_scale
         if self._may_move:
+            present = self.loss_scale.scale_value
             is_there = prim.logical_and(prim.equal(present, scale), prim.equal(self.is_set, self._zero))
             kept = prim.select(is_there, next_scale, present)
-        return ops.depend(next_scale, prim.assign(present, kept))
+        return ops.depend(next_scale, prim.assign(self.loss_scale.scale_value, kept))
 
     def back_off(self, scale, overflow):
         """Does the same between two attempts of a call: the cycle goes on at the lower scale."""
         next_scale = self.advance(scale, overflow)
         if self.cycle is not None:
-            prim.assign(self.cycle_scale, next_scale)
+            next_scale = prim.assign(self.cycle_scale, next_scale)
+        # Returned, since graph mode may drop a call that returns nothing.
+        return next_scale
 
     def now(self):
         """Returns the scale at which a call, or a cycle, that has begun goes on."""

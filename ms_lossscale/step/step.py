@@ -56,28 +56,32 @@ class Step(nn.Cell):
         # The call of the networks is written twice: MindSpore can't compile a method with it that is called twice.
         losses, auxes, grads, weights = self.forwards_and_backwards(scale, ops.depend(inputs, kept))
         # Without empty tuples, which graph mode can't pass to, or from, what is called twice.
+        has_aux = self.forwards_and_backwards.has_aux
         checked = self.check_attempt(losses, grads, scale, saved, *weights)
         overflow, again, left, used = checked[1], checked[2], self._retries, scale
         # One flat tuple in the loop, where graph mode forgets the length of a tuple of equal tensors: the bool differs.
         # It is the last one: if it were the first, MindSpore would never free the training cell.
-        last = losses + checked[0] + weights + _flat(auxes) + checked[3:] + (overflow,)
+        last = losses + checked[0] + weights + (_flat(auxes) if has_aux else ()) + checked[3:] + (overflow,)
         while prim.logical_and(again, prim.greater(left, self._none)):
             left = prim.sub(left, self._one)
             used = self.transaction.back_off(used, overflow, saved)
             tried = self.forwards_and_backwards(used, gradients.copy(ops.depend(kept, used)))
             checked = self.check_attempt(tried[0], tried[2], used, saved, *tried[3])
             overflow, again = checked[1], checked[2]
-            last = tried[0] + checked[0] + tried[3] + _flat(tried[1]) + checked[3:] + (overflow,)
+            its_aux = _flat(tried[1]) if has_aux else ()
+            last = tried[0] + checked[0] + tried[3] + its_aux + checked[3:] + (overflow,)
         at, end = len(losses), len(losses) + len(grads)
-        last_losses, last_grads, others = last[:at], last[at:end], last[end:]
-        last_weights, others = others[: len(weights)], others[len(weights) : -1]
-        flags = others[len(others) - len(checked[3:]) :]
-        overflow = self.end_of_attempts(last_grads, overflow, flags, last_losses, last_weights, used, saved)
-        last_auxes = ()
-        for aux in auxes:
-            last_auxes += (others[: len(aux)],)
-            others = others[len(aux) :]
-        return last_losses, last_auxes, overflow, used
+        last_losses, last_grads, others = last[:at], last[at:end], last[end:-1]
+        if self.forwards_and_backwards.has_weights:
+            weights, others = others[: len(weights)], others[len(weights) :]
+        if has_aux:
+            last_auxes = ()
+            for aux in auxes:
+                last_auxes += (others[: len(aux)],)
+                others = others[len(aux) :]
+            auxes = last_auxes
+        overflow = self.end_of_attempts(last_grads, overflow, others, last_losses, weights, used, saved)
+        return last_losses, auxes, overflow, used
 
     def make_trial(self):
         """Makes what tells whether a batch would overflow at the present scale."""
@@ -214,7 +218,7 @@ class ForwardsAndBackwards(nn.Cell):
         self._owner = owner
         self.forward_backwards = nn.CellList(forward_backwards, auto_prefix=False)
         self.has_aux = any(each.has_aux for each in forward_backwards)
-        self._has_weights = any(each.weighted for each in forward_backwards)
+        self.has_weights = any(each.weighted for each in forward_backwards)
         self._network_inputs = network_inputs
         self._scale_shape = transaction.scale_shape
         self.overflow_detector = transaction.detector if transaction.overflow_check.starts else None
@@ -244,7 +248,7 @@ class ForwardsAndBackwards(nn.Cell):
             losses += its[0]
             auxes += (its[1],)
             grads += its[2]
-            if self._has_weights:
+            if self.has_weights:
                 weights += (its[3],)
         # Losses and aux are copies, and must be made before an optimizer changes what they show.
         return losses, auxes, ops.depend(grads, (losses, auxes)), weights

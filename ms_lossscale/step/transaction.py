@@ -306,20 +306,24 @@ class Transaction(nn.Cell):
     def back_off(self, scale, overflow, saved):
         """Undoes an attempt, and lowers the scales of those that overflowed. Returns the next attempt's scale."""
         done = ops.depend(self.counters.count_retry(), self.forward_state.restore_call(saved))
+        if not self._has_own_scales:
+            backed_off = self.scalings[0].back_off(scale, overflow)
+            return ops.depend(self.scalings[0].now(), (done, backed_off))
         scales = ()
         for i in range(len(self.scalings)):
             its = of_network(i, overflow)
             backed_off = only_if(its, self.scalings[i].back_off, of_network(i, scale), its)
             scales += (ops.depend(self.scalings[i].now(), (done, backed_off)),)
-        return self._of_all(scales)
+        return prim.stack(scales)
 
     def can_mend(self, scale, overflow):
         """Returns whether it overflowed, and every scale that did can be lowered."""
+        if not self._has_own_scales:
+            return prim.logical_and(overflow, self.loss_scales[0].can_back_off(scale))
         can = ()
         for i in range(len(self.scalings)):
-            its = of_network(i, overflow)
-            can += (prim.logical_and(its, self.loss_scales[i].can_back_off(of_network(i, scale))),)
-        of_each = prim.equal(self._of_all(can), overflow)
+            can += (self.loss_scales[i].can_back_off(of_network(i, scale)),)
+        of_each = prim.logical_or(prim.logical_not(overflow), prim.stack(can))
         return prim.logical_and(of_any_network(overflow), prim.reduce_all(of_each, ()))
 
     def check_attempt(self, losses, grads, scale, saved, *weights):
@@ -327,10 +331,10 @@ class Transaction(nn.Cell):
         Checks an attempt of a call. Returns its gradients, whether it overflowed, whether another may succeed, and what
         else shows an overflow.
         """
-        grads, overflow, _, evidence = self.check(grads, weights, scale, saved, self.cycle is None)
-        overflow, flags = self._agreed(overflow), evidence[0] + evidence[1]
-        can_mend = self.can_mend(scale, overflow)
-        hopeless = prim.logical_not(can_mend)
+        # Indexed: graph mode warns of a name that nothing uses.
+        checked = self.check(grads, weights, scale, saved, self.cycle is None)
+        overflow, flags = self._agreed(checked[1]), checked[3][0] + checked[3][1]
+        hopeless = prim.logical_not(self.can_mend(scale, overflow))
         for flag in flags:
             hopeless = prim.logical_or(hopeless, of_any_network(flag))
         for i in self.unscaled_losses:
@@ -338,8 +342,7 @@ class Transaction(nn.Cell):
         if self.cycle is not None:
             # The cycle is lost already.
             hopeless = prim.logical_or(hopeless, of_any_network(self.cycle.overflow))
-        again = prim.logical_and(can_mend, prim.logical_not(self._agreed(hopeless)))
-        return (grads, overflow, again) + flags
+        return (checked[0], overflow, prim.logical_not(self._agreed(hopeless))) + flags
 
     def end_of_attempts(self, grads, overflow, flags, losses, weights, scale, saved):
         """Ends a call with its last attempt, given what `check_attempt` returned of it."""

@@ -117,7 +117,8 @@ class TrainingCell(TrainingState, TrainingHooks):
         return self._returned(output) if self.several_networks else output
 
     def _before_step(self, inputs, keywords=()):
-        self._refuse_on_averages("a step")
+        if self._holds_averages:
+            self._refuse_on_averages("a step")
         if keywords or len(inputs) not in self._fitting:
             check_inputs(self, inputs, keywords)
             self._fitting.add(len(inputs))

@@ -136,9 +136,9 @@ def test_begin_end_and_the_others_are_documented_members():
         assert word in getattr(ManualStep, name).__doc__
 
 
-def test_eagerly_the_end_of_a_step_is_compiled_once_in_graph_mode():
+@pytest.mark.parametrize("mode", ["graph"], indirect=True)
+def test_eagerly_the_end_of_a_step_is_compiled_once(mode):
     # MindSpore takes a tuple of Tensors that is passed to a Cell for a constant, unless it is `mutable`.
-    mindspore.set_context(mode=mindspore.GRAPH_MODE)
     (net,) = networks(1)
     step = ManualStep(net, nn.Adam(net.trainable_params(), 1e-2), DynamicLossScale(2.0**10))
     train_step = by_value_and_grad(step, [net])

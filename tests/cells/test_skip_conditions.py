@@ -6,7 +6,7 @@ from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
 from mindspore import Parameter, Tensor, nn, ops
 from support.retried_networks import Slope, inputs
 from support.sloped_networks import LEARNING_RATE, cell, manual, with_norm
-from support.training import bookkeeping, changed, same_bits, state
+from support.training import bookkeeping, changed, of_both, same_bits, state
 
 from ms_lossscale import (
     DynamicLossScale,
@@ -170,7 +170,7 @@ def test_a_manual_step_skips_as_a_cell_does(mode, how, steps):
         loss, overflow, _ = trained(with_norm(norm))
         its_loss, its_overflow = train_step(with_norm(norm))
         assert bool(its_overflow) == bool(overflow) and same_bits(its_loss.asnumpy(), loss.asnumpy())
-    assert not changed(state(trained), state(step))
+    assert not changed(*of_both(trained, step))
     assert step.counters() == trained.counters() and step.skip_reasons() == trained.skip_reasons()
     assert trained.counters()["skipped_by_condition"] >= 2
 

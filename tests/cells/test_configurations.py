@@ -27,7 +27,7 @@ from ms_lossscale import (
 )
 
 CLASSES = (ScaledTrainOneStepCell, SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell, ManualStep)
-QUICK = 14
+QUICK = 11
 
 
 @pytest.mark.parametrize(

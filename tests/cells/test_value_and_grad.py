@@ -3,7 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
-from conftest import quick_in_pynative_mode
+from conftest import quick_in_pynative_mode, slow
 from mindspore import Tensor, nn, ops
 
 from ms_lossscale import DynamicLossScale, ManualStep
@@ -79,7 +79,7 @@ def by_hand(step, nets):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("count, keywords", [(1, {}), (2, {"clip_norm": 1.0, "gradient_accumulation_steps": 2})])
+@pytest.mark.parametrize("count, keywords", [(1, {}), *slow((2, {"clip_norm": 1.0, "gradient_accumulation_steps": 2}))])
 def test_the_same_bits_as_scaled_by_hand(mode, compiled, count, keywords):
     ours, its_state = trained(by_value_and_grad, compiled, count, **keywords)
     others, other_state = trained(by_hand, compiled, count, **keywords)

@@ -26,8 +26,8 @@ class Transaction(nn.Cell):
     A step of N optimizers, without the forward and backward.
 
     1. Read the scale once. 2. Copy what the forward will write. 3. (Forward and backward.) 4. Unscale. 5. Accumulate;
-    all calls but the last of a cycle end here. 6. Reduce across ranks, and transform. 7. One overflow check, and
-    conditions. 8. One update of the scale. 9. One branch: update, or undo.
+    all calls but the last of a cycle end here. 6. Reduce across ranks, transform, and measure norms. 7. One overflow
+    check, and conditions. 8. One update of the scale. 9. One branch: clip and update, or undo.
 
     What a setting does not ask for is None, False or empty, and the code for it is not in the graph. A value or a flag
     of each loss scale is of shape (), or of shape (N,) if `loss_scales` is a list. Gradients, losses and weights are
@@ -147,6 +147,7 @@ class Transaction(nn.Cell):
         if self.cycle is None:
             grads = self._prepared(grads, weights)
             norms_finite = self._measured(grads) if measures else ()
+        # 7. One overflow check.
         overflow, are_finite = self.overflow_check.find(grads, norms_finite, evidence)
         return grads, overflow, are_finite, evidence
 

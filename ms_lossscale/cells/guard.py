@@ -127,7 +127,7 @@ class FirstSteps:
         if wrote:
             warn_user(
                 f"For '{self._owner}', the forward wrote {listed(wrote, 3)}, which a skipped step does not restore, "
-                f"since what is frozen is not copied in case if it is large or a weight of MindSpore's layers. Pass "
+                f"since what is frozen is not copied if it is large, or a weight of MindSpore's layers. Pass "
                 f"them as forward_state=[...]."
             )
         return self._left > 0 and not wrote

@@ -8,7 +8,7 @@ from mindspore import dtype as mstype
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale.loss_scale import LossScale
-from ms_lossscale.step.optimizers import add_prefix, network_prefix
+from ms_lossscale.step.optimizers import add_prefix, network_prefix, parts_of_networks
 
 
 class Asked(nn.Cell):
@@ -60,8 +60,7 @@ class OfEachNetwork(nn.Cell):
     def __init__(self, cells, lengths):
         super().__init__(auto_prefix=False)
         self.of_each = nn.CellList(cells, auto_prefix=False)
-        ends = list(itertools.accumulate(lengths))
-        self._parts = tuple(map(slice, [0, *ends], ends))
+        self._parts = parts_of_networks(lengths)
 
     @classmethod
     def of(cls, cells, lengths):

@@ -1,7 +1,5 @@
 """A training step: the scaled forward and backward of its networks, a transaction around it, and further attempts."""
 
-import itertools
-
 from mindspore import Tensor, jit, nn, ops
 from mindspore import dtype as mstype
 
@@ -291,7 +289,7 @@ class Trial(nn.Cell):
         self.transaction, self.forwards_and_backwards = transaction, forwards_and_backwards
         self.use_parameters = UseInOutermostGraph(list(self.get_parameters()))
         self.check = compiled(transaction.check_trial)
-        self._ends = list(itertools.accumulate(len(its.parameters) for its in transaction.optimizers.optimizers))
+        self._parts = transaction.optimizers.parts
 
     def __call__(self, *inputs):
         self.transaction.forward_state.remember()
@@ -302,10 +300,10 @@ class Trial(nn.Cell):
         saved, scales = gradients.copy(self.transaction.forward_state.written), ()
         for loss_scale in self.transaction.loss_scales:
             scales += (prim.deepcopy(loss_scale.scale_value),)
-        scale = prim.stack(scales) if self.transaction.scale_shape else scales[0]
+        scale = self.transaction.of_all(scales)
         tried = self.forwards_and_backwards(scale, ops.depend(inputs, saved))
         overflow = self.check(tried[2], tried[3], scale, saved)
         overflow, nonzero = ops.depend(overflow, self.transaction.forward_state.restore_call(saved)), ()
-        for i, end in enumerate(self._ends):
-            nonzero += (gradients.any_nonzero(tried[2][self._ends[i - 1] if i else 0 : end]),)
+        for part in self._parts:
+            nonzero += (gradients.any_nonzero(tried[2][part]),)
         return overflow, nonzero

@@ -356,14 +356,15 @@ class Transaction(nn.Cell):
         """Returns whether a batch that changes nothing overflowed."""
         return self._agreed(self.check(grads, weights, scale, saved, False)[1])
 
-    def _of_all(self, values):
+    def of_all(self, values):
+        """Returns the values of the loss scales as one Tensor."""
         return prim.stack(values) if self._has_own_scales else values[0]
 
     def _cycle_scale(self):
         scales = ()
         for scaling in self.scalings:
             scales += (scaling.now(),)
-        return self._of_all(scales)
+        return self.of_all(scales)
 
     def norms(self):
         """Reads the global norm of each network at the last check, None where it is not measured."""

@@ -14,15 +14,13 @@ _VALUES, _APPLIED = 1024, 3
 # What to do about skips, by their reason.
 ADVICE = {
     "condition": "nothing overflows, so look at the condition and its threshold, and leave the loss scale as it is",
-    "loss": "no loss scale fixes a loss that is not finite: look for NaN in the data, and call "
-    "ms_lossscale.locate_overflow, which names the cell where it begins",
+    "loss": "no loss scale fixes a loss that is not finite: ms_lossscale.locate_overflow names the cell where it begins",
     "forward_state": "look at what the forward writes, see forward_state_names(): a value that is infinite on purpose "
     "must be in its Parameter before the first step",
     "gradients": "the backward overflows at every scale so far: find_loss_scale finds a lower one, if there is any, "
-    "and ms_lossscale.advise_float32 the cells that need float32. A number as the loss scale does not fall, so pass a "
-    "DynamicLossScale",
-    "detector": "all gradients are finite, so look at the overflow detector that you passed; or, where an NPU's status "
-    "register tells, for values in the network that overflow and are clipped or masked afterwards",
+    "and ms_lossscale.advise_float32 the cells that need float32. A number as the loss scale does not fall",
+    "detector": "all gradients are finite, so look at your overflow detector; or, where an NPU's status register "
+    "tells, for values in the network that overflow and are clipped or masked afterwards",
 }
 
 

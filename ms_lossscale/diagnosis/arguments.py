@@ -1,6 +1,7 @@
 """The arguments of the diagnoses: a network or a training cell, and batches."""
 
 import functools
+import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Optional, Union
@@ -14,7 +15,7 @@ from ms_lossscale._mindspore import written_class
 from ms_lossscale._values import not_finite_weights
 from ms_lossscale.cells.manual_step import ManualStep
 from ms_lossscale.cells.training_cell import TrainingCell
-from ms_lossscale.function_network import FunctionNetwork, as_network, name_of
+from ms_lossscale.function_network import FunctionNetwork, as_network, name_of, variables_of
 from ms_lossscale.step.step import inputs_of
 
 # A training cell takes batches in the place of parameters.
@@ -67,10 +68,12 @@ def join_names(*names):
 
 def trained_parts(owner, network, parameters=None):
     """Returns the parts of a training cell, or of a network trained by `parameters` (None: all trainable ones)."""
-    if isinstance(network, ManualStep):
+    used = variables_of(inspect.unwrap(network)).values() if callable(network) else ()
+    if any(isinstance(its, ManualStep) for its in (network, *used)):
         raise TypeError(
-            f"For '{owner}', the argument 'network' must be what a step differentiates, but got a 'ManualStep', which "
-            f"does not know it. Pass the function that you differentiate and, where it is taken, step.parameters."
+            f"For '{owner}', the argument 'network' must be what a step differentiates, but got a 'ManualStep', or a "
+            f"function that uses one. Pass a function that returns the loss, unscaled, and, where it is taken, "
+            f"step.parameters."
         )
     if isinstance(network, type) or not callable(network):
         check_cell(owner, "network", network, "Pass a network or function that returns the loss, or a training cell.")

@@ -12,7 +12,6 @@ from ms_lossscale._mindspore import around_transforms, forget_failed_calls, writ
 from ms_lossscale._user_warnings import warn_user
 from ms_lossscale.diagnosis.noticing_gradients import noticing_gradients
 from ms_lossscale.function_network import FunctionNetwork, name_of
-from ms_lossscale.step.manual import looking_into
 from ms_lossscale.step.returned import loss_first
 
 
@@ -35,7 +34,6 @@ def replay(owner, parts, mode=mindspore.PYNATIVE_MODE):
             # Functions decorated with `mindspore.jit` then run as they are, so that the cells inside can be watched.
             afterwards.enter_context(_compiling("0"))
             afterwards.enter_context(around_transforms(_compiling))
-        afterwards.enter_context(looking_into())
         forget_failed_calls()
         afterwards.callback(mindspore.set_rng_state, mindspore.get_rng_state())
         values = [(each, ops.deepcopy(each)) for each in state if each is not None]

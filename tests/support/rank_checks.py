@@ -89,7 +89,7 @@ OTHERS = {
     "cell": lambda last: pair(ALONE, SimultaneousTrainOneStepCell, dynamic()) if last else taking_turns(),
     "every": lambda last: taking_turns(every=(1, 2 if last else 3)),
     "network_1.loss_scale": lambda last: taking_turns([2.0, 8.0 if last else 4.0]),
-    "loss_scale.class": lambda last: scaled(ALONE, ScheduledLossScale([1, 2], [1, 2]) if last else dynamic()),
+    "loss_scale: ": lambda last: scaled(ALONE, ScheduledLossScale([1, 2], [1, 2]) if last else dynamic()),
     "scale_window": lambda last: scaled(ALONE, DynamicLossScale(scale_window=2000 if last else 1000)),
     "milestone": lambda last: scaled(ALONE, ScheduledLossScale([2 + last, 4], [1, 2])),
     "scale_value": lambda last: scaled(ALONE, 8.0 if last else 4.0),
@@ -98,9 +98,7 @@ OTHERS = {
     "optimizers": lambda last: with_optimizer(nn.SGD if last else nn.Adam),
     "learning_rate": lambda last: with_optimizer(lambda weights: nn.SGD(weights, 0.2 if last else 0.1)),
     "applied_steps": lambda last: restarted(scaled(ALONE)) if last else scaled(ALONE),
-    "skip_conditions[1].max_norm": lambda last: scaled(
-        ALONE, skip_conditions=[HighLoss(), NormSpike(max_norm=2.0 if last else 1.0)]
-    ),
+    "max_norm": lambda last: scaled(ALONE, skip_conditions=[HighLoss(), NormSpike(max_norm=2.0 if last else 1.0)]),
     "norm_spike.mean": lambda last: scaled(ALONE, skip_conditions=[observed(NormSpike(z_score=1.0), 1.0 + last)]),
 }
 DIFFERENCES = [*SETTINGS, *OTHERS, "max_loss_scale"]

@@ -443,7 +443,7 @@ ADVICE = {
     "detector": (
         lambda: cell(8.0, overflow_detector=Suspicious()),
         with_norm(1.0),
-        "by the overflow detector alone.* detector that you passed",
+        "by the overflow detector alone.* look at your overflow detector",
     ),
     "register": (on_npu, tuple(inputs_for(BACKWARD)), "detector alone.* where an NPU's status register tells"),
 }

@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 
 # With AVX-512, MindSpore chooses convolutions on CPU that are 10 to 80 times slower. It reads this when it is imported.
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
-
+os.environ["ONEDNN_MAX_CPU_ISA"] = os.environ.get("ONEDNN_MAX_CPU_ISA", "AVX2")
 sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
+
+from common.output import markdown_table
 
 # The approximate seconds of a side's round.
 ROUND = 0.3
@@ -27,6 +28,11 @@ def measured_by(script, *arguments, **variables):
     return json.loads(result.stdout.splitlines()[-1]), result.stdout + result.stderr
 
 
+def measured_in_turns(script, *arguments, sides):
+    """Returns what `take_turns` does from as many processes as sides, each of which builds another side first."""
+    return [measured_by(script, *arguments, *sides[i:], *sides[:i])[0] for i in range(len(sides))]
+
+
 def on_cpu(mode="graph"):
     """Sets the mode and the device."""
     import mindspore
@@ -38,12 +44,12 @@ def on_cpu(mode="graph"):
 
 
 def seconds_of(step, count=1):
-    """Returns the mean seconds of so many steps; a step returns a tensor to wait for."""
+    """Returns the mean seconds of so many steps; a step returns a tensor to wait for, alone or first of a tuple."""
     start = time.perf_counter()
     for _ in range(count):
         output = step()
     # Until here, PyNative mode may only have queued the work.
-    output.asnumpy()
+    (output[0] if isinstance(output, tuple) else output).asnumpy()
     return (time.perf_counter() - start) / count
 
 
@@ -52,16 +58,15 @@ def peak_memory():
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def take_turns(sides, rounds, first=0):
+def take_turns(sides, rounds):
     """
     Returns the seconds of each side's first call, and of a step in each round, in which the sides take turns. `sides`
-    has for each name a function that makes its step, `first` is the number of the side to make first.
+    has for each name a function that makes its step; they are built in this order.
     """
     import mindspore
 
-    steps, first_call = {}, {}
     # The side built first stays up to a third faster, and its first call includes work that the others find done.
-    names = list(sides)[first:] + list(sides)[:first]
+    names, steps, first_call = list(sides), {}, {}
     for name in names:
         mindspore.set_seed(0)
         steps[name] = sides[name]()
@@ -69,8 +74,14 @@ def take_turns(sides, rounds, first=0):
     for step in steps.values():
         seconds_of(step, 3)
     count = max(1, round(ROUND / max(seconds_of(step, 3) for step in steps.values())))
-    seconds = {name: [] for name in sides}
+    seconds = {name: [] for name in names}
     for i in range(rounds):
         for name in names[i % len(names) :] + names[: i % len(names)]:
             seconds[name].append(seconds_of(steps[name], count))
     return {"first_call": first_call, "steps_in_a_round": count, "seconds": seconds}
+
+
+def table(rows, left):
+    """Returns rows, dicts from columns' names to texts, as a table in GitHub's Markdown."""
+    header = list(dict.fromkeys(name for row in rows for name in row))
+    return markdown_table(header, [[str(row.get(name, "-")) for name in header] for row in rows], left)

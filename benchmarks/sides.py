@@ -1,16 +1,18 @@
 """
-The sides that are compared in each case, functions that make one step and return a tensor to wait for; and the process
-that measures them, which prints JSON:
+The sides that are compared in each case, functions that make one step; and the process that measures them, which prints
+JSON:
 
-    python benchmarks/sides.py CASE MODE ROUNDS WHICH [SIDE]
+    python benchmarks/sides.py CASE MODE ROUNDS SIDE ...
 
-WHICH is "few" or "all". Given the number of a SIDE, it measures the time of all, and builds that one first. Given a
-SIDE's name, it measures its first call, its memory, and how many Python functions MindSpore parses for it.
+With 0 rounds it measures the first call of the only side, its memory, and how many Python functions MindSpore parses
+for it. Otherwise it builds the sides in this order and measures the time of all.
 """
 
+import itertools
 import json
 import sys
 from collections import Counter
+from functools import partial
 
 from base import on_cpu, peak_memory, seconds_of, take_turns
 
@@ -24,6 +26,7 @@ from mindspore._extends.parse.parser import Parser
 
 from ms_lossscale import DynamicLossScale, ManualStep, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell, all_finite
 
+SCRIPT = __file__
 rng = np.random.default_rng(0)
 
 
@@ -32,11 +35,9 @@ def normal(*shape):
 
 
 def classified(network, shape, batch_size=32):
+    labels = ops.arange(batch_size).astype(mstype.int32) % 10
     loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-    return nn.WithLossCell(network, loss), (
-        normal(batch_size, *shape),
-        ops.arange(batch_size).astype(mstype.int32) % 10,
-    )
+    return nn.WithLossCell(network, loss), (normal(batch_size, *shape), labels)
 
 
 def lenet():
@@ -56,63 +57,41 @@ def mlp():
     return classified(nn.SequentialCell(*layers, nn.Dense(1024, 10)), (1024,))
 
 
-class Narrow(nn.Cell):
-    def __init__(self, layers):
-        super().__init__()
-        self.layers = nn.CellList([nn.Dense(8, 8) for _ in range(layers - 1)])
-        self.classify = nn.Dense(8, 10)
-
-    def construct(self, x):
-        for layer in self.layers:
-            x = ops.tanh(layer(x))
-        return self.classify(x)
-
-
 def deep_narrow():
     """250 layers of 8: 500 small parameter tensors."""
-    return classified(Narrow(250), (8,))
+    layers = [nn.Dense(8, 8, activation="tanh") for _ in range(249)]
+    return classified(nn.SequentialCell(*layers, nn.Dense(8, 10)), (8,))
 
 
 def convolution(channels_in, channels, stride=1, size=3):
-    return nn.Conv2d(channels_in, channels, size, stride, pad_mode="pad", padding=size // 2)
+    layer = nn.Conv2d(channels_in, channels, size, stride, pad_mode="pad", padding=size // 2)
+    return nn.SequentialCell(layer, nn.BatchNorm2d(channels))
 
 
 class Block(nn.Cell):
-    def __init__(self, channels_in, channels, stride):
+    def __init__(self, channels_in, channels):
         super().__init__()
-        self.conv1, self.norm1 = convolution(channels_in, channels, stride), nn.BatchNorm2d(channels)
-        self.conv2, self.norm2 = convolution(channels, channels), nn.BatchNorm2d(channels)
-        self.shortcut = nn.Identity()
-        if stride != 1:
-            self.shortcut = nn.SequentialCell(convolution(channels_in, channels, stride, 1), nn.BatchNorm2d(channels))
+        stride = channels // channels_in
+        self.first, self.second = convolution(channels_in, channels, stride), convolution(channels, channels)
+        self.shortcut = nn.Identity() if stride == 1 else convolution(channels_in, channels, stride, 1)
 
     def construct(self, x):
-        y = ops.relu(self.norm1(self.conv1(x)))
-        return ops.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
-
-
-class ResNet18(nn.Cell):
-    """He et al., `Deep residual learning for image recognition`, with the usual first layer for 32x32 images."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.norm = convolution(3, 64), nn.BatchNorm2d(64)
-        widths = [(64, 64), (64, 64), (64, 128), (128, 128), (128, 256), (256, 256), (256, 512), (512, 512)]
-        self.blocks = nn.SequentialCell(*(Block(before, after, after // before) for before, after in widths))
-        self.classify = nn.Dense(512, 10)
-
-    def construct(self, images):
-        x = self.blocks(ops.relu(self.norm(self.conv(images))))
-        return self.classify(x.mean(axis=(2, 3)))
+        return ops.relu(self.second(ops.relu(self.first(x))) + self.shortcut(x))
 
 
 def resnet18():
-    """ResNet-18 on 32x32 images, batch 8: 62 parameter tensors, 11 million values."""
-    return classified(ResNet18(), (3, 32, 32), batch_size=8)
+    """
+    ResNet-18 (He et al., `Deep residual learning for image recognition`) with the usual first layer for 32x32 images,
+    batch 8: 62 parameter tensors, 11 million values.
+    """
+    widths = [64, 64, 64, 128, 128, 256, 256, 512, 512]
+    blocks = map(Block, widths, widths[1:])
+    layers = [convolution(3, 64), nn.ReLU(), *blocks, nn.AvgPool2d(4), nn.Flatten(), nn.Dense(512, 10)]
+    return classified(nn.SequentialCell(*layers), (3, 32, 32), batch_size=8)
 
 
 def dcgan():
-    """The losses of the GAN example's discriminator and generator, both networks, and a batch of images and noise."""
+    """The GAN example's networks, and a batch of images and noise."""
     networks = generator, discriminator = gan.network.Generator(64, 24), gan.network.Discriminator(24)
     generator.update_parameters_name("generator.")
     discriminator.update_parameters_name("discriminator.")
@@ -123,24 +102,22 @@ def momentum(network):
     return nn.Momentum(network.trainable_params(), learning_rate=1e-4, momentum=0.9)
 
 
-def in_graph_mode(function):
+def compiled(function):
     return jit(function) if get_context("mode") == GRAPH_MODE else function
 
 
-def stock(network, inputs, weights_of=None):
+def stock(network, weights_of=None):
     """MindSpore's cell, which scales nothing and checks nothing."""
-    cell = nn.TrainOneStepCell(network, momentum(weights_of or network)).set_train()
-    return lambda: cell(*inputs)
+    return nn.TrainOneStepCell(network, momentum(weights_of or network)).set_train()
 
 
-def scaled(network, inputs, **keywords):
+def scaled(network, **keywords):
     """This package's cell with dynamic scale, check and transaction."""
     keywords = {"loss_scale": DynamicLossScale(), **keywords}
-    cell = ScaledTrainOneStepCell(network, momentum(network), **keywords).set_train()
-    return lambda: cell(*inputs)[0]
+    return ScaledTrainOneStepCell(network, momentum(network), **keywords).set_train()
 
 
-def recipe(network, inputs, weights_of=None, compiled=in_graph_mode):
+def recipe(network, weights_of=None):
     """The hand-written step of MindSpore's tutorial on mixed precision."""
     optimizer = momentum(weights_of or network)
     loss_scaler = amp.DynamicLossScaler(scale_value=2**16, scale_factor=2, scale_window=2000)
@@ -160,11 +137,10 @@ def recipe(network, inputs, weights_of=None, compiled=in_graph_mode):
         loss_scaler.adjust(is_finite)
         return loss_scaler.unscale(loss)
 
-    step = compiled(step)
-    return lambda: step(*inputs)
+    return compiled(step)
 
 
-def functional(network, inputs, compiled=in_graph_mode):
+def functional(network):
     """A step written with functions, as the recipe is, around this package's ManualStep."""
     manual_step = ManualStep(network.set_train(), momentum(network), DynamicLossScale())
     value_and_grad = manual_step.value_and_grad(network)
@@ -173,8 +149,7 @@ def functional(network, inputs, compiled=in_graph_mode):
         loss, grads = value_and_grad(*manual_step.begin(*inputs))
         return ops.depend(loss, manual_step.end(grads))
 
-    step = compiled(step)
-    return lambda: step(*inputs)
+    return compiled(step)
 
 
 def total(tensor):
@@ -191,18 +166,19 @@ def times(factor, tensor):
 
 class ByHand(nn.TrainOneStepCell):
     """
-    A step written for one float32 network, with the promises of this package that its author would think of: scaled in
+    A step that a user would otherwise write for one float32 network, with the promises that come to mind: scaled in
     float32, gradients and BatchNorm's statistics checked by their sums, dynamic scale, one branch, statistics put back.
     """
 
-    def __init__(self, network, optimizer):
-        super().__init__(network, optimizer)
+    def __init__(self, network):
+        super().__init__(network, momentum(network))
         self.scale = Parameter(Tensor(2.0**16, mstype.float32), name="scale", requires_grad=False)
         self.clean_steps = Parameter(Tensor(0, mstype.int32), name="clean_steps", requires_grad=False)
         self.state = ParameterTuple([each for each in network.get_parameters() if not each.requires_grad])
         self.map = ops.HyperMap()
         self.value_and_grad = ops.value_and_grad(self.scaled_loss, None, self.weights, has_aux=True)
         self.zero, self.window = Tensor(0, mstype.int32), Tensor(2000, mstype.int32)
+        self.set_train()
 
     def scaled_loss(self, scale, *inputs):
         loss = self.network(*inputs)
@@ -230,13 +206,7 @@ class ByHand(nn.TrainOneStepCell):
         return loss
 
 
-def by_hand(network, inputs):
-    """What a user would otherwise write."""
-    cell = ByHand(network, momentum(network)).set_train()
-    return lambda: cell(*inputs)
-
-
-def check_and_unscale(network, _):
+def check_and_unscale(network):
     """Only the check and the unscaling, of gradients that exist already."""
     weights = network.trainable_params()
     grads = ParameterTuple(Parameter(weight.value(), name=f"gradient.{weight.name}") for weight in weights)
@@ -246,11 +216,11 @@ def check_and_unscale(network, _):
         unscaled = for_each(ops.partial(times, 1.0 / scale), grads)
         return ops.depend(all_finite(unscaled), unscaled)
 
-    step = in_graph_mode(step)
-    return lambda: step(scale)
+    step = compiled(step)
+    return lambda *_: step(scale)
 
 
-def forward_and_backward(network, inputs):
+def forward_and_backward(network):
     """Only forward and backward."""
     value_and_grad = ops.value_and_grad(network.set_train(), None, ParameterTuple(network.trainable_params()))
 
@@ -258,94 +228,95 @@ def forward_and_backward(network, inputs):
         loss, grads = value_and_grad(*inputs)
         return ops.depend(loss, grads)
 
-    step = in_graph_mode(step)
+    return compiled(step)
+
+
+def one_by_one(networks, side=stock):
+    """A GAN without this package: the discriminator's step and the generator's."""
+    generator, discriminator = networks
+    discriminate = side(gan.network.DiscriminatorLoss(*networks), discriminator)
+    generate = side(gan.network.GeneratorLoss(*networks), generator)
+    return lambda images, noise: (discriminate(images, noise), generate(noise))[1]
+
+
+def simultaneous(networks, **keywords):
+    """Both networks in one cell, with one check, one update, and one forward of the generator."""
+    both, optimizers = gan.network.BothLosses(*networks), list(map(momentum, reversed(networks)))
+    return SimultaneousTrainOneStepCell(both, optimizers, DynamicLossScale(), **keywords).set_train()
+
+
+def of_new_shapes(side, knows_shapes, network):
+    """Each batch has another size. The cell may know which dimension varies."""
+    cell, sizes = side(network), itertools.count(1)
+    if knows_shapes:
+        cell.set_inputs(*(Tensor(shape=[None, width], dtype=mstype.float32) for width in (4, 1)))
+
+    def step(*inputs):
+        size = next(sizes)
+        return cell(ops.ones((size, 4)), ops.ones((size, 1)))
+
+    return step
+
+
+def looped(side, count, network):
+    """So many steps with one call."""
+    cell = side(network)
+
+    def loop(images, labels, count):
+        # A loop's variables must exist before it, in the same shape.
+        loss = images.sum()
+        while count > 0:
+            output = cell(images, labels)
+            loss = output[0] if isinstance(output, tuple) else output
+            count = count - 1
+        return loss
+
+    loop = compiled(loop)
+    return lambda *inputs: loop(*inputs, Tensor(count))
+
+
+OURS, RECIPE, CHECK_ALONE, UNSCALED = "ms_lossscale", "recipe", "check and unscale", "loss_scale=None"
+BOTH = {"stock": stock, OURS: scaled}
+unscaled = partial(scaled, loss_scale=None)
+ALL = {**BOTH, "by hand": ByHand, RECIPE: recipe, CHECK_ALONE: check_and_unscale, UNSCALED: unscaled}
+# For each case, what makes the network and a batch, and the sides, which make the step from the network. The one that
+# the others are compared to comes first.
+CASES = {make.__name__: (make, ALL) for make in (tiny, lenet, mlp, deep_narrow, resnet18)}
+CASES["unscaled"] = tiny, {"stock": stock, OURS: unscaled}
+CASES["dcgan"] = dcgan, {"stock": one_by_one, OURS: simultaneous, RECIPE: partial(one_by_one, side=recipe)}
+# A call that only adds gradients to its accumulation cycle, which never ends here.
+adding = partial(scaled, gradient_accumulation_steps=10**6)
+CASES["accumulation"] = mlp, {"forward and backward": forward_and_backward, OURS: adding}
+CASES["functional"] = mlp, {"amp.DynamicLossScaler": recipe, OURS: functional}
+# In float32, nothing overflows here: retries only cost that they are allowed.
+for make, side in ((lenet, scaled), (mlp, scaled), (resnet18, scaled), (dcgan, simultaneous)):
+    CASES[f"{make.__name__}_retries"] = make, {"max_retries=0": side, OURS: partial(side, max_retries=3)}
+for count in (1, 8, 64):
+    CASES[f"steps_per_call_{count}"] = lenet, {name: partial(looped, side, count) for name, side in BOTH.items()}
+more = {**BOTH, "with clip_norm and ema_decay": partial(scaled, clip_norm=1.0, ema_decay=0.9)}
+for name, knows in (("new_shapes", False), ("new_shapes_set_inputs", True)):
+    CASES[name] = tiny, {its: partial(of_new_shapes, side, knows) for its, side in more.items()}
+
+
+def begin(case, side):
+    """Returns a function that makes a step."""
+    make, sides = CASES[case]
+    network, inputs = make()
+    step = sides[side](network)
     return lambda: step(*inputs)
 
 
-def one_by_one(networks, inputs, side=stock):
-    """A GAN without this package: the discriminator's step and the generator's."""
-    (generator, discriminator), (_, noise) = networks, inputs
-    discriminate = side(gan.network.DiscriminatorLoss(*networks), inputs, discriminator)
-    generate = side(gan.network.GeneratorLoss(*networks), (noise,), generator)
-    return lambda: (discriminate(), generate())[1]
-
-
-def simultaneous(networks, inputs, **keywords):
-    """Both networks in one cell, with one check, one update, and one forward of the generator."""
-    optimizers = [momentum(network) for network in reversed(networks)]
-    both = gan.network.BothLosses(*networks)
-    cell = SimultaneousTrainOneStepCell(both, optimizers, DynamicLossScale(), **keywords).set_train()
-    return lambda: cell(*inputs)[0]
-
-
-def six_tensors():
-    return [normal(1024, 1024) for _ in range(6)]
-
-
-def check_of(*tensors, check=all_finite):
-    # Each tensor is an argument of its own: a tuple would be a constant, and the result computed when compiling.
-    def checked(*tensors):
-        return check(tensors)
-
-    checked = in_graph_mode(checked)
-    return lambda: checked(*tensors)
-
-
-def of(side, make, /, **keywords):
-    return lambda: side(*make(), **keywords)
-
-
-BY_HAND, CHECK_ALONE = "by hand", "check and unscale"
-# For each case, the side that the others are compared to comes first.
-CASES = {
-    make.__name__: {
-        "stock": of(stock, make),
-        "ms_lossscale": of(scaled, make),
-        BY_HAND: of(by_hand, make),
-        "recipe": of(recipe, make),
-        CHECK_ALONE: of(check_and_unscale, make),
-    }
-    for make in (tiny, lenet, mlp, deep_narrow, resnet18)
-}
-# In float32, nothing overflows here: retries only cost that they are allowed.
-for make in (lenet, mlp, resnet18):
-    sides = {"max_retries=0": of(scaled, make), "ms_lossscale": of(scaled, make, max_retries=3)}
-    CASES[f"{make.__name__}_retries"] = sides
-# fmt: off
-CASES.update({name: dict(zip((reference, "ms_lossscale", "recipe"), sides)) for name, reference, *sides in (
-    ("unscaled", "stock", of(stock, tiny), of(scaled, tiny, loss_scale=None)),
-    ("dcgan", "stock", of(one_by_one, dcgan), of(simultaneous, dcgan), of(one_by_one, dcgan, side=recipe)),
-    # A call that only adds gradients to its accumulation cycle, which never ends here.
-    ("accumulation", "forward and backward", of(forward_and_backward, mlp),
-     of(scaled, mlp, gradient_accumulation_steps=10**6)),
-    ("check", "amp.all_finite", of(check_of, six_tensors, check=amp.all_finite), of(check_of, six_tensors)),
-    # Steps written with functions; the second one compiles them in PyNative mode, too.
-    ("functional", "amp.DynamicLossScaler", of(recipe, mlp), of(functional, mlp)),
-    ("functional_jit", "amp.DynamicLossScaler", of(recipe, mlp, compiled=jit), of(functional, mlp, compiled=jit)),
-    ("dcgan_retries", "max_retries=0", of(simultaneous, dcgan), of(simultaneous, dcgan, max_retries=3)),
-)})
-# fmt: on
-
-
-def sides_of(case, mode="graph", which="few"):
-    """Returns the sides of a case, all or the most important ones."""
-    # In PyNative mode, the check alone would run operator by operator, unlike the cell.
-    left_out = {CHECK_ALONE: mode != "graph" or which == "few", "recipe": which == "few"}
-    return {name: side for name, side in CASES[case].items() if not left_out.get(name)}
-
-
-def main(case, mode, rounds, which, side):
+def main(case, mode, rounds, *sides):
     on_cpu(mode)
-    sides = sides_of(case, mode, which)
-    if side.isdigit():
-        return take_turns(sides, int(rounds), int(side))
+    if int(rounds):
+        return take_turns({side: partial(begin, case, side) for side in sides}, int(rounds))
     modules, init = Counter(), Parser.__init__
 
     def counting(self, function, *args, **kwargs):
-        modules[(getattr(function, "__module__", None) or "").partition(".")[0] == "ms_lossscale"] += 1
+        modules[(getattr(function, "__module__", None) or "").partition(".")[0] == OURS] += 1
         init(self, function, *args, **kwargs)
 
-    step = sides[side]() if side in sides else scaled(*globals()[case](), loss_scale=None)
+    step = begin(case, *sides)
     Parser.__init__ = counting
     seconds, parsed = seconds_of(step), [modules[True], modules[False]]
     first_peak, _ = peak_memory(), seconds_of(step, 10)

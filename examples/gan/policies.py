@@ -102,7 +102,7 @@ def result_of(args, policy, seed):
     return values
 
 
-def child(train, rounds, first, *policies):
+def child(train, rounds, *policies):
     """Measures the seconds of the policies' steps, which take turns, and prints them as JSON."""
     from common.data import load_digits
     from common.ranks import start_ranks
@@ -118,13 +118,13 @@ def child(train, rounds, first, *policies):
     any_of_them = arguments[policies[0]]
     ranks, digits = start_ranks(any_of_them), load_digits(any_of_them.data)
     sides = {policy: functools.partial(step, args) for policy, args in arguments.items()}
-    print(json.dumps(base.take_turns(sides, int(rounds), int(first))))
+    print(json.dumps(base.take_turns(sides, int(rounds))))
 
 
 def seconds_of_steps(args):
     """Returns the median seconds of each policy's step, from processes of which each makes another policy first."""
     options = ["--child", json.dumps(args.train), args.rounds]
-    runs = [base.measured_by(__file__, *options, i, *args.policies)[0] for i in range(len(args.policies))]
+    runs = base.measured_in_turns(__file__, *options, sides=args.policies)
     return [statistics.median(itertools.chain(*(run["seconds"][policy] for run in runs))) for policy in args.policies]
 
 

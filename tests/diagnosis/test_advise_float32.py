@@ -122,14 +122,8 @@ def test_each_cause(mode, make, level, name):
     check_trains(cell, advice, inputs)
 
 
-class LogOfZero(nn.Cell):
-    def construct(self, x):
-        return ops.log(x * 0)
-
-
-class LargeByHand(nn.Cell):
-    def construct(self, x):
-        return (x.astype(mstype.float16) * 1e5).astype(mstype.float32)
+LOG_OF_ZERO = networks.Function(lambda x: ops.log(x * 0))
+LARGE_BY_HAND = networks.Function(lambda x: (x.astype(mstype.float16) * 1e5).astype(mstype.float32))
 
 
 class EmptyContainers(networks.SoftmaxByHand):
@@ -163,10 +157,10 @@ THREES = Tensor(np.full((4, networks.N), 3.0), mstype.float32)
 ADVICE = {
     "nothing": (lambda: half(nn.ReLU()), (X, Y), [], True, "No cell needs float32"),
     "NaN in the data": (lambda: half(nn.ReLU()), (NAN, Y), [], False, "The batch itself holds values that are not fi"),
-    "log of zero": (lambda: half(LogOfZero()), (X, Y), [], False, "float32 does not help"),
+    "log of zero": (lambda: half(LOG_OF_ZERO), (X, Y), [], False, "float32 does not help"),
     "NaN weights": (with_nan_weights, (X, Y), [], False, "Weights themselves are infinite or NaN"),
     "no cell is cast": (
-        lambda: nn.WithLossCell(nn.SequentialCell(networks.dense(), LargeByHand()), nn.MSELoss()),
+        lambda: nn.WithLossCell(nn.SequentialCell(networks.dense(), LARGE_BY_HAND), nn.MSELoss()),
         (X, Y), [], False, "No cell is cast by to_float or mindspore.amp, so that none could be switched. Casts that",
     ),
     "no two dtypes": (networks.CastsByHand, (THREES,), [""], True, "large's output is inf"),

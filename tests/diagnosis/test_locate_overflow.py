@@ -8,7 +8,7 @@ from mindspore import dtype as mstype
 from support.diagnosed_cells import BATCHES, CELLS, gan
 from support.gan_networks import gan_batch
 from support.networks import FEATURES, HalfPrecision, Linear, batch
-from support.planted_networks import FLOAT16_MAX, PLANTED, Chain, rows, times
+from support.planted_networks import FLOAT16_MAX, PLANTED, Chain, Function, rows, times
 from support.untouched import untouched
 
 from ms_lossscale import OverflowTrace, ScaledTrainOneStepCell, emulation, locate_overflow, profile_activations
@@ -123,15 +123,10 @@ def test_the_network_whose_loss_is_infinite(kind, network):
     assert (trace.cell, trace.direction, trace.kind, trace.index) == (name, "forward", "inf", ())
 
 
-class HidesNan(nn.Cell):
-    """Like a ReLU on CPU, it makes NaN zero."""
-
-    def construct(self, x):
-        return ops.select(x == x, x, ops.zeros_like(x))
-
-
 def test_weights_that_are_not_finite_are_named_where_the_loss_hides_them():
-    net = nn.SequentialCell(nn.Dense(2, 3), HidesNan(), nn.Dense(3, 1)).to_float(mstype.float16)
+    # Like a ReLU on CPU, it makes NaN zero.
+    hides_nan = Function(lambda x: ops.select(x == x, x, ops.zeros_like(x)))
+    net = nn.SequentialCell(nn.Dense(2, 3), hides_nan, nn.Dense(3, 1)).to_float(mstype.float16)
     ops.assign(net[0].weight, Tensor([[1, np.nan], [np.nan, 1], [1, 1]], mstype.float32))
     network = nn.WithLossCell(net, nn.MSELoss())
     cell = ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params(), 0.1), 1.0)
@@ -141,14 +136,18 @@ def test_weights_that_are_not_finite_are_named_where_the_loss_hides_them():
 
 
 @pytest.mark.parametrize(
-    "network, inputs, loss_scale, error, message",
+    "diagnose, network, inputs, loss_scale, error, message",
     [
-        ("network", BATCHES[0], 1.0, TypeError, "'network' must be a Cell, but got 'network'"),
-        (Linear(), BATCHES, 1.0, TypeError, "'inputs' must be a Tensor, a NumPy array, or a tuple of them"),
-        (Linear(), BATCHES[0], 0.0, ValueError, "'loss_scale' must be a finite number > 0"),
-        (Linear(), BATCHES[0], None, TypeError, "'loss_scale' must be a number, but got None"),
+        (locate_overflow, "network", BATCHES[0], 1.0, TypeError, "'network' must be a Cell, but got 'network'"),
+        (locate_overflow, Linear(), BATCHES, 1.0, TypeError, "'inputs' must be a Tensor, a NumPy array, or a tuple of"),
+        (locate_overflow, Linear(), BATCHES[0], 0.0, ValueError, "'loss_scale' must be a finite number > 0"),
+        (locate_overflow, Linear(), BATCHES[0], None, TypeError, "'loss_scale' must be a number, but got None"),
+        (profile_activations, None, BATCHES, None, TypeError, "'network' must be a Cell, but got None"),
+        (profile_activations, Linear(), [], None, ValueError, "'batches' must not be empty"),
+        (profile_activations, Linear(), None, None, TypeError, "'batches' must be an iterable of batches, but got N"),
+        (profile_activations, Linear(), BATCHES, -1, ValueError, "'loss_scale' must be a finite number > 0"),
     ],
 )
-def test_wrong_arguments(network, inputs, loss_scale, error, message):
-    with pytest.raises(error, match=f"For 'locate_overflow', .*{message}"):
-        locate_overflow(network, inputs, loss_scale=loss_scale)
+def test_wrong_arguments(diagnose, network, inputs, loss_scale, error, message):
+    with pytest.raises(error, match=f"For '{diagnose.__name__}', .*{message}"):
+        diagnose(network, inputs, loss_scale=loss_scale)

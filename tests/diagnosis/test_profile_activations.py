@@ -212,17 +212,3 @@ def test_the_cells_inside_a_compiled_one_are_seen(mode, jit, monkeypatch):
     names = [each.place.cell for each in report.activations if each.kind == "output"]
     assert names == ["0.dense", "0", "1", "SequentialCell"]
     assert os.environ.get("MS_JIT") == jit
-
-
-@pytest.mark.parametrize(
-    "network, batches, keywords, error, message",
-    [
-        (Softplus(), [], {}, ValueError, "'batches' must not be empty"),
-        (Softplus(), None, {}, TypeError, "'batches' must be an iterable of batches, but got None"),
-        (Softplus(), SMALL, {"loss_scale": -1}, ValueError, "'loss_scale' must be a finite number > 0"),
-        (None, SMALL, {}, TypeError, "'network' must be a Cell, but got None"),
-    ],
-)
-def test_wrong_arguments(network, batches, keywords, error, message):
-    with pytest.raises(error, match=f"For 'profile_activations', .*{message}"):
-        profile_activations(network, batches, **keywords)

@@ -14,15 +14,11 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
 
 from common.output import markdown_table
 
-# The approximate seconds of a side's round.
-ROUND = 0.3
-
 
 def measured_by(script, *arguments, **variables):
     """Runs a script with environment variables. Returns its last line, parsed as JSON, and all of its output."""
     command = [sys.executable, str(script), *map(str, arguments)]
-    environment = {**os.environ, **variables}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace")
+    result = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, errors="replace")
     if result.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{result.stderr[-3000:]}")
     return json.loads(result.stdout.splitlines()[-1]), result.stdout + result.stderr
@@ -73,7 +69,8 @@ def take_turns(sides, rounds):
         first_call[name] = seconds_of(steps[name])
     for step in steps.values():
         seconds_of(step, 3)
-    count = max(1, round(ROUND / max(seconds_of(step, 3) for step in steps.values())))
+    # A side's round takes about 0.3 seconds.
+    count = max(1, round(0.3 / max(seconds_of(step, 3) for step in steps.values())))
     seconds = {name: [] for name in names}
     for i in range(rounds):
         for name in names[i % len(names) :] + names[: i % len(names)]:

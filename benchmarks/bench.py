@@ -29,19 +29,6 @@ from tqdm import tqdm
 QUICK = ["tiny", "unscaled", "lenet", "mlp", "deep_narrow", "resnet18", "dcgan"]
 
 
-def parse_arguments():
-    parser = argparse.ArgumentParser(description="Measure what a step costs, as ratios to MindSpore's unscaled cell.")
-    add, names, modes = parser.add_argument, ", ".join(CASES), ("graph", "pynative")
-    add("--output", metavar="DIR", default="output/bench", help="folder for the results (default: %(default)s)")
-    add("--cases", nargs="+", choices=CASES, metavar="CASE", help=f"of {names} (default: {', '.join(QUICK)})")
-    add("--modes", nargs="+", choices=modes, metavar="MODE", help="default: graph; with --all both")
-    add("--all", action="store_true", help="all cases and modes, and more sides than MindSpore's and ms_lossscale's")
-    add("--rounds", type=positive_int, default=7, metavar="N", help="rounds in each process (default: %(default)s)")
-    args = parser.parse_args()
-    args.cases, args.modes = args.cases or (CASES if args.all else QUICK), args.modes or modes[: 1 + args.all]
-    return args
-
-
 def measure(case, mode, rounds, every_side):
     """Measures a case in one mode."""
     # In PyNative mode, the check alone would run operator by operator, unlike the cell.
@@ -71,15 +58,22 @@ def columns(what, figures, written):
 
 
 if __name__ == "__main__":
-    args = parse_arguments()
-    folder = Path(args.output)
-    folder.mkdir(parents=True, exist_ok=True)
-    pairs = tqdm(list(itertools.product(args.cases, args.modes)), unit="case", dynamic_ncols=True)
+    parser = argparse.ArgumentParser(description="Measure what a step costs, as ratios to MindSpore's unscaled cell.")
+    add, names, modes = parser.add_argument, ", ".join(CASES), ("graph", "pynative")
+    add("--output", metavar="DIR", type=Path, default="output/bench", help="folder for results (default: %(default)s)")
+    add("--cases", nargs="+", choices=CASES, metavar="CASE", help=f"of {names} (default: {', '.join(QUICK)})")
+    add("--modes", nargs="+", choices=modes, metavar="MODE", help="default: graph; with --all both")
+    add("--all", action="store_true", help="all cases and modes, and more sides than MindSpore's and ms_lossscale's")
+    add("--rounds", type=positive_int, default=7, metavar="N", help="rounds in each process (default: %(default)s)")
+    args = parser.parse_args()
+    cases, modes = args.cases or (CASES if args.all else QUICK), args.modes or modes[: 1 + args.all]
+    args.output.mkdir(parents=True, exist_ok=True)
+    pairs = tqdm(list(itertools.product(cases, modes)), unit="case", dynamic_ncols=True)
     results = [measure(*pair, args.rounds, args.all) for pair in pairs]
     machine = {"cores": os.cpu_count(), "python": platform.python_version()}
     machine.update({name: version(name) for name in ("mindspore", "numpy")})
     text, measured = table(list(map(row_of, results)), left=3), {"machine": machine, "results": results}
     for name, content in (("bench.json", json.dumps(measured, indent=1)), ("bench.md", text)):
-        with replacing(folder / name) as part:
+        with replacing(args.output / name) as part:
             part.write_text(content)
     print(text, end="")

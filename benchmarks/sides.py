@@ -208,8 +208,7 @@ class ByHand(nn.TrainOneStepCell):
 
 def check_and_unscale(network):
     """Only the check and the unscaling, of gradients that exist already."""
-    weights = network.trainable_params()
-    grads = ParameterTuple(Parameter(weight.value(), name=f"gradient.{weight.name}") for weight in weights)
+    grads = ParameterTuple(Parameter(each.value(), name=f"gradient.{each.name}") for each in network.trainable_params())
     for_each, scale = ops.HyperMap(), Tensor(2.0**16, mstype.float32)
 
     def step(scale):
@@ -247,15 +246,11 @@ def simultaneous(networks, **keywords):
 
 def of_new_shapes(side, knows_shapes, network):
     """Each batch has another size. The cell may know which dimension varies."""
-    cell, sizes = side(network), itertools.count(1)
+    cell = side(network)
+    batches = ([ops.ones((size, width)) for width in (4, 1)] for size in itertools.count(1))
     if knows_shapes:
         cell.set_inputs(*(Tensor(shape=[None, width], dtype=mstype.float32) for width in (4, 1)))
-
-    def step(*inputs):
-        size = next(sizes)
-        return cell(ops.ones((size, 4)), ops.ones((size, 1)))
-
-    return step
+    return lambda *_: cell(*next(batches))
 
 
 def looped(side, count, network):

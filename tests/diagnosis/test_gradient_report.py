@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from mindspore import dtype as mstype
-from support.numpy_casts import CASTS, counts_of, shares_of_cast
+from support.numpy_casts import CASTS, shares_of_cast
 
 from ms_lossscale import GradientReport
 from ms_lossscale.diagnosis import Distribution
@@ -112,14 +112,6 @@ def test_a_wrong_headroom(headroom, error):
         REPORT.recommend(headroom)
 
 
-def test_shares_of_every_loss_scale_and_the_total():
-    for dtype in CASTS:
-        shares = REPORT.shares(dtype)
-        assert list(shares) == [2.0**exponent for exponent in range(-126, 127)]
-        assert all(each == shares_of_cast(ALL, scale, dtype) for scale, each in shares.items())
-    assert REPORT.total.as_dict() == counts_of(ALL)
-
-
 def test_worst_first():
     assert REPORT.worst_first() == WORST_FIRST
     # bfloat16 holds all of them: the order stays.
@@ -169,10 +161,7 @@ def test_csv():
 
 def test_json():
     report = report_of(PARAMETERS, loss_scale=1024.0, clip=1.0, step=7)
-    text = report.to_json("report.json")
-    with open("report.json") as file:
-        assert file.read() == text
-    content = json.loads(text, parse_constant=pytest.fail)
+    content = json.loads(report.to_json(), parse_constant=pytest.fail)
     for name in ("batches", "loss_scale", "clip", "step", "largest", "non_finite_losses"):
         assert content[name] == getattr(report, name)
     assert content["recommendation"] == report.recommend()._asdict()

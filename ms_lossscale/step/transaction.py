@@ -182,7 +182,7 @@ class Transaction(nn.Cell):
     def _decide(self, grads, overflow, are_finite, evidence, losses, scale, saved):
         """Ends a step: updates, or undoes."""
         overflow = self._agreed(overflow) if self.checks else overflow
-        skips, still, asked = of_any_network(overflow), (), ()
+        overflowed, still, asked = of_any_network(overflow), (), ()
         if self.overflow_check.is_patient:
             if self.cycle is None:
                 still += (self._agreed(self.overflow_check.of_forward(losses, evidence, overflow)),)
@@ -190,12 +190,12 @@ class Transaction(nn.Cell):
                 still += (self._agreed(gradients.copy((self.cycle.forward_not_finite,))[0]),)
             still = (prim.logical_and(overflow, still[0]),)
         if self._norm is not None:
-            asked = self._ask(skips, losses, grads)  # 7. Conditions, where nothing overflowed.
+            asked = self._ask(overflowed, losses, grads)  # 7. Conditions, where nothing overflowed.
             still += asked[:1]
         self._adjust(scale, overflow, still)  # 8. One update of the scale.
         if not self.may_skip:
-            return ops.depend(skips, self._update(grads, asked))
-        skips = any_of((skips,) + asked[:1])
+            return ops.depend(overflowed, self._update(grads, asked))
+        skips = any_of((overflowed,) + asked[:1])
         # 9. One branch.
         done = self._undo(grads, are_finite, evidence, losses, saved, asked) if skips else self._update(grads, asked)
         return ops.depend(skips, done)
@@ -267,13 +267,13 @@ class Transaction(nn.Cell):
         """Measures the norms. Returns whether the gradients of each network whose norm is measured are finite."""
         return () if self.clip is None else self.clip.measure(grads)
 
-    def _ask(self, skips, losses, grads):
+    def _ask(self, overflowed, losses, grads):
         """Asks the conditions, unless the step overflowed. Returns the answer, the loss and the norm."""
         loss = gradients.sum_of_all(losses) if len(losses) > 0 else self._zero
         root, power = self._norm(grads)
         norm = prim.div(root, power)
         answer = gradients.never(norm)
-        if not skips:
+        if not overflowed:
             answer = self._answers(loss, norm)
         return self._agreed(answer), loss, norm
 

@@ -10,11 +10,7 @@ from support.retried_networks import LEARNING_RATE, Penalised, Slope, inputs
 from support.sloped_networks import manual, with_norm
 from support.training import bookkeeping, changed, state
 
-from ms_lossscale import (
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-    emulation,
-)
+from ms_lossscale import ScaledTrainOneStepCell, SimultaneousTrainOneStepCell, emulation
 
 
 @quick_in_pynative_mode

@@ -7,11 +7,7 @@ from conftest import slow
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    ScaledTrainOneStepCell,
-)
+from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale, ScaledTrainOneStepCell
 
 SIZES = (8, 3, 8)
 

@@ -15,11 +15,7 @@ from support.in_mode import in_mode
 from support.networks import FEATURES, batch
 from support.training import changed, state
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-)
+from ms_lossscale import AlternatingTrainOneStepCell, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
 
 
 class Raises(nn.Cell):

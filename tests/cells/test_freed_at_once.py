@@ -11,12 +11,7 @@ import pytest
 from conftest import quick_in_pynative_mode, slow
 from mindspore import Tensor, nn, ops
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    ManualStep,
-    ScaledTrainOneStepCell,
-)
+from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale, ManualStep, ScaledTrainOneStepCell
 
 
 class Loss(nn.Cell):

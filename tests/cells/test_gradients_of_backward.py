@@ -5,15 +5,7 @@ import pytest
 from conftest import slow
 from mindspore import Parameter, Tensor, _c_expression, nn
 from mindspore.ops.composite.base import _pynative_executor
-from support.manual_training import (
-    CYCLE,
-    Halve,
-    batch,
-    batches,
-    dynamic,
-    manual,
-    training_cell,
-)
+from support.manual_training import CYCLE, Halve, batch, batches, dynamic, manual, training_cell
 from support.networks import Linear
 from support.networks import batch as linear_batch
 from support.training import changed, of_both, state

@@ -509,14 +509,8 @@ def of_each(make):
     *of_each(AlternatingTrainOneStepCell),
     (lambda: two(loss_scale=[DynamicLossScale(), None]), ValueError, "same 'drop_overflow_update'"),
     (lambda: two(after_update=[ClipWeights(pair()[0].trainable_params(), 1.0), None]), TypeError, "'after_update'"),
-    (
-        lambda: of_a_tuple(has_aux=[True, False]),
-        *(TypeError, "'has_aux'", "True or False"),
-    ),
-    (
-        lambda: of_a_tuple(weighted=True),
-        *(ValueError, "'weighted' must be False"),
-    ),
+    (lambda: of_a_tuple(has_aux=[True, False]), *(TypeError, "'has_aux'", "True or False")),
+    (lambda: of_a_tuple(weighted=True), *(ValueError, "'weighted' must be False")),
     (
         lambda: AlternatingTrainOneStepCell(TupleOf(*pair()), [sgd(Linear())] * 2),
         TypeError,

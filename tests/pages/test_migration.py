@@ -23,12 +23,7 @@ SECTIONS = dict(part.split("\n", 1) for part in PAGE.split("\n## ")[1:])
 DIFFERENCES = {
     heading: re.search("```diff\n(.*?)```", text, re.S)[1] for heading, text in SECTIONS.items() if "```diff" in text
 }
-MODEL, LOOP, GAN, TORCH = (
-    "Model with a loss_scale_manager",
-    "A hand-written loop",
-    "A GAN",
-    "PyTorch's GradScaler",
-)
+MODEL, LOOP, GAN, TORCH = ("Model with a loss_scale_manager", "A hand-written loop", "A GAN", "PyTorch's GradScaler")
 
 SET_UP = """
 import mindspore

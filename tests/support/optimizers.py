@@ -6,11 +6,7 @@ import mindspore
 from mindspore import nn
 from mindspore.experimental.optim import lr_scheduler
 
-MODULES = {
-    "nn": mindspore.nn.optim,
-    "experimental": mindspore.experimental.optim,
-    "mint": mindspore.mint.optim,
-}
+MODULES = {"nn": mindspore.nn.optim, "experimental": mindspore.experimental.optim, "mint": mindspore.mint.optim}
 OPTIMIZERS = [
     f"{module}.{name}"
     for module, contents in MODULES.items()

@@ -16,7 +16,7 @@ from support.gan_networks import (
     two_losses,
     two_optimizers,
 )
-from support.networks import Linear, batch, batch_for
+from support.networks import Linear, batch_for
 from support.training import OneForward, changed, same_bits, state
 
 from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale, SimultaneousTrainOneStepCell

@@ -1,7 +1,5 @@
-"""
-Graph mode merges equal constants of a graph, and a network's in-place operators then change all of them: whatever a
-network does to its constants, no bit of the step may differ. The package's own are attributes made at construction.
-"""
+"""Graph mode merges equal constants of a graph, and a network's in-place operators then change all of them: whatever a
+network does to its constants, no bit of the step may differ. The package's own are attributes made at construction."""
 
 import mindspore
 import pytest

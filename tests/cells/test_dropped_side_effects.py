@@ -1,9 +1,7 @@
-"""
-Graph mode may drop what nothing uses, such as the `_` of an assignment, and then warns that "some side effect nodes
+"""Graph mode may drop what nothing uses, such as the `_` of an assignment, and then warns that "some side effect nodes
 were eliminated by mistake". No user should have to judge whether what was dropped matters. It warned of a check in
 networks with two BatchNorms; of others, in some processes only. With FAIL_IF_DROPPED=1, `conftest.py` looks for it in
-every test. MindSpore 2.7 also warned of a value of `assign` that was used.
-"""
+every test. MindSpore 2.7 also warned of a value of `assign` that was used."""
 
 import mindspore
 import numpy as np

@@ -1,9 +1,7 @@
-"""
-Every optimizer that MindSpore has trains with a loss scale exactly as it does without one.
+"""Every optimizer that MindSpore has trains with a loss scale exactly as it does without one.
 
 The oracle is MindSpore's unscaled training cell. An optimizer that does not run there (no kernel on this device, say)
-is skipped, and the reason is what MindSpore said.
-"""
+is skipped, and the reason is what MindSpore said."""
 
 import numpy as np
 import pytest
@@ -31,11 +29,9 @@ def said(error):
 
 
 def train_unscaled(name):
-    """
-    The weights that MindSpore's unscaled cell arrives at in the clean steps, or the error that it ends with.
+    """The weights that MindSpore's unscaled cell arrives at in the clean steps, or the error that it ends with.
 
-    A TypeError is not caught: it would be a wrong argument, given by this test.
-    """
+    A TypeError is not caught: it would be a wrong argument, given by this test."""
     network = LinearWithBias()
     try:
         optimizer, schedule = make_optimizer(name, network)

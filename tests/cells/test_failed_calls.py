@@ -1,8 +1,6 @@
-"""
-A call that an exception ends leaves nothing behind in MindSpore: no cast, no recording of a gradient.
+"""A call that an exception ends leaves nothing behind in MindSpore: no cast, no recording of a gradient.
 
-MindSpore itself leaves both, in PyNative mode, which also profiles the networks of graph mode.
-"""
+MindSpore itself leaves both, in PyNative mode, which also profiles the networks of graph mode."""
 
 import mindspore
 import numpy as np

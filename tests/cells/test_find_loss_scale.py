@@ -69,10 +69,8 @@ QUICK = ("accumulation",)
 @quick_in_graph_mode
 @pytest.mark.parametrize("kind", [*QUICK, *slow(*(kind for kind in KINDS if kind not in QUICK))])
 def test_it_is_half_of_the_largest_at_which_a_step_is_clean(mode, kind):
-    """
-    Nothing else has changed, and training goes on as if it had been set by hand, bit for bit: before the first step and
-    between two, within a cycle, too; nothing is compiled anew.
-    """
+    """Nothing else has changed, and training goes on as if it had been set by hand, bit for bit: before the first step
+    and between two, within a cycle, too; nothing is compiled anew."""
     found, by_hand = KINDS[kind](), KINDS[kind]()
     slopes = (5.0, 40.0)[: 1 if isinstance(found, ScaledTrainOneStepCell) else 2]
     for seed in range(4):

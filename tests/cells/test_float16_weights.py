@@ -15,10 +15,8 @@ SCALE = 0.25
 
 
 class Mixed(nn.Cell):
-    """
-    The gradients of its float32 weight and of its float16 weights are the slopes. Of the latter there are so many that
-    they are worked on as one tensor.
-    """
+    """The gradients of its float32 weight and of its float16 weights are the slopes. Of the latter there are so many
+    that they are worked on as one tensor."""
 
     def __init__(self, name="net"):
         super().__init__()

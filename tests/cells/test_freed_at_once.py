@@ -1,8 +1,6 @@
-"""
-A training cell and its memory are freed with the last reference to it. If the garbage collector freed it later, as one
-that refers to itself, MindSpore would forget the graphs of other cells with the same inputs in the middle of their use
-and compile them again.
-"""
+"""A training cell and its memory are freed with the last reference to it. If the garbage collector freed it later, as
+one that refers to itself, MindSpore would forget the graphs of other cells with the same inputs in the middle of their
+use and compile them again."""
 
 import gc
 import weakref

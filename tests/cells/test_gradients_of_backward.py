@@ -31,10 +31,8 @@ def record():
 
 
 def backward(loss):
-    """
-    What `loss.backward()` is to do. MindSpore 2.10 has no such method, but the machinery that is under it, which leaves
-    the gradients in `._grad` of each weight.
-    """
+    """What `loss.backward()` is to do. MindSpore 2.10 has no such method, but the machinery that is under it, which
+    leaves the gradients in `._grad` of each weight."""
     _c_expression.run_backward((loss,), None, None, False, None, allow_unreachable=True, accumulate_grad=True)
 
 

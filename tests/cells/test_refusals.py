@@ -1,7 +1,5 @@
-"""
-What is refused before anything is compiled: each call, the error, and words of it, which name the argument, the value,
-and what to do. What only compiled code sees is in own_process/refused_by_compiled_code.py.
-"""
+"""What is refused before anything is compiled: each call, the error, and words of it, which name the argument, the
+value, and what to do. What only compiled code sees is in own_process/refused_by_compiled_code.py."""
 
 import functools
 

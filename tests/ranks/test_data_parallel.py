@@ -1,7 +1,6 @@
-"""
-Training on several ranks: processes that msrun starts, as a user does. All ranks are compared with each other, and with
-what one process does that sees the whole batches, which knows nothing of ranks: see `data_parallel_training.py`.
-"""
+"""Training on several ranks: processes that msrun starts, as a user does. All ranks are compared with each other, and
+with what one process does that sees the whole batches, which knows nothing of ranks: see
+`data_parallel_training.py`."""
 
 import inspect
 import itertools
@@ -137,10 +136,8 @@ def test_what_has_happened_in_these_trainings(job, mode):
 
 @pytest.mark.parametrize("mode", ["graph", *slow("pynative")])
 def test_weights_that_each_rank_has_for_itself(job, mode):
-    """
-    Against NumPy. All ranks skip an overflow that shows in one rank's own weights, and only their network's scale backs
-    off. A norm is that of the common weights and of all ranks' own: it clips, and conditions look at it.
-    """
+    """Against NumPy. All ranks skip an overflow that shows in one rank's own weights, and only their network's scale
+    backs off. A norm is that of the common weights and of all ranks' own: it clips, and conditions look at it."""
     by_rank = job("own_weights", mode)
     names = ("a.weight", "a.bias", "bb.weight", "bb.bias")
     weights = [{name: records[0][name].astype(np.float64) for name in names} for records in by_rank]

@@ -1,7 +1,5 @@
-"""
-Ranks that share the optimizer's state: cells with a ShardedOptimizer beside cells with the plain optimizer, as the
-scenarios of `sharded_training.py` train both, compared bit for bit; and their checkpoints.
-"""
+"""Ranks that share the optimizer's state: cells with a ShardedOptimizer beside cells with the plain optimizer, as the
+scenarios of `sharded_training.py` train both, compared bit for bit; and their checkpoints."""
 
 import json
 
@@ -68,10 +66,8 @@ def name_of_part(state):
 
 @COMPARED
 def test_weights_and_all_else_are_those_of_the_plain_optimizer(job, name, mode, ranks):
-    """
-    Bit for bit after each of 20 calls on each rank: weights, scales, counters, averages, what is returned. Of the
-    optimizer's state, each rank has one nth, and less than an element for each weight besides.
-    """
+    """Bit for bit after each of 20 calls on each rank: weights, scales, counters, averages, what is returned. Of the
+    optimizer's state, each rank has one nth, and less than an element for each weight besides."""
     for records in job(name, mode, ranks):
         calls = len(CALLS) - (SAVED + 1 if name in ("sharded_resumed", "sharded_merged") else 0)
         assert len(records) == 2 + calls

@@ -1,10 +1,9 @@
-"""
-Ways to break the package, through what is public, by which the tests show that each check of the self-check can fail.
+"""Ways to break the package, through what is public, by which the tests show that each check of the self-check can
+fail.
 
 `python breakages.py [NAME ...]` breaks it in each of these ways, by default in all but those for ranks. For each it
 prints a JSON line: its name, and why each check that must fail does so. `python breakages.py --run NAME ...` breaks it
-in one way, and then is the self-check's command.
-"""
+in one way, and then is the self-check's command."""
 
 import functools
 import json

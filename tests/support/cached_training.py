@@ -1,7 +1,5 @@
-"""
-A training that MindSpore's compile cache serves: `python cached_training.py KIND` prints a hash of all state after it.
-Set MS_COMPILER_CACHE_ENABLE and MS_COMPILER_CACHE_PATH.
-"""
+"""A training that MindSpore's compile cache serves: `python cached_training.py KIND` prints a hash of all state after
+it. Set MS_COMPILER_CACHE_ENABLE and MS_COMPILER_CACHE_PATH."""
 
 import hashlib
 import os

@@ -1,7 +1,5 @@
-"""
-The cells with all features whose checkpoints are in tests/golden/, as versions 0.1.0, 0.2.0 and 0.3.0 of the package
-saved them: NAME.npz between two cycles, NAME.ckpt within one. Users of these versions have such files.
-"""
+"""The cells with all features whose checkpoints are in tests/golden/, as versions 0.1.0, 0.2.0 and 0.3.0 of the package
+saved them: NAME.npz between two cycles, NAME.ckpt within one. Users of these versions have such files."""
 
 import mindspore
 import numpy as np

@@ -1,9 +1,7 @@
-"""
-Random configurations of the training cells, drawn from everything that can be combined: a cell's arguments, and the
+"""Random configurations of the training cells, drawn from everything that can be combined: a cell's arguments, and the
 calls that it gets.
 
-Numbers are powers of two wherever the contract leaves a choice, so that the scale rounds nothing.
-"""
+Numbers are powers of two wherever the contract leaves a choice, so that the scale rounds nothing."""
 
 import dataclasses
 import itertools
@@ -88,16 +86,14 @@ SLOPES = (*ORDINARY, *ORDINARY, 4.0, 16.0, -32.0, 2.0**10, 2.0**15, INF, NAN)
 
 @dataclasses.dataclass
 class Call:
-    """
-    One call of a cell, and what is done before it.
+    """One call of a cell, and what is done before it.
 
     Attributes:
         slopes (list[float]): The approximate gradients of each network.
         forward_overflows_in (int): The network whose forward writes something that is not finite, or None.
         action (tuple): The name of a method to call before, and its argument if it has one; empty for none.
         is_within (bool): Whether it is called between the beginning and the end of a ManualStep instead.
-        bad_weight (tuple): The network whose loss has an impossible weight, and an input that tells which; or None.
-    """
+        bad_weight (tuple): The network whose loss has an impossible weight, and an input that tells which; or None."""
 
     slopes: list
     forward_overflows_in: Optional[int]
@@ -112,9 +108,8 @@ class Call:
 
 @dataclasses.dataclass
 class Configuration:
-    """
-    What a cell is made with, as far as `keywords` do not say it, some of OWN and a condition among it, and its calls.
-    """
+    """What a cell is made with, as far as `keywords` do not say it, some of OWN and a condition among it, and its
+    calls."""
 
     cell: str
     count: int
@@ -141,10 +136,8 @@ class Configuration:
 
     @property
     def is_exact(self):
-        """
-        Whether float32 rounds only as the reference does: there is no norm, no division by 3, and none by the sum of
-        several weights.
-        """
+        """Whether float32 rounds only as the reference does: there is no norm, no division by 3, and none by the sum of
+        several weights."""
         norms = self.keywords.get("clip_norm")
         norms = norms if isinstance(norms, list) else [norms]
         is_divided = self.steps == 3 or (self.steps == 2 and self.is_weighted)
@@ -214,15 +207,13 @@ class Configuration:
 
 
 def draw(choose, optimizers=ALL_OPTIMIZERS, counts=(2, 3), cells=CELLS):
-    """
-    Draws one configuration.
+    """Draws one configuration.
 
     Args:
         choose (callable): Chooses one item of a sequence, at random or as hypothesis does.
         optimizers (tuple[str]): The names to choose from.
         counts (tuple[int]): The numbers of networks to choose from if there are several.
-        cells (Sequence[str]): The names to choose from.
-    """
+        cells (Sequence[str]): The names to choose from."""
     cell = choose(cells)
     is_manual = cell in MANUAL
     count = 1 if cell == "scaled" else choose((1, *counts) if is_manual else counts)
@@ -325,11 +316,9 @@ def inputs(configuration, index):
 
 
 def covering(pool=500):
-    """
-    Returns few configurations and modes that cover all pairs of values of different settings that occur in a large
+    """Returns few configurations and modes that cover all pairs of values of different settings that occur in a large
     pool, and each loss scale, number of calls and attempts, and way to resume. Those that cover most in their time come
-    first.
-    """
+    first."""
     candidates = []
     for seed in range(pool):
         choose = random.Random(seed).choice

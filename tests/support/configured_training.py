@@ -40,12 +40,10 @@ class Bank(nn.Cell):
 
 
 class Sloped(nn.Cell):
-    """
-    Its weight's gradient depends on all earlier weights, and contains `slope`, which goes through float16 in the
+    """Its weight's gradient depends on all earlier weights, and contains `slope`, which goes through float16 in the
     backward and overflows there at a high scale. The forward writes a mean and a count of its runs, and those that all
     networks share. It can reach those of the earlier networks, too, which it leaves alone. If it is weighted, its loss
-    is a sum over nothing, one thing or two, which its input tells. Its aux are its weight, and what it computed.
-    """
+    is a sum over nothing, one thing or two, which its input tells. Its aux are its weight, and what it computed."""
 
     def __init__(self, i, earlier, seed, configuration):
         super().__init__(auto_prefix=False)
@@ -356,10 +354,8 @@ def resumed(configuration, cell, way):
 
 
 def check(configuration):
-    """
-    Makes all calls, and compares after each. From `resume_at` on, a second cell resumes from a checkpoint, and must
-    give and hold the same, bit for bit. Returns what `replay` needs to compare it with another reference.
-    """
+    """Makes all calls, and compares after each. From `resume_at` on, a second cell resumes from a checkpoint, and must
+    give and hold the same, bit for bit. Returns what `replay` needs to compare it with another reference."""
     training = ConfiguredTraining(configuration)
     comparison, weights, optimizers = compared(training)
     second = None

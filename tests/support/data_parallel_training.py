@@ -1,7 +1,5 @@
-"""
-What ranks train on parts of a batch, and one process alone on the whole. Each training is a cell, or a ManualStep, and
-the same calls for it; its records are what it holds after each.
-"""
+"""What ranks train on parts of a batch, and one process alone on the whole. Each training is a cell, or a ManualStep,
+and the same calls for it; its records are what it holds after each."""
 
 import contextlib
 import json
@@ -50,10 +48,8 @@ def parallel(place, mode="data_parallel", mean=True):
 
 
 class Rows(nn.Cell):
-    """
-    The sum of squared errors over rows, which it computes in float16: times `factor`, or with the number of valid rows
-    as its weight. The statistics of a BatchNorm, on which the loss does not depend, are each rank's own.
-    """
+    """The sum of squared errors over rows, which it computes in float16: times `factor`, or with the number of valid
+    rows as its weight. The statistics of a BatchNorm, on which the loss does not depend, are each rank's own."""
 
     def __init__(self, factor, prefix=""):
         super().__init__(auto_prefix=False)
@@ -74,11 +70,9 @@ class Rows(nn.Cell):
 
 
 def rows_of(place, call, kinds=".", ranks=1):
-    """
-    Returns a rank's rows of the call's batch. `kinds` says what the first row of the first and of the last of so many
-    `ranks` is: "x" overflows at any scale, and "s" above some scale; "n" has a loss that is NaN; "h" has a high loss;
-    "p" and "m" have large gradients in opposite directions; "0" stands for a rank without valid rows.
-    """
+    """Returns a rank's rows of the call's batch. `kinds` says what the first row of the first and of the last of so
+    many `ranks` is: "x" overflows at any scale, and "s" above some scale; "n" has a loss that is NaN; "h" has a high
+    loss; "p" and "m" have large gradients in opposite directions; "0" stands for a rank without valid rows."""
     rng = np.random.default_rng(call)
     x, y = rng.normal(size=(ROWS, FEATURES)).astype(np.float32), rng.normal(size=ROWS).astype(np.float32)
     valid = (rng.random(ROWS) < 0.7).astype(np.float32)
@@ -266,10 +260,8 @@ TRAININGS = {
 
 
 def train(name, place, ranks):
-    """
-    Yields the records of a training: what the cell holds before the first call, and what it holds, returned and
-    measured after each; where calls remain, after a flush.
-    """
+    """Yields the records of a training: what the cell holds before the first call, and what it holds, returned and
+    measured after each; where calls remain, after a flush."""
     training = TRAININGS[name]
     made = training.make(place)
     cell, step = made if isinstance(made, tuple) else (made, made)

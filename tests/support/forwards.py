@@ -1,9 +1,7 @@
-"""
-Runs loss cells that write state through clean and overflowed steps, and compares all state.
+"""Runs loss cells that write state through clean and overflowed steps, and compares all state.
 
 A batch overflows either by the scale alone or by an inf in the data. By the scale, float16 can't hold a scaled
-gradient, while all that the forward computes and writes is finite.
-"""
+gradient, while all that the forward computes and writes is finite."""
 
 import itertools
 import re
@@ -61,15 +59,13 @@ def values_of(*cells):
 
 
 class Training:
-    """
-    A training cell on a network that writes.
+    """A training cell on a network that writes.
 
     Args:
         kind (str): "single", "simultaneous" or "alternating". The latter two have a second network, which writes
             nothing. It alone overflows in a step that overflows by "other".
         parts (list[Cell]): The cells that write. Each must change something in a clean step.
-        keywords: For the training cell.
-    """
+        keywords: For the training cell."""
 
     def __init__(self, kind, parts, **keywords):
         networks = [Loss(parts)] if kind == "single" else [Loss(parts), Loss([], name="other")]
@@ -89,13 +85,11 @@ class Training:
         self._seeds = itertools.count()
 
     def make(self, step):
-        """
-        Makes a step and checks its effects.
+        """Makes a step and checks its effects.
 
         Args:
             step (str): "clean", or what overflows: "data", "scale" (of all networks), "own" or "other" (the scale of
-                the first or of the second network alone). A number after it is that of the call in the cycle.
-        """
+                the first or of the second network alone). A number after it is that of the call in the cycle."""
         kind, call = step.rstrip("0123456789"), int(re.search(r"\d*$", step).group() or 0) % self._calls
         kind = "own" if kind == "other" and self._kind == "single" else kind
         self.cell.set_loss_scale(SCALE)

@@ -1,9 +1,7 @@
-"""
-A small GAN in the layouts that several tests train, its data, and ways to make one of its losses overflow.
+"""A small GAN in the layouts that several tests train, its data, and ways to make one of its losses overflow.
 
 The losses are those of the least-squares GAN, which MindSpore computes to the same bits each time. It does not with
-`ops.softplus`: on CPU, the last bit depends on where the input lies in memory.
-"""
+`ops.softplus`: on CPU, the last bit depends on where the input lies in memory."""
 
 import mindspore
 import numpy as np

@@ -84,14 +84,12 @@ class LinearReference(NetworkReference):
 
 
 class Trained:
-    """
-    A training cell on the linear models, and its reference.
+    """A training cell on the linear models, and its reference.
 
     Args:
         kind (str): One of CELLS.
         scale, scale_window: Those of the DynamicLossScale; with `scale_window=None`, the scale is fixed.
-        steps, clip_norm, clip_value, ema_decay, every: As in the contract; lists have one entry for each network.
-    """
+        steps, clip_norm, clip_value, ema_decay, every: As in the contract; lists have one entry for each network."""
 
     def __init__(
         self,

@@ -49,10 +49,8 @@ def batches(overflows):
 
 
 def train_step_of(step, networks, how="eagerly"):
-    """
-    Returns a function that makes one call of a ManualStep, with a backward for each network: it returns the losses and
-    the overflow. Compiled, if `how` says so.
-    """
+    """Returns a function that makes one call of a ManualStep, with a backward for each network: it returns the losses
+    and the overflow. Compiled, if `how` says so."""
 
     def forward_of(network, number):
         def forward(x, y):

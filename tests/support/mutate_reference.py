@@ -1,8 +1,6 @@
-"""
-Mutates the reference of the training cells, and shows which mutants no configuration of tests/cells notices.
+"""Mutates the reference of the training cells, and shows which mutants no configuration of tests/cells notices.
 
-What the package does in each configuration is recorded once, and each mutant of reference.py is compared with that.
-"""
+What the package does in each configuration is recorded once, and each mutant of reference.py is compared with that."""
 
 import argparse
 import ast

@@ -19,12 +19,10 @@ NAN = (float("nan"), 1.0)
 
 
 class OnNpu(nn.Cell):
-    """
-    The loss `backward_gain * min(saturate(x * weight), 100)`.
+    """The loss `backward_gain * min(saturate(x * weight), 100)`.
 
     If the forward overflows, the minimum makes the gradient 0, and only the register shows it. If the backward
-    overflows, the gradient is 65504 * x / LOSS_SCALE, as finite as any other.
-    """
+    overflows, the gradient is 65504 * x / LOSS_SCALE, as finite as any other."""
 
     def __init__(self, name):
         super().__init__()

@@ -1,8 +1,6 @@
-"""
-Prints, as JSON, how often MindSpore runs each operator for several cells in graph mode.
+"""Prints, as JSON, how often MindSpore runs each operator for several cells in graph mode.
 
-It is a separate program, since MindSpore decides whether to save graphs when it compiles the first one.
-"""
+It is a separate program, since MindSpore decides whether to save graphs when it compiles the first one."""
 
 import json
 import os

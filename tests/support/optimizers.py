@@ -50,10 +50,8 @@ def required_argument(name, network):
 
 
 def make_optimizer(name, network):
-    """
-    Returns the optimizer with two groups of parameters, weight decay in one of them, and a decreasing learning rate, as
-    far as it takes them. Also returns the schedule that a user's loop steps, for the experimental optimizers.
-    """
+    """Returns the optimizer with two groups of parameters, weight decay in one of them, and a decreasing learning rate,
+    as far as it takes them. Also returns the schedule that a user's loop steps, for the experimental optimizers."""
     module, class_name = name.split(".")
     make = getattr(MODULES[module], class_name)
     has_default = parameters_of(make)

@@ -1,7 +1,5 @@
-"""
-Runs Python in new processes, as a user starts it: with the package, and without this process' `sys.path`. Or runs code
-as a module of this process.
-"""
+"""Runs Python in new processes, as a user starts it: with the package, and without this process' `sys.path`. Or runs
+code as a module of this process."""
 
 import importlib.util
 import itertools
@@ -28,10 +26,8 @@ def python_environment():
 
 
 def run_python(*arguments, cwd, timeout=300, **variables):
-    """
-    Runs `python *arguments` in the folder `cwd`, with additional environment variables. The result has `returncode`,
-    `stdout` and `stderr`.
-    """
+    """Runs `python *arguments` in the folder `cwd`, with additional environment variables. The result has `returncode`,
+    `stdout` and `stderr`."""
     command = [sys.executable, *map(str, arguments)]
     environment = {**python_environment(), **variables}
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)
@@ -65,10 +61,8 @@ class Job(NamedTuple):
 
 
 def run_msrun(ranks, script, *arguments, cwd, timeout=200, **variables):
-    """
-    Runs `msrun script *arguments` with `ranks` ranks on this machine, in the folder `cwd`, with additional environment
-    variables. Returns a Job.
-    """
+    """Runs `msrun script *arguments` with `ranks` ranks on this machine, in the folder `cwd`, with additional
+    environment variables. Returns a Job."""
     environment = {**python_environment(), **variables}
     # msrun calls `python`.
     environment["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), environment["PATH"]))

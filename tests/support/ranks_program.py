@@ -1,11 +1,9 @@
-"""
-The jobs of the tests of ranks, and the program that msrun starts on each rank:
+"""The jobs of the tests of ranks, and the program that msrun starts on each rank:
 
     ranks_program.py FOLDER [SCENARIO/MODE ...]
 
 It runs trainings and scenarios of `data_parallel_training.py`, `rank_checks.py` and `sharded_training.py`, each in a
-mode, and writes their records to FOLDER/rank_N. Starting a job and MindSpore takes long, so that few jobs run all.
-"""
+mode, and writes their records to FOLDER/rank_N. Starting a job and MindSpore takes long, so that few jobs run all."""
 
 import fcntl
 import functools

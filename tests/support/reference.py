@@ -1,9 +1,7 @@
-"""
-The training cells of the public contract, in plain NumPy: update rules of the loss scale, attempts, cycles, overflow
+"""The training cells of the public contract, in plain NumPy: update rules of the loss scale, attempts, cycles, overflow
 checks, updates, moving averages and counters. The networks' computations and the optimizers are given.
 
-It is written to be obvious: all state is in attributes, and a step that does not happen is restored from a copy.
-"""
+It is written to be obvious: all state is in attributes, and a step that does not happen is restored from a copy."""
 
 import dataclasses
 
@@ -115,10 +113,8 @@ class State:
 
 @dataclasses.dataclass
 class Run:
-    """
-    The results of a network: its gradients are those that reach the cell, unscaled: those of the sum over `weight`
-    things, of which `loss` is the mean. What it wrote, for each of the network's states, is in `written`.
-    """
+    """The results of a network: its gradients are those that reach the cell, unscaled: those of the sum over `weight`
+    things, of which `loss` is the mean. What it wrote, for each of the network's states, is in `written`."""
 
     loss: float
     gradients: list
@@ -153,16 +149,14 @@ def norm_of(gradients):
 
 
 class NetworkReference:
-    """
-    A network with its optimizer and what else an update changes. A subclass defines `run(inputs, scale)`, which returns
-    a Run and changes nothing.
+    """A network with its optimizer and what else an update changes. A subclass defines `run(inputs, scale)`, which
+    returns a Run and changes nothing.
 
     Args:
         weights (list[array]): One array for each weight.
         optimizer (callable): Returns the new weights, given the weights and their gradients.
         states (Sequence[State]): What its forward writes.
-        clip_norm, clip_value, ema_decay (float): As in the contract.
-    """
+        clip_norm, clip_value, ema_decay (float): As in the contract."""
 
     def __init__(self, weights, optimizer, states=(), clip_norm=None, clip_value=None, ema_decay=None):
         self.weights, self.optimizer, self.states = weights, optimizer, states
@@ -200,8 +194,7 @@ class NetworkReference:
 
 
 class StepReference:
-    """
-    Networks that share one cycle, one overflow check and one update.
+    """Networks that share one cycle, one overflow check and one update.
 
     Args:
         networks (list[NetworkReference]): The networks.
@@ -211,8 +204,7 @@ class StepReference:
         checks (bool): Whether overflows are checked.
         skip_conditions (Sequence): The rules of its conditions.
         overflow_detector (callable): Tells whether gradients overflowed that are all finite.
-        has_one_loss (bool): Whether its networks have no losses of their own, but the step has their sum.
-    """
+        has_one_loss (bool): Whether its networks have no losses of their own, but the step has their sum."""
 
     def __init__(
         self,
@@ -378,13 +370,11 @@ class StepReference:
 
 
 class AlternatingReference:
-    """
-    Networks that step one after the other, each with its own scale, cycles and overflow check.
+    """Networks that step one after the other, each with its own scale, cycles and overflow check.
 
     Args:
         phases (list[StepReference]): One for each network.
-        every (tuple[int]): Network i takes part in the cycles k, 2k, 3k, ... with k = every[i].
-    """
+        every (tuple[int]): Network i takes part in the cycles k, 2k, 3k, ... with k = every[i]."""
 
     def __init__(self, phases, every=None):
         self.phases, self.steps = phases, phases[0].steps

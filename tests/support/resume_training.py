@@ -1,10 +1,8 @@
-"""
-A training run that test_resume.py stops in the middle and resumes in a new process:
+"""A training run that test_resume.py stops in the middle and resumes in a new process:
 
     python resume_training.py MODE CHECKPOINTS RESULTS
 
-It resumes from each optimizer's checkpoint in the folder CHECKPOINTS, and writes the results to the folder RESULTS.
-"""
+It resumes from each optimizer's checkpoint in the folder CHECKPOINTS, and writes the results to the folder RESULTS."""
 
 import os
 import sys

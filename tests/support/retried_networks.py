@@ -10,9 +10,8 @@ LEARNING_RATE = 2.0**-10
 
 
 class Slope(nn.Cell):
-    """
-    The gradient of its weights is `slope`, in float16. The forward counts its runs, and moves BatchNorm's statistics.
-    """
+    """The gradient of its weights is `slope`, in float16. The forward counts its runs, and moves BatchNorm's
+    statistics."""
 
     def __init__(self, name="slope"):
         super().__init__()

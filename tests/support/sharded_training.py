@@ -1,7 +1,5 @@
-"""
-What the ranks of a job train for `test_sharded_optimizer.py`: two cells that differ only in that the ranks share the
-state of one cell's optimizers. Both get the same calls, and after each a record holds the state of both.
-"""
+"""What the ranks of a job train for `test_sharded_optimizer.py`: two cells that differ only in that the ranks share the
+state of one cell's optimizers. Both get the same calls, and after each a record holds the state of both."""
 
 import json
 
@@ -30,10 +28,8 @@ NAMES = ("plain", "sharded")
 
 
 class HalfMlp(nn.Cell):
-    """
-    Mean squared error of two layers that compute in float16. The weights have 15, 5, 5 and 1 elements, which two or
-    four ranks can't share evenly, and there is a single number. BatchNorm's statistics are each rank's own.
-    """
+    """Mean squared error of two layers that compute in float16. The weights have 15, 5, 5 and 1 elements, which two or
+    four ranks can't share evenly, and there is a single number. BatchNorm's statistics are each rank's own."""
 
     def __init__(self, seed=0, dtype=np.float32, prefix=""):
         super().__init__()
@@ -138,10 +134,8 @@ def half_cell(optimizer):
 
 
 def both(place, make, networks=1, saves=False, loads=None):
-    """
-    Yields in turns what the cell with the plain optimizer holds and returned, and what that with the sharded one does:
-    from the beginning, or from what they load.
-    """
+    """Yields in turns what the cell with the plain optimizer holds and returned, and what that with the sharded one
+    does: from the beginning, or from what they load."""
     parallel(place)
     cells = [make(optimizer).set_train() for optimizer in (plain, ShardedOptimizer)]
     for cell, checkpoint in zip(cells, loads or ()):

@@ -5,10 +5,8 @@ from mindspore import Tensor, nn, ops
 
 
 class OneForward(nn.TrainOneStepCell):
-    """
-    The stock cell with exactly one forward. In PyNative mode, MindSpore sometimes runs it again to differentiate, and
-    BatchNorm's statistics move twice.
-    """
+    """The stock cell with exactly one forward. In PyNative mode, MindSpore sometimes runs it again to differentiate,
+    and BatchNorm's statistics move twice."""
 
     def __init__(self, network, optimizer):
         super().__init__(network, optimizer)
@@ -25,11 +23,9 @@ def state(cell):
 
 
 def restore(cell, values):
-    """
-    Writes the values of an earlier `state` back.
+    """Writes the values of an earlier `state` back.
 
-    It does not use `set_data`: a compiled graph with branches goes on using the old memory (MindSpore 2.7 to 2.10).
-    """
+    It does not use `set_data`: a compiled graph with branches goes on using the old memory (MindSpore 2.7 to 2.10)."""
     for name, parameter in cell.parameters_dict().items():
         ops.assign(parameter, Tensor(values[name]))
 

@@ -23,10 +23,8 @@ def _hooks(network):
 
 @contextlib.contextmanager
 def untouched(network):
-    """
-    A context that must change nothing: no Parameter, bit for bit, no flags and hooks of cells, nor MindSpore's mode or
-    random state.
-    """
+    """A context that must change nothing: no Parameter, bit for bit, no flags and hooks of cells, nor MindSpore's mode
+    or random state."""
     before = state(network), _flags(network), _hooks(network)
     mode, random_state = mindspore.get_context("mode"), mindspore.get_rng_state().asnumpy()
     yield

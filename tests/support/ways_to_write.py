@@ -1,9 +1,7 @@
-"""
-Cells whose forward or backward writes registered state, each in a different way: frozen Parameters and buffers.
+"""Cells whose forward or backward writes registered state, each in a different way: frozen Parameters and buffers.
 
 Each is run in `modes`, in both if it does not say. In the other mode, MindSpore refuses to compile it, or the write
-does not last. They take a batch of shape (4, 3) and return a tensor.
-"""
+does not last. They take a batch of shape (4, 3) and return a tensor."""
 
 import mindspore as ms
 import numpy as np

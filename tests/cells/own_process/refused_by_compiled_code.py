@@ -1,9 +1,7 @@
-"""
-What compiled code refuses in its first call: what networks, transforms, rules and detectors return. And what an error
-of MindSpore's means, where it does not say it; a user's own errors stay as they are.
+"""What compiled code refuses in its first call: what networks, transforms, rules and detectors return. And what an
+error of MindSpore's means, where it does not say it; a user's own errors stay as they are.
 
-In a process of their own: a compilation that fails leaves MindSpore in a state in which later ones fail, too.
-"""
+In a process of their own: a compilation that fails leaves MindSpore in a state in which later ones fail, too."""
 
 import mindspore
 import numpy as np

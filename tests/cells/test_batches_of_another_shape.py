@@ -20,9 +20,7 @@ def graph_mode():
     mindspore.set_context(mode=before)
 
 
-class LossAndAux(nn.Cell):
-    """Returns a loss and aux."""
-
+class LossAndAux(nn.Cell):  # Returns a loss and aux.
     def __init__(self, net):
         super().__init__(auto_prefix=False)
         self.net = net

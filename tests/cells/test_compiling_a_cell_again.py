@@ -13,9 +13,7 @@ pytestmark = pytest.mark.slow
 STEPS = 2
 
 
-class Outer(nn.Cell):
-    """A cell of a user's own around a training cell."""
-
+class Outer(nn.Cell):  # A cell of a user's own around a training cell.
     def __init__(self, cell):
         super().__init__(auto_prefix=False)
         self.cell = cell
@@ -24,9 +22,7 @@ class Outer(nn.Cell):
         return self.cell(*inputs)
 
 
-class Uses:
-    """The ways to use a training cell, each on the next batch of a sequence."""
-
+class Uses:  # The ways to use a training cell, each on the next batch of a sequence.
     def __init__(self, kind):
         self.trained = Trained(kind, steps=STEPS, clip_norm=0.5, ema_decay=0.5)
         cell = self.trained.cell

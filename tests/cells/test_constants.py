@@ -58,9 +58,7 @@ class TamperWithConstants(nn.Cell):
         return reported + (float_zero + float_one + double_one + half_zero + half_one).astype(mstype.int32)
 
 
-class Hostile(nn.Cell):
-    """A loss with a value that is only reported."""
-
+class Hostile(nn.Cell):  # A loss with a value that is only reported.
     def __init__(self, network):
         super().__init__(auto_prefix=False)
         self.network = network
@@ -70,9 +68,7 @@ class Hostile(nn.Cell):
         return self.network(x, y), self.tamper()
 
 
-class Tame(nn.Cell):
-    """The same without in-place operators."""
-
+class Tame(nn.Cell):  # The same without in-place operators.
     def __init__(self, network):
         super().__init__(auto_prefix=False)
         self.network = network

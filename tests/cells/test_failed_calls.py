@@ -16,9 +16,7 @@ from support.training import changed, state
 from ms_lossscale import AlternatingTrainOneStepCell, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
 
 
-class Raises(nn.Cell):
-    """Its layers compute in float16, and Python raises in them as long as `error` is set."""
-
+class Raises(nn.Cell):  # Its layers compute in float16, and Python raises in them as long as `error` is set.
     def __init__(self, error):
         super().__init__()
         self.layers = _Layers(error).to_float(mstype.float16)

@@ -51,9 +51,7 @@ def assert_skips(cell, names):
     assert not bool(cell(slope(TOO_LARGE), slope(1))[1].asnumpy().any())
 
 
-class Strict(nn.Cell):
-    """An optimizer that refuses gradients of another dtype than its weights'."""
-
+class Strict(nn.Cell):  # An optimizer that refuses gradients of another dtype than its weights'.
     def __init__(self, parameters):
         super().__init__(auto_prefix=False)
         self.parameters = ParameterTuple(parameters)

@@ -42,9 +42,7 @@ def use_a_global(network):
     return of_a_global
 
 
-class Trainer:
-    """Of no Cell."""
-
+class Trainer:  # Of no Cell.
     def __init__(self, network):
         self.network = network
 

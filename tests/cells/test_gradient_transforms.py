@@ -38,9 +38,7 @@ def sum_of_product(weight, slope):
     return (weight.astype(mstype.float16) * slope).astype(mstype.float32).sum()
 
 
-class Centralize(nn.Cell):
-    """Gradient centralization: subtracts the mean of each row of a matrix."""
-
+class Centralize(nn.Cell):  # Gradient centralization: subtracts the mean of each row of a matrix.
     def construct(self, grads):
         centralized = ()
         for grad in grads:
@@ -50,9 +48,7 @@ class Centralize(nn.Cell):
         return centralized
 
 
-class Counted(nn.Cell):
-    """Adds to each gradient, in the place of noise, how often it was called."""
-
+class Counted(nn.Cell):  # Adds to each gradient, in the place of noise, how often it was called.
     def __init__(self):
         super().__init__()
         self.calls = Parameter(Tensor(0.0, mstype.float32), name="calls", requires_grad=False)
@@ -147,9 +143,7 @@ def test_an_update_rule_goes_on_though_a_transform_holds_it(mode, loss_scale):
         assert (float(rule.norm), float(rule.asked)) == (np.inf, 3.0)
 
 
-class Huge(nn.Cell):
-    """Makes the first gradient too large."""
-
+class Huge(nn.Cell):  # Makes the first gradient too large.
     def __init__(self):
         super().__init__()
         self.factor = Tensor(1e38, mstype.float32)

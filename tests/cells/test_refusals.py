@@ -232,9 +232,7 @@ OF_KEYWORDS = [
 # Networks and optimizers.
 
 
-class WantsOverflow(nn.SGD):
-    """As AdamWeightDecayForBert of MindSpore's models does."""
-
+class WantsOverflow(nn.SGD):  # As AdamWeightDecayForBert of MindSpore's models does.
     def construct(self, gradients, overflow, momentum=None, *, step):
         return super().construct(gradients)
 
@@ -247,17 +245,13 @@ class ReciprocalScale(nn.Optimizer):
         self.reciprocal_scale = Tensor(1.0 / loss_scale)
 
 
-class HoldsOthers(nn.Cell):
-    """As the FreezeOpt of mindspore.boost."""
-
+class HoldsOthers(nn.Cell):  # As the FreezeOpt of mindspore.boost.
     def __init__(self, weights):
         super().__init__()
         self.opts, self.parameters = nn.CellList([nn.SGD(weights)]), ParameterTuple(weights)
 
 
-class TwoOptimizers(nn.Cell):
-    """Two optimizers for one network, whose states have the same names."""
-
+class TwoOptimizers(nn.Cell):  # Two optimizers for one network, whose states have the same names.
     def __init__(self, weights):
         super().__init__(auto_prefix=False)
         self.first, self.second = (nn.Momentum([each], 0.1, 0.9) for each in weights)
@@ -373,9 +367,7 @@ OF_OTHER_PLACES = [
 # Several networks.
 
 
-class Measure(nn.Cell):
-    """Would measure the gradients, for an update rule."""
-
+class Measure(nn.Cell):  # Would measure the gradients, for an update rule.
     def __init__(self):
         super().__init__()
         self.norm = Parameter(Tensor(0.0), name="measured.norm", requires_grad=False)
@@ -692,9 +684,7 @@ def test_losses_and_weights_of_a_manual_step(mode):
         check_refused(step, step.flush, RuntimeError, "'flush()'", "ema_weights")
 
 
-class CellOfAUser(ScaledTrainOneStepCell):
-    """Has attributes of its own, and repeats what stock subclasses do."""
-
+class CellOfAUser(ScaledTrainOneStepCell):  # Has attributes of its own, and repeats what stock subclasses do.
     def __init__(self, network, optimizer, loss_scale):
         super().__init__(network, optimizer, loss_scale)
         self.network, self.optimizer, self.loss_scale = network, optimizer, loss_scale

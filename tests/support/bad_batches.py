@@ -37,9 +37,7 @@ def bad_state():
     return Tensor(np.full((4, 3), np.inf, np.float32)), Tensor(np.float32(1.0))
 
 
-class StateOnly(Slope):
-    """Its loss does not see its first input."""
-
+class StateOnly(Slope):  # Its loss does not see its first input.
     def construct(self, x, slope):
         return ops.depend((self.weight * slope).sum(), self.norm(x))
 

@@ -72,9 +72,7 @@ def keywords(*classes, **changes):
     return lambda: [replace(each, "__init__", init) for each in classes]
 
 
-class Multiplied(nn.Cell):
-    """Multiplies gradients."""
-
+class Multiplied(nn.Cell):  # Multiplies gradients.
     def construct(self, grads):
         multiplied = ()
         for grad in grads:
@@ -82,16 +80,12 @@ class Multiplied(nn.Cell):
         return multiplied
 
 
-class Blind(OverflowDetector):
-    """Sees no overflow."""
-
+class Blind(OverflowDetector):  # Sees no overflow.
     def construct(self, grads):
         return ops.logical_and(ops.isfinite(grads[0].sum()), ops.isnan(grads[0].sum()))
 
 
-class Twice(nn.Cell):
-    """Runs a network twice."""
-
+class Twice(nn.Cell):  # Runs a network twice.
     def __init__(self, network):
         super().__init__(auto_prefix=False)
         self.network = network

@@ -18,9 +18,7 @@ NETWORK_INPUTS = [(0, 2), (1, 2)]
 LEARNING_RATES = [0.5, 0.25, 0.125, 0.25, 0.5, 0.125]
 
 
-class Linear(nn.Cell):
-    """The sum of `weight * x`, with a BatchNorm on separate samples, only for its statistics."""
-
+class Linear(nn.Cell):  # The sum of `weight * x`, with a BatchNorm on separate samples, only for its statistics.
     def __init__(self, name, weight):
         super().__init__(auto_prefix=False)
         self.weight = Parameter(Tensor(weight, mindspore.float32), name=f"{name}.weight")
@@ -31,9 +29,7 @@ class Linear(nn.Cell):
         return ops.depend((self.weight * x).sum(), self.norm(samples))
 
 
-class Remembering(Linear):
-    """Writes a Parameter of its own, too, and has a frozen one that it only reads."""
-
+class Remembering(Linear):  # Writes a Parameter of its own, too, and has a frozen one that it only reads.
     def __init__(self, name, weight):
         super().__init__(name, weight)
         self.seen = Parameter(Tensor([0.0, 0.0], mindspore.float32), name=f"{name}.seen", requires_grad=False)
@@ -44,9 +40,7 @@ class Remembering(Linear):
         return ops.depend((self.weight * self.gain * x).sum(), self.norm(samples))
 
 
-class SeesFirst(Linear):
-    """The sum of `(weight + first.weight) * x`, with such a BatchNorm."""
-
+class SeesFirst(Linear):  # The sum of `(weight + first.weight) * x`, with such a BatchNorm.
     def __init__(self, name, weight, first):
         super().__init__(name, weight)
         self.first = first
@@ -55,17 +49,13 @@ class SeesFirst(Linear):
         return ops.depend(((self.weight + self.first.weight) * x).sum(), self.norm(samples))
 
 
-class RemembersForFirst(SeesFirst):
-    """Writes what the first network remembers, too."""
-
+class RemembersForFirst(SeesFirst):  # Writes what the first network remembers, too.
     def construct(self, x, samples):
         ops.assign(self.first.seen, 0.5 * self.first.seen + samples[1])
         return ops.depend(((self.weight + self.first.weight) * x).sum(), self.norm(samples))
 
 
-class BothLosses(nn.Cell):
-    """The losses of both networks as a tuple."""
-
+class BothLosses(nn.Cell):  # The losses of both networks as a tuple.
     def __init__(self, first, second):
         super().__init__(auto_prefix=False)
         self.first, self.second = first, second

@@ -60,9 +60,7 @@ class Comparison:
         compare(seen, wanted, self.reference.configuration.is_exact)
 
 
-class Recorded:
-    """Stands for a training that was compared before, given the record of it."""
-
+class Recorded:  # Stands for a training that was compared before, given the record of it.
     def __init__(self, record):
         self._seen = iter(record)
 
@@ -93,9 +91,7 @@ def numbered(name, values):
     return {f"{name} {i}": value for i, value in enumerate(values)}
 
 
-class SlopedReference(NetworkReference):
-    """The network in NumPy, in float32."""
-
+class SlopedReference(NetworkReference):  # The network in NumPy, in float32.
     def __init__(self, configuration, i, earlier, weights, optimizer):
         names = ("clip_norm", "clip_value", "ema_decay")
         keywords = {name: configuration.of_network(name, i) for name in names}

@@ -20,9 +20,7 @@ from support.optimizers import make_optimizer
 from support.training import changed, state
 
 
-class Bank(nn.Cell):
-    """Holds a mean and a count of its runs. A mean that `is_given` is registered like a weight."""
-
+class Bank(nn.Cell):  # Holds a mean and a count of its runs. A mean that `is_given` is registered like a weight.
     def __init__(self, name, is_given=False):
         super().__init__(auto_prefix=False)
         self.mean = Parameter(Tensor(np.zeros(2, np.float32)), name=f"{name}.mean", requires_grad=is_given)
@@ -80,9 +78,7 @@ class Sloped(nn.Cell):
         return output if self.weighted or self.has_aux else output[0]
 
 
-class Drifts(nn.Cell):
-    """Adds the number of its calls to the gradients. Steps that are skipped or retried do not count."""
-
+class Drifts(nn.Cell):  # Adds the number of its calls to the gradients. Steps that are skipped or retried do not count.
     def __init__(self):
         super().__init__()
         self.calls = Parameter(Tensor(0.0, mstype.float32), name="calls", requires_grad=False)
@@ -94,9 +90,7 @@ class Drifts(nn.Cell):
         return grads[0] + drift, grads[1] + drift
 
 
-class Halves(nn.Cell):
-    """Halves the biases after an update."""
-
+class Halves(nn.Cell):  # Halves the biases after an update.
     def __init__(self, networks):
         super().__init__(auto_prefix=False)
         self.networks = nn.CellList(networks, auto_prefix=False)
@@ -106,17 +100,13 @@ class Halves(nn.Cell):
             ops.assign(network.bias, 0.5 * network.bias)
 
 
-class LargeGradients(OverflowDetector):
-    """A user's own detector: what is not finite is not within the bound, either."""
-
+class LargeGradients(OverflowDetector):  # A user's own detector: what is not finite is not within the bound, either.
     def construct(self, grads):
         within = [(ops.abs(grad) <= GRADIENT_BOUND).all() for grad in grads]
         return ops.logical_not(ops.stack(within).all())
 
 
-class HighLoss(SkipCondition):
-    """A user's own condition, with a bound that grows with each step that is applied."""
-
+class HighLoss(SkipCondition):  # A user's own condition, with a bound that grows with each step that is applied.
     def __init__(self):
         super().__init__()
         self.bound = Parameter(Tensor(LOSS_BOUND, mstype.float32), name="bound", requires_grad=False)
@@ -131,9 +121,7 @@ class HighLoss(SkipCondition):
         ops.assign(self.last, loss)
 
 
-class TupleOf(nn.Cell):
-    """One network that returns the losses of all, and then the aux of all."""
-
+class TupleOf(nn.Cell):  # One network that returns the losses of all, and then the aux of all.
     def __init__(self, networks):
         super().__init__(auto_prefix=False)
         self.networks = nn.CellList(networks, auto_prefix=False)
@@ -190,9 +178,7 @@ def manual_call(step, networks, configuration):
     return call if configuration.cell == "manual" else lambda inputs, _: compiled(*inputs)
 
 
-class Weights(nn.Cell):
-    """The weights of a reference, for MindSpore's own optimizer."""
-
+class Weights(nn.Cell):  # The weights of a reference, for MindSpore's own optimizer.
     def __init__(self, network):
         super().__init__()
         self.weight, self.bias = (
@@ -200,9 +186,7 @@ class Weights(nn.Cell):
         )
 
 
-class ByHand:
-    """MindSpore's own optimizer, called by hand. It keeps the arrays before and after each of its `updates`."""
-
+class ByHand:  # MindSpore's own optimizer, called by hand. It keeps the arrays before and after each of its `updates`.
     def __init__(self, name, network):
         with in_mode(mindspore.PYNATIVE_MODE):
             self.own = Weights(network)
@@ -231,9 +215,7 @@ def optimizer_state(optimizer, prefix=""):
     return {name.removeprefix(prefix): its.asnumpy().copy() for name, its in held.items()}
 
 
-class ConfiguredTraining:
-    """A cell of this configuration. Another seed gives other weights, to load a checkpoint into."""
-
+class ConfiguredTraining:  # A cell of this configuration. Another seed gives other weights, to load a checkpoint into.
     def __init__(self, configuration, seed=0):
         self.configuration = configuration
         self.networks = []

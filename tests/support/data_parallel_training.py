@@ -88,9 +88,7 @@ def rows_of(place, call, kinds=".", ranks=1):
     return tuple(Tensor(each[place.rows()]) for each in (x, y, valid))
 
 
-class Bounded(nn.Cell):
-    """An `after_update` that writes the weights, as for a WGAN's critic."""
-
+class Bounded(nn.Cell):  # An `after_update` that writes the weights, as for a WGAN's critic.
     def __init__(self, weights):
         super().__init__(auto_prefix=False)
         self.weights = ParameterTuple(weights)
@@ -101,9 +99,7 @@ class Bounded(nn.Cell):
             ops.assign(each, ops.clip_by_value(each, self.low, self.high))
 
 
-class HighLoss(SkipCondition):
-    """Asks to skip where the loss is high, and counts what it observed."""
-
+class HighLoss(SkipCondition):  # Asks to skip where the loss is high, and counts what it observed.
     def __init__(self):
         super().__init__()
         self.highest, self.one = Tensor(HIGHEST), Tensor(1.0)

@@ -26,9 +26,7 @@ from support.numpy_casts import counts_of, shares_of_cast
 BATCHES = [batch(seed) for seed in range(3)]
 
 
-class _Differentiated(nn.Cell):
-    """The loss times a scale, in float32, and its gradients by the weights."""
-
+class _Differentiated(nn.Cell):  # The loss times a scale, in float32, and its gradients by the weights.
     def __init__(self, loss, weights, loss_scale, item):
         super().__init__(auto_prefix=False)
         self.loss, self.scale, self.item = loss, loss_scale, item
@@ -104,9 +102,7 @@ CELLS = {
 }
 
 
-class Failing(nn.Cell):
-    """Fails on a batch of `wrong_shape`."""
-
+class Failing(nn.Cell):  # Fails on a batch of `wrong_shape`.
     def __init__(self):
         super().__init__()
         self.norm = nn.BatchNorm1d(FEATURES)

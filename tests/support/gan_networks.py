@@ -15,9 +15,7 @@ NOISE = 2
 NETWORK_INPUTS = [(1, 2), (0, 1, 3)]
 
 
-class Generator(nn.Cell):
-    """Noise to samples, with BatchNorm."""
-
+class Generator(nn.Cell):  # Noise to samples, with BatchNorm.
     def __init__(self, seed=0):
         super().__init__()
         self.weight = weight(NOISE, FEATURES, seed=seed, name="weight")
@@ -27,9 +25,7 @@ class Generator(nn.Cell):
         return ops.tanh(self.norm(ops.matmul(noise, self.weight)))
 
 
-class Discriminator(nn.Cell):
-    """Samples to scores of shape (B, 1), with BatchNorm."""
-
+class Discriminator(nn.Cell):  # Samples to scores of shape (B, 1), with BatchNorm.
     def __init__(self, seed=0):
         super().__init__()
         self.weight = weight(FEATURES, FEATURES, seed=seed, name="weight")
@@ -132,9 +128,7 @@ class WithAux(nn.Cell):
         return self.network(*inputs), inputs[0] * 2.0, inputs[0] * 3.0
 
 
-class TupleOf(nn.Cell):
-    """Returns several losses of the same inputs as one tuple."""
-
+class TupleOf(nn.Cell):  # Returns several losses of the same inputs as one tuple.
     def __init__(self, *networks):
         super().__init__(auto_prefix=False)
         self.networks = nn.CellList(list(networks), auto_prefix=False)
@@ -146,9 +140,7 @@ class TupleOf(nn.Cell):
         return losses
 
 
-class ClipWeights(nn.Cell):
-    """Weight clipping, as in a Wasserstein GAN: a Cell without inputs."""
-
+class ClipWeights(nn.Cell):  # Weight clipping, as in a Wasserstein GAN: a Cell without inputs.
     def __init__(self, weights, bound):
         super().__init__(auto_prefix=False)
         self.weights = mindspore.ParameterTuple(weights)
@@ -159,9 +151,7 @@ class ClipWeights(nn.Cell):
             ops.assign(parameter, ops.clip(parameter, -self.bound, self.bound))
 
 
-class Counted(nn.Cell):
-    """Counts on the host how often a network of one input runs."""
-
+class Counted(nn.Cell):  # Counts on the host how often a network of one input runs.
     def __init__(self, network):
         super().__init__(auto_prefix=False)
         self.network = network

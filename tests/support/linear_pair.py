@@ -22,9 +22,7 @@ CELLS = ["scaled", "simultaneous", "alternating"]
 NETWORK_INPUTS = [(0, 2), (1, 2)]
 
 
-class First(Linear):
-    """The mean squared error of `x @ weight - y`."""
-
+class First(Linear):  # The mean squared error of `x @ weight - y`.
     def __init__(self):
         super().__init__()
         self.weight.name = "first.weight"
@@ -56,9 +54,7 @@ def momentum(parameters, learning_rate=LEARNING_RATE):
     return nn.Momentum(parameters, learning_rate=learning_rate, momentum=MOMENTUM)
 
 
-class NumPyMomentum:
-    """nn.Momentum in NumPy. It takes a learning rate for each applied step; the last one is kept."""
-
+class NumPyMomentum:  # nn.Momentum in NumPy. It takes a learning rate for each applied step; the last one is kept.
     def __init__(self, learning_rates):
         self.learning_rates = list(learning_rates)
         self.velocities = 0.0

@@ -104,9 +104,7 @@ def training_cell(loss_scale, count=1, **keywords):
     return SimultaneousTrainOneStepCell(networks, optimizers, loss_scale, **keywords).set_train()
 
 
-class Halve(nn.Cell):
-    """A gradient transform that counts its calls, which a skipped step undoes."""
-
+class Halve(nn.Cell):  # A gradient transform that counts its calls, which a skipped step undoes.
     def __init__(self):
         super().__init__()
         self.calls = Parameter(Tensor(0.0), name="calls", requires_grad=False)

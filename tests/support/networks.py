@@ -45,9 +45,7 @@ class Linear(nn.Cell):
         return ops.square(ops.matmul(x, self.weight) - y).mean()
 
 
-class LinearWithBias(nn.Cell):
-    """Mean squared error of a linear model with a matrix and a vector among its weights."""
-
+class LinearWithBias(nn.Cell):  # Mean squared error of a linear model with a matrix and a vector among its weights.
     def __init__(self, seed=0):
         super().__init__()
         self.weight = weight(FEATURES, 2, seed=seed, name="weight")
@@ -57,9 +55,7 @@ class LinearWithBias(nn.Cell):
         return ops.square(ops.matmul(x, self.weight) + self.bias - y).mean()
 
 
-class Mlp(nn.Cell):
-    """Mean squared error of two layers, with matrices and vectors among the weights."""
-
+class Mlp(nn.Cell):  # Mean squared error of two layers, with matrices and vectors among the weights.
     def __init__(self, seed=0):
         super().__init__()
         self.hidden = weight(FEATURES, 5, seed=seed, name="hidden.weight")
@@ -72,9 +68,7 @@ class Mlp(nn.Cell):
         return ops.square(ops.matmul(hidden, self.output) + self.output_bias - y).mean()
 
 
-class Normalised(nn.Cell):
-    """A linear model whose inputs go through a normalisation with moving statistics."""
-
+class Normalised(nn.Cell):  # A linear model whose inputs go through a normalisation with moving statistics.
     def __init__(self, norm=None):
         super().__init__()
         self.norm = norm or nn.BatchNorm1d(FEATURES)
@@ -84,9 +78,7 @@ class Normalised(nn.Cell):
         return ops.square(ops.matmul(self.norm(x), self.weight) - y).mean()
 
 
-class LossOfShape(nn.Cell):
-    """A linear model that returns its squared errors as a loss of shape (), (1,) or (B, 1)."""
-
+class LossOfShape(nn.Cell):  # A linear model that returns its squared errors as a loss of shape (), (1,) or (B, 1).
     def __init__(self, shape):
         super().__init__()
         self.weight = weight(FEATURES, 1, name="weight")
@@ -99,9 +91,7 @@ class LossOfShape(nn.Cell):
         return errors.sum().reshape(self.shape)
 
 
-class HalfPrecision(nn.Cell):
-    """A linear model in float16, including its weight and its loss."""
-
+class HalfPrecision(nn.Cell):  # A linear model in float16, including its weight and its loss.
     def __init__(self):
         super().__init__()
         self.weight = weight(FEATURES, 1, name="weight", dtype=np.float16)

@@ -33,9 +33,7 @@ class OnNpu(nn.Cell):
         return ops.minimum(self.saturate(x * self.weight), 100.0) * backward_gain
 
 
-class AllOnNpu(nn.Cell):
-    """The losses of several networks, as one tuple. Each takes the next two inputs."""
-
+class AllOnNpu(nn.Cell):  # The losses of several networks, as one tuple. Each takes the next two inputs.
     def __init__(self, *networks):
         super().__init__(auto_prefix=False)
         self.networks = nn.CellList(list(networks), auto_prefix=False)

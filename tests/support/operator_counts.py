@@ -34,9 +34,7 @@ _DEFINITION = re.compile(r"^ *%\d+\(.*?\) = (?:PrimFunc_)?(\w+)\(", re.M)
 SMALL, LARGE = 8, 160  # Some steps work on many small tensors as on one; 160 x 160 is more than that.
 
 
-class Chain(nn.Cell):
-    """A chain of square matrices."""
-
+class Chain(nn.Cell):  # A chain of square matrices.
     def __init__(self, size, count):
         super().__init__()
         self.matrices = mindspore.ParameterTuple([weight(size, size, seed=i, name=f"matrix{i}") for i in range(count)])

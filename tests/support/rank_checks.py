@@ -161,9 +161,7 @@ def saturating(place):
             yield {**values, "weight": network.weight.asnumpy().copy()}
 
 
-class Product(nn.Cell):
-    """A loss in which the gradient of the weight is x."""
-
+class Product(nn.Cell):  # A loss in which the gradient of the weight is x.
     def __init__(self, dtype):
         super().__init__()
         self.weight = Parameter(Tensor([1.0], dtype), name="weight")

@@ -22,9 +22,7 @@ class FixedRule:
         return scale
 
 
-class ScheduledRule(FixedRule):
-    """The update rule of ScheduledLossScale."""
-
+class ScheduledRule(FixedRule):  # The update rule of ScheduledLossScale.
     def __init__(self, milestone, scales):
         super().__init__(scales[0])
         self.starts = dict(zip(milestone, scales[1:]))
@@ -35,9 +33,7 @@ class ScheduledRule(FixedRule):
         return self.starts.get(self.steps, scale)
 
 
-class DynamicRule:
-    """The update rule of DynamicLossScale, in the contract's words."""
-
+class DynamicRule:  # The update rule of DynamicLossScale, in the contract's words.
     def __init__(
         self, scale, scale_window, *, factor=2.0, backoff=0.5, hysteresis=1, low=1.0, high=2.0**24, is_patient=False
     ):
@@ -65,9 +61,7 @@ class DynamicRule:
         return self.low < scale
 
 
-class SpikeRule:
-    """The rule of NormSpike."""
-
+class SpikeRule:  # The rule of NormSpike.
     def __init__(self, max_norm, z_score, window):
         self.max_norm, self.z_score, self.window = max_norm, z_score, window
         self.mean = self.variance = 0.0

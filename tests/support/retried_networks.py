@@ -53,9 +53,7 @@ class _Steep(nn.Cell):
         return (x.astype(mstype.float16) * 16.0).sum()
 
 
-class HalvesItsInput(nn.Cell):
-    """The gradient of its weight is half of its input, in float16."""
-
+class HalvesItsInput(nn.Cell):  # The gradient of its weight is half of its input, in float16.
     def __init__(self):
         super().__init__()
         self.weight = Parameter(Tensor(np.ones(3, np.float32)), name="weight")

@@ -49,9 +49,7 @@ class HalfMlp(nn.Cell):
         return ops.depend((ops.square(errors) * valid).mean(), self.norm(x))
 
 
-class Decaying(nn.Optimizer):
-    """A user's own optimizer: sign descent with momentum."""
-
+class Decaying(nn.Optimizer):  # A user's own optimizer: sign descent with momentum.
     def __init__(self, params, learning_rate):
         super().__init__(learning_rate, params)
         self.momentum = self.parameters.clone(prefix="own", init="zeros")

@@ -7,9 +7,7 @@ WIDTH = 4
 LEARNING_RATE = 0.1
 
 
-class Tokens(nn.Cell):
-    """The sum of squared errors over the tokens that a mask keeps, and their number."""
-
+class Tokens(nn.Cell):  # The sum of squared errors over the tokens that a mask keeps, and their number.
     def __init__(self, name="tokens", weight_as=None):
         super().__init__()
         self.weight = Parameter(Tensor(np.linspace(-1, 1, WIDTH).astype(np.float32)), name=f"{name}.weight")

@@ -48,9 +48,7 @@ class ByAssign(Way):
         ops.assign(self.u, self.following(x))
 
 
-class ByAttribute(Way):
-    """Assigns an attribute, as is usual in PyNative mode."""
-
+class ByAttribute(Way):  # Assigns an attribute, as is usual in PyNative mode.
     def keep(self, x):
         self.u = self.following(x)
 
@@ -169,9 +167,7 @@ def normalised(vector):
     return vector / (ops.sqrt((vector * vector).sum()) + 1e-12)
 
 
-class SpectralNorm(Way):
-    """Hangs its vectors on a layer of MindSpore's, as HiFaceGAN does. Their names are composed."""
-
+class SpectralNorm(Way):  # Hangs its vectors on a layer of MindSpore's, as HiFaceGAN does. Their names are composed.
     def __init__(self):
         super().__init__()
         self.layer = nn.Dense(FEATURES, 5)
@@ -185,9 +181,7 @@ class SpectralNorm(Way):
         return ops.matmul(x, (weight / (u * ops.matmul(weight, v)).sum()).T)
 
 
-class Queue(Way):
-    """Keeps the keys of earlier batches, and where it is."""
-
+class Queue(Way):  # Keeps the keys of earlier batches, and where it is.
     def __init__(self):
         super().__init__()
         self.queue = state("queue", (20, FEATURES))

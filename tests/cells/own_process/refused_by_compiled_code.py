@@ -225,9 +225,7 @@ def test_model_with_a_loss_function():
 # A network's own errors.
 
 
-class WithJit(Linear):
-    """A network of which MindSpore compiles one method by itself, in PyNative mode."""
-
+class WithJit(Linear):  # A network of which MindSpore compiles one method by itself, in PyNative mode.
     @mindspore.jit
     def doubled(self, x):
         return x * 2
@@ -261,9 +259,7 @@ class Matrix(nn.Cell):
         return ops.tanh(ops.matmul(x, self.weight))
 
 
-class Score(nn.Cell):
-    """The generator's loss."""
-
+class Score(nn.Cell):  # The generator's loss.
     def __init__(self, generator, critic):
         super().__init__(auto_prefix=False)
         self.generator, self.critic = generator, critic
@@ -272,9 +268,7 @@ class Score(nn.Cell):
         return -self.critic(self.generator(x)).mean()
 
 
-class Penalized(nn.Cell):
-    """The critic's loss."""
-
+class Penalized(nn.Cell):  # The critic's loss.
     def __init__(self, critic):
         super().__init__(auto_prefix=False)
         self.critic, self.gradient = critic, ops.GradOperation()(critic)

@@ -19,6 +19,8 @@ def test_a_mean_whose_sum_would_overflow(mode):
         return (weight * gradient).sum()
 
     cell = ScaledTrainOneStepCell(given_gradient, nn.SGD([weight], 1e-37), 1.0, gradient_accumulation_steps=3)
+    # A Parameter that is in no Cell.
+    assert "weight" in cell.parameters_dict()
     for gradient in (3e38, 2e38, 3e38):
         assert not bool(cell.set_train()(Tensor([gradient], mindspore.float32))[1])
     # Some six roundings of 2**-24 = 6e-8.

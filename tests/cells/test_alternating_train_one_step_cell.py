@@ -5,17 +5,7 @@ import pytest
 from conftest import quick_in_pynative_mode, slow
 from mindspore import dtype as mstype
 from mindspore import nn
-from support.gan_networks import (
-    NETWORK_INPUTS,
-    ClipWeights,
-    WithAux,
-    gan_batch,
-    generator_and_discriminator,
-    renamed,
-    take,
-    two_losses,
-    two_optimizers,
-)
+from support import gan_networks as gan
 from support.networks import Linear, batch_for
 from support.training import OneForward, changed, same_bits, state
 
@@ -28,18 +18,18 @@ PAIRS = [(0, 1), (2, 3)]
 @pytest.mark.parametrize("mode", ["graph", *slow("pynative")], indirect=True)
 def test_a_gan_trains_as_in_two_stock_cells_one_after_the_other(mode):
     """Bit for bit, BatchNorm's statistics, too; where one network overflows, the stock cell's step is not made."""
-    networks, stock = generator_and_discriminator(), generator_and_discriminator()
-    optimizers, rule = two_optimizers(*networks), DynamicLossScale(2.0**10, scale_window=2)
-    cell = AlternatingTrainOneStepCell(two_losses(*networks), optimizers, rule, network_inputs=NETWORK_INPUTS)
+    networks, stock = gan.generator_and_discriminator(), gan.generator_and_discriminator()
+    optimizers, rule = gan.two_optimizers(*networks), DynamicLossScale(2.0**10, scale_window=2)
+    cell = AlternatingTrainOneStepCell(gan.two_losses(*networks), optimizers, rule, network_inputs=gan.NETWORK_INPUTS)
     cell.set_train()
-    stock_cells = [OneForward(*both).set_train() for both in zip(two_losses(*stock), two_optimizers(*stock))]
+    stock_cells = [OneForward(*both).set_train() for both in zip(gan.two_losses(*stock), gan.two_optimizers(*stock))]
     for call, overflows in enumerate([(), (), (0,), (), (1,), (0, 1), (1,)]):
-        inputs = gan_batch(seed=call)
+        inputs = gan.gan_batch(seed=call)
         losses = [
-            None if i in overflows else its(*take(NETWORK_INPUTS[i], inputs)).asnumpy()
+            None if i in overflows else its(*gan.take(gan.NETWORK_INPUTS[i], inputs)).asnumpy()
             for i, its in enumerate(stock_cells)
         ]
-        outputs = cell(*gan_batch(seed=call, overflow_in=overflows))
+        outputs = cell(*gan.gan_batch(seed=call, overflow_in=overflows))
         f32 = mstype.float32
         assert [each.dtype for each in outputs] == [f32, mstype.bool_, f32, f32]
         assert [each.shape for each in outputs] == [(), (2,), (2,), (2,)]
@@ -59,7 +49,7 @@ def make(networks, loss_scale=2.0**10, cell_class=AlternatingTrainOneStepCell, *
 
 
 def linear_pair():
-    return [renamed(f"{i}.", Linear(seed=i)) for i in range(2)]
+    return [gan.renamed(f"{i}.", Linear(seed=i)) for i in range(2)]
 
 
 def pair_batch(call, overflow_in=()):
@@ -69,7 +59,7 @@ def pair_batch(call, overflow_in=()):
 @quick_in_pynative_mode
 def test_one_loss_scale_is_copied_and_one_after_update_runs_after_the_update_of_each(mode):
     networks, unclipped, bound = linear_pair(), linear_pair(), 0.25
-    loss_scale, clip = DynamicLossScale(2.0**10), ClipWeights(networks[0].trainable_params(), bound)
+    loss_scale, clip = DynamicLossScale(2.0**10), gan.ClipWeights(networks[0].trainable_params(), bound)
     cell = make(networks, loss_scale, after_update=clip)
     before = state(cell)
     cell(*pair_batch(0, overflow_in=(0, 1)))
@@ -79,7 +69,7 @@ def test_one_loss_scale_is_copied_and_one_after_update_runs_after_the_update_of_
     assert same_bits(networks[0].weight.asnumpy(), np.clip(before["0.weight"], -bound, bound))
     assert np.abs(before["0.weight"]).max() > bound
     optimizer = nn.SGD(unclipped[1].trainable_params(), learning_rate=0.1)
-    nn.TrainOneStepCell(unclipped[1], optimizer).set_train()(*take(PAIRS[1], pair_batch(1)))
+    nn.TrainOneStepCell(unclipped[1], optimizer).set_train()(*gan.take(PAIRS[1], pair_batch(1)))
     assert same_bits(networks[1].weight.asnumpy(), unclipped[1].weight.asnumpy())
     assert (cell.get_loss_scale(), loss_scale.get_loss_scale()) == ([256.0, 512.0], 1024.0)
 
@@ -88,7 +78,7 @@ def test_one_loss_scale_is_copied_and_one_after_update_runs_after_the_update_of_
 @pytest.mark.parametrize("cell_class", [SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell])
 def test_aux_of_one_of_the_networks(mode, cell_class):
     networks, alternates = linear_pair(), cell_class is AlternatingTrainOneStepCell
-    networks[1] = WithAux(networks[1])
+    networks[1] = gan.WithAux(networks[1])
     cell = make(networks, DynamicLossScale(), cell_class, has_aux=[False, True], max_retries=int(alternates))
     if alternates:
         # The one without aux need not take part in every call.
@@ -97,6 +87,6 @@ def test_aux_of_one_of_the_networks(mode, cell_class):
         inputs = pair_batch(call)
         auxes = cell(*inputs)[-1]
         assert auxes[0] == ()
-        np.testing.assert_array_equal(auxes[1][0].asnumpy(), 2 * take(PAIRS[1], inputs)[0].asnumpy())
+        np.testing.assert_array_equal(auxes[1][0].asnumpy(), 2 * gan.take(PAIRS[1], inputs)[0].asnumpy())
     if alternates:
         assert [counters["applied_steps"] for counters in cell.counters()] == [1, 2]

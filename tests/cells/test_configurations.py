@@ -18,15 +18,9 @@ from support.mutate_reference import SOURCE, mutants, who_notices
 from support.python_process import ROOT
 from support.reference import SpikeRule
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    ManualStep,
-    NormSpike,
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-)
+import ms_lossscale as ls
 
-CLASSES = (ScaledTrainOneStepCell, SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell, ManualStep)
+CLASSES = (ls.ScaledTrainOneStepCell, ls.SimultaneousTrainOneStepCell, ls.AlternatingTrainOneStepCell, ls.ManualStep)
 QUICK = 11
 
 
@@ -89,7 +83,7 @@ def test_no_keyword_is_forgotten():
 
 
 def test_a_new_keyword_would_be_missed_everywhere():
-    class More(ScaledTrainOneStepCell):
+    class More(ls.ScaledTrainOneStepCell):
         def __init__(self, network, optimizer, *, new_keyword=None):
             super().__init__(network, optimizer)
 
@@ -98,7 +92,7 @@ def test_a_new_keyword_would_be_missed_everywhere():
 
 def test_norm_spike_with_norms_of_any_size():
     def condition_and_rule():
-        return NormSpike(max_norm=2.0**70, z_score=2.0, window=2), SpikeRule(2.0**70, 2.0, 2)
+        return ls.NormSpike(max_norm=2.0**70, z_score=2.0, window=2), SpikeRule(2.0**70, 2.0, 2)
 
     for norms in (
         [2.0**61, 1.0, 3.0, 2.0, 2.0, 8.0],

@@ -6,19 +6,13 @@ import pytest
 from conftest import nightly, quick_in_graph_mode, slow
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
+from support.in_mode import in_mode
 from support.linear_pair import NETWORK_INPUTS, First, Second, arrays, momentum
 from support.networks import FEATURES
 from support.python_process import skip_with_older_mindspore
 from support.training import same_bits, state
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    FixedLossScale,
-    ScaledTrainOneStepCell,
-    ScheduledLossScale,
-    SimultaneousTrainOneStepCell,
-)
+import ms_lossscale as ls
 
 CALLS = 8
 
@@ -61,18 +55,13 @@ class TamperWithConstants(nn.Cell):
 class Hostile(nn.Cell):  # A loss with a value that is only reported.
     def __init__(self, network):
         super().__init__(auto_prefix=False)
-        self.network = network
-        self.tamper = TamperWithConstants()
+        self.network, self.tamper = network, TamperWithConstants()
 
     def construct(self, x, y):
         return self.network(x, y), self.tamper()
 
 
-class Tame(nn.Cell):  # The same without in-place operators.
-    def __init__(self, network):
-        super().__init__(auto_prefix=False)
-        self.network = network
-
+class Tame(Hostile):  # The same without in-place operators.
     def construct(self, x, y):
         return self.network(x, y), y
 
@@ -84,8 +73,8 @@ def make(kind, wrap, loss_scale, **keywords):
     losses = [wrap(network) for network in networks]
     keywords.update(has_aux=True)
     if kind == "scaled":
-        return ScaledTrainOneStepCell(losses[0], optimizers[0], loss_scale, **keywords).set_train()
-    kinds = {"simultaneous": SimultaneousTrainOneStepCell, "alternating": AlternatingTrainOneStepCell}
+        return ls.ScaledTrainOneStepCell(losses[0], optimizers[0], loss_scale, **keywords).set_train()
+    kinds = {"simultaneous": ls.SimultaneousTrainOneStepCell, "alternating": ls.AlternatingTrainOneStepCell}
     return kinds[kind](losses, optimizers, loss_scale, network_inputs=NETWORK_INPUTS, **keywords).set_train()
 
 
@@ -104,12 +93,12 @@ def run(kind, wrap, loss_scale, **keywords):
     return state(cell), reported
 
 
-CYCLE = {"gradient_accumulation_steps": 3, "clip_norm": 0.5, "ema_decay": 0.5}
+AVERAGED = {"clip_norm": 0.5, "ema_decay": 0.5}
 CASES = {
-    "dynamic": (lambda: DynamicLossScale(2.0**10, scale_window=2, hysteresis=2), {"clip_norm": 0.5, "ema_decay": 0.5}),
-    "cycle": (lambda: DynamicLossScale(2.0**10, scale_window=2), CYCLE),
-    "scheduled": (lambda: ScheduledLossScale([2, 4], [2.0**8, 2.0**10]), {"clip_value": 0.5}),
-    "unchecked": (lambda: FixedLossScale(2.0**10, drop_overflow_update=False), {}),
+    "dynamic": (lambda: ls.DynamicLossScale(2.0**10, scale_window=2, hysteresis=2), AVERAGED),
+    "cycle": (lambda: ls.DynamicLossScale(2.0**10, scale_window=2), {"gradient_accumulation_steps": 3, **AVERAGED}),
+    "scheduled": (lambda: ls.ScheduledLossScale([2, 4], [2.0**8, 2.0**10]), {"clip_value": 0.5}),
+    "unchecked": (lambda: ls.FixedLossScale(2.0**10, drop_overflow_update=False), {}),
 }
 
 
@@ -150,14 +139,9 @@ def test_mindspore_merges_equal_constants():
             return x + n
 
     skip_with_older_mindspore("MindSpore 2.7 does not merge them")
-    before = mindspore.get_context("mode")
-    mindspore.set_context(mode=mindspore.GRAPH_MODE)
-    try:
+    with in_mode(mindspore.GRAPH_MODE):
         cell = Merged()
         for _ in range(3):
             cell(Tensor(7, mstype.int32))
-    finally:
-        mindspore.set_context(mode=before)
-    assert int(cell.count.asnumpy()) == 3, (
-        "MindSpore no longer merges them: constants may be written where they are used"
-    )
+    # If MindSpore no longer merges them, constants may be written where they are used.
+    assert int(cell.count.asnumpy()) == 3

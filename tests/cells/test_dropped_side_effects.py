@@ -10,15 +10,7 @@ from conftest import slow
 from mindspore import Tensor, nn
 from support.in_mode import in_mode
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    ManualStep,
-    NormSpike,
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-    profile_gradients,
-)
+import ms_lossscale as ls
 
 ONES = Tensor(np.ones((2, 1, 4, 4), np.float32))
 
@@ -43,14 +35,14 @@ def optimizer_of(network):
 
 def scaled(returned="loss", **keywords):
     network = Normed(returned)
-    return ScaledTrainOneStepCell(network, optimizer_of(network), DynamicLossScale(), **keywords)
+    return ls.ScaledTrainOneStepCell(network, optimizer_of(network), ls.DynamicLossScale(), **keywords)
 
 
 def several(cell_class):
     networks = [Normed(), Normed()]
     for i, network in enumerate(networks):
         network.update_parameters_name(f"n{i}.")
-    return cell_class(networks, [optimizer_of(each) for each in networks], DynamicLossScale())
+    return cell_class(networks, [optimizer_of(each) for each in networks], ls.DynamicLossScale())
 
 
 def two_losses():
@@ -58,12 +50,12 @@ def two_losses():
     network.update_parameters_name("n.")
     first, *others = network.trainable_params()
     optimizers = [nn.Momentum([first], 0.1, 0.9), nn.Momentum(others, 0.1, 0.9)]
-    return SimultaneousTrainOneStepCell(network, optimizers, DynamicLossScale())
+    return ls.SimultaneousTrainOneStepCell(network, optimizers, ls.DynamicLossScale())
 
 
 def manual():
     network = Normed()
-    step = ManualStep(network, optimizer_of(network), DynamicLossScale())
+    step = ls.ManualStep(network, optimizer_of(network), ls.DynamicLossScale())
 
     def forward(x):
         return step.scale(network(x))
@@ -84,13 +76,13 @@ CASES = {
     "aux": lambda: scaled("aux", has_aux=True),
     "weighted": lambda: scaled("weighted", weighted=True),
     "accumulating": lambda: scaled(gradient_accumulation_steps=2),
-    "condition": lambda: scaled(skip_conditions=[NormSpike(max_norm=1e6)]),
+    "condition": lambda: scaled(skip_conditions=[ls.NormSpike(max_norm=1e6)]),
     "retried": lambda: scaled(max_retries=1),
     "losses": two_losses,
-    "simultaneous": lambda: several(SimultaneousTrainOneStepCell),
-    "alternating": lambda: several(AlternatingTrainOneStepCell),
+    "simultaneous": lambda: several(ls.SimultaneousTrainOneStepCell),
+    "alternating": lambda: several(ls.AlternatingTrainOneStepCell),
     "manual": manual,
-    "profile_gradients": lambda: lambda x: profile_gradients(scaled(), [(x,)]),
+    "profile_gradients": lambda: lambda x: ls.profile_gradients(scaled(), [(x,)]),
     "find_loss_scale": lambda: scaled().find_loss_scale,
 }
 QUICK = ("scaled", "losses", "profile_gradients")

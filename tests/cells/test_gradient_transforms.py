@@ -7,13 +7,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from support.training import state
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-    build_train_network,
-)
+import ms_lossscale as ls
 
 SLOPE, CENTRALIZED = np.float32([1, 2, 6]), np.float32([-2, -1, 3])
 
@@ -84,11 +78,11 @@ def assert_moved(cell, name, matrix, bias):
 
 
 @quick_in_pynative_mode
-@pytest.mark.parametrize("cell", [SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell])
+@pytest.mark.parametrize("cell", [ls.SimultaneousTrainOneStepCell, ls.AlternatingTrainOneStepCell])
 def test_each_network_may_have_its_own_in_their_order_before_the_norm(mode, cell):
     transforms = [[Counted(), Centralize()], [Centralize(), Counted()]]
     one_for_all = two(cell, 8.0, gradient_transforms=[Centralize()])
-    cell = two(cell, DynamicLossScale(2.0**10), gradient_transforms=transforms, clip_norm=float("inf"))
+    cell = two(cell, ls.DynamicLossScale(2.0**10), gradient_transforms=transforms, clip_norm=float("inf"))
     assert {"network_0.calls", "network_1.calls"} <= cell.parameters_dict().keys()
     assert any(name.endswith("calls") for name in cell.forward_state_names())
     one_for_all(slopes())
@@ -102,7 +96,7 @@ def test_each_network_may_have_its_own_in_their_order_before_the_norm(mode, cell
     np.testing.assert_allclose(cell.grad_norm(), norms, rtol=1e-6)
 
 
-class Smoothed(DynamicLossScale):
+class Smoothed(ls.DynamicLossScale):
     """Counts with a Parameter of its own, and has a mean of norms, which a transform that holds this scale writes."""
 
     def __init__(self, scale):
@@ -130,10 +124,10 @@ class Measures(nn.Cell):
 
 
 @quick_in_pynative_mode
-@pytest.mark.parametrize("loss_scale", [DynamicLossScale, Smoothed])
+@pytest.mark.parametrize("loss_scale", [ls.DynamicLossScale, Smoothed])
 def test_an_update_rule_goes_on_though_a_transform_holds_it(mode, loss_scale):
     network, rule = Sloped(), loss_scale(2.0**10)
-    cell = ScaledTrainOneStepCell(network, sgd(network), rule, gradient_transforms=[Measures(rule)]).set_train()
+    cell = ls.ScaledTrainOneStepCell(network, sgd(network), rule, gradient_transforms=[Measures(rule)]).set_train()
     cell(slopes())
     for scale in (2.0**10, 2.0**9):
         assert float(cell(slopes(np.inf))[2]) == scale
@@ -157,8 +151,12 @@ class Huge(nn.Cell):  # Makes the first gradient too large.
 def test_the_overflow_check_is_on_what_they_return(mode, clip_norm):
     network = Sloped()
     # Through the drop-in, which takes the keyword, too.
-    keywords = {"loss_scale_manager": DynamicLossScale(1024), "gradient_transforms": (Huge(),), "clip_norm": clip_norm}
-    cell = build_train_network(network, sgd(network), **keywords)
+    keywords = {
+        "loss_scale_manager": ls.DynamicLossScale(1024),
+        "gradient_transforms": (Huge(),),
+        "clip_norm": clip_norm,
+    }
+    cell = ls.build_train_network(network, sgd(network), **keywords)
     assert bool(cell(slopes())[1])
     assert cell.overflowed_parameters() == ["net.matrix"]
     assert_moved(cell, "net", 0 * SLOPE, 0 * SLOPE)
@@ -166,7 +164,7 @@ def test_the_overflow_check_is_on_what_they_return(mode, clip_norm):
 
 @quick_in_pynative_mode
 def test_of_several_scales_the_one_moves_whose_gradients_they_make_infinite(mode):
-    scales = [DynamicLossScale(8.0), DynamicLossScale(8.0)]
-    cell = two(SimultaneousTrainOneStepCell, scales, gradient_transforms=[[], [Huge()]])
+    scales = [ls.DynamicLossScale(8.0), ls.DynamicLossScale(8.0)]
+    cell = two(ls.SimultaneousTrainOneStepCell, scales, gradient_transforms=[[], [Huge()]])
     cell(slopes())
     assert cell.get_loss_scale() == [8.0, 4.0]

@@ -17,25 +17,10 @@ from support.networks import Linear, LinearWithBias, batch
 from support.refused import refused
 from support.training import changed, state
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    FiniteGradients,
-    FixedLossScale,
-    InputGradient,
-    LossScale,
-    ManualStep,
-    NormSpike,
-    OverflowDetector,
-    ScaledTrainOneStepCell,
-    ScheduledLossScale,
-    SimultaneousTrainOneStepCell,
-    SkipCondition,
-    build_train_network,
-)
+import ms_lossscale as ls
 
 INF, NAN = float("inf"), float("nan")
-SEVERAL = [SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell]
+SEVERAL = [ls.SimultaneousTrainOneStepCell, ls.AlternatingTrainOneStepCell]
 
 
 def table(*rows):
@@ -47,7 +32,7 @@ def sgd(network, **keywords):
     return nn.SGD(network.trainable_params(), 0.01, **keywords)
 
 
-def one(loss_scale=None, network=None, optimizer=None, make=ScaledTrainOneStepCell, **keywords):
+def one(loss_scale=None, network=None, optimizer=None, make=ls.ScaledTrainOneStepCell, **keywords):
     network = network or Linear()
     return make(network, optimizer or sgd(network), loss_scale, **keywords)
 
@@ -56,12 +41,12 @@ def pair():
     return [renamed(f"{i}.", Linear(seed=i)) for i in range(2)]
 
 
-def two(make=SimultaneousTrainOneStepCell, loss_scale=None, networks=None, **keywords):
+def two(make=ls.SimultaneousTrainOneStepCell, loss_scale=None, networks=None, **keywords):
     networks = networks or pair()
     return make(networks, list(map(sgd, networks)), loss_scale, **keywords)
 
 
-alternating = functools.partial(two, AlternatingTrainOneStepCell)
+alternating = functools.partial(two, ls.AlternatingTrainOneStepCell)
 
 
 # Loss scales.
@@ -78,14 +63,14 @@ NO_SCALES = [
 
 @pytest.mark.parametrize("value, error, shown", NO_SCALES)
 def test_what_is_no_scale(value, error, shown):
-    loss_scale = DynamicLossScale()
+    loss_scale = ls.DynamicLossScale()
     for call, argument in (
-        (lambda: FixedLossScale(value), "'loss_scale'"),
-        (lambda: DynamicLossScale(value), "'init_loss_scale'"),
-        (lambda: ScheduledLossScale([1, 2], [1.0, value]), "'loss_scales[1]'"),
+        (lambda: ls.FixedLossScale(value), "'loss_scale'"),
+        (lambda: ls.DynamicLossScale(value), "'init_loss_scale'"),
+        (lambda: ls.ScheduledLossScale([1, 2], [1.0, value]), "'loss_scales[1]'"),
         (lambda: loss_scale.set_loss_scale(value), "'value'"),
         (lambda: one(value), "'loss_scale'"),
-        (lambda: InputGradient(Linear(), value), "'loss_scale'"),
+        (lambda: ls.InputGradient(Linear(), value), "'loss_scale'"),
     ):
         refused(call, error, "For '", argument, shown)
     assert loss_scale.get_loss_scale() == 2.0**16
@@ -107,29 +92,37 @@ def test_of_a_dynamic_loss_scale(keyword, values, of_wrong_types):
     for error, wrong in ((ValueError, values), (TypeError, of_wrong_types)):
         for value in wrong:
             shown = f"{value:g}" if isinstance(value, float) else str(value)
-            refused(lambda value=value: DynamicLossScale(**{keyword: value}), error, "Dynamic", f"'{keyword}'", shown)
+            refused(
+                lambda value=value: ls.DynamicLossScale(**{keyword: value}), error, "Dynamic", f"'{keyword}'", shown
+            )
 
 
-class WithoutARule(LossScale):
+class WithoutARule(ls.LossScale):
     pass
 
 
 OF_LOSS_SCALES = [
-    (lambda: FixedLossScale(8.0, 1), TypeError, "'drop_overflow_update'", "1"),
-    (lambda: ScheduledLossScale([1], [8.0], None), TypeError, "'drop_overflow_update'", "None"),
-    (lambda: DynamicLossScale(8.0, min_loss_scale=16.0, max_loss_scale=4.0), ValueError, "'min_loss_scale'", "16", "4"),
-    (lambda: DynamicLossScale(0.5), ValueError, "'init_loss_scale'", "0.5", "2**24"),
-    (lambda: DynamicLossScale(2.0**25), ValueError, "'init_loss_scale'", "2**25", "2**24"),
-    (lambda: ScheduledLossScale([5, 3], [1.0, 2.0]), ValueError, "'milestone'", "increase", "5", "3"),
-    (lambda: ScheduledLossScale([0, 3], [1.0, 2.0]), ValueError, "milestone[0]", "0"),
-    (lambda: ScheduledLossScale([1.5, 3], [1.0, 2.0]), TypeError, "milestone[0]", "1.5"),
-    (lambda: ScheduledLossScale([1, 2, 3], [1.0, 2.0]), ValueError, "'milestone'", "'loss_scales'", "3", "2"),
-    (lambda: ScheduledLossScale([], []), ValueError, "'milestone'"),
-    (lambda: ScheduledLossScale(3, [1.0]), TypeError, "'milestone'", "3"),
-    (lambda: ScheduledLossScale([3], 1.0), TypeError, "'loss_scales'", "1.0"),
+    (lambda: ls.FixedLossScale(8.0, 1), TypeError, "'drop_overflow_update'", "1"),
+    (lambda: ls.ScheduledLossScale([1], [8.0], None), TypeError, "'drop_overflow_update'", "None"),
+    (
+        lambda: ls.DynamicLossScale(8.0, min_loss_scale=16.0, max_loss_scale=4.0),
+        ValueError,
+        "'min_loss_scale'",
+        "16",
+        "4",
+    ),
+    (lambda: ls.DynamicLossScale(0.5), ValueError, "'init_loss_scale'", "0.5", "2**24"),
+    (lambda: ls.DynamicLossScale(2.0**25), ValueError, "'init_loss_scale'", "2**25", "2**24"),
+    (lambda: ls.ScheduledLossScale([5, 3], [1.0, 2.0]), ValueError, "'milestone'", "increase", "5", "3"),
+    (lambda: ls.ScheduledLossScale([0, 3], [1.0, 2.0]), ValueError, "milestone[0]", "0"),
+    (lambda: ls.ScheduledLossScale([1.5, 3], [1.0, 2.0]), TypeError, "milestone[0]", "1.5"),
+    (lambda: ls.ScheduledLossScale([1, 2, 3], [1.0, 2.0]), ValueError, "'milestone'", "'loss_scales'", "3", "2"),
+    (lambda: ls.ScheduledLossScale([], []), ValueError, "'milestone'"),
+    (lambda: ls.ScheduledLossScale(3, [1.0]), TypeError, "'milestone'", "3"),
+    (lambda: ls.ScheduledLossScale([3], 1.0), TypeError, "'loss_scales'", "1.0"),
     (lambda: one(WithoutARule(8.0)), TypeError, "WithoutARule", "next_scale"),
     (lambda: one("dynamic"), TypeError, "'loss_scale'", "'dynamic'"),
-    (lambda: one([DynamicLossScale()]), TypeError, "'loss_scale'"),
+    (lambda: one([ls.DynamicLossScale()]), TypeError, "'loss_scale'"),
     (lambda: one(amp.DynamicLossScaler(2**20, 4, 50)), TypeError, "'loss_scale'", "DynamicLossScale("),
     (lambda: one(amp.StaticLossScaler(512)), TypeError, "'loss_scale'", "512"),
     (lambda: one(Tensor([1024.0])), TypeError, "'loss_scale'", "1024"),
@@ -138,7 +131,7 @@ OF_LOSS_SCALES = [
 # Keywords of all cells.
 
 
-class WithoutACheck(OverflowDetector):
+class WithoutACheck(ls.OverflowDetector):
     pass
 
 
@@ -148,7 +141,7 @@ def made(base, method, function):
 
 
 EMA = made(nn.Cell, "update", lambda self, weights: weights)
-SPIKE = NormSpike(max_norm=1.0)
+SPIKE = ls.NormSpike(max_norm=1.0)
 # For each keyword, wrong values, and what must be in the message beside its name.
 KEYWORDS = {
     "gradient_accumulation_steps": [
@@ -171,9 +164,9 @@ KEYWORDS = {
     "overflow_detector": [
         (nn.ReLU(), TypeError, "ReLU"),
         ("gradients", TypeError, "str"),
-        (OverflowDetector(), TypeError, "must define 'construct(self, grads)'"),
+        (ls.OverflowDetector(), TypeError, "must define 'construct(self, grads)'"),
         (WithoutACheck(), TypeError, "WithoutACheck"),
-        (made(OverflowDetector, "construct", lambda self, grads, scale: grads), TypeError, "OwnOverflowDetector"),
+        (made(ls.OverflowDetector, "construct", lambda self, grads, scale: grads), TypeError, "OwnOverflowDetector"),
     ],
     "gradient_transforms": [
         (nn.ReLU(), TypeError, "[cell]"),
@@ -185,8 +178,8 @@ KEYWORDS = {
         (SPIKE, TypeError, "list"),
         ([1.0], TypeError, "SkipCondition"),
         ([SPIKE, nn.ReLU()], TypeError, "ReLU"),
-        ([SkipCondition()], TypeError, "construct(self, loss, norm)"),
-        ([made(SkipCondition, "construct", lambda self, loss: loss)], TypeError, "OwnSkipCondition"),
+        ([ls.SkipCondition()], TypeError, "construct(self, loss, norm)"),
+        ([made(ls.SkipCondition, "construct", lambda self, loss: loss)], TypeError, "OwnSkipCondition"),
         ([SPIKE] * 2, ValueError, "twice"),
     ],
     "gradients_reduced": [(1, TypeError, "1"), (None, TypeError, "None")],
@@ -198,34 +191,34 @@ ONLY_OF_TRAINING_CELLS = ("has_aux", "weighted", "max_retries")
 
 
 @pytest.mark.parametrize("keyword", KEYWORDS)
-@pytest.mark.parametrize("make", [ScaledTrainOneStepCell, *SEVERAL, ManualStep])
+@pytest.mark.parametrize("make", [ls.ScaledTrainOneStepCell, *SEVERAL, ls.ManualStep])
 def test_a_keyword(make, keyword):
     for value, error, word in KEYWORDS[keyword]:
         build = two if make in SEVERAL else one
-        if make is ManualStep and keyword in ONLY_OF_TRAINING_CELLS:
+        if make is ls.ManualStep and keyword in ONLY_OF_TRAINING_CELLS:
             error, word = TypeError, keyword
-        call = functools.partial(build, make=make, loss_scale=DynamicLossScale(), **{keyword: value})
+        call = functools.partial(build, make=make, loss_scale=ls.DynamicLossScale(), **{keyword: value})
         refused(call, error, make.__name__, word)
 
 
 OF_KEYWORDS = [
     (lambda: one(has_ax=True), TypeError, "has_ax"),
-    (lambda: one(make=ManualStep, has_ax=True), TypeError, "has_ax"),
+    (lambda: one(make=ls.ManualStep, has_ax=True), TypeError, "has_ax"),
     *((lambda make=make: two(make, has_ax=True), TypeError, "has_ax") for make in SEVERAL),
     (lambda: two(every=(1, 2)), TypeError, "every"),
-    (lambda: one(make=ManualStep, network_inputs=[(0,)]), TypeError, "network_inputs"),
+    (lambda: one(make=ls.ManualStep, network_inputs=[(0,)]), TypeError, "network_inputs"),
     (lambda: one(clip_norm=1.0, clip_value=0.5), ValueError, "'clip_norm'", "'clip_value'", "1.0", "0.5"),
     (lambda: two(clip_norm=1.0, clip_value=[None, 0.5]), ValueError, "'clip_norm'", "'clip_value'"),
     (lambda: alternating(clip_norm=[None, 1.0], clip_value=[None, 0.5]), ValueError, "'clip_norm'", "'clip_value'"),
     *((lambda given=given: one(given, max_retries=1), ValueError, "'max_retries'", "never backs off")
-      for given in (None, 128.0, FixedLossScale(8.0, False), ScheduledLossScale([2, 4], [8, 4]))),
-    (lambda: two(loss_scale=[DynamicLossScale(), 128.0], max_retries=1), ValueError, "'max_retries'"),
-    (lambda: NormSpike(), ValueError, "'max_norm'", "'z_score'"),
-    (lambda: NormSpike(max_norm=0), ValueError, "'max_norm'", "0"),
-    (lambda: NormSpike(max_norm="1"), TypeError, "'max_norm'"),
-    (lambda: NormSpike(z_score=NAN), ValueError, "'z_score'", "nan"),
-    (lambda: NormSpike(z_score=1.0, window=0), ValueError, "'window'", "0"),
-    (lambda: NormSpike(z_score=1.0, window=2.5), TypeError, "'window'", "2.5"),
+      for given in (None, 128.0, ls.FixedLossScale(8.0, False), ls.ScheduledLossScale([2, 4], [8, 4]))),
+    (lambda: two(loss_scale=[ls.DynamicLossScale(), 128.0], max_retries=1), ValueError, "'max_retries'"),
+    (lambda: ls.NormSpike(), ValueError, "'max_norm'", "'z_score'"),
+    (lambda: ls.NormSpike(max_norm=0), ValueError, "'max_norm'", "0"),
+    (lambda: ls.NormSpike(max_norm="1"), TypeError, "'max_norm'"),
+    (lambda: ls.NormSpike(z_score=NAN), ValueError, "'z_score'", "nan"),
+    (lambda: ls.NormSpike(z_score=1.0, window=0), ValueError, "'window'", "0"),
+    (lambda: ls.NormSpike(z_score=1.0, window=2.5), TypeError, "'window'", "2.5"),
 ]  # fmt: skip
 
 
@@ -277,7 +270,7 @@ def nothing_reached(x, y):
 
 
 OF_NETWORKS = [
-    (lambda: ScaledTrainOneStepCell(Linear(), "adam"), TypeError, "'optimizer'", "'adam'"),
+    (lambda: ls.ScaledTrainOneStepCell(Linear(), "adam"), TypeError, "'optimizer'", "'adam'"),
     (lambda: one(optimizer=nn.ReLU()), ValueError, "'optimizer'", "ReLU"),
     (lambda: with_optimizer(HoldsOthers), ValueError, "'optimizer'", "HoldsOthers"),
     (lambda: with_optimizer(nn.SGD, learning_rate=0.1, loss_scale=512.0), ValueError, "SGD", "512", "loss_scale=1.0"),
@@ -293,30 +286,30 @@ OF_NETWORKS = [
     (lambda: one(network=named("loss_scale.scale_value")), ValueError, "name", "loss_scale.scale_value"),
     *(
         (lambda value=value, make=make: make(value, sgd(Linear())), TypeError, "'network", "a Cell or a", shown)
-        for make in (ScaledTrainOneStepCell, ManualStep)
+        for make in (ls.ScaledTrainOneStepCell, ls.ManualStep)
         for value, shown in ((None, "None"), ("net", "'net'"), (Linear, "Linear"), (len, "len"))
-        if make is ScaledTrainOneStepCell or value is not None
+        if make is ls.ScaledTrainOneStepCell or value is not None
     ),
     *(
         (lambda make=make: make(nothing_reached, sgd(named("its.weight"))), ValueError, "its.weight", "nothing_reached")
-        for make in (ScaledTrainOneStepCell, ManualStep)
+        for make in (ls.ScaledTrainOneStepCell, ls.ManualStep)
     ),
     # In another order.
-    (lambda: ScaledTrainOneStepCell(sgd(Linear()), Linear()), TypeError, "'network'", "SGD"),
-    (lambda: ScaledTrainOneStepCell(Linear(), DynamicLossScale(), sgd(Linear())), TypeError, "'optimizer'"),
-    (lambda: ScaledTrainOneStepCell(Linear(), nn.MSELoss(), sgd(Linear())), TypeError, "'optimizer'"),
-    (lambda: build_train_network(Linear(), nn.MSELoss(), sgd(Linear())), TypeError, "'optimizer'"),
-    (lambda: ManualStep(adam(regression()), regression()), TypeError, "'networks'", "'optimizers'"),
-    (lambda: ManualStep([], sgd(Linear())), ValueError, "'networks' must not be empty"),
-    (lambda: ManualStep(Linear(), []), ValueError, "'optimizers' must not be empty"),
-    (lambda: ManualStep(Linear(), "adam"), TypeError, "'optimizers[0]' must be a Cell", "'adam'"),
-    (lambda: one(network=named(), optimizer=sgd(Linear()), make=ManualStep), ValueError, "SGD", "weight"),
-    (lambda: one([1.0, 2.0], make=ManualStep), ValueError, "'loss_scale'", "2"),
-    (lambda: InputGradient(None), TypeError, "'network' must be a Cell"),
-    (lambda: InputGradient([Linear()]), TypeError, "'network' must be a Cell"),
-    (lambda: InputGradient(Linear(), amp.DynamicLossScaleManager()), TypeError, "'loss_scale' must be"),
-    (lambda: InputGradient(Linear(), Tensor(8.0)), TypeError, "'loss_scale' must be"),
-    *((lambda value=value: InputGradient(nn.Embedding(4, 1))(value), TypeError, "'x' must be a Tensor of a float type")
+    (lambda: ls.ScaledTrainOneStepCell(sgd(Linear()), Linear()), TypeError, "'network'", "SGD"),
+    (lambda: ls.ScaledTrainOneStepCell(Linear(), ls.DynamicLossScale(), sgd(Linear())), TypeError, "'optimizer'"),
+    (lambda: ls.ScaledTrainOneStepCell(Linear(), nn.MSELoss(), sgd(Linear())), TypeError, "'optimizer'"),
+    (lambda: ls.build_train_network(Linear(), nn.MSELoss(), sgd(Linear())), TypeError, "'optimizer'"),
+    (lambda: ls.ManualStep(adam(regression()), regression()), TypeError, "'networks'", "'optimizers'"),
+    (lambda: ls.ManualStep([], sgd(Linear())), ValueError, "'networks' must not be empty"),
+    (lambda: ls.ManualStep(Linear(), []), ValueError, "'optimizers' must not be empty"),
+    (lambda: ls.ManualStep(Linear(), "adam"), TypeError, "'optimizers[0]' must be a Cell", "'adam'"),
+    (lambda: one(network=named(), optimizer=sgd(Linear()), make=ls.ManualStep), ValueError, "SGD", "weight"),
+    (lambda: one([1.0, 2.0], make=ls.ManualStep), ValueError, "'loss_scale'", "2"),
+    (lambda: ls.InputGradient(None), TypeError, "'network' must be a Cell"),
+    (lambda: ls.InputGradient([Linear()]), TypeError, "'network' must be a Cell"),
+    (lambda: ls.InputGradient(Linear(), amp.DynamicLossScaleManager()), TypeError, "'loss_scale' must be"),
+    (lambda: ls.InputGradient(Linear(), Tensor(8.0)), TypeError, "'loss_scale' must be"),
+    *((lambda value=value: ls.InputGradient(nn.Embedding(4, 1))(value), TypeError, "'x' must be a Tensor of a float")
       for value in (3.0, Tensor([1, 2]), Tensor([True]), Tensor([1j]))),
 ]  # fmt: skip
 
@@ -326,7 +319,7 @@ OF_NETWORKS = [
 
 def built_with(manager):
     network = Linear()
-    return build_train_network(network, sgd(network), loss_scale_manager=manager)
+    return ls.build_train_network(network, sgd(network), loss_scale_manager=manager)
 
 
 class Parent(nn.Cell):
@@ -344,10 +337,10 @@ OF_OTHER_PLACES = [
         for call in (
             lambda: one().to_float(mindspore.float16),
             lambda: Parent(one()).to_float(mindspore.bfloat16),
-            lambda: one(make=ManualStep).to_float(mindspore.float16),
+            lambda: one(make=ls.ManualStep).to_float(mindspore.float16),
             lambda: one(8.0).loss_scale.to_float(mindspore.float16),
             lambda: amp.auto_mixed_precision(one(), "O2"),
-            lambda: FiniteGradients().to_float(mindspore.float16),
+            lambda: ls.FiniteGradients().to_float(mindspore.float16),
         )
     ),
     (lambda: Model(one(), optimizer=sgd(Linear())), ValueError, "which trains by itself", "without an optimizer"),
@@ -356,11 +349,15 @@ OF_OTHER_PLACES = [
     *((lambda kind=kind: Trained(kind).cell.grad_norm(), RuntimeError, "clip_norm") for kind in CELLS),
     *((lambda kind=kind: Trained(kind).cell.ema_parameters(), RuntimeError, "ema_decay") for kind in CELLS),
     *((lambda kind=kind: Trained(kind).cell.ema_weights(), RuntimeError, "ema_decay") for kind in CELLS),
-    (lambda: build_train_network(Linear(), sgd(Linear()), boost_level="O1"), ValueError, "boost_level", "O1"),
-    (lambda: build_train_network(Linear(), sgd(Linear()), level="O4"), ValueError, "level", "O4"),
-    (lambda: build_train_network(Linear(), sgd(Linear()), loss_scale=1024), ValueError, "loss_scale"),
-    (lambda: build_train_network(Linear(), sgd(Linear()), has_ax=True), ValueError, "has_ax"),
-    (lambda: build_train_network(Linear(), sgd(Linear()), cast_model_type=mstype.int32), TypeError, "cast_model_type"),
+    (lambda: ls.build_train_network(Linear(), sgd(Linear()), boost_level="O1"), ValueError, "boost_level", "O1"),
+    (lambda: ls.build_train_network(Linear(), sgd(Linear()), level="O4"), ValueError, "level", "O4"),
+    (lambda: ls.build_train_network(Linear(), sgd(Linear()), loss_scale=1024), ValueError, "loss_scale"),
+    (lambda: ls.build_train_network(Linear(), sgd(Linear()), has_ax=True), ValueError, "has_ax"),
+    (
+        lambda: ls.build_train_network(Linear(), sgd(Linear()), cast_model_type=mstype.int32),
+        TypeError,
+        "cast_model_type",
+    ),
     (lambda: built_with("dynamic"), TypeError, "loss_scale", "dynamic"),
 ]
 
@@ -379,7 +376,7 @@ class Measure(nn.Cell):  # Would measure the gradients, for an update rule.
 class Penalised(Linear):
     def __init__(self, loss_scale):
         super().__init__()
-        self.slope = InputGradient(nn.ReLU(), loss_scale)
+        self.slope = ls.InputGradient(nn.ReLU(), loss_scale)
 
 
 def with_optimizers(make, change):
@@ -394,16 +391,16 @@ def owned_by_two(optimizers):
 
 def of_a_tuple(**keywords):
     networks = pair()
-    return SimultaneousTrainOneStepCell(TupleOf(*networks), list(map(sgd, networks)), **keywords)
+    return ls.SimultaneousTrainOneStepCell(TupleOf(*networks), list(map(sgd, networks)), **keywords)
 
 
 def copied(rule):
-    return lambda: AlternatingTrainOneStepCell([Penalised(rule)], [sgd(Linear())], rule)
+    return lambda: ls.AlternatingTrainOneStepCell([Penalised(rule)], [sgd(Linear())], rule)
 
 
 def of_each(make):
     one_for_each = "one entry for each of the 2 networks"
-    shared = DynamicLossScale()
+    shared = ls.DynamicLossScale()
     return [
         (lambda: make(pair(), list(map(sgd, pair()))[:1]), ValueError, "same length", "2", "1"),
         (lambda: make([], list(map(sgd, pair()))), ValueError, "'networks' must not be empty"),
@@ -415,9 +412,9 @@ def of_each(make):
         (lambda: with_optimizers(make, owned_by_two), ValueError, "'0.weight' belongs to the SGD and to the Momentum"),
         (lambda: with_optimizers(make, lambda its: its[::-1]), ValueError, "optimizers[0]", "1.weight", "networks[0]"),
         (lambda: two(make, networks=[Linear(), Linear()]), ValueError, "name", "'weight'"),
-        (lambda: two(make, loss_scale=[DynamicLossScale()]), ValueError, "'loss_scale'", one_for_each),
+        (lambda: two(make, loss_scale=[ls.DynamicLossScale()]), ValueError, "'loss_scale'", one_for_each),
         (lambda: two(make, loss_scale=[shared, shared]), ValueError, "same Cell twice"),
-        (lambda: two(make, loss_scale=[DynamicLossScale(), "a"]), TypeError, "'loss_scale'"),
+        (lambda: two(make, loss_scale=[ls.DynamicLossScale(), "a"]), TypeError, "'loss_scale'"),
         *((lambda name=name, value=value: two(make, **{name: value}), ValueError, f"'{name}'", one_for_each)
           for name, value in (("clip_norm", [0.5]), ("clip_value", []), ("ema_decay", (0.5,)), ("has_aux", [True]),
                               ("weighted", [True]), ("gradient_transforms", [[nn.ReLU()]]))),
@@ -432,24 +429,24 @@ def of_each(make):
 
 
 OF_SEVERAL = [
-    *of_each(SimultaneousTrainOneStepCell),
-    *of_each(AlternatingTrainOneStepCell),
-    (lambda: two(loss_scale=[DynamicLossScale(), None]), ValueError, "same 'drop_overflow_update'"),
+    *of_each(ls.SimultaneousTrainOneStepCell),
+    *of_each(ls.AlternatingTrainOneStepCell),
+    (lambda: two(loss_scale=[ls.DynamicLossScale(), None]), ValueError, "same 'drop_overflow_update'"),
     (lambda: two(after_update=[ClipWeights(pair()[0].trainable_params(), 1.0), None]), TypeError, "'after_update'"),
     (lambda: of_a_tuple(has_aux=[True, False]), *(TypeError, "'has_aux'", "True or False")),
     (lambda: of_a_tuple(weighted=True), *(ValueError, "'weighted' must be False")),
-    (lambda: AlternatingTrainOneStepCell(TupleOf(*pair()), []), TypeError, "'networks' must be a list"),
+    (lambda: ls.AlternatingTrainOneStepCell(TupleOf(*pair()), []), TypeError, "'networks' must be a list"),
     (lambda: alternating(after_update=[None]), ValueError, "'after_update'", "one entry for each"),
-    (copied(DynamicLossScale()), ValueError, "'loss_scale' is copied for each network", "InputGradient"),
+    (copied(ls.DynamicLossScale()), ValueError, "'loss_scale' is copied for each network", "InputGradient"),
 ]
 
 # What a compiled step would not hear of.
 OF_SETTINGS = [
-    (lambda: setattr(DynamicLossScale(), "scale_window", 5), AttributeError, "'scale_window' is fixed"),
-    (lambda: setattr(DynamicLossScale(), "backoff_if_loss_not_finite", False), AttributeError, "is fixed"),
-    (lambda: setattr(ScheduledLossScale([2, 4], [8, 16]), "milestone", 5), AttributeError, "'milestone' is fixed"),
-    (lambda: setattr(NormSpike(max_norm=1.0), "max_norm", 2.0), AttributeError, "max_norm"),
-    (lambda: setattr(one(FixedLossScale()).loss_scale, "drop_overflow_update", False), AttributeError, "is fixed"),
+    (lambda: setattr(ls.DynamicLossScale(), "scale_window", 5), AttributeError, "'scale_window' is fixed"),
+    (lambda: setattr(ls.DynamicLossScale(), "backoff_if_loss_not_finite", False), AttributeError, "is fixed"),
+    (lambda: setattr(ls.ScheduledLossScale([2, 4], [8, 16]), "milestone", 5), AttributeError, "'milestone' is fixed"),
+    (lambda: setattr(ls.NormSpike(max_norm=1.0), "max_norm", 2.0), AttributeError, "max_norm"),
+    (lambda: setattr(one(ls.FixedLossScale()).loss_scale, "drop_overflow_update", False), AttributeError, "is fixed"),
 ]
 
 
@@ -459,11 +456,11 @@ def test_it_is_refused(call, error, words):
 
 
 def test_a_rule_that_is_copied_and_whose_state_a_transform_holds():
-    rule = DynamicLossScale()
+    rule = ls.DynamicLossScale()
     rule.measure = Measure()
     words = "'loss_scale' is copied for each network", "Pass a list"
     refused(lambda: alternating(rule, gradient_transforms=[rule.measure]), ValueError, *words)
-    alternating([rule, DynamicLossScale()], gradient_transforms=[[rule.measure], []])
+    alternating([rule, ls.DynamicLossScale()], gradient_transforms=[[rule.measure], []])
     # One that shares nothing is copied.
     cell = alternating(rule, gradient_transforms=[Measure()])
     norms = [each.measure.norm for each in cell.loss_scale]
@@ -514,14 +511,14 @@ LARGEST = {2: 2.0**125, 3: 2.0**124, 4: 2.0**124, 5: 2.0**123}
 def test_scales_that_are_too_large_for_a_cycle(steps):
     for make, argument in (
         (lambda scale: scale, "'loss_scale'"),
-        (lambda scale: DynamicLossScale(scale, max_loss_scale=scale), "'init_loss_scale'"),
-        (lambda scale: DynamicLossScale(max_loss_scale=scale), "'max_loss_scale'"),
-        (lambda scale: ScheduledLossScale([1, 2, 3], [1.0, scale, 2.0]), "'loss_scales'"),
+        (lambda scale: ls.DynamicLossScale(scale, max_loss_scale=scale), "'init_loss_scale'"),
+        (lambda scale: ls.DynamicLossScale(max_loss_scale=scale), "'max_loss_scale'"),
+        (lambda scale: ls.ScheduledLossScale([1, 2, 3], [1.0, scale, 2.0]), "'loss_scales'"),
     ):
         cell = one(make(LARGEST[steps]), gradient_accumulation_steps=steps)
         scale = make(2 * LARGEST[steps])
         refused(lambda scale=scale: one(scale, gradient_accumulation_steps=steps), ValueError, argument)
-    cell = one(DynamicLossScale(), gradient_accumulation_steps=steps)
+    cell = one(ls.DynamicLossScale(), gradient_accumulation_steps=steps)
     cell.set_loss_scale(LARGEST[steps])
     for owner in (cell, cell.loss_scale):
         refused(lambda owner=owner: owner.set_loss_scale(2 * LARGEST[steps]), ValueError, "'value' must be at most")
@@ -564,7 +561,7 @@ def function_of(network):
 )
 @quick_in_pynative_mode
 def test_a_number_of_inputs_that_the_network_can_not_take(mode, network, inputs, words):
-    cell = one(DynamicLossScale(), network())
+    cell = one(ls.DynamicLossScale(), network())
     for call in (cell, cell.find_loss_scale):
         refused(lambda call=call: call(*inputs), TypeError, *words)
     assert cell.counters()["applied_steps"] == 0
@@ -573,7 +570,7 @@ def test_a_number_of_inputs_that_the_network_can_not_take(mode, network, inputs,
 @quick_in_pynative_mode
 def test_numbers_of_inputs_of_functions_and_of_several_networks(mode):
     network = Linear()
-    cell = ScaledTrainOneStepCell(function_of(network), sgd(network))
+    cell = ls.ScaledTrainOneStepCell(function_of(network), sgd(network))
     refused(lambda: cell(X), TypeError, "'function_of.<locals>.forward', takes (x, y)", "1")
     refused(lambda: one(8.0)(x=X, y=Y), TypeError, "position", "keyword")
     for make in SEVERAL:
@@ -612,7 +609,7 @@ def check_refused(step, call, error, *words):
 
 @quick_in_pynative_mode
 def test_a_manual_step(mode):
-    step, networks, train_step = manual(DynamicLossScale(2.0**10), ema_decay=0.9)
+    step, networks, train_step = manual(ls.DynamicLossScale(2.0**10), ema_decay=0.9)
     train_step(*manual_batch(0))
     grads = zeros(step.parameters)
     check_refused(step, lambda: step.end(grads), RuntimeError, "'ManualStep.end'", "begin(*inputs)")
@@ -646,7 +643,7 @@ def test_a_manual_step(mode):
 
 @quick_in_pynative_mode
 def test_a_manual_step_of_two_optimizers(mode):
-    step, *_ = manual(DynamicLossScale(2.0**10), count=2)
+    step, *_ = manual(ls.DynamicLossScale(2.0**10), count=2)
     a, b = map(zeros, step.parameters)
     step.begin(*manual_batch(1))
     for wrong, error, *words in (
@@ -664,39 +661,41 @@ def test_a_manual_step_of_two_optimizers(mode):
 def test_losses_and_weights_of_a_manual_step(mode):
     for keywords, what in (
         (
-            {"skip_conditions": [made(SkipCondition, "construct", lambda self, loss, norm: loss > norm)]},
+            {"skip_conditions": [made(ls.SkipCondition, "construct", lambda self, loss, norm: loss > norm)]},
             "'skip_conditions'",
         ),
-        ({"loss_scale": DynamicLossScale(backoff_if_loss_not_finite=False)}, "backoff_if_loss_not_finite=False"),
+        ({"loss_scale": ls.DynamicLossScale(backoff_if_loss_not_finite=False)}, "backoff_if_loss_not_finite=False"),
     ):
-        step, *_ = manual(**{"loss_scale": DynamicLossScale(), **keywords})
+        step, *_ = manual(**{"loss_scale": ls.DynamicLossScale(), **keywords})
         step.begin(*manual_batch(0))
         grads = zeros(step.parameters)
         check_refused(step, lambda: step.end(grads), ValueError, "'loss'", what, "end(grads, loss=loss)")  # noqa: B023
-    step, *_ = manual(DynamicLossScale(), gradient_accumulation_steps=2)
+    step, *_ = manual(ls.DynamicLossScale(), gradient_accumulation_steps=2)
     step.begin(*manual_batch(0))
     step.end(grads, weight=2)
     step.begin(*manual_batch(1))
     check_refused(step, lambda: step.end(grads), ValueError, "all calls must have a 'weight', or none")
     check_refused(step, lambda: step.end(grads, weight="2"), TypeError, "a weight must be a number or a Tensor")
-    step, *_ = manual(DynamicLossScale(), ema_decay=0.9, gradient_accumulation_steps=2)
+    step, *_ = manual(ls.DynamicLossScale(), ema_decay=0.9, gradient_accumulation_steps=2)
     with step.ema_weights():
         check_refused(step, step.flush, RuntimeError, "'flush()'", "ema_weights")
 
 
-class CellOfAUser(ScaledTrainOneStepCell):  # Has attributes of its own, and repeats what stock subclasses do.
+class CellOfAUser(ls.ScaledTrainOneStepCell):  # Has attributes of its own, and repeats what stock subclasses do.
     def __init__(self, network, optimizer, loss_scale):
         super().__init__(network, optimizer, loss_scale)
         self.network, self.optimizer, self.loss_scale = network, optimizer, loss_scale
         self.every, self.metric = 5, nn.Identity()
 
 
-@pytest.mark.parametrize("make", [ScaledTrainOneStepCell, *SEVERAL, ManualStep])
+@pytest.mark.parametrize("make", [ls.ScaledTrainOneStepCell, *SEVERAL, ls.ManualStep])
 def test_what_was_given_at_construction_can_not_be_assigned(make):
-    cell = (two if make in SEVERAL else one)(make=make, loss_scale=DynamicLossScale(8.0))
+    cell = (two if make in SEVERAL else one)(make=make, loss_scale=ls.DynamicLossScale(8.0))
     before = list(cell.parameters_dict())
     names = {"loss_scale", "clip_norm", "gradient_accumulation_steps", "skip_conditions", "optimizer", "grad_reducer"}
-    names |= {"networks", "optimizers", "parameters"} if make is ManualStep else {"network", "max_retries", "weights"}
+    names |= (
+        {"networks", "optimizers", "parameters"} if make is ls.ManualStep else {"network", "max_retries", "weights"}
+    )
     for name in names:
         for value in (2, None, [Tensor(2.0)]):
             words = (make.__name__, f"'{name}' is fixed", "Construct a new cell", "load_state_dict")
@@ -706,7 +705,7 @@ def test_what_was_given_at_construction_can_not_be_assigned(make):
     refused(lambda: setattr(cell, "scale_sense", 2.0), AttributeError, "scale_sense")
     assert list(cell.parameters_dict()) == before
     assert cell.set_train().training and not cell.set_train(False).training
-    if make is ScaledTrainOneStepCell:
+    if make is ls.ScaledTrainOneStepCell:
         assert CellOfAUser(cell.network, cell.optimizer, cell.loss_scale).every == 5
 
 

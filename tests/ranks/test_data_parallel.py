@@ -11,19 +11,10 @@ import numpy as np
 import pytest
 from conftest import MODES, nightly, slow
 from mindspore import nn
+from support import rank_checks
 from support.data_parallel_training import TRAININGS, Place, in_mode, rows_of, train
 from support.networks import Linear
 from support.npu_networks import LOSS_SCALE
-from support.rank_checks import (
-    DIFFERENCES,
-    OWN_CALLS,
-    OWN_CLIP,
-    OWN_MAX_NORM,
-    OWN_RATE,
-    OWN_SCALES,
-    SETTINGS,
-    large_gradients,
-)
 from support.ranks_program import QUICK, folder_of, records_of
 from support.training import changed, same_bits
 
@@ -141,8 +132,8 @@ def test_weights_that_each_rank_has_for_itself(job, mode):
     by_rank = job("own_weights", mode)
     names = ("a.weight", "a.bias", "bb.weight", "bb.bias")
     weights = [{name: records[0][name].astype(np.float64) for name in names} for records in by_rank]
-    scales = np.array(OWN_SCALES)
-    for call, kinds in enumerate(OWN_CALLS):
+    scales = np.array(rank_checks.OWN_SCALES)
+    for call, kinds in enumerate(rank_checks.OWN_CALLS):
         grads = [{}, {}]
         for rank, network in itertools.product(range(2), ("a", "bb")):
             place = Place(rank, 2)
@@ -156,7 +147,7 @@ def test_weights_that_each_rank_has_for_itself(job, mode):
             its["a.weight"] = common
         squares = {name: sum(np.square(its[name]).sum() for its in grads) for name in names}
         norms = np.sqrt([squares["a.weight"] / 2 + squares["a.bias"], squares["bb.weight"] + squares["bb.bias"]])
-        overflows, is_spike = kinds == ".s", np.linalg.norm(norms) > OWN_MAX_NORM
+        overflows, is_spike = kinds == ".s", np.linalg.norm(norms) > rank_checks.OWN_MAX_NORM
         assert overflows or is_spike == (kinds == "p.")
         scales = scales / [1, 1 + overflows]
         for records, its_weights, its_grads in zip(by_rank, weights, grads):
@@ -167,7 +158,7 @@ def test_weights_that_each_rank_has_for_itself(job, mode):
             for name in names:
                 if not record["overflow"]:
                     norm = norms[int(name.startswith("bb"))]
-                    its_weights[name] -= OWN_RATE * its_grads[name] * min(1.0, OWN_CLIP / norm)
+                    its_weights[name] -= rank_checks.OWN_RATE * its_grads[name] * min(1.0, rank_checks.OWN_CLIP / norm)
                 np.testing.assert_allclose(record[name], its_weights[name], rtol=1e-3, atol=1e-4)
     assert not same_bits(by_rank[0][-1]["bb.weight"], by_rank[1][-1]["bb.weight"])
 
@@ -191,7 +182,7 @@ def test_gradients_that_overflow_in_the_sum_skip_the_step_on_all_ranks(job, mode
     for record in itertools.chain(*job("large_gradients", mode)):
         assert record["overflow"]
         assert record["weight"] == 1.0
-    assert not any(record["overflow"] for record in in_mode(mode, large_gradients, Place(0, 1)))
+    assert not any(record["overflow"] for record in in_mode(mode, rank_checks.large_gradients, Place(0, 1)))
 
 
 @in_slow_job
@@ -204,7 +195,7 @@ def test_ranks_that_train_apart_decide_alone_and_are_warned(job, mode):
         assert [bool(record["overflow"]) for record in records] == [False, rank == 1]
 
 
-@pytest.mark.parametrize("name", DIFFERENCES)
+@pytest.mark.parametrize("name", rank_checks.DIFFERENCES)
 def test_ranks_with_different_cells_are_told_so_at_the_first_step(job, name):
     """Or when they look for a loss scale."""
     for (errors,) in job("different", "graph"):
@@ -218,7 +209,7 @@ def test_ranks_with_different_cells_are_told_so_at_the_first_step(job, name):
 def test_no_setting_can_be_forgotten_when_ranks_compare():
     keywords = list(inspect.signature(ScaledTrainOneStepCell).parameters)
     assert keywords[:3] == ["network", "optimizer", "loss_scale"]
-    assert sorted(keywords[3:]) == sorted(SETTINGS)
+    assert sorted(keywords[3:]) == sorted(rank_checks.SETTINGS)
 
 
 @pytest.mark.slow

@@ -5,12 +5,7 @@ import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-)
+import ms_lossscale as ls
 
 STEPS = 3
 # Positions among the inputs first_x, second_x and samples.
@@ -73,12 +68,12 @@ def adam(network):
 
 
 def rule(hysteresis=1):
-    return DynamicLossScale(2.0**10, scale_window=2, hysteresis=hysteresis)
+    return ls.DynamicLossScale(2.0**10, scale_window=2, hysteresis=hysteresis)
 
 
 def scaled(optimizer, hysteresis=1, make=Linear, **keywords):
     network = make("first", np.array([-3.0, -6.0]))
-    return ScaledTrainOneStepCell(
+    return ls.ScaledTrainOneStepCell(
         network, optimizer(network), rule(hysteresis), gradient_accumulation_steps=STEPS, ema_decay=0.5, **keywords
     )
 
@@ -100,23 +95,23 @@ def pair(cell_class, first_class=Linear, second_class=SeesFirst, loss_scale=None
 
 
 def own_scales():
-    return pair(SimultaneousTrainOneStepCell, Remembering, loss_scale=[rule(), rule(hysteresis=2)], max_retries=1)
+    return pair(ls.SimultaneousTrainOneStepCell, Remembering, loss_scale=[rule(), rule(hysteresis=2)], max_retries=1)
 
 
 # What makes the cell, by the first release that had it. Weights differ from those that were saved.
 OF_0_1 = {
     "scaled_momentum": lambda: scaled(momentum, clip_norm=10.0),
     "scaled_adam": lambda: scaled(adam, hysteresis=2, clip_value=1.0),
-    "simultaneous": lambda: pair(SimultaneousTrainOneStepCell),
-    "simultaneous_tuple": lambda: pair(SimultaneousTrainOneStepCell, as_tuple=True),
-    "alternating": lambda: pair(AlternatingTrainOneStepCell, every=(1, 2)),
+    "simultaneous": lambda: pair(ls.SimultaneousTrainOneStepCell),
+    "simultaneous_tuple": lambda: pair(ls.SimultaneousTrainOneStepCell, as_tuple=True),
+    "alternating": lambda: pair(ls.AlternatingTrainOneStepCell, every=(1, 2)),
 }
 OF_0_2 = {
     "retried": lambda: scaled(momentum, make=Remembering, clip_value=1.0, max_retries=1),
     "own_scales": own_scales,
 }
 OF_0_3 = {
-    "sharing": lambda: pair(AlternatingTrainOneStepCell, Remembering, RemembersForFirst, every=(1, 2)),
+    "sharing": lambda: pair(ls.AlternatingTrainOneStepCell, Remembering, RemembersForFirst, every=(1, 2)),
     "set_by_hand": own_scales,
 }
 CELLS = {**OF_0_1, **OF_0_2, **OF_0_3}
@@ -130,6 +125,6 @@ def train(cell):
         size = 2.0 ** (call % 3 - 2)
         arrays = [size * np.array([9.0, 12.0]), size * np.array([3.0, -6.0]), np.array([[call, 1.0], [-1.0, call]])]
         inputs = [Tensor(array, mindspore.float32) for array in arrays]
-        outputs = cell(*(inputs[::2] if isinstance(cell, ScaledTrainOneStepCell) else inputs))
+        outputs = cell(*(inputs[::2] if isinstance(cell, ls.ScaledTrainOneStepCell) else inputs))
         returned += [output.asnumpy() for output in outputs]
     return returned

@@ -5,14 +5,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    ManualStep,
-    OverflowDetector,
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-    SkipCondition,
-)
+import ms_lossscale as ls
 from support.configurations import BAD_WEIGHTS, CONDITIONS, GRADIENT_BOUND, LOSS_BOUND, LOSS_GROWTH, RULES, inputs
 from support.configured_reference import Comparison, Reference, numbered
 from support.in_mode import in_mode
@@ -100,13 +93,13 @@ class Halves(nn.Cell):  # Halves the biases after an update.
             ops.assign(network.bias, 0.5 * network.bias)
 
 
-class LargeGradients(OverflowDetector):  # A user's own detector: what is not finite is not within the bound, either.
+class LargeGradients(ls.OverflowDetector):  # A user's own detector: what is not finite is not within the bound, either.
     def construct(self, grads):
         within = [(ops.abs(grad) <= GRADIENT_BOUND).all() for grad in grads]
         return ops.logical_not(ops.stack(within).all())
 
 
-class HighLoss(SkipCondition):  # A user's own condition, with a bound that grows with each step that is applied.
+class HighLoss(ls.SkipCondition):  # A user's own condition, with a bound that grows with each step that is applied.
     def __init__(self):
         super().__init__()
         self.bound = Parameter(Tensor(LOSS_BOUND, mstype.float32), name="bound", requires_grad=False)
@@ -229,8 +222,10 @@ class ConfiguredTraining:  # A cell of this configuration. Another seed gives ot
             networks, optimizers = networks[0], optimizers[0]
         elif configuration.cell == "tuple":
             networks = TupleOf(networks)
-        make = {"scaled": ScaledTrainOneStepCell, "alternating": AlternatingTrainOneStepCell}
-        make = ManualStep if configuration.is_manual else make.get(configuration.cell, SimultaneousTrainOneStepCell)
+        make = {"scaled": ls.ScaledTrainOneStepCell, "alternating": ls.AlternatingTrainOneStepCell}
+        make = (
+            ls.ManualStep if configuration.is_manual else make.get(configuration.cell, ls.SimultaneousTrainOneStepCell)
+        )
         self.cell = make(networks, optimizers, loss_scale, **self._keywords()).set_train()
         if configuration.is_manual:
             self._call = manual_call(self.cell, self.networks, configuration)

@@ -11,17 +11,8 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.communication import GlobalComm
 
+import ms_lossscale as ls
 import support.in_mode
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    FixedLossScale,
-    ManualStep,
-    NormSpike,
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-    SkipCondition,
-)
 from support.networks import FEATURES, weight
 from support.training import state
 
@@ -99,7 +90,7 @@ class Bounded(nn.Cell):  # An `after_update` that writes the weights, as for a W
             ops.assign(each, ops.clip_by_value(each, self.low, self.high))
 
 
-class HighLoss(SkipCondition):  # Asks to skip where the loss is high, and counts what it observed.
+class HighLoss(ls.SkipCondition):  # Asks to skip where the loss is high, and counts what it observed.
     def __init__(self):
         super().__init__()
         self.highest, self.one = Tensor(HIGHEST), Tensor(1.0)
@@ -113,7 +104,7 @@ class HighLoss(SkipCondition):  # Asks to skip where the loss is high, and count
 
 
 def spikes():
-    return [NormSpike(max_norm=12.0, z_score=8.0, window=2), HighLoss()]
+    return [ls.NormSpike(max_norm=12.0, z_score=8.0, window=2), HighLoss()]
 
 
 def momentum(network):
@@ -121,7 +112,7 @@ def momentum(network):
 
 
 def dynamic(scale=2.0**10, **keywords):
-    return DynamicLossScale(scale, scale_window=2, **keywords)
+    return ls.DynamicLossScale(scale, scale_window=2, **keywords)
 
 
 def share_of(place, mean=True):
@@ -132,7 +123,7 @@ def share_of(place, mean=True):
 def scaled(place, loss_scale=None, mean=True, **keywords):
     parallel(place, mean=mean)
     network = Rows(None if keywords.get("weighted") else share_of(place, mean))
-    return ScaledTrainOneStepCell(network, momentum(network), loss_scale or dynamic(), **keywords)
+    return ls.ScaledTrainOneStepCell(network, momentum(network), loss_scale or dynamic(), **keywords)
 
 
 def after_the_verdict(network):
@@ -142,7 +133,7 @@ def after_the_verdict(network):
 def bounded(place):
     parallel(place)
     network = Rows(share_of(place))
-    return ScaledTrainOneStepCell(network, momentum(network), dynamic(), **after_the_verdict(network))
+    return ls.ScaledTrainOneStepCell(network, momentum(network), dynamic(), **after_the_verdict(network))
 
 
 def pair(place, cell_class, loss_scale, mean=True, **keywords):
@@ -172,12 +163,12 @@ def reduced_by_hooks(place, network):
 def hooked(place):
     network = Rows(share_of(place))
     is_reduced = reduced_by_hooks(place, network)
-    return ScaledTrainOneStepCell(network, momentum(network), dynamic(), gradients_reduced=is_reduced)
+    return ls.ScaledTrainOneStepCell(network, momentum(network), dynamic(), gradients_reduced=is_reduced)
 
 
 def manual(place, network, loss_scale, **keywords):
     """Returns a ManualStep, and a function that makes a step with it, for a network with weights or without."""
-    step = ManualStep(network, momentum(network), loss_scale, **keywords)
+    step = ls.ManualStep(network, momentum(network), loss_scale, **keywords)
 
     def forward(x, y, valid):
         outputs = network(x, y, valid)
@@ -238,17 +229,19 @@ TRAININGS = {
     "patient": Training(lambda place: scaled(place, dynamic(2.0**13, **PATIENT)), ".. n. .n .s .."),
     "conditions": Training(lambda place: scaled(place, dynamic(2.0**8), skip_conditions=spikes()), ".. .. pm p. .h .."),
     "simultaneous": Training(
-        lambda place: pair(place, SimultaneousTrainOneStepCell, [dynamic(2.0**9), dynamic(2.0**13)], **WEIGHTED_PAIR),
+        lambda place: pair(
+            place, ls.SimultaneousTrainOneStepCell, [dynamic(2.0**9), dynamic(2.0**13)], **WEIGHTED_PAIR
+        ),
         ".. .s x. s. ..",
         networks=2,
     ),
     "alternating": Training(
-        lambda place: pair(place, AlternatingTrainOneStepCell, dynamic(), **IN_TURNS),
+        lambda place: pair(place, ls.AlternatingTrainOneStepCell, dynamic(), **IN_TURNS),
         ".. .. .x .. .. .. .. x. ..",
         steps=2,
         networks=2,
     ),
-    "unchecked": Training(lambda place: scaled(place, FixedLossScale(2.0**10, drop_overflow_update=False)), ".. .."),
+    "unchecked": Training(lambda place: scaled(place, ls.FixedLossScale(2.0**10, drop_overflow_update=False)), ".. .."),
     "hooked": Training(hooked, ".. .x .."),
     "manual_eager": Training(manual_eager, ".. 0. .. .h n. .. ..", steps=2),
     "manual_in_jit": Training(manual_in_jit, ".. .x .. x. .."),

@@ -4,12 +4,7 @@ import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-)
+import ms_lossscale as ls
 from support.gan_networks import (
     NETWORK_INPUTS,
     GanLosses,
@@ -64,13 +59,13 @@ def assert_counts(report, grads):
 
 def scaled():
     network = Normalised().set_train()
-    cell = ScaledTrainOneStepCell(network, nn.Adam(network.trainable_params()), DynamicLossScale(2.0**10))
+    cell = ls.ScaledTrainOneStepCell(network, nn.Adam(network.trainable_params()), ls.DynamicLossScale(2.0**10))
     return cell, BATCHES, [(network, network.trainable_params(), BATCHES, None)]
 
 
 def with_aux():
     network = Mlp()
-    cell = ScaledTrainOneStepCell(WithAux(network), nn.Adam(network.trainable_params()), has_aux=True)
+    cell = ls.ScaledTrainOneStepCell(WithAux(network), nn.Adam(network.trainable_params()), has_aux=True)
     return cell, BATCHES, [(network, network.trainable_params(), BATCHES, None)]
 
 
@@ -82,9 +77,9 @@ def gan(kind, loss_scale=2.0**10, **keywords):
     losses = two_losses(*networks)
     if kind == "tuple":
         both = GanLosses(*networks)
-        cell = SimultaneousTrainOneStepCell(both, two_optimizers(*networks), loss_scale, **keywords)
+        cell = ls.SimultaneousTrainOneStepCell(both, two_optimizers(*networks), loss_scale, **keywords)
         return cell, batches, [(both, own[i], batches, i) for i in range(2)]
-    make = SimultaneousTrainOneStepCell if kind == "simultaneous" else AlternatingTrainOneStepCell
+    make = ls.SimultaneousTrainOneStepCell if kind == "simultaneous" else ls.AlternatingTrainOneStepCell
     its_losses = [WithAux(loss) for loss in losses] if keywords.get("has_aux") else losses
     cell = make(its_losses, two_optimizers(*networks), loss_scale, network_inputs=NETWORK_INPUTS, **keywords)
     takes = [[take(NETWORK_INPUTS[i], inputs) for inputs in batches] for i in range(2)]

@@ -10,12 +10,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-)
+import ms_lossscale as ls
 from support.networks import weight
 from support.training import changed
 
@@ -70,11 +65,11 @@ class Training:
     def __init__(self, kind, parts, **keywords):
         networks = [Loss(parts)] if kind == "single" else [Loss(parts), Loss([], name="other")]
         optimizers = [nn.Momentum(network.trainable_params(), 2.0**-10, 0.9) for network in networks]
-        loss_scale = DynamicLossScale(SCALE, min_loss_scale=SCALE / 4)
+        loss_scale = ls.DynamicLossScale(SCALE, min_loss_scale=SCALE / 4)
         if kind == "single":
-            cell = ScaledTrainOneStepCell(networks[0], optimizers[0], loss_scale, **keywords)
+            cell = ls.ScaledTrainOneStepCell(networks[0], optimizers[0], loss_scale, **keywords)
         else:
-            cls = {"simultaneous": SimultaneousTrainOneStepCell, "alternating": AlternatingTrainOneStepCell}[kind]
+            cls = {"simultaneous": ls.SimultaneousTrainOneStepCell, "alternating": ls.AlternatingTrainOneStepCell}[kind]
             cell = cls(networks, optimizers, loss_scale, network_inputs=[(0, 1), (0, 2)], **keywords)
         self.cell = cell.set_train()
         self._kind, self._parts = kind, parts

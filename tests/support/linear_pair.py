@@ -3,12 +3,7 @@
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-)
+import ms_lossscale as ls
 from support.configured_reference import ROUNDING, finite_or_nan
 from support.networks import BATCH, FEATURES, Linear, weight
 from support.reference import AlternatingReference, DynamicRule, FixedRule, NetworkReference, Run, StepReference
@@ -111,15 +106,15 @@ class Trained:
         keywords.update(
             gradient_accumulation_steps=steps, clip_norm=clip_norm, clip_value=clip_value, ema_decay=ema_decay
         )
-        loss_scale = scale if scale_window is None else DynamicLossScale(scale, scale_window=scale_window)
+        loss_scale = scale if scale_window is None else ls.DynamicLossScale(scale, scale_window=scale_window)
         if kind == "scaled":
-            self.cell = ScaledTrainOneStepCell(self.networks[0], self.optimizers[0], loss_scale, **keywords)
+            self.cell = ls.ScaledTrainOneStepCell(self.networks[0], self.optimizers[0], loss_scale, **keywords)
         elif kind == "simultaneous":
-            self.cell = SimultaneousTrainOneStepCell(
+            self.cell = ls.SimultaneousTrainOneStepCell(
                 self.networks, self.optimizers, loss_scale, network_inputs=NETWORK_INPUTS, **keywords
             )
         else:
-            self.cell = AlternatingTrainOneStepCell(
+            self.cell = ls.AlternatingTrainOneStepCell(
                 self.networks, self.optimizers, loss_scale, network_inputs=NETWORK_INPUTS, every=every, **keywords
             )
         self.cell.set_train()

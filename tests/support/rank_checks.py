@@ -9,17 +9,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    FixedLossScale,
-    FloatStatusRegister,
-    NormSpike,
-    ScaledTrainOneStepCell,
-    ScheduledLossScale,
-    SimultaneousTrainOneStepCell,
-    emulation,
-)
+import ms_lossscale as ls
 from support.data_parallel_training import (
     Bounded,
     HighLoss,
@@ -49,7 +39,7 @@ SETTINGS = {
     "forward_state": ((), (FURTHER,)),
     "gradient_transforms": ((), [nn.Identity()]),
     "after_update": (None, Bounded([FURTHER])),
-    "overflow_detector": (None, FloatStatusRegister()),
+    "overflow_detector": (None, ls.FloatStatusRegister()),
     "max_retries": (0, 1),
     "weighted": (False, True),
     "skip_conditions": ((), [HighLoss()]),
@@ -62,12 +52,12 @@ def with_network(last, change):
     network = Rows(1.0)
     if last:
         change(network)
-    return ScaledTrainOneStepCell(network, momentum(network), dynamic())
+    return ls.ScaledTrainOneStepCell(network, momentum(network), dynamic())
 
 
 def with_optimizer(make):
     network = Rows(1.0)
-    return ScaledTrainOneStepCell(network, make(network.trainable_params()))
+    return ls.ScaledTrainOneStepCell(network, make(network.trainable_params()))
 
 
 def observed(condition, norm):
@@ -76,7 +66,7 @@ def observed(condition, norm):
 
 
 def taking_turns(loss_scale=None, every=None):
-    return pair(ALONE, AlternatingTrainOneStepCell, loss_scale or dynamic(), every=every)
+    return pair(ALONE, ls.AlternatingTrainOneStepCell, loss_scale or dynamic(), every=every)
 
 
 def restarted(cell):
@@ -86,12 +76,12 @@ def restarted(cell):
 
 # What else the error must name, and the cell that each rank makes, given whether it is the last.
 OTHERS = {
-    "cell": lambda last: pair(ALONE, SimultaneousTrainOneStepCell, dynamic()) if last else taking_turns(),
+    "cell": lambda last: pair(ALONE, ls.SimultaneousTrainOneStepCell, dynamic()) if last else taking_turns(),
     "every": lambda last: taking_turns(every=(1, 2 if last else 3)),
     "network_1.loss_scale": lambda last: taking_turns([2.0, 8.0 if last else 4.0]),
-    "loss_scale.class": lambda last: scaled(ALONE, ScheduledLossScale([1, 2], [1, 2]) if last else dynamic()),
-    "scale_window": lambda last: scaled(ALONE, DynamicLossScale(scale_window=2000 if last else 1000)),
-    "milestone": lambda last: scaled(ALONE, ScheduledLossScale([2 + last, 4], [1, 2])),
+    "loss_scale.class": lambda last: scaled(ALONE, ls.ScheduledLossScale([1, 2], [1, 2]) if last else dynamic()),
+    "scale_window": lambda last: scaled(ALONE, ls.DynamicLossScale(scale_window=2000 if last else 1000)),
+    "milestone": lambda last: scaled(ALONE, ls.ScheduledLossScale([2 + last, 4], [1, 2])),
     "scale_value": lambda last: scaled(ALONE, 8.0 if last else 4.0),
     "the values of weight": lambda last: with_network(last, lambda its: its.weight.set_data(its.weight * 2.0)),
     "weight 0": lambda last: with_network(last, lambda its: its.update_parameters_name("last.")),
@@ -99,9 +89,9 @@ OTHERS = {
     "learning_rate": lambda last: with_optimizer(lambda weights: nn.SGD(weights, 0.2 if last else 0.1)),
     "applied_steps": lambda last: restarted(scaled(ALONE)) if last else scaled(ALONE),
     "skip_conditions[1].max_norm": lambda last: scaled(
-        ALONE, skip_conditions=[HighLoss(), NormSpike(max_norm=2.0 if last else 1.0)]
+        ALONE, skip_conditions=[HighLoss(), ls.NormSpike(max_norm=2.0 if last else 1.0)]
     ),
-    "norm_spike.mean": lambda last: scaled(ALONE, skip_conditions=[observed(NormSpike(z_score=1.0), 1.0 + last)]),
+    "norm_spike.mean": lambda last: scaled(ALONE, skip_conditions=[observed(ls.NormSpike(z_score=1.0), 1.0 + last)]),
 }
 DIFFERENCES = [*SETTINGS, *OTHERS, "max_loss_scale"]
 
@@ -110,11 +100,11 @@ def different(place):
     """Tries to train cells that differ on the last rank, and to find a loss scale in ranges that differ."""
     parallel(place)
     last = place.rank == place.ranks - 1
-    cell = scaled(ALONE, DynamicLossScale(max_loss_scale=2.0 ** (20 + last)))
+    cell = scaled(ALONE, ls.DynamicLossScale(max_loss_scale=2.0 ** (20 + last)))
     errors = {"max_loss_scale": np.array(error_of(cell.find_loss_scale, *rows_of(place, 0)))}
     for name in (*SETTINGS, *OTHERS):
         cell = OTHERS[name](last) if name in OTHERS else scaled(ALONE, **{name: SETTINGS[name][last]})
-        inputs = rows_of(place, 0) * (1 if isinstance(cell, ScaledTrainOneStepCell) else 2)
+        inputs = rows_of(place, 0) * (1 if isinstance(cell, ls.ScaledTrainOneStepCell) else 2)
         errors[name] = np.array(error_of(cell, *inputs))
     yield errors
 
@@ -130,13 +120,13 @@ def own_weights(place):
     networks = [Rows(place.ranks / 8, prefix) for prefix in ("a.", "bb.")]
     for own in (networks[0].bias, *networks[1].trainable_params()):
         own.layerwise_parallel = True
-    cell = SimultaneousTrainOneStepCell(
+    cell = ls.SimultaneousTrainOneStepCell(
         networks,
         [nn.SGD(network.trainable_params(), OWN_RATE) for network in networks],
-        [DynamicLossScale(scale) for scale in OWN_SCALES],
+        [ls.DynamicLossScale(scale) for scale in OWN_SCALES],
         network_inputs=[(0, 1, 2), (3, 4, 5)],
         clip_norm=OWN_CLIP,
-        skip_conditions=[NormSpike(max_norm=OWN_MAX_NORM)],
+        skip_conditions=[ls.NormSpike(max_norm=OWN_MAX_NORM)],
     ).set_train()
     yield state(cell)
     for call, kinds in enumerate(OWN_CALLS):
@@ -148,11 +138,13 @@ def own_weights(place):
 def saturating(place):
     """Overflows in the second call in the forward on the last rank, and in the third in the backward on the first."""
     parallel(place)
-    with emulation.saturation_mode() as register:
+    with ls.emulation.saturation_mode() as register:
         network = OnNpu("network")
         # An innocent step takes 0.5 from the weight, which is 1.
         optimizer = nn.SGD(network.trainable_params(), learning_rate=0.25)
-        cell = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(LOSS_SCALE, scale_window=100)).set_train()
+        cell = ls.ScaledTrainOneStepCell(
+            network, optimizer, ls.DynamicLossScale(LOSS_SCALE, scale_window=100)
+        ).set_train()
         for last, first in ((INNOCENT, INNOCENT), (FORWARD, INNOCENT), (INNOCENT, BACKWARD), (INNOCENT, INNOCENT)):
             _, overflow, scale = cell(*inputs_for({place.ranks - 1: last, 0: first}.get(place.rank, INNOCENT)))
             raised = np.bool_("get 1" in register.events)
@@ -176,7 +168,7 @@ def large_gradients(place):
         parallel(place, mean=mean)
         network = Product(dtype)
         optimizer = nn.SGD(network.trainable_params(), 2.0**-10)
-        cell = ScaledTrainOneStepCell(network, optimizer, FixedLossScale(1.0)).set_train()
+        cell = ls.ScaledTrainOneStepCell(network, optimizer, ls.FixedLossScale(1.0)).set_train()
         overflow = cell(Tensor([gradient], dtype))[1].asnumpy()
         yield {"overflow": overflow, "weight": network.weight.asnumpy().copy()}
 

@@ -9,14 +9,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.experimental import optim
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    NormSpike,
-    ScaledTrainOneStepCell,
-    ShardedOptimizer,
-    merge_shards,
-)
+import ms_lossscale as ls
 from support.data_parallel_training import Bounded, error_of, parallel, rows_of
 from support.networks import FEATURES, weight
 from support.training import state
@@ -69,7 +62,7 @@ def plain(parameters, make):
 
 
 def scale():
-    return DynamicLossScale(2.0**12, scale_window=3)
+    return ls.DynamicLossScale(2.0**12, scale_window=3)
 
 
 def adam_in_groups(optimizer, weights):
@@ -85,8 +78,8 @@ def adam_in_groups(optimizer, weights):
 def one_network_cell(optimizer):
     network = HalfMlp()
     trained = adam_in_groups(optimizer, network.trainable_params())
-    spikes = [NormSpike(max_norm=100.0, z_score=1.0, window=4)]
-    return ScaledTrainOneStepCell(network, trained, scale(), clip_norm=0.5, ema_decay=0.75, skip_conditions=spikes)
+    spikes = [ls.NormSpike(max_norm=100.0, z_score=1.0, window=4)]
+    return ls.ScaledTrainOneStepCell(network, trained, scale(), clip_norm=0.5, ema_decay=0.75, skip_conditions=spikes)
 
 
 def cycle_cell(optimizer):
@@ -95,7 +88,7 @@ def cycle_cell(optimizer):
     weights = network.trainable_params()
     groups = [{"params": weights[:2], "weight_decay": 0.1, "lr": 0.05}, {"params": weights[2:]}]
     trained = optimizer(groups, lambda shards: optim.AdamW(shards, 0.02))
-    return ScaledTrainOneStepCell(
+    return ls.ScaledTrainOneStepCell(
         network, trained, scale(), gradient_accumulation_steps=3, max_retries=3, clip_norm=0.5, ema_decay=0.75
     )
 
@@ -106,7 +99,7 @@ def alternating_cell(optimizer):
         optimizer(networks[0].trainable_params(), lambda shards: Decaying(shards, 0.05)),
         optimizer(networks[1].trainable_params(), lambda shards: nn.ASGD(shards, 0.05)),
     ]
-    return AlternatingTrainOneStepCell(
+    return ls.AlternatingTrainOneStepCell(
         networks,
         trained,
         scale(),
@@ -126,7 +119,7 @@ def half_cell(optimizer):
         network = HalfMlp()
         for its, rounded in zip(network.trainable_params(), half.trainable_params()):
             ops.assign(its, rounded.astype(mstype.float32))
-    return ScaledTrainOneStepCell(
+    return ls.ScaledTrainOneStepCell(
         network, adam_in_groups(optimizer, network.trainable_params()), scale(), clip_norm=0.5
     )
 
@@ -135,7 +128,7 @@ def both(place, make, networks=1, saves=False, loads=None):
     """Yields in turns what the cell with the plain optimizer holds and returned, and what that with the sharded one
     does: from the beginning, or from what they load."""
     parallel(place)
-    cells = [make(optimizer).set_train() for optimizer in (plain, ShardedOptimizer)]
+    cells = [make(optimizer).set_train() for optimizer in (plain, ls.ShardedOptimizer)]
     for cell, checkpoint in zip(cells, loads or ()):
         cell.load_state_dict(checkpoint)
 
@@ -186,13 +179,13 @@ def sharded_resumed(place):
 
 def sharded_merged(place):
     """Resumes any number of ranks from the merged parts of two."""
-    return both(place, cycle_cell, loads=[merge_shards([file_of("sharded", rank) for rank in range(2)])] * 2)
+    return both(place, cycle_cell, loads=[ls.merge_shards([file_of("sharded", rank) for rank in range(2)])] * 2)
 
 
 def sharded_refused(place):
     """Loads the parts of the wrong rank, in both ways, the first of which keeps the cell's state."""
     parallel(place)
-    cell = cycle_cell(ShardedOptimizer).set_train()
+    cell = cycle_cell(ls.ShardedOptimizer).set_train()
     other = mindspore.load_checkpoint(file_of("sharded", (place.rank + 1) % 2))
     yield state(cell)
     errors = [error_of(cell.load_state_dict, other)]
@@ -201,11 +194,11 @@ def sharded_refused(place):
     errors.append(error_of(cell, *rows_of(place, 0)))
     mindspore.reset_auto_parallel_context()
     network = HalfMlp()
-    alone = ShardedOptimizer(network.trainable_params(), nn.Adam)
+    alone = ls.ShardedOptimizer(network.trainable_params(), nn.Adam)
     parallel(place)
-    errors.append(error_of(ScaledTrainOneStepCell, network, alone))
+    errors.append(error_of(ls.ScaledTrainOneStepCell, network, alone))
     network.hidden.layerwise_parallel = True
-    errors.append(error_of(ShardedOptimizer, network.trainable_params(), nn.Adam))
+    errors.append(error_of(ls.ShardedOptimizer, network.trainable_params(), nn.Adam))
     mindspore.set_auto_parallel_context(parallel_mode="semi_auto_parallel")
-    errors.append(error_of(ShardedOptimizer, HalfMlp().trainable_params(), nn.Adam))
+    errors.append(error_of(ls.ShardedOptimizer, HalfMlp().trainable_params(), nn.Adam))
     yield {"errors": np.array(errors)}

@@ -17,17 +17,7 @@ from support.refused import refused
 from support.token_networks import Tokens, sgd, tensors
 from support.token_networks import batch as tokens
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    InputGradient,
-    LossScale,
-    ManualStep,
-    OverflowDetector,
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-    SkipCondition,
-)
+import ms_lossscale as ls
 
 
 class Returns(Linear):
@@ -48,7 +38,7 @@ class Returns(Linear):
 
 def scaled(network=None, loss_scale=1024, **keywords):
     network = network or Linear()
-    return ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params(), 0.01), loss_scale, **keywords)
+    return ls.ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params(), 0.01), loss_scale, **keywords)
 
 
 def several(make, networks, **keywords):
@@ -76,7 +66,7 @@ def test_what_a_network_returns(mode, returned, error, words):
 
 def test_aux_that_is_missing_or_too_much(mode):
     refused(lambda: scaled(has_aux=True)(*batch()), TypeError, "(loss, *aux)")
-    for make in (SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell):
+    for make in (ls.SimultaneousTrainOneStepCell, ls.AlternatingTrainOneStepCell):
         networks = pair(Linear, lambda: WithAux(Linear()))
         refused(lambda: several(make, networks)(*batch()), TypeError, "network 1", "has_aux=True")  # noqa: B023
         networks = pair(Linear, lambda: Returns("image and loss"))
@@ -90,7 +80,7 @@ def test_a_tuple_of_too_few_or_too_many_losses(mode, losses):
     # The last one once more, to be too many.
     network = TupleOf(*[*networks, networks[1]][:losses])
     network.in_no_loss = networks[1]
-    cell = SimultaneousTrainOneStepCell(network, [nn.SGD(each.trainable_params(), 0.01) for each in networks])
+    cell = ls.SimultaneousTrainOneStepCell(network, [nn.SGD(each.trainable_params(), 0.01) for each in networks])
     refused(lambda: cell(*batch()), TypeError, "must return a tuple (loss_0, loss_1)")
 
 
@@ -107,7 +97,7 @@ class Vector(Tokens):
     ],
 )
 def test_what_a_weighted_network_returns(mode, network, words):
-    cell = ScaledTrainOneStepCell(network, sgd(network), 8.0, weighted=True).set_train()
+    cell = ls.ScaledTrainOneStepCell(network, sgd(network), 8.0, weighted=True).set_train()
     refused(lambda: cell(*tensors(tokens(2))), TypeError, *words)
 
 
@@ -142,21 +132,21 @@ def given(answer, value):
     return ops.depend(answer, value) if isinstance(answer, Tensor) else answer
 
 
-class Answers(OverflowDetector):
+class Answers(ls.OverflowDetector):
     answer = None
 
     def construct(self, grads):
         return given(self.answer, grads)
 
 
-class NextScale(LossScale):
+class NextScale(ls.LossScale):
     answer = None
 
     def next_scale(self, loss_scale, overflow):
         return given(self.answer, loss_scale)
 
 
-class Condition(SkipCondition):
+class Condition(ls.SkipCondition):
     answer = None
 
     def construct(self, loss, norm):
@@ -195,13 +185,13 @@ def test_what_own_cells_answer(mode, steps):
         refused(lambda: run(overflow_detector=detector), error, "'Answers', 'construct' must return")  # noqa: B023
         condition = answering(Condition(), answer)
         refused(lambda: run(skip_conditions=[condition]), error, "'Condition'")  # noqa: B023
-    refused(lambda: InputGradient(Two())(Tensor([1.0, 2.0])), TypeError, "'InputGradient'", "one Tensor")
+    refused(lambda: ls.InputGradient(Two())(Tensor([1.0, 2.0])), TypeError, "'InputGradient'", "one Tensor")
 
 
 @pytest.mark.parametrize("twice, words", [(False, ["((3, 1),)"]), *slow((True, []))])
 def test_other_gradients_of_a_manual_step(mode, twice, words):
     network = Linear()
-    step = ManualStep(network, nn.SGD(network.trainable_params(), 0.01), 8.0)
+    step = ls.ManualStep(network, nn.SGD(network.trainable_params(), 0.01), 8.0)
 
     @mindspore.jit
     def end(*grads):
@@ -237,7 +227,7 @@ class WithJit(Linear):  # A network of which MindSpore compiles one method by it
 
 
 def test_a_networks_own_error_stays_as_it_is(mode):
-    cell = scaled(WithJit(), DynamicLossScale()).set_train()
+    cell = scaled(WithJit(), ls.DynamicLossScale()).set_train()
     good = batch(0)
     cell(*good)
     # Graph mode quotes it.
@@ -292,7 +282,7 @@ def test_the_gradient_of_a_critic_that_another_loss_calls(order):
         networks = [Matrix("generator"), Matrix("critic")]
         losses = [Score(*networks), penalized(networks[1])][::order]
         optimizers = [nn.SGD(network.trainable_params(), 0.01) for network in networks[::order]]
-        return AlternatingTrainOneStepCell(losses, optimizers, 16.0)
+        return ls.AlternatingTrainOneStepCell(losses, optimizers, 16.0)
 
     x = Tensor(np.ones((3, 2), np.float32))
     with in_mode(MODES["graph"]):
@@ -303,7 +293,7 @@ def test_the_gradient_of_a_critic_that_another_loss_calls(order):
 
 def test_an_optimizer_that_mindspore_compiled_by_itself_can_not_be_compiled_again():
     network = Linear()
-    cell = ScaledTrainOneStepCell(network, AdamW(network.trainable_params(), 0.01), DynamicLossScale())
+    cell = ls.ScaledTrainOneStepCell(network, AdamW(network.trainable_params(), 0.01), ls.DynamicLossScale())
     with in_mode(MODES["pynative"]):
         cell(*batch(0))
     with in_mode(MODES["graph"]):

@@ -134,12 +134,9 @@ def test_on_an_npu_each_network_has_its_own_largest(mode):
     """A register does not show whose gradients overflowed."""
     networks = [OnNpu("first"), OnNpu("second")]
     with ls.emulation.saturation_mode() as register:
-        cell = ls.SimultaneousTrainOneStepCell(
-            networks,
-            [nn.SGD(network.trainable_params(), 0.5) for network in networks],
-            own(1.0, 1.0),
-            network_inputs=[(0, 1), (2, 3)],
-        ).set_train()
+        optimizers, positions = [nn.SGD(network.trainable_params(), 0.5) for network in networks], [(0, 1), (2, 3)]
+        cell = ls.SimultaneousTrainOneStepCell(networks, optimizers, own(1.0, 1.0), network_inputs=positions)
+        cell.set_train()
         # The gradient that flows into the register's cell is the scale times the second number.
         assert cell.find_loss_scale(*inputs_for((2.0, 1.0), (2.0, 2.0**6))) == [2.0**14, 2.0**8]
         assert not cell(*inputs_for((2.0, 1.0), (2.0, 2.0**6)))[1].asnumpy()

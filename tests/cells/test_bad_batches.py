@@ -81,8 +81,7 @@ def test_a_manual_step_is_told_by_its_loss(mode, how):
 
 
 @quick_in_pynative_mode
-def test_a_detector_alone(mode):
-    """In saturation mode no gradient shows an overflow."""
+def test_a_detector_alone(mode):  # In saturation mode no gradient shows an overflow.
     with emulation.saturation_mode():
         (network,) = networks_on_npu(1)
         (optimizer,) = optimizers_of([network])

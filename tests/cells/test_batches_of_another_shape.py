@@ -49,8 +49,7 @@ def alternating():
 CELLS = {"scaled": scaled, "alternating": alternating}
 
 
-def train(cell):
-    """All that the cell returns, as bytes."""
+def train(cell):  # All that the cell returns, as bytes.
     outputs = []
     for size in SIZES:
         rng = np.random.default_rng(size)

@@ -33,8 +33,7 @@ class Clipped:
 
         self.cell = ScaledTrainOneStepCell(given_gradients, nn.SGD(self.weights, 1.0), 1.0, **keywords).set_train()
 
-    def __call__(self, gradient):
-        """The seven elements of a gradient after clipping, and whether the step was skipped."""
+    def __call__(self, gradient):  # The seven elements of a gradient after clipping, and whether the step was skipped.
         for own in self.weights:
             ops.assign(own, ops.zeros_like(own))
         gradient = np.asarray(gradient, np.float32)

@@ -58,8 +58,7 @@ class Uses:  # The ways to use a training cell, each on the next batch of a sequ
         self.cell.flush()
 
 
-def of_which(one):
-    """The cells, of which the others wait for a release: all of them share what is compiled again."""
+def of_which(one):  # The cells, of which the others wait for a release: all of them share what is compiled again.
     return [kind if kind == one else pytest.param(kind, marks=pytest.mark.nightly) for kind in CELLS]
 
 

@@ -49,16 +49,14 @@ _IN_REFERENCE = {"gradient_accumulation_steps": "steps", "network_inputs": "posi
 _ELSEWHERE = {"gradients_reduced": "ranks/test_data_parallel.py"}  # It does something on several ranks only.
 
 
-def names_in(path):
-    """Returns all names, attributes, keywords and strings of a file."""
+def names_in(path):  # All names, attributes, keywords and strings of a file.
     attributes = ("id", "attr", "arg", "name", "value")
     nodes = [node for node in ast.walk(ast.parse(path.read_text())) if not isinstance(node, ast.Expr)]
     values = [getattr(node, attribute, None) for node in nodes for attribute in attributes]
     return {value for value in values if isinstance(value, str)}
 
 
-def forgotten(*cells):
-    """Returns (keyword, where it is missing) for the keywords of these cells."""
+def forgotten(*cells):  # (keyword, where it is missing) for the keywords of these cells.
     tests = ROOT / "tests"
     support = tests / "support"
     drawn = names_in(support / "configurations.py") | names_in(support / "configured_training.py")

@@ -124,9 +124,7 @@ def test_a_network_that_changes_constants_changes_no_bit_of_the_step(mode, kind,
             assert same_bits(value, its)
 
 
-def test_mindspore_merges_equal_constants():
-    """MindSpore's fault, in ten lines."""
-
+def test_mindspore_merges_equal_constants():  # MindSpore's fault, in ten lines.
     class Merged(nn.Cell):
         def __init__(self):
             super().__init__()

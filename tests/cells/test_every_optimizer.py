@@ -23,8 +23,7 @@ NOT_COMPARABLE = {
 OVERFLOWS = (False, False, True, False, False)
 
 
-def said(error):
-    """What an error of MindSpore says: its first line that is no heading."""
+def said(error):  # What an error of MindSpore says: its first line that is no heading.
     return next((line for line in str(error).splitlines() if line and not line.startswith("-")), repr(error))
 
 
@@ -60,16 +59,14 @@ def unscaled_or_skip(name):
     return expected
 
 
-def scaled_cell(name):
-    """A training cell, to be compiled once, and all that it holds at the start."""
+def scaled_cell(name):  # A training cell, to be compiled once, and all that it holds at the start.
     network = LinearWithBias()
     optimizer, schedule = make_optimizer(name, network)
     cell = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(2.0**10, scale_window=2)).set_train()
     return cell, schedule, state(cell)
 
 
-def train_scaled(made, init_loss_scale):
-    """The weights that our cell arrives at, and the scales that it used."""
+def train_scaled(made, init_loss_scale):  # The weights that our cell arrives at, and the scales that it used.
     cell, schedule, start = made
     restore(cell, start)
     cell.set_loss_scale(init_loss_scale)

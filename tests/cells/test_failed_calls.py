@@ -39,14 +39,12 @@ class _Layers(nn.Cell):
         return x
 
 
-def casts():
-    """Whether MindSpore casts what is computed outside of any cell."""
+def casts():  # Whether MindSpore casts what is computed outside of any cell.
     ones = Tensor(np.ones((2, 2), np.float32))
     return ops.matmul(ones, ones).dtype != mstype.float32
 
 
-def records():
-    """Whether MindSpore records for a gradient."""
+def records():  # Whether MindSpore records for a gradient.
     return _pynative_executor.grad_flag()
 
 
@@ -66,8 +64,7 @@ def test_mindspore_leaves_both(in_pynative_mode):
     assert casts() and records()
 
 
-def cell_of_kind(kind, error):
-    """A training cell, and its networks, of which the last raises."""
+def cell_of_kind(kind, error):  # A training cell, and its networks, of which the last raises.
     networks = [Raises(None), Raises(error)][-1 if kind == "scaled" else 0 :]
     for i, network in enumerate(networks):
         network.update_parameters_name(f"networks_{i}.")

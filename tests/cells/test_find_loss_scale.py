@@ -130,8 +130,7 @@ def test_between_the_floor_and_the_ceiling(mode, floor, ceiling, found):
 
 
 @pytest.mark.slow
-def test_on_an_npu_each_network_has_its_own_largest(mode):
-    """A register does not show whose gradients overflowed."""
+def test_on_an_npu_each_network_has_its_own_largest(mode):  # A register does not show whose gradients overflowed.
     networks = [OnNpu("first"), OnNpu("second")]
     with ls.emulation.saturation_mode() as register:
         optimizers, positions = [nn.SGD(network.trainable_params(), 0.5) for network in networks], [(0, 1), (2, 3)]

@@ -32,8 +32,7 @@ class Mixed(nn.Cell):
         return (self.single * wide).sum() + (halves * narrow).sum()
 
 
-def slope(value):
-    """One element of three is large."""
+def slope(value):  # One element of three is large.
     return Tensor(np.float32([1, value, 1]))
 
 

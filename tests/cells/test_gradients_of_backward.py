@@ -25,8 +25,7 @@ def _stop_recording(mode):
     _pynative_executor.clear_res()
 
 
-def record():
-    """Makes MindSpore record what follows, as it always does from the version on that has `Tensor.backward`."""
+def record():  # Makes MindSpore record what follows, as it always does from the version on that has `Tensor.backward`.
     _pynative_executor.set_grad_flag(True)
 
 
@@ -48,8 +47,7 @@ def train_step_by_backward(step, networks):
     return train_step
 
 
-def held(step):
-    """Returns what the weights hold."""
+def held(step):  # What the weights hold.
     several = isinstance(step.parameters[0], tuple)
     return [weight._grad for its in (step.parameters if several else [step.parameters]) for weight in its]
 

@@ -23,8 +23,7 @@ INF, NAN = float("inf"), float("nan")
 SEVERAL = [ls.SimultaneousTrainOneStepCell, ls.AlternatingTrainOneStepCell]
 
 
-def table(*rows):
-    """Parametrizes a test by rows of a call, an error, and words."""
+def table(*rows):  # Parametrizes a test by rows of a call, an error, and words.
     return pytest.mark.parametrize("call, error, words", [(call, error, words) for call, error, *words in rows])
 
 
@@ -135,8 +134,7 @@ class WithoutACheck(ls.OverflowDetector):
     pass
 
 
-def made(base, method, function):
-    """Returns a Cell of a new class with the method."""
+def made(base, method, function):  # A Cell of a new class with the method.
     return type(f"Own{base.__name__}", (base,), {method: function})()
 
 
@@ -723,8 +721,7 @@ IMPOSSIBLE = {
 }
 
 
-def impossible(cell):
-    """Returns pairs of a name and an array with an impossible value, for scales and counts of a cell."""
+def impossible(cell):  # Pairs of a name and an array with an impossible value, for scales and counts of a cell.
     return [
         (name, np.full_like(value, each))
         for name, value in state(cell).items()

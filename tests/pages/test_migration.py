@@ -104,8 +104,7 @@ def run(folder, heading, code):
     return import_code(folder, SET_UP + SET_UPS[heading] + code)
 
 
-def losses_of(module, capsys):
-    """Those that it kept, or those that MindSpore's LossMonitor printed."""
+def losses_of(module, capsys):  # Those that it kept, or those that MindSpore's LossMonitor printed.
     return np.float32(module.losses or re.findall(r"loss is (\S+)", capsys.readouterr().out))
 
 

@@ -49,8 +49,7 @@ def import_step(folder, way, code, replace=()):
     return module
 
 
-def sides_of(difference):
-    """The code before and after it."""
+def sides_of(difference):  # The code before and after it.
     lines = difference.splitlines()
     return ["".join(f"{line[1:]}\n" for line in lines if line[:1] in ("", " ", sign)) for sign in "-+"]
 
@@ -73,8 +72,7 @@ def error(weights, x, y):
     return ((network(weights, x) - y) ** 2).mean()
 
 
-def gradients(loss_of, arrays, *inputs):
-    """Differentiates by arrays, in float64, without a formula for the gradient."""
+def gradients(loss_of, arrays, *inputs):  # Differentiates by arrays, in float64, without a formula for the gradient.
     step = 1e-100
     inputs = [each.astype(np.float64) for each in inputs]
     grads = []
@@ -150,8 +148,7 @@ STEPS = {
 }
 
 
-def state(module):
-    """All that a skipped step must leave alone, by name."""
+def state(module):  # All that a skipped step must leave alone, by name.
     changes = ("loss_scale", "step_counters.")
     parameters = module.step.get_parameters()
     return {each.name: each.asnumpy().tobytes() for each in parameters if not each.name.startswith(changes)}

@@ -41,8 +41,7 @@ def job(tmp_path_factory, worker_id):
 
 
 @pytest.fixture(scope="module")
-def control():
-    """A function that gives the records of one process alone that sees the whole batches."""
+def control():  # A function that gives the records of one process alone that sees the whole batches.
     results = {}
 
     def of(name, mode, ranks):
@@ -196,8 +195,7 @@ def test_ranks_that_train_apart_decide_alone_and_are_warned(job, mode):
 
 
 @pytest.mark.parametrize("name", rank_checks.DIFFERENCES)
-def test_ranks_with_different_cells_are_told_so_at_the_first_step(job, name):
-    """Or when they look for a loss scale."""
+def test_ranks_with_different_cells_are_told_so_at_the_first_step(job, name):  # Or when they look for a loss scale.
     for (errors,) in job("different", "graph"):
         message = str(errors[name])
         assert "all ranks must train the same cell, but rank 1 differs from rank 0" in message

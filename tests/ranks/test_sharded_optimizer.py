@@ -39,19 +39,16 @@ on_checkpoints = pytest.mark.parametrize("mode", [*slow("graph"), *nightly("pyna
 
 
 @pytest.fixture
-def shared(tmp_path_factory, worker_id):
-    """The folder of all jobs, and of the checkpoints that they saved."""
+def shared(tmp_path_factory, worker_id):  # The folder of all jobs, and of the checkpoints that they saved.
     return folder_of(tmp_path_factory, worker_id)
 
 
 @pytest.fixture
-def job(shared):
-    """A function that gives for each rank the records of a scenario: pairs of a plain and a sharded one."""
+def job(shared):  # A function that gives for each rank the records of a scenario: pairs of a plain and a sharded one.
     return lambda *of: [list(zip(records[::2], records[1::2])) for records in records_of(shared, *of)]
 
 
-def saved(record):
-    """What a checkpoint of the cell would hold."""
+def saved(record):  # What a checkpoint of the cell would hold.
     return {name: Tensor(value) for name, value in record.items() if not name.startswith(("returned", "counters"))}
 
 
@@ -152,8 +149,7 @@ def without(part, name):
     return {key: value for key, value in part.items() if key != name}
 
 
-def summing(part):
-    """A part of a training in which the ranks sum their gradients."""
+def summing(part):  # A part of a training in which the ranks sum their gradients.
     layout = json.loads(part["shard.layout"].asnumpy().tobytes())
     text = json.dumps({**layout, "averages": False}).encode()
     return {**part, "shard.layout": Tensor(np.frombuffer(text, np.uint8))}

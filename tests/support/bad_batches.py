@@ -27,13 +27,11 @@ def steep():
     return inputs(60.0)
 
 
-def bad():
-    """Returns a batch whose loss is NaN at every scale."""
+def bad():  # A batch whose loss is NaN at every scale.
     return Tensor(np.full((4, 3), np.nan, np.float32)), Tensor(np.float32(np.nan))
 
 
-def bad_state():
-    """Returns a batch that only what the forward writes shows."""
+def bad_state():  # A batch that only what the forward writes shows.
     return Tensor(np.full((4, 3), np.inf, np.float32)), Tensor(np.float32(1.0))
 
 

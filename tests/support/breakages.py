@@ -44,8 +44,7 @@ class Breakage(NamedTuple):
     where: str = "cpu"
 
 
-def replace(owner, method, replacement):
-    """Replaces a method. The replacement gets the original method first."""
+def replace(owner, method, replacement):  # Replaces a method. The replacement gets the original method first.
     original = getattr(owner, method)
     setattr(
         owner, method, functools.wraps(original)(lambda *args, **keywords: replacement(original, *args, **keywords))
@@ -126,8 +125,7 @@ BREAKAGES = {
 }
 
 
-def breaks(*checks, where="cpu"):
-    """Makes a Breakage of a function."""
+def breaks(*checks, where="cpu"):  # Makes a Breakage of a function.
     return lambda function: BREAKAGES.setdefault(function.__name__, Breakage(function, checks, where))
 
 

@@ -18,8 +18,7 @@ from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, SimultaneousT
 from support.manual_training import adam, batches, regression
 
 
-def stock_function(network, _):
-    """A compiled function without this package."""
+def stock_function(network, _):  # A compiled function without this package.
     optimizer = adam(network)
     value_and_grad = mindspore.value_and_grad(network, None, optimizer.parameters)
 

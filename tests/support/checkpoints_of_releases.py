@@ -118,8 +118,7 @@ CELLS = {**OF_0_1, **OF_0_2, **OF_0_3}
 RELEASES = {"0_1": OF_0_1, "0_2": OF_0_2, "0_3": CELLS}
 
 
-def train(cell):
-    """Makes two cycles. Returns what the calls returned."""
+def train(cell):  # Makes two cycles. Returns what the calls returned.
     returned = []
     for call in range(2 * STEPS):
         size = 2.0 ** (call % 3 - 2)

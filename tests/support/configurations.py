@@ -151,13 +151,11 @@ class Configuration:
     def is_weighted(self):
         return bool(self.keywords.get("weighted"))
 
-    def time(self):
-        """Returns about how long it takes: resuming compiles everything twice, and retries make it larger."""
+    def time(self):  # About how long it takes: resuming compiles everything twice, and retries make it larger.
         networks = {"scaled": 1, "alternating": 2}.get(self.cell, 1.5)
         return 1 + networks * (1 + (self.resume is not None)) * (1 + 0.5 * (self.keywords["max_retries"] > 0))
 
-    def settings(self):
-        """Returns the settings that distinguish it from others, by name."""
+    def settings(self):  # The settings that distinguish it from others, by name.
         actions = self._actions()
         return {
             "cell": self.cell,
@@ -186,8 +184,7 @@ class Configuration:
             "bad weight": next((call.bad_weight[1] for call in self.calls if call.bad_weight is not None), None),
         }
 
-    def _actions(self):
-        """Returns its actions, and which of them happen within a cycle."""
+    def _actions(self):  # Its actions, and which of them happen within a cycle.
         actions, calls = set(), 0
         for call in self.calls:
             name = call.action[0] if call.action else None
@@ -196,13 +193,11 @@ class Configuration:
             calls = (calls + 1) % self.steps
         return actions
 
-    def of_network(self, name, i):
-        """Returns the setting of network i."""
+    def of_network(self, name, i):  # The setting of network i.
         value = self.keywords.get(name)
         return value[i] if isinstance(value, list) else value
 
-    def positions(self, i):
-        """Returns the positions of the inputs that network i computes with."""
+    def positions(self, i):  # The positions of the inputs that network i computes with.
         return self.of_network("network_inputs", i) or (2 * i, 2 * i + 1)
 
 
@@ -253,8 +248,7 @@ def draw(choose, optimizers=ALL_OPTIMIZERS, counts=(2, 3), cells=CELLS):
     return configuration
 
 
-def _for(count, value):
-    """Returns a setting for each network. A tuple has an entry for each; a single network takes the first."""
+def _for(count, value):  # A setting for each network. A tuple has an entry for each; a single network takes the first.
     if not isinstance(value, tuple):
         return value
     return value[0] if count == 1 else list(value[:count])
@@ -300,8 +294,7 @@ def _draw_call(choose, configuration, is_last):
     return Call(slopes, overflows_in, action, is_within, bad_weight if has_bad else None)
 
 
-def inputs(configuration, index):
-    """Returns the arrays of a call: for each network a batch and a slope, exact in float16."""
+def inputs(configuration, index):  # The arrays of a call: for each network a batch and a slope, exact in float16.
     call = configuration.calls[index]
     rng = np.random.default_rng(index)
     values = []
@@ -333,8 +326,7 @@ def covering(pool=500):
         yield mode, drawn
 
 
-def planted():
-    """Yields modes and configurations of what chance would hardly draw."""
+def planted():  # Yields modes and configurations of what chance would hardly draw.
     scales = {"v": [2.0**10, 2.0**10], "w": [2.0**10, 2.0**4]}
     # The first scale at its floor, so that nothing is tried again; then finite gradients, but the own detector says no.
     yield _plant("simultaneous", "vLL .. w.L ..", ["hysteresis", "plain"], ["overflow_detector"], scales, max_retries=1)

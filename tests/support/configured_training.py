@@ -255,8 +255,7 @@ class ConfiguredTraining:  # A cell of this configuration. Another seed gives ot
         if action:
             getattr(self.cell, action[0])(*action[1:])
 
-    def call(self, index):
-        """Makes a call. Returns the arrays that it gives, by name."""
+    def call(self, index):  # Makes a call. Returns the arrays that it gives, by name.
         configuration = self.configuration
         values = [Tensor(value) for value in inputs(configuration, index)]
         auxes = ()
@@ -276,8 +275,7 @@ class ConfiguredTraining:  # A cell of this configuration. Another seed gives ot
             returned.update(numbered(f"aux {i}", aux))
         return {name: np.array(value.asnumpy()) for name, value in returned.items()}
 
-    def seen(self):
-        """Returns all that is compared between two calls, by name."""
+    def seen(self):  # All that is compared between two calls, by name.
         configuration, cell = self.configuration, self.cell
         alternates = configuration.cell == "alternating"
         counters, held = cell.counters(), cell.parameters_dict()
@@ -305,8 +303,7 @@ class ConfiguredTraining:  # A cell of this configuration. Another seed gives ot
         return {name: its.asnumpy().copy() if isinstance(its, Tensor) else its for name, its in seen.items()}
 
 
-def compared(training):
-    """Returns the comparison of a training with a reference, and what else `replay` needs."""
+def compared(training):  # The comparison of a training with a reference, and what else `replay` needs.
     configuration = training.configuration
     weights = [[its.asnumpy().copy() for its in (each.weight, each.bias)] for each in training.networks]
     optimizers = [ByHand(*pair) for pair in zip(configuration.optimizers, training.networks)]
@@ -314,8 +311,7 @@ def compared(training):
     return Comparison(training, Reference(configuration, weights, optimizers)), weights, first
 
 
-def resumed(configuration, cell, way):
-    """Returns a new training that resumes from the cell's state."""
+def resumed(configuration, cell, way):  # A new training that resumes from the cell's state.
     fresh = ConfiguredTraining(configuration, seed=1)
     if way == "copies":
         copies = {name: Tensor(value) for name, value in state(cell).items()}

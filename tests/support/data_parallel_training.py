@@ -22,9 +22,7 @@ HIGHEST = 300.0
 PATIENT = {"backoff_if_loss_not_finite": False}
 
 
-class Place(NamedTuple):
-    """One rank's place in its job. `Place(0, 1)` is alone and sees the whole batches."""
-
+class Place(NamedTuple):  # One rank's place in its job. `Place(0, 1)` is alone and sees the whole batches.
     rank: int
     ranks: int
 
@@ -296,8 +294,7 @@ def error_of(call, *arguments, **keywords):
     return ""
 
 
-def in_mode(mode, scenario, *arguments):
-    """Returns the records of a scenario, dicts, in the given mode. Restores the mode."""
+def in_mode(mode, scenario, *arguments):  # The records of a scenario, dicts, in the given mode. Restores the mode.
     with support.in_mode.in_mode(MODES[mode]):
         try:
             return list(scenario(*arguments))

@@ -45,8 +45,7 @@ def gradients_of(loss, weights, batches, loss_scale=1.0, item=None):
     return {name: np.concatenate(arrays) for name, arrays in grads.items()}
 
 
-def assert_counts(report, grads):
-    """Whether a report counts exactly these gradients, and what casts make of them."""
+def assert_counts(report, grads):  # Whether a report counts exactly these gradients, and what casts make of them.
     assert {name: each.as_dict() for name, each in report.parameters.items()} == {
         name: counts_of(values) for name, values in grads.items()
     }

@@ -44,8 +44,7 @@ class Loss(nn.Cell):
         return product.astype(mstype.float32).mean()
 
 
-def values_of(*cells):
-    """Returns copies of all Parameters and buffers of cells."""
+def values_of(*cells):  # Copies of all Parameters and buffers of cells.
     values = {}
     for i, cell in enumerate(cells):
         values.update((parameter.name, parameter.asnumpy().copy()) for parameter in cell.get_parameters())

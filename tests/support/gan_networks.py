@@ -79,19 +79,16 @@ def renamed(prefix, network):
     return network
 
 
-def generator_and_discriminator():
-    """Returns both networks in training mode, with distinct names and always the same weights."""
+def generator_and_discriminator():  # Both networks in training mode, with distinct names and always the same weights.
     generator, discriminator = renamed("generator.", Generator()), renamed("discriminator.", Discriminator(seed=5))
     return generator.set_train(), discriminator.set_train()
 
 
-def two_losses(generator, discriminator):
-    """The list form."""
+def two_losses(generator, discriminator):  # The list form.
     return [GeneratorLoss(generator, discriminator), DiscriminatorLoss(generator, discriminator)]
 
 
-def two_optimizers(generator, discriminator):
-    """Returns two different optimizers, so that they can't be mixed up."""
+def two_optimizers(generator, discriminator):  # Two different optimizers, so that they can't be mixed up.
     return [
         nn.Adam(generator.trainable_params(), learning_rate=0.05),
         nn.Momentum(discriminator.trainable_params(), learning_rate=0.05, momentum=0.9),
@@ -107,13 +104,11 @@ def gan_batch(seed=0, overflow_in=()):
     return (Tensor(real), Tensor(noise), *factors)
 
 
-def take(positions, inputs):
-    """The inputs at the positions."""
+def take(positions, inputs):  # The inputs at the positions.
     return [inputs[position] for position in positions]
 
 
-def rows_of(batches):
-    """Returns batches as rows of a dataset."""
+def rows_of(batches):  # Batches as rows of a dataset.
     return [tuple(tensor.asnumpy() for tensor in inputs) for inputs in batches]
 
 

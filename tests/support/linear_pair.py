@@ -110,12 +110,10 @@ class Trained:
         self.control = AlternatingReference(phases, every) if kind == "alternating" else phases[0]
 
     @property
-    def steps(self):
-        """The references that have an update rule and counters."""
+    def steps(self):  # The references that have an update rule and counters.
         return self.control.phases if self.kind == "alternating" else [self.control]
 
-    def call_cell(self, seed=0, overflows=(False, False)):
-        """Calls the cell once."""
+    def call_cell(self, seed=0, overflows=(False, False)):  # Calls the cell once.
         x0, x1, y = (Tensor(array) for array in arrays(seed, overflows))
         return self.cell(x0, y) if self.kind == "scaled" else self.cell(x0, x1, y)
 
@@ -138,8 +136,7 @@ class Trained:
         self.cell.flush()
         self.compare()
 
-    def compare(self):
-        """Compares the cell's state with the reference's."""
+    def compare(self):  # Compares the cell's state with the reference's.
         for own, control in zip(self.weights, self.references):
             np.testing.assert_allclose(own.asnumpy(), control.weights[0], **ROUNDING)
         pairs = zip(self.weights, self.references)

@@ -24,8 +24,7 @@ class Regression(nn.Cell):
         return ops.square(self.factor * self.net(x) - y).mean()
 
 
-def regression(seed=0, prefix=""):
-    """Returns a network whose weights depend only on the seed."""
+def regression(seed=0, prefix=""):  # A network whose weights depend only on the seed.
     mindspore.set_seed(seed)
     return Regression(prefix)
 
@@ -43,8 +42,7 @@ def batch(seed, overflows=False):
     return Tensor(x), Tensor(y)
 
 
-def batches(overflows):
-    """Returns one batch for each letter: `x` for one that overflows."""
+def batches(overflows):  # One batch for each letter: `x` for one that overflows.
     return [batch(seed, each == "x") for seed, each in enumerate(overflows)]
 
 
@@ -95,8 +93,7 @@ def manual(loss_scale, how="eagerly", count=1, **keywords):
     return step, networks, train_step_of(step, networks, how)
 
 
-def training_cell(loss_scale, count=1, **keywords):
-    """Returns a training cell that must train as `manual`."""
+def training_cell(loss_scale, count=1, **keywords):  # A training cell that must train as `manual`.
     networks = [regression(i, f"network_{i}.") for i in range(count)]
     optimizers = [adam(network) for network in networks]
     if count == 1:

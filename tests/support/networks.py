@@ -14,23 +14,20 @@ def weight(*shape, seed=0, name, dtype=np.float32):
     return Parameter(Tensor(values), name=name)
 
 
-def batch(seed=0):
-    """Returns one batch of inputs and targets."""
+def batch(seed=0):  # One batch of inputs and targets.
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(BATCH, FEATURES)).astype(np.float32)
     y = rng.normal(size=(BATCH, 1)).astype(np.float32)
     return Tensor(x), Tensor(y)
 
 
-def overflowing_batch(seed=0):
-    """Returns a batch that makes the gradients infinite or NaN, whatever the weights are."""
+def overflowing_batch(seed=0):  # A batch that makes the gradients infinite or NaN, whatever the weights are.
     x, y = (tensor.asnumpy() for tensor in batch(seed))
     x[0, 0] = np.inf
     return Tensor(x), Tensor(y)
 
 
-def batch_for(overflow, seed=0):
-    """Returns an ordinary batch, or one that overflows."""
+def batch_for(overflow, seed=0):  # An ordinary batch, or one that overflows.
     return overflowing_batch(seed) if overflow else batch(seed)
 
 
@@ -114,7 +111,6 @@ class BehindStopGradient(nn.Cell):
         return ops.square(self.score(made) - y).mean()
 
 
-def overflowing():
-    """Returns a batch with which a `BehindStopGradient` overflows."""
+def overflowing():  # A batch with which a `BehindStopGradient` overflows.
     x, y = (tensor.asnumpy() for tensor in batch(0))
     return Tensor(x * np.float32(1e30)), Tensor(y)

@@ -53,8 +53,7 @@ def optimizers_of(networks):
     return [nn.SGD(network.trainable_params(), learning_rate=LEARNING_RATE) for network in networks]
 
 
-def inputs_for(*behaviours):
-    """Returns inputs with which each network behaves as given."""
+def inputs_for(*behaviours):  # Inputs with which each network behaves as given.
     return [Tensor(np.float32([value])) for behaviour in behaviours for value in behaviour]
 
 
@@ -62,15 +61,13 @@ def weights_of(networks):
     return [float(network.weight.asnumpy()[0]) for network in networks]
 
 
-def reset(networks):
-    """Sets the weights to 1, where `updated` starts."""
+def reset(networks):  # Sets the weights to 1, where `updated` starts.
     for network in networks:
         ops.assign(network.weight, Tensor([1.0], mindspore.float32))
     assert weights_of(networks) == [1.0] * len(networks)
 
 
-def updated(behaviour):
-    """Returns the weight after one step of SGD from 1, for a behaviour without overflow."""
+def updated(behaviour):  # The weight after one step of SGD from 1, for a behaviour without overflow.
     x, backward_gain = behaviour
     return 1.0 - LEARNING_RATE * x * backward_gain
 

@@ -23,8 +23,7 @@ RUN_EVERYWHERE = {
 RUN_EVERYWHERE = {f"{module}.{name}" for module, names in RUN_EVERYWHERE.items() for name in names.split()}
 
 
-def parameters_of(make):
-    """Returns the names of a constructor's parameters, and whether each has a default."""
+def parameters_of(make):  # The names of a constructor's parameters, and whether each has a default.
     function = make.__init__ if inspect.isclass(make) else make
     # Most of MindSpore's constructors have a decorator that takes (*args, **kwargs), some have two.
     while True:

@@ -52,14 +52,11 @@ class BetweenCells(nn.Cell):  # Overflows in its own construct, between two cell
         return self.second(self.first(x) * 1000.0).astype(mstype.float32).mean()
 
 
-def rows(*values):
-    """An input whose rows hold these values."""
+def rows(*values):  # An input whose rows hold these values.
     return Tensor(np.repeat(np.float32(values)[:, None], 2, axis=1))
 
 
-class Planted(NamedTuple):
-    """What locate_overflow must say of a network and its input at a loss scale."""
-
+class Planted(NamedTuple):  # What locate_overflow must say of a network and its input at a loss scale.
     network: Callable
     x: Tensor
     loss_scale: float
@@ -114,8 +111,7 @@ PLANTED = {name: Planted(network, XS[x], *its) for name, network, x, *its in (
 # Parts of float16 networks that need float32.
 
 
-def dense():
-    """A layer that nearly passes on its input."""
+def dense():  # A layer that nearly passes on its input.
     weight = np.eye(N, dtype=np.float32) + 0.01
     return nn.Dense(N, N, weight_init=Tensor(weight), bias_init="zeros")
 

@@ -18,8 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _numbers = itertools.count()
 
 
-def python_environment():
-    """Returns the environment variables of a new process."""
+def python_environment():  # The environment variables of a new process.
     # sys.path is not passed on, since MindSpore's O1 and O2 put folders with their own math.py on it.
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PYTHONPATH": paths}
@@ -40,8 +39,7 @@ def check_python(*arguments, cwd, timeout=300):
     return result.stdout
 
 
-def import_code(folder, code):
-    """Runs the code as a separate module, and returns that."""
+def import_code(folder, code):  # Runs the code as a separate module, and returns that.
     name = f"imported_code_{next(_numbers)}"
     path = folder / f"{name}.py"
     path.write_text(code)
@@ -91,8 +89,7 @@ def run_msrun(ranks, script, *arguments, cwd, timeout=200, **variables):
     return Job(process.returncode, output, logs)
 
 
-def check_msrun(ranks, script, *arguments, **options):
-    """Does `run_msrun`, and asserts that it succeeds."""
+def check_msrun(ranks, script, *arguments, **options):  # Does `run_msrun`, and asserts that it succeeds.
     job = run_msrun(ranks, script, *arguments, **options)
     assert job.returncode == 0, "\n".join([job.output[-1000:], *(log[-3000:] for log in job.logs)])
     return job
@@ -113,8 +110,7 @@ def _stop(process):
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def is_older_mindspore():
-    """Returns whether this is MindSpore before 2.10."""
+def is_older_mindspore():  # Whether this is MindSpore before 2.10.
     return tuple(map(int, mindspore.__version__.split(".")[:2])) < (2, 10)
 
 

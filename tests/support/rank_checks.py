@@ -47,8 +47,7 @@ SETTINGS = {
 }
 
 
-def with_network(last, change):
-    """Returns a cell whose network is changed on the last rank."""
+def with_network(last, change):  # A cell whose network is changed on the last rank.
     network = Rows(1.0)
     if last:
         change(network)
@@ -173,8 +172,7 @@ def large_gradients(place):
         yield {"overflow": overflow, "weight": network.weight.asnumpy().copy()}
 
 
-def apart(place):
-    """The mode is stand_alone. In the second call the last rank overflows."""
+def apart(place):  # The mode is stand_alone. In the second call the last rank overflows.
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         hooked(place)
@@ -196,8 +194,7 @@ def split_weights(place):
         yield {"mode": np.array(mode), **errors}
 
 
-def killed(place):
-    """Kills the last rank after its first step."""
+def killed(place):  # Kills the last rank after its first step.
     cell = scaled(place).set_train()
     for call in range(3):
         cell(*rows_of(place, call))

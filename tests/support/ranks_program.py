@@ -65,8 +65,7 @@ def folder_of(factory, worker):
 
 
 @functools.lru_cache
-def _records(shared, job):
-    """Runs a job, unless a process of this test run has. Returns what each rank wrote."""
+def _records(shared, job):  # Runs a job, unless a process of this test run has. Returns what each rank wrote.
     folder = shared / str(JOBS.index(job))
     if job.loads_from is not None:
         _records(shared, job.loads_from)
@@ -81,8 +80,7 @@ def _records(shared, job):
     return [pickle.loads(file.read_bytes()) for file in files]
 
 
-def records_of(shared, name, mode, ranks=2):
-    """Returns for each rank the records of a scenario."""
+def records_of(shared, name, mode, ranks=2):  # For each rank the records of a scenario.
     job = next(job for job in JOBS if job.ranks == ranks and f"{name}/{mode}" in job.scenarios)
     if job is not _QUICK:
         skip_with_older_mindspore()

@@ -8,17 +8,14 @@ import dataclasses
 import numpy as np
 
 
-class FixedRule:
-    """The update rule of FixedLossScale, and of no loss scale."""
-
+class FixedRule:  # The update rule of FixedLossScale, and of no loss scale.
     # Whether it stands still if the forward was not finite.
     is_patient = False
 
     def __init__(self, scale):
         self.scale = float(scale)
 
-    def next(self, scale, overflow):
-        """Returns the scale after a step that used `scale`."""
+    def next(self, scale, overflow):  # The scale after a step that used `scale`.
         return scale
 
 
@@ -98,9 +95,7 @@ class HighLossRule:
 
 
 @dataclasses.dataclass
-class State:
-    """What a forward writes. If the steps of other networks reach it, too, each call is undone by itself."""
-
+class State:  # What a forward writes. If the steps of other networks reach it, too, each call is undone by itself.
     value: object = None
     is_shared: bool = False
 
@@ -158,18 +153,15 @@ class NetworkReference:
         self.averages = [weight.copy() for weight in weights]
         self.grad_norm = 0.0
 
-    def transform(self, gradients, steps):
-        """Returns the gradients as transformed in a step that follows so many applied ones."""
+    def transform(self, gradients, steps):  # The gradients as transformed in a step that follows so many applied ones.
         return gradients
 
-    def mean(self, of_calls, weights):
-        """Returns the gradients of a step, given those of its calls and their weights."""
+    def mean(self, of_calls, weights):  # The gradients of a step, given those of its calls and their weights.
         # If there is nothing in the mean, the sums are 0.
         total = sum(weights) or 1
         return [sum(of_weight) / of_weight[0].dtype.type(total) for of_weight in zip(*of_calls)]
 
-    def after_update(self, weights):
-        """Returns the weights as a cell of the user's own leaves them after the optimizer."""
+    def after_update(self, weights):  # The weights as a cell of the user's own leaves them after the optimizer.
         return weights
 
     def measure(self, gradients):
@@ -230,12 +222,10 @@ class StepReference:
         self.is_set = [False] * len(self.rules)
 
     @property
-    def lost(self):
-        """Whether an overflow was found in this cycle."""
+    def lost(self):  # Whether an overflow was found in this cycle.
         return any(self.overflowed)
 
-    def set_loss_scale(self, i, value, in_call=False):
-        """Sets a scale. Within a step, it is for the next one."""
+    def set_loss_scale(self, i, value, in_call=False):  # Sets a scale. Within a step, it is for the next one.
         self.rules[i].scale = float(value)
         self.is_set[i] = in_call or bool(self.calls)
 
@@ -270,8 +260,7 @@ class StepReference:
         for state, of_call, of_cycle in zip(self.states, self.before_call, self.before_cycle):
             state.value = of_call if state.is_shared else of_cycle
 
-    def _remember(self, runs, flags):
-        """Remembers of a call what overflowed, and whether its forward was not finite."""
+    def _remember(self, runs, flags):  # Remembers of a call what overflowed, and whether its forward was not finite.
         losses = [not run.has_loss for run in runs]
         losses = [any(losses)] * len(losses) if self.has_one_loss else losses
         in_a_forward = any(run.forward_overflowed for run in runs)
@@ -325,8 +314,7 @@ class StepReference:
             self.rules[i].scale = next_scale
         return next_scale
 
-    def _end_cycle(self):
-        """Ends a cycle. Returns whether it is skipped."""
+    def _end_cycle(self):  # Ends a cycle. Returns whether it is skipped.
         means = []
         for network, runs in zip(self.networks, zip(*self.calls)):
             mean = network.mean([run.gradients for run in runs], [run.weight for run in runs])
@@ -376,8 +364,7 @@ class AlternatingReference:
         self.cycles = self.calls = 0
         self.last_losses = [0.0] * len(phases)
 
-    def takes_part(self, i):
-        """Returns whether network i takes part in this cycle."""
+    def takes_part(self, i):  # Whether network i takes part in this cycle.
         return (self.cycles + 1) % self.every_in_cycle[i] == 0
 
     def call(self, inputs):

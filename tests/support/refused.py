@@ -3,8 +3,7 @@
 import pytest
 
 
-def refused(call, error, *words):
-    """Asserts that `call()` raises the error, and that its message has the words."""
+def refused(call, error, *words):  # Asserts that `call()` raises the error, and that its message has the words.
     with pytest.raises(error) as raised:
         call()
     for word in words:

@@ -56,8 +56,7 @@ def train(cell, first, last):
     return np.array(reported)
 
 
-def lower_learning_rate(cell):
-    """Lowers the experimental optimizers' learning rate from outside, as a user's loop may."""
+def lower_learning_rate(cell):  # Lowers the experimental optimizers' learning rate from outside, as a user's loop may.
     if isinstance(cell.optimizer, optim.Optimizer):
         lr_scheduler.ExponentialLR(cell.optimizer, gamma=0.1).step()
 

@@ -63,7 +63,6 @@ class HalvesItsInput(nn.Cell):  # The gradient of its weight is half of its inpu
         return (self.weight.astype(mstype.float16) * x.astype(mstype.float16)).sum()
 
 
-def inputs(*slopes, seed=0):
-    """Returns a batch, and the slopes of the networks."""
+def inputs(*slopes, seed=0):  # A batch, and the slopes of the networks.
     x = np.random.default_rng(seed).normal(size=(4, 3)).astype(np.float32)
     return Tensor(x), *(Tensor(np.float32(slope)) for slope in slopes)

@@ -65,8 +65,7 @@ def scale():
     return ls.DynamicLossScale(2.0**12, scale_window=3)
 
 
-def adam_in_groups(optimizer, weights):
-    """Returns an optimizer with weight decay and scheduled learning rates by group."""
+def adam_in_groups(optimizer, weights):  # An optimizer with weight decay and scheduled learning rates by group.
     groups = [
         {"params": weights[1::2], "lr": nn.ExponentialDecayLR(0.05, 0.5, 8)},
         {"params": weights[::2], "weight_decay": 0.1, "lr": nn.CosineDecayLR(0.001, 0.02, 12)},
@@ -82,8 +81,7 @@ def one_network_cell(optimizer):
     return ls.ScaledTrainOneStepCell(network, trained, scale(), clip_norm=0.5, ema_decay=0.75, skip_conditions=spikes)
 
 
-def cycle_cell(optimizer):
-    """Returns a cell with cycles of three calls; the 20 calls end within a cycle."""
+def cycle_cell(optimizer):  # A cell with cycles of three calls; the 20 calls end within a cycle.
     network = HalfMlp()
     weights = network.trainable_params()
     groups = [{"params": weights[:2], "weight_decay": 0.1, "lr": 0.05}, {"params": weights[2:]}]
@@ -171,14 +169,12 @@ def sharded_half(place):
     return both(place, half_cell)
 
 
-def sharded_resumed(place):
-    """Resumes each rank in a new process from its own part."""
+def sharded_resumed(place):  # Resumes each rank in a new process from its own part.
     files = (file_of(name, place.rank) for name in NAMES)
     return both(place, cycle_cell, loads=list(map(mindspore.load_checkpoint, files)))
 
 
-def sharded_merged(place):
-    """Resumes any number of ranks from the merged parts of two."""
+def sharded_merged(place):  # Resumes any number of ranks from the merged parts of two.
     return both(place, cycle_cell, loads=[ls.merge_shards([file_of("sharded", rank) for rank in range(2)])] * 2)
 
 

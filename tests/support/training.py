@@ -17,8 +17,7 @@ class OneForward(nn.TrainOneStepCell):
         return ops.depend(loss, self.optimizer(grads))
 
 
-def state(cell):
-    """Returns a copy of every Parameter's value, by name."""
+def state(cell):  # A copy of every Parameter's value, by name.
     return {name: parameter.asnumpy().copy() for name, parameter in cell.parameters_dict().items()}
 
 
@@ -30,13 +29,11 @@ def restore(cell, values):
         ops.assign(parameter, Tensor(values[name]))
 
 
-def same_bits(a, b):
-    """Returns whether two arrays are equal bit for bit: NaN equals itself, and 0.0 is not -0.0."""
+def same_bits(a, b):  # Whether two arrays are equal bit for bit: NaN equals itself, and 0.0 is not -0.0.
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-def changed(before, after):
-    """Returns the names of the values whose bits differ."""
+def changed(before, after):  # The names of the values whose bits differ.
     assert before.keys() == after.keys()
     return {name for name in before if not same_bits(before[name], after[name])}
 
@@ -47,17 +44,14 @@ def of_both(cell, step):
     return [{name: value for name, value in state(its).items() if not name.endswith(own)} for its in (cell, step)]
 
 
-def bookkeeping(names):
-    """Returns the names that a skipped step may change: those of the loss scale and the step counters."""
+def bookkeeping(names):  # The names that a skipped step may change: those of the loss scale and the step counters.
     return {name for name in names if name.startswith(("loss_scale.", "step_counters."))}
 
 
-def weights(network):
-    """Returns the values of the weights, in order."""
+def weights(network):  # The values of the weights, in order.
     return [parameter.asnumpy().copy() for parameter in network.trainable_params()]
 
 
-def assert_equal_weights(network, expected):
-    """Asserts that two networks have the same weights, bit for bit."""
+def assert_equal_weights(network, expected):  # Asserts that two networks have the same weights, bit for bit.
     for actual, wanted in zip(weights(network), weights(expected)):
         np.testing.assert_array_equal(actual, wanted)

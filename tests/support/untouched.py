@@ -13,8 +13,7 @@ def _flags(network):
     return [(name, {"training": False, **cell.get_flags()}, cell.training) for name, cell in network.cells_and_names()]
 
 
-def _hooks(network):
-    """Returns the numbers of the cells' hooks, for which MindSpore has no public function."""
+def _hooks(network):  # The numbers of the cells' hooks, for which MindSpore has no public function.
     return [
         (name, len(cell._forward_hook), len(cell._forward_pre_hook), len(cell._backward_hook))
         for name, cell in network.cells_and_names()

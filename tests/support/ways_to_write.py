@@ -11,20 +11,16 @@ FEATURES = 3
 GRAPH, PYNATIVE = ("graph",), ("pynative",)
 
 
-def state(name, shape=(FEATURES,), trainable=False):
-    """Returns a Parameter whose elements differ."""
+def state(name, shape=(FEATURES,), trainable=False):  # A Parameter whose elements differ.
     values = np.linspace(0.5, 1.5, int(np.prod(shape)), dtype=np.float32).reshape(shape)
     return Parameter(Tensor(values), name=name, requires_grad=trainable)
 
 
-def moved(value, x):
-    """Returns another value that shows an inf of the batch."""
+def moved(value, x):  # Another value that shows an inf of the batch.
     return ops.stop_gradient(value * 0.5 + x.mean(0))
 
 
-class Way(nn.Cell):
-    """Base class, with a frozen Parameter `u`, and a weight that is only read."""
-
+class Way(nn.Cell):  # Base class, with a frozen Parameter `u`, and a weight that is only read.
     modes = ("graph", "pynative")
     # Keeps the scaled gradient: infinite when it overflows, which no lower scale is tried for.
     is_of_the_backward = False
@@ -134,9 +130,7 @@ class ByBackwardHook(Way):
         return self.layer(x) * self.trained
 
 
-class ByHookOfAParameter(Way):
-    """Registers the hook before there is a training cell."""
-
+class ByHookOfAParameter(Way):  # Registers the hook before there is a training cell.
     is_of_the_backward = True
 
     def __init__(self):

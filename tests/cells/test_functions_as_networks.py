@@ -64,13 +64,10 @@ def default_argument(network):
 
 
 FUNCTIONS = {
-    "closure": closure,
-    "global": use_a_global,
+    **{"closure": closure, "global": use_a_global, "lambda": of_a_lambda, "default_argument": default_argument},
     "method": lambda network: Trainer(network).forward,
     "method_of_a_cell": lambda network: TrainerCell(network).forward,
     "partial": lambda network: functools.partial(bound, network),
-    "lambda": of_a_lambda,
-    "default_argument": default_argument,
 }
 
 

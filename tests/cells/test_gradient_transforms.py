@@ -151,12 +151,8 @@ class Huge(nn.Cell):  # Makes the first gradient too large.
 def test_the_overflow_check_is_on_what_they_return(mode, clip_norm):
     network = Sloped()
     # Through the drop-in, which takes the keyword, too.
-    keywords = {
-        "loss_scale_manager": ls.DynamicLossScale(1024),
-        "gradient_transforms": (Huge(),),
-        "clip_norm": clip_norm,
-    }
-    cell = ls.build_train_network(network, sgd(network), **keywords)
+    keywords = {"gradient_transforms": (Huge(),), "clip_norm": clip_norm}
+    cell = ls.build_train_network(network, sgd(network), loss_scale_manager=ls.DynamicLossScale(1024), **keywords)
     assert bool(cell(slopes())[1])
     assert cell.overflowed_parameters() == ["net.matrix"]
     assert_moved(cell, "net", 0 * SLOPE, 0 * SLOPE)

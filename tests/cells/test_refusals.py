@@ -52,11 +52,8 @@ alternating = functools.partial(two, ls.AlternatingTrainOneStepCell)
 
 NO_SCALES = [
     *((value, ValueError, shown) for value, shown in ((0, "0"), (-1.0, "-1"), (INF, "inf"), (NAN, "nan"))),
-    (1e300, ValueError, "1e+300"),
-    (1e-45, ValueError, "1e-45"),
-    (True, TypeError, "True"),
-    ("1024", TypeError, "'1024'"),
-    ([1024], TypeError, "[1024]"),
+    *((1e300, ValueError, "1e+300"), (1e-45, ValueError, "1e-45")),
+    *((True, TypeError, "True"), ("1024", TypeError, "'1024'"), ([1024], TypeError, "[1024]")),
 ]
 
 
@@ -103,13 +100,7 @@ class WithoutARule(ls.LossScale):
 OF_LOSS_SCALES = [
     (lambda: ls.FixedLossScale(8.0, 1), TypeError, "'drop_overflow_update'", "1"),
     (lambda: ls.ScheduledLossScale([1], [8.0], None), TypeError, "'drop_overflow_update'", "None"),
-    (
-        lambda: ls.DynamicLossScale(8.0, min_loss_scale=16.0, max_loss_scale=4.0),
-        ValueError,
-        "'min_loss_scale'",
-        "16",
-        "4",
-    ),
+    (lambda: ls.DynamicLossScale(min_loss_scale=16.0, max_loss_scale=4.0), ValueError, "'min_loss_scale'", "16", "4"),
     (lambda: ls.DynamicLossScale(0.5), ValueError, "'init_loss_scale'", "0.5", "2**24"),
     (lambda: ls.DynamicLossScale(2.0**25), ValueError, "'init_loss_scale'", "2**25", "2**24"),
     (lambda: ls.ScheduledLossScale([5, 3], [1.0, 2.0]), ValueError, "'milestone'", "increase", "5", "3"),
@@ -180,8 +171,7 @@ KEYWORDS = {
         ([made(ls.SkipCondition, "construct", lambda self, loss: loss)], TypeError, "OwnSkipCondition"),
         ([SPIKE] * 2, ValueError, "twice"),
     ],
-    "gradients_reduced": [(1, TypeError, "1"), (None, TypeError, "None")],
-    "has_aux": [(1, TypeError, "1"), (None, TypeError, "None")],
+    **{name: [(1, TypeError, "1"), (None, TypeError, "None")] for name in ("gradients_reduced", "has_aux")},
     "weighted": [(1, TypeError, "1")],
     "max_retries": [(-1, ValueError, "-1"), (1.0, TypeError, "1.0"), (True, TypeError, "True")],
 }
@@ -657,11 +647,9 @@ def test_a_manual_step_of_two_optimizers(mode):
 
 @quick_in_pynative_mode
 def test_losses_and_weights_of_a_manual_step(mode):
+    high_loss = made(ls.SkipCondition, "construct", lambda self, loss, norm: loss > norm)
     for keywords, what in (
-        (
-            {"skip_conditions": [made(ls.SkipCondition, "construct", lambda self, loss, norm: loss > norm)]},
-            "'skip_conditions'",
-        ),
+        ({"skip_conditions": [high_loss]}, "'skip_conditions'"),
         ({"loss_scale": ls.DynamicLossScale(backoff_if_loss_not_finite=False)}, "backoff_if_loss_not_finite=False"),
     ):
         step, *_ = manual(**{"loss_scale": ls.DynamicLossScale(), **keywords})
@@ -712,12 +700,8 @@ def test_what_was_given_at_construction_can_not_be_assigned(make):
 # Of a cycle of two calls.
 IMPOSSIBLE = {
     "scale_value": [INF, NAN, 0.0, -2.0, 1e-40, 2.0**-127, 2.0**127],
-    "clean_steps": [-1, -(2**31)],
-    "applied_steps": [-5],
-    "retries": [-1],
-    "micro_steps": [-1, 2, 99],
-    "windows": [-1],
-    "every": [0],
+    **{"clean_steps": [-1, -(2**31)], "applied_steps": [-5], "retries": [-1], "micro_steps": [-1, 2, 99]},
+    **{"windows": [-1], "every": [0]},
 }
 
 

@@ -24,8 +24,7 @@ TRAINED = pytest.mark.parametrize(
     "name, mode, ranks",
     [
         *((name, "graph", 2) for name in TRAININGS if name in QUICK),
-        *slow(*((name, "graph", 2) for name in TRAININGS if name not in QUICK)),
-        *slow(*((name, "pynative", 2) for name in TRAININGS)),
+        *slow(*((name, mode, 2) for mode in MODES for name in TRAININGS if mode != "graph" or name not in QUICK)),
         *nightly(*(("bounded", mode, 4) for mode in MODES)),
     ],
 )

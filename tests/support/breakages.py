@@ -25,14 +25,9 @@ ON_GRADIENTS = (
     "gradients-are-divided-by-the-scale",
 )
 ON_OVERFLOWS = (
-    "a-retry-saves-the-batch",
-    "a-skipped-step-lowers-the-scale-at-once",
-    "an-overflow-in-the-backward-is-seen",
-    "an-overflow-in-the-forward-is-seen",
-    "finite-steps-are-not-flagged",
-    "networks-share-one-overflow-check",
-    "phases-are-told-apart",
-    "what-no-scale-can-mend-is-skipped",
+    *("a-retry-saves-the-batch", "a-skipped-step-lowers-the-scale-at-once", "an-overflow-in-the-backward-is-seen"),
+    *("an-overflow-in-the-forward-is-seen", "finite-steps-are-not-flagged", "networks-share-one-overflow-check"),
+    *("phases-are-told-apart", "what-no-scale-can-mend-is-skipped"),
 )
 
 
@@ -93,6 +88,7 @@ class Twice(nn.Cell):  # Runs a network twice.
         return 0.5 * self.network(*inputs) + 0.5 * self.network(*inputs)
 
 
+BOUNDS = ("a-dynamic-scale-keeps-its-bounds",)
 BREAKAGES = {
     "a_longer_window": Breakage(
         keywords(DynamicLossScale, scale_window=lambda its: its + 1),
@@ -100,8 +96,7 @@ BREAKAGES = {
     ),
     "no_hysteresis": Breakage(keywords(DynamicLossScale, hysteresis=lambda _: 1), ("hysteresis-waits",)),
     "no_bounds": Breakage(
-        keywords(DynamicLossScale, min_loss_scale=lambda _: 2.0**-99, max_loss_scale=lambda _: 2.0**99),
-        ("a-dynamic-scale-keeps-its-bounds",),
+        keywords(DynamicLossScale, min_loss_scale=lambda _: 2.0**-99, max_loss_scale=lambda _: 2.0**99), BOUNDS
     ),
     "gradients_are_not_divided": Breakage(keywords(*CELLS, gradient_transforms=lambda _: [Multiplied()]), ON_GRADIENTS),
     "an_average_stands": Breakage(

@@ -40,12 +40,8 @@ def retried_cycle(network, other):
 
 
 def simultaneous(network, other):
-    cell = SimultaneousTrainOneStepCell(
-        [network, other],
-        [adam(network), adam(other)],
-        DynamicLossScale(2.0**10, scale_window=2),
-        network_inputs=[(0, 1), (0, 1)],
-    )
+    networks, scale = [network, other], DynamicLossScale(2.0**10, scale_window=2)
+    cell = SimultaneousTrainOneStepCell(networks, list(map(adam, networks)), scale, network_inputs=[(0, 1), (0, 1)])
     return cell, cell
 
 

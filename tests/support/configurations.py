@@ -53,10 +53,7 @@ RULES = {
 DYNAMIC, STATIC, UNCHECKED = ("plain", "hysteresis", "steep", "patient"), ("fixed", "scheduled"), ("none", "unchecked")
 
 CLIPS = {
-    "no_clip": {},
-    "norm": {"clip_norm": 0.5},
-    "value": {"clip_value": 0.5},
-    "measured": {"clip_norm": INF},
+    **{"no_clip": {}, "norm": {"clip_norm": 0.5}, "value": {"clip_value": 0.5}, "measured": {"clip_norm": INF}},
     "mixed": {"clip_norm": (INF, None, 0.5), "clip_value": (None, 0.5, None)},
 }
 DECAYS = {"no_ema": None, "ema": 0.75, "some_ema": (None, 0.5, 0.875)}
@@ -232,18 +229,11 @@ def draw(choose, optimizers=ALL_OPTIMIZERS, counts=(2, 3), cells=CELLS):
         first, own = ([(i * k, 2 * i + 1) for i in range(count)] for k in (0, 2))
         keywords["network_inputs"] = first if is_manual and keywords["weighted"] else choose((None, first, own))
     resume = choose((None, *RESUMES))
-    configuration = Configuration(
-        cell,
-        count,
-        rules,
-        [choose(optimizers) for _ in range(count)],
-        keywords,
-        tuple(name for name in OWN if choose((False, False, True))),
-        [],
-        resume,
-        choose(range(2, CALLS - 2)) if resume else CALLS,
-        choose((None, *CONDITIONS)),
-    )
+    its_optimizers = [choose(optimizers) for _ in range(count)]
+    own = tuple(name for name in OWN if choose((False, False, True)))
+    resume_at, condition = choose(range(2, CALLS - 2)) if resume else CALLS, choose((None, *CONDITIONS))
+    its = cell, count, rules, its_optimizers, keywords, own, [], resume, resume_at, condition
+    configuration = Configuration(*its)
     configuration.calls = [_draw_call(choose, configuration, i == CALLS - 1) for i in range(CALLS)]
     return configuration
 

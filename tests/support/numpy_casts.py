@@ -35,12 +35,8 @@ def shares_of_cast(values, scale=1.0, dtype=mstype.float16):
     cast, smallest_normal = CASTS[dtype]
     finite = values[np.isfinite(values)].astype(np.float64)
     after = np.abs(cast(finite * scale))
-    counts = (
-        np.sum((finite != 0) & (after == 0)),
-        np.sum((after > 0) & (after < smallest_normal)),
-        np.sum(np.isinf(after)),
-    )
-    return Shares(*(int(count) / values.size for count in counts))
+    groups = (finite != 0) & (after == 0), (after > 0) & (after < smallest_normal), np.isinf(after)
+    return Shares(*(int(np.sum(group)) / values.size for group in groups))
 
 
 def counts_of(values):  # What `Distribution.as_dict` must return for the values.

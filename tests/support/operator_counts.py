@@ -81,14 +81,11 @@ def main():
     os.environ["MS_DEV_SAVE_GRAPHS"] = "2"
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
     folder = Path(sys.argv[1])
+    cycle = {"clip_norm": 1.0, "ema_decay": 0.9, "gradient_accumulation_steps": 2}
     counts = {
-        "4 large": added(folder / "1", LARGE, 4),
-        "5 large": added(folder / "2", LARGE, 5),
-        "4 large, clip_norm": added(folder / "3", LARGE, 4, clip_norm=1.0),
-        "5 large, clip_norm": added(folder / "4", LARGE, 5, clip_norm=1.0),
-        "4 large, clip_norm, ema, cycle": added(
-            folder / "5", LARGE, 4, clip_norm=1.0, ema_decay=0.9, gradient_accumulation_steps=2
-        ),
+        **{f"{count} large": added(folder / f"{count}", LARGE, count) for count in (4, 5)},
+        **{f"{count} large, clip_norm": added(folder / f"{count}c", LARGE, count, clip_norm=1.0) for count in (4, 5)},
+        "4 large, clip_norm, ema, cycle": added(folder / "cycle", LARGE, 4, **cycle),
         "4 large, retried": added(folder / "6", LARGE, 4, max_retries=1),
         "GAN, a tuple of losses": gan(folder / "7", GanLosses),
         "GAN, two loss cells": gan(folder / "8", two_losses, network_inputs=NETWORK_INPUTS),

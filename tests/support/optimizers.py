@@ -40,10 +40,8 @@ def required_argument(name, network):
     """Returns a value for an argument without a default. A KeyError means that an optimizer wants something new."""
     return {
         "params": lambda: [{"params": [network.weight]}, {"params": [network.bias]}],
-        "optimizer": lambda: nn.Momentum(network.trainable_params(), learning_rate=0.05, momentum=0.9),
-        "opt": lambda: nn.Momentum(network.trainable_params(), learning_rate=0.05, momentum=0.9),
-        "learning_rate": lambda: 0.05,
-        "lr": lambda: 0.05,
+        **dict.fromkeys(("optimizer", "opt"), lambda: nn.Momentum(network.trainable_params(), 0.05, 0.9)),
+        **dict.fromkeys(("learning_rate", "lr"), lambda: 0.05),
         "momentum": lambda: 0.9,
     }[name]()
 

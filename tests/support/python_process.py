@@ -71,15 +71,8 @@ def run_msrun(ranks, script, *arguments, cwd, timeout=200, **variables):
     options = [f"--worker_num={ranks}", f"--local_worker_num={ranks}", f"--master_port={_free_port()}"]
     options += ["--log_dir=msrun", "--join=True"]
     command = [sys.executable, "-m", "mindspore.parallel.cluster.run", *options, script, *arguments]
-    with subprocess.Popen(
-        list(map(str, command)),
-        cwd=cwd,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as process:
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+    with subprocess.Popen(list(map(str, command)), cwd=cwd, env=environment, **options) as process:
         try:
             output, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:

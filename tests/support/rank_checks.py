@@ -31,18 +31,12 @@ ALONE = Place(0, 1)
 FURTHER = Parameter(Tensor(1.0), name="further")
 # The keywords of a training cell: what the first rank passes, and the last.
 SETTINGS = {
-    "gradient_accumulation_steps": (1, 2),
-    "clip_norm": (1.0, 2.0),
-    "clip_value": (None, 1.0),
-    "ema_decay": (None, 0.9),
-    "has_aux": (False, True),
-    "forward_state": ((), (FURTHER,)),
+    **{"gradient_accumulation_steps": (1, 2), "clip_norm": (1.0, 2.0), "clip_value": (None, 1.0)},
+    **{"ema_decay": (None, 0.9), "has_aux": (False, True), "forward_state": ((), (FURTHER,))},
     "gradient_transforms": ((), [nn.Identity()]),
     "after_update": (None, Bounded([FURTHER])),
     "overflow_detector": (None, ls.FloatStatusRegister()),
-    "max_retries": (0, 1),
-    "weighted": (False, True),
-    "skip_conditions": ((), [HighLoss()]),
+    **{"max_retries": (0, 1), "weighted": (False, True), "skip_conditions": ((), [HighLoss()])},
     "gradients_reduced": (False, True),
 }
 
@@ -119,14 +113,10 @@ def own_weights(place):
     networks = [Rows(place.ranks / 8, prefix) for prefix in ("a.", "bb.")]
     for own in (networks[0].bias, *networks[1].trainable_params()):
         own.layerwise_parallel = True
-    cell = ls.SimultaneousTrainOneStepCell(
-        networks,
-        [nn.SGD(network.trainable_params(), OWN_RATE) for network in networks],
-        [ls.DynamicLossScale(scale) for scale in OWN_SCALES],
-        network_inputs=[(0, 1, 2), (3, 4, 5)],
-        clip_norm=OWN_CLIP,
-        skip_conditions=[ls.NormSpike(max_norm=OWN_MAX_NORM)],
-    ).set_train()
+    optimizers = [nn.SGD(network.trainable_params(), OWN_RATE) for network in networks]
+    keywords = {"clip_norm": OWN_CLIP, "skip_conditions": [ls.NormSpike(max_norm=OWN_MAX_NORM)]}
+    scales, keywords["network_inputs"] = list(map(ls.DynamicLossScale, OWN_SCALES)), [(0, 1, 2), (3, 4, 5)]
+    cell = ls.SimultaneousTrainOneStepCell(networks, optimizers, scales, **keywords).set_train()
     yield state(cell)
     for call, kinds in enumerate(OWN_CALLS):
         overflow = cell(*rows_of(place, call), *rows_of(place, call, kinds, place.ranks))[1]

@@ -97,17 +97,9 @@ def alternating_cell(optimizer):
         optimizer(networks[0].trainable_params(), lambda shards: Decaying(shards, 0.05)),
         optimizer(networks[1].trainable_params(), lambda shards: nn.ASGD(shards, 0.05)),
     ]
-    return ls.AlternatingTrainOneStepCell(
-        networks,
-        trained,
-        scale(),
-        network_inputs=[(0, 1, 2), (3, 4, 5)],
-        every=(1, 2),
-        gradient_accumulation_steps=2,
-        clip_norm=0.5,
-        ema_decay=0.75,
-        after_update=[Bounded(networks[0].trainable_params()), None],
-    )
+    keywords = {"network_inputs": [(0, 1, 2), (3, 4, 5)], "every": (1, 2), "gradient_accumulation_steps": 2}
+    keywords.update(clip_norm=0.5, ema_decay=0.75, after_update=[Bounded(networks[0].trainable_params()), None])
+    return ls.AlternatingTrainOneStepCell(networks, trained, scale(), **keywords)
 
 
 def half_cell(optimizer):

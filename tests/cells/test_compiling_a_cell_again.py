@@ -33,8 +33,7 @@ class Uses:  # The ways to use a training cell, each on the next batch of a sequ
         def compiled(*inputs):
             return cell(*inputs)
 
-        self._compiled = compiled
-        self._seed = 0
+        self._compiled, self._seed = compiled, 0
 
     def _inputs(self, batch):
         self._seed += 1

@@ -28,9 +28,7 @@ class Raises(nn.Cell):  # Its layers compute in float16, and Python raises in th
 class _Layers(nn.Cell):
     def __init__(self, error):
         super().__init__()
-        self.norm = nn.BatchNorm1d(FEATURES)
-        self.dense = nn.Dense(FEATURES, 1)
-        self.error = error
+        self.norm, self.dense, self.error = nn.BatchNorm1d(FEATURES), nn.Dense(FEATURES, 1), error
 
     def construct(self, x):
         x = self.dense(self.norm(x))

@@ -45,8 +45,7 @@ class Sloped(nn.Cell):
         self.shared = Bank("shared", "forward_state" in configuration.own) if earlier is None else earlier.shared
         self.weighted, self.has_aux = (bool(configuration.of_network(name, i)) for name in ("weighted", "has_aux"))
         self.takes_all = configuration.keywords.get("network_inputs", ()) is None and not configuration.is_manual
-        self.first = 2 * i
-        self.one = Tensor(1.0, mstype.float32)
+        self.first, self.one = 2 * i, Tensor(1.0, mstype.float32)
 
     def construct(self, *values):
         x, slope = values[self.first : self.first + 2] if self.takes_all else values
@@ -210,8 +209,7 @@ def optimizer_state(optimizer, prefix=""):
 
 class ConfiguredTraining:  # A cell of this configuration. Another seed gives other weights, to load a checkpoint into.
     def __init__(self, configuration, seed=0):
-        self.configuration = configuration
-        self.networks = []
+        self.configuration, self.networks = configuration, []
         for i in range(configuration.count):
             self.networks.append(Sloped(i, self.networks[-1] if i else None, seed, configuration))
         self.optimizers = [make_optimizer(*pair)[0] for pair in zip(configuration.optimizers, self.networks)]

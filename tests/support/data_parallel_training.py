@@ -43,8 +43,7 @@ class Rows(nn.Cell):
     def __init__(self, factor, prefix=""):
         super().__init__(auto_prefix=False)
         self.weight = weight(FEATURES, seed=len(prefix), name=f"{prefix}weight")
-        self.bias = weight(1, seed=1, name=f"{prefix}bias")
-        self.norm = nn.BatchNorm1d(FEATURES, affine=False)
+        self.bias, self.norm = weight(1, seed=1, name=f"{prefix}bias"), nn.BatchNorm1d(FEATURES, affine=False)
         self.norm.update_parameters_name(prefix)
         self.factor = factor
 

@@ -99,8 +99,7 @@ CELLS = {
 class Failing(nn.Cell):  # Fails on a batch of `wrong_shape`.
     def __init__(self):
         super().__init__()
-        self.norm = nn.BatchNorm1d(FEATURES)
-        self.linear = Linear()
+        self.norm, self.linear = nn.BatchNorm1d(FEATURES), Linear()
 
     def construct(self, x, y):
         return self.linear(self.norm(x), y)

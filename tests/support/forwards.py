@@ -32,8 +32,7 @@ class Loss(nn.Cell):
     def __init__(self, parts, name="loss"):
         super().__init__()
         self.gain = weight(FEATURES, name=f"{name}.gain")
-        self.weight = weight(FEATURES, 1, name=f"{name}.weight")
-        self.parts = nn.CellList(parts)
+        self.weight, self.parts = weight(FEATURES, 1, name=f"{name}.weight"), nn.CellList(parts)
 
     def construct(self, x, slope):
         x = x * self.gain
@@ -72,8 +71,7 @@ class Training:
             cell = cls(networks, optimizers, loss_scale, network_inputs=[(0, 1), (0, 2)], **keywords)
         self.cell = cell.set_train()
         self._kind, self._parts = kind, parts
-        self._calls = keywords.get("gradient_accumulation_steps", 1)
-        self._all = [*networks, *optimizers, cell]
+        self._calls, self._all = keywords.get("gradient_accumulation_steps", 1), [*networks, *optimizers, cell]
         self._each = list(zip(networks, optimizers))
         self._weights = {weight.name for network in networks for weight in network.trainable_params()}
         self._seeds = itertools.count()

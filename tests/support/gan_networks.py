@@ -18,8 +18,7 @@ NETWORK_INPUTS = [(1, 2), (0, 1, 3)]
 class Generator(nn.Cell):  # Noise to samples, with BatchNorm.
     def __init__(self, seed=0):
         super().__init__()
-        self.weight = weight(NOISE, FEATURES, seed=seed, name="weight")
-        self.norm = nn.BatchNorm1d(FEATURES)
+        self.weight, self.norm = weight(NOISE, FEATURES, seed=seed, name="weight"), nn.BatchNorm1d(FEATURES)
 
     def construct(self, noise):
         return ops.tanh(self.norm(ops.matmul(noise, self.weight)))
@@ -28,8 +27,7 @@ class Generator(nn.Cell):  # Noise to samples, with BatchNorm.
 class Discriminator(nn.Cell):  # Samples to scores of shape (B, 1), with BatchNorm.
     def __init__(self, seed=0):
         super().__init__()
-        self.weight = weight(FEATURES, FEATURES, seed=seed, name="weight")
-        self.norm = nn.BatchNorm1d(FEATURES)
+        self.weight, self.norm = weight(FEATURES, FEATURES, seed=seed, name="weight"), nn.BatchNorm1d(FEATURES)
         self.score = weight(FEATURES, 1, seed=seed + 1, name="score")
 
     def construct(self, samples):
@@ -138,8 +136,7 @@ class TupleOf(nn.Cell):  # Returns several losses of the same inputs as one tupl
 class ClipWeights(nn.Cell):  # Weight clipping, as in a Wasserstein GAN: a Cell without inputs.
     def __init__(self, weights, bound):
         super().__init__(auto_prefix=False)
-        self.weights = mindspore.ParameterTuple(weights)
-        self.bound = bound
+        self.weights, self.bound = mindspore.ParameterTuple(weights), bound
 
     def construct(self):
         for parameter in self.weights:
@@ -149,8 +146,7 @@ class ClipWeights(nn.Cell):  # Weight clipping, as in a Wasserstein GAN: a Cell 
 class Counted(nn.Cell):  # Counts on the host how often a network of one input runs.
     def __init__(self, network):
         super().__init__(auto_prefix=False)
-        self.network = network
-        self.runs = 0
+        self.network, self.runs = network, 0
         self._operator = ops.Custom(self._count, _same, _same, func_type="pyfunc", bprop=self._bprop)
 
     def _count(self, array):

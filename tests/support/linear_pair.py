@@ -28,8 +28,7 @@ class Second(nn.Cell):
 
     def __init__(self, first):
         super().__init__(auto_prefix=False)
-        self.first = first
-        self.weight = weight(FEATURES, 1, seed=1, name="second.weight")
+        self.first, self.weight = first, weight(FEATURES, 1, seed=1, name="second.weight")
 
     def construct(self, x, y):
         return ops.square(ops.matmul(x, self.weight + self.first.weight) - y).mean()
@@ -51,8 +50,7 @@ def momentum(parameters, learning_rate=LEARNING_RATE):
 
 class NumPyMomentum:  # nn.Momentum in NumPy. It takes a learning rate for each applied step; the last one is kept.
     def __init__(self, learning_rates):
-        self.learning_rates = list(learning_rates)
-        self.velocities = 0.0
+        self.learning_rates, self.velocities = list(learning_rates), 0.0
 
     def __call__(self, weights, gradients):
         rate = self.learning_rates.pop(0) if len(self.learning_rates) > 1 else self.learning_rates[0]
@@ -85,8 +83,7 @@ class Trained:
     def __init__(
         self, kind, *, scale=2.0**10, scale_window=2, steps=1, every=None, learning_rates=(LEARNING_RATE,), **keywords
     ):
-        self.kind = kind
-        self.networks = [First()]
+        self.kind, self.networks = kind, [First()]
         if kind != "scaled":
             self.networks.append(Second(self.networks[0]))
         self.weights = [network.weight for network in self.networks]

@@ -68,8 +68,7 @@ class Mlp(nn.Cell):  # Mean squared error of two layers, with matrices and vecto
 class Normalised(nn.Cell):  # A linear model whose inputs go through a normalisation with moving statistics.
     def __init__(self, norm=None):
         super().__init__()
-        self.norm = norm or nn.BatchNorm1d(FEATURES)
-        self.weight = weight(FEATURES, 1, name="weight")
+        self.norm, self.weight = norm or nn.BatchNorm1d(FEATURES), weight(FEATURES, 1, name="weight")
 
     def construct(self, x, y):
         return ops.square(ops.matmul(self.norm(x), self.weight) - y).mean()
@@ -78,8 +77,7 @@ class Normalised(nn.Cell):  # A linear model whose inputs go through a normalisa
 class LossOfShape(nn.Cell):  # A linear model that returns its squared errors as a loss of shape (), (1,) or (B, 1).
     def __init__(self, shape):
         super().__init__()
-        self.weight = weight(FEATURES, 1, name="weight")
-        self.shape = shape
+        self.weight, self.shape = weight(FEATURES, 1, name="weight"), shape
 
     def construct(self, x, y):
         errors = ops.square(ops.matmul(x, self.weight) - y)

@@ -28,8 +28,7 @@ class Chain(nn.Cell):
 
     def __init__(self, *cells, dtype=mstype.float16):
         super().__init__()
-        self.first = nn.Dense(2, 2, weight_init="ones", has_bias=False)
-        self.cells_ = nn.SequentialCell(*cells)
+        self.first, self.cells_ = nn.Dense(2, 2, weight_init="ones", has_bias=False), nn.SequentialCell(*cells)
         if dtype == mstype.float16:
             self.first.to_float(dtype)
             self.cells_.to_float(dtype)
@@ -140,9 +139,7 @@ class LongSum(nn.Cell):  # Adds many numbers before it divides by their count.
 class Attention(nn.Cell):  # Has logits beyond 65504 in its own construct, not in a cell.
     def __init__(self):
         super().__init__()
-        self.q = dense()
-        self.k = dense()
-        self.v = dense()
+        self.q, self.k, self.v = dense(), dense(), dense()
 
     def construct(self, x):
         q, k, v = self.q(x) * 150.0, self.k(x) * 150.0, self.v(x)
@@ -186,9 +183,7 @@ class Square(nn.Cell):
 class Block(nn.Cell):
     def __init__(self, middle):
         super().__init__()
-        self.first = dense()
-        self.middle = middle
-        self.last = dense()
+        self.first, self.middle, self.last = dense(), middle, dense()
 
     def construct(self, x):
         return x + self.last(self.middle(self.first(x)))

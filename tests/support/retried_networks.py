@@ -41,8 +41,7 @@ class Penalised(nn.Cell):
 
     def __init__(self, loss_scale, name="slope"):
         super().__init__()
-        self.inner = Slope(name)
-        self.gradient = InputGradient(_Steep(), loss_scale)
+        self.inner, self.gradient = Slope(name), InputGradient(_Steep(), loss_scale)
 
     def construct(self, x, slope):
         return self.inner(x, slope) + self.gradient(x).mean() * self.inner.weight.sum()

@@ -28,8 +28,7 @@ class Way(nn.Cell):  # Base class, with a frozen Parameter `u`, and a weight tha
     def __init__(self):
         super().__init__()
         name = type(self).__name__
-        self.u = state(f"{name}.u")
-        self.trained = state(f"{name}.trained", trainable=True)
+        self.u, self.trained = state(f"{name}.u"), state(f"{name}.trained", trainable=True)
 
     def following(self, x):
         return moved(self.u, x)

@@ -23,29 +23,19 @@ class Loss(nn.Cell):
 
 
 def scaled():
+    return one(ScaledTrainOneStepCell, gradient_accumulation_steps=2)
+
+
+def one(make, **keywords):
     network = Loss("net.")
     optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
-    return ScaledTrainOneStepCell(
-        network, optimizer, DynamicLossScale(), gradient_accumulation_steps=2, clip_norm=1.0, ema_decay=0.9
-    )
-
-
-def several(make, *loss_scales):
-    networks = [Loss("a."), Loss("b.")]
-    optimizers = [nn.Momentum(its.trainable_params(), 0.01, 0.9) for its in networks]
-    return make(networks, optimizers, list(loss_scales) or DynamicLossScale())
+    return make(network, optimizer, DynamicLossScale(), clip_norm=1.0, ema_decay=0.9, **keywords)
 
 
 def alternating():
-    return several(AlternatingTrainOneStepCell)
-
-
-def manual(steps=2):
-    network = Loss("net.")
-    optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
-    return ManualStep(
-        network, optimizer, DynamicLossScale(), gradient_accumulation_steps=steps, clip_norm=1.0, ema_decay=0.9
-    )
+    networks = [Loss("a."), Loss("b.")]
+    optimizers = [nn.Momentum(its.trainable_params(), 0.01, 0.9) for its in networks]
+    return AlternatingTrainOneStepCell(networks, optimizers, DynamicLossScale())
 
 
 @pytest.fixture
@@ -75,7 +65,7 @@ def test_a_training_cell_is_freed_at_once(make, mode, no_garbage_collection):
 @quick_in_pynative_mode
 @pytest.mark.parametrize("steps", [1, *slow(2)])
 def test_a_manual_step_is_freed_at_once(mode, steps, no_garbage_collection):
-    step, x = manual(steps), Tensor([[1.0, 2.0, 3.0, 4.0]])
+    step, x = one(ManualStep, gradient_accumulation_steps=steps), Tensor([[1.0, 2.0, 3.0, 4.0]])
     step.set_train()
     for _ in range(3):
         step.begin(x)

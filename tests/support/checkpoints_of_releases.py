@@ -1,6 +1,8 @@
 """The cells with all features whose checkpoints are in tests/golden/, as versions 0.1.0, 0.2.0 and 0.3.0 of the package
 saved them: NAME.npz between two cycles, NAME.ckpt within one. Users of these versions have such files."""
 
+import functools
+
 import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
@@ -73,25 +75,18 @@ def rule(hysteresis=1):
 
 def scaled(optimizer, hysteresis=1, make=Linear, **keywords):
     network = make("first", np.array([-3.0, -6.0]))
-    return ls.ScaledTrainOneStepCell(
-        network, optimizer(network), rule(hysteresis), gradient_accumulation_steps=STEPS, ema_decay=0.5, **keywords
-    )
+    keywords.update(gradient_accumulation_steps=STEPS, ema_decay=0.5)
+    return ls.ScaledTrainOneStepCell(network, optimizer(network), rule(hysteresis), **keywords)
 
 
 def pair(cell_class, first_class=Linear, second_class=SeesFirst, loss_scale=None, **keywords):
     first = first_class("first", np.array([-3.0, -6.0]))
     second = second_class("second", np.array([-1.5, 0.75]), first)
-    networks = [first, second]
-    if keywords.pop("as_tuple", False):
-        networks = BothLosses(first, second)
-    else:
+    networks = BothLosses(first, second) if "as_tuple" in keywords else [first, second]
+    if not keywords.pop("as_tuple", False):
         keywords["network_inputs"] = NETWORK_INPUTS
-    optimizers = [momentum(first), adam(second)]
-    clipping = {"clip_norm": [10.0, None], "clip_value": [None, 1.0]}
-    scale = rule() if loss_scale is None else loss_scale
-    return cell_class(
-        networks, optimizers, scale, gradient_accumulation_steps=STEPS, ema_decay=0.5, **clipping, **keywords
-    )
+    keywords.update(clip_norm=[10.0, None], clip_value=[None, 1.0], gradient_accumulation_steps=STEPS, ema_decay=0.5)
+    return cell_class(networks, [momentum(first), adam(second)], loss_scale or rule(), **keywords)
 
 
 def own_scales():
@@ -106,14 +101,9 @@ OF_0_1 = {
     "simultaneous_tuple": lambda: pair(ls.SimultaneousTrainOneStepCell, as_tuple=True),
     "alternating": lambda: pair(ls.AlternatingTrainOneStepCell, every=(1, 2)),
 }
-OF_0_2 = {
-    "retried": lambda: scaled(momentum, make=Remembering, clip_value=1.0, max_retries=1),
-    "own_scales": own_scales,
-}
-OF_0_3 = {
-    "sharing": lambda: pair(ls.AlternatingTrainOneStepCell, Remembering, RemembersForFirst, every=(1, 2)),
-    "set_by_hand": own_scales,
-}
+retried = functools.partial(scaled, momentum, make=Remembering, clip_value=1.0, max_retries=1)
+sharing = functools.partial(pair, ls.AlternatingTrainOneStepCell, Remembering, RemembersForFirst, every=(1, 2))
+OF_0_2, OF_0_3 = {"retried": retried, "own_scales": own_scales}, {"sharing": sharing, "set_by_hand": own_scales}
 CELLS = {**OF_0_1, **OF_0_2, **OF_0_3}
 RELEASES = {"0_1": OF_0_1, "0_2": OF_0_2, "0_3": CELLS}
 

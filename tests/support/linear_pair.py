@@ -48,21 +48,19 @@ def momentum(parameters, learning_rate=LEARNING_RATE):
     return nn.Momentum(parameters, learning_rate=learning_rate, momentum=MOMENTUM)
 
 
-class NumPyMomentum:  # nn.Momentum in NumPy. It takes a learning rate for each applied step; the last one is kept.
-    def __init__(self, learning_rates):
-        self.learning_rates, self.velocities = list(learning_rates), 0.0
+class NumPyMomentum:  # nn.Momentum in NumPy.
+    velocities = 0.0
 
     def __call__(self, weights, gradients):
-        rate = self.learning_rates.pop(0) if len(self.learning_rates) > 1 else self.learning_rates[0]
         self.velocities = MOMENTUM * self.velocities + np.stack(gradients)
-        return list(np.stack(weights) - rate * self.velocities)
+        return list(np.stack(weights) - LEARNING_RATE * self.velocities)
 
 
 class LinearReference(NetworkReference):
     """The linear models in float64. Each adds the present weights of `others` to its own."""
 
-    def __init__(self, start, others, learning_rates, **keywords):
-        super().__init__([start.astype(np.float64)], NumPyMomentum(learning_rates), **keywords)
+    def __init__(self, start, others, **keywords):
+        super().__init__([start.astype(np.float64)], NumPyMomentum(), **keywords)
         self.others = others
 
     def run(self, inputs, scale):
@@ -80,15 +78,12 @@ class Trained:
         scale, scale_window: Those of the DynamicLossScale.
         steps, clip_norm, clip_value, ema_decay, every: As in the contract; lists have one entry for each network."""
 
-    def __init__(
-        self, kind, *, scale=2.0**10, scale_window=2, steps=1, every=None, learning_rates=(LEARNING_RATE,), **keywords
-    ):
+    def __init__(self, kind, *, scale=2.0**10, scale_window=2, steps=1, every=None, **keywords):
         self.kind, self.networks = kind, [First()]
         if kind != "scaled":
             self.networks.append(Second(self.networks[0]))
         self.weights = [network.weight for network in self.networks]
-        rates = list(learning_rates) if len(learning_rates) > 1 else learning_rates[0]
-        self.optimizers = [momentum([own], rates) for own in self.weights]
+        self.optimizers = [momentum([own]) for own in self.weights]
         loss_scale, its = ls.DynamicLossScale(scale, scale_window=scale_window), {"gradient_accumulation_steps": steps}
         if kind == "scaled":
             self.cell = ls.ScaledTrainOneStepCell(self.networks[0], self.optimizers[0], loss_scale, **its, **keywords)
@@ -101,7 +96,7 @@ class Trained:
         for i, own in enumerate(self.weights):
             values = {name: keywords.get(name) for name in ("clip_norm", "clip_value", "ema_decay")}
             values = {name: value[i] if isinstance(value, list) else value for name, value in values.items()}
-            self.references.append(LinearReference(own.asnumpy(), tuple(self.references), learning_rates, **values))
+            self.references.append(LinearReference(own.asnumpy(), tuple(self.references), **values))
         groups = [[own] for own in self.references] if kind == "alternating" else [self.references]
         phases = [StepReference(group, [DynamicRule(scale, scale_window)], steps) for group in groups]
         self.control = AlternatingReference(phases, every) if kind == "alternating" else phases[0]

@@ -7,7 +7,6 @@ from mindspore import Parameter, Tensor, nn, ops
 from ms_lossscale import DynamicLossScale, ManualStep, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
 
 FEATURES, BATCH = 4, 8
-HOWS = ("eagerly", "in_jit")
 CYCLE = {"gradient_accumulation_steps": 2, "clip_norm": 0.5, "ema_decay": 0.9}
 
 
@@ -63,21 +62,15 @@ def train_step_of(step, networks, how="eagerly"):
         mindspore.value_and_grad(forward_of(network, i), None, its_weights, has_aux=True)
         for i, (network, its_weights) in enumerate(zip(networks, weights))
     ]
-    if others:
-        second = others[0]
+    second = others[0] if others else None
 
-        def train_step(x, y):
-            x, y = step.begin(x, y)
-            (_, loss), grads = first(x, y)
-            (_, its_loss), its_grads = second(x, y)
-            return (loss, its_loss), step.end(grads, its_grads)
-
-    else:
-
-        def train_step(x, y):
-            x, y = step.begin(x, y)
-            (_, loss), grads = first(x, y)
+    def train_step(x, y):
+        x, y = step.begin(x, y)
+        (_, loss), grads = first(x, y)
+        if second is None:
             return (loss,), step.end(grads)
+        (_, its_loss), its_grads = second(x, y)
+        return (loss, its_loss), step.end(grads, its_grads)
 
     return mindspore.jit(train_step) if how == "in_jit" else train_step
 
@@ -85,11 +78,8 @@ def train_step_of(step, networks, how="eagerly"):
 def manual(loss_scale, how="eagerly", count=1, **keywords):
     """Returns a ManualStep of so many networks and optimizers, the networks, and its train step."""
     networks = [regression(i, f"network_{i}.") for i in range(count)]
-    optimizers = [adam(network) for network in networks]
-    if count == 1:
-        networks, optimizers = networks[0], optimizers[0]
-    step = ManualStep(networks, optimizers, loss_scale, **keywords).set_train()
-    networks = [networks] if count == 1 else networks
+    both = networks, [adam(network) for network in networks]
+    step = ManualStep(*((each[0] for each in both) if count == 1 else both), loss_scale, **keywords).set_train()
     return step, networks, train_step_of(step, networks, how)
 
 

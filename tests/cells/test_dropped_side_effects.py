@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from conftest import slow
 from mindspore import Tensor, nn
+from support.gan_networks import renamed
 from support.in_mode import in_mode
 
 import ms_lossscale as ls
@@ -29,33 +30,29 @@ class Normed(nn.Cell):
         return loss, (2 if self.returned == "weighted" else loss * loss)
 
 
-def optimizer_of(network):
-    return nn.Momentum(network.trainable_params(), 0.1, 0.9)
+def momentum(weights):
+    return nn.Momentum(weights, 0.1, 0.9)
 
 
 def scaled(returned="loss", **keywords):
     network = Normed(returned)
-    return ls.ScaledTrainOneStepCell(network, optimizer_of(network), ls.DynamicLossScale(), **keywords)
+    return ls.ScaledTrainOneStepCell(network, momentum(network.trainable_params()), ls.DynamicLossScale(), **keywords)
 
 
 def several(cell_class):
-    networks = [Normed(), Normed()]
-    for i, network in enumerate(networks):
-        network.update_parameters_name(f"n{i}.")
-    return cell_class(networks, [optimizer_of(each) for each in networks], ls.DynamicLossScale())
+    networks = [renamed(f"n{i}.", Normed()) for i in range(2)]
+    return cell_class(networks, [momentum(each.trainable_params()) for each in networks], ls.DynamicLossScale())
 
 
 def two_losses():
-    network = Normed("losses")
-    network.update_parameters_name("n.")
+    network = renamed("n.", Normed("losses"))
     first, *others = network.trainable_params()
-    optimizers = [nn.Momentum([first], 0.1, 0.9), nn.Momentum(others, 0.1, 0.9)]
-    return ls.SimultaneousTrainOneStepCell(network, optimizers, ls.DynamicLossScale())
+    return ls.SimultaneousTrainOneStepCell(network, [momentum([first]), momentum(others)], ls.DynamicLossScale())
 
 
 def manual():
     network = Normed()
-    step = ls.ManualStep(network, optimizer_of(network), ls.DynamicLossScale())
+    step = ls.ManualStep(network, momentum(network.trainable_params()), ls.DynamicLossScale())
 
     def forward(x):
         return step.scale(network(x))
@@ -72,16 +69,14 @@ def manual():
 
 
 CASES = {
-    "scaled": scaled,
+    **{"scaled": scaled, "losses": two_losses, "manual": manual},
     "aux": lambda: scaled("aux", has_aux=True),
     "weighted": lambda: scaled("weighted", weighted=True),
     "accumulating": lambda: scaled(gradient_accumulation_steps=2),
     "condition": lambda: scaled(skip_conditions=[ls.NormSpike(max_norm=1e6)]),
     "retried": lambda: scaled(max_retries=1),
-    "losses": two_losses,
     "simultaneous": lambda: several(ls.SimultaneousTrainOneStepCell),
     "alternating": lambda: several(ls.AlternatingTrainOneStepCell),
-    "manual": manual,
     "profile_gradients": lambda: lambda x: ls.profile_gradients(scaled(), [(x,)]),
     "find_loss_scale": lambda: scaled().find_loss_scale,
 }

@@ -45,24 +45,16 @@ class GeneratorLoss(nn.Cell):
         return ops.square(self.discriminator(self.generator(noise)) - 1.0).mean() * factor
 
 
-class DiscriminatorLoss(nn.Cell):
+class DiscriminatorLoss(GeneratorLoss):
     """The discriminator's loss. It does not detach the generator: the training cell must keep the two apart."""
-
-    def __init__(self, generator, discriminator):
-        super().__init__(auto_prefix=False)
-        self.generator, self.discriminator = generator, discriminator
 
     def construct(self, real, noise, factor):
         fake = self.discriminator(self.generator(noise))
         return (ops.square(self.discriminator(real) - 1.0) + ops.square(fake)).mean() * factor
 
 
-class GanLosses(nn.Cell):
+class GanLosses(GeneratorLoss):
     """Both losses as a tuple. The generator runs once, and so does the discriminator on its samples."""
-
-    def __init__(self, generator, discriminator):
-        super().__init__(auto_prefix=False)
-        self.generator, self.discriminator = generator, discriminator
 
     def construct(self, real, noise, generator_factor, discriminator_factor):
         fake = self.discriminator(self.generator(noise))

@@ -53,10 +53,12 @@ def pair(*makes):
     ("returned", "error", "words"),
     [
         ("image and loss", ValueError, ["its loss first", "shape (4, 3)", "Return (loss, *aux) with has_aux=True"]),
-        ("image and losses", ValueError, ["network 0", "its loss first", "no Tensor", "shape (1, 1)"]),
-        ("a number", TypeError, ["network 0", "one Tensor, the loss", "no Tensor"]),
-        ("a dict", TypeError, ["one Tensor, the loss", "no Tensor", "no list or dict"]),
         ("two losses", TypeError, ["a Tensor of shape (), a Tensor of shape ()", "has_aux=True"]),
+        *slow(
+            ("image and losses", ValueError, ["network 0", "its loss first", "no Tensor", "shape (1, 1)"]),
+            ("a number", TypeError, ["network 0", "one Tensor, the loss", "no Tensor"]),
+            ("a dict", TypeError, ["one Tensor, the loss", "no Tensor", "no list or dict"]),
+        ),
     ],
 )
 def test_what_a_network_returns(mode, returned, error, words):

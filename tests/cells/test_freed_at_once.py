@@ -9,7 +9,7 @@ import pytest
 from conftest import quick_in_pynative_mode, slow
 from mindspore import Tensor, nn, ops
 
-from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale, ManualStep, ScaledTrainOneStepCell
+import ms_lossscale as ls
 
 
 class Loss(nn.Cell):
@@ -22,20 +22,16 @@ class Loss(nn.Cell):
         return ops.square(self.net(x)).mean()
 
 
-def scaled():
-    return one(ScaledTrainOneStepCell, gradient_accumulation_steps=2)
+# How many networks each has.
+CELLS = {ls.ScaledTrainOneStepCell: 1, ls.AlternatingTrainOneStepCell: 2, ls.ManualStep: 1}
 
 
-def one(make, **keywords):
-    network = Loss("net.")
-    optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
-    return make(network, optimizer, DynamicLossScale(), clip_norm=1.0, ema_decay=0.9, **keywords)
-
-
-def alternating():
-    networks = [Loss("a."), Loss("b.")]
+def made(make, steps=2):
+    networks = [Loss(f"{i}.") for i in range(CELLS[make])]
     optimizers = [nn.Momentum(its.trainable_params(), 0.01, 0.9) for its in networks]
-    return AlternatingTrainOneStepCell(networks, optimizers, DynamicLossScale())
+    of_one = (networks[0], optimizers[0]) if len(networks) == 1 else (networks, optimizers)
+    keywords = {"gradient_accumulation_steps": steps, "clip_norm": 1.0, "ema_decay": 0.9}
+    return make(*of_one, ls.DynamicLossScale(), **keywords).set_train()
 
 
 @pytest.fixture
@@ -46,17 +42,15 @@ def no_garbage_collection():
     gc.enable()
 
 
-@pytest.mark.parametrize("make", [scaled, *slow(alternating)])
+@pytest.mark.parametrize("make", [ls.ScaledTrainOneStepCell, *slow(ls.AlternatingTrainOneStepCell)])
 def test_a_training_cell_is_freed_at_once(make, mode, no_garbage_collection):
-    cell, x = make(), Tensor([[1.0, 2.0, 3.0, 4.0]])
-    cell.set_train()
+    cell, x = made(make), Tensor([[1.0, 2.0, 3.0, 4.0]])
     cell.find_loss_scale(x)
     cell(x)
     cell.flush()
     cell.load_state_dict(cell.parameters_dict())
-    if make is scaled:
-        with cell.ema_weights():
-            pass
+    with cell.ema_weights():
+        pass
     freed = weakref.ref(cell)
     del cell
     assert freed() is None
@@ -65,8 +59,7 @@ def test_a_training_cell_is_freed_at_once(make, mode, no_garbage_collection):
 @quick_in_pynative_mode
 @pytest.mark.parametrize("steps", [1, *slow(2)])
 def test_a_manual_step_is_freed_at_once(mode, steps, no_garbage_collection):
-    step, x = one(ManualStep, gradient_accumulation_steps=steps), Tensor([[1.0, 2.0, 3.0, 4.0]])
-    step.set_train()
+    step, x = made(ls.ManualStep, steps), Tensor([[1.0, 2.0, 3.0, 4.0]])
     for _ in range(3):
         step.begin(x)
         step.scale(x)

@@ -4,20 +4,12 @@ import re
 
 import numpy as np
 import pytest
-from conftest import MODES, nightly
+from conftest import nightly
 from support.differences import side_of
-from support.in_mode import in_mode
 from support.python_process import ROOT, import_code
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(params=["graph", *nightly("pynative")])
-def mode(request):
-    with in_mode(MODES[request.param]):
-        yield request.param
-
-
+in_a_mode = pytest.mark.parametrize("mode", ["graph", *nightly("pynative")], indirect=True)
 PAGE = (ROOT / "docs" / "migration.md").read_text().partition("\n## MindSpore's toolkits")[0]
 SECTIONS = dict(part.split("\n", 1) for part in PAGE.split("\n## ")[1:])
 DIFFERENCES = {
@@ -119,8 +111,9 @@ def assert_weights_agree(written, had, tolerance=0):
                 np.testing.assert_allclose(its, its_expected, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
+@in_a_mode
 @pytest.mark.parametrize("heading", DIFFERENCES)
-def test_what_one_writes_does_what_one_had(heading, mode, tmp_path, capsys):
+def test_what_one_writes_does_what_one_had(mode, heading, tmp_path, capsys):
     if heading in REFUSED_ON_CPU:
         with pytest.raises((RuntimeError, ValueError), match=r"NPUGetFloatStatusV2|are supported on device `CPU`"):
             run(tmp_path, heading, REFUSED_ON_CPU[heading])
@@ -164,9 +157,9 @@ WRITTEN = {
 }
 
 
+@in_a_mode
 @pytest.mark.parametrize("which", HAD)
-def test_an_earlier_checkpoint_goes_on(which, mode, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_an_earlier_checkpoint_goes_on(mode, which, tmp_path):
     had, written = (import_code(tmp_path, SET_UP + code[which]) for code in (HAD, WRITTEN))
     np.testing.assert_array_equal(written.losses, had.losses[8:])
     assert_weights_agree(written, had)

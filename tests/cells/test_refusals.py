@@ -6,7 +6,7 @@ import functools
 import mindspore
 import numpy as np
 import pytest
-from conftest import quick_in_pynative_mode
+from conftest import quick_in_pynative_mode, slow
 from mindspore import Model, Parameter, ParameterTuple, Tensor, amp, nn, ops
 from mindspore import dtype as mstype
 from support.gan_networks import ClipWeights, TupleOf, WithAux, renamed
@@ -679,9 +679,8 @@ def test_what_was_given_at_construction_can_not_be_assigned(make):
     cell = (two if make in SEVERAL else one)(make=make, loss_scale=ls.DynamicLossScale(8.0))
     before = list(cell.parameters_dict())
     names = {"loss_scale", "clip_norm", "gradient_accumulation_steps", "skip_conditions", "optimizer", "grad_reducer"}
-    names |= (
-        {"networks", "optimizers", "parameters"} if make is ls.ManualStep else {"network", "max_retries", "weights"}
-    )
+    of_manual, of_others = {"networks", "optimizers", "parameters"}, {"network", "max_retries", "weights"}
+    names |= of_manual if make is ls.ManualStep else of_others
     for name in names:
         for value in (2, None, [Tensor(2.0)]):
             words = (make.__name__, f"'{name}' is fixed", "Construct a new cell", "load_state_dict")
@@ -727,7 +726,7 @@ def test_impossible_values_at_load_state_dict(kind):
 
 
 @quick_in_pynative_mode
-@pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.parametrize("kind", ["alternating", *slow("scaled", "simultaneous")])
 def test_impossible_values_that_stock_functions_loaded_at_the_next_call(mode, kind):
     trained = Trained(kind, steps=2, max_retries=1)
     cell = trained.cell
@@ -767,7 +766,7 @@ def test_what_is_no_checkpoint(call, error, words):
 
 
 @quick_in_pynative_mode
-@pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.parametrize("kind", ["alternating", *slow("scaled", "simultaneous")])
 def test_within_ema_weights(mode, kind):
     trained = Trained(kind, ema_decay=0.9, steps=2)
     trained.call_cell(0)

@@ -28,7 +28,7 @@ COMPARED = pytest.mark.parametrize(
         *nightly(
             *((name, "pynative", 2) for name in ("sharded_resumed", "sharded_merged")),
             *(("sharded_one_network", mode, 4) for mode in MODES),
-            ("sharded_merged", "graph", 4),
+            *[("sharded_merged", "graph", 4)],
         ),
     ],
 )

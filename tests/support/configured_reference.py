@@ -154,8 +154,6 @@ class Reference:
         settings = (configuration.steps, configuration.keywords["max_retries"], configuration.checks)
         self.alternates = configuration.cell == "alternating"
         keywords = {"has_one_loss": configuration.is_manual}
-        if "overflow_detector" in configuration.own:
-            keywords["overflow_detector"] = is_large
         names = configuration.rules
         if self.alternates:
             # Each network reaches the earlier ones.
@@ -170,6 +168,8 @@ class Reference:
         self.phases = [
             StepReference(*step, *settings, **keywords, skip_conditions=its) for step, its in zip(steps, conditions)
         ]
+        for phase in self.phases if "overflow_detector" in configuration.own else ():
+            phase.overflow_detector = is_large
         self.whole = self.phases[0]
         if self.alternates:
             self.whole = AlternatingReference(self.phases, configuration.keywords.get("every"))

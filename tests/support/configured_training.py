@@ -6,7 +6,16 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 import ms_lossscale as ls
-from support.configurations import BAD_WEIGHTS, CONDITIONS, GRADIENT_BOUND, LOSS_BOUND, LOSS_GROWTH, RULES, inputs
+from support.configurations import (
+    BAD_WEIGHTS,
+    CONDITIONS,
+    GRADIENT_BOUND,
+    LOSS_BOUND,
+    LOSS_GROWTH,
+    MANUAL,
+    RULES,
+    inputs,
+)
 from support.configured_reference import Comparison, Reference, numbered
 from support.in_mode import in_mode
 from support.optimizers import make_optimizer
@@ -220,10 +229,9 @@ class ConfiguredTraining:  # A cell of this configuration. Another seed gives ot
             networks, optimizers = networks[0], optimizers[0]
         elif configuration.cell == "tuple":
             networks = TupleOf(networks)
-        make = {"scaled": ls.ScaledTrainOneStepCell, "alternating": ls.AlternatingTrainOneStepCell}
-        make = (
-            ls.ManualStep if configuration.is_manual else make.get(configuration.cell, ls.SimultaneousTrainOneStepCell)
-        )
+        makes = {"scaled": ls.ScaledTrainOneStepCell, "alternating": ls.AlternatingTrainOneStepCell}
+        makes.update(dict.fromkeys(MANUAL, ls.ManualStep))
+        make = makes.get(configuration.cell, ls.SimultaneousTrainOneStepCell)
         self.cell = make(networks, optimizers, loss_scale, **self._keywords()).set_train()
         if configuration.is_manual:
             self._call = manual_call(self.cell, self.networks, configuration)

@@ -143,6 +143,16 @@ def pair(place, cell_class, loss_scale, mean=True, **keywords):
     return cell_class(networks, optimizers, loss_scale, network_inputs=inputs, clip_norm=0.5, **keywords)
 
 
+def simultaneous(place):
+    scales, keywords = [dynamic(2.0**9), dynamic(2.0**13)], {"weighted": [True, False], "max_retries": 3}
+    return pair(place, ls.SimultaneousTrainOneStepCell, scales, mean=False, **keywords)
+
+
+def alternating(place):
+    keywords = {"every": (1, 2), "gradient_accumulation_steps": 2, "ema_decay": 0.5}
+    return pair(place, ls.AlternatingTrainOneStepCell, dynamic(), **keywords)
+
+
 def reduced_by_hooks(place, network):
     """Makes hooks average the gradients, where there are other ranks. Returns whether they do."""
     if place.ranks == 1:
@@ -208,36 +218,17 @@ class Training(NamedTuple):
 
 WEIGHTED = {"weighted": True, "gradient_accumulation_steps": 3, "max_retries": 4, "clip_norm": 0.5, "ema_decay": 0.5}
 SUMMED = {"mean": False, "clip_value": 0.5, "max_retries": 3}
-WEIGHTED_PAIR = {"mean": False, "weighted": [True, False], "max_retries": 3}
-IN_TURNS = {"every": (1, 2), "gradient_accumulation_steps": 2, "ema_decay": 0.5}
+WEIGHTED_SUM = {"mean": False, "weighted": True, "gradient_accumulation_steps": 2}
+OF_WEIGHTED = ".. .s 0. .. n. .. 00 00 00 .0 .. .. s0 .."
 TRAININGS = {
     "bounded": Training(bounded, ".. .x .. x. xx .."),
     "summed": Training(lambda place: scaled(place, dynamic(2.0**13), **SUMMED), ".. .s .x ss .."),
-    "weighted": Training(
-        lambda place: scaled(place, dynamic(2.0**11, **PATIENT), **WEIGHTED),
-        ".. .s 0. .. n. .. 00 00 00 .0 .. .. s0 ..",
-        steps=3,
-    ),
-    "weighted_sum": Training(
-        lambda place: scaled(place, mean=False, weighted=True, gradient_accumulation_steps=2),
-        ".. .. 0. .. 00 00 x. .. .. ..",
-        steps=2,
-    ),
+    "weighted": Training(lambda place: scaled(place, dynamic(2.0**11, **PATIENT), **WEIGHTED), OF_WEIGHTED, steps=3),
+    "weighted_sum": Training(lambda place: scaled(place, **WEIGHTED_SUM), ".. .. 0. .. 00 00 x. .. .. ..", steps=2),
     "patient": Training(lambda place: scaled(place, dynamic(2.0**13, **PATIENT)), ".. n. .n .s .."),
     "conditions": Training(lambda place: scaled(place, dynamic(2.0**8), skip_conditions=spikes()), ".. .. pm p. .h .."),
-    "simultaneous": Training(
-        lambda place: pair(
-            place, ls.SimultaneousTrainOneStepCell, [dynamic(2.0**9), dynamic(2.0**13)], **WEIGHTED_PAIR
-        ),
-        ".. .s x. s. ..",
-        networks=2,
-    ),
-    "alternating": Training(
-        lambda place: pair(place, ls.AlternatingTrainOneStepCell, dynamic(), **IN_TURNS),
-        ".. .. .x .. .. .. .. x. ..",
-        steps=2,
-        networks=2,
-    ),
+    "simultaneous": Training(simultaneous, ".. .s x. s. ..", networks=2),
+    "alternating": Training(alternating, ".. .. .x .. .. .. .. x. ..", steps=2, networks=2),
     "unchecked": Training(lambda place: scaled(place, ls.FixedLossScale(2.0**10, drop_overflow_update=False)), ".. .."),
     "hooked": Training(hooked, ".. .x .."),
     "manual_eager": Training(manual_eager, ".. 0. .. .h n. .. ..", steps=2),

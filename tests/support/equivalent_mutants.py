@@ -7,7 +7,7 @@ EQUIVALENT = {
         "StepReference.__init__: 0 → 1",
         "StepReference.__init__: 1 → 2",
         "StepReference.__init__: True → False",
-        "StepReference.__init__: False → True (2)",
+        "StepReference.__init__: False → True",
     ],
     "The networks of the configurations have their own.": [
         "NetworkReference.after_update: return weights → pass",

@@ -189,22 +189,15 @@ class StepReference:
         max_retries (int): How many attempts after the first a call may have.
         checks (bool): Whether overflows are checked.
         skip_conditions (Sequence): The rules of its conditions.
-        overflow_detector (callable): Tells whether gradients overflowed that are all finite.
-        has_one_loss (bool): Whether its networks have no losses of their own, but the step has their sum."""
+        has_one_loss (bool): Whether its networks have no losses of their own, but the step has their sum.
 
-    def __init__(
-        self,
-        networks,
-        rules,
-        steps=1,
-        max_retries=0,
-        checks=True,
-        skip_conditions=(),
-        overflow_detector=lambda gradients: False,
-        has_one_loss=False,
-    ):
+    An `overflow_detector` that is assigned tells whether gradients overflowed that are all finite."""
+
+    overflow_detector = staticmethod(lambda gradients: False)
+
+    def __init__(self, networks, rules, steps=1, max_retries=0, checks=True, skip_conditions=(), has_one_loss=False):
         self.networks, self.rules, self.steps, self.conditions = networks, rules, steps, skip_conditions
-        self.overflow_detector, self.has_one_loss = overflow_detector, has_one_loss
+        self.has_one_loss = has_one_loss
         self.states = list({id(state): state for network in networks for state in network.states}.values())
         self.max_retries, self.checks = max_retries, checks
         self.counters = {"applied_steps": 0, "skipped_steps": 0, "consecutive_skipped_steps": 0}

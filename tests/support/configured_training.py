@@ -6,16 +6,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 import ms_lossscale as ls
-from support.configurations import (
-    BAD_WEIGHTS,
-    CONDITIONS,
-    GRADIENT_BOUND,
-    LOSS_BOUND,
-    LOSS_GROWTH,
-    MANUAL,
-    RULES,
-    inputs,
-)
+from support.configurations import BAD_WEIGHTS, CONDITIONS, GRADIENT_BOUND, LOSS_BOUND, LOSS_GROWTH, RULES, inputs
 from support.configured_reference import Comparison, Reference, numbered
 from support.in_mode import in_mode
 from support.optimizers import make_optimizer
@@ -230,8 +221,9 @@ class ConfiguredTraining:  # A cell of this configuration. Another seed gives ot
         elif configuration.cell == "tuple":
             networks = TupleOf(networks)
         makes = {"scaled": ls.ScaledTrainOneStepCell, "alternating": ls.AlternatingTrainOneStepCell}
-        makes.update(dict.fromkeys(MANUAL, ls.ManualStep))
-        make = makes.get(configuration.cell, ls.SimultaneousTrainOneStepCell)
+        make = makes.get(
+            configuration.cell, ls.ManualStep if configuration.is_manual else ls.SimultaneousTrainOneStepCell
+        )
         self.cell = make(networks, optimizers, loss_scale, **self._keywords()).set_train()
         if configuration.is_manual:
             self._call = manual_call(self.cell, self.networks, configuration)

@@ -5,16 +5,7 @@ from mindspore import ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 import ms_lossscale as ls
-from support.gan_networks import (
-    NETWORK_INPUTS,
-    GanLosses,
-    WithAux,
-    gan_batch,
-    generator_and_discriminator,
-    take,
-    two_losses,
-    two_optimizers,
-)
+from support import gan_networks as gans
 from support.networks import FEATURES, Linear, Mlp, Normalised, batch
 from support.numpy_casts import counts_of, shares_of_cast
 
@@ -64,24 +55,24 @@ def scaled():
 
 def with_aux():
     network = Mlp()
-    cell = ls.ScaledTrainOneStepCell(WithAux(network), nn.Adam(network.trainable_params()), has_aux=True)
+    cell = ls.ScaledTrainOneStepCell(gans.WithAux(network), nn.Adam(network.trainable_params()), has_aux=True)
     return cell, BATCHES, [(network, network.trainable_params(), BATCHES, None)]
 
 
 def gan(kind, loss_scale=2.0**10, **keywords):
     """A cell of this kind, its batches, and of each loss: what computes it, its weights, its batches and its item."""
-    networks = generator_and_discriminator()
-    batches = [gan_batch(seed) for seed in range(2)]
+    networks = gans.generator_and_discriminator()
+    batches = [gans.gan_batch(seed) for seed in range(2)]
     own = [network.trainable_params() for network in networks]
-    losses = two_losses(*networks)
+    losses = gans.two_losses(*networks)
     if kind == "tuple":
-        both = GanLosses(*networks)
-        cell = ls.SimultaneousTrainOneStepCell(both, two_optimizers(*networks), loss_scale, **keywords)
+        both = gans.GanLosses(*networks)
+        cell = ls.SimultaneousTrainOneStepCell(both, gans.two_optimizers(*networks), loss_scale, **keywords)
         return cell, batches, [(both, own[i], batches, i) for i in range(2)]
     make = ls.SimultaneousTrainOneStepCell if kind == "simultaneous" else ls.AlternatingTrainOneStepCell
-    its_losses = [WithAux(loss) for loss in losses] if keywords.get("has_aux") else losses
-    cell = make(its_losses, two_optimizers(*networks), loss_scale, network_inputs=NETWORK_INPUTS, **keywords)
-    takes = [[take(NETWORK_INPUTS[i], inputs) for inputs in batches] for i in range(2)]
+    its_losses = [gans.WithAux(loss) for loss in losses] if keywords.get("has_aux") else losses
+    cell = make(its_losses, gans.two_optimizers(*networks), loss_scale, network_inputs=gans.NETWORK_INPUTS, **keywords)
+    takes = [[gans.take(gans.NETWORK_INPUTS[i], inputs) for inputs in batches] for i in range(2)]
     return cell, batches, [(losses[i], own[i], takes[i], None) for i in range(2)]
 
 

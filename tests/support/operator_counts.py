@@ -17,14 +17,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
-from support.gan_networks import (
-    NETWORK_INPUTS,
-    GanLosses,
-    gan_batch,
-    generator_and_discriminator,
-    two_losses,
-    two_optimizers,
-)
+from support import gan_networks as gans
 from support.networks import weight
 
 # Nodes that only pass values from one operator or branch to the next.
@@ -71,9 +64,11 @@ def added(folder, size, count, **keywords):
 
 
 def gan(folder, losses, **keywords):
-    networks = generator_and_discriminator()
-    cell = SimultaneousTrainOneStepCell(losses(*networks), two_optimizers(*networks), DynamicLossScale(), **keywords)
-    return operators(folder, cell, *gan_batch(seed=0))
+    networks = gans.generator_and_discriminator()
+    cell = SimultaneousTrainOneStepCell(
+        losses(*networks), gans.two_optimizers(*networks), DynamicLossScale(), **keywords
+    )
+    return operators(folder, cell, *gans.gan_batch(seed=0))
 
 
 def main():
@@ -87,8 +82,8 @@ def main():
         **{f"{count} large, clip_norm": added(folder / f"{count}c", LARGE, count, clip_norm=1.0) for count in (4, 5)},
         "4 large, clip_norm, ema, cycle": added(folder / "cycle", LARGE, 4, **cycle),
         "4 large, retried": added(folder / "6", LARGE, 4, max_retries=1),
-        "GAN, a tuple of losses": gan(folder / "7", GanLosses),
-        "GAN, two loss cells": gan(folder / "8", two_losses, network_inputs=NETWORK_INPUTS),
+        "GAN, a tuple of losses": gan(folder / "7", gans.GanLosses),
+        "GAN, two loss cells": gan(folder / "8", gans.two_losses, network_inputs=gans.NETWORK_INPUTS),
     }
     print(json.dumps(counts))
 

@@ -9,7 +9,7 @@ from support import gan_networks as gan
 from support.networks import Linear, batch_for
 from support.training import OneForward, changed, same_bits, state
 
-from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale, SimultaneousTrainOneStepCell
+from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale
 
 # What each network takes of (x_0, y_0, x_1, y_1).
 PAIRS = [(0, 1), (2, 3)]
@@ -43,9 +43,9 @@ def test_a_gan_trains_as_in_two_stock_cells_one_after_the_other(mode):
             assert not {name for name, each in own.items() if not same_bits(held[name], each.asnumpy())}, call
 
 
-def make(networks, loss_scale=2.0**10, cell_class=AlternatingTrainOneStepCell, **keywords):
+def make(networks, loss_scale, **keywords):
     optimizers = [nn.SGD(network.trainable_params(), learning_rate=0.1) for network in networks]
-    return cell_class(networks, optimizers, loss_scale, network_inputs=PAIRS, **keywords).set_train()
+    return AlternatingTrainOneStepCell(networks, optimizers, loss_scale, network_inputs=PAIRS, **keywords).set_train()
 
 
 def linear_pair():
@@ -75,18 +75,14 @@ def test_one_loss_scale_is_copied_and_one_after_update_runs_after_the_update_of_
 
 
 @quick_in_pynative_mode
-@pytest.mark.parametrize("cell_class", [SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell])
-def test_aux_of_one_of_the_networks(mode, cell_class):
-    networks, alternates = linear_pair(), cell_class is AlternatingTrainOneStepCell
+def test_a_network_without_aux_need_not_take_part_in_every_call(mode):
+    networks = linear_pair()
     networks[1] = gan.WithAux(networks[1])
-    cell = make(networks, DynamicLossScale(), cell_class, has_aux=[False, True], max_retries=int(alternates))
-    if alternates:
-        # The one without aux need not take part in every call.
-        cell.set_every((2, 1))
+    cell = make(networks, DynamicLossScale(), has_aux=[False, True], max_retries=1)
+    cell.set_every((2, 1))
     for call in range(2):
         inputs = pair_batch(call)
         auxes = cell(*inputs)[-1]
         assert auxes[0] == ()
         np.testing.assert_array_equal(auxes[1][0].asnumpy(), 2 * gan.take(PAIRS[1], inputs)[0].asnumpy())
-    if alternates:
-        assert [counters["applied_steps"] for counters in cell.counters()] == [1, 2]
+    assert [counters["applied_steps"] for counters in cell.counters()] == [1, 2]

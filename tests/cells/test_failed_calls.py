@@ -11,9 +11,9 @@ from mindspore import dtype as mstype
 from mindspore.ops.composite.base import _pynative_executor
 from support.in_mode import in_mode
 from support.networks import FEATURES, batch
-from support.training import changed, state
+from support.training import cell_of, changed, state
 
-from ms_lossscale import AlternatingTrainOneStepCell, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
+from ms_lossscale import ScaledTrainOneStepCell
 
 
 class Raises(nn.Cell):  # Its layers compute in float16, and Python raises in them as long as `error` is set.
@@ -67,10 +67,7 @@ def cell_of_kind(kind, error):  # A training cell, and its networks, of which th
     for i, network in enumerate(networks):
         network.update_parameters_name(f"networks_{i}.")
     optimizers = [nn.Momentum(network.trainable_params(), 0.01, 0.9) for network in networks]
-    if kind == "scaled":
-        return ScaledTrainOneStepCell(networks[0], optimizers[0], 2.0**10), networks
-    make = {"simultaneous": SimultaneousTrainOneStepCell, "alternating": AlternatingTrainOneStepCell}[kind]
-    return make(networks, optimizers, 2.0**10), networks
+    return cell_of(kind, networks, optimizers, 2.0**10), networks
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ import weakref
 import pytest
 from conftest import quick_in_pynative_mode, slow
 from mindspore import Tensor, nn, ops
+from support.training import cell_of
 
-import ms_lossscale as ls
+from ms_lossscale import DynamicLossScale
 
 
 class Loss(nn.Cell):
@@ -22,16 +23,11 @@ class Loss(nn.Cell):
         return ops.square(self.net(x)).mean()
 
 
-# How many networks each has.
-CELLS = {ls.ScaledTrainOneStepCell: 1, ls.AlternatingTrainOneStepCell: 2, ls.ManualStep: 1}
-
-
-def made(make, steps=2):
-    networks = [Loss(f"{i}.") for i in range(CELLS[make])]
+def made(kind, steps=2):
+    networks = [Loss(f"{i}.") for i in range(2 if kind == "alternating" else 1)]
     optimizers = [nn.Momentum(its.trainable_params(), 0.01, 0.9) for its in networks]
-    of_one = (networks[0], optimizers[0]) if len(networks) == 1 else (networks, optimizers)
     keywords = {"gradient_accumulation_steps": steps, "clip_norm": 1.0, "ema_decay": 0.9}
-    return make(*of_one, ls.DynamicLossScale(), **keywords).set_train()
+    return cell_of(kind, networks, optimizers, DynamicLossScale(), **keywords)
 
 
 @pytest.fixture
@@ -42,9 +38,9 @@ def no_garbage_collection():
     gc.enable()
 
 
-@pytest.mark.parametrize("make", [ls.ScaledTrainOneStepCell, *slow(ls.AlternatingTrainOneStepCell)])
-def test_a_training_cell_is_freed_at_once(make, mode, no_garbage_collection):
-    cell, x = made(make), Tensor([[1.0, 2.0, 3.0, 4.0]])
+@pytest.mark.parametrize("kind", ["scaled", *slow("alternating")])
+def test_a_training_cell_is_freed_at_once(kind, mode, no_garbage_collection):
+    cell, x = made(kind), Tensor([[1.0, 2.0, 3.0, 4.0]])
     cell.find_loss_scale(x)
     cell(x)
     cell.flush()
@@ -59,7 +55,7 @@ def test_a_training_cell_is_freed_at_once(make, mode, no_garbage_collection):
 @quick_in_pynative_mode
 @pytest.mark.parametrize("steps", [1, *slow(2)])
 def test_a_manual_step_is_freed_at_once(mode, steps, no_garbage_collection):
-    step, x = made(ls.ManualStep, steps), Tensor([[1.0, 2.0, 3.0, 4.0]])
+    step, x = made("manual", steps), Tensor([[1.0, 2.0, 3.0, 4.0]])
     for _ in range(3):
         step.begin(x)
         step.scale(x)

@@ -8,7 +8,7 @@ import pytest
 from conftest import quick_in_pynative_mode, slow
 from mindspore import Tensor, nn
 from support.manual_training import adam, batch, batches, dynamic, regression, train_step_of
-from support.training import changed, state
+from support.training import cell_of, changed, state
 
 import ms_lossscale as ls
 
@@ -74,13 +74,7 @@ FUNCTIONS = {
 def trained(kind, networks, loss_of=lambda network: network):
     """Trains, with an overflow. Returns the cell, and all that was shown."""
     functions = [loss_of(network) for network in networks]
-    optimizers = [adam(network) for network in networks]
-    if kind == "scaled":
-        cell = ls.ScaledTrainOneStepCell(functions[0], optimizers[0], dynamic()).set_train()
-    else:
-        classes = ls.SimultaneousTrainOneStepCell, ls.AlternatingTrainOneStepCell, ls.ManualStep
-        make = dict(zip(("simultaneous", "alternating", "manual"), classes))[kind]
-        cell = make(functions, optimizers, dynamic()).set_train()
+    cell = cell_of(kind, functions, list(map(adam, networks)), dynamic())
     call = train_step_of(cell, functions) if kind == "manual" else cell
     shown = []
     for data in batches("..x."):

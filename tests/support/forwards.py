@@ -12,7 +12,7 @@ from mindspore import dtype as mstype
 
 import ms_lossscale as ls
 from support.networks import weight
-from support.training import changed
+from support.training import cell_of, changed
 
 FEATURES, BATCH = 3, 4
 # At SCALE and at the floor, a quarter of it, the gradients of a steep loss are infinite in float16.
@@ -64,12 +64,9 @@ class Training:
         networks = [Loss(parts)] if kind == "single" else [Loss(parts), Loss([], name="other")]
         optimizers = [nn.Momentum(network.trainable_params(), 2.0**-10, 0.9) for network in networks]
         loss_scale = ls.DynamicLossScale(SCALE, min_loss_scale=SCALE / 4)
-        if kind == "single":
-            cell = ls.ScaledTrainOneStepCell(networks[0], optimizers[0], loss_scale, **keywords)
-        else:
-            cls = {"simultaneous": ls.SimultaneousTrainOneStepCell, "alternating": ls.AlternatingTrainOneStepCell}[kind]
-            cell = cls(networks, optimizers, loss_scale, network_inputs=[(0, 1), (0, 2)], **keywords)
-        self.cell = cell.set_train()
+        positions = {} if kind == "single" else {"network_inputs": [(0, 1), (0, 2)]}
+        kind_of_cell = "scaled" if kind == "single" else kind
+        self.cell = cell = cell_of(kind_of_cell, networks, optimizers, loss_scale, **positions, **keywords)
         self._kind, self._parts = kind, parts
         self._calls, self._all = keywords.get("gradient_accumulation_steps", 1), [*networks, *optimizers, cell]
         self._each = list(zip(networks, optimizers))

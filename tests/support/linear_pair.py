@@ -7,6 +7,7 @@ import ms_lossscale as ls
 from support.configured_reference import ROUNDING, finite_or_nan
 from support.networks import BATCH, FEATURES, Linear, weight
 from support.reference import AlternatingReference, DynamicRule, NetworkReference, Run, StepReference
+from support.training import cell_of
 
 LEARNING_RATE = 0.1
 MOMENTUM = 0.9
@@ -85,13 +86,9 @@ class Trained:
         self.weights = [network.weight for network in self.networks]
         self.optimizers = [momentum([own]) for own in self.weights]
         loss_scale, its = ls.DynamicLossScale(scale, scale_window=scale_window), {"gradient_accumulation_steps": steps}
-        if kind == "scaled":
-            self.cell = ls.ScaledTrainOneStepCell(self.networks[0], self.optimizers[0], loss_scale, **its, **keywords)
-        else:
-            its.update({"network_inputs": NETWORK_INPUTS}, **({"every": every} if kind == "alternating" else {}))
-            make = {"simultaneous": ls.SimultaneousTrainOneStepCell, "alternating": ls.AlternatingTrainOneStepCell}
-            self.cell = make[kind](self.networks, self.optimizers, loss_scale, **its, **keywords)
-        self.cell.set_train()
+        its.update({} if kind == "scaled" else {"network_inputs": NETWORK_INPUTS})
+        its.update({"every": every} if kind == "alternating" else {})
+        self.cell = cell_of(kind, self.networks, self.optimizers, loss_scale, **its, **keywords)
         self.references = []
         for i, own in enumerate(self.weights):
             values = {name: keywords.get(name) for name in ("clip_norm", "clip_value", "ema_decay")}

@@ -4,7 +4,8 @@ import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from ms_lossscale import DynamicLossScale, ManualStep, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
+from ms_lossscale import DynamicLossScale
+from support.training import cell_of
 
 FEATURES, BATCH = 4, 8
 CYCLE = {"gradient_accumulation_steps": 2, "clip_norm": 0.5, "ema_decay": 0.9}
@@ -78,17 +79,14 @@ def train_step_of(step, networks, how="eagerly"):
 def manual(loss_scale, how="eagerly", count=1, **keywords):
     """Returns a ManualStep of so many networks and optimizers, the networks, and its train step."""
     networks = [regression(i, f"network_{i}.") for i in range(count)]
-    both = networks, [adam(network) for network in networks]
-    step = ManualStep(*((each[0] for each in both) if count == 1 else both), loss_scale, **keywords).set_train()
+    step = cell_of("manual", networks, list(map(adam, networks)), loss_scale, **keywords)
     return step, networks, train_step_of(step, networks, how)
 
 
 def training_cell(loss_scale, count=1, **keywords):  # A training cell that must train as `manual`.
     networks = [regression(i, f"network_{i}.") for i in range(count)]
-    optimizers = [adam(network) for network in networks]
-    if count == 1:
-        return ScaledTrainOneStepCell(networks[0], optimizers[0], loss_scale, **keywords).set_train()
-    return SimultaneousTrainOneStepCell(networks, optimizers, loss_scale, **keywords).set_train()
+    kind = "scaled" if count == 1 else "simultaneous"
+    return cell_of(kind, networks, list(map(adam, networks)), loss_scale, **keywords)
 
 
 class Halve(nn.Cell):  # A gradient transform that counts its calls, which a skipped step undoes.

@@ -3,6 +3,18 @@
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+import ms_lossscale as ls
+
+KINDS = {
+    **{"scaled": ls.ScaledTrainOneStepCell, "simultaneous": ls.SimultaneousTrainOneStepCell},
+    **{"alternating": ls.AlternatingTrainOneStepCell, "manual": ls.ManualStep},
+}
+
+
+def cell_of(kind, networks, optimizers, loss_scale, **keywords):  # A training cell of one of KINDS, in training mode.
+    both = (networks[0], optimizers[0]) if len(networks) == 1 else (networks, optimizers)
+    return KINDS[kind](*both, loss_scale, **keywords).set_train()
+
 
 class OneForward(nn.TrainOneStepCell):
     """The stock cell with exactly one forward. In PyNative mode, MindSpore sometimes runs it again to differentiate,

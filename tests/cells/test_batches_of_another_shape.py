@@ -6,25 +6,22 @@ import pytest
 from conftest import slow
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
+from support.networks import Around
 
 from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale, ScaledTrainOneStepCell
 
 SIZES = (8, 3, 8)
 
 
-class LossAndAux(nn.Cell):  # Returns a loss and aux.
-    def __init__(self, net):
-        super().__init__(auto_prefix=False)
-        self.net = net
-
+class LossAndAux(Around):  # Returns a loss and aux.
     def construct(self, x, y):
-        output = self.net(x)
+        output = self.network(x)
         return ops.square(output - y).mean(), output
 
 
-class LossOf(LossAndAux):
+class LossOf(Around):
     def construct(self, x, y):
-        return ops.square(self.net(x) - y).mean()
+        return ops.square(self.network(x) - y).mean()
 
 
 def nets():

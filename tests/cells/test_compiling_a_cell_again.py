@@ -5,26 +5,18 @@ import itertools
 import numpy as np
 import pytest
 from conftest import nightly
-from mindspore import Tensor, jit, nn
+from mindspore import Tensor, jit
 from support.linear_pair import Trained, arrays
+from support.networks import Around
 from support.training import changed, state
 
 pytestmark = pytest.mark.slow
 
 
-class Outer(nn.Cell):  # A cell of a user's own around a training cell.
-    def __init__(self, cell):
-        super().__init__(auto_prefix=False)
-        self.cell = cell
-
-    def construct(self, *inputs):
-        return self.cell(*inputs)
-
-
 class Uses:  # The ways to use a training cell, each on the next batch of a sequence.
     def __init__(self, kind):
         self.kind, self.cell, self._seed = kind, Trained(kind, steps=2, clip_norm=0.5, ema_decay=0.5).cell, 0
-        self._outer, cell = Outer(self.cell).set_train(), self.cell
+        self._outer, cell = Around(self.cell).set_train(), self.cell
 
         @jit
         def compiled(*inputs):

@@ -6,8 +6,9 @@ import mindspore
 import numpy as np
 import pytest
 from conftest import quick_in_pynative_mode, slow
-from mindspore import Tensor, nn
+from mindspore import Tensor
 from support.manual_training import adam, batch, batches, dynamic, regression, train_step_of
+from support.networks import Around
 from support.training import cell_of, changed, state
 
 import ms_lossscale as ls
@@ -40,11 +41,7 @@ class Trainer:  # Of no Cell.
         return self.network(x, y)
 
 
-class TrainerCell(nn.Cell):
-    def __init__(self, network):
-        super().__init__(auto_prefix=False)
-        self.network = network
-
+class TrainerCell(Around):
     forward = Trainer.forward
 
 

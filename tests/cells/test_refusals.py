@@ -13,7 +13,7 @@ from support.gan_networks import ClipWeights, TupleOf, WithAux, renamed
 from support.linear_pair import CELLS, Trained
 from support.manual_training import adam, manual, regression
 from support.manual_training import batch as manual_batch
-from support.networks import Linear, LinearWithBias, batch
+from support.networks import Around, Linear, LinearWithBias, batch
 from support.refused import refused
 from support.training import changed, state
 
@@ -309,21 +309,12 @@ def built_with(manager):
     return ls.build_train_network(network, sgd(network), loss_scale_manager=manager)
 
 
-class Parent(nn.Cell):
-    def __init__(self, cell):
-        super().__init__(auto_prefix=False)
-        self.cell = cell
-
-    def construct(self, *inputs):
-        return self.cell(*inputs)
-
-
 OF_OTHER_PLACES = [
     *(
         (call, ValueError, "must stay in float32", "Cast the network before")
         for call in (
             lambda: one().to_float(mindspore.float16),
-            lambda: Parent(one()).to_float(mindspore.bfloat16),
+            lambda: Around(one()).to_float(mindspore.bfloat16),
             lambda: one(make=ls.ManualStep).to_float(mindspore.float16),
             lambda: one(8.0).loss_scale.to_float(mindspore.float16),
             lambda: amp.auto_mixed_precision(one(), "O2"),

@@ -41,9 +41,8 @@ class Breakage(NamedTuple):
 
 def replace(owner, method, replacement):  # Replaces a method. The replacement gets the original method first.
     original = getattr(owner, method)
-    setattr(
-        owner, method, functools.wraps(original)(lambda *args, **keywords: replacement(original, *args, **keywords))
-    )
+    replaced = functools.wraps(original)(lambda *args, **keywords: replacement(original, *args, **keywords))
+    setattr(owner, method, replaced)
 
 
 def do_after(owner, method, action):

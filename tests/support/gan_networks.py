@@ -7,7 +7,7 @@ import mindspore
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from support.networks import BATCH, FEATURES, weight
+from support.networks import BATCH, FEATURES, Around, weight
 
 NOISE = 2
 
@@ -102,12 +102,8 @@ def rows_of(batches):  # Batches as rows of a dataset.
     return [tuple(tensor.asnumpy() for tensor in inputs) for inputs in batches]
 
 
-class WithAux(nn.Cell):
+class WithAux(Around):
     """Returns, after the loss of a network, multiples of its first input as aux, which nothing may train."""
-
-    def __init__(self, network):
-        super().__init__(auto_prefix=False)
-        self.network = network
 
     def construct(self, *inputs):
         return self.network(*inputs), inputs[0] * 2.0, inputs[0] * 3.0

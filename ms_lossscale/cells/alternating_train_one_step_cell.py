@@ -9,8 +9,7 @@ from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
-from ms_lossscale._arguments import OneOrEach, check_cells, check_one_each, check_positive_int, one_each
-from ms_lossscale.cells.argument_order import check_order
+from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_cells, check_one_each, check_positive_int, one_each
 from ms_lossscale.cells.training_cell import TrainingCell, or_none, own_loss_scales
 from ms_lossscale.cells.turns import Turns
 from ms_lossscale.function_network import Network, as_networks
@@ -18,7 +17,7 @@ from ms_lossscale.input_gradient import holds_input_gradient
 from ms_lossscale.loss_scale import AcceptedLossScale, LossScale
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.forward_state import share_state
-from ms_lossscale.step.settings import AfterUpdate, check_settings_of_each, given
+from ms_lossscale.step.settings import check_settings_of_each, given
 from ms_lossscale.step.step import inputs_of
 
 
@@ -136,7 +135,6 @@ class AlternatingTrainOneStepCell(TrainingCell):
     ) -> None:
         settings = given(locals())
         owner = type(self).__name__
-        check_order(owner, networks=networks, optimizers=optimizers, loss_scale=loss_scale)
         networks = as_networks(owner, "networks", networks)
         optimizers = check_cells(owner, "optimizers", optimizers)
         check_one_each(owner, networks, optimizers)

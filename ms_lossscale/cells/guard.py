@@ -47,8 +47,7 @@ class Guard:
                 raise RuntimeError(
                     f"For '{self._owner}', the {type(optimizer).__name__} has {len(optimizer.parameters)} parameters, "
                     f"but had {count} when the cell was constructed, and would not train the others. Construct a new "
-                    f"cell, and load the state of this one: new_cell.load_state_dict(cell.parameters_dict(), "
-                    f"strict=False)."
+                    f"cell."
                 )
         if self._first_steps is not None:
             self._first_steps.before()

@@ -2,7 +2,6 @@
 
 import weakref
 
-import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
@@ -11,7 +10,7 @@ from ms_lossscale import _primitives as prim
 from ms_lossscale._arguments import describe
 from ms_lossscale._gradients import of_network
 from ms_lossscale._user_warnings import warn_user
-from ms_lossscale.cells.rank_comparison import check_weight
+from ms_lossscale.cells.rank_comparison import refuse_with_sharded_weights
 from ms_lossscale.loss_scale import FixedLossScale
 from ms_lossscale.step.returned import as_weight, returned_values
 from ms_lossscale.step.state import scaled
@@ -59,7 +58,6 @@ class ScaleOfCall(_Part):
     def __init__(self, manual_step, calls):
         super().__init__(manual_step, None)
         self.held = calls.held
-        self.ones = Tensor(np.ones(self.held.scale.shape, np.float32))
         self._owner, self._optimizers = type(manual_step).__name__, len(manual_step._weights_of_each)
         self._scales = list(manual_step._loss_scales)
         unscaled = (
@@ -100,8 +98,7 @@ class ScaleOfCall(_Part):
         return of_network(self.note(number), self.held.scale)
 
     def construct(self, number):
-        scale = self.ones if self.held.is_looked_into else prim.deepcopy(self.held.scale)
-        return of_network(self._note(number), scale)
+        return of_network(self._note(number), prim.deepcopy(self.held.scale))
 
 
 class ScaledValueAndGrad(_Part):
@@ -171,14 +168,10 @@ class End(_Part):
                 f"'backoff_if_loss_not_finite=False' look at it: end(grads, loss=loss)."
             )
         if has_weight:
-            check_weight(self.owner, "weight", self._parallel_mode)
+            refuse_with_sharded_weights(self.owner, "weight", self._parallel_mode)
         return self._warn()
 
-    def __call__(self, *grads, loss=None, weight=None, **others):
-        if others:
-            raise TypeError(
-                f"For '{self.owner}', there is no argument {', '.join(map(repr, others))}, but loss and weight."
-            )
+    def __call__(self, *grads, loss=None, weight=None):
         if loss is not None and not isinstance(loss, Tensor):
             raise TypeError(f"For '{self.owner}', the argument 'loss' must be a Tensor, but got {describe(loss)}.")
         step = self.manual_step

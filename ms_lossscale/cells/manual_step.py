@@ -7,7 +7,7 @@ import mindspore
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._arguments import OneOrEach, check_bool, check_cells, describe
+from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_bool, check_cells, describe
 from ms_lossscale._mindspore import (
     Float32Cell,
     forget_failed_calls,
@@ -15,7 +15,6 @@ from ms_lossscale._mindspore import (
     take_held_gradients,
     without_recording,
 )
-from ms_lossscale.cells.argument_order import check_order
 from ms_lossscale.cells.first_call import warn_of_evaluation_mode
 from ms_lossscale.cells.guard import explaining_errors
 from ms_lossscale.cells.manual_calls import Begin, End, ScaledValueAndGrad, ScaleOfCall
@@ -29,7 +28,7 @@ from ms_lossscale.step.manual import ManualCalls
 from ms_lossscale.step.optimizers import Optimizers, check_optimizers, prefix_states
 from ms_lossscale.step.own_cells import prefix_own_states
 from ms_lossscale.step.ranks import ranks_of
-from ms_lossscale.step.settings import AfterUpdate, check_settings, given
+from ms_lossscale.step.settings import check_settings, given
 from ms_lossscale.step.state import scaled
 
 
@@ -134,7 +133,6 @@ class ManualStep(TrainingState, Float32Cell):
         settings = given(locals())
         super().__init__(auto_prefix=False)
         owner = type(self).__name__
-        check_order(owner, networks=networks, optimizers=optimizers, loss_scale=loss_scale)
         if loads_what_was_compiled():
             raise RuntimeError(
                 f"For '{owner}', MindSpore's compile cache must be off: a function that is loaded from it has not the "
@@ -280,8 +278,7 @@ class ManualStep(TrainingState, Float32Cell):
         if any(each is not None for each in others):
             raise ValueError(
                 f"For '{owner}', with a ManualStep there must be two values, the loss and what 'end' returned, but got "
-                f"{outputs}: "
-                f"{owner.split('.')[-1]}(loss, overflow)."
+                f"{outputs}: {owner.split('.')[-1]}(loss, overflow)."
             )
         # A copy, since the next call overwrites it.
         return loss, overflow, gradients.copy(self._held.scale)
@@ -302,7 +299,6 @@ class ManualStep(TrainingState, Float32Cell):
         return [weight for its in self._weights_of_each for weight in its]
 
     def _begin_call(self):
-        self._held.refuse_if_looked_into()
         self._refuse_on_averages("a step")
         if self._has_begun:
             # An exception may have come between, or after a backward().
@@ -321,8 +317,7 @@ class ManualStep(TrainingState, Float32Cell):
     def _check_begun(self, owner):
         """Raises, in Python, if no step has begun."""
         # In compiled code, `begin` leaves its mark only there.
-        has_begun = self._has_begun or self._held.is_looked_into or self._held.is_open.asnumpy()
-        if not has_begun:
+        if not (self._has_begun or self._held.is_open.asnumpy()):
             raise RuntimeError(
                 f"For '{owner}', no step has begun. Call begin(*inputs) in each step, and run the forward on what it "
                 f"returns, before end(grads)."

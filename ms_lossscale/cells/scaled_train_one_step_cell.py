@@ -5,12 +5,12 @@ from typing import Any, Optional, Union
 
 from mindspore import Parameter, nn
 
-from ms_lossscale.cells.argument_order import check_order
+from ms_lossscale._arguments import AfterUpdate
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.function_network import Network, as_network
 from ms_lossscale.loss_scale import AcceptedLossScale, as_loss_scale
 from ms_lossscale.overflow_detector import OverflowDetector
-from ms_lossscale.step.settings import AfterUpdate, check_settings, given
+from ms_lossscale.step.settings import check_settings, given
 
 
 class ScaledTrainOneStepCell(TrainingCell):
@@ -136,7 +136,6 @@ class ScaledTrainOneStepCell(TrainingCell):
     ) -> None:
         settings = given(locals())
         owner = type(self).__name__
-        check_order(owner, network=network, optimizer=optimizer, loss_scale=loss_scale)
         checked = check_settings(owner, 1, **settings)
         networks = (as_network(owner, "network", network),)
         super().__init__(networks, (optimizer,), [checked], [as_loss_scale(owner, loss_scale)])

@@ -7,13 +7,12 @@ from mindspore import Parameter, nn
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
-from ms_lossscale._arguments import OneOrEach, check_bool, check_cells, check_one_each
-from ms_lossscale.cells.argument_order import check_order
+from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_bool, check_cells, check_one_each
 from ms_lossscale.cells.training_cell import TrainingCell, or_none, own_loss_scales
 from ms_lossscale.function_network import Network, as_network, as_networks
 from ms_lossscale.loss_scale import AcceptedLossScale
 from ms_lossscale.overflow_detector import OverflowDetector
-from ms_lossscale.step.settings import AfterUpdate, check_settings, given
+from ms_lossscale.step.settings import check_settings, given
 
 
 class SimultaneousTrainOneStepCell(TrainingCell):
@@ -141,7 +140,6 @@ class SimultaneousTrainOneStepCell(TrainingCell):
     ) -> None:
         settings = given(locals())
         owner = type(self).__name__
-        check_order(owner, networks=networks, optimizers=optimizers, loss_scale=loss_scale)
         optimizers = check_cells(owner, "optimizers", optimizers)
         one_cell = not isinstance(networks, (list, tuple)) and type(networks) is not nn.CellList
         if one_cell:

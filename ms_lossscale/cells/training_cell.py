@@ -61,20 +61,10 @@ class TrainingCell(TrainingState, TrainingHooks):
             reducer = self.grad_reducer
             if self.each_decides and self.parallel_mode != "stand_alone":
                 reducer = nn.TrainOneStepCell(networks[i], optimizers[i]).grad_reducer
-            steps.append(
-                build_step(
-                    owner,
-                    networks[own],
-                    optimizers[own],
-                    loss_scale,
-                    its,
-                    ranks_of(self.parallel_mode, its.gradients_reduced, reducer),
-                    network_inputs=None if self.each_decides else self_inputs,
-                    may_return_tuple=may_return_tuple,
-                    prefix=network_prefix(i) if self.each_decides else "",
-                    number=i,
-                )
-            )
+            ranks = ranks_of(self.parallel_mode, its.gradients_reduced, reducer)
+            inputs, prefix = (None, network_prefix(i)) if self.each_decides else (self_inputs, "")
+            of_step = networks[own], optimizers[own], loss_scale, its, ranks
+            steps.append(build_step(owner, *of_step, inputs, may_return_tuple, prefix, i))
         if self.each_decides:  # Each step reduces its own gradients.
             self.grad_reducer = nn.Identity()
         self._add_parts(steps, settings)

@@ -1,9 +1,6 @@
 """A call whose forward and backward are not the step's own: what its beginning leaves for its end, or the next one."""
 
-import contextlib
 import itertools
-import weakref
-from collections.abc import Iterator
 
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
@@ -19,10 +16,6 @@ from ms_lossscale.step.settings import CallOfMethod
 from ms_lossscale.step.transaction import Transaction
 
 _numbers = itertools.count()
-
-
-class StepBegunError(RuntimeError):
-    """A function that is to be looked into begins a step."""
 
 
 class HeldCall(nn.Cell):
@@ -44,22 +37,12 @@ class HeldCall(nn.Cell):
         self._hide("forward_state", forward_state)
         copies = (self._state(ops.deepcopy(its), f"copy_{i}") for i, its in enumerate(forward_state.written))
         self._hide("copies", ParameterTuple(copies))
-        self._hide("is_looked_into", False)
-        _ALL.add(self)
 
     def _hide(self, name, value):
         object.__setattr__(self, name, value)
 
     def _state(self, value, name):
         return Parameter(Tensor(value), name=f"{self._name}{name}", requires_grad=False)
-
-    def look_into(self, is_looked_into):
-        self._hide("is_looked_into", is_looked_into)
-
-    def refuse_if_looked_into(self):
-        """Raises if only the forward of a step may run."""
-        if self.is_looked_into:
-            _refuse()
 
     def give_up(self):
         """Undoes a call that began and did not end. Returns what to wait for."""
@@ -87,39 +70,6 @@ class HeldCall(nn.Cell):
         return ops.depend(after, prim.assign(self.is_open, ops.depend(self._zero, after)))
 
 
-def _refuse():
-    raise StepBegunError(
-        "a function that is looked into must not make a step. Pass the function that is differentiated, forward(x, y), "
-        "and not the one that calls 'begin' and 'end'."
-    )
-
-
-_refuse_when_compiled = ops.constexpr(_refuse, check=False)
-
-
-# Those that exist: which of them a function uses, only running it shows.
-_ALL: "weakref.WeakSet[HeldCall]" = weakref.WeakSet()
-
-
-@contextlib.contextmanager
-def looking_into() -> Iterator[None]:
-    """
-    A context in which functions are run to look into them. A loss that they scale stays as it is, and beginning a step
-    is an error.
-    """
-    held = list(_ALL)
-    scales = [ops.deepcopy(each.scale) for each in held]
-    try:
-        for each in held:
-            prim.assign(each.scale, ops.ones_like(each.scale))
-            each.look_into(True)
-        yield
-    finally:
-        for each, scale in zip(held, scales):
-            prim.assign(each.scale, scale)
-            each.look_into(False)
-
-
 class BeginCall(nn.Cell):
     """Events 1 and 2 of a step, and the clearing of an NPU's register. It undoes a call that began and did not end."""
 
@@ -129,8 +79,6 @@ class BeginCall(nn.Cell):
         self.use_parameters = UseInOutermostGraph(list(transaction.get_parameters()))
 
     def construct(self, *inputs):
-        if self.held.is_looked_into:
-            _refuse_when_compiled()
         inputs = ops.depend(self.use_parameters(inputs), self.held.give_up())
         scale, inputs, saved = self.transaction.begin(inputs)
         inputs = ops.depend(inputs, self.held.begin(scale, saved))

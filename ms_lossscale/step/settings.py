@@ -3,8 +3,6 @@
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable
-from typing import Any, Union
 
 from mindspore import Parameter, nn
 
@@ -12,8 +10,6 @@ from ms_lossscale._arguments import check_between, check_bool, check_int_from, c
 from ms_lossscale._signatures import check_can_be_called
 from ms_lossscale.overflow_detector import OverflowDetector, default_overflow_detector
 from ms_lossscale.skip_condition import SkipCondition
-
-AfterUpdate = Union[nn.Cell, Callable[[], Any]]
 
 
 class CallOfMethod(nn.Cell):
@@ -195,16 +191,3 @@ def check_settings_of_each(owner, networks, **keywords):
         its = {name: [value] if name in _OF_NETWORKS else value for name, value in its.items()}
         settings.append(check_settings(owner, 1, **{**keywords, **its}))
     return settings
-
-
-def as_json(settings):
-    """Returns the settings by name, as JSON values."""
-    return {field.name: _plain(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
-
-
-def _plain(value):
-    if isinstance(value, tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, Parameter):
-        return value.name
-    return type(value).__name__ if isinstance(value, nn.Cell) else value

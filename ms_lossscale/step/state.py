@@ -144,7 +144,7 @@ class Cycle(nn.Cell):
     what was found not to be finite. A cycle of a ManualStep, whose `weighted` is None, shows whether it is weighted.
     """
 
-    def __init__(self, steps, weights, prefixes, prefix, scale_shape, *, weighted, losses, is_patient):
+    def __init__(self, steps, weights, prefixes, prefix, scale_shape, weighted, losses, is_patient):
         super().__init__(auto_prefix=False)
         name = f"{prefix}accumulation."
         self.count = CycleCount(steps, f"{name}micro_steps", f"{name}steps")

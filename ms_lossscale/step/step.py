@@ -281,7 +281,7 @@ def inputs_of(owner, i, network_inputs, inputs):
 class Trial(nn.Cell):
     """
     Runs a batch forward and backward at the present loss scale, undoes it, and updates nothing. Returns whether an
-    overflow was found, and a tuple with, for each optimizer, whether any gradient is not zero.
+    overflow was found.
     """
 
     def __init__(self, transaction, forwards_and_backwards, compiled):
@@ -289,7 +289,6 @@ class Trial(nn.Cell):
         self.transaction, self.forwards_and_backwards = transaction, forwards_and_backwards
         self.use_parameters = UseInOutermostGraph(list(self.get_parameters()))
         self.check = compiled(transaction.check_trial)
-        self._parts = transaction.optimizers.parts
 
     def __call__(self, *inputs):
         self.transaction.forward_state.remember()
@@ -303,7 +302,4 @@ class Trial(nn.Cell):
         scale = self.transaction.of_all(scales)
         tried = self.forwards_and_backwards(scale, ops.depend(inputs, saved))
         overflow = self.check(tried[2], tried[3], scale, saved)
-        overflow, nonzero = ops.depend(overflow, self.transaction.forward_state.restore_call(saved)), ()
-        for part in self._parts:
-            nonzero += (gradients.any_nonzero(tried[2][part]),)
-        return overflow, nonzero
+        return ops.depend(overflow, self.transaction.forward_state.restore_call(saved))

@@ -64,16 +64,9 @@ class Transaction(nn.Cell):
         self.cycle = None
         if steps > 1:
             needs_loss = any(condition.needs_loss for condition in settings.skip_conditions)
-            self.cycle = Cycle(
-                steps,
-                weights,
-                prefixes,
-                prefix,
-                self.scale_shape,
-                weighted=None if is_manual else self._has_weights,
-                losses=losses if needs_loss else 0,
-                is_patient=self.overflow_check.is_patient,
-            )
+            weighted, losses = None if is_manual else self._has_weights, losses if needs_loss else 0
+            is_patient = self.overflow_check.is_patient
+            self.cycle = Cycle(steps, weights, prefixes, prefix, self.scale_shape, weighted, losses, is_patient)
         of_scales = prefixes if self._has_own_scales else [prefix]
         may_move = is_manual or steps > 1
         scalings = [Scaling(its, self.cycle, of, may_move) for its, of in zip(self.loss_scales, of_scales)]
@@ -118,12 +111,10 @@ class Transaction(nn.Cell):
 
     def read_scale(self):
         """Returns the scale of a call that begins."""
-        if not self._has_own_scales:
-            return self.scalings[0].read()
         scales = ()
         for scaling in self.scalings:
             scales += (scaling.read(),)
-        return prim.stack(scales)
+        return self.of_all(scales)
 
     def end_of_call(self, grads, losses, weights, scale, saved):
         """Ends a call, given its scaled gradients. Returns whether it, or its cycle so far, is skipped."""
@@ -374,11 +365,6 @@ class Transaction(nn.Cell):
         """Returns the small Parameters that must have the same values on all ranks."""
         of_scales = [parameter for scaling in self.scalings for parameter in scaling.shared_state]
         return [*self.optimizers.shared_state(), *of_scales, *self.counters.shared_state()]
-
-    @property
-    def has_copies(self):
-        """Whether a cycle is undone by copies."""
-        return self.cycle is not None and len(self.forward_state.names) > 0
 
     def has_begun(self):
         """Returns whether an accumulation cycle has begun."""

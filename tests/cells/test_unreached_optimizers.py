@@ -11,14 +11,10 @@ from support.networks import weight
 from ms_lossscale import (
     AlternatingTrainOneStepCell,
     DynamicLossScale,
-    ScaledTrainOneStepCell,
     SimultaneousTrainOneStepCell,
 )
 
 ROWS = np.float32([[1, 2], [3, 4]])
-SAYS = (
-    "No gradient reaches any weight of optimizer 0: all are exactly zero. Loss i trains the weights of optimizer i: are"
-)
 
 
 class Matrix(nn.Cell):
@@ -51,36 +47,6 @@ def gan(cell_class=SimultaneousTrainOneStepCell, swapped=True, loss_scale=None, 
     losses = [DiscriminatorLoss(*networks), GeneratorLoss(*networks)]
     order = optimizers if swapped else optimizers[::-1]
     return cell_class(losses, order, loss_scale or DynamicLossScale(2.0**10), **keywords).set_train()
-
-
-def stopped():
-    """One network whose loss depends on no weight."""
-    loss = DiscriminatorLoss(Matrix("generator"), nn.Identity())
-    optimizer = nn.SGD(loss.generator.trainable_params(), 0.01)
-    return ScaledTrainOneStepCell(loss, optimizer, DynamicLossScale(2.0**10)).set_train()
-
-
-def said(cell):
-    """What `find_loss_scale` warns of."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        cell.find_loss_scale(Tensor(ROWS))
-    return [str(each.message) for each in caught]
-
-
-@quick_in_graph_mode
-def test_the_search_for_a_scale(mode):
-    (message,) = said(gan())
-    assert message.startswith(f"For 'SimultaneousTrainOneStepCell', 'find_loss_scale()': {SAYS}")
-    (message,) = said(gan(AlternatingTrainOneStepCell, loss_scale=[DynamicLossScale(), DynamicLossScale()]))
-    assert SAYS in message
-    # The scale of one that never moves is not tried.
-    (message,) = said(gan(AlternatingTrainOneStepCell, loss_scale=[DynamicLossScale(), 1.0]))
-    assert SAYS in message
-    assert said(gan(AlternatingTrainOneStepCell, loss_scale=[1.0, DynamicLossScale()])) == []
-    assert said(gan(swapped=False)) == []
-    (message,) = said(stopped())
-    assert "No gradient reaches any weight: all are exactly zero. Look for ops.stop_gradient between" in message
 
 
 @quick_in_graph_mode

@@ -90,8 +90,8 @@ def test_a_training_that_skips_with_its_scale_at_the_floor(mode):
     assert warning_of(its, batch_for(True)) == (
         "For 'ScaledTrainOneStepCell', the last 50 steps were skipped, now at a loss scale of 1, so that no weight "
         "changes any more. By skip_reasons() it is mostly 'loss'; the gradients that were not finite last: weight. "
-        "What to try: no loss scale fixes a loss that is not finite: look for NaN in the data, and call "
-        f"ms_lossscale.locate_overflow, which names the cell where it begins.{SEE}"
+        "What to try: no loss scale fixes a loss that is not finite: locate_overflow names the cell where it "
+        f"begins.{SEE}"
     )
 
 

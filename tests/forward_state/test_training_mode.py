@@ -113,9 +113,8 @@ def test_a_training_without_set_train_is_warned_of_once(mode, layer):
 
 @quick_in_pynative_mode
 def test_modes_that_were_chosen_are_not(mode):
-    for layers in ((), (nn.Dropout(p=0.0),), (nn.BatchNorm1d(4, use_batch_statistics=True),), (nn.LayerNorm([4]),)):
+    for layers in ((), (nn.LayerNorm([4]),)):
         assert not warnings_of(cell_of(*layers))
-    assert not warnings_of(make(frozen_backbone()))
     assert not warnings_of(cell_of(nn.Dropout(p=0.5), nn.BatchNorm1d(4)).set_train())
     chosen = cell_of(nn.BatchNorm1d(4), nn.Dropout(p=0.5)).set_train()
     for _, each in chosen.network.cells_and_names():

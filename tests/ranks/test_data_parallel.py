@@ -198,9 +198,7 @@ def test_ranks_with_different_cells_are_told_so_at_the_first_step(job, name):  #
     for (errors,) in job("different", "graph"):
         message = str(errors[name])
         assert "all ranks must train the same cell, but rank 1 differs from rank 0" in message
-        difference = next(part for part in message.split(". ", 1)[1].split("; ") if name in part)
-        assert "on rank 0, " in difference
-        assert "on rank 1" in difference
+        assert name in message.split(" on this rank: ")[1]
 
 
 def test_no_setting_can_be_forgotten_when_ranks_compare():
@@ -213,16 +211,14 @@ def test_no_setting_can_be_forgotten_when_ranks_compare():
 def test_what_a_cell_would_keep_of_split_weights_is_refused(job):
     for refused in itertools.chain(*job("split_weights", "graph")):
         assert str(refused["clip_value"]) == ""
-        for name in ("gradient_accumulation_steps", "ema_decay", "weighted"):
+        for name in ("gradient_accumulation_steps", "ema_decay", "weighted", "pipeline_stages"):
             assert f"'{name}' is not supported with parallel_mode='{refused['mode']}'" in str(refused[name])
-        assert "Return the loss divided by its weight" in str(refused["weighted"])
-        assert "pipeline stages are not supported, but pipeline_stages is 2" in str(refused["pipeline_stages"])
 
 
 def test_ranks_can_agree_on_nothing_without_communication():
     network = Linear()
     optimizer = nn.SGD(network.trainable_params())
-    with pytest.raises(RuntimeError, match=r"'gradients_reduced' is True, but .*init\(\).*msrun.*train alone"):
+    with pytest.raises(RuntimeError, match=r"'gradients_reduced' is True. Call .*init\(\).*msrun.*train alone"):
         ScaledTrainOneStepCell(network, optimizer, gradients_reduced=True)
     for value in (1, None, "", ["group"]):
         with pytest.raises(TypeError, match="'gradients_reduced' must be True, False or the name of a comm"):

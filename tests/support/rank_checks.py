@@ -59,7 +59,7 @@ OTHERS = {
     "cell": lambda last: dp.pair(ALONE, ls.SimultaneousTrainOneStepCell, dp.dynamic()) if last else taking_turns(),
     "every": lambda last: taking_turns(every=(1, 2 if last else 3)),
     "network_1.loss_scale": lambda last: taking_turns([2.0, 8.0 if last else 4.0]),
-    "loss_scale.class": lambda last: dp.scaled(ALONE, ls.ScheduledLossScale([1, 2], [1, 2]) if last else dp.dynamic()),
+    "loss_scale: ": lambda last: dp.scaled(ALONE, ls.ScheduledLossScale([1, 2], [1, 2]) if last else dp.dynamic()),
     "scale_window": lambda last: dp.scaled(ALONE, ls.DynamicLossScale(scale_window=2000 if last else 1000)),
     "milestone": lambda last: dp.scaled(ALONE, ls.ScheduledLossScale([2 + last, 4], [1, 2])),
     "scale_value": lambda last: dp.scaled(ALONE, 8.0 if last else 4.0),
@@ -68,7 +68,7 @@ OTHERS = {
     "optimizers": lambda last: with_optimizer(nn.SGD if last else nn.Adam),
     "learning_rate": lambda last: with_optimizer(lambda weights: nn.SGD(weights, 0.2 if last else 0.1)),
     "applied_steps": lambda last: restarted(dp.scaled(ALONE)) if last else dp.scaled(ALONE),
-    "skip_conditions[1].max_norm": lambda last: dp.scaled(
+    "max_norm": lambda last: dp.scaled(
         ALONE, skip_conditions=[dp.HighLoss(), ls.NormSpike(max_norm=2.0 if last else 1.0)]
     ),
     "norm_spike.mean": lambda last: dp.scaled(ALONE, skip_conditions=[observed(ls.NormSpike(z_score=1.0), 1.0 + last)]),

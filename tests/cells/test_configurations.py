@@ -18,15 +18,9 @@ from support.mutate_reference import SOURCE, mutants, who_notices
 from support.python_process import ROOT
 from support.reference import SpikeRule
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    ManualStep,
-    NormSpike,
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-)
+import ms_lossscale as ls
 
-CLASSES = (ScaledTrainOneStepCell, SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell, ManualStep)
+CLASSES = (ls.ScaledTrainOneStepCell, ls.SimultaneousTrainOneStepCell, ls.AlternatingTrainOneStepCell, ls.ManualStep)
 QUICK = 11
 
 
@@ -50,25 +44,19 @@ def test_any(mode, data):
 
 
 # What a keyword is called in the reference, if it has another name there.
-_IN_REFERENCE = {
-    "gradient_accumulation_steps": "steps",
-    "network_inputs": "positions",
-    "forward_state": "state",
-}
+_IN_REFERENCE = {"gradient_accumulation_steps": "steps", "network_inputs": "positions", "forward_state": "state"}
 # What the configurations leave out, and the test that compares it with ordinary training instead.
 _ELSEWHERE = {"gradients_reduced": "ranks/test_data_parallel.py"}  # It does something on several ranks only.
 
 
-def names_in(path):
-    """Returns all names, attributes, keywords and strings of a file."""
+def names_in(path):  # All names, attributes, keywords and strings of a file.
     attributes = ("id", "attr", "arg", "name", "value")
     nodes = [node for node in ast.walk(ast.parse(path.read_text())) if not isinstance(node, ast.Expr)]
     values = [getattr(node, attribute, None) for node in nodes for attribute in attributes]
     return {value for value in values if isinstance(value, str)}
 
 
-def forgotten(*cells):
-    """Returns (keyword, where it is missing) for the keywords of these cells."""
+def forgotten(*cells):  # (keyword, where it is missing) for the keywords of these cells.
     tests = ROOT / "tests"
     support = tests / "support"
     drawn = names_in(support / "configurations.py") | names_in(support / "configured_training.py")
@@ -93,7 +81,7 @@ def test_no_keyword_is_forgotten():
 
 
 def test_a_new_keyword_would_be_missed_everywhere():
-    class More(ScaledTrainOneStepCell):
+    class More(ls.ScaledTrainOneStepCell):
         def __init__(self, network, optimizer, *, new_keyword=None):
             super().__init__(network, optimizer)
 
@@ -102,7 +90,7 @@ def test_a_new_keyword_would_be_missed_everywhere():
 
 def test_norm_spike_with_norms_of_any_size():
     def condition_and_rule():
-        return NormSpike(max_norm=2.0**70, z_score=2.0, window=2), SpikeRule(2.0**70, 2.0, 2)
+        return ls.NormSpike(max_norm=2.0**70, z_score=2.0, window=2), SpikeRule(2.0**70, 2.0, 2)
 
     for norms in (
         [2.0**61, 1.0, 3.0, 2.0, 2.0, 8.0],

@@ -1,26 +1,18 @@
-"""
-Graph mode merges equal constants of a graph, and a network's in-place operators then change all of them: whatever a
-network does to its constants, no bit of the step may differ. The package's own are attributes made at construction.
-"""
+"""Graph mode merges equal constants of a graph, and a network's in-place operators then change all of them: whatever a
+network does to its constants, no bit of the step may differ. The package's own are attributes made at construction."""
 
 import mindspore
 import pytest
 from conftest import nightly, quick_in_graph_mode, slow
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
+from support.in_mode import in_mode
 from support.linear_pair import NETWORK_INPUTS, First, Second, arrays, momentum
 from support.networks import FEATURES
 from support.python_process import skip_with_older_mindspore
-from support.training import same_bits, state
+from support.training import cell_of, changed, same_bits, state
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    FixedLossScale,
-    ScaledTrainOneStepCell,
-    ScheduledLossScale,
-    SimultaneousTrainOneStepCell,
-)
+import ms_lossscale as ls
 
 CALLS = 8
 
@@ -60,46 +52,28 @@ class TamperWithConstants(nn.Cell):
         return reported + (float_zero + float_one + double_one + half_zero + half_one).astype(mstype.int32)
 
 
-class Hostile(nn.Cell):
-    """A loss with a value that is only reported."""
-
+class Hostile(nn.Cell):  # A loss with a value that is only reported.
     def __init__(self, network):
         super().__init__(auto_prefix=False)
-        self.network = network
-        self.tamper = TamperWithConstants()
+        self.network, self.tamper = network, TamperWithConstants()
 
     def construct(self, x, y):
         return self.network(x, y), self.tamper()
 
 
-class Tame(nn.Cell):
-    """The same without in-place operators."""
-
-    def __init__(self, network):
-        super().__init__(auto_prefix=False)
-        self.network = network
-
+class Tame(Hostile):  # The same without in-place operators.
     def construct(self, x, y):
         return self.network(x, y), y
 
 
-def make(kind, wrap, loss_scale, **keywords):
+def run(kind, wrap, loss_scale, **keywords):
     first = First()
     networks = [first] if kind == "scaled" else [first, Second(first)]
     optimizers = [momentum([network.weight]) for network in networks]
-    losses = [wrap(network) for network in networks]
-    keywords.update(has_aux=True)
-    if kind == "scaled":
-        return ScaledTrainOneStepCell(losses[0], optimizers[0], loss_scale, **keywords).set_train()
-    kinds = {"simultaneous": SimultaneousTrainOneStepCell, "alternating": AlternatingTrainOneStepCell}
-    return kinds[kind](losses, optimizers, loss_scale, network_inputs=NETWORK_INPUTS, **keywords).set_train()
-
-
-def run(kind, wrap, loss_scale, **keywords):
+    keywords.update({} if kind == "scaled" else {"network_inputs": NETWORK_INPUTS}, has_aux=True)
     loss_scale = loss_scale()
     checked = loss_scale.drop_overflow_update
-    cell = make(kind, wrap, loss_scale, **keywords)
-    outputs = []
+    cell, outputs = cell_of(kind, list(map(wrap, networks)), optimizers, loss_scale, **keywords), []
     for call in range(CALLS):
         # Where nothing is checked, all weights would be NaN afterwards.
         overflows = (call == 3 and checked, call == 5 and checked)
@@ -110,12 +84,12 @@ def run(kind, wrap, loss_scale, **keywords):
     return state(cell), reported
 
 
-CYCLE = {"gradient_accumulation_steps": 3, "clip_norm": 0.5, "ema_decay": 0.5}
+AVERAGED = {"clip_norm": 0.5, "ema_decay": 0.5}
 CASES = {
-    "dynamic": (lambda: DynamicLossScale(2.0**10, scale_window=2, hysteresis=2), {"clip_norm": 0.5, "ema_decay": 0.5}),
-    "cycle": (lambda: DynamicLossScale(2.0**10, scale_window=2), CYCLE),
-    "scheduled": (lambda: ScheduledLossScale([2, 4], [2.0**8, 2.0**10]), {"clip_value": 0.5}),
-    "unchecked": (lambda: FixedLossScale(2.0**10, drop_overflow_update=False), {}),
+    "dynamic": (lambda: ls.DynamicLossScale(2.0**10, scale_window=2, hysteresis=2), AVERAGED),
+    "cycle": (lambda: ls.DynamicLossScale(2.0**10, scale_window=2), {"gradient_accumulation_steps": 3, **AVERAGED}),
+    "scheduled": (lambda: ls.ScheduledLossScale([2, 4], [2.0**8, 2.0**10]), {"clip_value": 0.5}),
+    "unchecked": (lambda: ls.FixedLossScale(2.0**10, drop_overflow_update=False), {}),
 }
 
 
@@ -133,17 +107,13 @@ def test_a_network_that_changes_constants_changes_no_bit_of_the_step(mode, kind,
     loss_scale, keywords = CASES[case]
     hostile, reported = run(kind, Hostile, loss_scale, **keywords)
     tame, expected = run(kind, Tame, loss_scale, **keywords)
-    assert hostile.keys() == tame.keys()
-    for name in tame:
-        assert same_bits(hostile[name], tame[name]), name
+    assert not changed(hostile, tame)
     for one, other in zip(reported, expected):
         for value, its in zip(one, other):
             assert same_bits(value, its)
 
 
-def test_mindspore_merges_equal_constants():
-    """MindSpore's fault, in ten lines."""
-
+def test_mindspore_merges_equal_constants():  # MindSpore's fault, in ten lines.
     class Merged(nn.Cell):
         def __init__(self):
             super().__init__()
@@ -156,14 +126,9 @@ def test_mindspore_merges_equal_constants():
             return x + n
 
     skip_with_older_mindspore("MindSpore 2.7 does not merge them")
-    before = mindspore.get_context("mode")
-    mindspore.set_context(mode=mindspore.GRAPH_MODE)
-    try:
+    with in_mode(mindspore.GRAPH_MODE):
         cell = Merged()
         for _ in range(3):
             cell(Tensor(7, mstype.int32))
-    finally:
-        mindspore.set_context(mode=before)
-    assert int(cell.count.asnumpy()) == 3, (
-        "MindSpore no longer merges them: constants may be written where they are used"
-    )
+    # If MindSpore no longer merges them, constants may be written where they are used.
+    assert int(cell.count.asnumpy()) == 3

@@ -1,26 +1,17 @@
-"""
-Graph mode may drop what nothing uses, such as the `_` of an assignment, and then warns that "some side effect nodes
+"""Graph mode may drop what nothing uses, such as the `_` of an assignment, and then warns that "some side effect nodes
 were eliminated by mistake". No user should have to judge whether what was dropped matters. It warned of a check in
 networks with two BatchNorms; of others, in some processes only. With FAIL_IF_DROPPED=1, `conftest.py` looks for it in
-every test. MindSpore 2.7 also warned of a value of `assign` that was used.
-"""
+every test. MindSpore 2.7 also warned of a value of `assign` that was used."""
 
 import mindspore
 import numpy as np
 import pytest
 from conftest import slow
 from mindspore import Tensor, nn
+from support.gan_networks import renamed
 from support.in_mode import in_mode
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    ManualStep,
-    NormSpike,
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-    profile_gradients,
-)
+import ms_lossscale as ls
 
 ONES = Tensor(np.ones((2, 1, 4, 4), np.float32))
 
@@ -39,33 +30,29 @@ class Normed(nn.Cell):
         return loss, (2 if self.returned == "weighted" else loss * loss)
 
 
-def optimizer_of(network):
-    return nn.Momentum(network.trainable_params(), 0.1, 0.9)
+def momentum(weights):
+    return nn.Momentum(weights, 0.1, 0.9)
 
 
 def scaled(returned="loss", **keywords):
     network = Normed(returned)
-    return ScaledTrainOneStepCell(network, optimizer_of(network), DynamicLossScale(), **keywords)
+    return ls.ScaledTrainOneStepCell(network, momentum(network.trainable_params()), ls.DynamicLossScale(), **keywords)
 
 
 def several(cell_class):
-    networks = [Normed(), Normed()]
-    for i, network in enumerate(networks):
-        network.update_parameters_name(f"n{i}.")
-    return cell_class(networks, [optimizer_of(each) for each in networks], DynamicLossScale())
+    networks = [renamed(f"n{i}.", Normed()) for i in range(2)]
+    return cell_class(networks, [momentum(each.trainable_params()) for each in networks], ls.DynamicLossScale())
 
 
 def two_losses():
-    network = Normed("losses")
-    network.update_parameters_name("n.")
+    network = renamed("n.", Normed("losses"))
     first, *others = network.trainable_params()
-    optimizers = [nn.Momentum([first], 0.1, 0.9), nn.Momentum(others, 0.1, 0.9)]
-    return SimultaneousTrainOneStepCell(network, optimizers, DynamicLossScale())
+    return ls.SimultaneousTrainOneStepCell(network, [momentum([first]), momentum(others)], ls.DynamicLossScale())
 
 
 def manual():
     network = Normed()
-    step = ManualStep(network, optimizer_of(network), DynamicLossScale())
+    step = ls.ManualStep(network, momentum(network.trainable_params()), ls.DynamicLossScale())
 
     def forward(x):
         return step.scale(network(x))
@@ -82,17 +69,15 @@ def manual():
 
 
 CASES = {
-    "scaled": scaled,
+    **{"scaled": scaled, "losses": two_losses, "manual": manual},
     "aux": lambda: scaled("aux", has_aux=True),
     "weighted": lambda: scaled("weighted", weighted=True),
     "accumulating": lambda: scaled(gradient_accumulation_steps=2),
-    "condition": lambda: scaled(skip_conditions=[NormSpike(max_norm=1e6)]),
+    "condition": lambda: scaled(skip_conditions=[ls.NormSpike(max_norm=1e6)]),
     "retried": lambda: scaled(max_retries=1),
-    "losses": two_losses,
-    "simultaneous": lambda: several(SimultaneousTrainOneStepCell),
-    "alternating": lambda: several(AlternatingTrainOneStepCell),
-    "manual": manual,
-    "profile_gradients": lambda: lambda x: profile_gradients(scaled(), [(x,)]),
+    "simultaneous": lambda: several(ls.SimultaneousTrainOneStepCell),
+    "alternating": lambda: several(ls.AlternatingTrainOneStepCell),
+    "profile_gradients": lambda: lambda x: ls.profile_gradients(scaled(), [(x,)]),
     "find_loss_scale": lambda: scaled().find_loss_scale,
 }
 QUICK = ("scaled", "losses", "profile_gradients")

@@ -8,13 +8,7 @@ from support.npu_networks import INNOCENT, NAN, OnNpu, inputs_for
 from support.retried_networks import LEARNING_RATE, Slope, SteepBackward, inputs
 from support.training import changed, state
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-    emulation,
-)
+import ms_lossscale as ls
 
 SCALE = "loss_scale.scale_value"
 
@@ -25,7 +19,7 @@ def sgd(network):
 
 def scaled(loss_scale=None, network=None, **keywords):
     network = network or Slope()
-    cell = ScaledTrainOneStepCell(network, sgd(network), loss_scale or DynamicLossScale(), **keywords)
+    cell = ls.ScaledTrainOneStepCell(network, sgd(network), loss_scale or ls.DynamicLossScale(), **keywords)
     return cell.set_train()
 
 
@@ -36,7 +30,7 @@ def two(cell_class, loss_scales, **keywords):
 
 
 def own(*scales):
-    return [DynamicLossScale(scale) for scale in scales]
+    return [ls.DynamicLossScale(scale) for scale in scales]
 
 
 def largest_clean(cell, batch, flush=False):
@@ -57,24 +51,18 @@ KINDS = {
     "scaled": lambda: scaled(),
     "retries": lambda: scaled(max_retries=2),
     "accumulation": lambda: scaled(gradient_accumulation_steps=2),
-    "own": lambda: two(SimultaneousTrainOneStepCell, own(2.0**16, 2.0**3)),
-    "alternating": lambda: two(AlternatingTrainOneStepCell, DynamicLossScale(), every=(1, 2)),
+    "own": lambda: two(ls.SimultaneousTrainOneStepCell, own(2.0**16, 2.0**3)),
+    "alternating": lambda: two(ls.AlternatingTrainOneStepCell, ls.DynamicLossScale(), every=(1, 2)),
 }
 
 
-# What the others show one by one.
-QUICK = ("accumulation",)
-
-
 @quick_in_graph_mode
-@pytest.mark.parametrize("kind", [*QUICK, *slow(*(kind for kind in KINDS if kind not in QUICK))])
+@pytest.mark.parametrize("kind", ["accumulation", *slow("scaled", "retries", "own", "alternating")])
 def test_it_is_half_of_the_largest_at_which_a_step_is_clean(mode, kind):
-    """
-    Nothing else has changed, and training goes on as if it had been set by hand, bit for bit: before the first step and
-    between two, within a cycle, too; nothing is compiled anew.
-    """
+    """Nothing else has changed, and training goes on as if it had been set by hand, bit for bit: before the first step
+    and between two, within a cycle, too; nothing is compiled anew."""
     found, by_hand = KINDS[kind](), KINDS[kind]()
-    slopes = (5.0, 40.0)[: 1 if isinstance(found, ScaledTrainOneStepCell) else 2]
+    slopes = (5.0, 40.0)[: 1 if isinstance(found, ls.ScaledTrainOneStepCell) else 2]
     for seed in range(4):
         batch, before = inputs(*slopes, seed=seed), state(found)
         given = [tensor.asnumpy().copy() for tensor in batch]
@@ -103,7 +91,7 @@ def test_it_is_half_of_the_largest_at_which_a_step_is_clean(mode, kind):
 @pytest.mark.parametrize("network", [None, *slow("alternating")])
 def test_a_batch_that_no_scale_mends(mode, network):
     """Says so, and everything is as it was: also the scale of a network that would do."""
-    cell = scaled() if network is None else two(AlternatingTrainOneStepCell, DynamicLossScale())
+    cell = scaled() if network is None else two(ls.AlternatingTrainOneStepCell, ls.DynamicLossScale())
     batch = inputs(float("nan")) if network is None else inputs(1.0, float("nan"))
     which = "" if network is None else " of network 1"
     message = rf"found no loss scale{which}: this batch overflows at every power of two from 1 to 2\*\*24"
@@ -121,7 +109,7 @@ def test_a_floor_that_is_too_high_is_said(mode):
     with pytest.raises(RuntimeError, match=r"from 1 to 2\*\*24\. Let the scale fall further, .*min_loss_scale"):
         cell.find_loss_scale(*batch)
     assert not changed(before, state(cell))
-    lower = scaled(DynamicLossScale(min_loss_scale=2.0**-9), network=SteepBackward())
+    lower = scaled(ls.DynamicLossScale(min_loss_scale=2.0**-9), network=SteepBackward())
     assert lower.find_loss_scale(*batch) == 2.0**-6
     assert not lower(*batch)[1].asnumpy()
 
@@ -130,30 +118,24 @@ def test_a_floor_that_is_too_high_is_said(mode):
 @pytest.mark.parametrize(
     ("floor", "ceiling", "found"),
     [
-        pytest.param(1.0, 2.0**10, 2.0**9, marks=pytest.mark.slow),
-        pytest.param(2.0**15, 2.0**20, 2.0**15, marks=pytest.mark.slow),
-        pytest.param(2.0**-3, 2.0**126, 2.0**14, marks=pytest.mark.slow),
         (2.0**14 + 1, 2.0**15 - 1, 2.0**14 + 1),
-        pytest.param(3.0, 2.0**15 + 1, 2.0**14, marks=pytest.mark.slow),
+        *slow((1.0, 2.0**10, 2.0**9), (2.0**15, 2.0**20, 2.0**15), (2.0**-3, 2.0**126, 2.0**14)),
+        *slow((3.0, 2.0**15 + 1, 2.0**14)),
     ],
 )
 def test_between_the_floor_and_the_ceiling(mode, floor, ceiling, found):
     """Half of the ceiling, the floor itself, and bounds that are no powers of two, with none between them as well."""
-    loss_scale = DynamicLossScale(floor, min_loss_scale=floor, max_loss_scale=ceiling)
+    loss_scale = ls.DynamicLossScale(floor, min_loss_scale=floor, max_loss_scale=ceiling)
     assert scaled(loss_scale).find_loss_scale(*inputs(1.0)) == found
 
 
 @pytest.mark.slow
-def test_on_an_npu_each_network_has_its_own_largest(mode):
-    """A register does not show whose gradients overflowed."""
+def test_on_an_npu_each_network_has_its_own_largest(mode):  # A register does not show whose gradients overflowed.
     networks = [OnNpu("first"), OnNpu("second")]
-    with emulation.saturation_mode() as register:
-        cell = SimultaneousTrainOneStepCell(
-            networks,
-            [nn.SGD(network.trainable_params(), 0.5) for network in networks],
-            own(1.0, 1.0),
-            network_inputs=[(0, 1), (2, 3)],
-        ).set_train()
+    with ls.emulation.saturation_mode() as register:
+        optimizers, positions = [nn.SGD(network.trainable_params(), 0.5) for network in networks], [(0, 1), (2, 3)]
+        cell = ls.SimultaneousTrainOneStepCell(networks, optimizers, own(1.0, 1.0), network_inputs=positions)
+        cell.set_train()
         # The gradient that flows into the register's cell is the scale times the second number.
         assert cell.find_loss_scale(*inputs_for((2.0, 1.0), (2.0, 2.0**6))) == [2.0**14, 2.0**8]
         assert not cell(*inputs_for((2.0, 1.0), (2.0, 2.0**6)))[1].asnumpy()
@@ -167,7 +149,7 @@ def test_on_an_npu_each_network_has_its_own_largest(mode):
 @pytest.mark.slow
 @quick_in_graph_mode
 def test_an_error_of_the_network_leaves_the_scale(mode):
-    cell = two(AlternatingTrainOneStepCell, DynamicLossScale())
+    cell = two(ls.AlternatingTrainOneStepCell, ls.DynamicLossScale())
     before = state(cell)
     with pytest.raises(ValueError, match="gives network 1 the input at position 2"):
         cell.find_loss_scale(*inputs(1.0))

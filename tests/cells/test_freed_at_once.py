@@ -1,8 +1,6 @@
-"""
-A training cell and its memory are freed with the last reference to it. If the garbage collector freed it later, as one
-that refers to itself, MindSpore would forget the graphs of other cells with the same inputs in the middle of their use
-and compile them again.
-"""
+"""A training cell and its memory are freed with the last reference to it. If the garbage collector freed it later, as
+one that refers to itself, MindSpore would forget the graphs of other cells with the same inputs in the middle of their
+use and compile them again."""
 
 import gc
 import weakref
@@ -10,13 +8,9 @@ import weakref
 import pytest
 from conftest import quick_in_pynative_mode, slow
 from mindspore import Tensor, nn, ops
+from support.training import cell_of
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    ManualStep,
-    ScaledTrainOneStepCell,
-)
+from ms_lossscale import DynamicLossScale
 
 
 class Loss(nn.Cell):
@@ -29,30 +23,11 @@ class Loss(nn.Cell):
         return ops.square(self.net(x)).mean()
 
 
-def scaled():
-    network = Loss("net.")
-    optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
-    return ScaledTrainOneStepCell(
-        network, optimizer, DynamicLossScale(), gradient_accumulation_steps=2, clip_norm=1.0, ema_decay=0.9
-    )
-
-
-def several(make, *loss_scales):
-    networks = [Loss("a."), Loss("b.")]
+def made(kind, steps=2):
+    networks = [Loss(f"{i}.") for i in range(2 if kind == "alternating" else 1)]
     optimizers = [nn.Momentum(its.trainable_params(), 0.01, 0.9) for its in networks]
-    return make(networks, optimizers, list(loss_scales) or DynamicLossScale())
-
-
-def alternating():
-    return several(AlternatingTrainOneStepCell)
-
-
-def manual(steps=2):
-    network = Loss("net.")
-    optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
-    return ManualStep(
-        network, optimizer, DynamicLossScale(), gradient_accumulation_steps=steps, clip_norm=1.0, ema_decay=0.9
-    )
+    keywords = {"gradient_accumulation_steps": steps, "clip_norm": 1.0, "ema_decay": 0.9}
+    return cell_of(kind, networks, optimizers, DynamicLossScale(), **keywords)
 
 
 @pytest.fixture
@@ -63,17 +38,15 @@ def no_garbage_collection():
     gc.enable()
 
 
-@pytest.mark.parametrize("make", [scaled, *slow(alternating)])
-def test_a_training_cell_is_freed_at_once(make, mode, no_garbage_collection):
-    cell, x = make(), Tensor([[1.0, 2.0, 3.0, 4.0]])
-    cell.set_train()
+@pytest.mark.parametrize("kind", ["scaled", *slow("alternating")])
+def test_a_training_cell_is_freed_at_once(kind, mode, no_garbage_collection):
+    cell, x = made(kind), Tensor([[1.0, 2.0, 3.0, 4.0]])
     cell.find_loss_scale(x)
     cell(x)
     cell.flush()
     cell.load_state_dict(cell.parameters_dict())
-    if make is scaled:
-        with cell.ema_weights():
-            pass
+    with cell.ema_weights():
+        pass
     freed = weakref.ref(cell)
     del cell
     assert freed() is None
@@ -82,8 +55,7 @@ def test_a_training_cell_is_freed_at_once(make, mode, no_garbage_collection):
 @quick_in_pynative_mode
 @pytest.mark.parametrize("steps", [1, *slow(2)])
 def test_a_manual_step_is_freed_at_once(mode, steps, no_garbage_collection):
-    step, x = manual(steps), Tensor([[1.0, 2.0, 3.0, 4.0]])
-    step.set_train()
+    step, x = made("manual", steps), Tensor([[1.0, 2.0, 3.0, 4.0]])
     for _ in range(3):
         step.begin(x)
         step.scale(x)

@@ -6,23 +6,14 @@ import mindspore
 import numpy as np
 import pytest
 from conftest import quick_in_pynative_mode, slow
-from mindspore import Parameter, Tensor, nn, ops
-from support.manual_training import BATCH, FEATURES, adam, batch, batches, regression, train_step_of
-from support.training import changed, state
+from mindspore import Tensor
+from support.manual_training import adam, batch, batches, dynamic, regression, train_step_of
+from support.networks import Around
+from support.training import cell_of, changed, state
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    ManualStep,
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-)
+import ms_lossscale as ls
 
 GLOBAL = None
-
-
-def dynamic():
-    return DynamicLossScale(2.0**10, scale_window=3)
 
 
 def closure(network):
@@ -42,9 +33,7 @@ def use_a_global(network):
     return of_a_global
 
 
-class Trainer:
-    """Of no Cell."""
-
+class Trainer:  # Of no Cell.
     def __init__(self, network):
         self.network = network
 
@@ -52,13 +41,8 @@ class Trainer:
         return self.network(x, y)
 
 
-class TrainerCell(nn.Cell):
-    def __init__(self, network):
-        super().__init__(auto_prefix=False)
-        self.network = network
-
-    def forward(self, x, y):
-        return self.network(x, y)
+class TrainerCell(Around):
+    forward = Trainer.forward
 
 
 def bound(network, x, y):
@@ -77,29 +61,17 @@ def default_argument(network):
 
 
 FUNCTIONS = {
-    "closure": closure,
-    "global": use_a_global,
+    **{"closure": closure, "global": use_a_global, "lambda": of_a_lambda, "default_argument": default_argument},
     "method": lambda network: Trainer(network).forward,
     "method_of_a_cell": lambda network: TrainerCell(network).forward,
     "partial": lambda network: functools.partial(bound, network),
-    "lambda": of_a_lambda,
-    "default_argument": default_argument,
 }
 
 
 def trained(kind, networks, loss_of=lambda network: network):
     """Trains, with an overflow. Returns the cell, and all that was shown."""
     functions = [loss_of(network) for network in networks]
-    optimizers = [adam(network) for network in networks]
-    if kind == "scaled":
-        cell = ScaledTrainOneStepCell(functions[0], optimizers[0], dynamic())
-    elif kind == "simultaneous":
-        cell = SimultaneousTrainOneStepCell(functions, optimizers, dynamic())
-    elif kind == "alternating":
-        cell = AlternatingTrainOneStepCell(functions, optimizers, dynamic())
-    else:
-        cell = ManualStep(functions, optimizers, dynamic())
-    cell.set_train()
+    cell = cell_of(kind, functions, list(map(adam, networks)), dynamic())
     call = train_step_of(cell, functions) if kind == "manual" else cell
     shown = []
     for data in batches("..x."):
@@ -128,16 +100,13 @@ def _expected(kind, count, mode):
 )
 def test_the_same_bits_as_the_cell(mode, name, kind):
     count = 1 if kind == "scaled" else 2
-    if mode == "graph" and name == "default_argument":
-        with pytest.raises(ValueError, match=r"'default_argument.*forward', has the default 'network', a Cell"):
-            trained(kind, [regression(i, f"network_{i}.") for i in range(count)], FUNCTIONS[name])
-        return
-    if mode == "graph" and (name, kind) == ("partial", "manual"):
-        with pytest.raises(ValueError, match=r"'networks\[0\]' is a functools.partial that binds a Cell"):
-            trained(kind, [regression(i, f"network_{i}.") for i in range(count)], FUNCTIONS[name])
+    networks = [regression(i, f"network_{i}.") for i in range(count)]
+    if mode == "graph" and (name == "default_argument" or (name, kind) == ("partial", "manual")):
+        default = r"'default_argument.*forward', has the default 'network', a Cell"
+        with pytest.raises(ValueError, match=rf"{default}|'networks\[0\]' is a functools.partial that binds a Cell"):
+            trained(kind, networks, FUNCTIONS[name])
         return
     expected, shown, forward_state = _expected(kind, count, mode)
-    networks = [regression(i, f"network_{i}.") for i in range(count)]
 
     def loss_of(network):
         # Functions beside Cells.
@@ -163,35 +132,17 @@ def test_one_function_with_all_losses(mode):
     def losses(x, y):
         return networks[0](x, y), networks[1](x, y)
 
-    cell = SimultaneousTrainOneStepCell(losses, [adam(each) for each in networks], dynamic()).set_train()
+    cell = ls.SimultaneousTrainOneStepCell(losses, [adam(each) for each in networks], dynamic()).set_train()
     expected, _, _ = _expected("simultaneous", 2, mode)
     for data in batches("..x."):
         cell(*data)
     assert not changed(expected, state(cell))
 
 
-@pytest.mark.slow
-def test_a_parameter_that_is_in_no_cell(mode):
-    weight = Parameter(Tensor(np.ones((FEATURES, 1), np.float32)), name="weight")
-
-    def forward(x, y):
-        return ops.square(ops.matmul(x, weight) - y).mean()
-
-    cell = ScaledTrainOneStepCell(forward, nn.SGD([weight], 0.1), dynamic()).set_train()
-    assert "weight" in cell.parameters_dict()
-    x, y = batch(0)
-    before = weight.asnumpy().astype(np.float64)
-    cell(x, y)
-    x, y = x.asnumpy().astype(np.float64), y.asnumpy()
-    # One step in float32, with a sum of BATCH products.
-    expected = before - 0.1 * 2 / BATCH * x.T @ (x @ before - y)
-    np.testing.assert_allclose(weight.asnumpy(), expected, rtol=1e-6)
-
-
 @quick_in_pynative_mode
 def test_a_network_in_evaluation_mode_is_named(mode):
     network = regression()
-    cell = ScaledTrainOneStepCell(closure(network), adam(network))
+    cell = ls.ScaledTrainOneStepCell(closure(network), adam(network))
     with pytest.warns(UserWarning, match=r"all cells of the network are in evaluation mode.*BatchNorm1d") as warned:
         cell(*batch(0))
     assert not [each for each in warned if "FunctionNetwork" in str(each.message)]
@@ -209,7 +160,7 @@ def forward_of_a_global_step(x, y):
 def test_the_step_itself_is_no_state_of_its_forward(mode):
     global GLOBAL, STEP
     GLOBAL, STEP = regression(), None
-    STEP = ManualStep(forward_of_a_global_step, adam(GLOBAL), dynamic(), ema_decay=0.9).set_train()
+    STEP = ls.ManualStep(forward_of_a_global_step, adam(GLOBAL), dynamic(), ema_decay=0.9).set_train()
     names = ["1.moving_mean", "1.moving_variance"]
     grad = mindspore.value_and_grad(forward_of_a_global_step, None, STEP.parameters, has_aux=True)
     for seed in range(6):

@@ -5,25 +5,15 @@ import pytest
 from conftest import quick_in_pynative_mode
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
-from support.training import changed, state
+from support.training import state
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-    build_train_network,
-)
+import ms_lossscale as ls
 
-SLOPE = np.float32([1, 2, 6])
-CENTRALIZED = np.float32([-2, -1, 3])
+SLOPE, CENTRALIZED = np.float32([1, 2, 6]), np.float32([-2, -1, 3])
 
 
 class Sloped(nn.Cell):
-    """
-    The gradient of its matrix's rows, and of its biases, is `slope` times a sign, in float16. So many biases were
-    stacked.
-    """
+    """The gradient of its matrix's rows and of its biases, which were stacked, is a slope times a sign, in float16."""
 
     def __init__(self, name="net", sign=1):
         super().__init__()
@@ -42,9 +32,7 @@ def sum_of_product(weight, slope):
     return (weight.astype(mstype.float16) * slope).astype(mstype.float32).sum()
 
 
-class Centralize(nn.Cell):
-    """Gradient centralization: subtracts the mean of each row of a matrix."""
-
+class Centralize(nn.Cell):  # Gradient centralization: subtracts the mean of each row of a matrix.
     def construct(self, grads):
         centralized = ()
         for grad in grads:
@@ -54,9 +42,7 @@ class Centralize(nn.Cell):
         return centralized
 
 
-class Counted(nn.Cell):
-    """Adds to each gradient, in the place of noise, how often it was called."""
-
+class Counted(nn.Cell):  # Adds to each gradient, in the place of noise, how often it was called.
     def __init__(self):
         super().__init__()
         self.calls = Parameter(Tensor(0.0, mstype.float32), name="calls", requires_grad=False)
@@ -70,20 +56,13 @@ class Counted(nn.Cell):
         return noisy
 
 
-def make(kind, transforms, scale=2.0**10, loss_scale=None, **keywords):
-    """A cell of one network, or of two with opposite gradients, that descends by them."""
-    networks = [Sloped()] if kind == "scaled" else [Sloped("first"), Sloped("second", -1)]
-    optimizers = [nn.SGD(network.trainable_params(), 1.0) for network in networks]
-    keywords["gradient_transforms"] = transforms
-    loss_scale = loss_scale or DynamicLossScale(scale)
-    if kind == "scaled":
-        return ScaledTrainOneStepCell(networks[0], optimizers[0], loss_scale, **keywords).set_train()
-    cell = SimultaneousTrainOneStepCell if kind == "simultaneous" else AlternatingTrainOneStepCell
-    return cell(networks, optimizers, loss_scale, **keywords).set_train()
+def sgd(network):
+    return nn.SGD(network.trainable_params(), 1.0)
 
 
-_OF_BOTH = {"first": 1, "second": -1}
-SIGNS = {"scaled": {"net": 1}, "simultaneous": _OF_BOTH, "alternating": _OF_BOTH}
+def two(cell, loss_scale, **keywords):
+    networks = [Sloped("first"), Sloped("second", -1)]
+    return cell(networks, list(map(sgd, networks)), loss_scale, **keywords).set_train()
 
 
 def slopes(factor=1.0):
@@ -99,40 +78,25 @@ def assert_moved(cell, name, matrix, bias):
 
 
 @quick_in_pynative_mode
-@pytest.mark.parametrize("kind", ["scaled", "simultaneous", "alternating"])
-def test_each_weight_has_its_own_gradient_and_the_norm_is_that_of_the_transformed_ones(mode, kind):
-    cell = make(kind, [Centralize()], clip_norm=float("inf"))
-    cell(slopes())
-    norm = np.sqrt(2 * np.sum(CENTRALIZED**2) + 4 * np.sum(SLOPE**2))
-    np.testing.assert_allclose(cell.grad_norm(), norm if kind == "scaled" else [norm, norm], rtol=1e-6)
-    for name, sign in SIGNS[kind].items():
-        assert_moved(cell, name, sign * CENTRALIZED, sign * SLOPE)
-
-
-@quick_in_pynative_mode
-@pytest.mark.parametrize("kind", ["simultaneous", "alternating"])
-def test_each_network_may_have_its_own_in_their_order(mode, kind):
-    cell = make(kind, [[Counted(), Centralize()], [Centralize(), Counted()]])
-    names = cell.parameters_dict()
-    assert "network_0.calls" in names and "network_1.calls" in names
+@pytest.mark.parametrize("cell", [ls.SimultaneousTrainOneStepCell, ls.AlternatingTrainOneStepCell])
+def test_each_network_may_have_its_own_in_their_order_before_the_norm(mode, cell):
+    transforms = [[Counted(), Centralize()], [Centralize(), Counted()]]
+    one_for_all = two(cell, 8.0, gradient_transforms=[Centralize()])
+    cell = two(cell, ls.DynamicLossScale(2.0**10), gradient_transforms=transforms, clip_norm=float("inf"))
+    assert {"network_0.calls", "network_1.calls"} <= cell.parameters_dict().keys()
+    assert any(name.endswith("calls") for name in cell.forward_state_names())
+    one_for_all(slopes())
+    assert_moved(one_for_all, "first", CENTRALIZED, SLOPE)
+    assert_moved(one_for_all, "second", -CENTRALIZED, -SLOPE)
     cell(slopes())
     assert_moved(cell, "first", CENTRALIZED, SLOPE + 1)
     assert_moved(cell, "second", 1 - CENTRALIZED, 1 - SLOPE)
+    moved = (CENTRALIZED, SLOPE + 1), (1 - CENTRALIZED, 1 - SLOPE)
+    norms = [np.sqrt(2 * np.sum(matrix**2) + 4 * np.sum(bias**2)) for matrix, bias in moved]
+    np.testing.assert_allclose(cell.grad_norm(), norms, rtol=1e-6)
 
 
-@quick_in_pynative_mode
-def test_a_skipped_step_takes_back_what_they_write(mode):
-    cell = make("scaled", [Counted()])
-    cell(slopes())
-    before = state(cell)
-    assert bool(cell(slopes(np.inf))[1])
-    assert {name.split(".")[0] for name in changed(before, state(cell))} == {"loss_scale", "step_counters"}
-    cell(slopes())
-    assert_moved(cell, "net", 2 * SLOPE + 3, 2 * SLOPE + 3)
-    assert "calls" in cell.forward_state_names()
-
-
-class Smoothed(DynamicLossScale):
+class Smoothed(ls.DynamicLossScale):
     """Counts with a Parameter of its own, and has a mean of norms, which a transform that holds this scale writes."""
 
     def __init__(self, scale):
@@ -146,40 +110,28 @@ class Smoothed(DynamicLossScale):
         return super().next_scale(loss_scale, overflow)
 
 
-class Watches(nn.Cell):
-    """Leaves the gradients as they are, and holds a loss scale."""
-
+class Measures(nn.Cell):  # Leaves the gradients as they are, and writes to a loss scale that it holds.
     def __init__(self, loss_scale):
         super().__init__()
         self.loss_scale = loss_scale
 
-    def construct(self, grads):
-        return grads
-
-
-class Measures(Watches):
     def construct(self, grads):
         ops.assign(self.loss_scale.norm, ops.ReduceMax()(grads[0]))
         return grads
 
 
 @quick_in_pynative_mode
-@pytest.mark.parametrize("loss_scale, transform", [(DynamicLossScale, Watches), (Smoothed, Measures)])
-def test_an_update_rule_goes_on_though_a_transform_holds_it(mode, loss_scale, transform):
-    loss_scale = loss_scale(2.0**10)
-    cell = make("scaled", [transform(loss_scale)], loss_scale=loss_scale)
+def test_an_update_rule_goes_on_though_a_transform_holds_it(mode):
+    network, rule = Sloped(), Smoothed(2.0**10)
+    cell = ls.ScaledTrainOneStepCell(network, sgd(network), rule, gradient_transforms=[Measures(rule)]).set_train()
     cell(slopes())
     for scale in (2.0**10, 2.0**9):
         assert float(cell(slopes(np.inf))[2]) == scale
-    assert cell.get_loss_scale() == 2.0**8
-    if transform is Measures:
-        # A loss scale is not restored, whatever writes it.
-        assert (float(loss_scale.norm), float(loss_scale.asked)) == (np.inf, 3.0)
+    # A loss scale is not restored, whatever writes it.
+    assert (cell.get_loss_scale(), float(rule.norm), float(rule.asked)) == (2.0**8, np.inf, 3.0)
 
 
-class Huge(nn.Cell):
-    """Makes the first gradient too large."""
-
+class Huge(nn.Cell):  # Makes the first gradient too large.
     def __init__(self):
         super().__init__()
         self.factor = Tensor(1e38, mstype.float32)
@@ -189,25 +141,11 @@ class Huge(nn.Cell):
 
 
 @quick_in_pynative_mode
-@pytest.mark.parametrize("clip_norm", [None, 1.0])
-def test_the_overflow_check_is_on_what_they_return(mode, clip_norm):
-    network = Sloped()
-    # Through the drop-in, which takes the keyword, too.
-    cell = build_train_network(
-        network,
-        nn.SGD(network.trainable_params(), 1.0),
-        loss_scale_manager=DynamicLossScale(1024),
-        gradient_transforms=(Huge(),),
-        clip_norm=clip_norm,
-    )
+def test_the_overflow_check_is_on_what_they_return_and_the_scale_moves_whose_gradients_they_make_infinite(mode):
+    scales = [ls.DynamicLossScale(8.0), ls.DynamicLossScale(8.0)]
+    cell = two(ls.SimultaneousTrainOneStepCell, scales, gradient_transforms=[[], (Huge(),)], clip_norm=[None, 1.0])
     assert bool(cell(slopes())[1])
-    assert cell.overflowed_parameters() == ["net.matrix"]
-    assert_moved(cell, "net", 0 * SLOPE, 0 * SLOPE)
-
-
-@quick_in_pynative_mode
-def test_of_several_scales_the_one_moves_whose_gradients_they_make_infinite(mode):
-    scales = [DynamicLossScale(8.0), DynamicLossScale(8.0)]
-    cell = make("simultaneous", [[], [Huge()]], loss_scale=scales)
-    cell(slopes())
+    assert cell.overflowed_parameters() == ["second.matrix"]
     assert cell.get_loss_scale() == [8.0, 4.0]
+    for name in ("first", "second"):
+        assert_moved(cell, name, 0 * SLOPE, 0 * SLOPE)

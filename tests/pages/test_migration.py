@@ -4,31 +4,18 @@ import re
 
 import numpy as np
 import pytest
-from conftest import MODES, nightly
+from conftest import nightly
 from support.differences import side_of
-from support.in_mode import in_mode
 from support.python_process import ROOT, import_code
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(params=["graph", *nightly("pynative")])
-def mode(request):
-    with in_mode(MODES[request.param]):
-        yield request.param
-
-
+in_a_mode = pytest.mark.parametrize("mode", ["graph", *nightly("pynative")], indirect=True)
 PAGE = (ROOT / "docs" / "migration.md").read_text().partition("\n## MindSpore's toolkits")[0]
 SECTIONS = dict(part.split("\n", 1) for part in PAGE.split("\n## ")[1:])
 DIFFERENCES = {
     heading: re.search("```diff\n(.*?)```", text, re.S)[1] for heading, text in SECTIONS.items() if "```diff" in text
 }
-MODEL, LOOP, GAN, TORCH = (
-    "Model with a loss_scale_manager",
-    "A hand-written loop",
-    "A GAN",
-    "PyTorch's GradScaler",
-)
+MODEL, LOOP, GAN, TORCH = ("Model with a loss_scale_manager", "A hand-written loop", "A GAN", "PyTorch's GradScaler")
 
 SET_UP = """
 import mindspore
@@ -109,8 +96,7 @@ def run(folder, heading, code):
     return import_code(folder, SET_UP + SET_UPS[heading] + code)
 
 
-def losses_of(module, capsys):
-    """Those that it kept, or those that MindSpore's LossMonitor printed."""
+def losses_of(module, capsys):  # Those that it kept, or those that MindSpore's LossMonitor printed.
     return np.float32(module.losses or re.findall(r"loss is (\S+)", capsys.readouterr().out))
 
 
@@ -125,8 +111,9 @@ def assert_weights_agree(written, had, tolerance=0):
                 np.testing.assert_allclose(its, its_expected, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
+@in_a_mode
 @pytest.mark.parametrize("heading", DIFFERENCES)
-def test_what_one_writes_does_what_one_had(heading, mode, tmp_path, capsys):
+def test_what_one_writes_does_what_one_had(mode, heading, tmp_path, capsys):
     if heading in REFUSED_ON_CPU:
         with pytest.raises((RuntimeError, ValueError), match=r"NPUGetFloatStatusV2|are supported on device `CPU`"):
             run(tmp_path, heading, REFUSED_ON_CPU[heading])
@@ -170,9 +157,9 @@ WRITTEN = {
 }
 
 
+@in_a_mode
 @pytest.mark.parametrize("which", HAD)
-def test_an_earlier_checkpoint_goes_on(which, mode, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_an_earlier_checkpoint_goes_on(mode, which, tmp_path):
     had, written = (import_code(tmp_path, SET_UP + code[which]) for code in (HAD, WRITTEN))
     np.testing.assert_array_equal(written.losses, had.losses[8:])
     assert_weights_agree(written, had)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from conftest import nightly, slow
 from mindspore import Tensor
+from support.differences import side_of
 from support.in_mode import in_mode
 from support.python_process import ROOT, import_code
 from support.reference import DynamicRule
@@ -18,11 +19,8 @@ SET_UP = SECTIONS.pop("Set-up")
 LOOP, ACCUMULATION = re.findall(r"^```diff\n(.*?)^```", PAGE, re.S | re.M)
 
 # Each with the mode, and whether what the page compiles is compiled.
-WAYS = {
-    "eager": (mindspore.PYNATIVE_MODE, False),
-    "graph": (mindspore.GRAPH_MODE, True),
-    "pynative": (mindspore.PYNATIVE_MODE, True),
-}
+GRAPH, PYNATIVE = mindspore.GRAPH_MODE, mindspore.PYNATIVE_MODE
+WAYS = {"eager": (PYNATIVE, False), "graph": (GRAPH, True), "pynative": (PYNATIVE, True)}
 # The place of the batch that overflows.
 OVERFLOWS = 3
 # Each of a few updates rounds a few sums of float32: 2**-24 = 6e-8 of numbers of about 1.
@@ -50,9 +48,7 @@ def import_step(folder, way, code, replace=()):
 
 
 def sides_of(difference):
-    """The code before and after it."""
-    lines = difference.splitlines()
-    return ["".join(f"{line[1:]}\n" for line in lines if line[:1] in ("", " ", sign)) for sign in "-+"]
+    return [side_of(difference, sign) for sign in "-+"]
 
 
 def make_batches(count=7):
@@ -73,8 +69,7 @@ def error(weights, x, y):
     return ((network(weights, x) - y) ** 2).mean()
 
 
-def gradients(loss_of, arrays, *inputs):
-    """Differentiates by arrays, in float64, without a formula for the gradient."""
+def gradients(loss_of, arrays, *inputs):  # Differentiates by arrays, in float64, without a formula for the gradient.
     step = 1e-100
     inputs = [each.astype(np.float64) for each in inputs]
     grads = []
@@ -136,22 +131,18 @@ def per_sample_clipping(control, x, y):
     control.update([each / len(x) for each in total])
 
 
+NOISE = [("2.0, 0.0", "2.0, 1.5"), ("ops.standard_normal(mean.shape)", "ops.ones(mean.shape)")]
 # For each section, the step in NumPy, the overflow, and what to replace in the code.
 STEPS = {
     "A GAN": (a_gan, (1, np.s_[:], 1e30), []),
     # The first backward is clean, its step uphill leads to where the second one overflows.
     "SAM": (sam, None, []),
     # Clipped to nothing, the gradient of one sample would not show in the mean.
-    "Per-sample clipping": (
-        per_sample_clipping,
-        (1, np.s_[7], 1e36),
-        [("2.0, 0.0", "2.0, 1.5"), ("ops.standard_normal(mean.shape)", "ops.ones(mean.shape)")],
-    ),
+    "Per-sample clipping": (per_sample_clipping, (1, np.s_[7], 1e36), NOISE),
 }
 
 
-def state(module):
-    """All that a skipped step must leave alone, by name."""
+def state(module):  # All that a skipped step must leave alone, by name.
     changes = ("loss_scale", "step_counters.")
     parameters = module.step.get_parameters()
     return {each.name: each.asnumpy().tobytes() for each in parameters if not each.name.startswith(changes)}

@@ -1,8 +1,6 @@
-"""
-What the pages show is true: their programs run and print what the page says, and what they quote is in the package.
+"""What the pages show is true: their programs run and print what the page says, and what they quote is in the package.
 
-A block that is fenced `python` and followed by what it prints runs alone. One fenced `py` is a part of a program.
-"""
+A block that is fenced `python` and followed by what it prints runs alone. One fenced `py` is a part of a program."""
 
 import ast
 import email

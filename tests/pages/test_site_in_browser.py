@@ -48,9 +48,7 @@ SEARCHES = {
 LOOK = "<!doctype html><meta charset=utf-8><body><script>{}report({})</script>"
 
 
-class Site(SimpleHTTPRequestHandler):
-    """Serves the site, and takes the report of the page that looks at it."""
-
+class Site(SimpleHTTPRequestHandler):  # Serves the site, and takes the report of the page that looks at it.
     def do_POST(self):
         self.server.reports.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self.send_response(204)

@@ -21,9 +21,7 @@ UNITS = {"million": 10**6, "billion": 10**9, "万": 10**4, "亿": 10**8}
 COMMENT, CONNECTION = re.compile(r"(^|\s)# .*$"), re.compile("─+|[│┌┐└┘├┤┬┴┼]")
 
 
-class Section(NamedTuple):
-    """A heading's level, line and text, and what is below it: blocks of code, and parts of text."""
-
+class Section(NamedTuple):  # A heading's level, line and text, and what is below it: blocks of code, and parts of text.
     level: str
     line: int
     heading: str
@@ -31,8 +29,7 @@ class Section(NamedTuple):
     parts: list
 
 
-def counterpart(path):
-    """The same page in the other language, or the path itself if there is none."""
+def counterpart(path):  # The same page in the other language, or the path itself if there is none.
     names = {"README.md": "README_CN.md", "README_CN.md": "README.md"}
     if path.name in names:
         return path.with_name(names[path.name])
@@ -55,8 +52,7 @@ def sections_of(path):
     return found
 
 
-def place(path, link, translate):
-    """Where a link leads, with the number of a heading for its name, which is translated."""
+def place(path, link, translate):  # Where a link leads, with the number of a heading for its name, which is translated.
     address, _, anchor = unquote(link).partition("#")
     if "://" in address:
         # MindSpore's own site has its Chinese pages without a language folder.
@@ -71,13 +67,11 @@ def place(path, link, translate):
     return f"{counterpart(target) if translate else target}#{anchor}"
 
 
-def number(digits, unit):
-    """25.6 million as 2560万; without a unit, as it is written."""
+def number(digits, unit):  # 25.6 million as 2560万; without a unit, as it is written.
     return f"{(Decimal(digits.replace(',', '')) * UNITS[unit]).normalize():f}" if unit else digits
 
 
-def facts_of(path, parts, translate=False):
-    """What both languages must have, in whichever order."""
+def facts_of(path, parts, translate=False):  # What both languages must have, in whichever order.
     text = " ".join(part.content for part in parts if part.type == "text")
     links = filter(None, (part.attrs.get("href", part.attrs.get("src")) for part in parts))
     return {
@@ -87,16 +81,14 @@ def facts_of(path, parts, translate=False):
     }
 
 
-def code_lines(source, other):
-    """The lines of a block of code, without what may be Chinese where it is."""
+def code_lines(source, other):  # The lines of a block of code, without what may be Chinese where it is.
     for line, its in zip_longest(source.splitlines(), other.splitlines()):
         connections = CONNECTION.findall(line or "")
         words = re.search("[\u4e00-\u9fff]", f"{line}{its}")
         yield ([each[0] for each in connections] or COMMENT.sub(r"\1#", line or "")) if words else line
 
 
-def differences(english, chinese):
-    """Yields how the page `chinese` is no translation of the page `english`."""
+def differences(english, chinese):  # Yields how the page `chinese` is no translation of the page `english`.
     for path, other, language in ((english, chinese, "中文"), (chinese, english, "English")):
         link = f"[{language}]({Path(os.path.relpath(other, path.parent)).as_posix()})"
         if path.read_text(encoding="utf-8").splitlines()[1:4] != ["", link, ""]:

@@ -1,7 +1,6 @@
-"""
-Training on several ranks: processes that msrun starts, as a user does. All ranks are compared with each other, and with
-what one process does that sees the whole batches, which knows nothing of ranks: see `data_parallel_training.py`.
-"""
+"""Training on several ranks: processes that msrun starts, as a user does. All ranks are compared with each other, and
+with what one process does that sees the whole batches, which knows nothing of ranks: see
+`data_parallel_training.py`."""
 
 import inspect
 import itertools
@@ -12,19 +11,10 @@ import numpy as np
 import pytest
 from conftest import MODES, nightly, slow
 from mindspore import nn
+from support import rank_checks
 from support.data_parallel_training import TRAININGS, Place, in_mode, rows_of, train
 from support.networks import Linear
 from support.npu_networks import LOSS_SCALE
-from support.rank_checks import (
-    DIFFERENCES,
-    OWN_CALLS,
-    OWN_CLIP,
-    OWN_MAX_NORM,
-    OWN_RATE,
-    OWN_SCALES,
-    SETTINGS,
-    large_gradients,
-)
 from support.ranks_program import QUICK, folder_of, records_of
 from support.training import changed, same_bits
 
@@ -34,8 +24,7 @@ TRAINED = pytest.mark.parametrize(
     "name, mode, ranks",
     [
         *((name, "graph", 2) for name in TRAININGS if name in QUICK),
-        *slow(*((name, "graph", 2) for name in TRAININGS if name not in QUICK)),
-        *slow(*((name, "pynative", 2) for name in TRAININGS)),
+        *slow(*((name, mode, 2) for mode in MODES for name in TRAININGS if mode != "graph" or name not in QUICK)),
         *nightly(*(("bounded", mode, 4) for mode in MODES)),
     ],
 )
@@ -51,8 +40,7 @@ def job(tmp_path_factory, worker_id):
 
 
 @pytest.fixture(scope="module")
-def control():
-    """A function that gives the records of one process alone that sees the whole batches."""
+def control():  # A function that gives the records of one process alone that sees the whole batches.
     results = {}
 
     def of(name, mode, ranks):
@@ -137,15 +125,13 @@ def test_what_has_happened_in_these_trainings(job, mode):
 
 @pytest.mark.parametrize("mode", ["graph", *slow("pynative")])
 def test_weights_that_each_rank_has_for_itself(job, mode):
-    """
-    Against NumPy. All ranks skip an overflow that shows in one rank's own weights, and only their network's scale backs
-    off. A norm is that of the common weights and of all ranks' own: it clips, and conditions look at it.
-    """
+    """Against NumPy. All ranks skip an overflow that shows in one rank's own weights, and only their network's scale
+    backs off. A norm is that of the common weights and of all ranks' own: it clips, and conditions look at it."""
     by_rank = job("own_weights", mode)
     names = ("a.weight", "a.bias", "bb.weight", "bb.bias")
     weights = [{name: records[0][name].astype(np.float64) for name in names} for records in by_rank]
-    scales = np.array(OWN_SCALES)
-    for call, kinds in enumerate(OWN_CALLS):
+    scales = np.array(rank_checks.OWN_SCALES)
+    for call, kinds in enumerate(rank_checks.OWN_CALLS):
         grads = [{}, {}]
         for rank, network in itertools.product(range(2), ("a", "bb")):
             place = Place(rank, 2)
@@ -159,7 +145,7 @@ def test_weights_that_each_rank_has_for_itself(job, mode):
             its["a.weight"] = common
         squares = {name: sum(np.square(its[name]).sum() for its in grads) for name in names}
         norms = np.sqrt([squares["a.weight"] / 2 + squares["a.bias"], squares["bb.weight"] + squares["bb.bias"]])
-        overflows, is_spike = kinds == ".s", np.linalg.norm(norms) > OWN_MAX_NORM
+        overflows, is_spike = kinds == ".s", np.linalg.norm(norms) > rank_checks.OWN_MAX_NORM
         assert overflows or is_spike == (kinds == "p.")
         scales = scales / [1, 1 + overflows]
         for records, its_weights, its_grads in zip(by_rank, weights, grads):
@@ -170,7 +156,7 @@ def test_weights_that_each_rank_has_for_itself(job, mode):
             for name in names:
                 if not record["overflow"]:
                     norm = norms[int(name.startswith("bb"))]
-                    its_weights[name] -= OWN_RATE * its_grads[name] * min(1.0, OWN_CLIP / norm)
+                    its_weights[name] -= rank_checks.OWN_RATE * its_grads[name] * min(1.0, rank_checks.OWN_CLIP / norm)
                 np.testing.assert_allclose(record[name], its_weights[name], rtol=1e-3, atol=1e-4)
     assert not same_bits(by_rank[0][-1]["bb.weight"], by_rank[1][-1]["bb.weight"])
 
@@ -194,7 +180,7 @@ def test_gradients_that_overflow_in_the_sum_skip_the_step_on_all_ranks(job, mode
     for record in itertools.chain(*job("large_gradients", mode)):
         assert record["overflow"]
         assert record["weight"] == 1.0
-    assert not any(record["overflow"] for record in in_mode(mode, large_gradients, Place(0, 1)))
+    assert not any(record["overflow"] for record in in_mode(mode, rank_checks.large_gradients, Place(0, 1)))
 
 
 @in_slow_job
@@ -207,9 +193,8 @@ def test_ranks_that_train_apart_decide_alone_and_are_warned(job, mode):
         assert [bool(record["overflow"]) for record in records] == [False, rank == 1]
 
 
-@pytest.mark.parametrize("name", DIFFERENCES)
-def test_ranks_with_different_cells_are_told_so_at_the_first_step(job, name):
-    """Or when they look for a loss scale."""
+@pytest.mark.parametrize("name", rank_checks.DIFFERENCES)
+def test_ranks_with_different_cells_are_told_so_at_the_first_step(job, name):  # Or when they look for a loss scale.
     for (errors,) in job("different", "graph"):
         message = str(errors[name])
         assert "all ranks must train the same cell, but rank 1 differs from rank 0" in message
@@ -219,7 +204,7 @@ def test_ranks_with_different_cells_are_told_so_at_the_first_step(job, name):
 def test_no_setting_can_be_forgotten_when_ranks_compare():
     keywords = list(inspect.signature(ScaledTrainOneStepCell).parameters)
     assert keywords[:3] == ["network", "optimizer", "loss_scale"]
-    assert sorted(keywords[3:]) == sorted(SETTINGS)
+    assert sorted(keywords[3:]) == sorted(rank_checks.SETTINGS)
 
 
 @pytest.mark.slow

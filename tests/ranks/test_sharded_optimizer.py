@@ -1,7 +1,5 @@
-"""
-Ranks that share the optimizer's state: cells with a ShardedOptimizer beside cells with the plain optimizer, as the
-scenarios of `sharded_training.py` train both, compared bit for bit; and their checkpoints.
-"""
+"""Ranks that share the optimizer's state: cells with a ShardedOptimizer beside cells with the plain optimizer, as the
+scenarios of `sharded_training.py` train both, compared bit for bit; and their checkpoints."""
 
 import json
 
@@ -30,7 +28,7 @@ COMPARED = pytest.mark.parametrize(
         *nightly(
             *((name, "pynative", 2) for name in ("sharded_resumed", "sharded_merged")),
             *(("sharded_one_network", mode, 4) for mode in MODES),
-            ("sharded_merged", "graph", 4),
+            *[("sharded_merged", "graph", 4)],
         ),
     ],
 )
@@ -41,19 +39,16 @@ on_checkpoints = pytest.mark.parametrize("mode", [*slow("graph"), *nightly("pyna
 
 
 @pytest.fixture
-def shared(tmp_path_factory, worker_id):
-    """The folder of all jobs, and of the checkpoints that they saved."""
+def shared(tmp_path_factory, worker_id):  # The folder of all jobs, and of the checkpoints that they saved.
     return folder_of(tmp_path_factory, worker_id)
 
 
 @pytest.fixture
-def job(shared):
-    """A function that gives for each rank the records of a scenario: pairs of a plain and a sharded one."""
+def job(shared):  # A function that gives for each rank the records of a scenario: pairs of a plain and a sharded one.
     return lambda *of: [list(zip(records[::2], records[1::2])) for records in records_of(shared, *of)]
 
 
-def saved(record):
-    """What a checkpoint of the cell would hold."""
+def saved(record):  # What a checkpoint of the cell would hold.
     return {name: Tensor(value) for name, value in record.items() if not name.startswith(("returned", "counters"))}
 
 
@@ -68,10 +63,8 @@ def name_of_part(state):
 
 @COMPARED
 def test_weights_and_all_else_are_those_of_the_plain_optimizer(job, name, mode, ranks):
-    """
-    Bit for bit after each of 20 calls on each rank: weights, scales, counters, averages, what is returned. Of the
-    optimizer's state, each rank has one nth, and less than an element for each weight besides.
-    """
+    """Bit for bit after each of 20 calls on each rank: weights, scales, counters, averages, what is returned. Of the
+    optimizer's state, each rank has one nth, and less than an element for each weight besides."""
     for records in job(name, mode, ranks):
         calls = len(CALLS) - (SAVED + 1 if name in ("sharded_resumed", "sharded_merged") else 0)
         assert len(records) == 2 + calls
@@ -156,8 +149,7 @@ def without(part, name):
     return {key: value for key, value in part.items() if key != name}
 
 
-def summing(part):
-    """A part of a training in which the ranks sum their gradients."""
+def summing(part):  # A part of a training in which the ranks sum their gradients.
     layout = json.loads(part["shard.layout"].asnumpy().tobytes())
     text = json.dumps({**layout, "averages": False}).encode()
     return {**part, "shard.layout": Tensor(np.frombuffer(text, np.uint8))}

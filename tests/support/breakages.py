@@ -1,10 +1,9 @@
-"""
-Ways to break the package, through what is public, by which the tests show that each check of the self-check can fail.
+"""Ways to break the package, through what is public, by which the tests show that each check of the self-check can
+fail.
 
 `python breakages.py [NAME ...]` breaks it in each of these ways, by default in all but those for ranks. For each it
 prints a JSON line: its name, and why each check that must fail does so. `python breakages.py --run NAME ...` breaks it
-in one way, and then is the self-check's command.
-"""
+in one way, and then is the self-check's command."""
 
 import functools
 import json
@@ -26,14 +25,9 @@ ON_GRADIENTS = (
     "gradients-are-divided-by-the-scale",
 )
 ON_OVERFLOWS = (
-    "a-retry-saves-the-batch",
-    "a-skipped-step-lowers-the-scale-at-once",
-    "an-overflow-in-the-backward-is-seen",
-    "an-overflow-in-the-forward-is-seen",
-    "finite-steps-are-not-flagged",
-    "networks-share-one-overflow-check",
-    "phases-are-told-apart",
-    "what-no-scale-can-mend-is-skipped",
+    *("a-retry-saves-the-batch", "a-skipped-step-lowers-the-scale-at-once", "an-overflow-in-the-backward-is-seen"),
+    *("an-overflow-in-the-forward-is-seen", "finite-steps-are-not-flagged", "networks-share-one-overflow-check"),
+    *("phases-are-told-apart", "what-no-scale-can-mend-is-skipped"),
 )
 
 
@@ -45,12 +39,10 @@ class Breakage(NamedTuple):
     where: str = "cpu"
 
 
-def replace(owner, method, replacement):
-    """Replaces a method. The replacement gets the original method first."""
+def replace(owner, method, replacement):  # Replaces a method. The replacement gets the original method first.
     original = getattr(owner, method)
-    setattr(
-        owner, method, functools.wraps(original)(lambda *args, **keywords: replacement(original, *args, **keywords))
-    )
+    replaced = functools.wraps(original)(lambda *args, **keywords: replacement(original, *args, **keywords))
+    setattr(owner, method, replaced)
 
 
 def do_after(owner, method, action):
@@ -73,9 +65,7 @@ def keywords(*classes, **changes):
     return lambda: [replace(each, "__init__", init) for each in classes]
 
 
-class Multiplied(nn.Cell):
-    """Multiplies gradients."""
-
+class Multiplied(nn.Cell):  # Multiplies gradients.
     def construct(self, grads):
         multiplied = ()
         for grad in grads:
@@ -83,16 +73,12 @@ class Multiplied(nn.Cell):
         return multiplied
 
 
-class Blind(OverflowDetector):
-    """Sees no overflow."""
-
+class Blind(OverflowDetector):  # Sees no overflow.
     def construct(self, grads):
         return ops.logical_and(ops.isfinite(grads[0].sum()), ops.isnan(grads[0].sum()))
 
 
-class Twice(nn.Cell):
-    """Runs a network twice."""
-
+class Twice(nn.Cell):  # Runs a network twice.
     def __init__(self, network):
         super().__init__(auto_prefix=False)
         self.network = network
@@ -101,6 +87,7 @@ class Twice(nn.Cell):
         return 0.5 * self.network(*inputs) + 0.5 * self.network(*inputs)
 
 
+BOUNDS = ("a-dynamic-scale-keeps-its-bounds",)
 BREAKAGES = {
     "a_longer_window": Breakage(
         keywords(DynamicLossScale, scale_window=lambda its: its + 1),
@@ -108,8 +95,7 @@ BREAKAGES = {
     ),
     "no_hysteresis": Breakage(keywords(DynamicLossScale, hysteresis=lambda _: 1), ("hysteresis-waits",)),
     "no_bounds": Breakage(
-        keywords(DynamicLossScale, min_loss_scale=lambda _: 2.0**-99, max_loss_scale=lambda _: 2.0**99),
-        ("a-dynamic-scale-keeps-its-bounds",),
+        keywords(DynamicLossScale, min_loss_scale=lambda _: 2.0**-99, max_loss_scale=lambda _: 2.0**99), BOUNDS
     ),
     "gradients_are_not_divided": Breakage(keywords(*CELLS, gradient_transforms=lambda _: [Multiplied()]), ON_GRADIENTS),
     "an_average_stands": Breakage(
@@ -133,8 +119,7 @@ BREAKAGES = {
 }
 
 
-def breaks(*checks, where="cpu"):
-    """Makes a Breakage of a function."""
+def breaks(*checks, where="cpu"):  # Makes a Breakage of a function.
     return lambda function: BREAKAGES.setdefault(function.__name__, Breakage(function, checks, where))
 
 

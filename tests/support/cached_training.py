@@ -1,7 +1,5 @@
-"""
-A training that MindSpore's compile cache serves: `python cached_training.py KIND` prints a hash of all state after it.
-Set MS_COMPILER_CACHE_ENABLE and MS_COMPILER_CACHE_PATH.
-"""
+"""A training that MindSpore's compile cache serves: `python cached_training.py KIND` prints a hash of all state after
+it. Set MS_COMPILER_CACHE_ENABLE and MS_COMPILER_CACHE_PATH."""
 
 import hashlib
 import os
@@ -20,8 +18,7 @@ from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, SimultaneousT
 from support.manual_training import adam, batches, regression
 
 
-def stock_function(network, _):
-    """A compiled function without this package."""
+def stock_function(network, _):  # A compiled function without this package.
     optimizer = adam(network)
     value_and_grad = mindspore.value_and_grad(network, None, optimizer.parameters)
 
@@ -43,12 +40,8 @@ def retried_cycle(network, other):
 
 
 def simultaneous(network, other):
-    cell = SimultaneousTrainOneStepCell(
-        [network, other],
-        [adam(network), adam(other)],
-        DynamicLossScale(2.0**10, scale_window=2),
-        network_inputs=[(0, 1), (0, 1)],
-    )
+    networks, scale = [network, other], DynamicLossScale(2.0**10, scale_window=2)
+    cell = SimultaneousTrainOneStepCell(networks, list(map(adam, networks)), scale, network_inputs=[(0, 1), (0, 1)])
     return cell, cell
 
 

@@ -1,18 +1,13 @@
-"""
-The cells with all features whose checkpoints are in tests/golden/, as versions 0.1.0, 0.2.0 and 0.3.0 of the package
-saved them: NAME.npz between two cycles, NAME.ckpt within one. Users of these versions have such files.
-"""
+"""The cells with all features whose checkpoints are in tests/golden/, as versions 0.1.0, 0.2.0 and 0.3.0 of the package
+saved them: NAME.npz between two cycles, NAME.ckpt within one. Users of these versions have such files."""
+
+import functools
 
 import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-)
+import ms_lossscale as ls
 
 STEPS = 3
 # Positions among the inputs first_x, second_x and samples.
@@ -20,9 +15,7 @@ NETWORK_INPUTS = [(0, 2), (1, 2)]
 LEARNING_RATES = [0.5, 0.25, 0.125, 0.25, 0.5, 0.125]
 
 
-class Linear(nn.Cell):
-    """The sum of `weight * x`, with a BatchNorm on separate samples, only for its statistics."""
-
+class Linear(nn.Cell):  # The sum of `weight * x`, with a BatchNorm on separate samples, only for its statistics.
     def __init__(self, name, weight):
         super().__init__(auto_prefix=False)
         self.weight = Parameter(Tensor(weight, mindspore.float32), name=f"{name}.weight")
@@ -33,9 +26,7 @@ class Linear(nn.Cell):
         return ops.depend((self.weight * x).sum(), self.norm(samples))
 
 
-class Remembering(Linear):
-    """Writes a Parameter of its own, too, and has a frozen one that it only reads."""
-
+class Remembering(Linear):  # Writes a Parameter of its own, too, and has a frozen one that it only reads.
     def __init__(self, name, weight):
         super().__init__(name, weight)
         self.seen = Parameter(Tensor([0.0, 0.0], mindspore.float32), name=f"{name}.seen", requires_grad=False)
@@ -46,9 +37,7 @@ class Remembering(Linear):
         return ops.depend((self.weight * self.gain * x).sum(), self.norm(samples))
 
 
-class SeesFirst(Linear):
-    """The sum of `(weight + first.weight) * x`, with such a BatchNorm."""
-
+class SeesFirst(Linear):  # The sum of `(weight + first.weight) * x`, with such a BatchNorm.
     def __init__(self, name, weight, first):
         super().__init__(name, weight)
         self.first = first
@@ -57,17 +46,13 @@ class SeesFirst(Linear):
         return ops.depend(((self.weight + self.first.weight) * x).sum(), self.norm(samples))
 
 
-class RemembersForFirst(SeesFirst):
-    """Writes what the first network remembers, too."""
-
+class RemembersForFirst(SeesFirst):  # Writes what the first network remembers, too.
     def construct(self, x, samples):
         ops.assign(self.first.seen, 0.5 * self.first.seen + samples[1])
         return ops.depend(((self.weight + self.first.weight) * x).sum(), self.norm(samples))
 
 
-class BothLosses(nn.Cell):
-    """The losses of both networks as a tuple."""
-
+class BothLosses(nn.Cell):  # The losses of both networks as a tuple.
     def __init__(self, first, second):
         super().__init__(auto_prefix=False)
         self.first, self.second = first, second
@@ -85,63 +70,50 @@ def adam(network):
 
 
 def rule(hysteresis=1):
-    return DynamicLossScale(2.0**10, scale_window=2, hysteresis=hysteresis)
+    return ls.DynamicLossScale(2.0**10, scale_window=2, hysteresis=hysteresis)
 
 
 def scaled(optimizer, hysteresis=1, make=Linear, **keywords):
     network = make("first", np.array([-3.0, -6.0]))
-    return ScaledTrainOneStepCell(
-        network, optimizer(network), rule(hysteresis), gradient_accumulation_steps=STEPS, ema_decay=0.5, **keywords
-    )
+    keywords.update(gradient_accumulation_steps=STEPS, ema_decay=0.5)
+    return ls.ScaledTrainOneStepCell(network, optimizer(network), rule(hysteresis), **keywords)
 
 
 def pair(cell_class, first_class=Linear, second_class=SeesFirst, loss_scale=None, **keywords):
     first = first_class("first", np.array([-3.0, -6.0]))
     second = second_class("second", np.array([-1.5, 0.75]), first)
-    networks = [first, second]
-    if keywords.pop("as_tuple", False):
-        networks = BothLosses(first, second)
-    else:
+    networks = BothLosses(first, second) if "as_tuple" in keywords else [first, second]
+    if not keywords.pop("as_tuple", False):
         keywords["network_inputs"] = NETWORK_INPUTS
-    optimizers = [momentum(first), adam(second)]
-    clipping = {"clip_norm": [10.0, None], "clip_value": [None, 1.0]}
-    scale = rule() if loss_scale is None else loss_scale
-    return cell_class(
-        networks, optimizers, scale, gradient_accumulation_steps=STEPS, ema_decay=0.5, **clipping, **keywords
-    )
+    keywords.update(clip_norm=[10.0, None], clip_value=[None, 1.0], gradient_accumulation_steps=STEPS, ema_decay=0.5)
+    return cell_class(networks, [momentum(first), adam(second)], loss_scale or rule(), **keywords)
 
 
 def own_scales():
-    return pair(SimultaneousTrainOneStepCell, Remembering, loss_scale=[rule(), rule(hysteresis=2)], max_retries=1)
+    return pair(ls.SimultaneousTrainOneStepCell, Remembering, loss_scale=[rule(), rule(hysteresis=2)], max_retries=1)
 
 
 # What makes the cell, by the first release that had it. Weights differ from those that were saved.
 OF_0_1 = {
     "scaled_momentum": lambda: scaled(momentum, clip_norm=10.0),
     "scaled_adam": lambda: scaled(adam, hysteresis=2, clip_value=1.0),
-    "simultaneous": lambda: pair(SimultaneousTrainOneStepCell),
-    "simultaneous_tuple": lambda: pair(SimultaneousTrainOneStepCell, as_tuple=True),
-    "alternating": lambda: pair(AlternatingTrainOneStepCell, every=(1, 2)),
+    "simultaneous": lambda: pair(ls.SimultaneousTrainOneStepCell),
+    "simultaneous_tuple": lambda: pair(ls.SimultaneousTrainOneStepCell, as_tuple=True),
+    "alternating": lambda: pair(ls.AlternatingTrainOneStepCell, every=(1, 2)),
 }
-OF_0_2 = {
-    "retried": lambda: scaled(momentum, make=Remembering, clip_value=1.0, max_retries=1),
-    "own_scales": own_scales,
-}
-OF_0_3 = {
-    "sharing": lambda: pair(AlternatingTrainOneStepCell, Remembering, RemembersForFirst, every=(1, 2)),
-    "set_by_hand": own_scales,
-}
+retried = functools.partial(scaled, momentum, make=Remembering, clip_value=1.0, max_retries=1)
+sharing = functools.partial(pair, ls.AlternatingTrainOneStepCell, Remembering, RemembersForFirst, every=(1, 2))
+OF_0_2, OF_0_3 = {"retried": retried, "own_scales": own_scales}, {"sharing": sharing, "set_by_hand": own_scales}
 CELLS = {**OF_0_1, **OF_0_2, **OF_0_3}
 RELEASES = {"0_1": OF_0_1, "0_2": OF_0_2, "0_3": CELLS}
 
 
-def train(cell):
-    """Makes two cycles. Returns what the calls returned."""
+def train(cell):  # Makes two cycles. Returns what the calls returned.
     returned = []
     for call in range(2 * STEPS):
         size = 2.0 ** (call % 3 - 2)
         arrays = [size * np.array([9.0, 12.0]), size * np.array([3.0, -6.0]), np.array([[call, 1.0], [-1.0, call]])]
         inputs = [Tensor(array, mindspore.float32) for array in arrays]
-        outputs = cell(*(inputs[::2] if isinstance(cell, ScaledTrainOneStepCell) else inputs))
+        outputs = cell(*(inputs[::2] if isinstance(cell, ls.ScaledTrainOneStepCell) else inputs))
         returned += [output.asnumpy() for output in outputs]
     return returned

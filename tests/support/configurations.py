@@ -1,9 +1,7 @@
-"""
-Random configurations of the training cells, drawn from everything that can be combined: a cell's arguments, and the
+"""Random configurations of the training cells, drawn from everything that can be combined: a cell's arguments, and the
 calls that it gets.
 
-Numbers are powers of two wherever the contract leaves a choice, so that the scale rounds nothing.
-"""
+Numbers are powers of two wherever the contract leaves a choice, so that the scale rounds nothing."""
 
 import dataclasses
 import itertools
@@ -55,10 +53,7 @@ RULES = {
 DYNAMIC, STATIC, UNCHECKED = ("plain", "hysteresis", "steep", "patient"), ("fixed", "scheduled"), ("none", "unchecked")
 
 CLIPS = {
-    "no_clip": {},
-    "norm": {"clip_norm": 0.5},
-    "value": {"clip_value": 0.5},
-    "measured": {"clip_norm": INF},
+    **{"no_clip": {}, "norm": {"clip_norm": 0.5}, "value": {"clip_value": 0.5}, "measured": {"clip_norm": INF}},
     "mixed": {"clip_norm": (INF, None, 0.5), "clip_value": (None, 0.5, None)},
 }
 DECAYS = {"no_ema": None, "ema": 0.75, "some_ema": (None, 0.5, 0.875)}
@@ -88,16 +83,14 @@ SLOPES = (*ORDINARY, *ORDINARY, 4.0, 16.0, -32.0, 2.0**10, 2.0**15, INF, NAN)
 
 @dataclasses.dataclass
 class Call:
-    """
-    One call of a cell, and what is done before it.
+    """One call of a cell, and what is done before it.
 
     Attributes:
         slopes (list[float]): The approximate gradients of each network.
         forward_overflows_in (int): The network whose forward writes something that is not finite, or None.
         action (tuple): The name of a method to call before, and its argument if it has one; empty for none.
         is_within (bool): Whether it is called between the beginning and the end of a ManualStep instead.
-        bad_weight (tuple): The network whose loss has an impossible weight, and an input that tells which; or None.
-    """
+        bad_weight (tuple): The network whose loss has an impossible weight, and an input that tells which; or None."""
 
     slopes: list
     forward_overflows_in: Optional[int]
@@ -112,9 +105,8 @@ class Call:
 
 @dataclasses.dataclass
 class Configuration:
-    """
-    What a cell is made with, as far as `keywords` do not say it, some of OWN and a condition among it, and its calls.
-    """
+    """What a cell is made with, as far as `keywords` do not say it, some of OWN and a condition among it, and its
+    calls."""
 
     cell: str
     count: int
@@ -141,10 +133,8 @@ class Configuration:
 
     @property
     def is_exact(self):
-        """
-        Whether float32 rounds only as the reference does: there is no norm, no division by 3, and none by the sum of
-        several weights.
-        """
+        """Whether float32 rounds only as the reference does: there is no norm, no division by 3, and none by the sum of
+        several weights."""
         norms = self.keywords.get("clip_norm")
         norms = norms if isinstance(norms, list) else [norms]
         is_divided = self.steps == 3 or (self.steps == 2 and self.is_weighted)
@@ -158,13 +148,11 @@ class Configuration:
     def is_weighted(self):
         return bool(self.keywords.get("weighted"))
 
-    def time(self):
-        """Returns about how long it takes: resuming compiles everything twice, and retries make it larger."""
+    def time(self):  # About how long it takes: resuming compiles everything twice, and retries make it larger.
         networks = {"scaled": 1, "alternating": 2}.get(self.cell, 1.5)
         return 1 + networks * (1 + (self.resume is not None)) * (1 + 0.5 * (self.keywords["max_retries"] > 0))
 
-    def settings(self):
-        """Returns the settings that distinguish it from others, by name."""
+    def settings(self):  # The settings that distinguish it from others, by name.
         actions = self._actions()
         return {
             "cell": self.cell,
@@ -193,8 +181,7 @@ class Configuration:
             "bad weight": next((call.bad_weight[1] for call in self.calls if call.bad_weight is not None), None),
         }
 
-    def _actions(self):
-        """Returns its actions, and which of them happen within a cycle."""
+    def _actions(self):  # Its actions, and which of them happen within a cycle.
         actions, calls = set(), 0
         for call in self.calls:
             name = call.action[0] if call.action else None
@@ -203,26 +190,22 @@ class Configuration:
             calls = (calls + 1) % self.steps
         return actions
 
-    def of_network(self, name, i):
-        """Returns the setting of network i."""
+    def of_network(self, name, i):  # The setting of network i.
         value = self.keywords.get(name)
         return value[i] if isinstance(value, list) else value
 
-    def positions(self, i):
-        """Returns the positions of the inputs that network i computes with."""
+    def positions(self, i):  # The positions of the inputs that network i computes with.
         return self.of_network("network_inputs", i) or (2 * i, 2 * i + 1)
 
 
 def draw(choose, optimizers=ALL_OPTIMIZERS, counts=(2, 3), cells=CELLS):
-    """
-    Draws one configuration.
+    """Draws one configuration.
 
     Args:
         choose (callable): Chooses one item of a sequence, at random or as hypothesis does.
         optimizers (tuple[str]): The names to choose from.
         counts (tuple[int]): The numbers of networks to choose from if there are several.
-        cells (Sequence[str]): The names to choose from.
-    """
+        cells (Sequence[str]): The names to choose from."""
     cell = choose(cells)
     is_manual = cell in MANUAL
     count = 1 if cell == "scaled" else choose((1, *counts) if is_manual else counts)
@@ -246,24 +229,16 @@ def draw(choose, optimizers=ALL_OPTIMIZERS, counts=(2, 3), cells=CELLS):
         first, own = ([(i * k, 2 * i + 1) for i in range(count)] for k in (0, 2))
         keywords["network_inputs"] = first if is_manual and keywords["weighted"] else choose((None, first, own))
     resume = choose((None, *RESUMES))
-    configuration = Configuration(
-        cell,
-        count,
-        rules,
-        [choose(optimizers) for _ in range(count)],
-        keywords,
-        tuple(name for name in OWN if choose((False, False, True))),
-        [],
-        resume,
-        choose(range(2, CALLS - 2)) if resume else CALLS,
-        choose((None, *CONDITIONS)),
-    )
+    its_optimizers = [choose(optimizers) for _ in range(count)]
+    own = tuple(name for name in OWN if choose((False, False, True)))
+    resume_at, condition = choose(range(2, CALLS - 2)) if resume else CALLS, choose((None, *CONDITIONS))
+    its = cell, count, rules, its_optimizers, keywords, own, [], resume, resume_at, condition
+    configuration = Configuration(*its)
     configuration.calls = [_draw_call(choose, configuration, i == CALLS - 1) for i in range(CALLS)]
     return configuration
 
 
-def _for(count, value):
-    """Returns a setting for each network. A tuple has an entry for each; a single network takes the first."""
+def _for(count, value):  # A setting for each network. A tuple has an entry for each; a single network takes the first.
     if not isinstance(value, tuple):
         return value
     return value[0] if count == 1 else list(value[:count])
@@ -309,8 +284,7 @@ def _draw_call(choose, configuration, is_last):
     return Call(slopes, overflows_in, action, is_within, bad_weight if has_bad else None)
 
 
-def inputs(configuration, index):
-    """Returns the arrays of a call: for each network a batch and a slope, exact in float16."""
+def inputs(configuration, index):  # The arrays of a call: for each network a batch and a slope, exact in float16.
     call = configuration.calls[index]
     rng = np.random.default_rng(index)
     values = []
@@ -325,11 +299,9 @@ def inputs(configuration, index):
 
 
 def covering(pool=500):
-    """
-    Returns few configurations and modes that cover all pairs of values of different settings that occur in a large
+    """Returns few configurations and modes that cover all pairs of values of different settings that occur in a large
     pool, and each loss scale, number of calls and attempts, and way to resume. Those that cover most in their time come
-    first.
-    """
+    first."""
     candidates = []
     for seed in range(pool):
         choose = random.Random(seed).choice
@@ -344,8 +316,7 @@ def covering(pool=500):
         yield mode, drawn
 
 
-def planted():
-    """Yields modes and configurations of what chance would hardly draw."""
+def planted():  # Yields modes and configurations of what chance would hardly draw.
     scales = {"v": [2.0**10, 2.0**10], "w": [2.0**10, 2.0**4]}
     # The first scale at its floor, so that nothing is tried again; then finite gradients, but the own detector says no.
     yield _plant("simultaneous", "vLL .. w.L ..", ["hysteresis", "plain"], ["overflow_detector"], scales, max_retries=1)

@@ -13,14 +13,12 @@ FLOAT16_MAX = 65504.0
 _SUMS, _ROUNDED = ("loss", "norm", "condition"), ("weight", "average", "optimizer", "aux")
 
 
-def finite_or_nan(value):
-    """Returns the value as an array. Which infinity it is, or NaN, does not matter."""
+def finite_or_nan(value):  # The value as an array. Which infinity it is, or NaN, does not matter.
     value = np.asarray(value, np.float64)
     return np.where(np.isfinite(value), value, np.nan)
 
 
-def compare(seen, wanted, is_exact):
-    """Compares two dicts of values, by names whose first word tells how."""
+def compare(seen, wanted, is_exact):  # Compares two dicts of values, by names whose first word tells how.
     assert seen.keys() == wanted.keys(), f"only in one: {sorted(seen.keys() ^ wanted.keys())}"
     for name, value in seen.items():
         word, its = name.split()[0], wanted[name]
@@ -43,8 +41,7 @@ class Comparison:
         self.reference.act(action)
         self._compare(self.training.seen(), self.reference.seen())
 
-    def call(self, index):
-        """Makes one call of both. Returns what the training gave."""
+    def call(self, index):  # Makes one call of both. Returns what the training gave.
         wanted = self.reference.call(index)
         returned = self.training.call(index)
         if self.reference.configuration.calls[index].bad_weight is not None:
@@ -60,9 +57,7 @@ class Comparison:
         compare(seen, wanted, self.reference.configuration.is_exact)
 
 
-class Recorded:
-    """Stands for a training that was compared before, given the record of it."""
-
+class Recorded:  # Stands for a training that was compared before, given the record of it.
     def __init__(self, record):
         self._seen = iter(record)
 
@@ -88,14 +83,11 @@ class RecordedOptimizer:
         return after
 
 
-def numbered(name, values):
-    """Returns a dict with a name for each value."""
+def numbered(name, values):  # A dict with a name for each value.
     return {f"{name} {i}": value for i, value in enumerate(values)}
 
 
-class SlopedReference(NetworkReference):
-    """The network in NumPy, in float32."""
-
+class SlopedReference(NetworkReference):  # The network in NumPy, in float32.
     def __init__(self, configuration, i, earlier, weights, optimizer):
         names = ("clip_norm", "clip_value", "ema_decay")
         keywords = {name: configuration.of_network(name, i) for name in names}
@@ -141,8 +133,7 @@ class SlopedReference(NetworkReference):
         )
 
 
-def weight_of(x):
-    """Returns of how many things the loss is a sum; a weight that is impossible where `inputs` says so."""
+def weight_of(x):  # Of how many things the loss is a sum; a weight that is impossible where `inputs` says so.
     if abs(x) > 2:
         return BAD_WEIGHTS[float(x)]
     return float(x > -1.5) + float(x > 0)
@@ -163,8 +154,6 @@ class Reference:
         settings = (configuration.steps, configuration.keywords["max_retries"], configuration.checks)
         self.alternates = configuration.cell == "alternating"
         keywords = {"has_one_loss": configuration.is_manual}
-        if "overflow_detector" in configuration.own:
-            keywords["overflow_detector"] = is_large
         names = configuration.rules
         if self.alternates:
             # Each network reaches the earlier ones.
@@ -179,6 +168,8 @@ class Reference:
         self.phases = [
             StepReference(*step, *settings, **keywords, skip_conditions=its) for step, its in zip(steps, conditions)
         ]
+        for phase in self.phases if "overflow_detector" in configuration.own else ():
+            phase.overflow_detector = is_large
         self.whole = self.phases[0]
         if self.alternates:
             self.whole = AlternatingReference(self.phases, configuration.keywords.get("every"))
@@ -198,8 +189,7 @@ class Reference:
             phase.set_loss_scale(i, value, **keywords)
 
     @np.errstate(all="ignore")
-    def call(self, index):
-        """Makes a call. Returns what the cell must return, by name."""
+    def call(self, index):  # Makes a call. Returns what the cell must return, by name.
         configuration = self.configuration
         values = inputs(configuration, index)
         its = [[values[j] for j in configuration.positions(i)] for i in range(configuration.count)]
@@ -217,8 +207,7 @@ class Reference:
     def _one_or_each(self, values):
         return values if self.alternates or self.configuration.has_own_scales else values[0]
 
-    def seen(self):
-        """Returns all that is compared between two calls, by name."""
+    def seen(self):  # All that is compared between two calls, by name.
         seen = {"scales": self._one_or_each([rule.scale for phase in self.phases for rule in phase.rules])}
         for i, phase in enumerate(self.phases):
             seen.update({f"counters {i} {name}": value for name, value in phase.counters.items()})

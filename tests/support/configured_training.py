@@ -5,14 +5,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    ManualStep,
-    OverflowDetector,
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-    SkipCondition,
-)
+import ms_lossscale as ls
 from support.configurations import BAD_WEIGHTS, CONDITIONS, GRADIENT_BOUND, LOSS_BOUND, LOSS_GROWTH, RULES, inputs
 from support.configured_reference import Comparison, Reference, numbered
 from support.in_mode import in_mode
@@ -20,9 +13,7 @@ from support.optimizers import make_optimizer
 from support.training import changed, state
 
 
-class Bank(nn.Cell):
-    """Holds a mean and a count of its runs. A mean that `is_given` is registered like a weight."""
-
+class Bank(nn.Cell):  # Holds a mean and a count of its runs. A mean that `is_given` is registered like a weight.
     def __init__(self, name, is_given=False):
         super().__init__(auto_prefix=False)
         self.mean = Parameter(Tensor(np.zeros(2, np.float32)), name=f"{name}.mean", requires_grad=is_given)
@@ -40,12 +31,10 @@ class Bank(nn.Cell):
 
 
 class Sloped(nn.Cell):
-    """
-    Its weight's gradient depends on all earlier weights, and contains `slope`, which goes through float16 in the
+    """Its weight's gradient depends on all earlier weights, and contains `slope`, which goes through float16 in the
     backward and overflows there at a high scale. The forward writes a mean and a count of its runs, and those that all
     networks share. It can reach those of the earlier networks, too, which it leaves alone. If it is weighted, its loss
-    is a sum over nothing, one thing or two, which its input tells. Its aux are its weight, and what it computed.
-    """
+    is a sum over nothing, one thing or two, which its input tells. Its aux are its weight, and what it computed."""
 
     def __init__(self, i, earlier, seed, configuration):
         super().__init__(auto_prefix=False)
@@ -56,8 +45,7 @@ class Sloped(nn.Cell):
         self.shared = Bank("shared", "forward_state" in configuration.own) if earlier is None else earlier.shared
         self.weighted, self.has_aux = (bool(configuration.of_network(name, i)) for name in ("weighted", "has_aux"))
         self.takes_all = configuration.keywords.get("network_inputs", ()) is None and not configuration.is_manual
-        self.first = 2 * i
-        self.one = Tensor(1.0, mstype.float32)
+        self.first, self.one = 2 * i, Tensor(1.0, mstype.float32)
 
     def construct(self, *values):
         x, slope = values[self.first : self.first + 2] if self.takes_all else values
@@ -82,9 +70,7 @@ class Sloped(nn.Cell):
         return output if self.weighted or self.has_aux else output[0]
 
 
-class Drifts(nn.Cell):
-    """Adds the number of its calls to the gradients. Steps that are skipped or retried do not count."""
-
+class Drifts(nn.Cell):  # Adds the number of its calls to the gradients. Steps that are skipped or retried do not count.
     def __init__(self):
         super().__init__()
         self.calls = Parameter(Tensor(0.0, mstype.float32), name="calls", requires_grad=False)
@@ -96,9 +82,7 @@ class Drifts(nn.Cell):
         return grads[0] + drift, grads[1] + drift
 
 
-class Halves(nn.Cell):
-    """Halves the biases after an update."""
-
+class Halves(nn.Cell):  # Halves the biases after an update.
     def __init__(self, networks):
         super().__init__(auto_prefix=False)
         self.networks = nn.CellList(networks, auto_prefix=False)
@@ -108,17 +92,13 @@ class Halves(nn.Cell):
             ops.assign(network.bias, 0.5 * network.bias)
 
 
-class LargeGradients(OverflowDetector):
-    """A user's own detector: what is not finite is not within the bound, either."""
-
+class LargeGradients(ls.OverflowDetector):  # A user's own detector: what is not finite is not within the bound, either.
     def construct(self, grads):
         within = [(ops.abs(grad) <= GRADIENT_BOUND).all() for grad in grads]
         return ops.logical_not(ops.stack(within).all())
 
 
-class HighLoss(SkipCondition):
-    """A user's own condition, with a bound that grows with each step that is applied."""
-
+class HighLoss(ls.SkipCondition):  # A user's own condition, with a bound that grows with each step that is applied.
     def __init__(self):
         super().__init__()
         self.bound = Parameter(Tensor(LOSS_BOUND, mstype.float32), name="bound", requires_grad=False)
@@ -133,9 +113,7 @@ class HighLoss(SkipCondition):
         ops.assign(self.last, loss)
 
 
-class TupleOf(nn.Cell):
-    """One network that returns the losses of all, and then the aux of all."""
-
+class TupleOf(nn.Cell):  # One network that returns the losses of all, and then the aux of all.
     def __init__(self, networks):
         super().__init__(auto_prefix=False)
         self.networks = nn.CellList(networks, auto_prefix=False)
@@ -192,9 +170,7 @@ def manual_call(step, networks, configuration):
     return call if configuration.cell == "manual" else lambda inputs, _: compiled(*inputs)
 
 
-class Weights(nn.Cell):
-    """The weights of a reference, for MindSpore's own optimizer."""
-
+class Weights(nn.Cell):  # The weights of a reference, for MindSpore's own optimizer.
     def __init__(self, network):
         super().__init__()
         self.weight, self.bias = (
@@ -202,9 +178,7 @@ class Weights(nn.Cell):
         )
 
 
-class ByHand:
-    """MindSpore's own optimizer, called by hand. It keeps the arrays before and after each of its `updates`."""
-
+class ByHand:  # MindSpore's own optimizer, called by hand. It keeps the arrays before and after each of its `updates`.
     def __init__(self, name, network):
         with in_mode(mindspore.PYNATIVE_MODE):
             self.own = Weights(network)
@@ -233,12 +207,9 @@ def optimizer_state(optimizer, prefix=""):
     return {name.removeprefix(prefix): its.asnumpy().copy() for name, its in held.items()}
 
 
-class ConfiguredTraining:
-    """A cell of this configuration. Another seed gives other weights, to load a checkpoint into."""
-
+class ConfiguredTraining:  # A cell of this configuration. Another seed gives other weights, to load a checkpoint into.
     def __init__(self, configuration, seed=0):
-        self.configuration = configuration
-        self.networks = []
+        self.configuration, self.networks = configuration, []
         for i in range(configuration.count):
             self.networks.append(Sloped(i, self.networks[-1] if i else None, seed, configuration))
         self.optimizers = [make_optimizer(*pair)[0] for pair in zip(configuration.optimizers, self.networks)]
@@ -249,8 +220,10 @@ class ConfiguredTraining:
             networks, optimizers = networks[0], optimizers[0]
         elif configuration.cell == "tuple":
             networks = TupleOf(networks)
-        make = {"scaled": ScaledTrainOneStepCell, "alternating": AlternatingTrainOneStepCell}
-        make = ManualStep if configuration.is_manual else make.get(configuration.cell, SimultaneousTrainOneStepCell)
+        makes = {"scaled": ls.ScaledTrainOneStepCell, "alternating": ls.AlternatingTrainOneStepCell}
+        make = makes.get(
+            configuration.cell, ls.ManualStep if configuration.is_manual else ls.SimultaneousTrainOneStepCell
+        )
         self.cell = make(networks, optimizers, loss_scale, **self._keywords()).set_train()
         if configuration.is_manual:
             self._call = manual_call(self.cell, self.networks, configuration)
@@ -280,8 +253,7 @@ class ConfiguredTraining:
         if action:
             getattr(self.cell, action[0])(*action[1:])
 
-    def call(self, index):
-        """Makes a call. Returns the arrays that it gives, by name."""
+    def call(self, index):  # Makes a call. Returns the arrays that it gives, by name.
         configuration = self.configuration
         values = [Tensor(value) for value in inputs(configuration, index)]
         auxes = ()
@@ -301,8 +273,7 @@ class ConfiguredTraining:
             returned.update(numbered(f"aux {i}", aux))
         return {name: np.array(value.asnumpy()) for name, value in returned.items()}
 
-    def seen(self):
-        """Returns all that is compared between two calls, by name."""
+    def seen(self):  # All that is compared between two calls, by name.
         configuration, cell = self.configuration, self.cell
         alternates = configuration.cell == "alternating"
         counters, held = cell.counters(), cell.parameters_dict()
@@ -330,8 +301,7 @@ class ConfiguredTraining:
         return {name: its.asnumpy().copy() if isinstance(its, Tensor) else its for name, its in seen.items()}
 
 
-def compared(training):
-    """Returns the comparison of a training with a reference, and what else `replay` needs."""
+def compared(training):  # The comparison of a training with a reference, and what else `replay` needs.
     configuration = training.configuration
     weights = [[its.asnumpy().copy() for its in (each.weight, each.bias)] for each in training.networks]
     optimizers = [ByHand(*pair) for pair in zip(configuration.optimizers, training.networks)]
@@ -339,8 +309,7 @@ def compared(training):
     return Comparison(training, Reference(configuration, weights, optimizers)), weights, first
 
 
-def resumed(configuration, cell, way):
-    """Returns a new training that resumes from the cell's state."""
+def resumed(configuration, cell, way):  # A new training that resumes from the cell's state.
     fresh = ConfiguredTraining(configuration, seed=1)
     if way == "copies":
         copies = {name: Tensor(value) for name, value in state(cell).items()}
@@ -356,10 +325,8 @@ def resumed(configuration, cell, way):
 
 
 def check(configuration):
-    """
-    Makes all calls, and compares after each. From `resume_at` on, a second cell resumes from a checkpoint, and must
-    give and hold the same, bit for bit. Returns what `replay` needs to compare it with another reference.
-    """
+    """Makes all calls, and compares after each. From `resume_at` on, a second cell resumes from a checkpoint, and must
+    give and hold the same, bit for bit. Returns what `replay` needs to compare it with another reference."""
     training = ConfiguredTraining(configuration)
     comparison, weights, optimizers = compared(training)
     second = None

@@ -1,7 +1,5 @@
-"""
-What ranks train on parts of a batch, and one process alone on the whole. Each training is a cell, or a ManualStep, and
-the same calls for it; its records are what it holds after each.
-"""
+"""What ranks train on parts of a batch, and one process alone on the whole. Each training is a cell, or a ManualStep,
+and the same calls for it; its records are what it holds after each."""
 
 import contextlib
 import json
@@ -13,17 +11,8 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.communication import GlobalComm
 
+import ms_lossscale as ls
 import support.in_mode
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    FixedLossScale,
-    ManualStep,
-    NormSpike,
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-    SkipCondition,
-)
 from support.networks import FEATURES, weight
 from support.training import state
 
@@ -33,9 +22,7 @@ HIGHEST = 300.0
 PATIENT = {"backoff_if_loss_not_finite": False}
 
 
-class Place(NamedTuple):
-    """One rank's place in its job. `Place(0, 1)` is alone and sees the whole batches."""
-
+class Place(NamedTuple):  # One rank's place in its job. `Place(0, 1)` is alone and sees the whole batches.
     rank: int
     ranks: int
 
@@ -50,16 +37,13 @@ def parallel(place, mode="data_parallel", mean=True):
 
 
 class Rows(nn.Cell):
-    """
-    The sum of squared errors over rows, which it computes in float16: times `factor`, or with the number of valid rows
-    as its weight. The statistics of a BatchNorm, on which the loss does not depend, are each rank's own.
-    """
+    """The sum of squared errors over rows, which it computes in float16: times `factor`, or with the number of valid
+    rows as its weight. The statistics of a BatchNorm, on which the loss does not depend, are each rank's own."""
 
     def __init__(self, factor, prefix=""):
         super().__init__(auto_prefix=False)
         self.weight = weight(FEATURES, seed=len(prefix), name=f"{prefix}weight")
-        self.bias = weight(1, seed=1, name=f"{prefix}bias")
-        self.norm = nn.BatchNorm1d(FEATURES, affine=False)
+        self.bias, self.norm = weight(1, seed=1, name=f"{prefix}bias"), nn.BatchNorm1d(FEATURES, affine=False)
         self.norm.update_parameters_name(prefix)
         self.factor = factor
 
@@ -74,11 +58,9 @@ class Rows(nn.Cell):
 
 
 def rows_of(place, call, kinds=".", ranks=1):
-    """
-    Returns a rank's rows of the call's batch. `kinds` says what the first row of the first and of the last of so many
-    `ranks` is: "x" overflows at any scale, and "s" above some scale; "n" has a loss that is NaN; "h" has a high loss;
-    "p" and "m" have large gradients in opposite directions; "0" stands for a rank without valid rows.
-    """
+    """Returns a rank's rows of the call's batch. `kinds` says what the first row of the first and of the last of so
+    many `ranks` is: "x" overflows at any scale, and "s" above some scale; "n" has a loss that is NaN; "h" has a high
+    loss; "p" and "m" have large gradients in opposite directions; "0" stands for a rank without valid rows."""
     rng = np.random.default_rng(call)
     x, y = rng.normal(size=(ROWS, FEATURES)).astype(np.float32), rng.normal(size=ROWS).astype(np.float32)
     valid = (rng.random(ROWS) < 0.7).astype(np.float32)
@@ -94,9 +76,7 @@ def rows_of(place, call, kinds=".", ranks=1):
     return tuple(Tensor(each[place.rows()]) for each in (x, y, valid))
 
 
-class Bounded(nn.Cell):
-    """An `after_update` that writes the weights, as for a WGAN's critic."""
-
+class Bounded(nn.Cell):  # An `after_update` that writes the weights, as for a WGAN's critic.
     def __init__(self, weights):
         super().__init__(auto_prefix=False)
         self.weights = ParameterTuple(weights)
@@ -107,9 +87,7 @@ class Bounded(nn.Cell):
             ops.assign(each, ops.clip_by_value(each, self.low, self.high))
 
 
-class HighLoss(SkipCondition):
-    """Asks to skip where the loss is high, and counts what it observed."""
-
+class HighLoss(ls.SkipCondition):  # Asks to skip where the loss is high, and counts what it observed.
     def __init__(self):
         super().__init__()
         self.highest, self.one = Tensor(HIGHEST), Tensor(1.0)
@@ -123,7 +101,7 @@ class HighLoss(SkipCondition):
 
 
 def spikes():
-    return [NormSpike(max_norm=12.0, z_score=8.0, window=2), HighLoss()]
+    return [ls.NormSpike(max_norm=12.0, z_score=8.0, window=2), HighLoss()]
 
 
 def momentum(network):
@@ -131,7 +109,7 @@ def momentum(network):
 
 
 def dynamic(scale=2.0**10, **keywords):
-    return DynamicLossScale(scale, scale_window=2, **keywords)
+    return ls.DynamicLossScale(scale, scale_window=2, **keywords)
 
 
 def share_of(place, mean=True):
@@ -142,7 +120,7 @@ def share_of(place, mean=True):
 def scaled(place, loss_scale=None, mean=True, **keywords):
     parallel(place, mean=mean)
     network = Rows(None if keywords.get("weighted") else share_of(place, mean))
-    return ScaledTrainOneStepCell(network, momentum(network), loss_scale or dynamic(), **keywords)
+    return ls.ScaledTrainOneStepCell(network, momentum(network), loss_scale or dynamic(), **keywords)
 
 
 def after_the_verdict(network):
@@ -152,7 +130,7 @@ def after_the_verdict(network):
 def bounded(place):
     parallel(place)
     network = Rows(share_of(place))
-    return ScaledTrainOneStepCell(network, momentum(network), dynamic(), **after_the_verdict(network))
+    return ls.ScaledTrainOneStepCell(network, momentum(network), dynamic(), **after_the_verdict(network))
 
 
 def pair(place, cell_class, loss_scale, mean=True, **keywords):
@@ -163,6 +141,16 @@ def pair(place, cell_class, loss_scale, mean=True, **keywords):
     optimizers = [momentum(network) for network in networks]
     inputs = [(0, 1, 2), (3, 4, 5)]
     return cell_class(networks, optimizers, loss_scale, network_inputs=inputs, clip_norm=0.5, **keywords)
+
+
+def simultaneous(place):
+    scales, keywords = [dynamic(2.0**9), dynamic(2.0**13)], {"weighted": [True, False], "max_retries": 3}
+    return pair(place, ls.SimultaneousTrainOneStepCell, scales, mean=False, **keywords)
+
+
+def alternating(place):
+    keywords = {"every": (1, 2), "gradient_accumulation_steps": 2, "ema_decay": 0.5}
+    return pair(place, ls.AlternatingTrainOneStepCell, dynamic(), **keywords)
 
 
 def reduced_by_hooks(place, network):
@@ -182,12 +170,12 @@ def reduced_by_hooks(place, network):
 def hooked(place):
     network = Rows(share_of(place))
     is_reduced = reduced_by_hooks(place, network)
-    return ScaledTrainOneStepCell(network, momentum(network), dynamic(), gradients_reduced=is_reduced)
+    return ls.ScaledTrainOneStepCell(network, momentum(network), dynamic(), gradients_reduced=is_reduced)
 
 
 def manual(place, network, loss_scale, **keywords):
     """Returns a ManualStep, and a function that makes a step with it, for a network with weights or without."""
-    step = ManualStep(network, momentum(network), loss_scale, **keywords)
+    step = ls.ManualStep(network, momentum(network), loss_scale, **keywords)
 
     def forward(x, y, valid):
         outputs = network(x, y, valid)
@@ -230,35 +218,18 @@ class Training(NamedTuple):
 
 WEIGHTED = {"weighted": True, "gradient_accumulation_steps": 3, "max_retries": 4, "clip_norm": 0.5, "ema_decay": 0.5}
 SUMMED = {"mean": False, "clip_value": 0.5, "max_retries": 3}
-WEIGHTED_PAIR = {"mean": False, "weighted": [True, False], "max_retries": 3}
-IN_TURNS = {"every": (1, 2), "gradient_accumulation_steps": 2, "ema_decay": 0.5}
+WEIGHTED_SUM = {"mean": False, "weighted": True, "gradient_accumulation_steps": 2}
+OF_WEIGHTED = ".. .s 0. .. n. .. 00 00 00 .0 .. .. s0 .."
 TRAININGS = {
     "bounded": Training(bounded, ".. .x .. x. xx .."),
     "summed": Training(lambda place: scaled(place, dynamic(2.0**13), **SUMMED), ".. .s .x ss .."),
-    "weighted": Training(
-        lambda place: scaled(place, dynamic(2.0**11, **PATIENT), **WEIGHTED),
-        ".. .s 0. .. n. .. 00 00 00 .0 .. .. s0 ..",
-        steps=3,
-    ),
-    "weighted_sum": Training(
-        lambda place: scaled(place, mean=False, weighted=True, gradient_accumulation_steps=2),
-        ".. .. 0. .. 00 00 x. .. .. ..",
-        steps=2,
-    ),
+    "weighted": Training(lambda place: scaled(place, dynamic(2.0**11, **PATIENT), **WEIGHTED), OF_WEIGHTED, steps=3),
+    "weighted_sum": Training(lambda place: scaled(place, **WEIGHTED_SUM), ".. .. 0. .. 00 00 x. .. .. ..", steps=2),
     "patient": Training(lambda place: scaled(place, dynamic(2.0**13, **PATIENT)), ".. n. .n .s .."),
     "conditions": Training(lambda place: scaled(place, dynamic(2.0**8), skip_conditions=spikes()), ".. .. pm p. .h .."),
-    "simultaneous": Training(
-        lambda place: pair(place, SimultaneousTrainOneStepCell, [dynamic(2.0**9), dynamic(2.0**13)], **WEIGHTED_PAIR),
-        ".. .s x. s. ..",
-        networks=2,
-    ),
-    "alternating": Training(
-        lambda place: pair(place, AlternatingTrainOneStepCell, dynamic(), **IN_TURNS),
-        ".. .. .x .. .. .. .. x. ..",
-        steps=2,
-        networks=2,
-    ),
-    "unchecked": Training(lambda place: scaled(place, FixedLossScale(2.0**10, drop_overflow_update=False)), ".. .."),
+    "simultaneous": Training(simultaneous, ".. .s x. s. ..", networks=2),
+    "alternating": Training(alternating, ".. .. .x .. .. .. .. x. ..", steps=2, networks=2),
+    "unchecked": Training(lambda place: scaled(place, ls.FixedLossScale(2.0**10, drop_overflow_update=False)), ".. .."),
     "hooked": Training(hooked, ".. .x .."),
     "manual_eager": Training(manual_eager, ".. 0. .. .h n. .. ..", steps=2),
     "manual_in_jit": Training(manual_in_jit, ".. .x .. x. .."),
@@ -266,10 +237,8 @@ TRAININGS = {
 
 
 def train(name, place, ranks):
-    """
-    Yields the records of a training: what the cell holds before the first call, and what it holds, returned and
-    measured after each; where calls remain, after a flush.
-    """
+    """Yields the records of a training: what the cell holds before the first call, and what it holds, returned and
+    measured after each; where calls remain, after a flush."""
     training = TRAININGS[name]
     made = training.make(place)
     cell, step = made if isinstance(made, tuple) else (made, made)
@@ -315,8 +284,7 @@ def error_of(call, *arguments, **keywords):
     return ""
 
 
-def in_mode(mode, scenario, *arguments):
-    """Returns the records of a scenario, dicts, in the given mode. Restores the mode."""
+def in_mode(mode, scenario, *arguments):  # The records of a scenario, dicts, in the given mode. Restores the mode.
     with support.in_mode.in_mode(MODES[mode]):
         try:
             return list(scenario(*arguments))

@@ -4,31 +4,15 @@ import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-)
-from support.gan_networks import (
-    NETWORK_INPUTS,
-    GanLosses,
-    WithAux,
-    gan_batch,
-    generator_and_discriminator,
-    take,
-    two_losses,
-    two_optimizers,
-)
+import ms_lossscale as ls
+from support import gan_networks as gans
 from support.networks import FEATURES, Linear, Mlp, Normalised, batch
 from support.numpy_casts import counts_of, shares_of_cast
 
 BATCHES = [batch(seed) for seed in range(3)]
 
 
-class _Differentiated(nn.Cell):
-    """The loss times a scale, in float32, and its gradients by the weights."""
-
+class _Differentiated(nn.Cell):  # The loss times a scale, in float32, and its gradients by the weights.
     def __init__(self, loss, weights, loss_scale, item):
         super().__init__(auto_prefix=False)
         self.loss, self.scale, self.item = loss, loss_scale, item
@@ -52,8 +36,7 @@ def gradients_of(loss, weights, batches, loss_scale=1.0, item=None):
     return {name: np.concatenate(arrays) for name, arrays in grads.items()}
 
 
-def assert_counts(report, grads):
-    """Whether a report counts exactly these gradients, and what casts make of them."""
+def assert_counts(report, grads):  # Whether a report counts exactly these gradients, and what casts make of them.
     assert {name: each.as_dict() for name, each in report.parameters.items()} == {
         name: counts_of(values) for name, values in grads.items()
     }
@@ -66,30 +49,30 @@ def assert_counts(report, grads):
 
 def scaled():
     network = Normalised().set_train()
-    cell = ScaledTrainOneStepCell(network, nn.Adam(network.trainable_params()), DynamicLossScale(2.0**10))
+    cell = ls.ScaledTrainOneStepCell(network, nn.Adam(network.trainable_params()), ls.DynamicLossScale(2.0**10))
     return cell, BATCHES, [(network, network.trainable_params(), BATCHES, None)]
 
 
 def with_aux():
     network = Mlp()
-    cell = ScaledTrainOneStepCell(WithAux(network), nn.Adam(network.trainable_params()), has_aux=True)
+    cell = ls.ScaledTrainOneStepCell(gans.WithAux(network), nn.Adam(network.trainable_params()), has_aux=True)
     return cell, BATCHES, [(network, network.trainable_params(), BATCHES, None)]
 
 
 def gan(kind, loss_scale=2.0**10, **keywords):
     """A cell of this kind, its batches, and of each loss: what computes it, its weights, its batches and its item."""
-    networks = generator_and_discriminator()
-    batches = [gan_batch(seed) for seed in range(2)]
+    networks = gans.generator_and_discriminator()
+    batches = [gans.gan_batch(seed) for seed in range(2)]
     own = [network.trainable_params() for network in networks]
-    losses = two_losses(*networks)
+    losses = gans.two_losses(*networks)
     if kind == "tuple":
-        both = GanLosses(*networks)
-        cell = SimultaneousTrainOneStepCell(both, two_optimizers(*networks), loss_scale, **keywords)
+        both = gans.GanLosses(*networks)
+        cell = ls.SimultaneousTrainOneStepCell(both, gans.two_optimizers(*networks), loss_scale, **keywords)
         return cell, batches, [(both, own[i], batches, i) for i in range(2)]
-    make = SimultaneousTrainOneStepCell if kind == "simultaneous" else AlternatingTrainOneStepCell
-    its_losses = [WithAux(loss) for loss in losses] if keywords.get("has_aux") else losses
-    cell = make(its_losses, two_optimizers(*networks), loss_scale, network_inputs=NETWORK_INPUTS, **keywords)
-    takes = [[take(NETWORK_INPUTS[i], inputs) for inputs in batches] for i in range(2)]
+    make = ls.SimultaneousTrainOneStepCell if kind == "simultaneous" else ls.AlternatingTrainOneStepCell
+    its_losses = [gans.WithAux(loss) for loss in losses] if keywords.get("has_aux") else losses
+    cell = make(its_losses, gans.two_optimizers(*networks), loss_scale, network_inputs=gans.NETWORK_INPUTS, **keywords)
+    takes = [[gans.take(gans.NETWORK_INPUTS[i], inputs) for inputs in batches] for i in range(2)]
     return cell, batches, [(losses[i], own[i], takes[i], None) for i in range(2)]
 
 
@@ -104,13 +87,10 @@ CELLS = {
 }
 
 
-class Failing(nn.Cell):
-    """Fails on a batch of `wrong_shape`."""
-
+class Failing(nn.Cell):  # Fails on a batch of `wrong_shape`.
     def __init__(self):
         super().__init__()
-        self.norm = nn.BatchNorm1d(FEATURES)
-        self.linear = Linear()
+        self.norm, self.linear = nn.BatchNorm1d(FEATURES), Linear()
 
     def construct(self, x, y):
         return self.linear(self.norm(x), y)

@@ -1,9 +1,7 @@
-"""
-Runs loss cells that write state through clean and overflowed steps, and compares all state.
+"""Runs loss cells that write state through clean and overflowed steps, and compares all state.
 
 A batch overflows either by the scale alone or by an inf in the data. By the scale, float16 can't hold a scaled
-gradient, while all that the forward computes and writes is finite.
-"""
+gradient, while all that the forward computes and writes is finite."""
 
 import itertools
 import re
@@ -12,14 +10,9 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-)
+import ms_lossscale as ls
 from support.networks import weight
-from support.training import changed
+from support.training import cell_of, changed
 
 FEATURES, BATCH = 3, 4
 # At SCALE and at the floor, a quarter of it, the gradients of a steep loss are infinite in float16.
@@ -39,8 +32,7 @@ class Loss(nn.Cell):
     def __init__(self, parts, name="loss"):
         super().__init__()
         self.gain = weight(FEATURES, name=f"{name}.gain")
-        self.weight = weight(FEATURES, 1, name=f"{name}.weight")
-        self.parts = nn.CellList(parts)
+        self.weight, self.parts = weight(FEATURES, 1, name=f"{name}.weight"), nn.CellList(parts)
 
     def construct(self, x, slope):
         x = x * self.gain
@@ -51,8 +43,7 @@ class Loss(nn.Cell):
         return product.astype(mstype.float32).mean()
 
 
-def values_of(*cells):
-    """Returns copies of all Parameters and buffers of cells."""
+def values_of(*cells):  # Copies of all Parameters and buffers of cells.
     values = {}
     for i, cell in enumerate(cells):
         values.update((parameter.name, parameter.asnumpy().copy()) for parameter in cell.get_parameters())
@@ -61,41 +52,33 @@ def values_of(*cells):
 
 
 class Training:
-    """
-    A training cell on a network that writes.
+    """A training cell on a network that writes.
 
     Args:
         kind (str): "single", "simultaneous" or "alternating". The latter two have a second network, which writes
             nothing. It alone overflows in a step that overflows by "other".
         parts (list[Cell]): The cells that write. Each must change something in a clean step.
-        keywords: For the training cell.
-    """
+        keywords: For the training cell."""
 
     def __init__(self, kind, parts, **keywords):
         networks = [Loss(parts)] if kind == "single" else [Loss(parts), Loss([], name="other")]
         optimizers = [nn.Momentum(network.trainable_params(), 2.0**-10, 0.9) for network in networks]
-        loss_scale = DynamicLossScale(SCALE, min_loss_scale=SCALE / 4)
-        if kind == "single":
-            cell = ScaledTrainOneStepCell(networks[0], optimizers[0], loss_scale, **keywords)
-        else:
-            cls = {"simultaneous": SimultaneousTrainOneStepCell, "alternating": AlternatingTrainOneStepCell}[kind]
-            cell = cls(networks, optimizers, loss_scale, network_inputs=[(0, 1), (0, 2)], **keywords)
-        self.cell = cell.set_train()
+        loss_scale = ls.DynamicLossScale(SCALE, min_loss_scale=SCALE / 4)
+        positions = {} if kind == "single" else {"network_inputs": [(0, 1), (0, 2)]}
+        kind_of_cell = "scaled" if kind == "single" else kind
+        self.cell = cell = cell_of(kind_of_cell, networks, optimizers, loss_scale, **positions, **keywords)
         self._kind, self._parts = kind, parts
-        self._calls = keywords.get("gradient_accumulation_steps", 1)
-        self._all = [*networks, *optimizers, cell]
+        self._calls, self._all = keywords.get("gradient_accumulation_steps", 1), [*networks, *optimizers, cell]
         self._each = list(zip(networks, optimizers))
         self._weights = {weight.name for network in networks for weight in network.trainable_params()}
         self._seeds = itertools.count()
 
     def make(self, step):
-        """
-        Makes a step and checks its effects.
+        """Makes a step and checks its effects.
 
         Args:
             step (str): "clean", or what overflows: "data", "scale" (of all networks), "own" or "other" (the scale of
-                the first or of the second network alone). A number after it is that of the call in the cycle.
-        """
+                the first or of the second network alone). A number after it is that of the call in the cycle."""
         kind, call = step.rstrip("0123456789"), int(re.search(r"\d*$", step).group() or 0) % self._calls
         kind = "own" if kind == "other" and self._kind == "single" else kind
         self.cell.set_loss_scale(SCALE)

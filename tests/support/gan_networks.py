@@ -1,15 +1,13 @@
-"""
-A small GAN in the layouts that several tests train, its data, and ways to make one of its losses overflow.
+"""A small GAN in the layouts that several tests train, its data, and ways to make one of its losses overflow.
 
 The losses are those of the least-squares GAN, which MindSpore computes to the same bits each time. It does not with
-`ops.softplus`: on CPU, the last bit depends on where the input lies in memory.
-"""
+`ops.softplus`: on CPU, the last bit depends on where the input lies in memory."""
 
 import mindspore
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from support.networks import BATCH, FEATURES, weight
+from support.networks import BATCH, FEATURES, Around, weight
 
 NOISE = 2
 
@@ -17,25 +15,19 @@ NOISE = 2
 NETWORK_INPUTS = [(1, 2), (0, 1, 3)]
 
 
-class Generator(nn.Cell):
-    """Noise to samples, with BatchNorm."""
-
+class Generator(nn.Cell):  # Noise to samples, with BatchNorm.
     def __init__(self, seed=0):
         super().__init__()
-        self.weight = weight(NOISE, FEATURES, seed=seed, name="weight")
-        self.norm = nn.BatchNorm1d(FEATURES)
+        self.weight, self.norm = weight(NOISE, FEATURES, seed=seed, name="weight"), nn.BatchNorm1d(FEATURES)
 
     def construct(self, noise):
         return ops.tanh(self.norm(ops.matmul(noise, self.weight)))
 
 
-class Discriminator(nn.Cell):
-    """Samples to scores of shape (B, 1), with BatchNorm."""
-
+class Discriminator(nn.Cell):  # Samples to scores of shape (B, 1), with BatchNorm.
     def __init__(self, seed=0):
         super().__init__()
-        self.weight = weight(FEATURES, FEATURES, seed=seed, name="weight")
-        self.norm = nn.BatchNorm1d(FEATURES)
+        self.weight, self.norm = weight(FEATURES, FEATURES, seed=seed, name="weight"), nn.BatchNorm1d(FEATURES)
         self.score = weight(FEATURES, 1, seed=seed + 1, name="score")
 
     def construct(self, samples):
@@ -53,24 +45,16 @@ class GeneratorLoss(nn.Cell):
         return ops.square(self.discriminator(self.generator(noise)) - 1.0).mean() * factor
 
 
-class DiscriminatorLoss(nn.Cell):
+class DiscriminatorLoss(GeneratorLoss):
     """The discriminator's loss. It does not detach the generator: the training cell must keep the two apart."""
-
-    def __init__(self, generator, discriminator):
-        super().__init__(auto_prefix=False)
-        self.generator, self.discriminator = generator, discriminator
 
     def construct(self, real, noise, factor):
         fake = self.discriminator(self.generator(noise))
         return (ops.square(self.discriminator(real) - 1.0) + ops.square(fake)).mean() * factor
 
 
-class GanLosses(nn.Cell):
+class GanLosses(GeneratorLoss):
     """Both losses as a tuple. The generator runs once, and so does the discriminator on its samples."""
-
-    def __init__(self, generator, discriminator):
-        super().__init__(auto_prefix=False)
-        self.generator, self.discriminator = generator, discriminator
 
     def construct(self, real, noise, generator_factor, discriminator_factor):
         fake = self.discriminator(self.generator(noise))
@@ -85,19 +69,16 @@ def renamed(prefix, network):
     return network
 
 
-def generator_and_discriminator():
-    """Returns both networks in training mode, with distinct names and always the same weights."""
+def generator_and_discriminator():  # Both networks in training mode, with distinct names and always the same weights.
     generator, discriminator = renamed("generator.", Generator()), renamed("discriminator.", Discriminator(seed=5))
     return generator.set_train(), discriminator.set_train()
 
 
-def two_losses(generator, discriminator):
-    """The list form."""
+def two_losses(generator, discriminator):  # The list form.
     return [GeneratorLoss(generator, discriminator), DiscriminatorLoss(generator, discriminator)]
 
 
-def two_optimizers(generator, discriminator):
-    """Returns two different optimizers, so that they can't be mixed up."""
+def two_optimizers(generator, discriminator):  # Two different optimizers, so that they can't be mixed up.
     return [
         nn.Adam(generator.trainable_params(), learning_rate=0.05),
         nn.Momentum(discriminator.trainable_params(), learning_rate=0.05, momentum=0.9),
@@ -113,30 +94,22 @@ def gan_batch(seed=0, overflow_in=()):
     return (Tensor(real), Tensor(noise), *factors)
 
 
-def take(positions, inputs):
-    """The inputs at the positions."""
+def take(positions, inputs):  # The inputs at the positions.
     return [inputs[position] for position in positions]
 
 
-def rows_of(batches):
-    """Returns batches as rows of a dataset."""
+def rows_of(batches):  # Batches as rows of a dataset.
     return [tuple(tensor.asnumpy() for tensor in inputs) for inputs in batches]
 
 
-class WithAux(nn.Cell):
+class WithAux(Around):
     """Returns, after the loss of a network, multiples of its first input as aux, which nothing may train."""
-
-    def __init__(self, network):
-        super().__init__(auto_prefix=False)
-        self.network = network
 
     def construct(self, *inputs):
         return self.network(*inputs), inputs[0] * 2.0, inputs[0] * 3.0
 
 
-class TupleOf(nn.Cell):
-    """Returns several losses of the same inputs as one tuple."""
-
+class TupleOf(nn.Cell):  # Returns several losses of the same inputs as one tuple.
     def __init__(self, *networks):
         super().__init__(auto_prefix=False)
         self.networks = nn.CellList(list(networks), auto_prefix=False)
@@ -148,26 +121,20 @@ class TupleOf(nn.Cell):
         return losses
 
 
-class ClipWeights(nn.Cell):
-    """Weight clipping, as in a Wasserstein GAN: a Cell without inputs."""
-
+class ClipWeights(nn.Cell):  # Weight clipping, as in a Wasserstein GAN: a Cell without inputs.
     def __init__(self, weights, bound):
         super().__init__(auto_prefix=False)
-        self.weights = mindspore.ParameterTuple(weights)
-        self.bound = bound
+        self.weights, self.bound = mindspore.ParameterTuple(weights), bound
 
     def construct(self):
         for parameter in self.weights:
             ops.assign(parameter, ops.clip(parameter, -self.bound, self.bound))
 
 
-class Counted(nn.Cell):
-    """Counts on the host how often a network of one input runs."""
-
+class Counted(nn.Cell):  # Counts on the host how often a network of one input runs.
     def __init__(self, network):
         super().__init__(auto_prefix=False)
-        self.network = network
-        self.runs = 0
+        self.network, self.runs = network, 0
         self._operator = ops.Custom(self._count, _same, _same, func_type="pyfunc", bprop=self._bprop)
 
     def _count(self, array):

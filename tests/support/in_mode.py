@@ -6,8 +6,7 @@ import mindspore
 
 
 @contextlib.contextmanager
-def in_mode(mode):
-    """A context in which MindSpore is in this mode, GRAPH_MODE or PYNATIVE_MODE."""
+def in_mode(mode):  # A context in which MindSpore is in this mode, GRAPH_MODE or PYNATIVE_MODE.
     before = mindspore.get_context("mode")
     mindspore.set_context(mode=mode)
     try:

@@ -4,10 +4,10 @@ import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from ms_lossscale import DynamicLossScale, ManualStep, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
+from ms_lossscale import DynamicLossScale
+from support.training import cell_of
 
 FEATURES, BATCH = 4, 8
-HOWS = ("eagerly", "in_jit")
 CYCLE = {"gradient_accumulation_steps": 2, "clip_norm": 0.5, "ema_decay": 0.9}
 
 
@@ -24,8 +24,7 @@ class Regression(nn.Cell):
         return ops.square(self.factor * self.net(x) - y).mean()
 
 
-def regression(seed=0, prefix=""):
-    """Returns a network whose weights depend only on the seed."""
+def regression(seed=0, prefix=""):  # A network whose weights depend only on the seed.
     mindspore.set_seed(seed)
     return Regression(prefix)
 
@@ -43,16 +42,13 @@ def batch(seed, overflows=False):
     return Tensor(x), Tensor(y)
 
 
-def batches(overflows):
-    """Returns one batch for each letter: `x` for one that overflows."""
+def batches(overflows):  # One batch for each letter: `x` for one that overflows.
     return [batch(seed, each == "x") for seed, each in enumerate(overflows)]
 
 
 def train_step_of(step, networks, how="eagerly"):
-    """
-    Returns a function that makes one call of a ManualStep, with a backward for each network: it returns the losses and
-    the overflow. Compiled, if `how` says so.
-    """
+    """Returns a function that makes one call of a ManualStep, with a backward for each network: it returns the losses
+    and the overflow. Compiled, if `how` says so."""
 
     def forward_of(network, number):
         def forward(x, y):
@@ -67,21 +63,15 @@ def train_step_of(step, networks, how="eagerly"):
         mindspore.value_and_grad(forward_of(network, i), None, its_weights, has_aux=True)
         for i, (network, its_weights) in enumerate(zip(networks, weights))
     ]
-    if others:
-        second = others[0]
+    second = others[0] if others else None
 
-        def train_step(x, y):
-            x, y = step.begin(x, y)
-            (_, loss), grads = first(x, y)
-            (_, its_loss), its_grads = second(x, y)
-            return (loss, its_loss), step.end(grads, its_grads)
-
-    else:
-
-        def train_step(x, y):
-            x, y = step.begin(x, y)
-            (_, loss), grads = first(x, y)
+    def train_step(x, y):
+        x, y = step.begin(x, y)
+        (_, loss), grads = first(x, y)
+        if second is None:
             return (loss,), step.end(grads)
+        (_, its_loss), its_grads = second(x, y)
+        return (loss, its_loss), step.end(grads, its_grads)
 
     return mindspore.jit(train_step) if how == "in_jit" else train_step
 
@@ -89,26 +79,17 @@ def train_step_of(step, networks, how="eagerly"):
 def manual(loss_scale, how="eagerly", count=1, **keywords):
     """Returns a ManualStep of so many networks and optimizers, the networks, and its train step."""
     networks = [regression(i, f"network_{i}.") for i in range(count)]
-    optimizers = [adam(network) for network in networks]
-    if count == 1:
-        networks, optimizers = networks[0], optimizers[0]
-    step = ManualStep(networks, optimizers, loss_scale, **keywords).set_train()
-    networks = [networks] if count == 1 else networks
+    step = cell_of("manual", networks, list(map(adam, networks)), loss_scale, **keywords)
     return step, networks, train_step_of(step, networks, how)
 
 
-def training_cell(loss_scale, count=1, **keywords):
-    """Returns a training cell that must train as `manual`."""
+def training_cell(loss_scale, count=1, **keywords):  # A training cell that must train as `manual`.
     networks = [regression(i, f"network_{i}.") for i in range(count)]
-    optimizers = [adam(network) for network in networks]
-    if count == 1:
-        return ScaledTrainOneStepCell(networks[0], optimizers[0], loss_scale, **keywords).set_train()
-    return SimultaneousTrainOneStepCell(networks, optimizers, loss_scale, **keywords).set_train()
+    kind = "scaled" if count == 1 else "simultaneous"
+    return cell_of(kind, networks, list(map(adam, networks)), loss_scale, **keywords)
 
 
-class Halve(nn.Cell):
-    """A gradient transform that counts its calls, which a skipped step undoes."""
-
+class Halve(nn.Cell):  # A gradient transform that counts its calls, which a skipped step undoes.
     def __init__(self):
         super().__init__()
         self.calls = Parameter(Tensor(0.0), name="calls", requires_grad=False)

@@ -1,8 +1,6 @@
-"""
-Mutates the reference of the training cells, and shows which mutants no configuration of tests/cells notices.
+"""Mutates the reference of the training cells, and shows which mutants no configuration of tests/cells notices.
 
-What the package does in each configuration is recorded once, and each mutant of reference.py is compared with that.
-"""
+What the package does in each configuration is recorded once, and each mutant of reference.py is compared with that."""
 
 import argparse
 import ast
@@ -41,8 +39,7 @@ _OTHER_NAMES = {"max": "min", "min": "max", "any": "all", "all": "any"}
 _COPIES = ("list", "dict", "deepcopy", "copy", "max", "min", "clip")
 
 
-def variants(node):
-    """Yields what may stand in the place of a node."""
+def variants(node):  # Yields what may stand in the place of a node.
     if isinstance(node, (ast.BinOp, ast.BoolOp, ast.AugAssign)):
         yield from (_changed(node, op=other()) for other in _OTHERS[type(node.op)])
     if isinstance(node, ast.BinOp):
@@ -119,8 +116,7 @@ def _put(parent, field, i, node):
         getattr(parent, field)[i] = node
 
 
-def who_notices(code, records):
-    """Returns the number of the first record that differs from what this reference does, or None."""
+def who_notices(code, records):  # The number of the first record that differs from what this reference does, or None.
     module, number = types.ModuleType(REFERENCE), 0
     with mock.patch.dict(sys.modules, {REFERENCE: module}):
         for name in _ITS_USERS:
@@ -148,8 +144,7 @@ def _stop(*_):
     raise _TooLong
 
 
-def record(path):
-    """Writes what the package does in each configuration."""
+def record(path):  # Writes what the package does in each configuration.
     from conftest import MODES
 
     from support.configurations import covering, planted

@@ -14,24 +14,30 @@ def weight(*shape, seed=0, name, dtype=np.float32):
     return Parameter(Tensor(values), name=name)
 
 
-def batch(seed=0):
-    """Returns one batch of inputs and targets."""
+def batch(seed=0):  # One batch of inputs and targets.
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(BATCH, FEATURES)).astype(np.float32)
     y = rng.normal(size=(BATCH, 1)).astype(np.float32)
     return Tensor(x), Tensor(y)
 
 
-def overflowing_batch(seed=0):
-    """Returns a batch that makes the gradients infinite or NaN, whatever the weights are."""
+def overflowing_batch(seed=0):  # A batch that makes the gradients infinite or NaN, whatever the weights are.
     x, y = (tensor.asnumpy() for tensor in batch(seed))
     x[0, 0] = np.inf
     return Tensor(x), Tensor(y)
 
 
-def batch_for(overflow, seed=0):
-    """Returns an ordinary batch, or one that overflows."""
+def batch_for(overflow, seed=0):  # An ordinary batch, or one that overflows.
     return overflowing_batch(seed) if overflow else batch(seed)
+
+
+class Around(nn.Cell):  # Calls a network, or a training cell, whose names stay.
+    def __init__(self, network):
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, *inputs):
+        return self.network(*inputs)
 
 
 class Linear(nn.Cell):
@@ -45,9 +51,7 @@ class Linear(nn.Cell):
         return ops.square(ops.matmul(x, self.weight) - y).mean()
 
 
-class LinearWithBias(nn.Cell):
-    """Mean squared error of a linear model with a matrix and a vector among its weights."""
-
+class LinearWithBias(nn.Cell):  # Mean squared error of a linear model with a matrix and a vector among its weights.
     def __init__(self, seed=0):
         super().__init__()
         self.weight = weight(FEATURES, 2, seed=seed, name="weight")
@@ -57,9 +61,7 @@ class LinearWithBias(nn.Cell):
         return ops.square(ops.matmul(x, self.weight) + self.bias - y).mean()
 
 
-class Mlp(nn.Cell):
-    """Mean squared error of two layers, with matrices and vectors among the weights."""
-
+class Mlp(nn.Cell):  # Mean squared error of two layers, with matrices and vectors among the weights.
     def __init__(self, seed=0):
         super().__init__()
         self.hidden = weight(FEATURES, 5, seed=seed, name="hidden.weight")
@@ -72,25 +74,19 @@ class Mlp(nn.Cell):
         return ops.square(ops.matmul(hidden, self.output) + self.output_bias - y).mean()
 
 
-class Normalised(nn.Cell):
-    """A linear model whose inputs go through a normalisation with moving statistics."""
-
+class Normalised(nn.Cell):  # A linear model whose inputs go through a normalisation with moving statistics.
     def __init__(self, norm=None):
         super().__init__()
-        self.norm = norm or nn.BatchNorm1d(FEATURES)
-        self.weight = weight(FEATURES, 1, name="weight")
+        self.norm, self.weight = norm or nn.BatchNorm1d(FEATURES), weight(FEATURES, 1, name="weight")
 
     def construct(self, x, y):
         return ops.square(ops.matmul(self.norm(x), self.weight) - y).mean()
 
 
-class LossOfShape(nn.Cell):
-    """A linear model that returns its squared errors as a loss of shape (), (1,) or (B, 1)."""
-
+class LossOfShape(nn.Cell):  # A linear model that returns its squared errors as a loss of shape (), (1,) or (B, 1).
     def __init__(self, shape):
         super().__init__()
-        self.weight = weight(FEATURES, 1, name="weight")
-        self.shape = shape
+        self.weight, self.shape = weight(FEATURES, 1, name="weight"), shape
 
     def construct(self, x, y):
         errors = ops.square(ops.matmul(x, self.weight) - y)
@@ -99,9 +95,7 @@ class LossOfShape(nn.Cell):
         return errors.sum().reshape(self.shape)
 
 
-class HalfPrecision(nn.Cell):
-    """A linear model in float16, including its weight and its loss."""
-
+class HalfPrecision(nn.Cell):  # A linear model in float16, including its weight and its loss.
     def __init__(self):
         super().__init__()
         self.weight = weight(FEATURES, 1, name="weight", dtype=np.float16)
@@ -124,7 +118,6 @@ class BehindStopGradient(nn.Cell):
         return ops.square(self.score(made) - y).mean()
 
 
-def overflowing():
-    """Returns a batch with which a `BehindStopGradient` overflows."""
+def overflowing():  # A batch with which a `BehindStopGradient` overflows.
     x, y = (tensor.asnumpy() for tensor in batch(0))
     return Tensor(x * np.float32(1e30)), Tensor(y)

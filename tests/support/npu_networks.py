@@ -19,12 +19,10 @@ NAN = (float("nan"), 1.0)
 
 
 class OnNpu(nn.Cell):
-    """
-    The loss `backward_gain * min(saturate(x * weight), 100)`.
+    """The loss `backward_gain * min(saturate(x * weight), 100)`.
 
     If the forward overflows, the minimum makes the gradient 0, and only the register shows it. If the backward
-    overflows, the gradient is 65504 * x / LOSS_SCALE, as finite as any other.
-    """
+    overflows, the gradient is 65504 * x / LOSS_SCALE, as finite as any other."""
 
     def __init__(self, name):
         super().__init__()
@@ -35,9 +33,7 @@ class OnNpu(nn.Cell):
         return ops.minimum(self.saturate(x * self.weight), 100.0) * backward_gain
 
 
-class AllOnNpu(nn.Cell):
-    """The losses of several networks, as one tuple. Each takes the next two inputs."""
-
+class AllOnNpu(nn.Cell):  # The losses of several networks, as one tuple. Each takes the next two inputs.
     def __init__(self, *networks):
         super().__init__(auto_prefix=False)
         self.networks = nn.CellList(list(networks), auto_prefix=False)
@@ -57,8 +53,7 @@ def optimizers_of(networks):
     return [nn.SGD(network.trainable_params(), learning_rate=LEARNING_RATE) for network in networks]
 
 
-def inputs_for(*behaviours):
-    """Returns inputs with which each network behaves as given."""
+def inputs_for(*behaviours):  # Inputs with which each network behaves as given.
     return [Tensor(np.float32([value])) for behaviour in behaviours for value in behaviour]
 
 
@@ -66,15 +61,13 @@ def weights_of(networks):
     return [float(network.weight.asnumpy()[0]) for network in networks]
 
 
-def reset(networks):
-    """Sets the weights to 1, where `updated` starts."""
+def reset(networks):  # Sets the weights to 1, where `updated` starts.
     for network in networks:
         ops.assign(network.weight, Tensor([1.0], mindspore.float32))
     assert weights_of(networks) == [1.0] * len(networks)
 
 
-def updated(behaviour):
-    """Returns the weight after one step of SGD from 1, for a behaviour without overflow."""
+def updated(behaviour):  # The weight after one step of SGD from 1, for a behaviour without overflow.
     x, backward_gain = behaviour
     return 1.0 - LEARNING_RATE * x * backward_gain
 

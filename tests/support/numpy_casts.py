@@ -12,8 +12,7 @@ class Shares(NamedTuple):
     overflowed: float
 
 
-def float16(values):
-    """Rounds float64 to float16."""
+def float16(values):  # Rounds float64 to float16.
     with np.errstate(over="ignore"):
         return values.astype(np.float16).astype(np.float64)
 
@@ -36,16 +35,11 @@ def shares_of_cast(values, scale=1.0, dtype=mstype.float16):
     cast, smallest_normal = CASTS[dtype]
     finite = values[np.isfinite(values)].astype(np.float64)
     after = np.abs(cast(finite * scale))
-    counts = (
-        np.sum((finite != 0) & (after == 0)),
-        np.sum((after > 0) & (after < smallest_normal)),
-        np.sum(np.isinf(after)),
-    )
-    return Shares(*(int(count) / values.size for count in counts))
+    groups = (finite != 0) & (after == 0), (after > 0) & (after < smallest_normal), np.isinf(after)
+    return Shares(*(int(np.sum(group)) / values.size for group in groups))
 
 
-def counts_of(values):
-    """Returns what `Distribution.as_dict` must return for the values."""
+def counts_of(values):  # What `Distribution.as_dict` must return for the values.
     finite = values[np.isfinite(values)]
     sizes = np.abs(finite[finite != 0]).astype(np.float64)
     counts = np.histogram(sizes, 2.0 ** np.arange(-149, 129))[0].tolist()

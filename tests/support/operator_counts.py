@@ -1,8 +1,6 @@
-"""
-Prints, as JSON, how often MindSpore runs each operator for several cells in graph mode.
+"""Prints, as JSON, how often MindSpore runs each operator for several cells in graph mode.
 
-It is a separate program, since MindSpore decides whether to save graphs when it compiles the first one.
-"""
+It is a separate program, since MindSpore decides whether to save graphs when it compiles the first one."""
 
 import json
 import os
@@ -19,14 +17,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
-from support.gan_networks import (
-    NETWORK_INPUTS,
-    GanLosses,
-    gan_batch,
-    generator_and_discriminator,
-    two_losses,
-    two_optimizers,
-)
+from support import gan_networks as gans
 from support.networks import weight
 
 # Nodes that only pass values from one operator or branch to the next.
@@ -36,9 +27,7 @@ _DEFINITION = re.compile(r"^ *%\d+\(.*?\) = (?:PrimFunc_)?(\w+)\(", re.M)
 SMALL, LARGE = 8, 160  # Some steps work on many small tensors as on one; 160 x 160 is more than that.
 
 
-class Chain(nn.Cell):
-    """A chain of square matrices."""
-
+class Chain(nn.Cell):  # A chain of square matrices.
     def __init__(self, size, count):
         super().__init__()
         self.matrices = mindspore.ParameterTuple([weight(size, size, seed=i, name=f"matrix{i}") for i in range(count)])
@@ -75,9 +64,11 @@ def added(folder, size, count, **keywords):
 
 
 def gan(folder, losses, **keywords):
-    networks = generator_and_discriminator()
-    cell = SimultaneousTrainOneStepCell(losses(*networks), two_optimizers(*networks), DynamicLossScale(), **keywords)
-    return operators(folder, cell, *gan_batch(seed=0))
+    networks = gans.generator_and_discriminator()
+    cell = SimultaneousTrainOneStepCell(
+        losses(*networks), gans.two_optimizers(*networks), DynamicLossScale(), **keywords
+    )
+    return operators(folder, cell, *gans.gan_batch(seed=0))
 
 
 def main():
@@ -85,17 +76,14 @@ def main():
     os.environ["MS_DEV_SAVE_GRAPHS"] = "2"
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
     folder = Path(sys.argv[1])
+    cycle = {"clip_norm": 1.0, "ema_decay": 0.9, "gradient_accumulation_steps": 2}
     counts = {
-        "4 large": added(folder / "1", LARGE, 4),
-        "5 large": added(folder / "2", LARGE, 5),
-        "4 large, clip_norm": added(folder / "3", LARGE, 4, clip_norm=1.0),
-        "5 large, clip_norm": added(folder / "4", LARGE, 5, clip_norm=1.0),
-        "4 large, clip_norm, ema, cycle": added(
-            folder / "5", LARGE, 4, clip_norm=1.0, ema_decay=0.9, gradient_accumulation_steps=2
-        ),
+        **{f"{count} large": added(folder / f"{count}", LARGE, count) for count in (4, 5)},
+        **{f"{count} large, clip_norm": added(folder / f"{count}c", LARGE, count, clip_norm=1.0) for count in (4, 5)},
+        "4 large, clip_norm, ema, cycle": added(folder / "cycle", LARGE, 4, **cycle),
         "4 large, retried": added(folder / "6", LARGE, 4, max_retries=1),
-        "GAN, a tuple of losses": gan(folder / "7", GanLosses),
-        "GAN, two loss cells": gan(folder / "8", two_losses, network_inputs=NETWORK_INPUTS),
+        "GAN, a tuple of losses": gan(folder / "7", gans.GanLosses),
+        "GAN, two loss cells": gan(folder / "8", gans.two_losses, network_inputs=gans.NETWORK_INPUTS),
     }
     print(json.dumps(counts))
 

@@ -6,11 +6,7 @@ import mindspore
 from mindspore import nn
 from mindspore.experimental.optim import lr_scheduler
 
-MODULES = {
-    "nn": mindspore.nn.optim,
-    "experimental": mindspore.experimental.optim,
-    "mint": mindspore.mint.optim,
-}
+MODULES = {"nn": mindspore.nn.optim, "experimental": mindspore.experimental.optim, "mint": mindspore.mint.optim}
 OPTIMIZERS = [
     f"{module}.{name}"
     for module, contents in MODULES.items()
@@ -27,8 +23,7 @@ RUN_EVERYWHERE = {
 RUN_EVERYWHERE = {f"{module}.{name}" for module, names in RUN_EVERYWHERE.items() for name in names.split()}
 
 
-def parameters_of(make):
-    """Returns the names of a constructor's parameters, and whether each has a default."""
+def parameters_of(make):  # The names of a constructor's parameters, and whether each has a default.
     function = make.__init__ if inspect.isclass(make) else make
     # Most of MindSpore's constructors have a decorator that takes (*args, **kwargs), some have two.
     while True:
@@ -45,19 +40,15 @@ def required_argument(name, network):
     """Returns a value for an argument without a default. A KeyError means that an optimizer wants something new."""
     return {
         "params": lambda: [{"params": [network.weight]}, {"params": [network.bias]}],
-        "optimizer": lambda: nn.Momentum(network.trainable_params(), learning_rate=0.05, momentum=0.9),
-        "opt": lambda: nn.Momentum(network.trainable_params(), learning_rate=0.05, momentum=0.9),
-        "learning_rate": lambda: 0.05,
-        "lr": lambda: 0.05,
+        **dict.fromkeys(("optimizer", "opt"), lambda: nn.Momentum(network.trainable_params(), 0.05, 0.9)),
+        **dict.fromkeys(("learning_rate", "lr"), lambda: 0.05),
         "momentum": lambda: 0.9,
     }[name]()
 
 
 def make_optimizer(name, network):
-    """
-    Returns the optimizer with two groups of parameters, weight decay in one of them, and a decreasing learning rate, as
-    far as it takes them. Also returns the schedule that a user's loop steps, for the experimental optimizers.
-    """
+    """Returns the optimizer with two groups of parameters, weight decay in one of them, and a decreasing learning rate,
+    as far as it takes them. Also returns the schedule that a user's loop steps, for the experimental optimizers."""
     module, class_name = name.split(".")
     make = getattr(MODULES[module], class_name)
     has_default = parameters_of(make)

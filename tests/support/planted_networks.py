@@ -10,9 +10,7 @@ N = 4
 FLOAT16_MAX = 65504.0
 
 
-class Function(nn.Cell):
-    """Any function of a tensor."""
-
+class Function(nn.Cell):  # Any function of a tensor.
     def __init__(self, function):
         super().__init__()
         self.function = function
@@ -30,8 +28,7 @@ class Chain(nn.Cell):
 
     def __init__(self, *cells, dtype=mstype.float16):
         super().__init__()
-        self.first = nn.Dense(2, 2, weight_init="ones", has_bias=False)
-        self.cells_ = nn.SequentialCell(*cells)
+        self.first, self.cells_ = nn.Dense(2, 2, weight_init="ones", has_bias=False), nn.SequentialCell(*cells)
         if dtype == mstype.float16:
             self.first.to_float(dtype)
             self.cells_.to_float(dtype)
@@ -44,9 +41,7 @@ def chain32(*cells):
     return Chain(*cells, dtype=mstype.float32)
 
 
-class BetweenCells(nn.Cell):
-    """Overflows in its own construct, between two cells."""
-
+class BetweenCells(nn.Cell):  # Overflows in its own construct, between two cells.
     def __init__(self):
         super().__init__()
         self.first = nn.Dense(2, 2, weight_init="ones", has_bias=False).to_float(mstype.float16)
@@ -56,14 +51,11 @@ class BetweenCells(nn.Cell):
         return self.second(self.first(x) * 1000.0).astype(mstype.float32).mean()
 
 
-def rows(*values):
-    """An input whose rows hold these values."""
+def rows(*values):  # An input whose rows hold these values.
     return Tensor(np.repeat(np.float32(values)[:, None], 2, axis=1))
 
 
-class Planted(NamedTuple):
-    """What locate_overflow must say of a network and its input at a loss scale."""
-
+class Planted(NamedTuple):  # What locate_overflow must say of a network and its input at a loss scale.
     network: Callable
     x: Tensor
     loss_scale: float
@@ -118,23 +110,18 @@ PLANTED = {name: Planted(network, XS[x], *its) for name, network, x, *its in (
 # Parts of float16 networks that need float32.
 
 
-def dense():
-    """A layer that nearly passes on its input."""
+def dense():  # A layer that nearly passes on its input.
     weight = np.eye(N, dtype=np.float32) + 0.01
     return nn.Dense(N, N, weight_init=Tensor(weight), bias_init="zeros")
 
 
-class SoftmaxByHand(nn.Cell):
-    """Computes exp(5) to exp(15), and more in later blocks."""
-
+class SoftmaxByHand(nn.Cell):  # Computes exp(5) to exp(15), and more in later blocks.
     def construct(self, x):
         e = ops.exp(x * 5.0)
         return e / e.sum(-1, keepdims=True)
 
 
-class RootMeanSquare(nn.Cell):
-    """Computes squares that overflow."""
-
+class RootMeanSquare(nn.Cell):  # Computes squares that overflow.
     def __init__(self):
         super().__init__()
         self.gamma = Parameter(Tensor(np.ones(N), mstype.float32))
@@ -144,21 +131,15 @@ class RootMeanSquare(nn.Cell):
         return x / ops.sqrt((x * x).mean(-1, keep_dims=True) + 1e-3) * self.gamma
 
 
-class LongSum(nn.Cell):
-    """Adds many numbers before it divides by their count."""
-
+class LongSum(nn.Cell):  # Adds many numbers before it divides by their count.
     def construct(self, x):
         return x + ops.tile(x * 40.0, (1, 2000)).sum(-1, keepdims=True) / 320000.0
 
 
-class Attention(nn.Cell):
-    """Has logits beyond 65504 in its own construct, not in a cell."""
-
+class Attention(nn.Cell):  # Has logits beyond 65504 in its own construct, not in a cell.
     def __init__(self):
         super().__init__()
-        self.q = dense()
-        self.k = dense()
-        self.v = dense()
+        self.q, self.k, self.v = dense(), dense(), dense()
 
     def construct(self, x):
         q, k, v = self.q(x) * 150.0, self.k(x) * 150.0, self.v(x)
@@ -173,9 +154,7 @@ class SmallInBetween(nn.Cell):
         return x * 2.0**-11 * 2.0**-9 * 2.0**9 * 2.0**11
 
 
-class WritesSquares(nn.Cell):
-    """Overflows only in what it writes."""
-
+class WritesSquares(nn.Cell):  # Overflows only in what it writes.
     def __init__(self):
         super().__init__()
         self.seen = Parameter(Tensor(0.0, mstype.float32), requires_grad=False)
@@ -185,9 +164,7 @@ class WritesSquares(nn.Cell):
         return x
 
 
-class CastsByHand(nn.Cell):
-    """A loss with a product that refuses float32 from the cell that overflows."""
-
+class CastsByHand(nn.Cell):  # A loss with a product that refuses float32 from the cell that overflows.
     def __init__(self):
         super().__init__()
         self.large = Square().to_float(mstype.float16)
@@ -206,9 +183,7 @@ class Square(nn.Cell):
 class Block(nn.Cell):
     def __init__(self, middle):
         super().__init__()
-        self.first = dense()
-        self.middle = middle
-        self.last = dense()
+        self.first, self.middle, self.last = dense(), middle, dense()
 
     def construct(self, x):
         return x + self.last(self.middle(self.first(x)))

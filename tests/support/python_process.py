@@ -1,7 +1,5 @@
-"""
-Runs Python in new processes, as a user starts it: with the package, and without this process' `sys.path`. Or runs code
-as a module of this process.
-"""
+"""Runs Python in new processes, as a user starts it: with the package, and without this process' `sys.path`. Or runs
+code as a module of this process."""
 
 import importlib.util
 import itertools
@@ -20,18 +18,15 @@ ROOT = Path(__file__).resolve().parents[2]
 _numbers = itertools.count()
 
 
-def python_environment():
-    """Returns the environment variables of a new process."""
+def python_environment():  # The environment variables of a new process.
     # sys.path is not passed on, since MindSpore's O1 and O2 put folders with their own math.py on it.
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PYTHONPATH": paths}
 
 
 def run_python(*arguments, cwd, timeout=300, **variables):
-    """
-    Runs `python *arguments` in the folder `cwd`, with additional environment variables. The result has `returncode`,
-    `stdout` and `stderr`.
-    """
+    """Runs `python *arguments` in the folder `cwd`, with additional environment variables. The result has `returncode`,
+    `stdout` and `stderr`."""
     command = [sys.executable, *map(str, arguments)]
     environment = {**python_environment(), **variables}
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)
@@ -44,8 +39,7 @@ def check_python(*arguments, cwd, timeout=300):
     return result.stdout
 
 
-def import_code(folder, code):
-    """Runs the code as a separate module, and returns that."""
+def import_code(folder, code):  # Runs the code as a separate module, and returns that.
     name = f"imported_code_{next(_numbers)}"
     path = folder / f"{name}.py"
     path.write_text(code)
@@ -65,10 +59,8 @@ class Job(NamedTuple):
 
 
 def run_msrun(ranks, script, *arguments, cwd, timeout=200, **variables):
-    """
-    Runs `msrun script *arguments` with `ranks` ranks on this machine, in the folder `cwd`, with additional environment
-    variables. Returns a Job.
-    """
+    """Runs `msrun script *arguments` with `ranks` ranks on this machine, in the folder `cwd`, with additional
+    environment variables. Returns a Job."""
     environment = {**python_environment(), **variables}
     # msrun calls `python`.
     environment["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), environment["PATH"]))
@@ -79,15 +71,8 @@ def run_msrun(ranks, script, *arguments, cwd, timeout=200, **variables):
     options = [f"--worker_num={ranks}", f"--local_worker_num={ranks}", f"--master_port={_free_port()}"]
     options += ["--log_dir=msrun", "--join=True"]
     command = [sys.executable, "-m", "mindspore.parallel.cluster.run", *options, script, *arguments]
-    with subprocess.Popen(
-        list(map(str, command)),
-        cwd=cwd,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as process:
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+    with subprocess.Popen(list(map(str, command)), cwd=cwd, env=environment, **options) as process:
         try:
             output, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
@@ -97,8 +82,7 @@ def run_msrun(ranks, script, *arguments, cwd, timeout=200, **variables):
     return Job(process.returncode, output, logs)
 
 
-def check_msrun(ranks, script, *arguments, **options):
-    """Does `run_msrun`, and asserts that it succeeds."""
+def check_msrun(ranks, script, *arguments, **options):  # Does `run_msrun`, and asserts that it succeeds.
     job = run_msrun(ranks, script, *arguments, **options)
     assert job.returncode == 0, "\n".join([job.output[-1000:], *(log[-3000:] for log in job.logs)])
     return job
@@ -119,8 +103,7 @@ def _stop(process):
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def is_older_mindspore():
-    """Returns whether this is MindSpore before 2.10."""
+def is_older_mindspore():  # Whether this is MindSpore before 2.10.
     return tuple(map(int, mindspore.__version__.split(".")[:2])) < (2, 10)
 
 

@@ -9,65 +9,35 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    FixedLossScale,
-    FloatStatusRegister,
-    NormSpike,
-    ScaledTrainOneStepCell,
-    ScheduledLossScale,
-    SimultaneousTrainOneStepCell,
-    emulation,
-)
-from support.data_parallel_training import (
-    Bounded,
-    HighLoss,
-    Place,
-    Rows,
-    dynamic,
-    error_of,
-    hooked,
-    momentum,
-    pair,
-    parallel,
-    rows_of,
-    scaled,
-)
+import ms_lossscale as ls
+from support import data_parallel_training as dp
 from support.npu_networks import BACKWARD, FORWARD, INNOCENT, LOSS_SCALE, OnNpu, inputs_for
 from support.training import state
 
-ALONE = Place(0, 1)
+ALONE = dp.Place(0, 1)
 FURTHER = Parameter(Tensor(1.0), name="further")
 # The keywords of a training cell: what the first rank passes, and the last.
 SETTINGS = {
-    "gradient_accumulation_steps": (1, 2),
-    "clip_norm": (1.0, 2.0),
-    "clip_value": (None, 1.0),
-    "ema_decay": (None, 0.9),
-    "has_aux": (False, True),
-    "forward_state": ((), (FURTHER,)),
+    **{"gradient_accumulation_steps": (1, 2), "clip_norm": (1.0, 2.0), "clip_value": (None, 1.0)},
+    **{"ema_decay": (None, 0.9), "has_aux": (False, True), "forward_state": ((), (FURTHER,))},
     "gradient_transforms": ((), [nn.Identity()]),
-    "after_update": (None, Bounded([FURTHER])),
-    "overflow_detector": (None, FloatStatusRegister()),
-    "max_retries": (0, 1),
-    "weighted": (False, True),
-    "skip_conditions": ((), [HighLoss()]),
+    "after_update": (None, dp.Bounded([FURTHER])),
+    "overflow_detector": (None, ls.FloatStatusRegister()),
+    **{"max_retries": (0, 1), "weighted": (False, True), "skip_conditions": ((), [dp.HighLoss()])},
     "gradients_reduced": (False, True),
 }
 
 
-def with_network(last, change):
-    """Returns a cell whose network is changed on the last rank."""
-    network = Rows(1.0)
+def with_network(last, change):  # A cell whose network is changed on the last rank.
+    network = dp.Rows(1.0)
     if last:
         change(network)
-    return ScaledTrainOneStepCell(network, momentum(network), dynamic())
+    return ls.ScaledTrainOneStepCell(network, dp.momentum(network), dp.dynamic())
 
 
 def with_optimizer(make):
-    network = Rows(1.0)
-    return ScaledTrainOneStepCell(network, make(network.trainable_params()))
+    network = dp.Rows(1.0)
+    return ls.ScaledTrainOneStepCell(network, make(network.trainable_params()))
 
 
 def observed(condition, norm):
@@ -76,7 +46,7 @@ def observed(condition, norm):
 
 
 def taking_turns(loss_scale=None, every=None):
-    return pair(ALONE, AlternatingTrainOneStepCell, loss_scale or dynamic(), every=every)
+    return dp.pair(ALONE, ls.AlternatingTrainOneStepCell, loss_scale or dp.dynamic(), every=every)
 
 
 def restarted(cell):
@@ -86,34 +56,36 @@ def restarted(cell):
 
 # What else the error must name, and the cell that each rank makes, given whether it is the last.
 OTHERS = {
-    "cell": lambda last: pair(ALONE, SimultaneousTrainOneStepCell, dynamic()) if last else taking_turns(),
+    "cell": lambda last: dp.pair(ALONE, ls.SimultaneousTrainOneStepCell, dp.dynamic()) if last else taking_turns(),
     "every": lambda last: taking_turns(every=(1, 2 if last else 3)),
     "network_1.loss_scale": lambda last: taking_turns([2.0, 8.0 if last else 4.0]),
-    "loss_scale: ": lambda last: scaled(ALONE, ScheduledLossScale([1, 2], [1, 2]) if last else dynamic()),
-    "scale_window": lambda last: scaled(ALONE, DynamicLossScale(scale_window=2000 if last else 1000)),
-    "milestone": lambda last: scaled(ALONE, ScheduledLossScale([2 + last, 4], [1, 2])),
-    "scale_value": lambda last: scaled(ALONE, 8.0 if last else 4.0),
+    "loss_scale: ": lambda last: dp.scaled(ALONE, ls.ScheduledLossScale([1, 2], [1, 2]) if last else dp.dynamic()),
+    "scale_window": lambda last: dp.scaled(ALONE, ls.DynamicLossScale(scale_window=2000 if last else 1000)),
+    "milestone": lambda last: dp.scaled(ALONE, ls.ScheduledLossScale([2 + last, 4], [1, 2])),
+    "scale_value": lambda last: dp.scaled(ALONE, 8.0 if last else 4.0),
     "the values of weight": lambda last: with_network(last, lambda its: its.weight.set_data(its.weight * 2.0)),
     "weight 0": lambda last: with_network(last, lambda its: its.update_parameters_name("last.")),
     "optimizers": lambda last: with_optimizer(nn.SGD if last else nn.Adam),
     "learning_rate": lambda last: with_optimizer(lambda weights: nn.SGD(weights, 0.2 if last else 0.1)),
-    "applied_steps": lambda last: restarted(scaled(ALONE)) if last else scaled(ALONE),
-    "max_norm": lambda last: scaled(ALONE, skip_conditions=[HighLoss(), NormSpike(max_norm=2.0 if last else 1.0)]),
-    "norm_spike.mean": lambda last: scaled(ALONE, skip_conditions=[observed(NormSpike(z_score=1.0), 1.0 + last)]),
+    "applied_steps": lambda last: restarted(dp.scaled(ALONE)) if last else dp.scaled(ALONE),
+    "max_norm": lambda last: dp.scaled(
+        ALONE, skip_conditions=[dp.HighLoss(), ls.NormSpike(max_norm=2.0 if last else 1.0)]
+    ),
+    "norm_spike.mean": lambda last: dp.scaled(ALONE, skip_conditions=[observed(ls.NormSpike(z_score=1.0), 1.0 + last)]),
 }
 DIFFERENCES = [*SETTINGS, *OTHERS, "max_loss_scale"]
 
 
 def different(place):
     """Tries to train cells that differ on the last rank, and to find a loss scale in ranges that differ."""
-    parallel(place)
+    dp.parallel(place)
     last = place.rank == place.ranks - 1
-    cell = scaled(ALONE, DynamicLossScale(max_loss_scale=2.0 ** (20 + last)))
-    errors = {"max_loss_scale": np.array(error_of(cell.find_loss_scale, *rows_of(place, 0)))}
+    cell = dp.scaled(ALONE, ls.DynamicLossScale(max_loss_scale=2.0 ** (20 + last)))
+    errors = {"max_loss_scale": np.array(dp.error_of(cell.find_loss_scale, *dp.rows_of(place, 0)))}
     for name in (*SETTINGS, *OTHERS):
-        cell = OTHERS[name](last) if name in OTHERS else scaled(ALONE, **{name: SETTINGS[name][last]})
-        inputs = rows_of(place, 0) * (1 if isinstance(cell, ScaledTrainOneStepCell) else 2)
-        errors[name] = np.array(error_of(cell, *inputs))
+        cell = OTHERS[name](last) if name in OTHERS else dp.scaled(ALONE, **{name: SETTINGS[name][last]})
+        inputs = dp.rows_of(place, 0) * (1 if isinstance(cell, ls.ScaledTrainOneStepCell) else 2)
+        errors[name] = np.array(dp.error_of(cell, *inputs))
     yield errors
 
 
@@ -124,33 +96,31 @@ OWN_CALLS = ("..", ".s", "p.", "..")
 
 def own_weights(place):
     """Of the first network, the bias is each rank's own, and of the second all: no overflow travels by reduction."""
-    parallel(place, "hybrid_parallel")
-    networks = [Rows(place.ranks / 8, prefix) for prefix in ("a.", "bb.")]
+    dp.parallel(place, "hybrid_parallel")
+    networks = [dp.Rows(place.ranks / 8, prefix) for prefix in ("a.", "bb.")]
     for own in (networks[0].bias, *networks[1].trainable_params()):
         own.layerwise_parallel = True
-    cell = SimultaneousTrainOneStepCell(
-        networks,
-        [nn.SGD(network.trainable_params(), OWN_RATE) for network in networks],
-        [DynamicLossScale(scale) for scale in OWN_SCALES],
-        network_inputs=[(0, 1, 2), (3, 4, 5)],
-        clip_norm=OWN_CLIP,
-        skip_conditions=[NormSpike(max_norm=OWN_MAX_NORM)],
-    ).set_train()
+    optimizers = [nn.SGD(network.trainable_params(), OWN_RATE) for network in networks]
+    keywords = {"clip_norm": OWN_CLIP, "skip_conditions": [ls.NormSpike(max_norm=OWN_MAX_NORM)]}
+    scales, keywords["network_inputs"] = list(map(ls.DynamicLossScale, OWN_SCALES)), [(0, 1, 2), (3, 4, 5)]
+    cell = ls.SimultaneousTrainOneStepCell(networks, optimizers, scales, **keywords).set_train()
     yield state(cell)
     for call, kinds in enumerate(OWN_CALLS):
-        overflow = cell(*rows_of(place, call), *rows_of(place, call, kinds, place.ranks))[1]
+        overflow = cell(*dp.rows_of(place, call), *dp.rows_of(place, call, kinds, place.ranks))[1]
         scales, norms = np.array(cell.get_loss_scale()), np.array(cell.grad_norm())
         yield {**state(cell), "overflow": overflow.asnumpy(), "scales": scales, "norms": norms}
 
 
 def saturating(place):
     """Overflows in the second call in the forward on the last rank, and in the third in the backward on the first."""
-    parallel(place)
-    with emulation.saturation_mode() as register:
+    dp.parallel(place)
+    with ls.emulation.saturation_mode() as register:
         network = OnNpu("network")
         # An innocent step takes 0.5 from the weight, which is 1.
         optimizer = nn.SGD(network.trainable_params(), learning_rate=0.25)
-        cell = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(LOSS_SCALE, scale_window=100)).set_train()
+        cell = ls.ScaledTrainOneStepCell(
+            network, optimizer, ls.DynamicLossScale(LOSS_SCALE, scale_window=100)
+        ).set_train()
         for last, first in ((INNOCENT, INNOCENT), (FORWARD, INNOCENT), (INNOCENT, BACKWARD), (INNOCENT, INNOCENT)):
             _, overflow, scale = cell(*inputs_for({place.ranks - 1: last, 0: first}.get(place.rank, INNOCENT)))
             raised = np.bool_("get 1" in register.events)
@@ -159,9 +129,7 @@ def saturating(place):
             yield {**values, "weight": network.weight.asnumpy().copy()}
 
 
-class Product(nn.Cell):
-    """A loss in which the gradient of the weight is x."""
-
+class Product(nn.Cell):  # A loss in which the gradient of the weight is x.
     def __init__(self, dtype):
         super().__init__()
         self.weight = Parameter(Tensor([1.0], dtype), name="weight")
@@ -173,23 +141,22 @@ class Product(nn.Cell):
 def large_gradients(place):
     """Has gradients that are finite on each rank, but not in sum: in float32, and in the dtype of a float16 weight."""
     for dtype, gradient, mean in ((mstype.float32, 3e38, True), (mstype.float16, 40000.0, False)):
-        parallel(place, mean=mean)
+        dp.parallel(place, mean=mean)
         network = Product(dtype)
         optimizer = nn.SGD(network.trainable_params(), 2.0**-10)
-        cell = ScaledTrainOneStepCell(network, optimizer, FixedLossScale(1.0)).set_train()
+        cell = ls.ScaledTrainOneStepCell(network, optimizer, ls.FixedLossScale(1.0)).set_train()
         overflow = cell(Tensor([gradient], dtype))[1].asnumpy()
         yield {"overflow": overflow, "weight": network.weight.asnumpy().copy()}
 
 
-def apart(place):
-    """The mode is stand_alone. In the second call the last rank overflows."""
+def apart(place):  # The mode is stand_alone. In the second call the last rank overflows.
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        hooked(place)
-        cell = scaled(ALONE).set_train()
+        dp.hooked(place)
+        cell = dp.scaled(ALONE).set_train()
     yield {"warnings": np.array([str(each.message) for each in warned if "ranks" in str(each.message)])}
     for call, kinds in enumerate(("..", ".x")):
-        yield {"overflow": cell(*rows_of(place, call, kinds, place.ranks))[1].asnumpy()}
+        yield {"overflow": cell(*dp.rows_of(place, call, kinds, place.ranks))[1].asnumpy()}
 
 
 def split_weights(place):
@@ -197,18 +164,17 @@ def split_weights(place):
     for mode in ("semi_auto_parallel", "auto_parallel"):
         mindspore.set_auto_parallel_context(parallel_mode=mode)
         of_cell = {"clip_value": 1.0}, {"gradient_accumulation_steps": 2}, {"ema_decay": 0.9}, {"weighted": True}
-        errors = {next(iter(its)): np.array(error_of(scaled, ALONE, **its)) for its in of_cell}
+        errors = {next(iter(its)): np.array(dp.error_of(dp.scaled, ALONE, **its)) for its in of_cell}
         mindspore.set_auto_parallel_context(pipeline_stages=2)
-        errors["pipeline_stages"] = np.array(error_of(scaled, ALONE))
+        errors["pipeline_stages"] = np.array(dp.error_of(dp.scaled, ALONE))
         mindspore.reset_auto_parallel_context()
         yield {"mode": np.array(mode), **errors}
 
 
-def killed(place):
-    """Kills the last rank after its first step."""
-    cell = scaled(place).set_train()
+def killed(place):  # Kills the last rank after its first step.
+    cell = dp.scaled(place).set_train()
     for call in range(3):
-        cell(*rows_of(place, call))
+        cell(*dp.rows_of(place, call))
         if place.rank == place.ranks - 1:
             os.kill(os.getpid(), signal.SIGKILL)
     yield {}

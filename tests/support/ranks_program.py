@@ -1,11 +1,9 @@
-"""
-The jobs of the tests of ranks, and the program that msrun starts on each rank:
+"""The jobs of the tests of ranks, and the program that msrun starts on each rank:
 
     ranks_program.py FOLDER [SCENARIO/MODE ...]
 
 It runs trainings and scenarios of `data_parallel_training.py`, `rank_checks.py` and `sharded_training.py`, each in a
-mode, and writes their records to FOLDER/rank_N. Starting a job and MindSpore takes long, so that few jobs run all.
-"""
+mode, and writes their records to FOLDER/rank_N. Starting a job and MindSpore takes long, so that few jobs run all."""
 
 import fcntl
 import functools
@@ -67,8 +65,7 @@ def folder_of(factory, worker):
 
 
 @functools.lru_cache
-def _records(shared, job):
-    """Runs a job, unless a process of this test run has. Returns what each rank wrote."""
+def _records(shared, job):  # Runs a job, unless a process of this test run has. Returns what each rank wrote.
     folder = shared / str(JOBS.index(job))
     if job.loads_from is not None:
         _records(shared, job.loads_from)
@@ -83,8 +80,7 @@ def _records(shared, job):
     return [pickle.loads(file.read_bytes()) for file in files]
 
 
-def records_of(shared, name, mode, ranks=2):
-    """Returns for each rank the records of a scenario."""
+def records_of(shared, name, mode, ranks=2):  # For each rank the records of a scenario.
     job = next(job for job in JOBS if job.ranks == ranks and f"{name}/{mode}" in job.scenarios)
     if job is not _QUICK:
         skip_with_older_mindspore()

@@ -1,32 +1,25 @@
-"""
-The training cells of the public contract, in plain NumPy: update rules of the loss scale, attempts, cycles, overflow
+"""The training cells of the public contract, in plain NumPy: update rules of the loss scale, attempts, cycles, overflow
 checks, updates, moving averages and counters. The networks' computations and the optimizers are given.
 
-It is written to be obvious: all state is in attributes, and a step that does not happen is restored from a copy.
-"""
+It is written to be obvious: all state is in attributes, and a step that does not happen is restored from a copy."""
 
 import dataclasses
 
 import numpy as np
 
 
-class FixedRule:
-    """The update rule of FixedLossScale, and of no loss scale."""
-
+class FixedRule:  # The update rule of FixedLossScale, and of no loss scale.
     # Whether it stands still if the forward was not finite.
     is_patient = False
 
     def __init__(self, scale):
         self.scale = float(scale)
 
-    def next(self, scale, overflow):
-        """Returns the scale after a step that used `scale`."""
+    def next(self, scale, overflow):  # The scale after a step that used `scale`.
         return scale
 
 
-class ScheduledRule(FixedRule):
-    """The update rule of ScheduledLossScale."""
-
+class ScheduledRule(FixedRule):  # The update rule of ScheduledLossScale.
     def __init__(self, milestone, scales):
         super().__init__(scales[0])
         self.starts = dict(zip(milestone, scales[1:]))
@@ -37,9 +30,7 @@ class ScheduledRule(FixedRule):
         return self.starts.get(self.steps, scale)
 
 
-class DynamicRule:
-    """The update rule of DynamicLossScale, in the contract's words."""
-
+class DynamicRule:  # The update rule of DynamicLossScale, in the contract's words.
     def __init__(
         self, scale, scale_window, *, factor=2.0, backoff=0.5, hysteresis=1, low=1.0, high=2.0**24, is_patient=False
     ):
@@ -67,9 +58,7 @@ class DynamicRule:
         return self.low < scale
 
 
-class SpikeRule:
-    """The rule of NormSpike."""
-
+class SpikeRule:  # The rule of NormSpike.
     def __init__(self, max_norm, z_score, window):
         self.max_norm, self.z_score, self.window = max_norm, z_score, window
         self.mean = self.variance = 0.0
@@ -106,19 +95,15 @@ class HighLossRule:
 
 
 @dataclasses.dataclass
-class State:
-    """What a forward writes. If the steps of other networks reach it, too, each call is undone by itself."""
-
+class State:  # What a forward writes. If the steps of other networks reach it, too, each call is undone by itself.
     value: object = None
     is_shared: bool = False
 
 
 @dataclasses.dataclass
 class Run:
-    """
-    The results of a network: its gradients are those that reach the cell, unscaled: those of the sum over `weight`
-    things, of which `loss` is the mean. What it wrote, for each of the network's states, is in `written`.
-    """
+    """The results of a network: its gradients are those that reach the cell, unscaled: those of the sum over `weight`
+    things, of which `loss` is the mean. What it wrote, for each of the network's states, is in `written`."""
 
     loss: float
     gradients: list
@@ -153,16 +138,14 @@ def norm_of(gradients):
 
 
 class NetworkReference:
-    """
-    A network with its optimizer and what else an update changes. A subclass defines `run(inputs, scale)`, which returns
-    a Run and changes nothing.
+    """A network with its optimizer and what else an update changes. A subclass defines `run(inputs, scale)`, which
+    returns a Run and changes nothing.
 
     Args:
         weights (list[array]): One array for each weight.
         optimizer (callable): Returns the new weights, given the weights and their gradients.
         states (Sequence[State]): What its forward writes.
-        clip_norm, clip_value, ema_decay (float): As in the contract.
-    """
+        clip_norm, clip_value, ema_decay (float): As in the contract."""
 
     def __init__(self, weights, optimizer, states=(), clip_norm=None, clip_value=None, ema_decay=None):
         self.weights, self.optimizer, self.states = weights, optimizer, states
@@ -170,18 +153,15 @@ class NetworkReference:
         self.averages = [weight.copy() for weight in weights]
         self.grad_norm = 0.0
 
-    def transform(self, gradients, steps):
-        """Returns the gradients as transformed in a step that follows so many applied ones."""
+    def transform(self, gradients, steps):  # The gradients as transformed in a step that follows so many applied ones.
         return gradients
 
-    def mean(self, of_calls, weights):
-        """Returns the gradients of a step, given those of its calls and their weights."""
+    def mean(self, of_calls, weights):  # The gradients of a step, given those of its calls and their weights.
         # If there is nothing in the mean, the sums are 0.
         total = sum(weights) or 1
         return [sum(of_weight) / of_weight[0].dtype.type(total) for of_weight in zip(*of_calls)]
 
-    def after_update(self, weights):
-        """Returns the weights as a cell of the user's own leaves them after the optimizer."""
+    def after_update(self, weights):  # The weights as a cell of the user's own leaves them after the optimizer.
         return weights
 
     def measure(self, gradients):
@@ -200,8 +180,7 @@ class NetworkReference:
 
 
 class StepReference:
-    """
-    Networks that share one cycle, one overflow check and one update.
+    """Networks that share one cycle, one overflow check and one update.
 
     Args:
         networks (list[NetworkReference]): The networks.
@@ -210,23 +189,15 @@ class StepReference:
         max_retries (int): How many attempts after the first a call may have.
         checks (bool): Whether overflows are checked.
         skip_conditions (Sequence): The rules of its conditions.
-        overflow_detector (callable): Tells whether gradients overflowed that are all finite.
         has_one_loss (bool): Whether its networks have no losses of their own, but the step has their sum.
-    """
 
-    def __init__(
-        self,
-        networks,
-        rules,
-        steps=1,
-        max_retries=0,
-        checks=True,
-        skip_conditions=(),
-        overflow_detector=lambda gradients: False,
-        has_one_loss=False,
-    ):
+    An `overflow_detector` that is assigned tells whether gradients overflowed that are all finite."""
+
+    overflow_detector = staticmethod(lambda gradients: False)
+
+    def __init__(self, networks, rules, steps=1, max_retries=0, checks=True, skip_conditions=(), has_one_loss=False):
         self.networks, self.rules, self.steps, self.conditions = networks, rules, steps, skip_conditions
-        self.overflow_detector, self.has_one_loss = overflow_detector, has_one_loss
+        self.has_one_loss = has_one_loss
         self.states = list({id(state): state for network in networks for state in network.states}.values())
         self.max_retries, self.checks = max_retries, checks
         self.counters = {"applied_steps": 0, "skipped_steps": 0, "consecutive_skipped_steps": 0}
@@ -244,12 +215,10 @@ class StepReference:
         self.is_set = [False] * len(self.rules)
 
     @property
-    def lost(self):
-        """Whether an overflow was found in this cycle."""
+    def lost(self):  # Whether an overflow was found in this cycle.
         return any(self.overflowed)
 
-    def set_loss_scale(self, i, value, in_call=False):
-        """Sets a scale. Within a step, it is for the next one."""
+    def set_loss_scale(self, i, value, in_call=False):  # Sets a scale. Within a step, it is for the next one.
         self.rules[i].scale = float(value)
         self.is_set[i] = in_call or bool(self.calls)
 
@@ -284,8 +253,7 @@ class StepReference:
         for state, of_call, of_cycle in zip(self.states, self.before_call, self.before_cycle):
             state.value = of_call if state.is_shared else of_cycle
 
-    def _remember(self, runs, flags):
-        """Remembers of a call what overflowed, and whether its forward was not finite."""
+    def _remember(self, runs, flags):  # Remembers of a call what overflowed, and whether its forward was not finite.
         losses = [not run.has_loss for run in runs]
         losses = [any(losses)] * len(losses) if self.has_one_loss else losses
         in_a_forward = any(run.forward_overflowed for run in runs)
@@ -339,8 +307,7 @@ class StepReference:
             self.rules[i].scale = next_scale
         return next_scale
 
-    def _end_cycle(self):
-        """Ends a cycle. Returns whether it is skipped."""
+    def _end_cycle(self):  # Ends a cycle. Returns whether it is skipped.
         means = []
         for network, runs in zip(self.networks, zip(*self.calls)):
             mean = network.mean([run.gradients for run in runs], [run.weight for run in runs])
@@ -378,13 +345,11 @@ class StepReference:
 
 
 class AlternatingReference:
-    """
-    Networks that step one after the other, each with its own scale, cycles and overflow check.
+    """Networks that step one after the other, each with its own scale, cycles and overflow check.
 
     Args:
         phases (list[StepReference]): One for each network.
-        every (tuple[int]): Network i takes part in the cycles k, 2k, 3k, ... with k = every[i].
-    """
+        every (tuple[int]): Network i takes part in the cycles k, 2k, 3k, ... with k = every[i]."""
 
     def __init__(self, phases, every=None):
         self.phases, self.steps = phases, phases[0].steps
@@ -392,8 +357,7 @@ class AlternatingReference:
         self.cycles = self.calls = 0
         self.last_losses = [0.0] * len(phases)
 
-    def takes_part(self, i):
-        """Returns whether network i takes part in this cycle."""
+    def takes_part(self, i):  # Whether network i takes part in this cycle.
         return (self.cycles + 1) % self.every_in_cycle[i] == 0
 
     def call(self, inputs):

@@ -1,10 +1,8 @@
-"""
-A training run that test_resume.py stops in the middle and resumes in a new process:
+"""A training run that test_resume.py stops in the middle and resumes in a new process:
 
     python resume_training.py MODE CHECKPOINTS RESULTS
 
-It resumes from each optimizer's checkpoint in the folder CHECKPOINTS, and writes the results to the folder RESULTS.
-"""
+It resumes from each optimizer's checkpoint in the folder CHECKPOINTS, and writes the results to the folder RESULTS."""
 
 import os
 import sys
@@ -24,8 +22,6 @@ from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 from support.networks import Mlp, batch_for
 from support.training import state
 
-MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
-
 FIRST, THEN = 7, 20
 # There is one overflow before the stop and one after it. The scale grows every fourth clean step.
 OVERFLOWS = [step in (3, 11) for step in range(FIRST + THEN)]
@@ -36,11 +32,7 @@ def adam_weight_decay(params):
     return nn.AdamWeightDecay(params, learning_rate=schedule, weight_decay=0.01)
 
 
-def experimental_adam(params):
-    return optim.Adam(params, lr=0.05)
-
-
-OPTIMIZERS = {"adam_weight_decay": adam_weight_decay, "experimental_adam": experimental_adam}
+OPTIMIZERS = {"adam_weight_decay": adam_weight_decay, "experimental_adam": lambda params: optim.Adam(params, lr=0.05)}
 
 
 def make_cell(name):
@@ -58,20 +50,17 @@ def train(cell, first, last):
     return np.array(reported)
 
 
-def lower_learning_rate(cell):
-    """Lowers the experimental optimizers' learning rate from outside, as a user's loop may."""
+def lower_learning_rate(cell):  # Lowers the experimental optimizers' learning rate from outside, as a user's loop may.
     if isinstance(cell.optimizer, optim.Optimizer):
         lr_scheduler.ExponentialLR(cell.optimizer, gamma=0.1).step()
 
 
 def main(mode, checkpoints, results):
-    mindspore.set_context(mode=MODES[mode])
+    mindspore.set_context(mode=mindspore.GRAPH_MODE if mode == "graph" else mindspore.PYNATIVE_MODE)
     for name in OPTIMIZERS:
         cell = make_cell(name)
-        not_loaded, _ = mindspore.load_param_into_net(
-            cell, mindspore.load_checkpoint(str(Path(checkpoints, f"{name}.ckpt"))), strict_load=True
-        )
-        assert not not_loaded
+        saved = mindspore.load_checkpoint(str(Path(checkpoints, f"{name}.ckpt")))
+        assert mindspore.load_param_into_net(cell, saved, strict_load=True)[0] == []
         reported = train(cell, FIRST, FIRST + THEN)
         np.savez(Path(results, f"{name}.npz"), reported=reported, **state(cell))
 

@@ -10,9 +10,8 @@ LEARNING_RATE = 2.0**-10
 
 
 class Slope(nn.Cell):
-    """
-    The gradient of its weights is `slope`, in float16. The forward counts its runs, and moves BatchNorm's statistics.
-    """
+    """The gradient of its weights is `slope`, in float16. The forward counts its runs, and moves BatchNorm's
+    statistics."""
 
     def __init__(self, name="slope"):
         super().__init__()
@@ -42,8 +41,7 @@ class Penalised(nn.Cell):
 
     def __init__(self, loss_scale, name="slope"):
         super().__init__()
-        self.inner = Slope(name)
-        self.gradient = InputGradient(_Steep(), loss_scale)
+        self.inner, self.gradient = Slope(name), InputGradient(_Steep(), loss_scale)
 
     def construct(self, x, slope):
         return self.inner(x, slope) + self.gradient(x).mean() * self.inner.weight.sum()
@@ -54,9 +52,7 @@ class _Steep(nn.Cell):
         return (x.astype(mstype.float16) * 16.0).sum()
 
 
-class HalvesItsInput(nn.Cell):
-    """The gradient of its weight is half of its input, in float16."""
-
+class HalvesItsInput(nn.Cell):  # The gradient of its weight is half of its input, in float16.
     def __init__(self):
         super().__init__()
         self.weight = Parameter(Tensor(np.ones(3, np.float32)), name="weight")
@@ -66,7 +62,6 @@ class HalvesItsInput(nn.Cell):
         return (self.weight.astype(mstype.float16) * x.astype(mstype.float16)).sum()
 
 
-def inputs(*slopes, seed=0):
-    """Returns a batch, and the slopes of the networks."""
+def inputs(*slopes, seed=0):  # A batch, and the slopes of the networks.
     x = np.random.default_rng(seed).normal(size=(4, 3)).astype(np.float32)
     return Tensor(x), *(Tensor(np.float32(slope)) for slope in slopes)

@@ -1,7 +1,5 @@
-"""
-What the ranks of a job train for `test_sharded_optimizer.py`: two cells that differ only in that the ranks share the
-state of one cell's optimizers. Both get the same calls, and after each a record holds the state of both.
-"""
+"""What the ranks of a job train for `test_sharded_optimizer.py`: two cells that differ only in that the ranks share the
+state of one cell's optimizers. Both get the same calls, and after each a record holds the state of both."""
 
 import json
 
@@ -11,14 +9,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.experimental import optim
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    NormSpike,
-    ScaledTrainOneStepCell,
-    ShardedOptimizer,
-    merge_shards,
-)
+import ms_lossscale as ls
 from support.data_parallel_training import Bounded, error_of, parallel, rows_of
 from support.networks import FEATURES, weight
 from support.training import state
@@ -30,10 +21,8 @@ NAMES = ("plain", "sharded")
 
 
 class HalfMlp(nn.Cell):
-    """
-    Mean squared error of two layers that compute in float16. The weights have 15, 5, 5 and 1 elements, which two or
-    four ranks can't share evenly, and there is a single number. BatchNorm's statistics are each rank's own.
-    """
+    """Mean squared error of two layers that compute in float16. The weights have 15, 5, 5 and 1 elements, which two or
+    four ranks can't share evenly, and there is a single number. BatchNorm's statistics are each rank's own."""
 
     def __init__(self, seed=0, dtype=np.float32, prefix=""):
         super().__init__()
@@ -53,9 +42,7 @@ class HalfMlp(nn.Cell):
         return ops.depend((ops.square(errors) * valid).mean(), self.norm(x))
 
 
-class Decaying(nn.Optimizer):
-    """A user's own optimizer: sign descent with momentum."""
-
+class Decaying(nn.Optimizer):  # A user's own optimizer: sign descent with momentum.
     def __init__(self, params, learning_rate):
         super().__init__(learning_rate, params)
         self.momentum = self.parameters.clone(prefix="own", init="zeros")
@@ -75,11 +62,10 @@ def plain(parameters, make):
 
 
 def scale():
-    return DynamicLossScale(2.0**12, scale_window=3)
+    return ls.DynamicLossScale(2.0**12, scale_window=3)
 
 
-def adam_in_groups(optimizer, weights):
-    """Returns an optimizer with weight decay and scheduled learning rates by group."""
+def adam_in_groups(optimizer, weights):  # An optimizer with weight decay and scheduled learning rates by group.
     groups = [
         {"params": weights[1::2], "lr": nn.ExponentialDecayLR(0.05, 0.5, 8)},
         {"params": weights[::2], "weight_decay": 0.1, "lr": nn.CosineDecayLR(0.001, 0.02, 12)},
@@ -91,17 +77,16 @@ def adam_in_groups(optimizer, weights):
 def one_network_cell(optimizer):
     network = HalfMlp()
     trained = adam_in_groups(optimizer, network.trainable_params())
-    spikes = [NormSpike(max_norm=100.0, z_score=1.0, window=4)]
-    return ScaledTrainOneStepCell(network, trained, scale(), clip_norm=0.5, ema_decay=0.75, skip_conditions=spikes)
+    spikes = [ls.NormSpike(max_norm=100.0, z_score=1.0, window=4)]
+    return ls.ScaledTrainOneStepCell(network, trained, scale(), clip_norm=0.5, ema_decay=0.75, skip_conditions=spikes)
 
 
-def cycle_cell(optimizer):
-    """Returns a cell with cycles of three calls; the 20 calls end within a cycle."""
+def cycle_cell(optimizer):  # A cell with cycles of three calls; the 20 calls end within a cycle.
     network = HalfMlp()
     weights = network.trainable_params()
     groups = [{"params": weights[:2], "weight_decay": 0.1, "lr": 0.05}, {"params": weights[2:]}]
     trained = optimizer(groups, lambda shards: optim.AdamW(shards, 0.02))
-    return ScaledTrainOneStepCell(
+    return ls.ScaledTrainOneStepCell(
         network, trained, scale(), gradient_accumulation_steps=3, max_retries=3, clip_norm=0.5, ema_decay=0.75
     )
 
@@ -112,17 +97,9 @@ def alternating_cell(optimizer):
         optimizer(networks[0].trainable_params(), lambda shards: Decaying(shards, 0.05)),
         optimizer(networks[1].trainable_params(), lambda shards: nn.ASGD(shards, 0.05)),
     ]
-    return AlternatingTrainOneStepCell(
-        networks,
-        trained,
-        scale(),
-        network_inputs=[(0, 1, 2), (3, 4, 5)],
-        every=(1, 2),
-        gradient_accumulation_steps=2,
-        clip_norm=0.5,
-        ema_decay=0.75,
-        after_update=[Bounded(networks[0].trainable_params()), None],
-    )
+    keywords = {"network_inputs": [(0, 1, 2), (3, 4, 5)], "every": (1, 2), "gradient_accumulation_steps": 2}
+    keywords.update(clip_norm=0.5, ema_decay=0.75, after_update=[Bounded(networks[0].trainable_params()), None])
+    return ls.AlternatingTrainOneStepCell(networks, trained, scale(), **keywords)
 
 
 def half_cell(optimizer):
@@ -132,18 +109,16 @@ def half_cell(optimizer):
         network = HalfMlp()
         for its, rounded in zip(network.trainable_params(), half.trainable_params()):
             ops.assign(its, rounded.astype(mstype.float32))
-    return ScaledTrainOneStepCell(
+    return ls.ScaledTrainOneStepCell(
         network, adam_in_groups(optimizer, network.trainable_params()), scale(), clip_norm=0.5
     )
 
 
 def both(place, make, networks=1, saves=False, loads=None):
-    """
-    Yields in turns what the cell with the plain optimizer holds and returned, and what that with the sharded one does:
-    from the beginning, or from what they load.
-    """
+    """Yields in turns what the cell with the plain optimizer holds and returned, and what that with the sharded one
+    does: from the beginning, or from what they load."""
     parallel(place)
-    cells = [make(optimizer).set_train() for optimizer in (plain, ShardedOptimizer)]
+    cells = [make(optimizer).set_train() for optimizer in (plain, ls.ShardedOptimizer)]
     for cell, checkpoint in zip(cells, loads or ()):
         cell.load_state_dict(checkpoint)
 
@@ -186,21 +161,19 @@ def sharded_half(place):
     return both(place, half_cell)
 
 
-def sharded_resumed(place):
-    """Resumes each rank in a new process from its own part."""
+def sharded_resumed(place):  # Resumes each rank in a new process from its own part.
     files = (file_of(name, place.rank) for name in NAMES)
     return both(place, cycle_cell, loads=list(map(mindspore.load_checkpoint, files)))
 
 
-def sharded_merged(place):
-    """Resumes any number of ranks from the merged parts of two."""
-    return both(place, cycle_cell, loads=[merge_shards([file_of("sharded", rank) for rank in range(2)])] * 2)
+def sharded_merged(place):  # Resumes any number of ranks from the merged parts of two.
+    return both(place, cycle_cell, loads=[ls.merge_shards([file_of("sharded", rank) for rank in range(2)])] * 2)
 
 
 def sharded_refused(place):
     """Loads the parts of the wrong rank, in both ways, the first of which keeps the cell's state."""
     parallel(place)
-    cell = cycle_cell(ShardedOptimizer).set_train()
+    cell = cycle_cell(ls.ShardedOptimizer).set_train()
     other = mindspore.load_checkpoint(file_of("sharded", (place.rank + 1) % 2))
     yield state(cell)
     errors = [error_of(cell.load_state_dict, other)]
@@ -209,11 +182,11 @@ def sharded_refused(place):
     errors.append(error_of(cell, *rows_of(place, 0)))
     mindspore.reset_auto_parallel_context()
     network = HalfMlp()
-    alone = ShardedOptimizer(network.trainable_params(), nn.Adam)
+    alone = ls.ShardedOptimizer(network.trainable_params(), nn.Adam)
     parallel(place)
-    errors.append(error_of(ScaledTrainOneStepCell, network, alone))
+    errors.append(error_of(ls.ScaledTrainOneStepCell, network, alone))
     network.hidden.layerwise_parallel = True
-    errors.append(error_of(ShardedOptimizer, network.trainable_params(), nn.Adam))
+    errors.append(error_of(ls.ShardedOptimizer, network.trainable_params(), nn.Adam))
     mindspore.set_auto_parallel_context(parallel_mode="semi_auto_parallel")
-    errors.append(error_of(ShardedOptimizer, HalfMlp().trainable_params(), nn.Adam))
+    errors.append(error_of(ls.ShardedOptimizer, HalfMlp().trainable_params(), nn.Adam))
     yield {"errors": np.array(errors)}

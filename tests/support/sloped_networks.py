@@ -27,8 +27,7 @@ def sgd(network):
     return nn.SGD([network.weight], LEARNING_RATE)
 
 
-def with_norm(norm):
-    """Returns an input whose gradient has exactly this norm."""
+def with_norm(norm):  # An input whose gradient has exactly this norm.
     return Tensor(np.full(4, norm / 2, np.float32))
 
 

@@ -7,9 +7,7 @@ WIDTH = 4
 LEARNING_RATE = 0.1
 
 
-class Tokens(nn.Cell):
-    """The sum of squared errors over the tokens that a mask keeps, and their number."""
-
+class Tokens(nn.Cell):  # The sum of squared errors over the tokens that a mask keeps, and their number.
     def __init__(self, name="tokens", weight_as=None):
         super().__init__()
         self.weight = Parameter(Tensor(np.linspace(-1, 1, WIDTH).astype(np.float32)), name=f"{name}.weight")
@@ -24,8 +22,7 @@ class Tokens(nn.Cell):
         return loss, mask.sum()
 
 
-def batch(valid, seed=0, length=6):
-    """Returns a batch of so many tokens, of which so many are valid."""
+def batch(valid, seed=0, length=6):  # A batch of so many tokens, of which so many are valid.
     rng = np.random.default_rng(seed)
     x, y = rng.normal(size=(length, WIDTH)).astype(np.float32), rng.normal(size=length).astype(np.float32)
     return x, y, (np.arange(length) < valid).astype(np.float32)

@@ -3,12 +3,22 @@
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+import ms_lossscale as ls
+
+KINDS = {
+    **{"scaled": ls.ScaledTrainOneStepCell, "simultaneous": ls.SimultaneousTrainOneStepCell},
+    **{"alternating": ls.AlternatingTrainOneStepCell, "manual": ls.ManualStep},
+}
+
+
+def cell_of(kind, networks, optimizers, loss_scale, **keywords):  # A training cell of one of KINDS, in training mode.
+    both = (networks[0], optimizers[0]) if len(networks) == 1 else (networks, optimizers)
+    return KINDS[kind](*both, loss_scale, **keywords).set_train()
+
 
 class OneForward(nn.TrainOneStepCell):
-    """
-    The stock cell with exactly one forward. In PyNative mode, MindSpore sometimes runs it again to differentiate, and
-    BatchNorm's statistics move twice.
-    """
+    """The stock cell with exactly one forward. In PyNative mode, MindSpore sometimes runs it again to differentiate,
+    and BatchNorm's statistics move twice."""
 
     def __init__(self, network, optimizer):
         super().__init__(network, optimizer)
@@ -19,28 +29,23 @@ class OneForward(nn.TrainOneStepCell):
         return ops.depend(loss, self.optimizer(grads))
 
 
-def state(cell):
-    """Returns a copy of every Parameter's value, by name."""
+def state(cell):  # A copy of every Parameter's value, by name.
     return {name: parameter.asnumpy().copy() for name, parameter in cell.parameters_dict().items()}
 
 
 def restore(cell, values):
-    """
-    Writes the values of an earlier `state` back.
+    """Writes the values of an earlier `state` back.
 
-    It does not use `set_data`: a compiled graph with branches goes on using the old memory (MindSpore 2.7 to 2.10).
-    """
+    It does not use `set_data`: a compiled graph with branches goes on using the old memory (MindSpore 2.7 to 2.10)."""
     for name, parameter in cell.parameters_dict().items():
         ops.assign(parameter, Tensor(values[name]))
 
 
-def same_bits(a, b):
-    """Returns whether two arrays are equal bit for bit: NaN equals itself, and 0.0 is not -0.0."""
+def same_bits(a, b):  # Whether two arrays are equal bit for bit: NaN equals itself, and 0.0 is not -0.0.
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-def changed(before, after):
-    """Returns the names of the values whose bits differ."""
+def changed(before, after):  # The names of the values whose bits differ.
     assert before.keys() == after.keys()
     return {name for name in before if not same_bits(before[name], after[name])}
 
@@ -51,17 +56,14 @@ def of_both(cell, step):
     return [{name: value for name, value in state(its).items() if not name.endswith(own)} for its in (cell, step)]
 
 
-def bookkeeping(names):
-    """Returns the names that a skipped step may change: those of the loss scale and the step counters."""
+def bookkeeping(names):  # The names that a skipped step may change: those of the loss scale and the step counters.
     return {name for name in names if name.startswith(("loss_scale.", "step_counters."))}
 
 
-def weights(network):
-    """Returns the values of the weights, in order."""
+def weights(network):  # The values of the weights, in order.
     return [parameter.asnumpy().copy() for parameter in network.trainable_params()]
 
 
-def assert_equal_weights(network, expected):
-    """Asserts that two networks have the same weights, bit for bit."""
+def assert_equal_weights(network, expected):  # Asserts that two networks have the same weights, bit for bit.
     for actual, wanted in zip(weights(network), weights(expected)):
         np.testing.assert_array_equal(actual, wanted)

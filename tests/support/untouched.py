@@ -13,8 +13,7 @@ def _flags(network):
     return [(name, {"training": False, **cell.get_flags()}, cell.training) for name, cell in network.cells_and_names()]
 
 
-def _hooks(network):
-    """Returns the numbers of the cells' hooks, for which MindSpore has no public function."""
+def _hooks(network):  # The numbers of the cells' hooks, for which MindSpore has no public function.
     return [
         (name, len(cell._forward_hook), len(cell._forward_pre_hook), len(cell._backward_hook))
         for name, cell in network.cells_and_names()
@@ -23,10 +22,8 @@ def _hooks(network):
 
 @contextlib.contextmanager
 def untouched(network):
-    """
-    A context that must change nothing: no Parameter, bit for bit, no flags and hooks of cells, nor MindSpore's mode or
-    random state.
-    """
+    """A context that must change nothing: no Parameter, bit for bit, no flags and hooks of cells, nor MindSpore's mode
+    or random state."""
     before = state(network), _flags(network), _hooks(network)
     mode, random_state = mindspore.get_context("mode"), mindspore.get_rng_state().asnumpy()
     yield

@@ -1,9 +1,7 @@
-"""
-Cells whose forward or backward writes registered state, each in a different way: frozen Parameters and buffers.
+"""Cells whose forward or backward writes registered state, each in a different way: frozen Parameters and buffers.
 
 Each is run in `modes`, in both if it does not say. In the other mode, MindSpore refuses to compile it, or the write
-does not last. They take a batch of shape (4, 3) and return a tensor.
-"""
+does not last. They take a batch of shape (4, 3) and return a tensor."""
 
 import mindspore as ms
 import numpy as np
@@ -13,20 +11,16 @@ FEATURES = 3
 GRAPH, PYNATIVE = ("graph",), ("pynative",)
 
 
-def state(name, shape=(FEATURES,), trainable=False):
-    """Returns a Parameter whose elements differ."""
+def state(name, shape=(FEATURES,), trainable=False):  # A Parameter whose elements differ.
     values = np.linspace(0.5, 1.5, int(np.prod(shape)), dtype=np.float32).reshape(shape)
     return Parameter(Tensor(values), name=name, requires_grad=trainable)
 
 
-def moved(value, x):
-    """Returns another value that shows an inf of the batch."""
+def moved(value, x):  # Another value that shows an inf of the batch.
     return ops.stop_gradient(value * 0.5 + x.mean(0))
 
 
-class Way(nn.Cell):
-    """Base class, with a frozen Parameter `u`, and a weight that is only read."""
-
+class Way(nn.Cell):  # Base class, with a frozen Parameter `u`, and a weight that is only read.
     modes = ("graph", "pynative")
     # Keeps the scaled gradient: infinite when it overflows, which no lower scale is tried for.
     is_of_the_backward = False
@@ -34,8 +28,7 @@ class Way(nn.Cell):
     def __init__(self):
         super().__init__()
         name = type(self).__name__
-        self.u = state(f"{name}.u")
-        self.trained = state(f"{name}.trained", trainable=True)
+        self.u, self.trained = state(f"{name}.u"), state(f"{name}.trained", trainable=True)
 
     def following(self, x):
         return moved(self.u, x)
@@ -50,9 +43,7 @@ class ByAssign(Way):
         ops.assign(self.u, self.following(x))
 
 
-class ByAttribute(Way):
-    """Assigns an attribute, as is usual in PyNative mode."""
-
+class ByAttribute(Way):  # Assigns an attribute, as is usual in PyNative mode.
     def keep(self, x):
         self.u = self.following(x)
 
@@ -138,9 +129,7 @@ class ByBackwardHook(Way):
         return self.layer(x) * self.trained
 
 
-class ByHookOfAParameter(Way):
-    """Registers the hook before there is a training cell."""
-
+class ByHookOfAParameter(Way):  # Registers the hook before there is a training cell.
     is_of_the_backward = True
 
     def __init__(self):
@@ -171,9 +160,7 @@ def normalised(vector):
     return vector / (ops.sqrt((vector * vector).sum()) + 1e-12)
 
 
-class SpectralNorm(Way):
-    """Hangs its vectors on a layer of MindSpore's, as HiFaceGAN does. Their names are composed."""
-
+class SpectralNorm(Way):  # Hangs its vectors on a layer of MindSpore's, as HiFaceGAN does. Their names are composed.
     def __init__(self):
         super().__init__()
         self.layer = nn.Dense(FEATURES, 5)
@@ -187,9 +174,7 @@ class SpectralNorm(Way):
         return ops.matmul(x, (weight / (u * ops.matmul(weight, v)).sum()).T)
 
 
-class Queue(Way):
-    """Keeps the keys of earlier batches, and where it is."""
-
+class Queue(Way):  # Keeps the keys of earlier batches, and where it is.
     def __init__(self):
         super().__init__()
         self.queue = state("queue", (20, FEATURES))

@@ -1,9 +1,7 @@
-"""
-What compiled code refuses in its first call: what networks, transforms, rules and detectors return. And what an error
-of MindSpore's means, where it does not say it; a user's own errors stay as they are.
+"""What compiled code refuses in its first call: what networks, transforms, rules and detectors return. And what an
+error of MindSpore's means, where it does not say it; a user's own errors stay as they are.
 
-In a process of their own: a compilation that fails leaves MindSpore in a state in which later ones fail, too.
-"""
+In a process of their own: a compilation that fails leaves MindSpore in a state in which later ones fail, too."""
 
 import mindspore
 import numpy as np
@@ -15,63 +13,32 @@ from mindspore.experimental.optim import AdamW
 from support.gan_networks import TupleOf, WithAux, renamed
 from support.in_mode import in_mode
 from support.networks import Linear, batch, weight
+from support.refused import refused
 from support.token_networks import Tokens, sgd, tensors
 from support.token_networks import batch as tokens
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    InputGradient,
-    LossScale,
-    ManualStep,
-    OverflowDetector,
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-    SkipCondition,
-)
-
-
-def refused(call, error, *words):
-    with pytest.raises(error) as raised:
-        call()
-    for word in words:
-        assert word in str(raised.value), f"{word!r} is not in the message: {raised.value}"
+import ms_lossscale as ls
 
 
 class Returns(Linear):
-    """Returns what a function makes of the input and the loss."""
-
-    def __init__(self, function):
+    def __init__(self, what):
         super().__init__()
-        self.function = function
+        self.what = what
 
     def construct(self, x, y):
-        return self.function(x, super().construct(x, y))
-
-
-def a_number(x, loss):
-    return 1.0
-
-
-def image_and_loss(x, loss):
-    return x, loss
-
-
-def image_and_losses(x, loss):
-    return x, None, loss.reshape(1, 1), loss
-
-
-def two_losses(x, loss):
-    return loss, 2 * loss
-
-
-def a_dict(x, loss):
-    return {"loss": loss, "image": x}
+        loss = super().construct(x, y)
+        if self.what == "a number":
+            return 1.0
+        if self.what == "image and loss":
+            return x, loss
+        if self.what == "image and losses":
+            return x, None, loss.reshape(1, 1), loss
+        return (loss, 2 * loss) if self.what == "two losses" else {"loss": loss, "image": x}
 
 
 def scaled(network=None, loss_scale=1024, **keywords):
     network = network or Linear()
-    return ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params(), 0.01), loss_scale, **keywords)
+    return ls.ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params(), 0.01), loss_scale, **keywords)
 
 
 def several(make, networks, **keywords):
@@ -83,30 +50,28 @@ def pair(*makes):
 
 
 @pytest.mark.parametrize(
-    ("returned", "has_aux", "error", "words"),
+    ("returned", "error", "words"),
     [
-        (
-            image_and_loss,
-            True,
-            ValueError,
-            ["network 0", "its loss first", "shape (4, 3)", "Return (loss, *aux) with has_aux=True"],
+        ("image and loss", ValueError, ["its loss first", "shape (4, 3)", "Return (loss, *aux) with has_aux=True"]),
+        ("two losses", TypeError, ["a Tensor of shape (), a Tensor of shape ()", "has_aux=True"]),
+        *slow(
+            ("image and losses", ValueError, ["network 0", "its loss first", "no Tensor", "shape (1, 1)"]),
+            ("a number", TypeError, ["network 0", "one Tensor, the loss", "no Tensor"]),
+            ("a dict", TypeError, ["one Tensor, the loss", "no Tensor", "no list or dict"]),
         ),
-        (image_and_losses, False, ValueError, ["network 0", "its loss first", "no Tensor", "shape (1, 1)"]),
-        (a_number, False, TypeError, ["network 0", "one Tensor, the loss", "no Tensor"]),
-        (a_dict, False, TypeError, ["one Tensor, the loss", "no Tensor", "no list or dict"]),
-        (two_losses, False, TypeError, ["a Tensor of shape (), a Tensor of shape ()", "has_aux=True"]),
     ],
 )
-def test_what_a_network_returns(mode, returned, has_aux, error, words):
-    refused(lambda: scaled(Returns(returned), has_aux=has_aux)(*batch()), error, "ScaledTrainOneStepCell", *words)
+def test_what_a_network_returns(mode, returned, error, words):
+    cell = scaled(Returns(returned), has_aux=returned == "image and loss")
+    refused(lambda: cell(*batch()), error, "ScaledTrainOneStepCell", *words)
 
 
 def test_aux_that_is_missing_or_too_much(mode):
     refused(lambda: scaled(has_aux=True)(*batch()), TypeError, "(loss, *aux)")
-    for make in (SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell):
+    for make in (ls.SimultaneousTrainOneStepCell, ls.AlternatingTrainOneStepCell):
         networks = pair(Linear, lambda: WithAux(Linear()))
         refused(lambda: several(make, networks)(*batch()), TypeError, "network 1", "has_aux=True")  # noqa: B023
-        networks = pair(Linear, lambda: Returns(image_and_loss))
+        networks = pair(Linear, lambda: Returns("image and loss"))
         cell = several(make, networks, has_aux=[False, True])
         refused(lambda: cell(*batch()), ValueError, "network 1", "its loss first", "(4, 3)")  # noqa: B023
 
@@ -117,8 +82,7 @@ def test_a_tuple_of_too_few_or_too_many_losses(mode, losses):
     # The last one once more, to be too many.
     network = TupleOf(*[*networks, networks[1]][:losses])
     network.in_no_loss = networks[1]
-    optimizers = [nn.SGD(each.trainable_params(), 0.01) for each in networks]
-    cell = SimultaneousTrainOneStepCell(network, optimizers)
+    cell = ls.SimultaneousTrainOneStepCell(network, [nn.SGD(each.trainable_params(), 0.01) for each in networks])
     refused(lambda: cell(*batch()), TypeError, "must return a tuple (loss_0, loss_1)")
 
 
@@ -128,21 +92,18 @@ class Vector(Tokens):
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("network", "words"),
     [
-        (lambda: Tokens(weight_as="mean"), ["network 0", "(loss, weight)"]),
-        (Vector, ["a weight must be a number or a Tensor of shape ()"]),
+        (Tokens(weight_as="mean"), ["network 0", "(loss, weight)"]),
+        (Vector(), ["a weight must be a number or a Tensor of shape ()"]),
     ],
 )
-def test_what_a_weighted_network_returns(mode, make, words):
-    network = make()
-    cell = ScaledTrainOneStepCell(network, sgd(network), 8.0, weighted=True).set_train()
+def test_what_a_weighted_network_returns(mode, network, words):
+    cell = ls.ScaledTrainOneStepCell(network, sgd(network), 8.0, weighted=True).set_train()
     refused(lambda: cell(*tensors(tokens(2))), TypeError, *words)
 
 
 class Transform(nn.Cell):
-    """Returns something else than it should."""
-
     def __init__(self, what):
         super().__init__()
         self.what = what
@@ -159,8 +120,7 @@ class Transform(nn.Cell):
     ("what", "error", "words"),
     [
         ("fewer", ValueError, ["0", "1 of (3, 1)"]),
-        ("number", ValueError, ["a number"]),
-        ("scalar", ValueError, ["()"]),
+        *(("number", ValueError, ["a number"]), ("scalar", ValueError, ["()"])),
         ("nothing", TypeError, ["something else than a tuple"]),
     ],
 )
@@ -170,31 +130,34 @@ def test_what_a_transform_returns(mode, what, error, words):
     refused(lambda: cell(*batch()), error, "Transform returned", *words)
 
 
-class Answers(OverflowDetector):
-    def __init__(self, answer):
-        super().__init__()
-        self.answer = answer
+def given(answer, value):
+    return ops.depend(answer, value) if isinstance(answer, Tensor) else answer
+
+
+class Answers(ls.OverflowDetector):
+    answer = None
 
     def construct(self, grads):
-        return ops.depend(self.answer, grads) if isinstance(self.answer, Tensor) else self.answer
+        return given(self.answer, grads)
 
 
-class NextScale(LossScale):
-    def __init__(self, value):
-        super().__init__(8.0)
-        self.value = value
+class NextScale(ls.LossScale):
+    answer = None
 
     def next_scale(self, loss_scale, overflow):
-        return ops.depend(self.value, loss_scale) if isinstance(self.value, Tensor) else self.value
+        return given(self.answer, loss_scale)
 
 
-class Condition(SkipCondition):
-    def __init__(self, answer):
-        super().__init__()
-        self.answer = answer
+class Condition(ls.SkipCondition):
+    answer = None
 
     def construct(self, loss, norm):
-        return ops.depend(self.answer, loss) if isinstance(self.answer, Tensor) else self.answer
+        return given(self.answer, loss)
+
+
+def answering(cell, answer):
+    cell.answer = answer
+    return cell
 
 
 class Two(nn.Cell):
@@ -216,40 +179,29 @@ def test_what_own_cells_answer(mode, steps):
 
     rule = "'NextScale', 'next_scale' must return the next step's scale"
     for value, error in ((TWO_SCALES, ValueError), (16.0, TypeError)):
-        refused(lambda: run(loss_scale=NextScale(value)), error, rule)  # noqa: B023
-        refused(lambda: NextScale(value).adjust(Tensor(True)), error, rule)  # noqa: B023
+        scale = answering(NextScale(8.0), value)
+        refused(lambda: run(loss_scale=scale), error, rule)  # noqa: B023
+        refused(lambda: scale.adjust(Tensor(True)), error, rule)  # noqa: B023
     for answer, error in ((BOTH, ValueError), (False, TypeError)):
-        refused(lambda: run(overflow_detector=Answers(answer)), error, "'Answers', 'construct' must return")  # noqa: B023
-    for answer, error in ((BOTH, ValueError), (1, TypeError)):
-        refused(lambda: run(skip_conditions=[Condition(answer)]), error, "'Condition'")  # noqa: B023
-    refused(lambda: InputGradient(Two())(Tensor([1.0, 2.0])), TypeError, "'InputGradient'", "one Tensor")
+        detector = answering(Answers(), answer)
+        refused(lambda: run(overflow_detector=detector), error, "'Answers', 'construct' must return")  # noqa: B023
+        condition = answering(Condition(), answer)
+        refused(lambda: run(skip_conditions=[condition]), error, "'Condition'")  # noqa: B023
+    refused(lambda: ls.InputGradient(Two())(Tensor([1.0, 2.0])), TypeError, "'InputGradient'", "one Tensor")
 
 
-def all_but_one(grads):
-    return (grads[:-1],)
-
-
-def twice(grads):
-    return grads, grads
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (all_but_one, ["a tuple of gradients for each of the 1 optimizers", "((3, 1),)"]),
-        *slow((twice, ["a tuple of gradients for each of the 1 optimizers"])),
-    ],
-)
-def test_other_gradients_of_a_manual_step(mode, make, words):
+@pytest.mark.parametrize("twice, words", [(False, ["((3, 1),)"]), *slow((True, []))])
+def test_other_gradients_of_a_manual_step(mode, twice, words):
     network = Linear()
-    step = ManualStep(network, nn.SGD(network.trainable_params(), 0.01), 8.0)
+    step = ls.ManualStep(network, nn.SGD(network.trainable_params(), 0.01), 8.0)
 
     @mindspore.jit
     def end(*grads):
-        return step.end(*make(grads))
+        return step.end(grads, grads) if twice else step.end(grads[:-1])
 
+    each = "a tuple of gradients for each of the 1 optimizers"
     step.begin(*batch())
-    refused(lambda: end(Tensor(np.zeros((3, 1), np.float32))), ValueError, *words)
+    refused(lambda: end(Tensor(np.zeros((3, 1), np.float32))), ValueError, each, *words)
     step.end((Tensor(np.zeros((3, 1), np.float32)),))
     assert step.counters()["applied_steps"] == 1
 
@@ -265,9 +217,7 @@ def test_model_with_a_loss_function():
 # A network's own errors.
 
 
-class WithJit(Linear):
-    """A network of which MindSpore compiles one method by itself, in PyNative mode."""
-
+class WithJit(Linear):  # A network of which MindSpore compiles one method by itself, in PyNative mode.
     @mindspore.jit
     def doubled(self, x):
         return x * 2
@@ -279,7 +229,7 @@ class WithJit(Linear):
 
 
 def test_a_networks_own_error_stays_as_it_is(mode):
-    cell = scaled(WithJit(), DynamicLossScale()).set_train()
+    cell = scaled(WithJit(), ls.DynamicLossScale()).set_train()
     good = batch(0)
     cell(*good)
     # Graph mode quotes it.
@@ -301,9 +251,7 @@ class Matrix(nn.Cell):
         return ops.tanh(ops.matmul(x, self.weight))
 
 
-class Score(nn.Cell):
-    """The generator's loss."""
-
+class Score(nn.Cell):  # The generator's loss.
     def __init__(self, generator, critic):
         super().__init__(auto_prefix=False)
         self.generator, self.critic = generator, critic
@@ -312,9 +260,7 @@ class Score(nn.Cell):
         return -self.critic(self.generator(x)).mean()
 
 
-class Penalized(nn.Cell):
-    """The critic's loss."""
-
+class Penalized(nn.Cell):  # The critic's loss.
     def __init__(self, critic):
         super().__init__(auto_prefix=False)
         self.critic, self.gradient = critic, ops.GradOperation()(critic)
@@ -338,20 +284,18 @@ def test_the_gradient_of_a_critic_that_another_loss_calls(order):
         networks = [Matrix("generator"), Matrix("critic")]
         losses = [Score(*networks), penalized(networks[1])][::order]
         optimizers = [nn.SGD(network.trainable_params(), 0.01) for network in networks[::order]]
-        return AlternatingTrainOneStepCell(losses, optimizers, 16.0)
+        return ls.AlternatingTrainOneStepCell(losses, optimizers, 16.0)
 
     x = Tensor(np.ones((3, 2), np.float32))
     with in_mode(MODES["graph"]):
-        refused(
-            lambda: alternating(Penalized)(x), RuntimeError, "Take the gradient of a method of the loss cell instead"
-        )
-        # The cure.
+        cure = "Take the gradient of a method of the loss cell instead"
+        refused(lambda: alternating(Penalized)(x), RuntimeError, cure)
         assert not alternating(OfAMethod)(x)[1].asnumpy().any()
 
 
 def test_an_optimizer_that_mindspore_compiled_by_itself_can_not_be_compiled_again():
     network = Linear()
-    cell = ScaledTrainOneStepCell(network, AdamW(network.trainable_params(), 0.01), DynamicLossScale())
+    cell = ls.ScaledTrainOneStepCell(network, AdamW(network.trainable_params(), 0.01), ls.DynamicLossScale())
     with in_mode(MODES["pynative"]):
         cell(*batch(0))
     with in_mode(MODES["graph"]):

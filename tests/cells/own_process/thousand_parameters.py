@@ -9,9 +9,7 @@ from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 pytestmark = pytest.mark.slow
 
 
-class SumOfMany(nn.Cell):
-    """Many weights, each of which has the input as its gradient."""
-
+class SumOfMany(nn.Cell):  # Many weights, each of which has the input as its gradient.
     def __init__(self, count):
         super().__init__()
         zeros = [Parameter(Tensor(np.zeros(2, np.float32)), name=f"term_{i}") for i in range(count)]

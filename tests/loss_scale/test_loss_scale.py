@@ -13,7 +13,7 @@ from mindspore import dtype as mstype
 from support.networks import Linear, Mlp, batch, batch_for
 from support.training import assert_equal_weights
 
-from ms_lossscale import DynamicLossScale, FixedLossScale, ScaledTrainOneStepCell, ScheduledLossScale, all_finite
+from ms_lossscale import DynamicLossScale, FixedLossScale, ScheduledLossScale, all_finite
 
 RULES = json.loads((Path(__file__).parents[1] / "golden" / "scale_laws.json").read_text())
 
@@ -81,11 +81,6 @@ class TestDynamicLossScale:
             assert scale_sense.loss_scale.get_loss_scale() == history[-1]
         assert history == rule["scale_after"]
 
-    def test_backs_off_by_the_reciprocal_of_the_growth_unless_told(self):
-        loss_scale = DynamicLossScale(1024.0, scale_factor=8.0)
-        loss_scale.adjust(Tensor(False))
-        assert loss_scale.get_loss_scale() == 128.0
-
     def test_its_defaults_are_those_of_the_docs(self):
         loss_scale = DynamicLossScale()
         assert loss_scale.get_loss_scale() == 2.0**16
@@ -112,66 +107,30 @@ class TestDynamicLossScale:
         assert loss_scale.get_loss_scale() == (2.0**126 if grads_finite else 2.0**-126)
 
 
-class TestFixedLossScale:
-    @quick_in_pynative_mode
-    def test_no_overflow_moves_it(self, mode):
-        loss_scale = FixedLossScale(1024)
-        adjust = Adjust(loss_scale)
-        for grads_finite in (True, False, False, True):
-            adjust(Tensor(grads_finite))
-            assert loss_scale.get_loss_scale() == 1024.0
-
-    def test_its_default_is_128_and_drops_overflows(self):
-        assert FixedLossScale().get_loss_scale() == 128.0
-        assert FixedLossScale().drop_overflow_update
+def test_a_fixed_one_is_128_and_drops_overflows_by_default():
+    assert FixedLossScale().get_loss_scale() == 128.0
+    assert FixedLossScale().drop_overflow_update
 
 
-class TestScheduledLossScale:
-    # MindSpore's own list of one value per step is the oracle; beyond it the last value holds.
-    SCHEDULES = (
+@quick_in_pynative_mode
+@pytest.mark.parametrize(
+    "milestone, loss_scales",
+    [
         ([2, 5, 6], [256.0, 1024.0, 8.0]),
         ([1], [4.0]),
         ([1, 2, 3, 9], [2.0, 4.0, 2.0, 0.5]),
         ((3, 4), (100.0, 0.3)),
-    )
-
-    @quick_in_pynative_mode
-    @pytest.mark.parametrize("milestone, loss_scales", SCHEDULES)
-    def test_means_the_same_as_piecewise_constant_lr(self, mode, milestone, loss_scales):
-        oracle = nn.piecewise_constant_lr(milestone, list(loss_scales))
-        oracle += [loss_scales[-1]] * 3
-        loss_scale = ScheduledLossScale(milestone, loss_scales)
-        adjust = Adjust(loss_scale)
-        used = []
-        for step in range(len(oracle)):
-            used.append(loss_scale.get_loss_scale())
-            adjust(Tensor(step % 2 == 0))
-        assert used == [float(np.float32(value)) for value in oracle]
-
-    def test_counts_the_steps_of_the_cell_skipped_ones_included(self, mode):
-        milestone, loss_scales = [2, 5, 6], [256.0, 1024.0, 8.0]
-        network = Linear()
-        optimizer = nn.SGD(network.trainable_params(), learning_rate=0.01)
-        cell = ScaledTrainOneStepCell(network, optimizer, ScheduledLossScale(milestone, loss_scales))
-        used, skipped = [], []
-        for overflow in (0, 1, 1, 0, 1, 0, 1, 0):
-            _, overflowed, loss_scale = cell(*batch_for(overflow))
-            used.append(float(loss_scale))
-            skipped.append(int(overflowed))
-        assert used == [*nn.piecewise_constant_lr(milestone, loss_scales), 8.0, 8.0]
-        assert skipped == [0, 1, 1, 0, 1, 0, 1, 0]
-
-    @quick_in_graph_mode
-    def test_a_value_set_by_hand_holds_until_the_next_milestone(self, mode):
-        loss_scale = ScheduledLossScale([3, 5, 7], [2.0, 4.0, 8.0])
-        adjust = Adjust(loss_scale)
-        used = []
-        for step in range(6):
-            if step == 1:
-                loss_scale.set_loss_scale(100.0)
-            used.append(loss_scale.get_loss_scale())
-            adjust(Tensor(True))
-        assert used == [2.0, 100.0, 100.0, 4.0, 4.0, 8.0]
+    ],
+)
+def test_a_schedule_means_the_same_as_piecewise_constant_lr(mode, milestone, loss_scales):
+    # MindSpore's own list of one value per step is the oracle; beyond it the last value holds.
+    oracle = [*nn.piecewise_constant_lr(milestone, list(loss_scales)), *[loss_scales[-1]] * 3]
+    loss_scale = ScheduledLossScale(milestone, loss_scales)
+    adjust, used = Adjust(loss_scale), []
+    for step in range(len(oracle)):
+        used.append(loss_scale.get_loss_scale())
+        adjust(Tensor(step % 2 == 0))
+    assert used == [float(np.float32(value)) for value in oracle]
 
 
 # Built anew for each test, since they hold state.
@@ -193,41 +152,13 @@ def test_set_loss_scale_takes_effect_at_once(mode, kind):
     assert float(unscaled) == 0.0078125
 
 
-@quick_in_pynative_mode
-def test_the_update_rule_goes_on_from_a_scale_set_by_hand(mode):
-    loss_scale = DynamicLossScale(64.0, 2.0, 2)
-    adjust = Adjust(loss_scale)
-    adjust(Tensor(True))
-    loss_scale.set_loss_scale(100.0)
-    adjust(Tensor(True))
-    assert loss_scale.get_loss_scale() == 200.0
-    adjust(Tensor(False))
-    assert loss_scale.get_loss_scale() == 100.0
-
-
-class TestScaleAndUnscale:
-    def test_multiply_and_divide_in_float32(self, mode):
-        dtypes = (mstype.float16, mstype.bfloat16, mstype.float32)
-        tensors = tuple(Tensor([1.5, -3.0], dtype) for dtype in dtypes)
-        scaled, unscaled = ScaleAndUnscale(FixedLossScale(2.0**20))(tensors)
-        for tensor in scaled:
-            assert tensor.dtype == mstype.float32
-            np.testing.assert_array_equal(tensor.asnumpy(), np.float32([1.5 * 2**20, -3.0 * 2**20]))
-        for tensor in unscaled:
-            assert tensor.dtype == mstype.float32
-            np.testing.assert_array_equal(tensor.asnumpy(), np.float32([1.5 / 2**20, -3.0 / 2**20]))
-
-    @quick_in_graph_mode
-    def test_a_float16_gradient_is_not_unscaled_to_zero(self, mode):
-        # 2**-25 is zero in float16: unscaling there would give zeros, and no overflow to tell of it.
-        gradient = Tensor(np.float16([1.0, 1024.0, 65504.0]))
-        _, unscaled = ScaleAndUnscale(FixedLossScale(2.0**25))(gradient)
-        np.testing.assert_array_equal(unscaled.asnumpy(), np.float32([2.0**-25, 2.0**-15, 65504.0 * 2.0**-25]))
-
-    @quick_in_pynative_mode
-    def test_a_float16_loss_is_not_scaled_to_infinity(self, mode):
-        scaled, _ = ScaleAndUnscale(FixedLossScale(2.0**24))(Tensor(np.float16(2.5)))
-        assert float(scaled) == 2.5 * 2**24
+def test_scale_and_unscale_in_float32(mode):
+    # 2**25 is infinite in float16, and 2**-25 is zero: there would be zeros, and no overflow to tell of it.
+    tensors = tuple(Tensor([1.5, -3.0, 65504.0], dtype) for dtype in (mstype.float16, mstype.bfloat16, mstype.float32))
+    for results, factor in zip(ScaleAndUnscale(FixedLossScale(2.0**25))(tensors), (2.0**25, 2.0**-25)):
+        for tensor, result in zip(tensors, results):
+            assert result.dtype == mstype.float32
+            np.testing.assert_array_equal(result.asnumpy(), tensor.astype(mstype.float32).asnumpy() * factor)
 
 
 class TestAsScaleSenseOfTheStockCell:

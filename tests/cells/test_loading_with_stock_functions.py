@@ -12,11 +12,6 @@ from support.training import changed, state
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 
 
-def normalised():
-    network = nn.SequentialCell(nn.Dense(FEATURES, 4), nn.BatchNorm1d(4), nn.Dense(4, 1))
-    return nn.WithLossCell(network, nn.MSELoss())
-
-
 def load_param_into_net(cell, values):
     mindspore.load_param_into_net(cell, {name: Parameter(Tensor(value), name=name) for name, value in values.items()})
 
@@ -31,49 +26,38 @@ def assign_value(cell, values):
         parameter.assign_value(Tensor(values[name]))
 
 
-def momentum(parameters):
-    return nn.Momentum(parameters, 0.1, 0.9)
-
-
-def adam_with_schedule(parameters):
-    return nn.Adam(parameters, nn.exponential_decay_lr(0.1, 0.5, 100, 1, 1))
-
-
-def experimental_adamw(parameters):
-    return mindspore.experimental.optim.AdamW(parameters, 0.01)
+OPTIMIZERS = {
+    "momentum": lambda parameters: nn.Momentum(parameters, 0.1, 0.9),
+    "adam with schedule": lambda parameters: nn.Adam(parameters, nn.exponential_decay_lr(0.1, 0.5, 100, 1, 1)),
+    "experimental adamw": lambda parameters: mindspore.experimental.optim.AdamW(parameters, 0.01),
+}
 
 
 @quick_in_graph_mode
 @pytest.mark.parametrize(
     ("load", "optimizer", "steps"),
     [
-        *slow((load_param_into_net, momentum, 1), (assign_value, momentum, 1)),
-        (set_data, adam_with_schedule, 1),
-        (load_param_into_net, experimental_adamw, 2),
+        *slow((load_param_into_net, "momentum", 1), (assign_value, "momentum", 1)),
+        (set_data, "adam with schedule", 1),
+        (load_param_into_net, "experimental adamw", 2),
     ],
 )
 def test_training_goes_on_from_what_was_loaded(mode, load, optimizer, steps):
-    network = normalised()
-    cell = ScaledTrainOneStepCell(
-        network,
-        optimizer(network.trainable_params()),
-        DynamicLossScale(2.0**10, scale_window=2),
-        ema_decay=0.9,
-        clip_norm=1.0,
-        gradient_accumulation_steps=steps,
-    ).set_train()
-    for seed in range(3):
-        cell(*batch(seed))
-    saved = state(cell)
-    for seed in range(3, 6):
-        cell(*batch(seed))
-    expected = state(cell)
+    network = nn.SequentialCell(nn.Dense(FEATURES, 4), nn.BatchNorm1d(4), nn.Dense(4, 1))
+    optimizer, scale = OPTIMIZERS[optimizer](network.trainable_params()), DynamicLossScale(2.0**10, scale_window=2)
+    keywords = {"ema_decay": 0.9, "clip_norm": 1.0, "gradient_accumulation_steps": steps}
+    cell = ScaledTrainOneStepCell(nn.WithLossCell(network, nn.MSELoss()), optimizer, scale, **keywords).set_train()
+
+    def train(first, last):
+        for seed in range(first, last):
+            cell(*batch(seed))
+        return state(cell)
+
+    saved, expected = train(0, 3), train(3, 6)
     for _ in range(2):
         cell(*batch(6))
         load(cell, saved)
-        for seed in range(3, 6):
-            cell(*batch(seed))
-        assert changed(expected, state(cell)) == set()
+        assert changed(expected, train(3, 6)) == set()
 
 
 @quick_in_pynative_mode
@@ -87,10 +71,9 @@ def test_a_cycle_that_was_begun_with_another_number_of_calls_is_refused_at_the_n
     # Into a cell that has made no step, and into one that has.
     for _ in range(2):
         load_param_into_net(other.cell, within)
+        words = "'gradient_accumulation_steps' must be 3, but got 2: .*loads with any"
         for go_on in (other.call_cell, other.cell.flush):
-            with pytest.raises(
-                ValueError, match=r"'gradient_accumulation_steps' must be 3, but got 2: .*loads with any"
-            ):
+            with pytest.raises(ValueError, match=words):
                 go_on()
         assert changed(within, state(other.cell)) == set()
         load_param_into_net(other.cell, between)

@@ -8,13 +8,14 @@ import mindspore
 import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode
-from mindspore import Parameter, Tensor, amp, nn
+from mindspore import Tensor, amp, nn
 from mindspore import dtype as mstype
 from support.networks import Linear, Mlp, batch, batch_for
 from support.training import assert_equal_weights
 
 from ms_lossscale import DynamicLossScale, FixedLossScale, ScheduledLossScale, all_finite
 
+# Sequences that were computed by other implementations, or by hand from the written update rule.
 RULES = json.loads((Path(__file__).parents[1] / "golden" / "scale_laws.json").read_text())
 
 
@@ -27,19 +28,6 @@ class Adjust(nn.Cell):
 
     def construct(self, grads_finite):
         return self.loss_scale.adjust(grads_finite)
-
-
-class ScaleSense(nn.Cell):
-    """The calling side of the `scale_sense` protocol: it holds the scale and hands it to the loss scale's call."""
-
-    def __init__(self, loss_scale, shape=()):
-        super().__init__(auto_prefix=False)
-        self.loss_scale = loss_scale
-        value = np.full(shape, loss_scale.get_loss_scale(), np.float32)
-        self.held_scale = Parameter(Tensor(value), name="held_scale")
-
-    def construct(self, overflow):
-        return self.loss_scale(self.held_scale, overflow)
 
 
 class ScaleAndUnscale(nn.Cell):
@@ -56,55 +44,42 @@ def dynamic_loss_scale(rule):
     return DynamicLossScale(rule["init_loss_scale"], **{name: rule[name] for name in names})
 
 
-class TestDynamicLossScale:
-    """The sequences in golden/ were computed by other implementations, or by hand from the written update rule."""
+@quick_in_graph_mode
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["name"])
+def test_adjust_follows_the_update_rule(mode, rule):
+    loss_scale = dynamic_loss_scale(rule)
+    adjust, history = Adjust(loss_scale), []
+    for overflow in rule["overflow"]:
+        adjust(Tensor(not overflow))
+        history.append(loss_scale.get_loss_scale())
+    assert history == rule["scale_after"]
 
-    @quick_in_graph_mode
-    @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["name"])
-    def test_adjust_follows_the_update_rule(self, mode, rule):
-        loss_scale = dynamic_loss_scale(rule)
-        adjust = Adjust(loss_scale)
-        history = []
-        for overflow in rule["overflow"]:
-            adjust(Tensor(not overflow))
-            history.append(loss_scale.get_loss_scale())
-        assert history == rule["scale_after"]
 
-    @quick_in_pynative_mode
-    @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["name"])
-    def test_a_call_as_scale_sense_follows_the_update_rule(self, mode, rule):
-        scale_sense = ScaleSense(dynamic_loss_scale(rule))
-        history = []
-        for overflow in rule["overflow"]:
-            assert bool(scale_sense(Tensor(bool(overflow)))) == bool(overflow)
-            history.append(float(scale_sense.held_scale.asnumpy()))
-            assert scale_sense.loss_scale.get_loss_scale() == history[-1]
-        assert history == rule["scale_after"]
+def test_the_defaults_of_a_dynamic_one_are_those_of_the_docs():
+    loss_scale = DynamicLossScale()
+    assert loss_scale.get_loss_scale() == 2.0**16
+    for _ in range(17):
+        loss_scale.adjust(Tensor(False))
+    assert loss_scale.get_loss_scale() == 1.0
+    # 2,000 clean steps, the first 1,998 of them as a checkpoint would bring them.
+    loss_scale.parameters_dict()["loss_scale.clean_steps"].set_data(Tensor(1998, mstype.int32))
+    loss_scale.adjust(Tensor(True))
+    assert loss_scale.get_loss_scale() == 1.0
+    loss_scale.adjust(Tensor(True))
+    assert loss_scale.get_loss_scale() == 2.0
 
-    def test_its_defaults_are_those_of_the_docs(self):
-        loss_scale = DynamicLossScale()
-        assert loss_scale.get_loss_scale() == 2.0**16
-        for _ in range(17):
-            loss_scale.adjust(Tensor(False))
-        assert loss_scale.get_loss_scale() == 1.0
-        # 2,000 clean steps, the first 1,998 of them as a checkpoint would bring them.
-        loss_scale.parameters_dict()["loss_scale.clean_steps"].set_data(Tensor(1998, mstype.int32))
-        loss_scale.adjust(Tensor(True))
-        assert loss_scale.get_loss_scale() == 1.0
-        loss_scale.adjust(Tensor(True))
-        assert loss_scale.get_loss_scale() == 2.0
 
-    @quick_in_graph_mode
-    @pytest.mark.filterwarnings("ignore:For 'DynamicLossScale', init_loss_scale is 1, scale_factor")
-    @pytest.mark.parametrize("grads_finite", [True, False])
-    def test_the_scale_stays_finite_and_positive_at_the_ends_of_float32(self, mode, grads_finite):
-        loss_scale = DynamicLossScale(
-            1.0, 2.0**70, 1, backoff_factor=2.0**-70, min_loss_scale=2.0**-126, max_loss_scale=2.0**126
-        )
-        adjust = Adjust(loss_scale)
-        for _ in range(4):
-            adjust(Tensor(grads_finite))
-        assert loss_scale.get_loss_scale() == (2.0**126 if grads_finite else 2.0**-126)
+@quick_in_graph_mode
+@pytest.mark.filterwarnings("ignore:For 'DynamicLossScale', init_loss_scale is 1, scale_factor")
+@pytest.mark.parametrize("grads_finite", [True, False])
+def test_the_scale_stays_finite_and_positive_at_the_ends_of_float32(mode, grads_finite):
+    loss_scale = DynamicLossScale(
+        1.0, 2.0**70, 1, backoff_factor=2.0**-70, min_loss_scale=2.0**-126, max_loss_scale=2.0**126
+    )
+    adjust = Adjust(loss_scale)
+    for _ in range(4):
+        adjust(Tensor(grads_finite))
+    assert loss_scale.get_loss_scale() == (2.0**126 if grads_finite else 2.0**-126)
 
 
 def test_a_fixed_one_is_128_and_drops_overflows_by_default():
@@ -161,105 +136,100 @@ def test_scale_and_unscale_in_float32(mode):
             np.testing.assert_array_equal(result.asnumpy(), tensor.astype(mstype.float32).asnumpy() * factor)
 
 
-class TestAsScaleSenseOfTheStockCell:
+class ProcessLossScale(nn.Cell):
     """
     On CPU the stock cell can't look for overflows: it has no kernel for that. All that it does with its `scale_sense`
     runs: reading the scale at construction, and `process_loss_scale`.
     """
 
-    class ProcessLossScale(nn.Cell):
-        def __init__(self, stock_cell):
-            super().__init__(auto_prefix=False)
-            self.stock_cell = stock_cell
+    def __init__(self, stock_cell):
+        super().__init__(auto_prefix=False)
+        self.stock_cell = stock_cell
 
-        def construct(self, overflow):
-            return self.stock_cell.process_loss_scale(overflow)
-
-    @quick_in_graph_mode
-    @pytest.mark.parametrize(
-        "kind, expected",
-        [
-            ("fixed", [64.0, 64.0, 64.0, 64.0, 64.0]),
-            ("dynamic", [64.0, 128.0, 64.0, 32.0, 32.0]),
-            ("scheduled", [64.0, 16.0, 16.0, 2.0, 2.0]),
-        ],
-    )
-    def test_the_stock_cell_moves_its_scale_by_the_update_rule(self, mode, kind, expected):
-        loss_scale = ALL_THREE[kind]()
-        network = Linear()
-        stock_cell = nn.TrainOneStepWithLossScaleCell(
-            network, nn.SGD(network.trainable_params(), learning_rate=0.01), scale_sense=loss_scale
-        )
-        assert float(stock_cell.scale_sense.asnumpy()) == 64.0
-        process_loss_scale = self.ProcessLossScale(stock_cell)
-        history = []
-        for overflow in (False, False, True, True, False):
-            assert bool(process_loss_scale(Tensor(overflow))) == overflow
-            history.append(float(stock_cell.scale_sense.asnumpy()))
-        assert history == expected
-        assert loss_scale.get_loss_scale() == expected[-1]
-
-    def test_a_held_scale_of_one_element_is_moved_too(self, mode):
-        # The stock cell also takes its scale as a Tensor of shape (1,).
-        scale_sense = ScaleSense(DynamicLossScale(64.0, 2.0, 2), shape=(1,))
-        scale_sense(Tensor(True))
-        np.testing.assert_array_equal(scale_sense.held_scale.asnumpy(), np.float32([32.0]))
-        assert scale_sense.loss_scale.get_loss_scale() == 32.0
-
-    @quick_in_graph_mode
-    def test_the_scale_that_the_caller_holds_is_the_one_that_counts(self, mode):
-        scale_sense = ScaleSense(DynamicLossScale(64.0))
-        scale_sense.held_scale.set_data(Tensor(1000.0))
-        scale_sense(Tensor(True))
-        assert float(scale_sense.held_scale.asnumpy()) == 500.0
-        assert scale_sense.loss_scale.get_loss_scale() == 500.0
+    def construct(self, overflow):
+        return self.stock_cell.process_loss_scale(overflow)
 
 
-class TestInAHandWrittenLoop:
-    """In the place of a `mindspore.amp.LossScaler`."""
+def stock_cell_of(loss_scale):
+    network = Linear()
+    optimizer = nn.SGD(network.trainable_params(), learning_rate=0.01)
+    return nn.TrainOneStepWithLossScaleCell(network, optimizer, scale_sense=loss_scale)
 
-    def test_has_all_that_a_loss_scaler_must_have(self):
-        required = amp.LossScaler.__abstractmethods__
-        assert required == {"scale", "unscale", "adjust"}
-        for name in required:
-            ours = inspect.signature(getattr(DynamicLossScale, name))
-            assert list(ours.parameters) == list(inspect.signature(getattr(amp.LossScaler, name)).parameters)
 
-    @staticmethod
-    def _train_step(network, optimizer, loss_scale):
-        def forward(x, y):
-            loss = network(x, y)
-            return loss_scale.scale(loss), loss
+AS_SCALE_SENSE = {
+    "fixed": (ALL_THREE["fixed"], [0, 0, 1, 1, 0], [64.0] * 5),
+    "scheduled": (ALL_THREE["scheduled"], [0, 0, 1, 1, 0], [64.0, 16.0, 16.0, 2.0, 2.0]),
+    **{its["name"]: (lambda its=its: dynamic_loss_scale(its), its["overflow"], its["scale_after"]) for its in RULES},
+}
 
-        gradient_of = mindspore.value_and_grad(forward, None, optimizer.parameters, has_aux=True)
 
-        def train_step(x, y):
-            (_, loss), grads = gradient_of(x, y)
-            grads = loss_scale.unscale(grads)
-            grads_finite = all_finite(grads)
-            if grads_finite:
-                optimizer(grads)
-            loss_scale.adjust(grads_finite)
-            return loss, grads_finite
+@quick_in_graph_mode
+@pytest.mark.parametrize("name", AS_SCALE_SENSE)
+def test_as_scale_sense_of_the_stock_cell_it_follows_the_update_rule(mode, name):
+    make, overflows, expected = AS_SCALE_SENSE[name]
+    loss_scale, history = make(), []
+    stock_cell = stock_cell_of(loss_scale)
+    assert float(stock_cell.scale_sense.asnumpy()) == loss_scale.get_loss_scale()
+    process_loss_scale = ProcessLossScale(stock_cell)
+    for overflow in overflows:
+        assert bool(process_loss_scale(Tensor(bool(overflow)))) == bool(overflow)
+        history.append(float(stock_cell.scale_sense.asnumpy()))
+        assert loss_scale.get_loss_scale() == history[-1]
+    assert history == expected
 
-        return train_step
 
-    @quick_in_pynative_mode
-    @pytest.mark.parametrize("compiled", [False, True], ids=["step_by_step", "jit"])
-    def test_trains_as_the_unscaled_stock_cell_does(self, mode, compiled):
-        network, expected = Mlp(), Mlp()
-        optimizer = nn.AdamWeightDecay(network.trainable_params(), learning_rate=0.01)
-        loss_scale = DynamicLossScale(2.0**10, 2.0, 2)
-        train_step = self._train_step(network, optimizer, loss_scale)
-        if compiled:
-            train_step = mindspore.jit(train_step)
-        stock_cell = nn.TrainOneStepCell(expected, nn.AdamWeightDecay(expected.trainable_params(), learning_rate=0.01))
-        scales = []
-        for step, overflow in enumerate((0, 0, 1, 0, 1, 1, 0, 0)):
-            loss, grads_finite = train_step(*batch_for(overflow, seed=step))
-            assert bool(grads_finite) == (not overflow)
-            if not overflow:
-                assert float(loss) == float(stock_cell(*batch(seed=step)))
-            scales.append(loss_scale.get_loss_scale() / 2.0**10)
-        assert scales == [1.0, 2.0, 1.0, 1.0, 0.5, 0.25, 0.25, 0.5]
-        assert_equal_weights(network, expected)
+@quick_in_pynative_mode
+def test_the_scale_that_the_stock_cell_holds_is_the_one_that_counts(mode):
+    loss_scale = DynamicLossScale(64.0)
+    stock_cell = stock_cell_of(loss_scale)
+    stock_cell.scale_sense.set_data(Tensor(1000.0))
+    ProcessLossScale(stock_cell)(Tensor(True))
+    assert float(stock_cell.scale_sense.asnumpy()) == loss_scale.get_loss_scale() == 500.0
+
+
+def test_has_all_that_a_loss_scaler_of_mindspore_must_have():
+    required = amp.LossScaler.__abstractmethods__
+    assert required == {"scale", "unscale", "adjust"}
+    for name in required:
+        ours = inspect.signature(getattr(DynamicLossScale, name))
+        assert list(ours.parameters) == list(inspect.signature(getattr(amp.LossScaler, name)).parameters)
+
+
+def train_step_of(network, optimizer, loss_scale):
+    def forward(x, y):
+        loss = network(x, y)
+        return loss_scale.scale(loss), loss
+
+    gradient_of = mindspore.value_and_grad(forward, None, optimizer.parameters, has_aux=True)
+
+    def train_step(x, y):
+        (_, loss), grads = gradient_of(x, y)
+        grads = loss_scale.unscale(grads)
+        grads_finite = all_finite(grads)
+        if grads_finite:
+            optimizer(grads)
+        loss_scale.adjust(grads_finite)
+        return loss, grads_finite
+
+    return train_step
+
+
+@quick_in_pynative_mode
+@pytest.mark.parametrize("compiled", [False, True], ids=["step_by_step", "jit"])
+def test_in_the_place_of_a_loss_scaler_it_trains_as_the_unscaled_stock_cell_does(mode, compiled):
+    network, expected = Mlp(), Mlp()
+    optimizer = nn.AdamWeightDecay(network.trainable_params(), learning_rate=0.01)
+    loss_scale = DynamicLossScale(2.0**10, 2.0, 2)
+    train_step = train_step_of(network, optimizer, loss_scale)
+    if compiled:
+        train_step = mindspore.jit(train_step)
+    stock_cell = nn.TrainOneStepCell(expected, nn.AdamWeightDecay(expected.trainable_params(), learning_rate=0.01))
+    scales = []
+    for step, overflow in enumerate((0, 0, 1, 0, 1, 1, 0, 0)):
+        loss, grads_finite = train_step(*batch_for(overflow, seed=step))
+        assert bool(grads_finite) == (not overflow)
+        if not overflow:
+            assert float(loss) == float(stock_cell(*batch(seed=step)))
+        scales.append(loss_scale.get_loss_scale() / 2.0**10)
+    assert scales == [1.0, 2.0, 1.0, 1.0, 0.5, 0.25, 0.25, 0.5]
+    assert_equal_weights(network, expected)

@@ -1,6 +1,6 @@
 """A scale that is set within an accumulation cycle is the next one's: what the configurations do not draw of that."""
 
-from conftest import quick_in_graph_mode
+from conftest import quick_in_pynative_mode
 from mindspore import nn
 from support.networks import Linear, batch
 
@@ -18,7 +18,7 @@ def calls(cell, count):
     return [cell(*batch())[2].asnumpy().tolist() for _ in range(count)]
 
 
-@quick_in_graph_mode
+@quick_in_pynative_mode
 def test_only_the_network_whose_scale_was_set_keeps_it(mode):
     networks = [Linear(), Linear()]
     for i, network in enumerate(networks):
@@ -30,7 +30,7 @@ def test_only_the_network_whose_scale_was_set_keeps_it(mode):
     assert calls(cell, 3) == [[START] * 2, [START] * 2, [START, 2 * START]]
 
 
-@quick_in_graph_mode
+@quick_in_pynative_mode
 def test_two_cells_of_one_loss_scale(mode):
     loss_scale, cells = rule(), []
     for _ in range(2):

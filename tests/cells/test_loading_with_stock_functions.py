@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
 from mindspore import Parameter, Tensor, nn, ops
-from support.linear_pair import CELLS, Trained
 from support.networks import FEATURES, Linear, batch
 from support.training import changed, state
 
@@ -58,28 +57,6 @@ def test_training_goes_on_from_what_was_loaded(mode, load, optimizer, steps):
         cell(*batch(6))
         load(cell, saved)
         assert changed(expected, train(3, 6)) == set()
-
-
-@quick_in_pynative_mode
-@pytest.mark.parametrize("kind", [CELLS[0], *slow(*CELLS[1:])])
-def test_a_cycle_that_was_begun_with_another_number_of_calls_is_refused_at_the_next_call(mode, kind):
-    begun, other = Trained(kind, steps=3), Trained(kind, steps=2)
-    begun.call(0)
-    within = state(begun.cell)
-    begun.flush()
-    between = state(begun.cell)
-    # Into a cell that has made no step, and into one that has.
-    for _ in range(2):
-        load_param_into_net(other.cell, within)
-        words = "'gradient_accumulation_steps' must be 3, but got 2: .*loads with any"
-        for go_on in (other.call_cell, other.cell.flush):
-            with pytest.raises(ValueError, match=words):
-                go_on()
-        assert changed(within, state(other.cell)) == set()
-        load_param_into_net(other.cell, between)
-        other.call_cell()
-        other.call_cell()
-        assert other.cell.steps_made() == 2
 
 
 @quick_in_pynative_mode

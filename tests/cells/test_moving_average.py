@@ -10,13 +10,18 @@ from support.linear_pair import Trained
 from support.networks import HalfPrecision, Linear, batch, batch_for
 from support.training import changed, same_bits, state
 
-from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
+from ms_lossscale import ScaledTrainOneStepCell
 
 DECAY = 0.9
 
 
 def averages(cell):
     return {name: average.asnumpy().copy() for name, average in cell.ema_parameters().items()}
+
+
+def averaging(network, decay=DECAY, loss_scale=2.0**7):
+    optimizer = nn.SGD(network.trainable_params(), 0.01)
+    return ScaledTrainOneStepCell(network, optimizer, loss_scale, ema_decay=decay).set_train()
 
 
 class Interrupted(Exception):
@@ -69,9 +74,7 @@ def test_contexts_nest(mode):
 @quick_in_pynative_mode
 def test_float16_weights_have_float32_averages(mode):
     network = HalfPrecision()
-    cell = ScaledTrainOneStepCell(
-        network, nn.SGD(network.trainable_params(), 0.01), 2.0**7, ema_decay=0.999
-    ).set_train()
+    cell = averaging(network, 0.999)
     expected = network.weight.asnumpy().astype(np.float64)
     for step in range(6):
         cell(*batch(step))
@@ -90,9 +93,7 @@ def test_float16_weights_have_float32_averages(mode):
 @quick_in_pynative_mode
 def test_begins_with_the_weights_of_the_first_applied_step(mode):
     network = Linear()
-    cell = ScaledTrainOneStepCell(
-        network, nn.SGD([network.weight], 0.1), DynamicLossScale(2.0**10), ema_decay=DECAY
-    ).set_train()
+    cell = averaging(network)
     start = np.full(network.weight.shape, 3.0, np.float32)
     ops.assign(network.weight, Tensor(start))
     assert same_bits(averages(cell)["weight"], start)
@@ -113,9 +114,7 @@ def test_begins_with_the_weights_of_the_first_applied_step(mode):
 def test_begins_with_weights_that_were_not_initialised_at_construction(mode):
     with nn.utils.no_init_parameters():
         network = nn.Dense(3, 1, has_bias=False)
-    cell = ScaledTrainOneStepCell(
-        nn.WithLossCell(network, nn.MSELoss()), nn.SGD(network.trainable_params(), 0.1), ema_decay=DECAY
-    ).set_train()
+    cell = averaging(nn.WithLossCell(network, nn.MSELoss()))
     loaded = np.ones((1, 3), np.float32)
     mindspore.load_param_into_net(network, {"weight": Parameter(Tensor(loaded), name="weight")})
     cell(*batch(0))

@@ -5,7 +5,7 @@ import pytest
 from conftest import quick_in_pynative_mode, slow
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
-from support.networks import FEATURES, HalfPrecision, Linear, LossOfShape, batch, batch_for, overflowing_batch, weight
+from support.networks import HalfPrecision, Linear, LossOfShape, batch, overflowing_batch
 from support.training import assert_equal_weights, bookkeeping, changed, state
 
 from ms_lossscale import DynamicLossScale, FixedLossScale, ScaledTrainOneStepCell
@@ -100,28 +100,3 @@ def test_a_method_runs_after_the_optimizer_in_clean_steps_only(mode):
     assert changed(before, state(cell)) == bookkeeping(changed(before, state(cell)))
     cell(*batch())
     assert int(cell.parameters_dict()["clip_weights.runs"].asnumpy()) == 2
-
-
-class CountsItsForwards(nn.Cell):
-    """A linear model whose forward goes through an operator that runs Python, which counts."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = weight(FEATURES, 1, name="weight")
-        self.forwards = 0
-        self._count = ops.Custom(self._counting, lambda x: x, lambda x: x, func_type="pyfunc")
-
-    def _counting(self, x):
-        self.forwards += 1
-        return x
-
-    def construct(self, x, y):
-        return ops.square(ops.matmul(self._count(x), self.weight) - y).mean()
-
-
-def test_the_forward_runs_once_a_step(mode):
-    network = CountsItsForwards()
-    cell = ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(2.0**10)).set_train()
-    for step, overflow in enumerate((0, 1, 0)):
-        assert bool(cell(*batch_for(overflow))[1]) == bool(overflow)
-        assert network.forwards == step + 1

@@ -10,18 +10,7 @@ import pytest
 from conftest import quick_in_pynative_mode, slow
 from mindspore import dtype as mstype
 from mindspore import nn
-from support.gan_networks import (
-    NETWORK_INPUTS,
-    Counted,
-    GanLosses,
-    TupleOf,
-    gan_batch,
-    generator_and_discriminator,
-    renamed,
-    take,
-    two_losses,
-    two_optimizers,
-)
+from support import gan_networks as gan
 from support.networks import LossOfShape, Mlp, batch_for
 from support.training import changed, same_bits, state
 
@@ -42,12 +31,12 @@ def as_numpy(outputs):
 
 def forward_by_hand(form):
     """The losses of the list's cells in turn, or of the one network, and the statistics that BatchNorm has then."""
-    networks, inputs = generator_and_discriminator(), gan_batch()
+    networks, inputs = gan.generator_and_discriminator(), gan.gan_batch()
     if form == "tuple":
-        losses = GanLosses(*networks).set_train()(*inputs)
+        losses = gan.GanLosses(*networks).set_train()(*inputs)
     else:
-        pairs = zip(two_losses(*networks), NETWORK_INPUTS)
-        losses = [loss.set_train()(*take(positions, inputs)) for loss, positions in pairs]
+        pairs = zip(gan.two_losses(*networks), gan.NETWORK_INPUTS)
+        losses = [loss.set_train()(*gan.take(positions, inputs)) for loss, positions in pairs]
     return as_numpy(losses), {p.name: p.asnumpy() for n in networks for p in n.get_parameters() if "moving" in p.name}
 
 
@@ -59,19 +48,21 @@ def forward_by_hand(form):
 )
 def test_a_gan(mode, form):
     """Each loss goes through both networks, of 3 and of 4 weights, and in the list each has a scale of its own."""
-    networks, own = generator_and_discriminator(), generator_and_discriminator()
-    counted = Counted(networks[0])
+    networks, own = gan.generator_and_discriminator(), gan.generator_and_discriminator()
+    counted = gan.Counted(networks[0])
     inside = counted, networks[1]
-    one, positions = (GanLosses(*inside), None) if form == "tuple" else (two_losses(*inside), NETWORK_INPUTS)
-    optimizers, scales = two_optimizers(*inside), loss_scale() if form == "tuple" else [loss_scale(), loss_scale()]
+    one, positions = (
+        (gan.GanLosses(*inside), None) if form == "tuple" else (gan.two_losses(*inside), gan.NETWORK_INPUTS)
+    )
+    optimizers, scales = gan.two_optimizers(*inside), loss_scale() if form == "tuple" else [loss_scale(), loss_scale()]
     cell = SimultaneousTrainOneStepCell(one, optimizers, scales, network_inputs=positions).set_train()
     # By hand: both gradients at the same weights, each by mindspore.grad alone, then both optimizers.
-    losses, optimizers = two_losses(*own), two_optimizers(*own)
+    losses, optimizers = gan.two_losses(*own), gan.two_optimizers(*own)
     gradients = [mindspore.grad(loss, None, optimizer.parameters) for loss, optimizer in zip(losses, optimizers)]
     trained = {p.name: p for network in own for p in network.trainable_params()}
     first_losses, first_statistics = forward_by_hand(form)
     for step, (overflows, exponents) in enumerate(STEPS):
-        before, inputs = state(cell), gan_batch(seed=step, overflow_in=overflows)
+        before, inputs = state(cell), gan.gan_batch(seed=step, overflow_in=overflows)
         tensors = cell(*inputs)
         types = [(output.dtype, output.shape) for output in tensors]
         scalar, two = (mstype.float32, ()), (mstype.float32, (2,))
@@ -85,7 +76,7 @@ def test_a_gan(mode, form):
             assert "step_counters.skipped_steps" in moved
             assert all("loss_scale." in name or name.startswith("step_counters.") for name in moved)
         else:
-            grads = [gradient(*take(its, inputs)) for gradient, its in zip(gradients, NETWORK_INPUTS)]
+            grads = [gradient(*gan.take(its, inputs)) for gradient, its in zip(gradients, gan.NETWORK_INPUTS)]
             for optimizer, its in zip(optimizers, grads):
                 optimizer(its)
             for name, parameter in trained.items():
@@ -132,9 +123,9 @@ def errors_of(network, x, y):
 @pytest.mark.parametrize("form", ["list", "tuple"])
 def test_three_networks_with_losses_of_any_shape_and_inputs_in_any_order(mode, form):
     """As in stock MindSpore, the sum of a loss is what is trained."""
-    networks = [renamed(f"{i}.", LossOfShape(shape)) for i, shape in enumerate([(), (1,), (4, 1)])]
+    networks = [gan.renamed(f"{i}.", LossOfShape(shape)) for i, shape in enumerate([(), (1,), (4, 1)])]
     optimizers = [nn.SGD(network.trainable_params(), learning_rate=0.01) for network in networks]
-    one, positions = (TupleOf(*networks), None) if form == "tuple" else (networks, [(2, 0), [1, 0], (2, 0)])
+    one, positions = (gan.TupleOf(*networks), None) if form == "tuple" else (networks, [(2, 0), [1, 0], (2, 0)])
     cell = SimultaneousTrainOneStepCell(one, optimizers, 2.0**10, network_inputs=positions).set_train()
     for step, overflow in enumerate((False, True, False)):
         (x, y), (other, _) = batch_for(overflow, seed=step), batch_for(False, seed=step + 3)

@@ -194,20 +194,15 @@ def test_a_buffer_that_was_given_other_memory(mode, steps, when):
     np.testing.assert_array_equal(network.seen.asnumpy(), loaded.asnumpy())
 
 
-def function_that_writes():
-    """Returns a function that moves what it reaches, a cell's and its own, the cell, and its own Parameter."""
+@pytest.mark.parametrize("kind", ["scaled", *slow("alternating", "manual")])
+def test_what_a_function_and_its_cells_write(mode, kind):
+    """It moves what it reaches: a cell's and its own."""
     network, memory = PowerIteration(), frozen("its_memory", FEATURES)
 
     def forward(x, y):
         ops.assign(memory, memory * 0.5 + ops.ReduceMean()(x, 0))
         return network(x, y)
 
-    return forward, network, memory
-
-
-@pytest.mark.parametrize("kind", ["scaled", *slow("alternating", "manual")])
-def test_what_a_function_and_its_cells_write(mode, kind):
-    forward, network, memory = function_that_writes()
     optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
     make = {"scaled": ScaledTrainOneStepCell, "alternating": AlternatingTrainOneStepCell, "manual": ManualStep}[kind]
     arguments = ([forward], [optimizer]) if kind == "alternating" else (forward, optimizer)

@@ -100,8 +100,7 @@ def test_an_end_without_begin_in_compiled_code_restores_nothing_old(mode):
 
     @mindspore.jit
     def train_step(data):
-        _, grads = value_and_grad(data)
-        return step.end(grads)
+        return step.end(value_and_grad(data)[1])
 
     data = Tensor(np.random.RandomState(0).randn(4, 2).astype(np.float32) + 3)
     for _ in range(3):
@@ -123,10 +122,8 @@ def test_two_steps_that_share_a_scale_leave_each_others_back_off(mode):
     derivatives = [step.value_and_grad(network) for step, network in zip(steps, networks)]
     for step in steps:
         step.begin(x(1, 2))
-    _, grads = derivatives[0](x(1, INF))
-    assert bool(steps[0].end(grads))
-    _, grads = derivatives[1](x(1, 2))
-    assert not bool(steps[1].end(grads))
+    for step, derivative, data in zip(steps, derivatives, (x(1, INF), x(1, 2))):
+        assert bool(step.end(derivative(data)[1])) == (step is steps[0])
     assert scale.get_loss_scale() == 2.0**15
     np.testing.assert_array_equal(networks[1].weight.asnumpy(), [-1, -2])
 
@@ -175,8 +172,7 @@ def test_averages_that_a_checkpoint_lacks_begin_with_its_weights(mode, stock):
     network.weight.set_data(x(5, 5))
     cell(x(0, 0))
     mindspore.save_checkpoint(cell, "without.ckpt")
-    _, averaged = make(ema_decay=0.9)
-    loaded = mindspore.load_checkpoint("without.ckpt")
+    loaded, (_, averaged) = mindspore.load_checkpoint("without.ckpt"), make(ema_decay=0.9)
     if stock:
         mindspore.load_param_into_net(averaged, loaded)
     else:

@@ -236,8 +236,7 @@ class TestWhatIsReadOfMindSpore:
     )
     def test_saturates_agrees_with_the_check_that_mindspore_chooses(self, gpu, later, overflow_mode, saturates):
         check = WhichBranch()
-        check.gpu_target = gpu
-        check.ascend_910b_target = later
+        check.gpu_target, check.ascend_910b_target = gpu, later
         check._ascend_check_overflow_mode = overflow_mode
         assert check.saturates == saturates
         chosen = check.get_overflow_status(None, ())

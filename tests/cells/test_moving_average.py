@@ -1,5 +1,7 @@
 """The moving average of the weights: what moves it, where it is kept, and evaluation with it."""
 
+import contextlib
+
 import mindspore
 import numpy as np
 import pytest
@@ -44,8 +46,13 @@ def test_evaluates_with_the_averages_and_trains_on_as_if_nothing_had_been(mode, 
                 errors = x.asnumpy() @ averages(evaluated.cell)["first.weight"] - y.asnumpy()
                 # Some ten roundings of 2**-24 = 6e-8.
                 np.testing.assert_allclose(loss, np.mean(errors**2), rtol=1e-5)
-                for own in evaluated.weights:
-                    assert same_bits(own.asnumpy(), averages(evaluated.cell)[own.name])
+                # Within another such context, too.
+                for nested in (contextlib.nullcontext(), evaluated.cell.ema_weights(), contextlib.nullcontext()):
+                    with nested:
+                        for own in evaluated.weights:
+                            assert same_bits(own.asnumpy(), averages(evaluated.cell)[own.name])
+                with pytest.raises(RuntimeError, match="ema_weights"):
+                    evaluated.call_cell(seed)
             assert changed(before, state(evaluated.cell)) == set()
         elif seed % 3 == 1:
             with pytest.raises(Interrupted), evaluated.cell.ema_weights():
@@ -54,21 +61,6 @@ def test_evaluates_with_the_averages_and_trains_on_as_if_nothing_had_been(mode, 
         # The network itself computes with the trained weights again.
         assert same_bits(evaluated.networks[0](x, y).asnumpy(), untouched.networks[0](x, y).asnumpy())
     assert changed(state(evaluated.cell), state(untouched.cell)) == set()
-
-
-@quick_in_pynative_mode
-def test_contexts_nest(mode):
-    trained = Trained("scaled", ema_decay=0.75)
-    trained.call(0)
-    before = state(trained.cell)
-    with trained.cell.ema_weights():
-        outer = trained.weights[0].asnumpy().copy()
-        with trained.cell.ema_weights():
-            assert same_bits(trained.weights[0].asnumpy(), outer)
-        assert same_bits(trained.weights[0].asnumpy(), outer)
-        with pytest.raises(RuntimeError, match="ema_weights"):
-            trained.call_cell(1)
-    assert changed(before, state(trained.cell)) == set()
 
 
 @quick_in_pynative_mode

@@ -27,7 +27,7 @@ def unscaled(loss_scale, how):
     """Returns a function that makes a step whose loss is not scaled."""
     network = regression()
     step = ManualStep(network, nn.SGD(network.trainable_params()), loss_scale).set_train()
-    gradient = mindspore.grad(lambda x, y: network(x, y), None, step.parameters)
+    gradient = mindspore.grad(network, None, step.parameters)
 
     def train_step(x, y):
         x, y = step.begin(x, y)

@@ -5,10 +5,16 @@ import numpy as np
 import pytest
 from conftest import quick_in_pynative_mode, slow
 from mindspore import Tensor, ops
-from support.manual_training import HOWS, batch, batches, manual
+from support.manual_training import batch, batches, manual
 from support.training import changed, state
 
 from ms_lossscale import DynamicLossScale, ManualStep
+
+in_all_pairs = pytest.mark.parametrize(
+    ("mode", "how"),
+    [("graph", "in_jit"), ("pynative", "eagerly"), *slow(("graph", "eagerly"), ("pynative", "in_jit"))],
+    indirect=["mode"],
+)
 
 
 def by_value_and_grad(step, networks, how):
@@ -25,7 +31,7 @@ def by_value_and_grad(step, networks, how):
     return mindspore.jit(train_step) if how == "in_jit" else train_step
 
 
-@pytest.mark.parametrize("how", HOWS)
+@in_all_pairs
 @pytest.mark.parametrize("count, keywords", [(1, {}), *slow((2, {"clip_norm": 1.0, "gradient_accumulation_steps": 2}))])
 def test_the_same_bits_as_scaled_by_hand(mode, how, count, keywords):
     def scales():
@@ -47,7 +53,7 @@ def test_the_same_bits_as_scaled_by_hand(mode, how, count, keywords):
         assert len(step._calls.end.compile_cache) == 1
 
 
-@pytest.mark.parametrize("how", HOWS)
+@in_all_pairs
 def test_aux_and_a_loss_of_any_shape(mode, how):
     step, (network,), _ = manual(DynamicLossScale(2.0**10))
 

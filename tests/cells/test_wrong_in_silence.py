@@ -7,7 +7,7 @@ import warnings
 import mindspore
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode, quick_in_pynative_mode
+from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from support.training import changed, state
@@ -128,6 +128,7 @@ def test_two_steps_that_share_a_scale_leave_each_others_back_off(mode):
     np.testing.assert_array_equal(networks[1].weight.asnumpy(), [-1, -2])
 
 
+@quick_in_pynative_mode
 def test_a_scale_that_is_set_within_a_step_before_its_forward_is_the_next_ones(mode):
     network = Slope()
     step = ManualStep(network, sgd(network), DynamicLossScale(2.0**10))
@@ -161,7 +162,11 @@ def test_two_steps_in_one_compiled_function(mode):
     np.testing.assert_array_equal([its.weight.asnumpy() for its in networks], [[-1, -2]] * 2)
 
 
-@pytest.mark.parametrize("stock", [False, True])
+@pytest.mark.parametrize(
+    "mode, stock",
+    [("graph", True), ("pynative", False), *slow(("graph", False), ("pynative", True))],
+    indirect=["mode"],
+)
 def test_averages_that_a_checkpoint_lacks_begin_with_its_weights(mode, stock):
     def make(**keywords):
         network = Slope()

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import quick_in_pynative_mode, slow
+from conftest import quick_in_pynative_mode
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from support.networks import Linear, batch
@@ -73,7 +73,7 @@ def test_what_can_be_no_scale_is_not_taken(mode, use):
 
 
 @quick_in_pynative_mode
-@pytest.mark.parametrize("use", ["cell", "loop", "mindspore", "mindspore (1,)", *slow("cycle")])
+@pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("value", [np.float16(32.0), np.float32([32.0]), np.float64([[32.0]]), np.int32(32)], ids=repr)
 def test_the_scale_stays_a_float32_of_its_shape(mode, use, value):
     loss_scale = Returns(value)

@@ -20,6 +20,10 @@ Y = X.sum(1, keepdims=True)
 BATCH = Tensor(X), Tensor(Y)
 
 
+def dataset():
+    return NumpySlicesDataset((X, Y), shuffle=False).batch(8)
+
+
 class HeadLoss(nn.Cell):
     def __init__(self, backbone, head):
         super().__init__(auto_prefix=False)
@@ -36,15 +40,17 @@ def frozen_backbone():
     return backbone
 
 
-def with_head(backbone, make_cell=ScaledTrainOneStepCell, several=False):
+def make(backbone, make_cell=ScaledTrainOneStepCell, several=False):
     head = nn.Dense(4, 1)
     network, optimizer = HeadLoss(backbone, head), nn.SGD(head.trainable_params(), 0.01)
     return make_cell(*([network], [optimizer]) if several else (network, optimizer), 128.0)
 
 
-@pytest.mark.parametrize("make", [ScaledTrainOneStepCell, SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell])
-def test_no_constructor_sets_it(make):
-    cell = with_head(frozen_backbone(), make, make is not ScaledTrainOneStepCell)
+@pytest.mark.parametrize(
+    "make_cell", [ScaledTrainOneStepCell, SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell]
+)
+def test_no_constructor_sets_it(make_cell):
+    cell = make(frozen_backbone(), make_cell, make_cell is not ScaledTrainOneStepCell)
     assert not any(each.training for _, each in cell.cells_and_names())
 
 
@@ -52,7 +58,7 @@ def test_no_constructor_sets_it(make):
 @pytest.mark.parametrize("stays", [False, True])
 def test_set_train_reaches_frozen_cells_and_can_be_taken_back(mode, stays):
     backbone = frozen_backbone()
-    cell = with_head(backbone).set_train()
+    cell = make(backbone).set_train()
     if stays:
         backbone.set_train(False)
     before = backbone[1].moving_mean.asnumpy().copy()
@@ -91,11 +97,14 @@ def test_a_training_without_set_train_is_warned_of_once(mode, layer):
 
 @quick_in_pynative_mode
 def test_modes_that_were_chosen_are_not(mode):
-    no_modes = nn.Dropout(p=0.0), nn.BatchNorm1d(4, use_batch_statistics=True), nn.LayerNorm([4])
-    assert not warnings_of(cell_of(*no_modes), with_head(frozen_backbone()))
-    layers = nn.BatchNorm1d(4), nn.Dropout(p=0.5)
-    chosen = cell_of(*layers).set_train()
-    for layer in layers:
-        layer.set_train(False)
-    batches, by_model = NumpySlicesDataset((X, Y), shuffle=False).batch(8), cell_of(nn.BatchNorm1d(4))
-    assert not warnings_of(chosen, lambda *_: Model(by_model).train(1, batches, dataset_sink_mode=False))
+    for layers in ((), (nn.Dropout(p=0.0),), (nn.BatchNorm1d(4, use_batch_statistics=True),), (nn.LayerNorm([4]),)):
+        assert not warnings_of(cell_of(*layers))
+    assert not warnings_of(make(frozen_backbone()))
+    assert not warnings_of(cell_of(nn.Dropout(p=0.5), nn.BatchNorm1d(4)).set_train())
+    chosen = cell_of(nn.BatchNorm1d(4), nn.Dropout(p=0.5)).set_train()
+    for _, each in chosen.network.cells_and_names():
+        if isinstance(each, (nn.BatchNorm1d, nn.Dropout)):
+            each.set_train(False)
+    assert not warnings_of(chosen)
+    by_model = cell_of(nn.BatchNorm1d(4))
+    assert not warnings_of(lambda *_: Model(by_model).train(1, dataset(), dataset_sink_mode=False))

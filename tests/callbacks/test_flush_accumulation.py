@@ -14,13 +14,11 @@ from ms_lossscale import DynamicLossScale, FlushAccumulation, ScaledTrainOneStep
 @quick_in_graph_mode
 def test_knows_what_the_register_said(mode):
     with emulation.saturation_mode() as register:
-        network = OnNpu("network")
-        cell = ScaledTrainOneStepCell(
-            network, optimizers_of([network])[0], DynamicLossScale(16.0), gradient_accumulation_steps=3
-        ).set_train()
-        for cycle, (behaviour, after_the_call, skipped) in enumerate(
-            [(INNOCENT, register.clear, 0), (BACKWARD, register.clear, 1), (INNOCENT, register.raise_status, 1)]
-        ):
+        network, keywords = OnNpu("network"), {"gradient_accumulation_steps": 3}
+        (optimizer,) = optimizers_of([network])
+        cell = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(16.0), **keywords).set_train()
+        cases = (INNOCENT, register.clear, 0), (BACKWARD, register.clear, 1), (INNOCENT, register.raise_status, 1)
+        for cycle, (behaviour, after_the_call, skipped) in enumerate(cases):
             cell(*inputs_for(behaviour))
             # What other work leaves in the register is none of this cycle's business.
             after_the_call()

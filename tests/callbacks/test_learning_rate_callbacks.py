@@ -24,6 +24,10 @@ def momentum(parameters):
     return nn.Momentum(parameters, 0.5, 0.9)
 
 
+def experimental(parameters):
+    return optim.SGD(parameters, 0.1)
+
+
 def make(make_optimizer=momentum):
     net = nn.Dense(4, 1)
     optimizer = make_optimizer(net.trainable_params())
@@ -94,12 +98,7 @@ def test_each_moves_that_of_its_own_of_several_optimizers_and_none_that_of_one_a
     [
         (lambda: Model(make()[0], nn.MSELoss()), None, TypeError, "a 'Dense', which has no optimizer"),
         (lambda: Model(make()[2]), lambda: make()[1], ValueError, "one of the training cell's, but got another Moment"),
-        (
-            lambda: Model(make(lambda parameters: optim.SGD(parameters, 0.1))[2]),
-            None,
-            TypeError,
-            "the SGD keeps its learning rates in 'param_groups'",
-        ),
+        (lambda: Model(make(experimental)[2]), None, TypeError, "the SGD keeps its learning rates in 'param_groups'"),
     ],
     ids=["no optimizer", "another optimizer", "experimental"],
 )

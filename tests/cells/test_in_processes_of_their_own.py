@@ -3,20 +3,17 @@
 from pathlib import Path
 
 import pytest
+from conftest import slow
 from support.python_process import run_python
 
 FOLDER = Path(__file__).parent / "own_process"
-
-
-SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
     "file, marks",
     [
         ("refused_by_compiled_code.py", "not slow and not nightly"),
-        pytest.param("refused_by_compiled_code.py", "slow", marks=SLOW),
-        pytest.param("thousand_parameters.py", "slow", marks=SLOW),
+        *slow(("refused_by_compiled_code.py", "slow"), ("thousand_parameters.py", "slow")),
     ],
 )
 def test_in_a_process_of_its_own(file, marks, tmp_path):

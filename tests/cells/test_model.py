@@ -33,8 +33,8 @@ def too_large_a_scale():
     return DynamicLossScale(2.0**126, backoff_factor=2.0**-100, max_loss_scale=2.0**126)
 
 
-def scaled_cell(network, loss_scale):
-    return ScaledTrainOneStepCell(network, nn.Momentum(network.trainable_params(), 0.05, 0.9), loss_scale)
+def momentum(network):
+    return nn.Momentum(network.trainable_params(), 0.05, 0.9)
 
 
 class Record(Callback):
@@ -52,18 +52,14 @@ class Record(Callback):
 @pytest.mark.parametrize("sink", [*slow(True), False], ids=["sink", "no_sink"])
 def test_trains_with_the_stock_callbacks(mode, sink, tmp_path, capsys):
     network, expected = Linear(), Linear()
-    cell = scaled_cell(network, too_large_a_scale())
-    record = Record()
-    checkpoints = ModelCheckpoint(
-        prefix="cell", directory=str(tmp_path), config=CheckpointConfig(save_checkpoint_steps=STEPS)
-    )
+    cell, record = ScaledTrainOneStepCell(network, momentum(network), too_large_a_scale()), Record()
+    checkpoints = ModelCheckpoint("cell", str(tmp_path), CheckpointConfig(save_checkpoint_steps=STEPS))
     callbacks = [LossMonitor(), TimeMonitor(), checkpoints, record]
     Model(cell).train(2, dataset(), callbacks=callbacks, dataset_sink_mode=sink)
-
     assert cell.counters() == {"applied_steps": 2 * STEPS - 1, "skipped_steps": 1, "consecutive_skipped_steps": 0}
     assert cell.get_loss_scale() == 2.0**26
     # The oracle: the unscaled stock cell on all batches but the first.
-    stock_cell = nn.TrainOneStepCell(expected, nn.Momentum(expected.trainable_params(), 0.05, 0.9)).set_train()
+    stock_cell = nn.TrainOneStepCell(expected, momentum(expected)).set_train()
     batches = [batch for _ in range(2) for batch in dataset().create_tuple_iterator()]
     losses = [float(stock_cell(*batch)) for batch in batches[1:]]
     assert_equal_weights(network, expected)
@@ -76,7 +72,6 @@ def test_trains_with_the_stock_callbacks(mode, sink, tmp_path, capsys):
         assert printed[-1] == np.float32(losses[-1])
     else:
         np.testing.assert_array_equal(printed[1:], np.float32(losses))
-
     # What ModelCheckpoint wrote last is all that the cell holds.
     newest = max(tmp_path.glob("cell*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
     saved = mindspore.load_checkpoint(str(newest))

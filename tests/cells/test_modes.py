@@ -23,14 +23,9 @@ def train(constructed, called, optimizer, **kwargs):
     mindspore.set_context(mode=MODES[constructed])
     mindspore.set_seed(1)
     network = nn.SequentialCell(nn.Dense(FEATURES, 1), nn.BatchNorm1d(1))
-    cell = ScaledTrainOneStepCell(
-        nn.WithLossCell(network, nn.MSELoss()),
-        optimizer(network.trainable_params()),
-        DynamicLossScale(2.0**10, scale_window=2),
-        clip_norm=1.0,
-        ema_decay=0.9,
-        **kwargs,
-    ).set_train()
+    optimizer, kwargs = optimizer(network.trainable_params()), {"clip_norm": 1.0, "ema_decay": 0.9, **kwargs}
+    scale = DynamicLossScale(2.0**10, scale_window=2)
+    cell = ScaledTrainOneStepCell(nn.WithLossCell(network, nn.MSELoss()), optimizer, scale, **kwargs).set_train()
     for step in range(6):
         mindspore.set_context(mode=MODES[called[step % len(called)]])
         cell(*batch_for(step == 2, step))

@@ -59,12 +59,7 @@ def test_the_forward_of_a_gan_runs_once_and_each_loss_goes_back_to_its_own_weigh
 def test_the_host_reads_nothing_in_a_step(mode, steps, monkeypatch):
     network = Chain(SMALL, 3)
     cell = ScaledTrainOneStepCell(
-        network,
-        momentum(network),
-        DynamicLossScale(),
-        clip_norm=1.0,
-        ema_decay=0.9,
-        gradient_accumulation_steps=steps,
+        network, momentum(network), DynamicLossScale(), clip_norm=1.0, ema_decay=0.9, gradient_accumulation_steps=steps
     ).set_train()
     x = Tensor(np.ones((2, SMALL), np.float32))
     cell(x)

@@ -28,18 +28,12 @@ class OwnOptimizer(nn.Optimizer):
             ops.assign_sub(parameter, self.get_lr() * grad)
 
 
-class Counts:
-    """Mixed into a cell, counts how often Python runs it."""
-
+class OwnDetector(FiniteGradients):
     runs = 0
 
-    def construct(self, *inputs):
+    def construct(self, grads):
         self.runs += 1
-        return super().construct(*inputs)
-
-
-class OwnDetector(Counts, FiniteGradients):
-    pass
+        return super().construct(grads)
 
 
 class OwnScale(DynamicLossScale):
@@ -50,47 +44,30 @@ class OwnScale(DynamicLossScale):
         return super().next_scale(loss_scale, overflow)
 
 
-class Nothing(nn.Cell):
+class AfterUpdate(nn.Cell):
+    runs = 0
+
     def construct(self):
-        pass
+        self.runs += 1
 
 
-class AfterUpdate(Counts, Nothing):
-    pass
+class OwnTransform(nn.Cell):
+    runs = 0
 
-
-class Unchanged(nn.Cell):
     def construct(self, grads):
+        self.runs += 1
         return grads
 
 
-class OwnTransform(Counts, Unchanged):
-    pass
-
-
-def train(steps=3, *, optimizer=nn.SGD, loss_scale=DynamicLossScale, **keywords):
-    network = Linear()
-    cell = ScaledTrainOneStepCell(network, optimizer(network.trainable_params(), 0.1), loss_scale(), **keywords)
-    for i in range(steps):
-        cell(*batch(i))
-    cell.flush()
-    return cell
-
-
 @pytest.mark.parametrize("clip_norm", [None, 1.0])
-@pytest.mark.parametrize("accumulated", [1, 2])
-def test_they_run_in_each_step(accumulated, clip_norm):
-    steps = 3 * accumulated
-    own = [OwnDetector(), AfterUpdate(), OwnTransform()]
-    keywords = {"overflow_detector": own[0], "after_update": own[1], "gradient_transforms": [own[2]]}
-    cell = train(
-        steps,
-        optimizer=OwnOptimizer,
-        loss_scale=OwnScale,
-        gradient_accumulation_steps=accumulated,
-        clip_norm=clip_norm,
-        **keywords,
-    )
-    assert [cell.optimizer.runs, cell.loss_scale.runs, own[1].runs, own[2].runs] == [3, 3, 3, 3]
+@pytest.mark.parametrize("steps", [1, 2])
+def test_they_run_in_each_step(steps, clip_norm):
+    network, detector, after, transform, scale = Linear(), OwnDetector(), AfterUpdate(), OwnTransform(), OwnScale()
+    own = {"overflow_detector": detector, "after_update": after, "gradient_transforms": [transform]}
+    optimizer, keywords = OwnOptimizer(network.trainable_params(), 0.1), {"gradient_accumulation_steps": steps, **own}
+    cell = ScaledTrainOneStepCell(network, optimizer, scale, clip_norm=clip_norm, **keywords)
+    for i in range(3 * steps):
+        cell(*batch(i))
+    assert [optimizer.runs, scale.runs, after.runs, transform.runs] == [3, 3, 3, 3]
     # Each call is looked at, and the mean of a cycle.
-    assert own[0].runs == (steps if accumulated == 1 else steps + 3)
+    assert detector.runs == 3 * (1 if steps == 1 else steps + 1)

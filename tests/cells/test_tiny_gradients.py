@@ -7,31 +7,20 @@ proportional to the gradient.
 """
 
 import numpy as np
-from mindspore import Tensor, nn, ops
-from support.networks import weight
+from mindspore import Tensor, nn
+from support.sloped_networks import Slopes
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 
-GRADIENT = np.float32([1e-8, -2e-8, 3e-8])
+GRADIENT = np.float32([1e-8, -2e-8, 3e-8, 4e-8])
 STEPS = 5
-
-
-class TinySlope(nn.Cell):
-    """A loss whose gradient is its input."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = weight(3, name="weight")
-
-    def construct(self, x):
-        return ops.mul(self.weight, x).sum()
 
 
 def moved(make_cell):
     """How far the weight moves in some steps."""
-    network = TinySlope()
+    network = Slopes()
     # Far from 1, so that float32 can tell a weight that moved by 1e-8 from one that did not.
-    network.weight.set_data(Tensor(np.zeros(3, np.float32)))
+    network.weight.set_data(Tensor(np.zeros(4, np.float32)))
     cell = make_cell(network, nn.AdamWeightDecay(network.trainable_params(), learning_rate=1e-3))
     for _ in range(STEPS):
         cell(Tensor(GRADIENT))
@@ -50,7 +39,7 @@ class ScaledLoss(nn.Cell):
 
 def in_numpy(gradient):
     """The same steps of AdamWeightDecay (which corrects no bias), in float64."""
-    m = v = w = np.zeros(3)
+    m = v = w = np.zeros(4)
     for _ in range(STEPS):
         m = 0.9 * m + 0.1 * gradient
         v = 0.999 * v + 0.001 * gradient**2

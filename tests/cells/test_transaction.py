@@ -1,20 +1,16 @@
-"""A step is a transaction: either all of it happens, or nothing but the loss scale and the step counters changes."""
+"""A skipped step changes nothing but the loss scale and the step counters, also of what the configurations lack."""
 
-import numpy as np
 import pytest
 from conftest import quick_in_pynative_mode
 from mindspore import mint, nn
-from support.networks import FEATURES, Mlp, Normalised, batch, batch_for, overflowing_batch
-from support.training import OneForward, bookkeeping, changed, state
+from support.networks import FEATURES, Mlp, Normalised, batch, overflowing_batch
+from support.training import bookkeeping, changed, state
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 
 
 def check_transaction(network, must_move=(), learning_rate=0.01, **keywords):
-    """
-    Trains a clean step, two overflows, and a clean step. Asserts that overflows change nothing but the bookkeeping, and
-    that clean steps do move what `must_move` names, so that there was something to leave alone.
-    """
+    """Trains a clean step, two overflows, and a clean step, which must move what is named."""
     optimizer = nn.AdamWeightDecay(network.trainable_params(), learning_rate=learning_rate, weight_decay=0.1)
     cell = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(2.0**10), **keywords).set_train()
     start = state(cell)
@@ -32,34 +28,18 @@ def check_transaction(network, must_move=(), learning_rate=0.01, **keywords):
     assert changed(before, state(cell)) >= set(must_move)
 
 
-class TestASkippedStepChangesNothing:
-    @quick_in_pynative_mode
-    def test_of_a_learning_rate_schedule(self, mode):
-        schedule = nn.ExponentialDecayLR(0.01, decay_rate=0.5, decay_steps=1)
-        check_transaction(Mlp(), must_move=["global_step"], learning_rate=schedule)
-
-    @quick_in_pynative_mode
-    def test_of_batch_norm_of_mint(self, mode):
-        network = Normalised(mint.nn.BatchNorm1d(FEATURES))
-        try:
-            network.set_train()(*batch()).asnumpy()
-        except (RuntimeError, TypeError, ValueError) as error:
-            pytest.skip(f"mint.nn.BatchNorm1d does not run here: {str(error).strip().splitlines()[0]}")
-        network = Normalised(mint.nn.BatchNorm1d(FEATURES))
-        check_transaction(network, must_move=["norm.running_mean", "norm.running_var", "norm.num_batches_tracked"])
+@quick_in_pynative_mode
+def test_a_learning_rate_schedule(mode):
+    schedule = nn.ExponentialDecayLR(0.01, decay_rate=0.5, decay_steps=1)
+    check_transaction(Mlp(), must_move=["global_step"], learning_rate=schedule)
 
 
-class TestAnAppliedStepHappensInFull:
-    def test_batch_norm_moves_as_in_the_stock_cell(self, mode):
-        network, expected = (Normalised() for _ in range(2))
-        cell = ScaledTrainOneStepCell(
-            network, nn.SGD(network.trainable_params(), learning_rate=0.01), DynamicLossScale(2.0**10)
-        ).set_train()
-        stock_cell = OneForward(expected, nn.SGD(expected.trainable_params(), learning_rate=0.01)).set_train()
-        for step, overflow in enumerate((0, 1, 0, 1, 0)):
-            cell(*batch_for(overflow, seed=step))
-            if not overflow:
-                stock_cell(*batch(seed=step))
-        for actual, wanted in zip(network.get_parameters(), expected.get_parameters()):
-            # One operation more or less fused in a compiled graph: a few times 2**-24.
-            np.testing.assert_allclose(actual.asnumpy(), wanted.asnumpy(), rtol=1e-6, atol=1e-7, err_msg=actual.name)
+@quick_in_pynative_mode
+def test_batch_norm_of_mint(mode):
+    network = Normalised(mint.nn.BatchNorm1d(FEATURES))
+    try:
+        network.set_train()(*batch()).asnumpy()
+    except (RuntimeError, TypeError, ValueError) as error:
+        pytest.skip(f"mint.nn.BatchNorm1d does not run here: {str(error).strip().splitlines()[0]}")
+    network = Normalised(mint.nn.BatchNorm1d(FEATURES))
+    check_transaction(network, must_move=["norm.running_mean", "norm.running_var", "norm.num_batches_tracked"])

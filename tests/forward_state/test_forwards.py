@@ -33,11 +33,11 @@ CONFIGURATIONS = {
     "alternating retries cycle": ("alternating", SECOND, {"gradient_accumulation_steps": 2, "max_retries": 2}),
 }
 # One compilation for all ways.
-QUICK = {
-    "graph": ("single cycle", "alternating retries cycle"),
-    "pynative": ("single",),
+QUICK = {"graph": ("single cycle",), "pynative": ("single",)}
+SLOW = {
+    "graph": ("single retries", "alternating", "alternating retries cycle"),
+    "pynative": ("single retries", "alternating cycle"),
 }
-SLOW = {"graph": ("single retries", "alternating"), "pynative": ("single retries", "alternating cycle")}
 
 
 def _configured():

@@ -2,7 +2,6 @@
 
 import copy
 
-import mindspore
 import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
@@ -72,14 +71,6 @@ def test_of_mindspores_layers_the_statistics_of_any_size_and_no_weights():
     assert [name.split(".")[-1] for name in cell.forward_state_names()] == ["moving_mean", "moving_variance"]
 
 
-@quick_in_pynative_mode
-def test_what_is_named_is_restored_and_in_the_checkpoint(mode):
-    network, outside, large = PowerIteration(), frozen("outside", 2), frozen("large", LIMIT + 1)
-    cell = of_one(network, forward_state=[outside, large])
-    assert {"outside", "large", "u"} <= set(cell.parameters_dict())
-    assert sorted(cell.forward_state_names()) == ["factor", "large", "outside", "u"]
-
-
 class Teacher(nn.Cell):
     """MoCo's teacher, made of MindSpore's layers, which follows the student. A frozen head beside it does not."""
 
@@ -123,19 +114,15 @@ class InAList(nn.Cell):
         return ops.square(self.head(x) - y).mean()
 
 
-def test_what_mindspore_does_not_find_is_warned_of():
-    with pytest.warns(RuntimeWarning, match="MindSpore does not find") as warned:
-        of_one(InAList())
-    assert len(warned) == 1
-
-
 @quick_in_pynative_mode
-@pytest.mark.filterwarnings("ignore:.*MindSpore does not find:RuntimeWarning")
-def test_and_restored_if_it_is_named(mode):
+def test_what_mindspore_does_not_find_is_warned_of_and_restored_if_it_is_named(mode):
     network = InAList()
-    (memory,) = network.memories
-    cell = of_one(network, forward_state=[memory])
-    assert "listed" in cell.parameters_dict()
+    (memory,), outside, large = network.memories, frozen("outside", 2), frozen("large", LIMIT + 1)
+    with pytest.warns(RuntimeWarning, match="MindSpore does not find") as warned:
+        cell = of_one(network, forward_state=[memory, outside, large])
+    assert len(warned) == 1
+    assert {"listed", "outside", "large"} <= set(cell.parameters_dict())
+    assert sorted(cell.forward_state_names()) == ["large", "listed", "outside"]
     cell(*batch(0))
     before = memory.asnumpy().copy()
     assert bool(cell(*batch_for(True))[1])
@@ -158,27 +145,7 @@ class Counting(nn.Cell):
         return ops.square(self.dense(x * self.mask[0]) - y).mean()
 
 
-@pytest.mark.parametrize("steps", [2, *slow(1)])
-def test_a_buffer(mode, steps):
-    network = Counting()
-    cell = of_one(network, gradient_accumulation_steps=steps)
-    (name,) = cell.forward_state_names()
-    assert name.endswith("seen")
-    for seed in range(steps):
-        cell(*batch(seed))
-    before, weights = buffers_of(network), state(cell)
-    assert before["seen"].any()
-    for seed in range(steps):
-        assert bool(cell(*batch_for(seed == 0))[1].asnumpy())
-    assert changed(before, buffers_of(network)) == set()
-    moved = changed(weights, state(cell))
-    assert {name for name in moved if not name.startswith("forward_state.")} == bookkeeping(moved)
-    for seed in range(steps):
-        cell(*batch(seed))
-    assert changed(before, buffers_of(network)) == {"seen"}
-
-
-class SeveralCounts(nn.Cell):
+class Clones(nn.Cell):
     def __init__(self):
         super().__init__()
         counting = Counting()
@@ -190,16 +157,24 @@ class SeveralCounts(nn.Cell):
         return self.blocks[0](x, y) + self.blocks[1](x, y)
 
 
-@quick_in_pynative_mode
-def test_buffers_of_clones(mode):
-    network = SeveralCounts()
-    cell = of_one(network)
+@pytest.mark.parametrize("steps", [2, *slow(1)])
+def test_buffers_of_clones(mode, steps):
+    network = Clones()
+    cell = of_one(network, gradient_accumulation_steps=steps)
     names = cell.forward_state_names()
     assert len(set(names)) == 2 and all(name.endswith("seen") for name in names)
-    cell(*batch(0))
-    before = buffers_of(network)
-    assert bool(cell(*batch_for(True))[1].asnumpy())
+    for seed in range(steps):
+        cell(*batch(seed))
+    before, weights = buffers_of(network), state(cell)
+    assert before["blocks.0.seen"].any()
+    for seed in range(steps):
+        assert bool(cell(*batch_for(seed == 0))[1].asnumpy())
     assert changed(before, buffers_of(network)) == set()
+    moved = changed(weights, state(cell))
+    assert {name for name in moved if not name.startswith("forward_state.")} == bookkeeping(moved)
+    for seed in range(steps):
+        cell(*batch(seed))
+    assert changed(before, buffers_of(network)) == {"blocks.0.seen", "blocks.1.seen"}
 
 
 @quick_in_graph_mode
@@ -219,43 +194,27 @@ def test_a_buffer_that_was_given_other_memory(mode, steps, when):
     np.testing.assert_array_equal(network.seen.asnumpy(), loaded.asnumpy())
 
 
-def function_that_writes():
-    """Returns a function that moves what it reaches, a cell's and its own, the cell, and its own Parameter."""
+@pytest.mark.parametrize("kind", ["scaled", *slow("alternating", "manual")])
+def test_what_a_function_and_its_cells_write(mode, kind):
+    """It moves what it reaches: a cell's and its own."""
     network, memory = PowerIteration(), frozen("its_memory", FEATURES)
 
     def forward(x, y):
         ops.assign(memory, memory * 0.5 + ops.ReduceMean()(x, 0))
         return network(x, y)
 
-    return forward, network, memory
-
-
-def scaled(forward, step):
-    def scaled_loss(x, y):
-        return step.scale(forward(x, y))
-
-    return scaled_loss
-
-
-@pytest.mark.parametrize("kind", ["scaled", *slow("alternating", "manual")])
-def test_what_a_function_and_its_cells_write(mode, kind):
-    forward, network, memory = function_that_writes()
     optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
-    make, one = {
-        "scaled": (ScaledTrainOneStepCell, lambda its: its),
-        "alternating": (AlternatingTrainOneStepCell, lambda its: [its]),
-        "manual": (ManualStep, lambda its: its),
-    }[kind]
-    cell = make(one(forward), one(optimizer), DynamicLossScale(2.0**10)).set_train()
+    make = {"scaled": ScaledTrainOneStepCell, "alternating": AlternatingTrainOneStepCell, "manual": ManualStep}[kind]
+    arguments = ([forward], [optimizer]) if kind == "alternating" else (forward, optimizer)
+    cell = make(*arguments, DynamicLossScale(2.0**10)).set_train()
     assert sorted(cell.forward_state_names()) == ["factor", "its_memory", "u"]
     assert {"its_memory", "u", "head.weight"} <= set(cell.parameters_dict())
     call = cell
     if kind == "manual":
-        value_and_grad = mindspore.value_and_grad(scaled(forward, cell), None, cell.parameters)
+        value_and_grad = cell.value_and_grad(forward)
 
         def call(x, y):
-            _, grads = value_and_grad(*cell.begin(x, y))
-            return None, cell.end(grads)
+            return None, cell.end(value_and_grad(*cell.begin(x, y))[1])
 
     def values():
         return {**state(network), "memory": memory.asnumpy().copy()}

@@ -10,75 +10,42 @@ from support.networks import Linear, batch_for
 
 from ms_lossscale import DynamicLossScale, FixedLossScale, ScaledTrainOneStepCell, ScheduledLossScale
 
+FIXED = "512 512x 512"
+# What is given, which steps overflow if one with an x does, and the scale of each.
+CASES = {
+    **{type(number).__name__: (number, FIXED) for number in (512, 512.0, np.float32(512), np.float64(512))},
+    "int64": (np.int64(512), FIXED),
+    "None": (None, "1 1! 1"),
+    "fixed manager": (amp.FixedLossScaleManager(512, drop_overflow_update=True), FIXED),
+    "fixed manager that does not drop": (amp.FixedLossScaleManager(512, drop_overflow_update=False), "512 512! 512"),
+    "fixed update cell": (lambda: nn.FixedLossScaleUpdateCell(512), FIXED),
+    "dynamic manager": (amp.DynamicLossScaleManager(512, 4, 2), "512 512 2048x 512x 128 128 512"),
+    "dynamic update cell": (lambda: nn.DynamicLossScaleUpdateCell(512, 4, 2), "512 512 2048x 512x 128 128 512"),
+    "above our ceiling": (amp.DynamicLossScaleManager(2**30, 2, 1), "1073741824x 536870912 1073741824"),
+}
 
-def cell_with(loss_scale):
+
+def cell_with(*loss_scale):
     network = Linear()
-    return ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params(), learning_rate=0.01), loss_scale)
+    return ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params(), learning_rate=0.01), *loss_scale)
 
 
-def run(cell, overflows):
-    """The overflow that each step reported, and the scale that it used."""
-    reported = [cell(*batch_for(overflow))[1:3] for overflow in overflows]
-    return [bool(overflow) for overflow, _ in reported], [float(scale) for _, scale in reported]
+@pytest.mark.parametrize("name", CASES)
+def test_each_form(name):
+    given, steps = CASES[name]
+    cell, seen = cell_with(given() if callable(given) else given), []
+    for step in steps.split():
+        _, overflow, scale = cell(*batch_for(step[-1] in "x!"))
+        # An overflow that nothing looks for.
+        mark = "x" if overflow else "!" if step[-1] == "!" else ""
+        seen.append(f"{float(scale):.0f}{mark}")
+    assert " ".join(seen) == steps
 
 
-NUMBERS = [512, 512.0, np.float32(512), np.float64(512), np.int64(512)]
-
-
-@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: type(number).__name__)
-def test_a_number_is_a_fixed_scale_that_drops_overflows(number):
-    cell = cell_with(number)
-    assert isinstance(cell.loss_scale, FixedLossScale)
-    assert run(cell, (0, 1, 0)) == ([False, True, False], [512.0, 512.0, 512.0])
-
-
-@pytest.mark.parametrize("arguments", [(), (None,)], ids=["left_out", "None"])
-def test_none_neither_scales_nor_checks(mode, arguments):
-    network = Linear()
-    cell = ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params(), learning_rate=0.01), *arguments)
-    assert run(cell, (0, 1, 0)) == ([False, False, False], [1.0, 1.0, 1.0])
-    assert cell.counters()["applied_steps"] == 3
-
-
-def test_a_loss_scale_of_this_package_is_used_as_it_is():
+def test_by_default_there_is_none_and_one_of_this_package_is_used_as_it_is():
+    assert cell_with().get_loss_scale() == 1.0
     for loss_scale in (FixedLossScale(8), DynamicLossScale(8.0), ScheduledLossScale([1], [8])):
         assert cell_with(loss_scale).loss_scale is loss_scale
-
-
-def test_a_fixed_manager_that_drops():
-    cell = cell_with(amp.FixedLossScaleManager(512, drop_overflow_update=True))
-    assert run(cell, (0, 1, 0)) == ([False, True, False], [512.0, 512.0, 512.0])
-
-
-def test_a_fixed_manager_that_does_not_drop():
-    cell = cell_with(amp.FixedLossScaleManager(512, drop_overflow_update=False))
-    assert run(cell, (0, 1, 0)) == ([False, False, False], [512.0, 512.0, 512.0])
-
-
-def test_a_fixed_update_cell():
-    cell = cell_with(nn.FixedLossScaleUpdateCell(512))
-    assert run(cell, (0, 1, 0)) == ([False, True, False], [512.0, 512.0, 512.0])
-
-
-@pytest.mark.parametrize(
-    "stock",
-    [
-        lambda: amp.DynamicLossScaleManager(init_loss_scale=512, scale_factor=4, scale_window=2),
-        lambda: nn.DynamicLossScaleUpdateCell(loss_scale_value=512, scale_factor=4, scale_window=2),
-    ],
-    ids=["manager", "update_cell"],
-)
-def test_a_dynamic_one_of_mindspore_gives_its_scale_factor_and_scale_window(stock):
-    cell = cell_with(stock())
-    assert isinstance(cell.loss_scale, DynamicLossScale)
-    overflows, scales = run(cell, (0, 0, 1, 1, 0, 0, 0))
-    assert overflows == [False, False, True, True, False, False, False]
-    assert scales == [512.0, 512.0, 2048.0, 512.0, 128.0, 128.0, 512.0]
-
-
-def test_a_dynamic_one_of_mindspore_may_begin_above_our_ceiling():
-    cell = cell_with(amp.DynamicLossScaleManager(init_loss_scale=2**30, scale_factor=2, scale_window=1))
-    assert run(cell, (1, 0, 0)) == ([True, False, False], [2.0**30, 2.0**29, 2.0**30])
 
 
 def test_mindspores_model_takes_none_of_ours():

@@ -8,13 +8,14 @@ import mindspore
 import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode
-from mindspore import Parameter, Tensor, amp, nn
+from mindspore import Tensor, amp, nn
 from mindspore import dtype as mstype
 from support.networks import Linear, Mlp, batch, batch_for
 from support.training import assert_equal_weights
 
-from ms_lossscale import DynamicLossScale, FixedLossScale, ScaledTrainOneStepCell, ScheduledLossScale, all_finite
+from ms_lossscale import DynamicLossScale, FixedLossScale, ScheduledLossScale, all_finite
 
+# Sequences that were computed by other implementations, or by hand from the written update rule.
 RULES = json.loads((Path(__file__).parents[1] / "golden" / "scale_laws.json").read_text())
 
 
@@ -27,19 +28,6 @@ class Adjust(nn.Cell):
 
     def construct(self, grads_finite):
         return self.loss_scale.adjust(grads_finite)
-
-
-class ScaleSense(nn.Cell):
-    """The calling side of the `scale_sense` protocol: it holds the scale and hands it to the loss scale's call."""
-
-    def __init__(self, loss_scale, shape=()):
-        super().__init__(auto_prefix=False)
-        self.loss_scale = loss_scale
-        value = np.full(shape, loss_scale.get_loss_scale(), np.float32)
-        self.held_scale = Parameter(Tensor(value), name="held_scale")
-
-    def construct(self, overflow):
-        return self.loss_scale(self.held_scale, overflow)
 
 
 class ScaleAndUnscale(nn.Cell):
@@ -56,122 +44,68 @@ def dynamic_loss_scale(rule):
     return DynamicLossScale(rule["init_loss_scale"], **{name: rule[name] for name in names})
 
 
-class TestDynamicLossScale:
-    """The sequences in golden/ were computed by other implementations, or by hand from the written update rule."""
+@quick_in_graph_mode
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["name"])
+def test_adjust_follows_the_update_rule(mode, rule):
+    loss_scale = dynamic_loss_scale(rule)
+    adjust, history = Adjust(loss_scale), []
+    for overflow in rule["overflow"]:
+        adjust(Tensor(not overflow))
+        history.append(loss_scale.get_loss_scale())
+    assert history == rule["scale_after"]
 
-    @quick_in_graph_mode
-    @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["name"])
-    def test_adjust_follows_the_update_rule(self, mode, rule):
-        loss_scale = dynamic_loss_scale(rule)
-        adjust = Adjust(loss_scale)
-        history = []
-        for overflow in rule["overflow"]:
-            adjust(Tensor(not overflow))
-            history.append(loss_scale.get_loss_scale())
-        assert history == rule["scale_after"]
 
-    @quick_in_pynative_mode
-    @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["name"])
-    def test_a_call_as_scale_sense_follows_the_update_rule(self, mode, rule):
-        scale_sense = ScaleSense(dynamic_loss_scale(rule))
-        history = []
-        for overflow in rule["overflow"]:
-            assert bool(scale_sense(Tensor(bool(overflow)))) == bool(overflow)
-            history.append(float(scale_sense.held_scale.asnumpy()))
-            assert scale_sense.loss_scale.get_loss_scale() == history[-1]
-        assert history == rule["scale_after"]
-
-    def test_backs_off_by_the_reciprocal_of_the_growth_unless_told(self):
-        loss_scale = DynamicLossScale(1024.0, scale_factor=8.0)
+def test_the_defaults_of_a_dynamic_one_are_those_of_the_docs():
+    loss_scale = DynamicLossScale()
+    assert loss_scale.get_loss_scale() == 2.0**16
+    for _ in range(17):
         loss_scale.adjust(Tensor(False))
-        assert loss_scale.get_loss_scale() == 128.0
-
-    def test_its_defaults_are_those_of_the_docs(self):
-        loss_scale = DynamicLossScale()
-        assert loss_scale.get_loss_scale() == 2.0**16
-        for _ in range(17):
-            loss_scale.adjust(Tensor(False))
-        assert loss_scale.get_loss_scale() == 1.0
-        # 2,000 clean steps, the first 1,998 of them as a checkpoint would bring them.
-        loss_scale.parameters_dict()["loss_scale.clean_steps"].set_data(Tensor(1998, mstype.int32))
-        loss_scale.adjust(Tensor(True))
-        assert loss_scale.get_loss_scale() == 1.0
-        loss_scale.adjust(Tensor(True))
-        assert loss_scale.get_loss_scale() == 2.0
-
-    @quick_in_graph_mode
-    @pytest.mark.filterwarnings("ignore:For 'DynamicLossScale', init_loss_scale is 1, scale_factor")
-    @pytest.mark.parametrize("grads_finite", [True, False])
-    def test_the_scale_stays_finite_and_positive_at_the_ends_of_float32(self, mode, grads_finite):
-        loss_scale = DynamicLossScale(
-            1.0, 2.0**70, 1, backoff_factor=2.0**-70, min_loss_scale=2.0**-126, max_loss_scale=2.0**126
-        )
-        adjust = Adjust(loss_scale)
-        for _ in range(4):
-            adjust(Tensor(grads_finite))
-        assert loss_scale.get_loss_scale() == (2.0**126 if grads_finite else 2.0**-126)
+    assert loss_scale.get_loss_scale() == 1.0
+    # 2,000 clean steps, the first 1,998 of them as a checkpoint would bring them.
+    loss_scale.parameters_dict()["loss_scale.clean_steps"].set_data(Tensor(1998, mstype.int32))
+    loss_scale.adjust(Tensor(True))
+    assert loss_scale.get_loss_scale() == 1.0
+    loss_scale.adjust(Tensor(True))
+    assert loss_scale.get_loss_scale() == 2.0
 
 
-class TestFixedLossScale:
-    @quick_in_pynative_mode
-    def test_no_overflow_moves_it(self, mode):
-        loss_scale = FixedLossScale(1024)
-        adjust = Adjust(loss_scale)
-        for grads_finite in (True, False, False, True):
-            adjust(Tensor(grads_finite))
-            assert loss_scale.get_loss_scale() == 1024.0
+@quick_in_graph_mode
+@pytest.mark.filterwarnings("ignore:For 'DynamicLossScale', init_loss_scale is 1, scale_factor")
+@pytest.mark.parametrize("grads_finite", [True, False])
+def test_the_scale_stays_finite_and_positive_at_the_ends_of_float32(mode, grads_finite):
+    loss_scale = DynamicLossScale(
+        1.0, 2.0**70, 1, backoff_factor=2.0**-70, min_loss_scale=2.0**-126, max_loss_scale=2.0**126
+    )
+    adjust = Adjust(loss_scale)
+    for _ in range(4):
+        adjust(Tensor(grads_finite))
+    assert loss_scale.get_loss_scale() == (2.0**126 if grads_finite else 2.0**-126)
 
-    def test_its_default_is_128_and_drops_overflows(self):
-        assert FixedLossScale().get_loss_scale() == 128.0
-        assert FixedLossScale().drop_overflow_update
+
+def test_a_fixed_one_is_128_and_drops_overflows_by_default():
+    assert FixedLossScale().get_loss_scale() == 128.0
+    assert FixedLossScale().drop_overflow_update
 
 
-class TestScheduledLossScale:
-    # MindSpore's own list of one value per step is the oracle; beyond it the last value holds.
-    SCHEDULES = (
+@quick_in_pynative_mode
+@pytest.mark.parametrize(
+    "milestone, loss_scales",
+    [
         ([2, 5, 6], [256.0, 1024.0, 8.0]),
         ([1], [4.0]),
         ([1, 2, 3, 9], [2.0, 4.0, 2.0, 0.5]),
         ((3, 4), (100.0, 0.3)),
-    )
-
-    @quick_in_pynative_mode
-    @pytest.mark.parametrize("milestone, loss_scales", SCHEDULES)
-    def test_means_the_same_as_piecewise_constant_lr(self, mode, milestone, loss_scales):
-        oracle = nn.piecewise_constant_lr(milestone, list(loss_scales))
-        oracle += [loss_scales[-1]] * 3
-        loss_scale = ScheduledLossScale(milestone, loss_scales)
-        adjust = Adjust(loss_scale)
-        used = []
-        for step in range(len(oracle)):
-            used.append(loss_scale.get_loss_scale())
-            adjust(Tensor(step % 2 == 0))
-        assert used == [float(np.float32(value)) for value in oracle]
-
-    def test_counts_the_steps_of_the_cell_skipped_ones_included(self, mode):
-        milestone, loss_scales = [2, 5, 6], [256.0, 1024.0, 8.0]
-        network = Linear()
-        optimizer = nn.SGD(network.trainable_params(), learning_rate=0.01)
-        cell = ScaledTrainOneStepCell(network, optimizer, ScheduledLossScale(milestone, loss_scales))
-        used, skipped = [], []
-        for overflow in (0, 1, 1, 0, 1, 0, 1, 0):
-            _, overflowed, loss_scale = cell(*batch_for(overflow))
-            used.append(float(loss_scale))
-            skipped.append(int(overflowed))
-        assert used == [*nn.piecewise_constant_lr(milestone, loss_scales), 8.0, 8.0]
-        assert skipped == [0, 1, 1, 0, 1, 0, 1, 0]
-
-    @quick_in_graph_mode
-    def test_a_value_set_by_hand_holds_until_the_next_milestone(self, mode):
-        loss_scale = ScheduledLossScale([3, 5, 7], [2.0, 4.0, 8.0])
-        adjust = Adjust(loss_scale)
-        used = []
-        for step in range(6):
-            if step == 1:
-                loss_scale.set_loss_scale(100.0)
-            used.append(loss_scale.get_loss_scale())
-            adjust(Tensor(True))
-        assert used == [2.0, 100.0, 100.0, 4.0, 4.0, 8.0]
+    ],
+)
+def test_a_schedule_means_the_same_as_piecewise_constant_lr(mode, milestone, loss_scales):
+    # MindSpore's own list of one value per step is the oracle; beyond it the last value holds.
+    oracle = [*nn.piecewise_constant_lr(milestone, list(loss_scales)), *[loss_scales[-1]] * 3]
+    loss_scale = ScheduledLossScale(milestone, loss_scales)
+    adjust, used = Adjust(loss_scale), []
+    for step in range(len(oracle)):
+        used.append(loss_scale.get_loss_scale())
+        adjust(Tensor(step % 2 == 0))
+    assert used == [float(np.float32(value)) for value in oracle]
 
 
 # Built anew for each test, since they hold state.
@@ -182,153 +116,111 @@ ALL_THREE = {
 }
 
 
-@quick_in_pynative_mode
-@pytest.mark.parametrize("kind", ALL_THREE)
-def test_set_loss_scale_takes_effect_at_once(mode, kind):
-    loss_scale = ALL_THREE[kind]()
-    loss_scale.set_loss_scale(2.0**10)
-    assert loss_scale.get_loss_scale() == 1024.0
-    scaled, unscaled = ScaleAndUnscale(loss_scale)(Tensor(8.0))
-    assert float(scaled) == 8192.0
-    assert float(unscaled) == 0.0078125
+def test_scale_and_unscale_in_float32_by_a_scale_that_was_set(mode):
+    loss_scale = FixedLossScale(64.0)
+    loss_scale.set_loss_scale(2.0**25)
+    # 2**25 is infinite in float16, and 2**-25 is zero: there would be zeros, and no overflow to tell of it.
+    tensors = tuple(Tensor([1.5, -3.0, 65504.0], dtype) for dtype in (mstype.float16, mstype.bfloat16, mstype.float32))
+    for results, factor in zip(ScaleAndUnscale(loss_scale)(tensors), (2.0**25, 2.0**-25)):
+        for tensor, result in zip(tensors, results):
+            assert result.dtype == mstype.float32
+            np.testing.assert_array_equal(result.asnumpy(), tensor.astype(mstype.float32).asnumpy() * factor)
 
 
-@quick_in_pynative_mode
-def test_the_update_rule_goes_on_from_a_scale_set_by_hand(mode):
-    loss_scale = DynamicLossScale(64.0, 2.0, 2)
-    adjust = Adjust(loss_scale)
-    adjust(Tensor(True))
-    loss_scale.set_loss_scale(100.0)
-    adjust(Tensor(True))
-    assert loss_scale.get_loss_scale() == 200.0
-    adjust(Tensor(False))
-    assert loss_scale.get_loss_scale() == 100.0
-
-
-class TestScaleAndUnscale:
-    def test_multiply_and_divide_in_float32(self, mode):
-        dtypes = (mstype.float16, mstype.bfloat16, mstype.float32)
-        tensors = tuple(Tensor([1.5, -3.0], dtype) for dtype in dtypes)
-        scaled, unscaled = ScaleAndUnscale(FixedLossScale(2.0**20))(tensors)
-        for tensor in scaled:
-            assert tensor.dtype == mstype.float32
-            np.testing.assert_array_equal(tensor.asnumpy(), np.float32([1.5 * 2**20, -3.0 * 2**20]))
-        for tensor in unscaled:
-            assert tensor.dtype == mstype.float32
-            np.testing.assert_array_equal(tensor.asnumpy(), np.float32([1.5 / 2**20, -3.0 / 2**20]))
-
-    @quick_in_graph_mode
-    def test_a_float16_gradient_is_not_unscaled_to_zero(self, mode):
-        # 2**-25 is zero in float16: unscaling there would give zeros, and no overflow to tell of it.
-        gradient = Tensor(np.float16([1.0, 1024.0, 65504.0]))
-        _, unscaled = ScaleAndUnscale(FixedLossScale(2.0**25))(gradient)
-        np.testing.assert_array_equal(unscaled.asnumpy(), np.float32([2.0**-25, 2.0**-15, 65504.0 * 2.0**-25]))
-
-    @quick_in_pynative_mode
-    def test_a_float16_loss_is_not_scaled_to_infinity(self, mode):
-        scaled, _ = ScaleAndUnscale(FixedLossScale(2.0**24))(Tensor(np.float16(2.5)))
-        assert float(scaled) == 2.5 * 2**24
-
-
-class TestAsScaleSenseOfTheStockCell:
+class ProcessLossScale(nn.Cell):
     """
     On CPU the stock cell can't look for overflows: it has no kernel for that. All that it does with its `scale_sense`
     runs: reading the scale at construction, and `process_loss_scale`.
     """
 
-    class ProcessLossScale(nn.Cell):
-        def __init__(self, stock_cell):
-            super().__init__(auto_prefix=False)
-            self.stock_cell = stock_cell
+    def __init__(self, stock_cell):
+        super().__init__(auto_prefix=False)
+        self.stock_cell = stock_cell
 
-        def construct(self, overflow):
-            return self.stock_cell.process_loss_scale(overflow)
-
-    @quick_in_graph_mode
-    @pytest.mark.parametrize(
-        "kind, expected",
-        [
-            ("fixed", [64.0, 64.0, 64.0, 64.0, 64.0]),
-            ("dynamic", [64.0, 128.0, 64.0, 32.0, 32.0]),
-            ("scheduled", [64.0, 16.0, 16.0, 2.0, 2.0]),
-        ],
-    )
-    def test_the_stock_cell_moves_its_scale_by_the_update_rule(self, mode, kind, expected):
-        loss_scale = ALL_THREE[kind]()
-        network = Linear()
-        stock_cell = nn.TrainOneStepWithLossScaleCell(
-            network, nn.SGD(network.trainable_params(), learning_rate=0.01), scale_sense=loss_scale
-        )
-        assert float(stock_cell.scale_sense.asnumpy()) == 64.0
-        process_loss_scale = self.ProcessLossScale(stock_cell)
-        history = []
-        for overflow in (False, False, True, True, False):
-            assert bool(process_loss_scale(Tensor(overflow))) == overflow
-            history.append(float(stock_cell.scale_sense.asnumpy()))
-        assert history == expected
-        assert loss_scale.get_loss_scale() == expected[-1]
-
-    def test_a_held_scale_of_one_element_is_moved_too(self, mode):
-        # The stock cell also takes its scale as a Tensor of shape (1,).
-        scale_sense = ScaleSense(DynamicLossScale(64.0, 2.0, 2), shape=(1,))
-        scale_sense(Tensor(True))
-        np.testing.assert_array_equal(scale_sense.held_scale.asnumpy(), np.float32([32.0]))
-        assert scale_sense.loss_scale.get_loss_scale() == 32.0
-
-    @quick_in_graph_mode
-    def test_the_scale_that_the_caller_holds_is_the_one_that_counts(self, mode):
-        scale_sense = ScaleSense(DynamicLossScale(64.0))
-        scale_sense.held_scale.set_data(Tensor(1000.0))
-        scale_sense(Tensor(True))
-        assert float(scale_sense.held_scale.asnumpy()) == 500.0
-        assert scale_sense.loss_scale.get_loss_scale() == 500.0
+    def construct(self, overflow):
+        return self.stock_cell.process_loss_scale(overflow)
 
 
-class TestInAHandWrittenLoop:
-    """In the place of a `mindspore.amp.LossScaler`."""
+def stock_cell_of(loss_scale):
+    network = Linear()
+    optimizer = nn.SGD(network.trainable_params(), learning_rate=0.01)
+    return nn.TrainOneStepWithLossScaleCell(network, optimizer, scale_sense=loss_scale)
 
-    def test_has_all_that_a_loss_scaler_must_have(self):
-        required = amp.LossScaler.__abstractmethods__
-        assert required == {"scale", "unscale", "adjust"}
-        for name in required:
-            ours = inspect.signature(getattr(DynamicLossScale, name))
-            assert list(ours.parameters) == list(inspect.signature(getattr(amp.LossScaler, name)).parameters)
 
-    @staticmethod
-    def _train_step(network, optimizer, loss_scale):
-        def forward(x, y):
-            loss = network(x, y)
-            return loss_scale.scale(loss), loss
+AS_SCALE_SENSE = {
+    "fixed": (ALL_THREE["fixed"], [0, 0, 1, 1, 0], [64.0] * 5),
+    "scheduled": (ALL_THREE["scheduled"], [0, 0, 1, 1, 0], [64.0, 16.0, 16.0, 2.0, 2.0]),
+    **{its["name"]: (lambda its=its: dynamic_loss_scale(its), its["overflow"], its["scale_after"]) for its in RULES},
+}
 
-        gradient_of = mindspore.value_and_grad(forward, None, optimizer.parameters, has_aux=True)
 
-        def train_step(x, y):
-            (_, loss), grads = gradient_of(x, y)
-            grads = loss_scale.unscale(grads)
-            grads_finite = all_finite(grads)
-            if grads_finite:
-                optimizer(grads)
-            loss_scale.adjust(grads_finite)
-            return loss, grads_finite
+@quick_in_graph_mode
+@pytest.mark.parametrize("name", AS_SCALE_SENSE)
+def test_as_scale_sense_of_the_stock_cell_it_follows_the_update_rule(mode, name):
+    make, overflows, expected = AS_SCALE_SENSE[name]
+    loss_scale, history = make(), []
+    stock_cell = stock_cell_of(loss_scale)
+    assert float(stock_cell.scale_sense.asnumpy()) == loss_scale.get_loss_scale()
+    process_loss_scale = ProcessLossScale(stock_cell)
+    for overflow in overflows:
+        assert bool(process_loss_scale(Tensor(bool(overflow)))) == bool(overflow)
+        history.append(float(stock_cell.scale_sense.asnumpy()))
+        assert loss_scale.get_loss_scale() == history[-1]
+    assert history == expected
 
-        return train_step
 
-    @quick_in_pynative_mode
-    @pytest.mark.parametrize("compiled", [False, True], ids=["step_by_step", "jit"])
-    def test_trains_as_the_unscaled_stock_cell_does(self, mode, compiled):
-        network, expected = Mlp(), Mlp()
-        optimizer = nn.AdamWeightDecay(network.trainable_params(), learning_rate=0.01)
-        loss_scale = DynamicLossScale(2.0**10, 2.0, 2)
-        train_step = self._train_step(network, optimizer, loss_scale)
-        if compiled:
-            train_step = mindspore.jit(train_step)
-        stock_cell = nn.TrainOneStepCell(expected, nn.AdamWeightDecay(expected.trainable_params(), learning_rate=0.01))
-        scales = []
-        for step, overflow in enumerate((0, 0, 1, 0, 1, 1, 0, 0)):
-            loss, grads_finite = train_step(*batch_for(overflow, seed=step))
-            assert bool(grads_finite) == (not overflow)
-            if not overflow:
-                assert float(loss) == float(stock_cell(*batch(seed=step)))
-            scales.append(loss_scale.get_loss_scale() / 2.0**10)
-        assert scales == [1.0, 2.0, 1.0, 1.0, 0.5, 0.25, 0.25, 0.5]
-        assert_equal_weights(network, expected)
+@quick_in_pynative_mode
+def test_the_scale_that_the_stock_cell_holds_is_the_one_that_counts(mode):
+    loss_scale = DynamicLossScale(64.0)
+    stock_cell = stock_cell_of(loss_scale)
+    stock_cell.scale_sense.set_data(Tensor(1000.0))
+    ProcessLossScale(stock_cell)(Tensor(True))
+    assert float(stock_cell.scale_sense.asnumpy()) == loss_scale.get_loss_scale() == 500.0
+
+
+def test_has_all_that_a_loss_scaler_of_mindspore_must_have():
+    required = amp.LossScaler.__abstractmethods__
+    assert required == {"scale", "unscale", "adjust"}
+    for name in required:
+        ours = inspect.signature(getattr(DynamicLossScale, name))
+        assert list(ours.parameters) == list(inspect.signature(getattr(amp.LossScaler, name)).parameters)
+
+
+def train_step_of(network, optimizer, loss_scale):
+    def forward(x, y):
+        loss = network(x, y)
+        return loss_scale.scale(loss), loss
+
+    gradient_of = mindspore.value_and_grad(forward, None, optimizer.parameters, has_aux=True)
+
+    def train_step(x, y):
+        (_, loss), grads = gradient_of(x, y)
+        grads = loss_scale.unscale(grads)
+        grads_finite = all_finite(grads)
+        if grads_finite:
+            optimizer(grads)
+        loss_scale.adjust(grads_finite)
+        return loss, grads_finite
+
+    return train_step
+
+
+@quick_in_pynative_mode
+@pytest.mark.parametrize("compiled", [False, True], ids=["step_by_step", "jit"])
+def test_in_the_place_of_a_loss_scaler_it_trains_as_the_unscaled_stock_cell_does(mode, compiled):
+    network, expected = Mlp(), Mlp()
+    optimizer = nn.AdamWeightDecay(network.trainable_params(), learning_rate=0.01)
+    loss_scale = DynamicLossScale(2.0**10, 2.0, 2)
+    train_step = train_step_of(network, optimizer, loss_scale)
+    if compiled:
+        train_step = mindspore.jit(train_step)
+    stock_cell = nn.TrainOneStepCell(expected, nn.AdamWeightDecay(expected.trainable_params(), learning_rate=0.01))
+    scales = []
+    for step, overflow in enumerate((0, 0, 1, 0, 1, 1, 0, 0)):
+        loss, grads_finite = train_step(*batch_for(overflow, seed=step))
+        assert bool(grads_finite) == (not overflow)
+        if not overflow:
+            assert float(loss) == float(stock_cell(*batch(seed=step)))
+        scales.append(loss_scale.get_loss_scale() / 2.0**10)
+    assert scales == [1.0, 2.0, 1.0, 1.0, 0.5, 0.25, 0.25, 0.5]
+    assert_equal_weights(network, expected)

@@ -10,7 +10,7 @@ from support.training import assert_equal_weights
 from ms_lossscale import DynamicLossScale, FixedLossScale, LossScale, ScaledTrainOneStepCell, ScheduledLossScale
 
 # The largest scale for so many calls in a cycle: 1 / calls / scale is a normal float32, which 2**-126 is.
-LARGEST = {1: 2.0**126, 2: 2.0**125, 3: 2.0**124, 4: 2.0**124, 5: 2.0**123}
+LARGEST = {1: 2.0**126, 3: 2.0**124}
 
 
 class Doubles(LossScale):
@@ -18,21 +18,23 @@ class Doubles(LossScale):
         return loss_scale * 2.0
 
 
-def cell_of(loss_scale, steps, network=None):
-    network = network or Linear()
+def cell_of(loss_scale, steps):
+    network = Linear()
     optimizer = nn.SGD(network.trainable_params(), learning_rate=0.01)
     return ScaledTrainOneStepCell(network, optimizer, loss_scale, gradient_accumulation_steps=steps).set_train()
 
 
+def call(cell):
+    # So small that the loss times the largest scale is finite.
+    return cell(*(Tensor(tensor.asnumpy() / 8) for tensor in batch()))
+
+
 def trained(loss_scale, steps):
-    network = Linear()
-    cell = cell_of(loss_scale, steps, network)
-    x, y = (tensor.asnumpy() for tensor in batch())
+    cell = cell_of(loss_scale, steps)
     for _ in range(steps):
-        # So small that the loss times the largest scale is finite.
-        assert not cell(Tensor(x / 8), Tensor(y / 8))[1].asnumpy()
+        assert not call(cell)[1].asnumpy()
     assert cell.counters()["applied_steps"] == 1
-    return network
+    return cell.network
 
 
 @quick_in_graph_mode
@@ -53,6 +55,5 @@ def test_one_that_was_set_before_is_refused_too():
 @quick_in_pynative_mode
 def test_a_users_update_rule_goes_no_further(mode):
     cell = cell_of(Doubles(2.0**122), 3)
-    x, y = (tensor.asnumpy() for tensor in batch())
-    scales = [float(cell(Tensor(x / 8), Tensor(y / 8))[2].asnumpy()) for _ in range(4 * 3)]
+    scales = [float(call(cell)[2].asnumpy()) for _ in range(4 * 3)]
     assert scales[::3] == [2.0**122, 2.0**123, 2.0**124, 2.0**124]

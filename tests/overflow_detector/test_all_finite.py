@@ -30,66 +30,48 @@ def check(request, mode):
     def checked(*grads):
         # A tuple that is not mutable is a constant to graph mode, which would then compile nothing but the answer.
         finite = all_finite(grads) if request.param == "top_level" else in_a_cell(mutable(grads))
-        assert finite.dtype == mstype.bool_
-        assert finite.shape == ()
+        assert (finite.dtype, finite.shape) == (mstype.bool_, ())
         return bool(finite)
 
     return checked
 
 
-def tensors(*values, dtype=mstype.float32):
-    return tuple(Tensor(np.asarray(value, np.float32)).astype(dtype) for value in values)
+def tensors(*values, dtypes):
+    return [Tensor(np.asarray(value, np.float32)).astype(dtype) for value, dtype in zip(values, dtypes)]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_one_bad_element_anywhere_is_enough(check, dtype):
-    assert check(*tensors([[1.0, -2.0], [3.0, 4.0]], 5.0, [[[6.0]]], dtype=dtype))
+@pytest.mark.parametrize("dtypes", [*([dtype] * 3 for dtype in DTYPES), DTYPES], ids=["16", "bf16", "32", "mixed"])
+def test_one_bad_element_anywhere_is_enough(check, dtypes):
+    values = [[[1.0, -2.0], [3.0, 4.0]], 5.0, [[[6.0]]]]
+    assert check(*tensors(*values, dtypes=dtypes))
     for bad in (np.inf, -np.inf, np.nan):
-        assert not check(*tensors([[1.0, -2.0], [3.0, bad]], 5.0, [[[6.0]]], dtype=dtype))
-        assert not check(*tensors([[1.0, -2.0], [3.0, 4.0]], bad, [[[6.0]]], dtype=dtype))
-        assert not check(*tensors([[1.0, -2.0], [3.0, 4.0]], 5.0, [[[bad]]], dtype=dtype))
-
-
-def test_mixed_types(check):
-    values = ([1.0, 2.0], [3.0], 4.0)
-    assert check(*(tensors(value, dtype=dtype)[0] for value, dtype in zip(values, DTYPES)))
-    for position in range(3):
-        spoilt = list(values)
-        spoilt[position] = np.inf
-        assert not check(*(tensors(value, dtype=dtype)[0] for value, dtype in zip(spoilt, DTYPES)))
+        for i, spoilt in enumerate(([[1.0, -2.0], [3.0, bad]], bad, [[[bad]]])):
+            assert not check(*tensors(*[*values[:i], spoilt, *values[i + 1 :]], dtypes=dtypes))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_largest_values_are_finite_though_their_sum_is_not(check, dtype):
     largest = 65504.0 if dtype == mstype.float16 else 3.38e38
-    assert check(*tensors([[largest] * 8] * 8, [largest] * 8, dtype=dtype))
-    assert not check(*tensors([[largest] * 8] * 8, [largest] * 7 + [np.inf], dtype=dtype))
+    assert check(*tensors([[largest] * 8] * 8, [largest] * 8, dtypes=[dtype] * 2))
+    assert not check(*tensors([[largest] * 8] * 8, [largest] * 7 + [np.inf], dtypes=[dtype] * 2))
 
 
-def test_of_a_large_tensor_too(check):
-    """Of which only the sum is looked at first."""
+def test_sums_that_overflow_and_infinities_that_cancel(check):
+    def holds(*values):
+        return check(*tensors(*values, dtypes=[mstype.float32] * 3))
+
+    # Of a large Tensor only the sum is looked at first.
     largest = np.full(2**14 + 1, 3e38)
-    assert check(*tensors(largest, [1.0]))
+    assert holds(largest, [1.0])
     largest[-1] = np.inf
-    assert not check(*tensors(largest, [1.0]))
+    assert not holds(largest, [1.0])
+    assert holds([3e38], [3e38], [-3e38])
+    assert not holds([np.inf, -np.inf])
+    assert not holds([np.inf], [-np.inf])
 
 
-def test_tensors_that_overflow_the_sum_only_together(check):
-    assert check(*tensors([3e38], [3e38], [-3e38]))
-
-
-def test_inf_and_minus_inf_do_not_cancel(check):
-    assert not check(*tensors([np.inf, -np.inf]))
-    assert not check(*tensors([np.inf], [-np.inf]))
-
-
-def test_a_list(mode):
-    assert bool(all_finite(list(tensors([1.0], [2.0]))))
-    assert not bool(all_finite(list(tensors([1.0], [np.nan]))))
-
-
-def test_no_gradients_are_finite(mode):
+def test_a_list_and_no_gradients(mode):
+    for last, expected in ((2.0, True), (np.nan, False)):
+        assert bool(all_finite(tensors([1.0], [last], dtypes=DTYPES[2:] * 2))) == expected
     for finite in (all_finite(()), all_finite([]), EmptyAllFinite()()):
-        assert finite.dtype == mstype.bool_
-        assert finite.shape == ()
-        assert bool(finite)
+        assert (finite.dtype, finite.shape, bool(finite)) == (mstype.bool_, (), True)

@@ -16,26 +16,13 @@ def test_the_register_is_cleared_before_and_read_after_both_backwards(mode, how)
     mindspore.runtime.synchronize()
     with emulation.saturation_mode():
         networks = [Saturating("first"), Saturating("second", seed=1)]
-        step = ManualStep(
-            networks, [nn.SGD(its.trainable_params(), 0.1) for its in networks], DynamicLossScale(2.0**10)
-        )
-    first, second = networks
-
-    def forward_of_first(x, y):
-        return step.scale(first(x, y))
-
-    def forward_of_second(x, y):
-        return step.scale(second(x, y))
-
-    grads_of = [
-        mindspore.grad(forward, None, weights)
-        for forward, weights in zip((forward_of_first, forward_of_second), step.parameters)
-    ]
-    grad_of_first, grad_of_second = grads_of
+        optimizers = [nn.SGD(its.trainable_params(), 0.1) for its in networks]
+        step = ManualStep(networks, optimizers, DynamicLossScale(2.0**10))
+    first, second = (step.value_and_grad(network, i) for i, network in enumerate(networks))
 
     def train_step(x, y, other):
         x, y, other = step.begin(x, y, other)
-        return step.end(grad_of_first(x, y), grad_of_second(other, y))
+        return step.end(first(x, y)[1], second(other, y)[1])
 
     train_step = mindspore.jit(train_step) if how == "in_jit" else train_step
     cases = [(False, False), (True, False), (False, False), (False, True), (False, False)]

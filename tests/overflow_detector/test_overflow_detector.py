@@ -9,6 +9,8 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.ops.operations.math_ops import NPUClearFloatStatusV2, NPUGetFloatStatusV2
 from support.networks import FEATURES, Linear, batch, overflowing_batch, weight
+from support.npu_networks import Saturating as NetworkOnNpu
+from support.npu_networks import saturating_batch
 from support.training import bookkeeping, changed, state
 
 from ms_lossscale import (
@@ -34,53 +36,6 @@ def cell_of(network, detector=None, loss_scale=1024, steps=1):
     )
 
 
-class TestTheDefault:
-    def test_looks_at_the_gradients_on_cpu(self):
-        assert isinstance(cell_of(Linear()).overflow_detector, FiniteGradients)
-
-    @quick_in_pynative_mode
-    def test_needs_nothing_where_overflows_are_not_dropped(self, mode):
-        cell = cell_of(Linear(), AlwaysOverflow(), FixedLossScale(1024, drop_overflow_update=False))
-        assert not bool(cell(*batch())[1])
-
-
-class AlwaysOverflow(OverflowDetector):
-    def construct(self, grads):
-        return ops.depend(Tensor(True), grads)
-
-
-class LargerThan(OverflowDetector):
-    """An overflow is a gradient element beyond a bound."""
-
-    def __init__(self, bound):
-        super().__init__()
-        self.bound = bound
-
-    def construct(self, grads):
-        return ops.abs(grads[0]).max() > self.bound
-
-
-class OtherThanFour(OverflowDetector):
-    """An overflow is another number of gradients than four."""
-
-    def __init__(self):
-        super().__init__()
-        self.yes, self.no = Tensor(True), Tensor(False)
-
-    def construct(self, grads):
-        return ops.depend(self.no if len(grads) == 4 else self.yes, grads)
-
-
-class FourEqualWeights(nn.Cell):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second, self.third, self.fourth = (weight(FEATURES, 1, name=f"w{i}") for i in range(4))
-
-    def construct(self, x, y):
-        sum_of_two = ops.matmul(x, self.first) + ops.matmul(x, self.second)
-        return ops.square(sum_of_two + ops.matmul(x, self.third) + ops.matmul(x, self.fourth) - y).mean()
-
-
 class Answers(OverflowDetector):
     """Gives one answer, whatever the gradients are."""
 
@@ -93,9 +48,7 @@ class Answers(OverflowDetector):
 
 
 class Averaging(FiniteGradients):
-    """
-    Adds up the size of gradients, and of inputs, before it says whether they are finite, or what it is told.
-    """
+    """Adds up the size of gradients, and of inputs, before it says whether they are finite, or what it is told."""
 
     def __init__(self, answer=None):
         super().__init__()
@@ -116,26 +69,75 @@ class Averaging(FiniteGradients):
         return [self.sum_of_inputs.asnumpy().item(), self.sum_of_gradients.asnumpy().item()]
 
 
+class OtherThanTwo(OverflowDetector):
+    """An overflow is another number of gradients than two."""
+
+    def __init__(self):
+        super().__init__()
+        self.yes, self.no = Tensor(True), Tensor(False)
+
+    def construct(self, grads):
+        return ops.depend(self.no if len(grads) == 2 else self.yes, grads)
+
+
+class TwoEqualWeights(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (weight(FEATURES, 1, name=f"w{i}") for i in range(2))
+
+    def construct(self, x, y):
+        return ops.square(ops.matmul(x, self.first) + ops.matmul(x, self.second) - y).mean()
+
+
+def of_two(cell_class, detector, **keywords):
+    networks = [Linear(), Linear(1)]
+    networks[1].weight.name = "other"
+    optimizers = [nn.SGD([network.weight], 0.01) for network in networks]
+    return cell_class(networks, optimizers, DynamicLossScale(2.0**10), overflow_detector=detector, **keywords)
+
+
+def test_the_default_looks_at_the_gradients_on_cpu():
+    assert isinstance(cell_of(Linear()).overflow_detector, FiniteGradients)
+
+
 class TestADetectorOfTheUser:
-    @quick_in_pynative_mode
-    def test_what_it_finds_is_obeyed_though_all_gradients_are_finite(self, mode):
-        cell = cell_of(Linear(), AlwaysOverflow())
-        before = state(cell)
-        assert bool(cell(*batch())[1])
-        assert changed(before, state(cell)) == bookkeeping(changed(before, state(cell)))
+    """The configurations draw one without state."""
 
     @quick_in_pynative_mode
-    @pytest.mark.parametrize("factor, overflow", [(0.99, True), (1.01, False)])
-    def test_is_given_the_unscaled_gradients(self, mode, factor, overflow):
-        x, y = (tensor.asnumpy() for tensor in batch())
-        largest = np.abs(2 / len(x) * x.T @ (x @ Linear().weight.asnumpy() - y)).max()
-        cell = cell_of(Linear(), LargerThan(float(largest) * factor), loss_scale=2.0**16)
-        assert bool(cell(*batch())[1]) == overflow
+    def test_is_not_asked_where_overflows_are_not_dropped(self, mode):
+        cell = cell_of(Linear(), Answers(True), FixedLossScale(1024, drop_overflow_update=False))
+        assert not bool(cell(*batch())[1])
 
     @quick_in_pynative_mode
     def test_is_given_each_weights_own_gradient(self, mode):
         """Also where the package's own would get those of one shape as one tensor."""
-        assert not bool(cell_of(FourEqualWeights(), OtherThanFour())(*batch())[1])
+        assert not bool(cell_of(TwoEqualWeights(), OtherThanTwo())(*batch())[1])
+
+    @quick_in_pynative_mode
+    @pytest.mark.parametrize("cell_class", [SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell])
+    def test_what_it_writes_is_undone_with_several_networks_and_by_each_attempt(self, mode, cell_class):
+        detector = Averaging()
+        cell = of_two(cell_class, detector, max_retries=1)
+        cell(*batch())
+        before = detector.sums()
+        assert np.all(cell(*overflowing_batch())[1].asnumpy())
+        assert detector.sums() == before
+        assert set(np.atleast_1d(cell.get_loss_scale())) == {512}
+
+    @pytest.mark.slow
+    @quick_in_pynative_mode
+    @pytest.mark.parametrize("max_retries", [0, 1])
+    def test_what_it_writes_is_undone_in_a_cycle_of_one_network_of_two(self, mode, max_retries):
+        detector, keywords = Averaging(), {"gradient_accumulation_steps": 2, "max_retries": max_retries}
+        cell = of_two(AlternatingTrainOneStepCell, detector, network_inputs=[(0, 1), (2, 3)], **keywords)
+        for second in (batch(), overflowing_batch()):
+            cell(*batch(), *second)
+        assert [counters["applied_steps"] for counters in cell.counters()] == [1, 0]
+        before = detector.sums()
+        assert min(before) > 0 and max(before) < np.inf
+        for first in (overflowing_batch(), batch()):
+            cell(*first, *overflowing_batch())
+        assert detector.sums() == before
 
     @quick_in_graph_mode
     @pytest.mark.parametrize("steps", [2, *slow(1)])
@@ -157,50 +159,6 @@ class TestADetectorOfTheUser:
         assert cell.counters() == {"applied_steps": 2, "skipped_steps": 1, "consecutive_skipped_steps": 0}
 
     @quick_in_pynative_mode
-    @pytest.mark.parametrize("cell_class", [SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell])
-    def test_what_it_writes_is_undone_with_several_networks_and_by_each_attempt(self, mode, cell_class):
-        networks = [Linear(), Linear(1)]
-        networks[1].weight.name = "other"
-        detector = Averaging()
-        cell = cell_class(
-            networks,
-            [nn.SGD([network.weight], 0.01) for network in networks],
-            DynamicLossScale(2.0**10),
-            overflow_detector=detector,
-            max_retries=1,
-        )
-        cell(*batch())
-        before = detector.sums()
-        assert np.all(cell(*overflowing_batch())[1].asnumpy())
-        assert detector.sums() == before
-        assert set(np.atleast_1d(cell.get_loss_scale())) == {512}
-
-    @pytest.mark.slow
-    @quick_in_pynative_mode
-    @pytest.mark.parametrize("max_retries", [0, 1])
-    def test_what_it_writes_is_undone_in_a_cycle_of_one_network_of_two(self, mode, max_retries):
-        networks = [Linear(), Linear(1)]
-        networks[1].weight.name = "other"
-        detector = Averaging()
-        cell = AlternatingTrainOneStepCell(
-            networks,
-            [nn.SGD([network.weight], 0.01) for network in networks],
-            DynamicLossScale(2.0**10),
-            network_inputs=[(0, 1), (2, 3)],
-            overflow_detector=detector,
-            gradient_accumulation_steps=2,
-            max_retries=max_retries,
-        )
-        for second in (batch(), overflowing_batch()):
-            cell(*batch(), *second)
-        assert [counters["applied_steps"] for counters in cell.counters()] == [1, 0]
-        before = detector.sums()
-        assert min(before) > 0 and max(before) < np.inf
-        for first in (overflowing_batch(), batch()):
-            cell(*first, *overflowing_batch())
-        assert detector.sums() == before
-
-    @quick_in_pynative_mode
     @pytest.mark.parametrize("steps", [1, 2])
     def test_what_it_writes_is_no_sign_of_an_overflow(self, mode, steps):
         detector = Averaging(Tensor(False))
@@ -219,52 +177,20 @@ class TestADetectorOfTheUser:
             assert cell.counters()["skipped_steps"] == overflow
 
 
-class Saturating(nn.Cell):
-    """
-    A linear model on an NPU in saturation mode: what overflows becomes 65504 in the tensors and shows in the register.
-    """
-
-    def __init__(self, register):
-        super().__init__()
-        self.weight = weight(FEATURES, 1, name="weight")
-        self._saturate = ops.Custom(self._saturated(register), lambda x: x, lambda x: x, func_type="pyfunc")
-
-    @staticmethod
-    def _saturated(register):
-        def function(x):
-            register.events.append("forward")
-            if not np.isfinite(x).all():
-                register.raise_status()
-            return np.clip(np.nan_to_num(x), -65504, 65504).astype(x.dtype)
-
-        return function
-
-    def construct(self, x, y):
-        return ops.square(ops.matmul(self._saturate(x), self.weight) - y).mean()
-
-
-class TestFloatStatusRegister:
+def test_the_register_sees_an_overflow_that_no_gradient_shows(mode):
     """The two NPU operators are emulated on CPU; all else of the detector is what runs on an NPU."""
-
-    def test_sees_an_overflow_that_no_gradient_shows(self, mode):
-        with emulation.saturation_mode() as register:
-            cell = cell_of(Saturating(register), FloatStatusRegister())
-            blind = cell_of(Saturating(register), FiniteGradients())
-            assert not bool(cell(*batch())[1])
+    with emulation.saturation_mode() as register:
+        cell = cell_of(NetworkOnNpu("it"), FloatStatusRegister())
+        blind = cell_of(NetworkOnNpu("it"), FiniteGradients())
+        for seed, overflow in enumerate((False, True, False)):
             before = state(cell)
-            assert bool(cell(*overflowing_batch())[1])
-            assert changed(before, state(cell)) == bookkeeping(changed(before, state(cell)))
-            assert not bool(cell(*batch())[1])
-            assert not bool(blind(*overflowing_batch())[1])
-
-    @quick_in_pynative_mode
-    def test_clears_before_the_forward_and_reads_once_after_it(self, mode):
-        with emulation.saturation_mode() as register:
-            cell = cell_of(Saturating(register), FloatStatusRegister())
-            for inputs, read in ((batch(), "get 0"), (overflowing_batch(), "get 1")):
-                register.events.clear()
-                cell(*inputs)[1].asnumpy()
-                assert register.events == ["clear", "forward", read, "clear"]
+            register.events.clear()
+            assert bool(cell(*saturating_batch(overflow, seed))[1]) == overflow
+            # It is cleared before the forward, and read once after it.
+            assert register.events == ["clear", "forward it", "backward it", f"get {int(overflow)}", "clear"]
+            moved = changed(before, state(cell))
+            assert (moved == bookkeeping(moved)) == overflow
+        assert not bool(blind(*saturating_batch(True, 1))[1])
 
 
 class WhichBranch(DeviceOverflowCheck):
@@ -295,8 +221,9 @@ class TestWhatIsReadOfMindSpore:
         monkeypatch.setenv("MS_ASCEND_CHECK_OVERFLOW_MODE", value)
         assert DeviceOverflowCheck()._ascend_check_overflow_mode == value
 
+    # Whether it is a GPU, whether an NPU later than 910A, and its mode.
     @pytest.mark.parametrize(
-        "gpu, later_than_910a, overflow_mode, saturates",
+        "gpu, later, overflow_mode, saturates",
         [
             (True, False, None, False),
             (True, True, "SATURATION_MODE", False),
@@ -307,12 +234,9 @@ class TestWhatIsReadOfMindSpore:
             (False, True, "SATURATION_MODE", True),
         ],
     )
-    def test_saturates_agrees_with_the_check_that_mindspore_chooses(
-        self, gpu, later_than_910a, overflow_mode, saturates
-    ):
+    def test_saturates_agrees_with_the_check_that_mindspore_chooses(self, gpu, later, overflow_mode, saturates):
         check = WhichBranch()
-        check.gpu_target = gpu
-        check.ascend_910b_target = later_than_910a
+        check.gpu_target, check.ascend_910b_target = gpu, later
         check._ascend_check_overflow_mode = overflow_mode
         assert check.saturates == saturates
         chosen = check.get_overflow_status(None, ())

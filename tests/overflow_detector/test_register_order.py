@@ -8,21 +8,8 @@ import functools
 
 import mindspore
 import pytest
-from support.npu_networks import (
-    BACKWARD,
-    BOTH,
-    FORWARD,
-    INNOCENT,
-    LOSS_SCALE,
-    NAN,
-    AllOnNpu,
-    inputs_for,
-    networks_on_npu,
-    optimizers_of,
-    reset,
-    updated,
-    weights_of,
-)
+from support import npu_networks as npu
+from support.npu_networks import BACKWARD, BOTH, FORWARD, INNOCENT, NAN
 
 from ms_lossscale import AlternatingTrainOneStepCell, SimultaneousTrainOneStepCell, emulation
 
@@ -31,42 +18,31 @@ register = emulation.register
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(autouse=True)
-def _clear_register():
-    # What earlier tests began may still be running.
-    mindspore.runtime.synchronize()
-    register.clear()
-    register.events.clear()
-
-
-def make_cell(form, networks, **arguments):
-    """A training cell on the emulated NPU. Network i takes the inputs 2 i and 2 i + 1."""
-    with emulation.saturation_mode():
-        if form == "tuple":
-            return SimultaneousTrainOneStepCell(
-                AllOnNpu(*networks), optimizers_of(networks), LOSS_SCALE, **arguments
-            ).set_train()
-        make = AlternatingTrainOneStepCell if form == "alternating" else SimultaneousTrainOneStepCell
-        positions = [(2 * i, 2 * i + 1) for i in range(len(networks))]
-        return make(networks, optimizers_of(networks), LOSS_SCALE, network_inputs=positions, **arguments).set_train()
-
-
 @functools.cache
 def compiled(form, mode, count):
-    networks = networks_on_npu(count)
-    return make_cell(form, networks), networks
+    """A training cell on the emulated NPU, whose network i takes the inputs 2 i and 2 i + 1, and its networks."""
+    networks = npu.networks_on_npu(count)
+    make = AlternatingTrainOneStepCell if form == "alternating" else SimultaneousTrainOneStepCell
+    one, positions = networks, [(2 * i, 2 * i + 1) for i in range(count)]
+    if form == "tuple":
+        one, positions = npu.AllOnNpu(*networks), None
+    with emulation.saturation_mode():
+        cell = make(one, npu.optimizers_of(networks), npu.LOSS_SCALE, network_inputs=positions)
+    return cell.set_train(), networks
 
 
 def step(form, mode, *behaviours, stale=False):
     """One step from weights of 1. Returns what was found, the weights afterwards, and the events."""
+    # What earlier tests began may still be running.
+    mindspore.runtime.synchronize()
     cell, networks = compiled(form, mode, len(behaviours))
-    reset(networks)
+    npu.reset(networks)
     register.clear()
     register.events.clear()
     if stale:
         register.raise_status()
-    outputs = [output.asnumpy() for output in cell(*inputs_for(*behaviours))]
-    return outputs[1].tolist(), weights_of(networks), list(register.events)
+    outputs = [output.asnumpy() for output in cell(*npu.inputs_for(*behaviours))]
+    return outputs[1].tolist(), npu.weights_of(networks), list(register.events)
 
 
 CULPRITS = {
@@ -84,57 +60,40 @@ CULPRITS = {
 
 @pytest.mark.parametrize("stale", [False, True], ids=["clear", "stale"])
 @pytest.mark.parametrize("behaviours", CULPRITS.values(), ids=CULPRITS)
-class TestFoundOverflows:
+@pytest.mark.parametrize("form", ["list", "tuple", "alternating"])
+def test_found_overflows(mode, form, behaviours, stale):
     """Bits that unrelated work left in the register before the step ("stale") change nothing."""
-
-    @pytest.mark.parametrize("form", ["list", "tuple"])
-    def test_simultaneous_skips_all_if_one_overflowed(self, mode, form, behaviours, stale):
-        overflow, weights, _ = step(form, mode, *behaviours, stale=stale)
-        if behaviours == (INNOCENT, INNOCENT):
-            assert overflow is False
-            assert weights == [updated(INNOCENT)] * 2
-        else:
-            assert overflow is True
-            assert weights == [1.0, 1.0]
-
-    def test_alternating_skips_the_one_that_overflowed(self, mode, behaviours, stale):
-        overflow, weights, _ = step("alternating", mode, *behaviours, stale=stale)
-        assert overflow == [behaviour != INNOCENT for behaviour in behaviours]
-        assert weights == [updated(INNOCENT) if behaviour == INNOCENT else 1.0 for behaviour in behaviours]
-
-
-def computing(*names):
-    """The events of some networks' forward and backward."""
-    return {f"{direction} {name}" for name in names for direction in ("forward", "backward")}
+    overflow, weights, _ = step(form, mode, *behaviours, stale=stale)
+    overflowed = [behaviour != INNOCENT for behaviour in behaviours]
+    if form != "alternating":
+        assert overflow is any(overflowed)
+        overflowed = [overflow] * 2
+    else:
+        assert overflow == overflowed
+    assert weights == [1.0 if its else npu.updated(INNOCENT) for its in overflowed]
 
 
 def assert_phase(events, names, status):
     """Asserts the order of one overflow check's events: clear, all computing, get, clear."""
     first, *computed, get, last = events
-    assert first == "clear"
-    assert set(computed) == computing(*names)
+    assert (first, get, last) == ("clear", f"get {status}", "clear")
+    assert set(computed) == {f"{direction} {name}" for name in names for direction in ("forward", "backward")}
     for name in names:
         assert computed.index(f"forward {name}") < computed.index(f"backward {name}")
-    assert get == f"get {status}"
-    assert last == "clear"
 
 
 @pytest.mark.parametrize("overflows", [False, True], ids=["clean", "overflow"])
-class TestOrder:
-    @pytest.mark.parametrize("form, count", [("list", 1), ("list", 2), ("list", 3), ("tuple", 2), ("tuple", 3)])
-    def test_simultaneous_computes_everything_between_one_clear_and_one_get(self, mode, form, count, overflows):
-        behaviours = [INNOCENT] * (count - 1) + [BACKWARD if overflows else INNOCENT]
-        _, _, events = step(form, mode, *behaviours)
-        assert_phase(events, [f"network_{i}" for i in range(count)], int(overflows))
-        if form == "list":
-            # Once each. (With a tuple there is one backward for each loss.)
-            assert len(events) == 3 + 2 * count
-
-    @pytest.mark.parametrize("count", [1, 2, 3])
-    def test_alternating_does_so_in_each_phase(self, mode, count, overflows):
-        behaviours = [INNOCENT] * (count - 1) + [BACKWARD if overflows else INNOCENT]
-        _, _, events = step("alternating", mode, *behaviours)
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("form", ["list", "tuple", "alternating"])
+def test_order(mode, form, count, overflows):
+    behaviours = [INNOCENT] * (count - 1) + [BACKWARD if overflows else INNOCENT]
+    _, _, events = step(form, mode, *behaviours)
+    names = [f"network_{i}" for i in range(count)]
+    if form == "alternating":
         assert len(events) == 5 * count
-        for i in range(count):
-            is_culprit = overflows and i == count - 1
-            assert_phase(events[5 * i : 5 * i + 5], [f"network_{i}"], int(is_culprit))
+        for i, name in enumerate(names):
+            assert_phase(events[5 * i : 5 * i + 5], [name], int(overflows and i == count - 1))
+    else:
+        assert_phase(events, names, int(overflows))
+        # Once each. (With a tuple there is one backward for each loss.)
+        assert len(events) == 3 + 2 * count or form == "tuple"

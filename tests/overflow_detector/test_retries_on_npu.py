@@ -45,7 +45,7 @@ def sgd(network):
     return nn.SGD([network.weight], LEARNING_RATE)
 
 
-def test_a_backward_that_saturates_is_tried_again(mode):
+def test_a_backward_that_saturates_is_tried_again_and_a_forward_overflows_in_each_try(mode):
     network = OnNpu("network")
     cell = ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(2.0**15), max_retries=4)
     # 2**15 * 8 and two halves of it are beyond float16, 2**12 * 8 is not; once there, nothing is.
@@ -55,27 +55,21 @@ def test_a_backward_that_saturates_is_tried_again(mode):
         assert cell.counters()["retries"] == 3
         expected = 1.0 - (call + 1) * 16.0 * LEARNING_RATE
         np.testing.assert_array_equal(network.weight.asnumpy(), np.float32([expected]))
-
-
-def test_a_forward_that_saturates_overflows_in_each_try(mode):
-    network = OnNpu("network")
-    cell = ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(2.0**10), max_retries=2)
     _, overflow, scale = cell(*tensors(1e6, 1.0))
     assert (bool(overflow.asnumpy()), float(scale.asnumpy())) == (True, 2.0**8)
     assert cell.get_loss_scale() == 2.0**7
-    assert cell.counters() == {"applied_steps": 0, "skipped_steps": 1, "consecutive_skipped_steps": 1, "retries": 2}
+    assert cell.counters() == {"applied_steps": 2, "skipped_steps": 1, "consecutive_skipped_steps": 1, "retries": 7}
+
+
+def of_two(make, loss_scale, retries):
+    networks = [OnNpu("first"), OnNpu("second")]
+    keywords = {"network_inputs": [(0, 1), (2, 3)], "max_retries": retries}
+    return make(networks, [sgd(network) for network in networks], loss_scale, **keywords)
 
 
 @pytest.mark.slow
 def test_each_network_for_itself(mode):
-    networks = [OnNpu("first"), OnNpu("second")]
-    cell = AlternatingTrainOneStepCell(
-        networks,
-        [sgd(network) for network in networks],
-        DynamicLossScale(2.0**12),
-        network_inputs=[(0, 1), (2, 3)],
-        max_retries=2,
-    )
+    cell = of_two(AlternatingTrainOneStepCell, DynamicLossScale(2.0**12), 2)
     outputs = cell(*tensors(2.0, 1.0, 2.0, 32.0))
     assert outputs[1].asnumpy().tolist() == [False, False]
     assert outputs[2].asnumpy().tolist() == [2.0**12, 2.0**10]
@@ -89,17 +83,10 @@ def test_each_network_for_itself(mode):
 @pytest.mark.slow
 @pytest.mark.parametrize("retries", [*slow(0), 2])
 def test_of_scales_of_their_own_all_go_down_since_the_register_does_not_tell_whose_it_was(mode, retries):
-    networks = [OnNpu("first"), OnNpu("second")]
-    cell = SimultaneousTrainOneStepCell(
-        networks,
-        [sgd(network) for network in networks],
-        [DynamicLossScale(2.0**12), DynamicLossScale(2.0**11)],
-        network_inputs=[(0, 1), (2, 3)],
-        max_retries=retries,
-    )
+    scales = [DynamicLossScale(2.0**12), DynamicLossScale(2.0**11)]
+    cell = of_two(SimultaneousTrainOneStepCell, scales, retries)
     # 2**11 * 64 and two halves of it are beyond float16 but for the last.
     _, overflow, scales, _ = cell(*tensors(2.0, 1.0, 2.0, 64.0))
-    assert (bool(overflow.asnumpy()), scales.asnumpy().tolist()) == (
-        (False, [2.0**10, 2.0**9]) if retries else (True, [2.0**12, 2.0**11])
-    )
+    expected = (False, [2.0**10, 2.0**9]) if retries else (True, [2.0**12, 2.0**11])
+    assert (bool(overflow.asnumpy()), scales.asnumpy().tolist()) == expected
     assert cell.get_loss_scale() == ([2.0**10, 2.0**9] if retries else [2.0**11, 2.0**10])

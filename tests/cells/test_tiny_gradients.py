@@ -21,7 +21,7 @@ def moved(make_cell):
     network = Slopes()
     # Far from 1, so that float32 can tell a weight that moved by 1e-8 from one that did not.
     network.weight.set_data(Tensor(np.zeros(4, np.float32)))
-    cell = make_cell(network, nn.AdamWeightDecay(network.trainable_params(), learning_rate=1e-3))
+    cell = make_cell(network, nn.AdamWeightDecay(network.trainable_params(), learning_rate=1e-3)).set_train()
     for _ in range(STEPS):
         cell(Tensor(GRADIENT))
     return network.weight.asnumpy()

@@ -68,13 +68,6 @@ def test_a_value_of_another_dtype_is_cast():
     assert state(cell)["first.weight"].dtype == np.float32
 
 
-def test_a_norm_of_an_earlier_version_was_held_times_the_scale():
-    cell = Trained("scaled", clip_norm=1.0).cell
-    norm = {"clipping.root": Tensor(24.0), "clipping.power": Tensor(2.0), "clipping.scale": Tensor(8.0)}
-    assert cell.load_state_dict(norm, strict=False)[1] == []
-    assert cell.grad_norm() == 1.5
-
-
 def test_scale_sense_shows_the_present_scale():
     cell = Trained("scaled").cell
     cell.set_loss_scale(8.0)

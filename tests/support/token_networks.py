@@ -42,19 +42,9 @@ def gradient(weight, batches):
     return total / count if count else total
 
 
-def loss_of(weight, data):
-    x, y, mask = (each.astype(np.float64) for each in data)
-    total = ((x @ weight - y) ** 2 * mask).sum()
-    return total / mask.sum() if mask.sum() else total
-
-
 def weight_of(network):
     return network.weight.asnumpy().astype(np.float64)
 
 
 def sgd(network):
     return nn.SGD([network.weight], LEARNING_RATE)
-
-
-def clipped(grad, clip_norm):
-    return grad * min(1.0, clip_norm / np.linalg.norm(grad))

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import re
+import socket
 import statistics
 import subprocess
 import sys
@@ -264,7 +265,9 @@ def run_ranks(task, ranks, mode="graph"):
         command = [sys.executable]
         if ranks > 1:
             command += ["-m", "mindspore.parallel.cluster.run", f"--worker_num={ranks}", f"--local_worker_num={ranks}"]
-            command += ["--log_dir=msrun", "--join=True"]
+            # Ranks wait forever for a scheduler whose port another job has.
+            with socket.create_server(("127.0.0.1", 0)) as probe:
+                command += ["--log_dir=msrun", "--join=True", f"--master_port={probe.getsockname()[1]}"]
         command += [str(Path(__file__).resolve()), "--rank-work", task, mode, folder]
         # msrun calls `python`.
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))

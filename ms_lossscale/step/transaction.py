@@ -111,10 +111,12 @@ class Transaction(nn.Cell):
 
     def read_scale(self):
         """Returns the scale of a call that begins."""
+        if not self._has_own_scales:
+            return self.scalings[0].read()
         scales = ()
         for scaling in self.scalings:
             scales += (scaling.read(),)
-        return self.of_all(scales)
+        return prim.stack(scales)
 
     def end_of_call(self, grads, losses, weights, scale, saved):
         """Ends a call, given its scaled gradients. Returns whether it, or its cycle so far, is skipped."""

@@ -79,7 +79,7 @@ class ManualStep(TrainingState, Float32Cell):
             `weight` unlike the calls before, or one if `parallel_mode` is ``"semi_auto_parallel"`` or
             ``"auto_parallel"`` .
         RuntimeError: If MindSpore's compile cache is on, or `end` is called without `begin`. In compiled code, the
-            latter and the shapes are not checked.
+            latter and shapes that are not known are not checked.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``

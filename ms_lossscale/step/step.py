@@ -170,9 +170,7 @@ class SharedForwardBackward(nn.Cell):
     def _losses_and_aux(self, *inputs):
         output = self.network(*inputs)
         values = returned_values(self._owner, 0, output, self._losses, self.has_aux, self._losses > 1, False)
-        results = ()
-        for loss in values[: self._losses]:
-            results += (gradients.sums((loss,))[0],)
+        results = gradients.sums(values[: self._losses])
         for aux in values[self._losses :]:
             results += (ops.stop_gradient(aux),)
         return results

@@ -172,14 +172,14 @@ class AlternatingTrainOneStepCell(TrainingCell):
         take_part, last_losses = self.turns.begin_call(), ops.unstack(self.turns.last_losses)
         losses, overflows, loss_scales, auxes = (), (), (), ()
         for i, step in enumerate(self.steps):
-            its_inputs, aux = inputs_of(self._owner, i, self.network_inputs, inputs), None
+            its_inputs = inputs_of(self._owner, i, self.network_inputs, inputs)
             if self._have_aux[i]:
                 output = step(*its_inputs)
                 loss, overflow, loss_scale = _values(output)
-                aux = or_none(output[1][0])
+                auxes += (or_none(output[1][0]),)
             else:
                 loss, overflow, loss_scale = self._step_in_turn(take_part[i], last_losses[i], step, its_inputs)
-            auxes += (aux,)
+                auxes += (None,)
             losses, overflows, loss_scales = losses + (loss,), overflows + (overflow,), loss_scales + (loss_scale,)
             # The next network's forward must wait for this one's update.
             inputs = ops.depend(inputs, overflow)

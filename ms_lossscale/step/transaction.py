@@ -184,15 +184,16 @@ class Transaction(nn.Cell):
     def _decide(self, grads, overflow, are_finite, evidence, losses, scale, saved):
         """Ends a step: updates, or undoes."""
         overflow = self._agreed(overflow) if self.checks else overflow
-        overflowed, still, asked = of_any_network(overflow), (), ()
+        overflowed, still = of_any_network(overflow), ()
         if self.overflow_check.is_patient:
             if self.cycle is None:
                 still += (self._agreed(self.overflow_check.of_forward(losses, evidence, overflow)),)
             else:
                 still += (self._agreed(gradients.copy((self.cycle.forward_not_finite,))[0]),)
             still = (prim.logical_and(overflow, still[0]),)
-        if self._norm is not None:
-            asked = self._ask(overflowed, losses, grads)  # 7. Conditions, where nothing overflowed.
+        # 7. Conditions, where nothing overflowed.
+        asked = () if self._norm is None else self._ask(overflowed, losses, grads)
+        if len(asked) > 0:
             still += asked[:1]
         self._adjust(scale, overflow, still)  # 8. One update of the scale.
         if not self.may_skip:

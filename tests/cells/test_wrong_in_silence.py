@@ -324,7 +324,11 @@ def test_calls_that_are_wrong_say_so(mode):
 def test_a_loss_that_the_steps_own_scale_scaled_is_not_warned_of(mode):
     network, scale = Slope(), DynamicLossScale(2.0**4)
     step = ManualStep(network, sgd(network), scale)
-    value_and_grad = mindspore.value_and_grad(lambda data: scale.scale(network(data)), None, step.parameters)
+
+    def forward(data):
+        return scale.scale(network(data))
+
+    value_and_grad = mindspore.value_and_grad(forward, None, step.parameters)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         step.end(value_and_grad(step.begin(x(1, 2)))[1])

@@ -161,7 +161,8 @@ class Transaction(nn.Cell):
             skipped = self._finish(ops.depend(scale, added), self.cycle.weights, saved)
         else:  # 5. Accumulate.
             skipped = of_any_network(gradients.copy((ops.depend(self.cycle.overflow, added),))[0])
-            skipped = only_if(skipped, self.forward_state.restore_step, saved)
+            if len(saved) > 0:
+                skipped = only_if(skipped, self.forward_state.restore_step, saved)
         return skipped
 
     def flush(self):

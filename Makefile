@@ -61,10 +61,10 @@ test: $(VENV)/installed
 test-slow: $(VENV)/installed
 	$(VENV)/bin/python -m pytest -m "slow and not nightly"
 
-# What depends on MindSpore's version: configurations, what a forward writes, checkpoints, loading and facts of MindSpore,
+# What depends on MindSpore's version: configurations, what a forward writes, checkpoints, loading, warnings and its facts,
 # and a job of ranks. Some 200 tests, which also run with the oldest one.
-OLDEST = $(wildcard tests/cells/test_configurations*.py tests/cells/test_checkpoints*.py tests/cells/test_load*.py \
-	tests/cells/test_resume*.py tests/forward_state tests/mindspore)
+OLDEST = $(wildcard tests/cells/test_configurations*.py tests/cells/test_checkpoints*.py tests/cells/test_dropped*.py \
+	tests/cells/test_load*.py tests/cells/test_resume*.py tests/forward_state tests/mindspore)
 JOB_OF_RANKS = tests/ranks/test_data_parallel.py
 
 test-oldest:

@@ -259,7 +259,7 @@ class StepCounters(Bounded, nn.Cell):
 
     def count_applied(self):
         prim.assign(self.consecutive_skipped_steps, self._zero)
-        return prim.assign_add(self.applied_steps, self._one)
+        return ops.depend(self.applied_steps, prim.assign_add(self.applied_steps, self._one))
 
     def count_retry(self):
         return prim.assign_add(self.retries, self._one)
@@ -276,7 +276,7 @@ class StepCounters(Bounded, nn.Cell):
         counted = prim.cast(prim.equal(self._numbers, first), mstype.int32)
         prim.assign_add(self.skip_reasons, counted)
         prim.assign_add(self.consecutive_skipped_steps, self._one)
-        return prim.assign_add(self.skipped_steps, self._one)
+        return ops.depend(self.skipped_steps, prim.assign_add(self.skipped_steps, self._one))
 
     def as_dict(self):
         """Returns the counts, ints by name."""

@@ -45,8 +45,7 @@ class Step(nn.Cell):
         if self._retries is not None:
             return self._retried(scale, inputs, saved)
         losses, auxes, grads, weights = self.forwards_and_backwards(scale, inputs)
-        overflow = self.end_of_call(grads, losses, weights, scale, saved)
-        return losses, auxes, overflow, scale
+        return losses, auxes, self.end_of_call(grads, losses, weights, scale, saved), scale
 
     def _retried(self, scale, inputs, saved):
         # The networks may write to their inputs.
@@ -66,8 +65,7 @@ class Step(nn.Cell):
             tried = self.forwards_and_backwards(used, gradients.copy(ops.depend(kept, used)))
             checked = self.check_attempt(tried[0], tried[2], used, saved, *tried[3])
             overflow, again = checked[1], checked[2]
-            its_aux = _flat(tried[1]) if has_aux else ()
-            last = tried[0] + checked[0] + tried[3] + its_aux + checked[3:] + (overflow,)
+            last = tried[0] + checked[0] + tried[3] + (_flat(tried[1]) if has_aux else ()) + checked[3:] + (overflow,)
         at, end = len(losses), len(losses) + len(grads)
         last_losses, last_grads, others = last[:at], last[at:end], last[end:-1]
         if self.forwards_and_backwards.has_weights:

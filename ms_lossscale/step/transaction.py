@@ -216,7 +216,7 @@ class Transaction(nn.Cell):
             done = ops.depend(done, average())
         done = ops.depend(self.counters.count_applied(), done)
         for condition in self.conditions:
-            done = ops.depend(done, condition.cell.observe(asked[1], asked[2]))
+            done = ops.depend(done, condition.observe(asked[1], asked[2]))
         return done
 
     def _undo(self, grads, are_finite, evidence, losses, saved, asked):

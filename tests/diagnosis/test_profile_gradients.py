@@ -21,6 +21,7 @@ from support.networks import (
     weight,
 )
 from support.numpy_casts import shares_of_cast
+from support.python_process import is_older_mindspore
 from support.untouched import untouched
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell, profile_gradients
@@ -67,6 +68,8 @@ def frozen():
     ],
 )
 def test_counts_the_gradients_of_a_network_in_the_present_mode(mode, make, loss_scale):
+    if make is HalfPrecision and mode == "graph" and is_older_mindspore():
+        pytest.skip("MindSpore leaves out a cast to float16 and back, and its rounding, in one of the two graphs")
     network = make()
     if make is not frozen:
         network.set_train()

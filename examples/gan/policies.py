@@ -63,7 +63,7 @@ def parse_arguments():
     add("--output", metavar="DIR", default="output/gan_policies", help="folder for the results (default: %(default)s)")
     add("--policies", nargs="+", choices=POLICIES, default=list(POLICIES), metavar="POLICY", help="rows of the table")
     add("--seeds", nargs="+", type=seed_int, default=[0, 1, 2], metavar="SEED", help="of the runs (default: 0 1 2)")
-    add("--epochs", type=positive_int, default=48, metavar="N", help="of each run (default: %(default)s)")
+    add("--epochs", type=positive_int, default=12, metavar="N", help="of each run (default: %(default)s)")
     add("--rounds", type=positive_int, default=7, metavar="N", help="for the time of a step (default: %(default)s)")
     end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     args = parser.parse_args(sys.argv[1:end])

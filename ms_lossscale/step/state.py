@@ -259,6 +259,7 @@ class StepCounters(Bounded, nn.Cell):
 
     def count_applied(self):
         prim.assign(self.consecutive_skipped_steps, self._zero)
+        # Not the value of the Assign: MindSpore 2.7 warns where a branch returns it.
         return ops.depend(self.applied_steps, prim.assign_add(self.applied_steps, self._one))
 
     def count_retry(self):

@@ -13,12 +13,12 @@ from mindspore import Tensor
 from mindspore.train import Callback, RunContext
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale._advice import ON_SKIPS
 from ms_lossscale._arguments import StrPath, check_positive_int, describe, listed
-from ms_lossscale._mindspore import written_class
+from ms_lossscale._mindspore.cells import written_class
 from ms_lossscale._output import LossScaleValues, counted
 from ms_lossscale._values import as_array
 from ms_lossscale.cells.training_state import TrainingState
-from ms_lossscale.cells.warnings import ADVICE
 
 # What a sum says of each reason.
 _PHRASES = {
@@ -329,7 +329,7 @@ class LossScaleMonitor(Callback):
             raise RuntimeError(
                 f"For 'LossScaleMonitor', training was stopped at {self._call} {record.step}, since "
                 f"max_consecutive_skips is {self._max_skips}: {watched.prefix}{watched.skip(record)}. What to try: "
-                f"{ADVICE[record.skip_reasons.split()[-1]]}.{self._save(watched.batch)}"
+                f"{ON_SKIPS[record.skip_reasons.split()[-1]]}.{self._save(watched.batch)}"
             )
 
     def _save(self, batch):

@@ -9,11 +9,10 @@ from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale._arguments import describe
 from ms_lossscale._gradients import of_network
-from ms_lossscale._user_warnings import warn_user
+from ms_lossscale._output import warn_user
 from ms_lossscale.cells.rank_comparison import refuse_with_sharded_weights
 from ms_lossscale.loss_scale import FixedLossScale
 from ms_lossscale.step.returned import as_weight, returned_values
-from ms_lossscale.step.state import scaled
 
 
 class _Part(nn.Cell):
@@ -115,7 +114,7 @@ class ScaledValueAndGrad(_Part):
     def _scaled_loss(self, scale, *inputs):
         output = self.function(*inputs)
         values = returned_values(self._owner, self._number, output, 1, self._has_aux, self._has_aux, False)
-        return scaled(values[0], scale), prim.deepcopy(values[0]), values[1:]
+        return gradients.scaled(values[0], scale), prim.deepcopy(values[0]), values[1:]
 
     def _returned(self, results, grads):
         if self._has_aux:

@@ -8,13 +8,10 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_bool, check_cells, describe
-from ms_lossscale._mindspore import (
-    Float32Cell,
-    forget_failed_calls,
-    loads_what_was_compiled,
-    take_held_gradients,
-    without_recording,
-)
+from ms_lossscale._float32_cells import Float32Cell
+from ms_lossscale._mindspore.graphs import loads_what_was_compiled
+from ms_lossscale._mindspore.parameters import take_held_gradients
+from ms_lossscale._mindspore.pynative import forget_failed_calls, without_recording
 from ms_lossscale.cells.first_call import warn_of_evaluation_mode
 from ms_lossscale.cells.guard import explaining_errors
 from ms_lossscale.cells.manual_calls import Begin, End, ScaledValueAndGrad, ScaleOfCall
@@ -29,7 +26,6 @@ from ms_lossscale.step.optimizers import Optimizers, check_optimizers, prefix_st
 from ms_lossscale.step.own_cells import prefix_own_states
 from ms_lossscale.step.ranks import ranks_of
 from ms_lossscale.step.settings import check_settings, given
-from ms_lossscale.step.state import scaled
 
 
 class ManualStep(TrainingState, Float32Cell):
@@ -265,7 +261,7 @@ class ManualStep(TrainingState, Float32Cell):
         """
         if not isinstance(loss, Tensor):
             raise TypeError("For 'ManualStep.scale', the argument 'loss' must be a Tensor, but got something else.")
-        return scaled(loss, self._scale_of_call(number))
+        return gradients.scaled(loss, self._scale_of_call(number))
 
     def __deepcopy__(self, memo: Any) -> "ManualStep":
         raise RuntimeError(

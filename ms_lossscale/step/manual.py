@@ -9,7 +9,7 @@ from mindspore import dtype as mstype
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale._memory_in_use import UseInOutermostGraph
-from ms_lossscale._mindspore import of_each_call, only_if
+from ms_lossscale._mindspore.graphs import of_each_call, only_if
 from ms_lossscale.step.build import check_networks, compiler
 from ms_lossscale.step.returned import mean_of
 from ms_lossscale.step.settings import CallOfMethod

@@ -10,16 +10,10 @@ from mindspore.common.initializer import initializer
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale._bounds import Bounded, Bounds, of_count
-from ms_lossscale._own_shape_only import load_own_shape_only
 
 _numbers = itertools.count()
 # Why a step was skipped. The first that holds counts.
 REASONS = ("condition", "loss", "forward_state", "gradients", "detector")
-
-
-def scaled(loss, scale):
-    """Returns what is differentiated, in float32: a float16 loss times the scale may be infinite."""
-    return prim.mul(prim.cast(loss, mstype.float32), scale)
 
 
 def _state(name, value):
@@ -236,8 +230,8 @@ class StepCounters(Bounded, nn.Cell):
         self.applied_steps = _state(f"{name}applied_steps", np.int32(0))
         self.skipped_steps = _state(f"{name}skipped_steps", np.int32(0))
         self.consecutive_skipped_steps = _state(f"{name}consecutive_skipped_steps", np.int32(0))
-        # A diagnosis, not a state: those of other weights are not loaded.
-        self.overflowed = load_own_shape_only(_state(f"{name}overflowed", np.zeros(len(weights), bool)))
+        # A diagnosis, not a state: hidden from checkpoints, which other weights may load.
+        object.__setattr__(self, "overflowed", _state(f"{name}overflowed", np.zeros(len(weights), bool)))
         self.skip_reasons = _state(f"{name}skip_reasons", np.zeros(len(REASONS), np.int32))
         self._counts = ["applied_steps", "skipped_steps", "consecutive_skipped_steps"]
         self.counts_retries, self.counts_conditions = counts_retries, counts_conditions
@@ -299,9 +293,8 @@ class StepCounters(Bounded, nn.Cell):
 
     def shared_state(self):
         """Returns the small Parameters that must have the same values on all ranks."""
-        # Not what differs for weights of which each rank has its own part.
-        own = (self.overflowed, self.skip_reasons)
-        return [parameter for parameter in self.get_parameters() if not any(parameter is its for its in own)]
+        # Not the reasons, which differ for weights of which each rank has its own part.
+        return [parameter for parameter in self.get_parameters() if parameter is not self.skip_reasons]
 
     def overflowed_parameters(self):
         """Returns the names of the weights whose gradients were not finite in the last step that was skipped."""

@@ -7,10 +7,10 @@ from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale._gradients import of_network
 from ms_lossscale._memory_in_use import UseInOutermostGraph
-from ms_lossscale._mindspore import backward_of_shared_forward, forget_failed_calls
+from ms_lossscale._mindspore.graphs import backward_of_shared_forward
+from ms_lossscale._mindspore.pynative import forget_failed_calls
 from ms_lossscale.step.returned import as_weight, mean_of, returned_values
 from ms_lossscale.step.settings import CallOfMethod
-from ms_lossscale.step.state import scaled
 
 
 class Step(nn.Cell):
@@ -126,7 +126,7 @@ class ForwardBackward(nn.Cell):
         # The copy is made here, and not after the backward: if the network sets an attribute of an object that is no
         # Cell, graph mode would free the loss before it is scaled ("does not have a valid ptr of actor").
         returned = mean_of(loss, weight) if self.weighted else prim.deepcopy(loss)
-        return scaled(loss, scale), returned, weight, aux
+        return gradients.scaled(loss, scale), returned, weight, aux
 
     def _taken_apart(self, output):
         if isinstance(output, Tensor) and not (self.has_aux or self.weighted):

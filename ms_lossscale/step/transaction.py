@@ -10,7 +10,8 @@ from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale._gradients import any_of, of_any_network, of_network
 from ms_lossscale._memory_in_use import UseInOutermostGraph
-from ms_lossscale._mindspore import is_library_cell, only_if
+from ms_lossscale._mindspore.cells import is_library_cell
+from ms_lossscale._mindspore.graphs import only_if
 from ms_lossscale.step.averages import MovingAverage
 from ms_lossscale.step.clipping import Clip, Norm
 from ms_lossscale.step.forward_state import make_forward_state

@@ -54,7 +54,7 @@ def in_pynative_mode():
 
 
 def test_mindspore_leaves_both(in_pynative_mode):
-    # If it does not, forget_failed_calls of ms_lossscale/_mindspore.py is not needed.
+    # If it does not, forget_failed_calls of ms_lossscale/_mindspore/pynative.py is not needed.
     network = Raises(TypeError("on purpose"))
     assert not casts() and not records()
     with pytest.raises(TypeError, match="on purpose"):

@@ -39,7 +39,8 @@ def test_weights_keep_their_names_optimizers_states_get_a_prefix_and_all_is_save
     assert set(names) >= own | set(OF_OPTIMIZERS.split())
     assert not {name for name in names if name.startswith("moment") or name == "global_step"}
     mindspore.save_checkpoint(cell, "cell.ckpt")
-    assert set(mindspore.load_checkpoint("cell.ckpt")) == set(names)
+    saved = {name for name in names if not name.endswith("step_counters.overflowed")}  # A diagnosis, not a state.
+    assert set(mindspore.load_checkpoint("cell.ckpt")) == saved
     # A checkpoint of a network alone still loads, and a second cell renames nothing twice.
     assert mindspore.load_param_into_net(networks[0], mindspore.load_checkpoint("generator.ckpt"))[0] == []
     second = make(two_losses(*networks), optimizers, DynamicLossScale(), ema_decay=0.5)

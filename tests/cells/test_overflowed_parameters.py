@@ -1,5 +1,6 @@
 """overflowed_parameters() names the parameters whose gradients were not finite in the last skipped step."""
 
+import mindspore
 import numpy as np
 import pytest
 from conftest import quick_in_pynative_mode, slow
@@ -74,6 +75,29 @@ def test_in_all_cells(mode, kind, steps):
         trained.call(0, (True, False))
         trained.flush()
         assert trained.cell.overflowed_parameters() == (names if kind == "alternating" else names[:1])
+
+
+@quick_in_pynative_mode
+def test_a_checkpoint_of_other_weights_is_loaded_with_and_without_those_of_0_4(mode):
+    network = GivenGradients()
+    # One weight is trained first, and then all of them.
+    first, cell = (
+        ScaledTrainOneStepCell(network, nn.SGD(weights), 8.0).set_train()
+        for weights in ([network.b], network.trainable_params())
+    )
+    first(GOOD, INF, GOOD)
+    cell(INF, GOOD, NAN)
+    saved = {name: Parameter(parameter.value(), name=name) for name, parameter in first.parameters_dict().items()}
+    of_0_4 = {**saved, "step_counters.overflowed": Parameter(Tensor([True]), name="step_counters.overflowed")}
+    for checkpoint in (saved, of_0_4):
+        missing, unexpected = cell.load_state_dict(checkpoint, strict=False)
+        # The state of the optimizer's other weights is missing.
+        assert all(name.endswith((".a", ".c")) for name in missing) and unexpected == []
+        mindspore.load_param_into_net(cell, checkpoint)
+        assert cell.overflowed_parameters() == ["a", "c"]
+        assert cell.counters()["skipped_steps"] == 1
+    cell(GOOD, NAN, GOOD)
+    assert cell.overflowed_parameters() == ["b"]
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from ms_lossscale import (
 )
 
 # What it reads of MindSpore no device here shows.
-from ms_lossscale._mindspore import DeviceOverflowCheck
+from ms_lossscale._mindspore.overflow_status import DeviceOverflowCheck
 
 
 def cell_of(network, detector=None, loss_scale=1024, steps=1):

@@ -1,0 +1,1 @@
+"""Uses of MindSpore's private functions, and workarounds for its faults, each with its reason."""

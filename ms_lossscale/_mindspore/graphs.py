@@ -1,0 +1,79 @@
+"""Compiled code: what goes into a graph, and what came out of it."""
+
+import os
+from collections import Counter
+
+from mindspore import get_context, jit, mutable, nn
+from mindspore.nn.cell import _cell_graph_executor
+from mindspore.ops.composite.base import _Grad
+from mindspore.train.anf_ir_pb2 import ModelProto
+
+_WIRING = {"", "Depend", "Identity", "Load", "MakeTuple", "Partial", "Switch", "TupleGetItem", "UpdateState"}
+
+
+# `ops.vjp` is built on this class. It differentiates by all weights in each backward, and since the forward has side
+# effects, compiled code keeps all of that: in a GAN, the gradients of the discriminator's weights twice. This object is
+# called once for each loss with the weights of that loss only, and `merge_forward` makes all calls share one forward.
+backward_of_shared_forward = _Grad(get_by_list=True, sens_param=True, merge_forward=True)
+
+
+def loads_what_was_compiled() -> bool:
+    """Returns whether MindSpore's compile cache is on, by MindSpore's own rule."""
+    is_on = get_context("enable_compile_cache")
+    return os.getenv("MS_COMPILER_CACHE_ENABLE") == "1" if is_on is None else is_on
+
+
+def only_if(condition, write, *args):
+    """
+    Calls `write` if `condition`, a bool tensor of shape (), is True. Returns the condition.
+
+    MindSpore drops a branch that only writes if the same function computes and returns its condition. Here the
+    condition is an argument.
+    """
+    if condition:
+        write(*args)
+    return condition
+
+
+def of_each_call(inputs):
+    """Returns the inputs of a graph. MindSpore takes a tuple for a constant, and would compile it anew in each call."""
+    return tuple(mutable(each) if isinstance(each, tuple) and each else each for each in inputs)
+
+
+class CompiledMethod(nn.Cell):
+    """
+    Runs a method of a cell as one compiled graph in PyNative mode, too.
+
+    It is a cell of its own because `mindspore.jit` marks the cell whose method it compiles. If that method is not
+    `construct`, the marked cell can no longer be compiled into another graph.
+
+    Args:
+        method (Callable): Takes tensors and tuples of them.
+    """
+
+    def __init__(self, method):
+        super().__init__(auto_prefix=False)
+        self.of_cell, self.method = method.__self__, method
+
+    def __call__(self, *inputs):
+        return super().__call__(*of_each_call(inputs))
+
+    @jit
+    def construct(self, *inputs):
+        return self.method(*inputs)
+
+
+def compiled_operators(cell: nn.Cell) -> Counter[str]:
+    """
+    Returns how often each operator is in the graph that a Cell was compiled to, as summaries show it: without what is
+    in branches, and without nodes that only pass values on.
+    """
+    (phase,) = cell.compile_cache
+    graph = ModelProto.FromString(_cell_graph_executor._graph_executor.get_optimize_graph_proto(phase)).graph
+    return Counter(node.op_type for node in graph.node if node.op_type not in _WIRING)
+
+
+def forget_compiled(cell: nn.Cell) -> None:
+    """Makes the next call of a cell, or of one inside it, compile again: MindSpore does not notice changed flags."""
+    for _, each in cell.cells_and_names():
+        each.compile_cache.clear()

@@ -1,0 +1,92 @@
+"""Looking into a run: without compiled code, at each gradient, by hooks."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any, Callable
+
+from mindspore import nn
+from mindspore.ops.composite.base import _pynative_executor, _TaylorOperation, _Vmap
+
+
+def around_transforms(
+    context: Callable[[], contextlib.AbstractContextManager],
+) -> contextlib.AbstractContextManager:
+    """
+    A context that enters `context()` whenever `vmap` (which `jacrev` and `jacfwd` use) or `jet` runs the function that
+    it transforms. Both exist in compiled code only: with MS_JIT=0 in the environment, they call themselves without end.
+    """
+
+    def around(transform):
+        def call(self, *args, **kwargs):
+            def transformed(*inputs, **keywords):
+                with context():
+                    return transform(self, *args, **kwargs)(*inputs, **keywords)
+
+            return transformed
+
+        return call
+
+    return _replaced([(_Vmap, "__call__"), (_TaylorOperation, "__call__")], around)
+
+
+@contextlib.contextmanager
+def without_jit() -> Iterator[None]:
+    """A context in which functions decorated with `mindspore.jit` run as they are, as cells do in PyNative mode."""
+    with _ms_jit("0"), around_transforms(lambda: _ms_jit("1")):
+        yield
+
+
+@contextlib.contextmanager
+def _ms_jit(value):
+    before, os.environ["MS_JIT"] = os.environ.get("MS_JIT"), value
+    try:
+        yield
+    finally:
+        del os.environ["MS_JIT"]
+        if before is not None:
+            os.environ["MS_JIT"] = before
+
+
+def noticing_gradients(notice: Callable[[], None]) -> contextlib.AbstractContextManager:
+    """
+    A context that calls `notice` whenever PyNative mode has computed a gradient within a function that it is going to
+    differentiate. Nothing public shows this.
+    """
+
+    def noticed(compute):
+        def compute_and_notice(*args, **kwargs):
+            grads = compute(*args, **kwargs)
+            if _pynative_executor.requires_grad():
+                notice()
+            return grads
+
+        return compute_and_notice
+
+    # They compute every gradient in PyNative mode, whichever function asks for it. MindSpore 2.7 has both.
+    executor = type(_pynative_executor)
+    return _replaced([(executor, name) for name in ("grad", "grad_aux") if hasattr(executor, name)], noticed)
+
+
+@contextlib.contextmanager
+def _replaced(methods, around):
+    """A context in which what `around` makes of these methods, a class and a name each, takes their place."""
+    before = [(its_class, name, getattr(its_class, name)) for its_class, name in methods]
+    try:
+        for its_class, name, method in before:
+            setattr(its_class, name, around(method))
+        yield
+    finally:
+        for its_class, name, method in before:
+            setattr(its_class, name, method)
+
+
+def register_forward_hook(cell: nn.Cell, hook: Callable) -> Any:
+    """
+    Registers a hook also on a cell with a `bprop`. The cell's own method does not, though such a cell calls its hooks.
+    """
+    has_bprop, cell.has_bprop = cell.has_bprop, False
+    try:
+        return cell.register_forward_hook(hook)
+    finally:
+        cell.has_bprop = has_bprop

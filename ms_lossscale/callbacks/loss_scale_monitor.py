@@ -1,9 +1,8 @@
 """Shows what the loss scale does, and stops a training that only skips: a callback, also for hand-written loops."""
 
 import contextlib
-import csv
 import os
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
@@ -12,39 +11,18 @@ import numpy as np
 from mindspore import Tensor
 from mindspore.train import Callback, RunContext
 
-from ms_lossscale import _gradients as gradients
 from ms_lossscale._advice import ON_SKIPS
-from ms_lossscale._arguments import StrPath, check_positive_int, describe, listed
-from ms_lossscale._mindspore.cells import written_class
-from ms_lossscale._output import LossScaleValues, counted
-from ms_lossscale._values import as_array
+from ms_lossscale._arguments import StrPath, check_positive_int, describe
+from ms_lossscale.callbacks.records import Record, RecordFile
+from ms_lossscale.callbacks.watched_step import Snapshot, WatchedStep, as_numpy
 from ms_lossscale.cells.training_state import TrainingState
 
-# What a sum says of each reason.
-_PHRASES = {
-    "condition": "by a condition",
-    "loss": "with a loss that was not finite",
-    "forward_state": "as what the forward wrote was not finite",
-    "gradients": "with gradients that were not finite",
-    "detector": "by the overflow detector alone",
-}
 
-
-class Record(NamedTuple):
-    """One step, or one network's part of it: a row of the CSV file."""
-
+class _UnreadStep(NamedTuple):
     step: int
-    network: int
-    loss: float
-    loss_scale: LossScaleValues
-    skipped: int
-    applied_steps: int
-    skipped_steps: int
-    consecutive_skipped_steps: int
-    next_loss_scale: LossScaleValues
-    overflowed_parameters: str
-    retries: int
-    skip_reasons: str
+    outputs: tuple
+    batch: Optional[tuple]
+    snapshots: list[Snapshot]
 
 
 class LossScaleMonitor(Callback):
@@ -140,9 +118,10 @@ class LossScaleMonitor(Callback):
             check_positive_int(owner, "max_consecutive_skips", max_consecutive_skips)
         elif save_batch is not None:
             raise ValueError(f"For '{owner}', 'save_batch' is {save_batch!r}, but needs 'max_consecutive_skips'.")
-        self._csv, self._save_batch = _checked_file("csv", csv), _checked_file("save_batch", save_batch)
-        self._unread: deque[tuple] = deque()
-        self._last: Optional[tuple] = None
+        self._csv = _checked_file("csv", csv)
+        self._save_batch = _checked_file("save_batch", save_batch)
+        self._unread: deque[_UnreadStep] = deque()
+        self._last: Optional[_UnreadStep] = None
         # How many steps there were in a loop that is watched, None in Model.
         self._steps: Optional[int] = None
 
@@ -271,29 +250,34 @@ class LossScaleMonitor(Callback):
         self._cell = cell
         of_cycles = cell._settings[0].gradient_accumulation_steps > 1
         self._call = "call" if of_cycles else "step"
-        self._watched = [_Watched(its, i if cell.each_decides else None, of_cycles) for i, its in enumerate(cell.steps)]
+        self._watched = [
+            WatchedStep(step, i if cell.each_decides else None, of_cycles) for i, step in enumerate(cell.steps)
+        ]
         self._unread.clear()
-        self._last, self._summed_up, self._reported = None, 0, 0
-        if self._csv is not None:
-            _begin_file(self._csv)
+        self._last = None
+        self._summed_up = 0
+        self._reported = 0
+        self._file = None if self._csv is None else RecordFile(self._csv)
 
     def _remember(self, step, outputs, batch):
-        # Copies on the device, for which the host does not wait.
-        self._last = step, outputs, batch if self._max_skips else None
-        self._unread.append((*self._last, [its.snapshot() for its in self._watched]))
+        self._last = _UnreadStep(step, outputs, batch if self._max_skips else None, self._snapshots())
+        self._unread.append(self._last)
         if self._max_skips or step % self._every_n_steps == 0:
             self._read()
+
+    def _snapshots(self):
+        return [watched.snapshot() for watched in self._watched]
 
     def _end_epoch(self):
         self._read()
         if self._last is None:
             return
-        step = self._last[0]
-        if any(its.has_decided() for its in self._watched):
+        step = self._last.step
+        if any(watched.has_decided() for watched in self._watched):
             # A flush after the last call has ended its cycle.
-            self._unread.append((*self._last, [its.snapshot() for its in self._watched]))
+            self._unread.append(self._last._replace(snapshots=self._snapshots()))
             self._read()
-        sums = [text for text in (its.sum_up() for its in self._watched) if text]
+        sums = list(filter(None, (watched.sum_up() for watched in self._watched)))
         if sums:
             print(f"{self._call}s {min(self._summed_up + 1, step)} to {step}: {'; '.join(sums)}", flush=True)
         self._summed_up = step
@@ -303,24 +287,27 @@ class LossScaleMonitor(Callback):
         try:
             while self._unread:
                 step, outputs, batch, snapshots = self._unread[0]
-                records = [its.read(step, outputs, batch, copies) for its, copies in zip(self._watched, snapshots)]
+                records = [
+                    watched.read(step, outputs, batch, snapshot) for watched, snapshot in zip(self._watched, snapshots)
+                ]
                 self._unread.popleft()
                 rows += records
                 self._print(step, records)
                 for record in records:
                     self.on_record(record)
-                for its, record in zip(self._watched, records):
-                    self._stop_if_it_only_skips(its, record)
+                for watched, record in zip(self._watched, records):
+                    self._stop_if_it_only_skips(watched, record)
         finally:
             # Even if waiting for the device was interrupted.
-            if rows and self._csv is not None:
-                _append(self._csv, rows)
+            if rows and self._file is not None:
+                self._file.append(rows)
 
     def _print(self, step, records):
-        lines = [its.line(record) for its, record in zip(self._watched, records)]
+        watched_records = list(zip(self._watched, records))
+        lines = [watched.line(record) for watched, record in watched_records]
         if step // self._every_n_steps > self._reported // self._every_n_steps:
             self._reported = step
-            lines.append("; ".join(its.state(record) for its, record in zip(self._watched, records)))
+            lines.append("; ".join(watched.state(record) for watched, record in watched_records))
         for line in filter(None, lines):
             print(f"{self._call} {step}: {line}", flush=True)
 
@@ -339,112 +326,8 @@ class LossScaleMonitor(Callback):
         if batch is None:
             return " The batch is not known: pass after_step inputs=(x, y), say, or Model dataset_sink_mode=False."
         with open(self._save_batch, "wb") as file:
-            np.savez(file, **{f"input_{i}": _array(its) for i, its in enumerate(batch)})
+            np.savez(file, **{f"input_{i}": as_numpy(array) for i, array in enumerate(batch)})
         return f" The batch was saved: tuple(np.load({str(self._save_batch)!r}).values())."
-
-
-class _Watched:
-    """What a monitor knows of the steps under one overflow check, which may be that of one of several networks."""
-
-    def __init__(self, step, network, of_cycles):
-        # A step of the counters is a cycle of calls where gradients are accumulated, and a call elsewhere.
-        self._transaction, self._network, self._of_cycles = step.transaction, network, of_cycles
-        self.prefix = "" if network is None else f"network {network}: "
-        conditions = " or ".join(written_class(its.cell).__name__ for its in self._transaction.conditions)
-        self._phrases = {**_PHRASES, "condition": f"by the condition {conditions}"}
-        self._names = [weight.name for weight in self._transaction.optimizers.parameters]
-        counts = self._transaction.counters.as_dict()
-        self._applied, self._skipped = counts["applied_steps"], counts["skipped_steps"]
-        self._retries = counts.get("retries", 0)
-        self._reasons = self._transaction.counters.skip_reasons.asnumpy().copy()
-        self._scale = LossScaleValues(its.get_loss_scale() for its in self._transaction.loss_scales)
-        # The counters go on where an earlier training ended, the numbers of the lines begin anew.
-        self._in_all = " in all" if self._applied + self._skipped else ""
-        self._sum = Counter()
-        # The inputs of the last call that overflowed, or, in an accumulation cycle, of the first that did; of the last
-        # one, if a condition skips it.
-        self.batch, self._is_in_overflow = None, False
-
-    def snapshot(self):
-        """Copies what the next step will change: counts, and whose gradients overflowed, and loss scales."""
-        its = self._transaction.counters
-        counts = (its.applied_steps, its.skipped_steps, its.consecutive_skipped_steps)
-        counts += (its.retries, its.skip_reasons) if its.counts_retries else (its.skip_reasons,)
-        scales = tuple(each.scale_value for each in self._transaction.loss_scales)
-        return tuple(map(gradients.copy, (counts, (its.overflowed,), scales)))
-
-    def has_decided(self):
-        """Returns whether a step was applied or skipped since the last one that was read."""
-        return self._transaction.counters.steps_made() != self._applied + self._skipped
-
-    def read(self, step, outputs, batch, snapshot):
-        """Returns the record of a step, given the cell's results, its inputs, and the snapshot after the step."""
-        loss, overflow, loss_scale = (_array(outputs[i]) for i in (0 if self._network is None else 3, 1, 2))
-        if self._network is not None:
-            loss, overflow, loss_scale = (value[self._network] for value in (loss, overflow, loss_scale))
-        (*counts, reasons), (overflowed,), scales = snapshot
-        applied, skipped, in_a_row, retries = (*map(int, counts), 0)[:4]
-        new_skips, new_retries = skipped - self._skipped, retries - self._retries
-        self._applied, self._skipped, self._retries = applied, skipped, retries
-        self._tried_at, self._scale = self._scale, LossScaleValues(map(float, scales))
-        if (overflow or new_skips) and not self._is_in_overflow:
-            # A cycle that is flushed may be skipped although none of its calls overflowed.
-            self.batch = batch
-        self._is_in_overflow = overflow and not new_skips
-        names, why = (), {}
-        if new_skips:
-            names = [name for name, bad in zip(self._names, overflowed.asnumpy()) if bad]
-            before, self._reasons = self._reasons, reasons.asnumpy().copy()
-            why = {its: count for its, count in zip(_PHRASES, (self._reasons - before).tolist()) if count}
-            self._sum.update(why)
-        used = LossScaleValues(np.atleast_1d(loss_scale).tolist())
-        what = step, self._network or 0, float(np.sum(loss)), used, new_skips, applied, skipped, in_a_row, self._scale
-        return Record(*what, " ".join(names), new_retries, " ".join(why))
-
-    def line(self, record):
-        """Returns what to print of a step that was retried or skipped; of many in a row, of fewer and fewer."""
-        what, number, used = [], record.consecutive_skipped_steps, record.loss_scale.written()
-        if record.retries:
-            failed = self._is_in_overflow or record.skip_reasons not in ("", "condition")
-            tries = f"and in {counted(record.retries, 'retry', 'retries')} down to" if failed else "done again at"
-            what.append(f"overflow at {self._tried_at.written()}, {tries} {used}")
-        new = range(number - record.skipped + 1, number + 1)
-        if record.skipped and (number <= record.skipped or any(map(_is_milestone, new))):
-            what.append(self.skip(record))
-        return what and self.prefix + ", ".join(what)
-
-    def skip(self, record):
-        """Says that a step was skipped, and why."""
-        used, now = record.loss_scale.written(), record.next_loss_scale.written()
-        why = " and ".join(self._phrases[reason] for reason in record.skip_reasons.split())
-        scale = f"loss scale {used} stays" if now == used else f"loss scale {used}, now {now}"
-        text = f"{'cycle ' * self._of_cycles}skipped ({record.consecutive_skipped_steps} in a row) {why}, {scale}"
-        bad = record.overflowed_parameters.split()
-        return f"{text}; not finite: {listed(bad, 5)} ({len(bad)} of {len(self._names)} gradients)" if bad else text
-
-    def state(self, record):
-        """Returns what to print of a step every so many steps."""
-        scale, applied = record.loss_scale.written(), self._counted(record.applied_steps)
-        text = f"loss {record.loss:.6g}, loss scale {scale}, {applied} applied, {record.skipped_steps} skipped"
-        return f"{self.prefix}{text}{self._in_all}"
-
-    def sum_up(self):
-        """Says how many steps were skipped since this was called before, by reason; nothing if none was."""
-        reasons, self._sum = self._sum, Counter()
-        told = [f"{reasons[reason]} {phrase}" for reason, phrase in self._phrases.items() if reasons[reason]]
-        return told and f"{self.prefix}{self._counted(sum(reasons.values()))} skipped: {', '.join(told)}"
-
-    def _counted(self, number):
-        return counted(number, "cycle", "cycles") if self._of_cycles else number
-
-
-def _is_milestone(number):
-    """Returns whether it is 1, 2, 3, 5, 10, 20, 50, 100 and so on."""
-    return number == 3 or str(number).rstrip("0") in ("1", "2", "5")
-
-
-def _array(value):
-    return as_array(value) if isinstance(value, Tensor) else np.asarray(value)
 
 
 def _checked_file(name, value):
@@ -456,25 +339,3 @@ def _checked_file(name, value):
         what = f"the argument '{name}' must be a file in a folder that exists, or None, but got {describe(value)}"
         raise (ValueError if is_path else TypeError)(f"For 'LossScaleMonitor', {what}.")
     return Path(value)
-
-
-def _begin_file(path):
-    """Begins a CSV file, or makes sure that an existing one can be continued."""
-    # A file that is not regular, such as /dev/null, has nothing to continue.
-    before = path.read_bytes() if path.is_file() else b""
-    whole = before[: before.rfind(b"\n") + 1]
-    if whole and whole.splitlines()[0].decode(errors="replace") != ",".join(Record._fields):
-        raise ValueError(
-            f"For 'LossScaleMonitor', the argument 'csv' is {str(path)!r}, which has other columns than "
-            f"{', '.join(Record._fields)}. Give the name of a new file, or of one of an earlier run."
-        )
-    if len(whole) < len(before):
-        # A run that was killed has left an incomplete line.
-        path.write_bytes(whole)
-    if not whole:
-        _append(path, [Record._fields])
-
-
-def _append(path, rows):
-    with open(path, "a", newline="") as file:
-        csv.writer(file).writerows(rows)

@@ -1,0 +1,51 @@
+"""The record of a step, and the CSV file that has one in each row."""
+
+import csv
+from typing import NamedTuple
+
+from ms_lossscale._output import LossScaleValues
+
+
+class Record(NamedTuple):
+    """One step, or one network's part of it: a row of the CSV file."""
+
+    step: int
+    network: int
+    loss: float
+    loss_scale: LossScaleValues
+    skipped: int
+    applied_steps: int
+    skipped_steps: int
+    consecutive_skipped_steps: int
+    next_loss_scale: LossScaleValues
+    overflowed_parameters: str
+    retries: int
+    skip_reasons: str
+
+
+class RecordFile:
+    """A CSV file of records. One that exists is continued."""
+
+    def __init__(self, path):
+        self._path = path
+        # A file that is not regular, such as /dev/null, has nothing to continue.
+        before = path.read_bytes() if path.is_file() else b""
+        whole_lines = before[: before.rfind(b"\n") + 1]
+        if whole_lines:
+            self._check_columns(whole_lines.splitlines()[0].decode(errors="replace"))
+        if len(whole_lines) < len(before):
+            # A run that was killed has left an incomplete line.
+            path.write_bytes(whole_lines)
+        if not whole_lines:
+            self.append([Record._fields])
+
+    def append(self, rows):
+        with open(self._path, "a", newline="") as file:
+            csv.writer(file).writerows(rows)
+
+    def _check_columns(self, header):
+        if header != ",".join(Record._fields):
+            raise ValueError(
+                f"For 'LossScaleMonitor', the argument 'csv' is {str(self._path)!r}, which has other columns than "
+                f"{', '.join(Record._fields)}. Give the name of a new file, or of one of an earlier run."
+            )

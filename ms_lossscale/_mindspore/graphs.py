@@ -75,5 +75,5 @@ def compiled_operators(cell: nn.Cell) -> Counter[str]:
 
 def forget_compiled(cell: nn.Cell) -> None:
     """Makes the next call of a cell, or of one inside it, compile again: MindSpore does not notice changed flags."""
-    for _, each in cell.cells_and_names():
-        each.compile_cache.clear()
+    for _, inside in cell.cells_and_names():
+        inside.compile_cache.clear()

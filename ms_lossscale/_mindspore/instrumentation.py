@@ -39,7 +39,8 @@ def without_jit() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ms_jit(value):
-    before, os.environ["MS_JIT"] = os.environ.get("MS_JIT"), value
+    before = os.environ.get("MS_JIT")
+    os.environ["MS_JIT"] = value
     try:
         yield
     finally:
@@ -71,21 +72,22 @@ def noticing_gradients(notice: Callable[[], None]) -> contextlib.AbstractContext
 @contextlib.contextmanager
 def _replaced(methods, around):
     """A context in which what `around` makes of these methods, a class and a name each, takes their place."""
-    before = [(its_class, name, getattr(its_class, name)) for its_class, name in methods]
+    before = [(owner, name, getattr(owner, name)) for owner, name in methods]
     try:
-        for its_class, name, method in before:
-            setattr(its_class, name, around(method))
+        for owner, name, method in before:
+            setattr(owner, name, around(method))
         yield
     finally:
-        for its_class, name, method in before:
-            setattr(its_class, name, method)
+        for owner, name, method in before:
+            setattr(owner, name, method)
 
 
 def register_forward_hook(cell: nn.Cell, hook: Callable) -> Any:
     """
     Registers a hook also on a cell with a `bprop`. The cell's own method does not, though such a cell calls its hooks.
     """
-    has_bprop, cell.has_bprop = cell.has_bprop, False
+    has_bprop = cell.has_bprop
+    cell.has_bprop = False
     try:
         return cell.register_forward_hook(hook)
     finally:

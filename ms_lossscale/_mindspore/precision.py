@@ -24,29 +24,30 @@ def put_in_float32(cell: nn.Cell) -> Callable[[], None]:
     casts in it; O2 wraps the cells that stay in float32, and casts their output; "auto" wraps the `construct` of the
     whole network. Nothing public shows or reverses that.
     """
-    undo = [_put_alone_in_float32(each) for _, each in cell.cells_and_names()]
+    restore = [_put_alone_in_float32(inside) for _, inside in cell.cells_and_names()]
 
-    def undo_all():
-        for each in undo:
-            each()
+    def restore_all():
+        for restore_cell in restore:
+            restore_cell()
 
-    return undo_all
+    return restore_all
 
 
 @contextlib.contextmanager
 def in_float32(cells: Iterable[nn.Cell]) -> Iterator[None]:
     """A context in which these cells, and those inside them, compute in float32."""
-    undo = [put_in_float32(cell) for cell in cells]
+    restore = [put_in_float32(cell) for cell in cells]
     try:
         yield
     finally:
         # In reverse order, since one of the cells may be inside another.
-        for each in reversed(undo):
-            each()
+        for restore_cell in reversed(restore):
+            restore_cell()
 
 
 def _put_alone_in_float32(cell):
-    its_class, attributes = type(cell), vars(cell)
+    before_class = type(cell)
+    attributes = vars(cell)
     precision = cell.mixed_precision_type
     before = {name: attributes[name] for name in _OF_PRECISION if name in attributes}
     if "_func_graph_flags" in before:
@@ -60,15 +61,15 @@ def _put_alone_in_float32(cell):
     if attributes.pop("amp_strategy", None) is not None:
         attributes.pop("construct", None)
 
-    def undo():
-        cell.__class__ = its_class
+    def restore():
+        cell.__class__ = before_class
         cell.mixed_precision_type = precision
         Cell_.set_mixed_precision_type(cell, precision or MixedPrecisionType.NOTSET)
         for name in _OF_PRECISION:
             attributes.pop(name, None)
         attributes.update(before)
 
-    return undo
+    return restore
 
 
 def is_cast(cell: nn.Cell) -> bool:

@@ -22,7 +22,8 @@ def explanation(cell, error):
     """
     if get_context("mode") != GRAPH_MODE:
         return None
-    name, text = type(cell).__name__, str(error)
+    name = type(cell).__name__
+    text = str(error)
     if any(part in text for part in _INNER_GRADIENT):
         return (
             f"For '{name}', MindSpore could not compile a network that takes the gradient of a Cell which another loss "

@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 
-from mindspore import get_context, jit, mutable, nn
+from mindspore import get_context, jit, mutable, nn, ops
 from mindspore.nn.cell import _cell_graph_executor
 from mindspore.ops.composite.base import _Grad
 from mindspore.train.anf_ir_pb2 import ModelProto
@@ -37,23 +37,38 @@ def only_if(condition, write, *args):
 
 def of_each_call(inputs):
     """Returns the inputs of a graph. MindSpore takes a tuple for a constant, and would compile it anew in each call."""
-    return tuple(mutable(each) if isinstance(each, tuple) and each else each for each in inputs)
+    return tuple(mutable(value) if isinstance(value, (tuple, dict)) and value else value for value in inputs)
 
 
-class CompiledMethod(nn.Cell):
-    """
-    Runs a method of a cell as one compiled graph in PyNative mode, too.
+class _IsCompiling(ops.constexpr(get_instance=False)(lambda: True)):  # type: ignore[misc]
+    def __call__(self):
+        return False
 
-    It is a cell of its own because `mindspore.jit` marks the cell whose method it compiles. If that method is not
-    `construct`, the marked cell can no longer be compiled into another graph.
 
-    Args:
-        method (Callable): Takes tensors and tuples of them.
-    """
+# Returns True in code that graph mode or `mindspore.jit` compiles, which evaluates it then, and False in Python.
+is_compiling = _IsCompiling()
+
+
+class MethodCell(nn.Cell):
+    """Makes a Cell of a Cell's method: in graph mode, Python can call a Cell, but no method of one, as a graph."""
 
     def __init__(self, method):
         super().__init__(auto_prefix=False)
-        self.of_cell, self.method = method.__self__, method
+        self.of_cell = method.__self__
+        self.method = method
+
+    def construct(self, *inputs):
+        return self.method(*inputs)
+
+
+class CompiledMethod(MethodCell):
+    """
+    The same, which is one compiled graph in PyNative mode, too. `mindspore.jit` itself would mark the cell whose method
+    it compiles. If that method is not `construct`, the marked cell can no longer be compiled into another graph.
+
+    Args:
+        method (Callable): Takes Tensors, and tuples and dicts of them.
+    """
 
     def __call__(self, *inputs):
         return super().__call__(*of_each_call(inputs))
@@ -61,6 +76,36 @@ class CompiledMethod(nn.Cell):
     @jit
     def construct(self, *inputs):
         return self.method(*inputs)
+
+
+class CompiledForModes:
+    """
+    Runs a method as one compiled graph in PyNative mode, and follows the modes and the precision of a network's cells,
+    which one compiled graph keeps as they were.
+
+    Args:
+        method (Callable): Takes Tensors, and tuples of them.
+        network (Cell): What the method runs.
+    """
+
+    def __init__(self, method, network):
+        self._method = method
+        self._cells = [cell for _, cell in network.cells_and_names()]
+        self._compiled = {}
+        self._inputs = None
+
+    def __call__(self, *inputs):
+        modes = tuple((cell.training, cell.mixed_precision_type) for cell in self._cells)
+        if modes not in self._compiled:
+            self._compiled[modes] = CompiledMethod(self._method)
+            if self._inputs is not None:
+                self._compiled[modes].set_inputs(*self._inputs)
+        return self._compiled[modes](*inputs)
+
+    def set_inputs(self, *inputs):
+        """Tells which dimensions of the inputs vary, as :meth:`mindspore.nn.Cell.set_inputs` does."""
+        self._inputs = inputs
+        self._compiled.clear()
 
 
 def compiled_operators(cell: nn.Cell) -> Counter[str]:

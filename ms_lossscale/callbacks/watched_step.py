@@ -39,15 +39,20 @@ class WatchedStep:
         # A step of the counters is a cycle of calls where gradients are accumulated, and a call elsewhere.
         self._of_cycles = of_cycles
         self.prefix = "" if network is None else f"network {network}: "
-        conditions = " or ".join(written_class(condition.cell).__name__ for condition in self._transaction.conditions)
+        conditions = ""
+        if self._transaction.conditions is not None:
+            asked = self._transaction.conditions.conditions
+            conditions = " or ".join(written_class(condition.cell).__name__ for condition in asked)
         self._phrases = {**_PHRASES, "condition": f"by the condition {conditions}"}
-        self._weights = [weight.name for weight in self._transaction.optimizers.parameters]
+        self._weights = [weight.name for weight in self._transaction.update.optimizers.parameters]
         counts = self._transaction.counters.as_dict()
         self._applied = counts["applied_steps"]
         self._skipped = counts["skipped_steps"]
         self._retries = counts.get("retries", 0)
         self._reasons = self._transaction.counters.skip_reasons.asnumpy().copy()
-        self._scale = LossScaleValues(loss_scale.get_loss_scale() for loss_scale in self._transaction.loss_scales)
+        self._scale = LossScaleValues(
+            loss_scale.get_loss_scale() for loss_scale in self._transaction.scales.loss_scales
+        )
         # The counters go on where an earlier training ended, the numbers of the lines begin anew.
         self._in_all = " in all" if self._applied + self._skipped else ""
         self._reasons_to_sum_up = Counter()
@@ -69,7 +74,7 @@ class WatchedStep:
         if counters.counts_retries:
             parameters["retries"] = counters.retries
         copies = {name: prim.deepcopy(parameter) for name, parameter in parameters.items()}
-        return Snapshot(copies, [prim.deepcopy(scale.scale_value) for scale in self._transaction.loss_scales])
+        return Snapshot(copies, [prim.deepcopy(scale.scale_value) for scale in self._transaction.scales.loss_scales])
 
     def has_decided(self):
         """Returns whether a step was applied or skipped since the last one that was read."""

@@ -1,6 +1,7 @@
 """The training cell for several networks that step one after the other."""
 
 import copy
+import itertools
 from collections.abc import Sequence
 from typing import Any, Optional, Union
 
@@ -16,9 +17,11 @@ from ms_lossscale.function_network import Network, as_networks
 from ms_lossscale.input_gradient import holds_input_gradient
 from ms_lossscale.loss_scale import AcceptedLossScale, LossScale
 from ms_lossscale.overflow_detector import OverflowDetector
+from ms_lossscale.step.forward_backward import inputs_of
 from ms_lossscale.step.forward_state import share_state
-from ms_lossscale.step.settings import check_settings_of_each, given
-from ms_lossscale.step.step import inputs_of
+from ms_lossscale.step.optimizers import network_prefix
+from ms_lossscale.step.plan import StepPlan
+from ms_lossscale.step.settings import check_settings, check_settings_of_steps
 
 
 class AlternatingTrainOneStepCell(TrainingCell):
@@ -133,18 +136,46 @@ class AlternatingTrainOneStepCell(TrainingCell):
         skip_conditions: Sequence[Any] = (),
         gradients_reduced: Union[bool, str] = False,
     ) -> None:
-        settings = given(locals())
         owner = type(self).__name__
         networks = as_networks(owner, "networks", networks)
         optimizers = check_cells(owner, "optimizers", optimizers)
         check_one_each(owner, networks, optimizers)
-        checked = check_settings_of_each(owner, len(networks), **settings)
+        settings = check_settings(
+            owner,
+            len(networks),
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            clip_norm=clip_norm,
+            clip_value=clip_value,
+            ema_decay=ema_decay,
+            has_aux=has_aux,
+            forward_state=forward_state,
+            gradient_transforms=gradient_transforms,
+            overflow_detector=overflow_detector,
+            max_retries=max_retries,
+            weighted=weighted,
+            gradients_reduced=gradients_reduced,
+        )
+        settings_of_steps = check_settings_of_steps(
+            owner, settings, len(networks), after_update=after_update, skip_conditions=skip_conditions
+        )
         if not isinstance(loss_scale, (list, tuple)):
             if isinstance(loss_scale, LossScale):
-                _check_held_by_none(owner, loss_scale, networks, optimizers, checked)
+                _check_held_by_none(owner, loss_scale, (*networks, *optimizers), settings_of_steps)
             loss_scale = [copy.deepcopy(loss_scale) for _ in networks]
         loss_scales = own_loss_scales(owner, loss_scale, len(networks))
-        super().__init__(networks, optimizers, checked, loss_scales, network_inputs)
+        plans = [
+            StepPlan(
+                owner,
+                (networks[i],),
+                (optimizers[i],),
+                [loss_scales[i]],
+                settings_of_steps[i],
+                prefix=network_prefix(i),
+                number=i,
+            )
+            for i in range(len(networks))
+        ]
+        super().__init__(networks, optimizers, plans, network_inputs)
         if every is not None:
             self.set_every(every)
 
@@ -159,6 +190,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
         return [*super()._shared_state(), *self.turns.shared_state()]
 
     def _after_loading(self):
+        super()._after_loading()
         self.turns.forget_losses()
 
     def _after_flush(self, overflows):
@@ -169,21 +201,25 @@ class AlternatingTrainOneStepCell(TrainingCell):
 
     def construct(self, *inputs):
         inputs = self.use_parameters(inputs)
-        take_part, last_losses = self.turns.begin_call(), ops.unstack(self.turns.last_losses)
+        take_part = self.turns.begin_call()
+        last_losses = ops.unstack(self.turns.last_losses)
         losses, overflows, loss_scales, auxes = (), (), (), ()
         for i, step in enumerate(self.steps):
-            its_inputs = inputs_of(self._owner, i, self.network_inputs, inputs)
+            inputs_of_network = inputs_of(self._owner, i, self.network_inputs, inputs)
             if self._have_aux[i]:
-                output = step(*its_inputs)
-                loss, overflow, loss_scale = _values(output)
-                auxes += (or_none(output[1][0]),)
+                results = step(*inputs_of_network)
+                loss, overflow, loss_scale = _values(results)
+                auxes = (*auxes, or_none(results[1][0]))
             else:
-                loss, overflow, loss_scale = self._step_in_turn(take_part[i], last_losses[i], step, its_inputs)
-                auxes += (None,)
-            losses, overflows, loss_scales = losses + (loss,), overflows + (overflow,), loss_scales + (loss_scale,)
+                loss, overflow, loss_scale = self._step_in_turn(take_part[i], last_losses[i], step, inputs_of_network)
+                auxes = (*auxes, None)
+            losses = (*losses, loss)
+            overflows = (*overflows, overflow)
+            loss_scales = (*loss_scales, loss_scale)
             # The next network's forward must wait for this one's update.
             inputs = ops.depend(inputs, overflow)
-        losses, overflows = prim.stack(losses), prim.stack(overflows)
+        losses = prim.stack(losses)
+        overflows = prim.stack(overflows)
         self.turns.end_call(losses, overflows)
         output = (prim.reduce_sum(losses), overflows, prim.stack(loss_scales), losses)
         return (*output, auxes) if self._has_aux else output
@@ -193,7 +229,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
             loss, overflow, loss_scale = _values(step(*inputs))
         else:
             loss = last_loss
-            loss_scale = gradients.copy(step.transaction.loss_scales[0].scale_value)
+            loss_scale = prim.deepcopy(step.transaction.scales.loss_scales[0].scale_value)
             overflow = gradients.never(loss_scale)
         return loss, overflow, loss_scale
 
@@ -225,18 +261,21 @@ class AlternatingTrainOneStepCell(TrainingCell):
         ops.assign(self.turns.every, Tensor(every, mstype.int32))
 
 
-def _values(output):
+def _values(results):
     """Returns the loss, the overflow and the scale of a network's step."""
-    return gradients.sums(output[0])[0], output[2], output[3]
+    return gradients.sums(results[0])[0], results[2], results[3][0]
 
 
-def _check_held_by_none(owner, loss_scale, networks, optimizers, settings):
+def _check_held_by_none(owner, loss_scale, cells, settings):
     """Raises if another part of the cell holds a loss scale that is copied: it would follow none of the copies."""
-    own = [cell for its in settings for cell in (its.after_update, its.overflow_detector, *its.skip_conditions)]
-    own += [cell for its in settings for transforms in its.gradient_transforms for cell in transforms]
-    others = [cell for cell in (*networks, *optimizers, *own) if cell is not None]
-    held = {id(each) for cell in others for each in cell.get_parameters()}
-    if holds_input_gradient(networks, loss_scale) or any(id(each) in held for each in loss_scale.get_parameters()):
+    parts = list(cells)
+    for of_step in settings:
+        parts += [of_step.after_update, of_step.overflow_detector, *of_step.skip_conditions]
+        parts += itertools.chain(*of_step.gradient_transforms)
+    parts = [part for part in parts if part is not None]
+    held = {id(parameter) for part in parts for parameter in part.get_parameters()}
+    is_held = any(id(parameter) in held for parameter in loss_scale.get_parameters())
+    if is_held or holds_input_gradient(cells, loss_scale):
         raise ValueError(
             f"For '{owner}', the argument 'loss_scale' is copied for each network, but another part of the cell, an "
             f"InputGradient say, holds it, too, and would follow none of the copies. Pass a list with a loss scale for "

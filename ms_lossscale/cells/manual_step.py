@@ -1,5 +1,6 @@
 """A training step around a forward and backward of the user's own."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Optional, Union
 
@@ -7,14 +8,15 @@ import mindspore
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale import _primitives as prim
 from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_bool, check_cells, describe
 from ms_lossscale._float32_cells import Float32Cell
-from ms_lossscale._mindspore.graphs import loads_what_was_compiled
+from ms_lossscale._mindspore.graphs import MethodCell, is_compiling, loads_what_was_compiled
 from ms_lossscale._mindspore.parameters import take_held_gradients
 from ms_lossscale._mindspore.pynative import forget_failed_calls, without_recording
 from ms_lossscale.cells.first_call import warn_of_evaluation_mode
 from ms_lossscale.cells.guard import explaining_errors
-from ms_lossscale.cells.manual_calls import Begin, End, ScaledValueAndGrad, ScaleOfCall
+from ms_lossscale.cells.manual_calls import CallChecks, ScaledValueAndGrad
 from ms_lossscale.cells.rank_comparison import check_parallel
 from ms_lossscale.cells.training_cell import own_loss_scales
 from ms_lossscale.cells.training_state import TrainingState
@@ -24,8 +26,10 @@ from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.manual import ManualCalls
 from ms_lossscale.step.optimizers import Optimizers, check_optimizers, prefix_states
 from ms_lossscale.step.own_cells import prefix_own_states
+from ms_lossscale.step.plan import StepPlan
 from ms_lossscale.step.ranks import ranks_of
-from ms_lossscale.step.settings import check_settings, given
+from ms_lossscale.step.returned import as_weight
+from ms_lossscale.step.settings import check_settings
 
 
 class ManualStep(TrainingState, Float32Cell):
@@ -126,7 +130,6 @@ class ManualStep(TrainingState, Float32Cell):
         skip_conditions: Sequence[Any] = (),
         gradients_reduced: Union[bool, str] = False,
     ) -> None:
-        settings = given(locals())
         super().__init__(auto_prefix=False)
         owner = type(self).__name__
         if loads_what_was_compiled():
@@ -141,13 +144,26 @@ class ManualStep(TrainingState, Float32Cell):
         check_can_be_differentiated(owner, "networks", networks)
         networks = as_networks(owner, "networks", networks)
         check_optimizers(owner, optimizers, networks, are_pairs=False)
-        checked = check_settings(owner, len(optimizers), **settings)
+        settings = check_settings(
+            owner,
+            len(optimizers),
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            clip_norm=clip_norm,
+            clip_value=clip_value,
+            ema_decay=ema_decay,
+            forward_state=forward_state,
+            gradient_transforms=gradient_transforms,
+            after_update=after_update,
+            overflow_detector=overflow_detector,
+            skip_conditions=skip_conditions,
+            gradients_reduced=gradients_reduced,
+        )
         loss_scales = own_loss_scales(owner, loss_scale, len(optimizers))
-        self.each_has_scale = isinstance(loss_scales, list)
-        check_parallel(owner, [checked])
-        self._build(networks, optimizers, loss_scales, checked)
+        self.each_has_scale = isinstance(loss_scale, (list, tuple))
+        check_parallel(owner, [settings])
+        self._build(networks, optimizers, loss_scales, settings)
         self.fix("networks", "optimizer", "optimizers", "loss_scale", "parameters", "grad_reducer", "begin", "end")
-        self.fix(*settings)
+        self.fix(*(field.name for field in dataclasses.fields(settings)))
 
     def _build(self, networks, optimizers, loss_scales, settings):
         prefix_states(optimizers)
@@ -165,15 +181,19 @@ class ManualStep(TrainingState, Float32Cell):
             grad_reducer = stock.grad_reducer
         self.grad_reducer = grad_reducer
         ranks = ranks_of(self.parallel_mode, settings.gradients_reduced, grad_reducer)
-        calls = ManualCalls(type(self).__name__, networks, optimizers, loss_scales, settings, ranks)
-        self._calls, self._held, self._has_begun, self._modes_checked = calls, calls.held, False, False
+        plan = StepPlan(type(self).__name__, networks, optimizers, loss_scales, settings, ranks, is_manual=True)
+        self._calls = ManualCalls(plan)
+        self._has_begun, self._modes_checked = False, False
         # Whether calls have a weight, None before the first.
         self._is_weighted = None
-        self._look_after([calls], optimizers, [settings])
-        self._scale_of_call = ScaleOfCall(self, calls)
-        # In the place of the methods of these names, which have no Cells to compile.
-        object.__setattr__(self, "begin", Begin(self, calls.begin))
-        object.__setattr__(self, "end", End(self, calls, settings, self._scale_of_call))
+        self._look_after([self._calls], optimizers, [settings])
+        self._checks = CallChecks(plan, self.parallel_mode)
+        # Graph mode runs these when it compiles.
+        self._check_end = ops.constexpr(self._checks.end)
+        self._used_scale = ops.constexpr(self._checks.used_scale)
+        # What Python calls, hidden from MindSpore: they have the same Parameters again.
+        object.__setattr__(self, "_run_begin", self._calls.in_one_graph(MethodCell(self._calls.begin).construct))
+        object.__setattr__(self, "_run_end", self._calls.in_one_graph(MethodCell(self._calls.end).construct))
 
     def begin(self, *inputs: Any) -> Any:
         """
@@ -186,7 +206,11 @@ class ManualStep(TrainingState, Float32Cell):
         Returns:
             The inputs, which the forward then takes: a single one as it is, several as a tuple.
         """
-        raise NotImplementedError
+        if is_compiling():
+            inputs = self._calls.begin(*inputs)
+        else:
+            self._begin_call()
+        return inputs[0] if len(inputs) == 1 else inputs
 
     def end(
         self, *grads: Sequence[Tensor], loss: Optional[Tensor] = None, weight: Union[Tensor, float, None] = None
@@ -214,7 +238,13 @@ class ManualStep(TrainingState, Float32Cell):
             TypeError: If gradients are no tuples of real Tensors.
             RuntimeError: If no step has begun. In compiled code, that and a shape that is not known are not checked.
         """
-        raise NotImplementedError
+        if not is_compiling():
+            return self._end_call(grads, loss, weight)
+        shapes, dtypes = gradients.forms(grads), gradients.dtypes(grads)
+        grads = grads if self._check_end(shapes, dtypes, loss is None, weight is not None) else ()
+        losses = () if loss is None else (loss,)
+        weights = () if weight is None else (as_weight("ManualStep.end", weight),)
+        return self._calls.end(grads, losses, weights)
 
     def value_and_grad(
         self, function: Callable[..., Any], number: int = 0, has_aux: bool = False
@@ -240,8 +270,8 @@ class ManualStep(TrainingState, Float32Cell):
         if not callable(function):
             raise TypeError(f"For '{owner}', the argument 'function' must be a function, but got {describe(function)}.")
         check_bool(owner, "has_aux", has_aux)
-        self._scale_of_call.check_number(number)
-        return ScaledValueAndGrad(self, self._scale_of_call, function, number, has_aux)
+        self._checks.optimizer_number(number)
+        return ScaledValueAndGrad(self, function, self._weights_of_each[number], number, has_aux)
 
     def scale(self, loss: Tensor, number: int = 0) -> Tensor:
         """
@@ -261,7 +291,13 @@ class ManualStep(TrainingState, Float32Cell):
         """
         if not isinstance(loss, Tensor):
             raise TypeError("For 'ManualStep.scale', the argument 'loss' must be a Tensor, but got something else.")
-        return gradients.scaled(loss, self._scale_of_call(number))
+        return gradients.scaled(loss, self.scale_of_call(number))
+
+    def scale_of_call(self, number):
+        # For ScaledValueAndGrad, too: the scale of an optimizer between `begin` and `end`.
+        if not is_compiling():
+            self._check_begun(f"{type(self).__name__}.scale")
+        return prim.deepcopy(self._calls.held.scales[self._used_scale(number)])
 
     def __deepcopy__(self, memo: Any) -> "ManualStep":
         raise RuntimeError(
@@ -277,7 +313,8 @@ class ManualStep(TrainingState, Float32Cell):
                 f"{outputs}: {owner.split('.')[-1]}(loss, overflow)."
             )
         # A copy, since the next call overwrites it.
-        return loss, overflow, gradients.copy(self._held.scale)
+        scales = self._calls.held.scales_now()
+        return loss, overflow, prim.stack(scales) if self.each_has_scale else scales[0]
 
     def _after_loading(self):
         self._is_weighted = None
@@ -307,23 +344,40 @@ class ManualStep(TrainingState, Float32Cell):
             warn_of_evaluation_mode(type(self).__name__, self.networks)
         self._guard.before(self)
         with explaining_errors(self), without_recording():
-            self._calls.run_begin(self._held.token)
+            self._run_begin(self._calls.held.token)
         self._has_begun = True
 
     def _check_begun(self, owner):
         """Raises, in Python, if no step has begun."""
         # In compiled code, `begin` leaves its mark only there.
-        if not (self._has_begun or self._held.is_open.asnumpy()):
+        if not (self._has_begun or self._calls.held.is_open.asnumpy()):
             raise RuntimeError(
                 f"For '{owner}', no step has begun. Call begin(*inputs) in each step, and run the forward on what it "
                 f"returns, before end(grads)."
             )
 
-    def _end_call(self, grads, losses, weights):
+    def _end_call(self, grads, loss, weight):
+        owner = f"{type(self).__name__}.end"
+        if loss is not None and not isinstance(loss, Tensor):
+            raise TypeError(f"For '{owner}', the argument 'loss' must be a Tensor, but got {describe(loss)}.")
+        self._check_begun(owner)
+        grads = grads or self._held_by_weights()
+        for i, of_optimizer in enumerate(grads):
+            if not isinstance(of_optimizer, (tuple, list)) or not all(isinstance(g, Tensor) for g in of_optimizer):
+                raise TypeError(
+                    f"For '{owner}', the gradients of optimizer {i} must be a tuple of Tensors, one for each "
+                    f"weight, but got {describe(of_optimizer)}."
+                )
+        grads = tuple(map(tuple, grads))
+        shapes = tuple(tuple(tuple(grad.shape) for grad in of_optimizer) for of_optimizer in grads)
+        dtypes = tuple(tuple(grad.dtype for grad in of_optimizer) for of_optimizer in grads)
+        self._checks.end(shapes, dtypes, loss is None, weight is not None)
+        losses = () if loss is None else (loss,)
+        weights = () if weight is None else (as_weight(owner, weight),)
         self._refuse_on_averages("a step")
         self._check_weighted(len(weights) > 0)
         with explaining_errors(self), without_recording():
-            overflow = self._calls.run_end(grads, losses, weights)
+            overflow = self._run_end(grads, losses, weights)
         self._has_begun = False
         self._guard.after(lambda _: overflow.asnumpy())
         return overflow
@@ -335,7 +389,7 @@ class ManualStep(TrainingState, Float32Cell):
             has_begun = cycle is not None and cycle.count.has_begun()
             self._is_weighted = bool(cycle.is_weighted.asnumpy()) if has_begun else is_weighted
         if self._is_weighted != is_weighted:
-            raise ValueError(f"For '{self.end.owner}', either all calls must have a 'weight', or none.")
+            raise ValueError(f"For '{type(self).__name__}.end', either all calls must have a 'weight', or none.")
 
     def _held_by_weights(self):
         grads = [take_held_gradients(its) for its in self._weights_of_each]

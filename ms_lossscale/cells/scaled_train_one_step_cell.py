@@ -10,7 +10,8 @@ from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.function_network import Network, as_network
 from ms_lossscale.loss_scale import AcceptedLossScale, as_loss_scale
 from ms_lossscale.overflow_detector import OverflowDetector
-from ms_lossscale.step.settings import check_settings, given
+from ms_lossscale.step.plan import StepPlan
+from ms_lossscale.step.settings import check_settings
 
 
 class ScaledTrainOneStepCell(TrainingCell):
@@ -134,13 +135,30 @@ class ScaledTrainOneStepCell(TrainingCell):
         skip_conditions: Sequence[Any] = (),
         gradients_reduced: Union[bool, str] = False,
     ) -> None:
-        settings = given(locals())
         owner = type(self).__name__
-        checked = check_settings(owner, 1, **settings)
+        settings = check_settings(
+            owner,
+            1,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            clip_norm=clip_norm,
+            clip_value=clip_value,
+            ema_decay=ema_decay,
+            has_aux=has_aux,
+            forward_state=forward_state,
+            gradient_transforms=gradient_transforms,
+            after_update=after_update,
+            overflow_detector=overflow_detector,
+            max_retries=max_retries,
+            weighted=weighted,
+            skip_conditions=skip_conditions,
+            gradients_reduced=gradients_reduced,
+        )
         networks = (as_network(owner, "network", network),)
-        super().__init__(networks, (optimizer,), [checked], [as_loss_scale(owner, loss_scale)])
+        plan = StepPlan(owner, networks, (optimizer,), [as_loss_scale(owner, loss_scale)], settings)
+        super().__init__(networks, plan.optimizers, [plan])
 
     def construct(self, *inputs):
-        step = self.steps[0](*self.use_parameters(inputs))
-        output = step[0][0], step[2], step[3]
-        return (*output, step[1][0]) if self._have_aux[0] else output
+        # Indexed, since graph mode warns of a name that nothing uses.
+        results = self.steps[0](*self.use_parameters(inputs))
+        output = (results[0][0], results[2], results[3][0])
+        return (*output, results[1][0]) if self._have_aux[0] else output

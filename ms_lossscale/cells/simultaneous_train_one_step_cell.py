@@ -12,7 +12,8 @@ from ms_lossscale.cells.training_cell import TrainingCell, or_none, own_loss_sca
 from ms_lossscale.function_network import Network, as_network, as_networks
 from ms_lossscale.loss_scale import AcceptedLossScale
 from ms_lossscale.overflow_detector import OverflowDetector
-from ms_lossscale.step.settings import check_settings, given
+from ms_lossscale.step.plan import StepPlan
+from ms_lossscale.step.settings import check_settings
 
 
 class SimultaneousTrainOneStepCell(TrainingCell):
@@ -138,7 +139,6 @@ class SimultaneousTrainOneStepCell(TrainingCell):
         skip_conditions: Sequence[Any] = (),
         gradients_reduced: Union[bool, str] = False,
     ) -> None:
-        settings = given(locals())
         owner = type(self).__name__
         optimizers = check_cells(owner, "optimizers", optimizers)
         one_cell = not isinstance(networks, (list, tuple)) and type(networks) is not nn.CellList
@@ -148,19 +148,38 @@ class SimultaneousTrainOneStepCell(TrainingCell):
         else:
             networks = as_networks(owner, "networks", networks)
             check_one_each(owner, networks, optimizers)
-        checked = check_settings(owner, len(optimizers), **settings)
+        settings = check_settings(
+            owner,
+            len(optimizers),
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            clip_norm=clip_norm,
+            clip_value=clip_value,
+            ema_decay=ema_decay,
+            has_aux=has_aux,
+            forward_state=forward_state,
+            gradient_transforms=gradient_transforms,
+            after_update=after_update,
+            overflow_detector=overflow_detector,
+            max_retries=max_retries,
+            weighted=weighted,
+            skip_conditions=skip_conditions,
+            gradients_reduced=gradients_reduced,
+        )
         loss_scales = own_loss_scales(owner, loss_scale, len(optimizers))
-        self_has_scales = isinstance(loss_scales, list)
-        super().__init__(networks, optimizers, [checked], [loss_scales], network_inputs, may_return_tuple=one_cell)
-        self.each_has_scale = self_has_scales
+        plan = StepPlan(owner, networks, optimizers, loss_scales, settings, may_return_tuple=one_cell)
+        super().__init__(networks, optimizers, [plan], network_inputs)
+        self.each_has_scale = isinstance(loss_scale, (list, tuple))
 
     def construct(self, *inputs):
-        step = self.steps[0](*self.use_parameters(inputs))
-        losses = prim.stack(gradients.sums(step[0]))
-        output = (prim.reduce_sum(losses), step[2], step[3], losses)
+        # Indexed, since graph mode warns of a name that nothing uses.
+        results = self.steps[0](*self.use_parameters(inputs))
+        losses = prim.stack(gradients.sums(results[0]))
+        scales = results[3]
+        loss_scale = prim.stack(scales) if self.each_has_scale else scales[0]
+        output = (prim.reduce_sum(losses), results[2], loss_scale, losses)
         if not self._has_aux:
             return output
         auxes = ()
-        for aux in step[1]:
-            auxes += (or_none(aux),)
+        for aux in results[1]:
+            auxes = (*auxes, or_none(aux))
         return (*output, auxes)

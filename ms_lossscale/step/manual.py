@@ -8,34 +8,34 @@ from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
-from ms_lossscale._memory_in_use import UseInOutermostGraph
-from ms_lossscale._mindspore.graphs import of_each_call, only_if
-from ms_lossscale.step.build import check_networks, compiler
+from ms_lossscale._mindspore.graphs import MethodCell, only_if
+from ms_lossscale.step.build import build_transaction, check_plan, compiler
 from ms_lossscale.step.returned import mean_of
-from ms_lossscale.step.settings import CallOfMethod
-from ms_lossscale.step.transaction import Transaction
 
 _numbers = itertools.count()
 
 
 class HeldCall(nn.Cell):
     """
-    Holds, in Parameters, the scale of a call, what its forward writes as it was before, and whether the call has begun
+    Holds, in Parameters, the scales of a call, what its forward writes as it was before, and whether the call has begun
     and not ended. They are hidden from MindSpore, and so from checkpoints, which are saved between two calls.
     """
 
-    def __init__(self, forward_state, scale_shape):
+    def __init__(self, forward_state, scales):
         super().__init__(auto_prefix=False)
         # One function may be compiled with several steps, whose Parameters must have names of their own.
         self._name = f"manual_step_{next(_numbers)}."
         self._zero, self._one = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
         # What Python begins a call with.
         self.token = Tensor(0.0)
-        self._hide("scale", self._state(np.ones(scale_shape, np.float32), "loss_scale"))
+        held = (self._state(np.float32(1), f"loss_scale_{i}") for i in range(scales))
+        self._hide("scales", ParameterTuple(held))
         # A number, since graph mode would merge a bool constant with the networks' own.
         self._hide("is_open", self._state(np.int32(0), "is_open"))
         self._hide("forward_state", forward_state)
-        copies = (self._state(ops.deepcopy(its), f"copy_{i}") for i, its in enumerate(forward_state.written))
+        copies = (
+            self._state(ops.deepcopy(parameter), f"copy_{i}") for i, parameter in enumerate(forward_state.written)
+        )
         self._hide("copies", ParameterTuple(copies))
 
     def _hide(self, name, value):
@@ -51,10 +51,14 @@ class HeldCall(nn.Cell):
             return self._zero
         return only_if(prim.greater(self.is_open, self._zero), self.forward_state.restore_call, self.copies)
 
-    def begin(self, scale, saved):
+    def begin(self, scales, saved):
         """Holds these. Returns what to wait for."""
         copied = gradients.assign(self.copies, saved)
-        return copied, prim.assign(self.scale, scale), prim.assign(self.is_open, self._one)
+        return copied, gradients.assign(self.scales, scales), prim.assign(self.is_open, self._one)
+
+    def scales_now(self):
+        """Returns copies of the scales."""
+        return gradients.copy(self.scales)
 
     def saved(self):
         """Returns what the end of a call restores: what its beginning copied, or nothing if compiled code had none."""
@@ -70,63 +74,44 @@ class HeldCall(nn.Cell):
         return ops.depend(after, prim.assign(self.is_open, ops.depend(self._zero, after)))
 
 
-class BeginCall(nn.Cell):
-    """Events 1 and 2 of a step, and the clearing of an NPU's register. It undoes a call that began and did not end."""
-
-    def __init__(self, transaction, held):
-        super().__init__(auto_prefix=False)
-        self.transaction, self.held = transaction, held
-        self.use_parameters = UseInOutermostGraph(list(transaction.get_parameters()))
-
-    def construct(self, *inputs):
-        inputs = ops.depend(self.use_parameters(inputs), self.held.give_up())
-        scale, inputs, saved = self.transaction.begin(inputs)
-        inputs = ops.depend(inputs, self.held.begin(scale, saved))
-        return self.transaction.detector.start(inputs) if self.transaction.overflow_check.starts else inputs
-
-
-class EndCall(nn.Cell):
-    """
-    Events 4 to 9 of a step, given the scaled gradients of all optimizers, the loss, if it is known, and its weight, if
-    it is a sum: tuples of one Tensor, or empty.
-    """
-
-    def __init__(self, transaction, held):
-        super().__init__(auto_prefix=False)
-        self.transaction, self.held = transaction, held
-        self._optimizers = len(transaction.optimizers.optimizers)
-        self.use_parameters = UseInOutermostGraph(list(transaction.get_parameters()))
-
-    def __call__(self, *inputs):
-        return super().__call__(*of_each_call(inputs))
-
-    def construct(self, grads, losses, weights):
-        grads = self.use_parameters(grads)
-        if len(losses) > 0 and len(weights) > 0:
-            losses = (mean_of(losses[0], weights[0]),)
-        scale, saved = prim.deepcopy(self.held.scale), self.held.saved()
-        ended = self.transaction.end_of_call(grads, losses, weights * self._optimizers, scale, saved)
-        return self.held.end(ended)
-
-
 class ManualCalls(nn.Cell):
     """A transaction whose networks the user's code runs, and how a call of it begins and ends."""
 
-    def __init__(self, owner, networks, optimizers, loss_scales, settings, ranks):
+    def __init__(self, plan):
         super().__init__(auto_prefix=False)
-        check_networks(owner, networks, loss_scales, settings)
-        self.transaction = Transaction(owner, networks, optimizers, loss_scales, settings, ranks, is_manual=True)
-        self.forwards_and_backwards = nn.CellList(list(networks), auto_prefix=False)
-        its = HeldCall(self.transaction.forward_state, self.transaction.scale_shape)
-        compiled, flush = compiler(optimizers, self.transaction, settings), None
-        if settings.gradient_accumulation_steps > 1:
-            flush = compiled(CallOfMethod(self.transaction.flush).construct)
-        begin, end = BeginCall(self.transaction, its), EndCall(self.transaction, its)
-        parts = {"held": its, "begin": begin, "end": end, "_flush": flush}
-        parts.update(run_begin=compiled(begin.construct), run_end=compiled(end.construct))
+        check_plan(plan)
+        self.transaction = build_transaction(plan)
+        self.networks_run = nn.CellList(list(plan.networks), auto_prefix=False)
+        self.in_one_graph = compiler(plan, self.transaction.overflow_check.detector)
+        flush = None
+        if self.transaction.cycle is not None:
+            flush = self.in_one_graph(MethodCell(self.transaction.flush).construct)
         # Hidden from MindSpore: these have the same Parameters again.
-        for name, value in parts.items():
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "held", HeldCall(self.transaction.forward_state, len(plan.loss_scales)))
+        object.__setattr__(self, "_flush", flush)
+
+    def begin(self, *inputs):
+        """Events 1 and 2 of a step, and the clearing of an NPU's register. Undoes a call that did not end."""
+        inputs = ops.depend(self.transaction.use_parameters(inputs), self.held.give_up())
+        scales, inputs, saved = self.transaction.begin(inputs)
+        inputs = ops.depend(inputs, self.held.begin(scales, saved))
+        overflow_check = self.transaction.overflow_check
+        return overflow_check.detector.start(inputs) if overflow_check.starts else inputs
+
+    def end(self, grads, losses, loss_weights):
+        """
+        Events 4 to 9 of a step, given the scaled gradients of all optimizers, the loss, if it is known, and its weight,
+        if it is a sum: tuples of one Tensor, or empty.
+        """
+        grads = self.transaction.use_parameters(grads)
+        if len(losses) > 0 and len(loss_weights) > 0:
+            losses = (mean_of(losses[0], loss_weights[0]),)
+        call = {"scales": self.held.scales_now(), "losses": losses, "gradients": grads}
+        if len(self.held.copies) > 0:
+            call["saved"] = self.held.saved()
+        if len(loss_weights) > 0:
+            call["loss_weights"] = loss_weights * len(grads)
+        return self.held.end(self.transaction.end_of_call(call))
 
     def flush(self):
         """Ends a cycle that has begun. Returns whether it overflowed, a bool Tensor, or None if none has begun."""

@@ -1,56 +1,179 @@
-"""The settings that all training cells and ManualStep have: one table says how each is checked."""
+"""The settings of a step: what the training cells and ManualStep are given besides networks, optimizers and scales."""
 
 import copy
 import dataclasses
 import itertools
+from collections.abc import Sequence
+from typing import Any, Optional, Union
 
 from mindspore import Parameter, nn
 
-from ms_lossscale._arguments import check_between, check_bool, check_int_from, check_number, describe, one_each
+from ms_lossscale._arguments import (
+    AfterUpdate,
+    OneOrEach,
+    check_between,
+    check_bool,
+    check_int_from,
+    check_number,
+    describe,
+    one_each,
+)
+from ms_lossscale._mindspore.graphs import MethodCell
 from ms_lossscale._signatures import check_can_be_called
 from ms_lossscale.overflow_detector import OverflowDetector, default_overflow_detector
 from ms_lossscale.skip_condition import SkipCondition
 
 
-class CallOfMethod(nn.Cell):
-    """Makes a Cell of a Cell's method that takes no inputs."""
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """
+    The checked settings of one step, which are compared across ranks. Those in the first group are tuples with an entry
+    for each network.
+    """
 
-    def __init__(self, method):
-        super().__init__(auto_prefix=False)
-        self.of_cell, self.method = method.__self__, method
+    has_aux: tuple[bool, ...]
+    weighted: tuple[bool, ...]
+    clip_norm: tuple[Optional[float], ...]
+    clip_value: tuple[Optional[float], ...]
+    ema_decay: tuple[Optional[float], ...]
+    gradient_transforms: tuple[tuple[nn.Cell, ...], ...]
 
-    def construct(self):
-        return self.method()
+    gradient_accumulation_steps: int
+    forward_state: tuple[Parameter, ...]
+    after_update: Optional[nn.Cell]
+    overflow_detector: OverflowDetector
+    max_retries: int
+    skip_conditions: tuple[SkipCondition, ...]
+    gradients_reduced: Union[bool, str]
+
+    def of_network(self, number: int) -> "Settings":
+        """Returns the settings of a step that trains this network alone."""
+        return dataclasses.replace(
+            self,
+            has_aux=(self.has_aux[number],),
+            weighted=(self.weighted[number],),
+            clip_norm=(self.clip_norm[number],),
+            clip_value=(self.clip_value[number],),
+            ema_decay=(self.ema_decay[number],),
+            gradient_transforms=(self.gradient_transforms[number],),
+        )
 
 
-def _bound(owner, name, value):
-    if value is not None and not check_number(owner, name, value) > 0:
-        raise ValueError(f"For '{owner}', the argument '{name}' must be a number > 0, but got {value!r}.")
-    return value if value is None else float(value)
+def check_settings(
+    owner: str,
+    networks: int,
+    *,
+    gradient_accumulation_steps: int,
+    clip_norm: OneOrEach[Optional[float]],
+    clip_value: OneOrEach[Optional[float]],
+    ema_decay: OneOrEach[Optional[float]],
+    forward_state: Sequence[Union[Parameter, nn.Cell]],
+    gradient_transforms: Sequence[Any],
+    overflow_detector: Optional[OverflowDetector],
+    gradients_reduced: Union[bool, str],
+    after_update: Optional[AfterUpdate] = None,
+    skip_conditions: Sequence[Any] = (),
+    has_aux: OneOrEach[bool] = False,
+    max_retries: int = 0,
+    weighted: OneOrEach[bool] = False,
+) -> Settings:
+    """Checks the keywords of a constructor, for a step of so many networks. Raises for the first that is wrong."""
 
+    def of_each(check, name, value):
+        return tuple(check(owner, name, entry) for entry in one_each(owner, name, value, networks))
 
-def _decay(owner, name, value):
-    return value if value is None else check_between(owner, name, value, 0.0, 1.0)
-
-
-def _list_of(kind, what):
-    def check(owner, name, values):
-        if not isinstance(values, (list, tuple)):
-            raise TypeError(
-                f"For '{owner}', the argument '{name}' must be a list or tuple of {what}s, but got "
-                f"{describe(values)}. Pass a single one as [{what.lower()}]."
+    settings = Settings(
+        gradient_accumulation_steps=check_int_from(
+            owner, "gradient_accumulation_steps", gradient_accumulation_steps, 1
+        ),
+        clip_norm=of_each(_check_bound, "clip_norm", clip_norm),
+        clip_value=of_each(_check_bound, "clip_value", clip_value),
+        ema_decay=of_each(_check_decay, "ema_decay", ema_decay),
+        has_aux=of_each(check_bool, "has_aux", has_aux),
+        forward_state=_check_forward_state(owner, forward_state),
+        gradient_transforms=tuple(
+            _check_transforms(owner, transforms)
+            for transforms in _list_of_each(owner, "gradient_transforms", gradient_transforms, networks)
+        ),
+        after_update=_check_after_update(owner, after_update),
+        overflow_detector=_check_detector(owner, overflow_detector),
+        max_retries=check_int_from(owner, "max_retries", max_retries, 0),
+        weighted=of_each(check_bool, "weighted", weighted),
+        skip_conditions=_check_conditions(owner, skip_conditions),
+        gradients_reduced=_check_reduced(owner, gradients_reduced),
+    )
+    for norm, value in zip(settings.clip_norm, settings.clip_value):
+        if norm is not None and value is not None:
+            raise ValueError(
+                f"For '{owner}', a network's gradients are clipped by 'clip_norm' or by 'clip_value', but got both: "
+                f"{norm!r} and {value!r}. Set one of them to None."
             )
-        for i, each in enumerate(values):
-            if not isinstance(each, kind):
-                raise TypeError(
-                    f"For '{owner}', the argument '{name}[{i}]' must be a {what}, but got {describe(each)}."
-                )
-        return tuple(values)
-
-    return check
+    return settings
 
 
-def _called(owner, name, cell, inputs, signature):
+def check_settings_of_steps(
+    owner: str,
+    settings: Settings,
+    networks: int,
+    *,
+    after_update: OneOrEach[Optional[AfterUpdate]],
+    skip_conditions: Sequence[Any],
+) -> list[Settings]:
+    """
+    Checks what each of several networks that decide alone may have of its own besides. Returns the settings of each
+    network's step. Conditions that are not in lists are copied for each.
+    """
+    updates = one_each(owner, "after_update", after_update, networks)
+    conditions = _list_of_each(owner, "skip_conditions", skip_conditions, networks)
+    if not _is_list_of_lists(skip_conditions):
+        conditions = [copy.deepcopy(skip_conditions) if i else skip_conditions for i in range(networks)]
+    return [
+        dataclasses.replace(
+            settings.of_network(i),
+            after_update=_check_after_update(owner, updates[i]),
+            skip_conditions=_check_conditions(owner, conditions[i]),
+        )
+        for i in range(networks)
+    ]
+
+
+def _check_bound(owner, name, value):
+    if value is None:
+        return None
+    if not check_number(owner, name, value) > 0:
+        raise ValueError(f"For '{owner}', the argument '{name}' must be a number > 0, but got {value!r}.")
+    return float(value)
+
+
+def _check_decay(owner, name, value):
+    return None if value is None else check_between(owner, name, value, 0.0, 1.0)
+
+
+def _check_list(owner, name, values, kind, kind_name):
+    """Raises unless `values` is a list or tuple of that kind. Returns it as a tuple."""
+    if not isinstance(values, (list, tuple)):
+        raise TypeError(
+            f"For '{owner}', the argument '{name}' must be a list or tuple of {kind_name}s, but got "
+            f"{describe(values)}. Pass a single one as [{kind_name.lower()}]."
+        )
+    for i, value in enumerate(values):
+        if not isinstance(value, kind):
+            raise TypeError(
+                f"For '{owner}', the argument '{name}[{i}]' must be a {kind_name}, but got {describe(value)}."
+            )
+    return tuple(values)
+
+
+def _is_list_of_lists(values):
+    return isinstance(values, (list, tuple)) and any(isinstance(value, (list, tuple)) for value in values)
+
+
+def _list_of_each(owner, name, values, networks):
+    """Returns the list of each network: of a list of lists its own, else the one for all."""
+    return one_each(owner, name, values, networks) if _is_list_of_lists(values) else [values] * networks
+
+
+def _check_has_construct(owner, name, cell, inputs, signature):
     """Raises unless a Cell has a `construct` of its own that takes so many inputs."""
     if type(cell).construct in (nn.Cell.construct, SkipCondition.construct, OverflowDetector.construct):
         raise TypeError(
@@ -60,134 +183,61 @@ def _called(owner, name, cell, inputs, signature):
     check_can_be_called(owner, name, cell, inputs, f"It must define construct({signature}), see docs/own_cells.md.")
 
 
-def _transforms(owner, name, transforms):
-    transforms = _list_of(nn.Cell, "Cell")(owner, name, transforms)
-    for i, each in enumerate(transforms):
-        _called(owner, f"{name}[{i}]", each, 1, "self, grads")
+def _check_transforms(owner, transforms):
+    transforms = _check_list(owner, "gradient_transforms", transforms, nn.Cell, "Cell")
+    for i, transform in enumerate(transforms):
+        _check_has_construct(owner, f"gradient_transforms[{i}]", transform, 1, "self, grads")
     return transforms
 
 
-def _conditions(owner, name, conditions):
-    conditions = _list_of(SkipCondition, "SkipCondition")(owner, name, conditions)
-    for i, each in enumerate(conditions):
-        _called(owner, f"{name}[{i}]", each, 2, "self, loss, norm")
-        check_can_be_called(owner, f"{name}[{i}].observe", each.observe, 2, "It is called with the loss and the norm.")
+def _check_conditions(owner, conditions):
+    """Raises unless these are different SkipConditions that can be called. Returns them as a tuple."""
+    conditions = _check_list(owner, "skip_conditions", conditions, SkipCondition, "SkipCondition")
+    for i, condition in enumerate(conditions):
+        name = f"skip_conditions[{i}]"
+        _check_has_construct(owner, name, condition, 2, "self, loss, norm")
+        check_can_be_called(owner, f"{name}.observe", condition.observe, 2, "It is called with the loss and the norm.")
     if len(set(map(id, conditions))) < len(conditions):
-        raise ValueError(f"For '{owner}', the argument '{name}' must not hold the same condition twice.")
+        raise ValueError(f"For '{owner}', the argument 'skip_conditions' must not hold the same condition twice.")
     return conditions
 
 
-def _detector(owner, name, detector):
+def _check_detector(owner, detector):
     detector = default_overflow_detector() if detector is None else detector
     if not isinstance(detector, OverflowDetector):
         raise TypeError(
-            f"For '{owner}', the argument '{name}' must be an OverflowDetector, but got {describe(detector)}."
+            f"For '{owner}', the argument 'overflow_detector' must be an OverflowDetector, but got "
+            f"{describe(detector)}."
         )
-    _called(owner, name, detector, 1, "self, grads")
+    _check_has_construct(owner, "overflow_detector", detector, 1, "self, grads")
     return detector
 
 
-def _after_update(owner, name, value):
+def _check_after_update(owner, value):
+    """Raises unless this is a Cell without inputs, a method of one, or None. Returns it as a Cell."""
     if value is None:
         return None
     if not isinstance(value, nn.Cell) and not isinstance(getattr(value, "__self__", None), nn.Cell):
         raise TypeError(
-            f"For '{owner}', the argument '{name}' must be a Cell, or a method of one, but got {describe(value)}."
+            f"For '{owner}', the argument 'after_update' must be a Cell, or a method of one, but got {describe(value)}."
         )
     if isinstance(value, nn.Cell):
-        _called(owner, name, value, 0, "self")
+        _check_has_construct(owner, "after_update", value, 0, "self")
         return value
-    check_can_be_called(owner, name, value, 0, "Pass a Cell without inputs, or a method such as ema.update.")
-    return CallOfMethod(value)
+    check_can_be_called(owner, "after_update", value, 0, "Pass a Cell without inputs, or a method such as ema.update.")
+    return MethodCell(value)
 
 
-def _reduced(owner, name, value):
+def _check_reduced(owner, value):
     if not isinstance(value, (bool, str)) or value == "":
         raise TypeError(
-            f"For '{owner}', the argument '{name}' must be True, False or the name of a communication "
+            f"For '{owner}', the argument 'gradients_reduced' must be True, False or the name of a communication "
             f"group, but got {describe(value)}."
         )
     return value
 
 
-def _forward_state(owner, name, values):
-    values = _list_of((Parameter, nn.Cell), "Parameter or Cell")(owner, name, values)
-    held = [each.get_parameters() if isinstance(each, nn.Cell) else [each] for each in values]
-    return tuple(dict.fromkeys(itertools.chain(*held)))
-
-
-def _count(low):
-    return lambda owner, name, value: check_int_from(owner, name, value, low)
-
-
-# The default and the check of each. What may differ between the networks of a step, and between those of an
-# AlternatingTrainOneStepCell, may be a list.
-_SETTINGS = {
-    "gradient_accumulation_steps": (1, _count(1)),
-    "clip_norm": (None, _bound),
-    "clip_value": (None, _bound),
-    "ema_decay": (None, _decay),
-    "has_aux": (False, check_bool),
-    "forward_state": ((), _forward_state),
-    "gradient_transforms": ((), _transforms),
-    "after_update": (None, _after_update),
-    "overflow_detector": (None, _detector),
-    "max_retries": (0, _count(0)),
-    "weighted": (False, check_bool),
-    "skip_conditions": ((), _conditions),
-    "gradients_reduced": (False, _reduced),
-}
-_OF_NETWORKS = ("has_aux", "clip_norm", "clip_value", "ema_decay", "weighted", "gradient_transforms")
-_OF_STEPS = (*_OF_NETWORKS, "after_update", "skip_conditions")
-_LISTS = ("gradient_transforms", "skip_conditions")
-
-# A step's settings, which are compared across ranks. Those of `_OF_NETWORKS` are tuples with one for each network.
-Settings = dataclasses.make_dataclass("Settings", list(_SETTINGS), frozen=True)
-
-
-def given(arguments):
-    """Returns the settings among the arguments of a constructor, a dict by name."""
-    return {name: its for name, its in arguments.items() if name in _SETTINGS}
-
-
-def _of_each(owner, name, value, count):
-    """Returns the value of each network: of what is a list itself, one for each is a list of lists."""
-    if name in _LISTS:
-        _, check = _SETTINGS[name]
-        if not isinstance(value, (list, tuple)):
-            check(owner, name, value)
-        if not any(isinstance(each, (list, tuple)) for each in value):
-            return [value] * count
-    return one_each(owner, name, value, count)
-
-
-def check_settings(owner, networks, **keywords):
-    """Checks the settings of a step of so many networks."""
-    its = {}
-    for name, (default, check) in _SETTINGS.items():
-        value = keywords.get(name, default)
-        if name in _OF_NETWORKS:
-            its[name] = tuple(check(owner, name, each) for each in _of_each(owner, name, value, networks))
-        else:
-            its[name] = check(owner, name, value)
-    for norm, value in zip(its["clip_norm"], its["clip_value"]):
-        if norm is not None and value is not None:
-            raise ValueError(
-                f"For '{owner}', a network's gradients are clipped by 'clip_norm' or by 'clip_value', but got both: "
-                f"{norm!r} and {value!r}. Set one of them to None."
-            )
-    return Settings(**its)
-
-
-def check_settings_of_each(owner, networks, **keywords):
-    """Checks the settings of networks that decide alone. Conditions that are not in lists are copied for each."""
-    settings = []
-    each = {name: _of_each(owner, name, its, networks) for name, its in keywords.items() if name in _OF_STEPS}
-    for i in range(networks):
-        its = {
-            name: copy.deepcopy(values[i]) if name == "skip_conditions" and i else values[i]
-            for name, values in each.items()
-        }
-        its = {name: [value] if name in _OF_NETWORKS else value for name, value in its.items()}
-        settings.append(check_settings(owner, 1, **{**keywords, **its}))
-    return settings
+def _check_forward_state(owner, values):
+    values = _check_list(owner, "forward_state", values, (Parameter, nn.Cell), "Parameter or Cell")
+    parameters = [value.get_parameters() if isinstance(value, nn.Cell) else [value] for value in values]
+    return tuple(dict.fromkeys(itertools.chain(*parameters)))

@@ -1,0 +1,104 @@
+"""How many steps there were, and why they were skipped."""
+
+import itertools
+
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ms_lossscale import _primitives as prim
+from ms_lossscale._bounds import Bounded, of_count, state
+
+# Why a step was skipped. The first that holds counts.
+REASONS = ("condition", "loss", "forward_state", "gradients", "detector")
+
+
+class StepCounters(Bounded, nn.Cell):
+    """
+    Counts applied, skipped and consecutively skipped steps, and retries if there are any, in int32 Parameters. A bool
+    Parameter tells which weights' gradients were not finite in the last step that was skipped, and an int32 one, of
+    shape :math:`(5,)`, how many steps were skipped for each reason.
+    """
+
+    def __init__(self, plan):
+        super().__init__(auto_prefix=False)
+        weights = list(itertools.chain(*plan.weights))
+        name = f"{plan.prefix}step_counters."
+        self._zero = Tensor(0, mstype.int32)
+        self._one = Tensor(1, mstype.int32)
+        self._names = tuple(weight.name for weight in weights)
+        self.applied_steps = state(f"{name}applied_steps", np.int32(0))
+        self.skipped_steps = state(f"{name}skipped_steps", np.int32(0))
+        self.consecutive_skipped_steps = state(f"{name}consecutive_skipped_steps", np.int32(0))
+        # A diagnosis, not a state: hidden from checkpoints, which other weights may load.
+        object.__setattr__(self, "overflowed", state(f"{name}overflowed", np.zeros(len(weights), bool)))
+        self.skip_reasons = state(f"{name}skip_reasons", np.zeros(len(REASONS), np.int32))
+        self._counts = ["applied_steps", "skipped_steps", "consecutive_skipped_steps"]
+        self.counts_retries = plan.settings.max_retries > 0
+        self.counts_conditions = len(plan.settings.skip_conditions) > 0
+        if self.counts_retries:
+            self.retries = state(f"{name}retries", np.int32(0))
+            self._counts.append("retries")
+        # The numbers of the reasons that are asked; the last one is what remains.
+        first = 0 if self.counts_conditions else 1
+        last = len(REASONS) - 1
+        self._numbers = Tensor(np.arange(len(REASONS), dtype=np.int32))
+        self._asked = Tensor(np.arange(first, last, dtype=np.int32))
+        self._rest = Tensor(np.full(last - first, last, np.int32))
+
+    def bounds(self):
+        return [*(of_count(getattr(self, name)) for name in self._counts), of_count(self.skip_reasons)]
+
+    def none_applied(self):
+        """Returns whether no step has been applied yet, bool of shape ()."""
+        return prim.equal(self.applied_steps, self._zero)
+
+    def count_applied(self):
+        prim.assign(self.consecutive_skipped_steps, self._zero)
+        # Not the value of the Assign: MindSpore 2.7 warns where a branch returns it.
+        return ops.depend(self.applied_steps, prim.assign_add(self.applied_steps, self._one))
+
+    def count_retry(self):
+        return prim.assign_add(self.retries, self._one)
+
+    def count_skipped(self, finite, causes, asked):
+        """
+        Counts a step that is skipped: for each scale which gradients are finite; whether a loss, and whether what the
+        forward wrote, was not; and what conditions were asked, None without conditions.
+        """
+        overflowed = prim.logical_not(finite[0] if len(finite) == 1 else prim.concat(finite))
+        prim.assign(self.overflowed, overflowed)
+        reasons = (causes[0], causes[1], prim.reduce_any(overflowed, ()))
+        flags = prim.stack(reasons if asked is None else (asked["skips"], *reasons))
+        first = prim.reduce_min(prim.select(flags, self._asked, self._rest), ())
+        counted = prim.cast(prim.equal(self._numbers, first), mstype.int32)
+        prim.assign_add(self.skip_reasons, counted)
+        prim.assign_add(self.consecutive_skipped_steps, self._one)
+        return ops.depend(self.skipped_steps, prim.assign_add(self.skipped_steps, self._one))
+
+    def as_dict(self):
+        """Returns the counts, ints by name."""
+        counts = {name: int(getattr(self, name).asnumpy()) for name in self._counts}
+        if self.counts_conditions:
+            counts["skipped_by_condition"] = int(self.skip_reasons.asnumpy()[0])
+        return counts
+
+    def reasons(self):
+        """Returns how many steps were skipped for each reason, ints by name."""
+        reasons = dict(zip(REASONS, self.skip_reasons.asnumpy().tolist()))
+        if not self.counts_conditions:
+            del reasons["condition"]
+        return reasons
+
+    def steps_made(self):
+        """Returns the number of steps so far, skipped ones included."""
+        return int(self.applied_steps.asnumpy()) + int(self.skipped_steps.asnumpy())
+
+    def sharedstate(self):
+        """Returns the small Parameters that must have the same values on all ranks."""
+        # Not the reasons, which differ for weights of which each rank has its own part.
+        return [parameter for parameter in self.get_parameters() if parameter is not self.skip_reasons]
+
+    def overflowed_parameters(self):
+        """Returns the names of the weights whose gradients were not finite in the last step that was skipped."""
+        return [name for name, overflowed in zip(self._names, self.overflowed.asnumpy()) if overflowed]

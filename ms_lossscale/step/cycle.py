@@ -1,0 +1,184 @@
+"""The accumulation cycle of a step: which call it is in, and what its calls have added up."""
+
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import dtype as mstype
+from mindspore.common.initializer import initializer
+
+from ms_lossscale import _gradients as gradients
+from ms_lossscale import _primitives as prim
+from ms_lossscale._bounds import Bounded, Bounds, of_count, state
+
+
+class CycleCount(Bounded, nn.Cell):
+    """
+    Counts the calls of a cycle of `steps` calls. A second Parameter, with the name `length`, says how many the cycle
+    that has begun takes, so that no other cell goes on with it. Both are 0 between two cycles.
+    """
+
+    def __init__(self, steps, name, length):
+        super().__init__(auto_prefix=False)
+        self.steps = steps
+        self._zero = Tensor(0, mstype.int32)
+        self._one = Tensor(1, mstype.int32)
+        self._steps = Tensor(steps, mstype.int32)
+        self.value = state(name, np.int32(0))
+        self.length = state(length, np.int32(0))
+
+    def bounds(self):
+        must_be = "the number of calls so far in a cycle, less than its length, or 0"
+        in_cycle = Bounds(self.value, must_be, lambda value, length: value == 0 or 0 < value < length, self.length)
+        return [in_cycle, of_count(self.length)]
+
+    def is_first(self):
+        """Returns whether this call is the first of its cycle."""
+        return prim.equal(self.value, self._zero)
+
+    def is_last(self):
+        """Returns whether this call is the last of its cycle."""
+        return prim.greater_equal(prim.add(self.value, self._one), self._steps)
+
+    def count(self):
+        """Counts a call."""
+        prim.assign(self.length, self._steps)
+        return prim.assign_add(self.value, self._one)
+
+    def count_or_reset(self, is_last):
+        """Counts a call, or ends the cycle if it is the last."""
+        prim.assign(self.value, prim.select(is_last, self._zero, prim.add(self.value, self._one)))
+        prim.assign(self.length, prim.select(is_last, self._zero, self._steps))
+
+    def reset(self, after):
+        """Ends the cycle, once `after` has been computed."""
+        zero = ops.depend(self._zero, after)
+        prim.assign(self.value, zero)
+        prim.assign(self.length, zero)
+
+    def has_begun(self):
+        """Returns whether a cycle has begun, as a Python bool."""
+        return bool(self.value.asnumpy() > 0)
+
+
+class Cycle(nn.Cell):
+    """
+    What the calls of a cycle have added up: gradients, in float32; where losses have weights, for each network the sum
+    of these, to which a network that has none adds 1; the losses times their weights, if conditions look at them; and
+    what was found not to be finite.
+
+    A cycle of a ManualStep shows by itself whether its losses have weights.
+    """
+
+    def __init__(self, plan):
+        super().__init__(auto_prefix=False)
+        settings = plan.settings
+        name = f"{plan.prefix}accumulation."
+        self.count = CycleCount(settings.gradient_accumulation_steps, f"{name}micro_steps", f"{name}steps")
+        self._lengths = tuple(map(len, plan.weights))
+        self._has_own_flags = plan.has_own_scales
+        self._one = Tensor(1.0, mstype.float32)
+        self.gradients = ParameterTuple(
+            Parameter(
+                initializer("zeros", weight.shape, mstype.float32), name=f"{name}{weight.name}", requires_grad=False
+            )
+            for weights in plan.weights
+            for weight in weights
+        )
+        self.weights = None
+        if plan.is_manual or any(settings.weighted):
+            self.weights = ParameterTuple(
+                state(f"{prefix}accumulation.sum_of_weights", np.float32(0)) for prefix in plan.prefixes
+            )
+        self.losses = None
+        if any(condition.needs_loss for condition in settings.skip_conditions):
+            self.losses = state(f"{name}sum_of_losses", np.zeros(plan.losses, np.float32))
+        no_flags = np.zeros(len(plan.loss_scales) if self._has_own_flags else (), bool)
+        self.overflow = state(f"{name}overflow", no_flags)
+        # Whether a loss, and whether what a forward wrote, was not finite.
+        self.lost = state(f"{name}loss_not_finite", False)
+        self.spoilt = state(f"{name}state_not_finite", False)
+        flags = [self.overflow, self.lost, self.spoilt]
+        self.forward_not_finite = None
+        if plan.is_patient:
+            self.forward_not_finite = state(f"{name}forward_not_finite", no_flags)
+            flags.append(self.forward_not_finite)
+        self.is_weighted = None
+        if plan.is_manual:
+            self.is_weighted = state(f"{name}is_weighted", False)
+            flags.append(self.is_weighted)
+        self.flags = ParameterTuple(flags)
+
+    def add(self, call, grads, flags):
+        """
+        Adds a call and its unscaled gradients. `flags` is a dict: the `overflows` of the scales; as `causes`, whether a
+        loss and what the forward wrote were not finite; and, if any scale can, which scales are to `stand_still`.
+        Returns what to wait for.
+        """
+        found = (self._stored(flags["overflows"]),) + flags["causes"]
+        if self.forward_not_finite is not None:
+            found = (*found, self._stored(flags["stand_still"]))
+        if self.is_weighted is not None:
+            is_unweighted = gradients.never(self.count.value)
+            found = (*found, prim.logical_not(is_unweighted) if "loss_weights" in call else is_unweighted)
+        done = (gradients.assign_add(self.gradients, gradients.flat(grads)), gradients.assign_or(self.flags, found))
+        weights = call["loss_weights"] if "loss_weights" in call else (self._one,) * len(self._lengths)
+        if self.weights is not None:
+            done = (*done, gradients.assign_add(self.weights, weights))
+        if self.losses is not None:
+            losses = prim.stack(gradients.sums(call["losses"]))
+            if self.weights is not None:
+                losses = prim.mul(losses, self._of_losses(weights))
+            done = (*done, prim.assign_add(self.losses, losses))
+        return done, self.count.count()
+
+    def overflows(self, after):
+        """Returns for each scale whether a call overflowed, once `after` is computed."""
+        return self._read(ops.depend(self.overflow, after))
+
+    def stand_still(self):
+        """Returns for each scale whether a forward's own overflow keeps it from falling."""
+        return self._read(self.forward_not_finite)
+
+    def causes(self):
+        """Returns whether a loss, and whether what the forward wrote, was not finite in any call."""
+        return gradients.copy((self.lost, self.spoilt))
+
+    def gradients_after(self, after):
+        """Returns the sums of gradients, of each network, once `after` is computed."""
+        return gradients.parted(ops.depend(self.gradients, after), self._lengths)
+
+    def sums_of_weights(self):
+        """Returns for each network the sum of the weights of its losses, the number of calls if they have none."""
+        if self.weights is None:
+            return (prim.cast(self.count.value, mstype.float32),) * len(self._lengths)
+        return gradients.copy(self.weights)
+
+    def mean_loss(self):
+        """Returns the sum of the networks' losses, each the mean over the calls by weight: one, or none if not kept."""
+        if self.losses is None:
+            return ()
+        return (prim.reduce_sum(prim.div(self.losses, self._of_losses(self.sums_of_weights())), ()),)
+
+    def _of_losses(self, weights):
+        """Returns the weight of each loss, of which a ManualStep has one for all networks; 1 in the place of 0."""
+        weights = prim.stack(weights[: self.losses.shape[0]])
+        return prim.select(prim.greater(weights, ops.zeros_like(weights)), weights, ops.ones_like(weights))
+
+    # In a checkpoint, the flags of several scales are one Parameter.
+
+    def _stored(self, flags):
+        return prim.stack(flags) if self._has_own_flags else flags[0]
+
+    def _read(self, flags):
+        # A copy: PyNative mode can't stack Parameters with Tensors.
+        flags = prim.deepcopy(flags)
+        return ops.unstack(flags) if self._has_own_flags else (flags,)
+
+    def reset(self, after):
+        """Empties the cycle once `after` is computed. A multiplication by 0 would keep a NaN."""
+        gradients.assign_zeros(self.gradients, after)
+        gradients.assign_zeros(self.flags, after)
+        if self.weights is not None:
+            gradients.assign_zeros(self.weights, after)
+        if self.losses is not None:
+            gradients.assign_zeros((self.losses,), after)
+        self.count.reset(after)

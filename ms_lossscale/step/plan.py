@@ -1,0 +1,88 @@
+"""What a step is built of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Optional
+
+from mindspore import ParameterTuple, nn
+
+from ms_lossscale.loss_scale import LossScale
+from ms_lossscale.step.optimizers import network_prefix
+from ms_lossscale.step.ranks import Ranks, are_split
+from ms_lossscale.step.settings import Settings
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What a step is built of. Its parts take what they need from it."""
+
+    # The training cell's name, for error messages.
+    owner: str
+    # One for each optimizer, or one that returns all losses; of a ManualStep as many as the user's forward takes.
+    networks: Sequence[nn.Cell]
+    optimizers: Sequence[nn.Cell]
+    # One that the networks share, or one for each.
+    loss_scales: Sequence[LossScale]
+    settings: Settings
+    # What connects the ranks, None if the process trains alone.
+    ranks: Optional[Ranks] = None
+    # What the names of its state begin with, and the number of its first network in the cell.
+    prefix: str = ""
+    number: int = 0
+    # The positions of the inputs that each network takes, None if each takes all.
+    network_inputs: Optional[Sequence[Sequence[int]]] = None
+    # Whether a network may return its only loss in a tuple.
+    may_return_tuple: bool = False
+    is_manual: bool = False
+
+    @property
+    def weights(self) -> list[ParameterTuple]:
+        """The weights that each optimizer trains."""
+        return [optimizer.parameters for optimizer in self.optimizers]
+
+    @property
+    def prefixes(self) -> list[str]:
+        """What the names of each network's state begin with."""
+        count = len(self.optimizers)
+        return [network_prefix(i) for i in range(count)] if count > 1 else [self.prefix]
+
+    @property
+    def split(self) -> list[tuple[bool, ...]]:
+        """Of each network's weights, whether each rank has its own part."""
+        return [are_split(self.ranks, weights) for weights in self.weights]
+
+    @property
+    def checks(self) -> bool:
+        """Whether the step is checked for overflow."""
+        return self.loss_scales[0].drop_overflow_update
+
+    @property
+    def is_unscaled(self) -> bool:
+        """Whether no loss is scaled, as long as nobody sets another loss scale than 1."""
+        return all(loss_scale.is_none for loss_scale in self.loss_scales)
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether the step may be skipped."""
+        return self.checks or len(self.settings.skip_conditions) > 0
+
+    @property
+    def is_patient(self) -> bool:
+        """Whether a loss scale stands still where a forward was not finite."""
+        return self.checks and not all(loss_scale.backoff_if_loss_not_finite for loss_scale in self.loss_scales)
+
+    @property
+    def has_own_scales(self) -> bool:
+        """Whether each of several networks has a loss scale of its own."""
+        return len(self.loss_scales) > 1
+
+    @property
+    def losses(self) -> int:
+        """How many losses the step is given: a ManualStep gets one for all its networks."""
+        return 1 if self.is_manual else len(self.optimizers)
+
+    @property
+    def scale_of_network(self) -> tuple[int, ...]:
+        """For each network, the number of its loss scale."""
+        count = len(self.optimizers)
+        return tuple(range(count)) if self.has_own_scales else (0,) * count

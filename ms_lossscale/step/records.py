@@ -1,0 +1,44 @@
+"""
+What the parts of a step hand to each other, by name.
+
+A record is a dict: graph mode follows its keys when it compiles, so that names cost nothing. A NamedTuple or a
+dataclass would be made by the Python interpreter in every step. What a step does not know is not in it, and graph mode
+leaves out the code after `if "name" in record`. In PyNative mode a record goes into a compiled part as a whole.
+
+Gradients are a tuple for each network, of a Tensor for each of its weights. Scales, and flags of scales, are a tuple of
+scalars: one if the networks share a loss scale, else one for each network.
+"""
+
+from typing import TypedDict
+
+from mindspore import Tensor
+
+Gradients = tuple[tuple[Tensor, ...], ...]
+
+
+class Call(TypedDict, total=False):
+    """What a call has run."""
+
+    # The loss scales that it used, float32 of shape ().
+    scales: tuple[Tensor, ...]
+    # What the forward writes, as it was before; missing if it writes nothing.
+    saved: tuple[Tensor, ...]
+    # The losses, of any shape, one for each network; of a ManualStep the one that is passed to `end`, or none.
+    losses: tuple[Tensor, ...]
+    # The scaled gradients.
+    gradients: Gradients
+    # The weight of each network's loss, float32 of shape (); missing if no loss has one.
+    loss_weights: tuple[Tensor, ...]
+
+
+class Verdict(TypedDict, total=False):
+    """What a check has found, bools of shape ()."""
+
+    # For each loss scale, whether there was an overflow that counts for it.
+    overflows: tuple[Tensor, ...]
+    # For each loss scale, whether each gradient that it scaled is finite, bool of shape (n,); missing if not looked at.
+    finite: tuple[Tensor, ...]
+    # For each network, whether the weight of its loss is negative, infinite or NaN; missing if there are no weights.
+    impossible_weights: tuple[Tensor, ...]
+    # Whether what the forward wrote was finite before, and is no longer; missing if it writes nothing.
+    state_not_finite: Tensor

@@ -1,0 +1,128 @@
+"""A step that tries a call again at a lower scale while it overflows."""
+
+from mindspore import Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ms_lossscale import _gradients as gradients
+from ms_lossscale import _primitives as prim
+from ms_lossscale._gradients import any_of
+from ms_lossscale.step.step import Step
+
+
+class RetriedStep(Step):
+    """
+    A step whose networks run again at a lower scale while they overflow, a lower scale can help, and retries are left.
+    Each attempt that overflows counts as an overflow for the update rule.
+
+    Args:
+        transaction (Transaction): What begins and ends it.
+        networks_run (NetworksRun): What runs its networks.
+        in_one_graph (Callable): Makes one graph of a method in PyNative mode, too.
+        max_retries (int): How many times it tries again.
+        unscaled_losses (Sequence[int]): The losses that no scale takes part in, so that a lower one can't make them
+            finite.
+    """
+
+    def __init__(self, transaction, networks_run, in_one_graph, max_retries, unscaled_losses):
+        super().__init__(transaction, networks_run, in_one_graph)
+        self.attempts = Attempts(transaction, unscaled_losses)
+        self.check_attempt = in_one_graph(self.attempts.check)
+        self.end_of_attempts = in_one_graph(self.attempts.end)
+        self._max_retries = Tensor(max_retries, mstype.int32)
+        self._none, self._one = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
+
+    def construct(self, *inputs):
+        scales, inputs, saved = self.transaction.begin(inputs)
+        # The networks may write to their inputs.
+        kept = gradients.copy_inputs(inputs)
+        # The call of the networks is written twice: MindSpore can't compile a method with it that is called twice.
+        call, auxes = self.networks_run(scales, ops.depend(inputs, kept), saved)
+        grads, verdict, again = self.check_attempt(call)
+        parts = parts_of(call, auxes, grads, verdict)
+        lengths = gradients.lengths(parts)
+        last = gradients.flat(parts)
+        left = self._max_retries
+        while prim.logical_and(again, prim.greater(left, self._none)):
+            left = prim.sub(left, self._one)
+            parts = gradients.parted(last, lengths)
+            scales = self.attempts.back_off(parts[1], parts[-1], saved)
+            inputs = gradients.copy_inputs(ops.depend(kept, scales))
+            retried, auxes_of_retry = self.networks_run(scales, inputs, saved)
+            grads_of_retry, found, again = self.check_attempt(retried)
+            last = gradients.flat(parts_of(retried, auxes_of_retry, grads_of_retry, found))
+        call, auxes, grads, verdict = from_parts(gradients.parted(last, lengths), call, auxes, verdict)
+        return call["losses"], auxes, self.end_of_attempts(grads, verdict, call), call["scales"]
+
+
+class Attempts(nn.Cell):
+    """Judges the attempts of a call, and ends it with the last one."""
+
+    def __init__(self, transaction, unscaled_losses):
+        super().__init__(auto_prefix=False)
+        self.transaction = transaction
+        self._unscaled_losses = tuple(unscaled_losses)
+
+    def check(self, call):
+        """Checks an attempt. Returns its gradients, its verdict, and whether another attempt may succeed."""
+        grads, verdict = self.transaction.check(call)
+        verdict["overflows"] = self.transaction.agreed(verdict["overflows"])
+        can_mend = self.transaction.scales.can_back_off(call["scales"], verdict["overflows"])
+        is_hopeless = any_of((prim.logical_not(can_mend),) + self._beyond_mending(call, verdict))
+        (is_hopeless,) = self.transaction.agreed((is_hopeless,))
+        return grads, verdict, prim.logical_not(is_hopeless)
+
+    def _beyond_mending(self, call, verdict):
+        """Returns flags of what no lower scale mends."""
+        flags = ()
+        if "impossible_weights" in verdict:
+            flags += verdict["impossible_weights"]
+        if "state_not_finite" in verdict:
+            flags = (*flags, verdict["state_not_finite"])
+        for i in self._unscaled_losses:
+            flags = (*flags, prim.logical_not(gradients.finite((call["losses"][i],))))
+        if self.transaction.cycle is not None:
+            flags += self.transaction.cycle.overflows(call["scales"])
+        return flags
+
+    def back_off(self, scales, overflows, saved):
+        """Undoes an attempt, and lowers the scales that overflowed. Returns those of the next attempt."""
+        transaction = self.transaction
+        done = ops.depend(transaction.counters.count_retry(), transaction.forward_state.restore_call(saved))
+        backed_off = transaction.scales.back_off(scales, overflows)
+        return ops.depend(transaction.scales.now(), (done, backed_off))
+
+    def end(self, grads, verdict, call):
+        """Ends a call with its last attempt."""
+        # They are float32 already. In nested branches, compiled code takes passed tensors for numbers.
+        return self.transaction.end(gradients.to_float32(grads), verdict, call)
+
+
+# In a loop, graph mode forgets the length of a tuple of equal Tensors. A flat one with a bool at its end is none, so an
+# attempt goes through the loop as one, and is taken apart by the lengths of its parts. Were the bool at the beginning,
+# MindSpore would never free the training cell.
+
+
+def parts_of(call, auxes, grads, verdict):
+    """Returns what is needed of an attempt: tuples of Tensors, of which the last has bools."""
+    parts = (call["losses"], call["scales"]) + grads + auxes
+    if "loss_weights" in call:
+        parts += (call["loss_weights"], verdict["impossible_weights"])
+    if "state_not_finite" in verdict:
+        parts = (*parts, (verdict["state_not_finite"],))
+    return parts + (verdict["overflows"],)
+
+
+def from_parts(parts, call, auxes, verdict):
+    """Returns an attempt that has these parts, and else is like another one."""
+    end_of_grads = 2 + len(call["gradients"])
+    end_of_auxes = end_of_grads + len(auxes)
+    of_parts = {"losses": parts[0], "scales": parts[1]}
+    found = {"overflows": parts[-1]}
+    if "saved" in call:
+        of_parts["saved"] = call["saved"]
+    if "loss_weights" in call:
+        of_parts["loss_weights"] = parts[end_of_auxes]
+        found["impossible_weights"] = parts[end_of_auxes + 1]
+    if "state_not_finite" in verdict:
+        found["state_not_finite"] = parts[-2][0]
+    return of_parts, parts[end_of_grads:end_of_auxes], parts[2:end_of_grads], found

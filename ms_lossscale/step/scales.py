@@ -1,0 +1,177 @@
+"""The loss scales of a step: how it reads them, and lets their update rules take a step."""
+
+import itertools
+
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ms_lossscale import _primitives as prim
+from ms_lossscale._bounds import Bounded, state
+from ms_lossscale._gradients import all_of, any_of
+from ms_lossscale._mindspore.graphs import only_if
+
+_numbers = itertools.count()
+
+
+class Scaling(nn.Cell):
+    """One loss scale in a step that is one call of a training cell."""
+
+    def __init__(self, loss_scale):
+        super().__init__(auto_prefix=False)
+        self.loss_scale = loss_scale
+
+    def read(self):
+        """Begins a call. Returns its scale."""
+        return prim.deepcopy(self.loss_scale.scale_value)
+
+    def advance(self, scale, overflow):
+        """Lets the update rule take a step that used this scale. Returns what it makes of it."""
+        next_scale = self.loss_scale.advance(scale, overflow)
+        return ops.depend(next_scale, prim.assign(self.loss_scale.scale_value, next_scale))
+
+    def back_off(self, scale, overflow):
+        """Does the same between two attempts of a call."""
+        return self.advance(scale, overflow)
+
+    def now(self):
+        """Returns the scale at which a call that has begun goes on."""
+        return prim.deepcopy(self.loss_scale.scale_value)
+
+    def shared_state(self):
+        """Returns the small Parameters that must have the same values on all ranks."""
+        return list(self.loss_scale.get_parameters())
+
+
+class MovableScaling(Scaling):
+    """
+    A loss scale that something else may move until the step ends. What it sets stays: the update rule leaves it alone.
+    `is_set` is an int32 Parameter that shows, as 1, that the scale was set by hand within the step.
+    """
+
+    def __init__(self, loss_scale, is_set):
+        super().__init__(loss_scale)
+        self._zero = Tensor(0, mstype.int32)
+        # Hidden from checkpoints, which are saved between two steps.
+        object.__setattr__(self, "is_set", is_set)
+        loss_scale.mark_when_set(is_set)
+
+    def read(self):
+        scale = prim.deepcopy(self.loss_scale.scale_value)
+        return ops.depend(scale, prim.assign(self.is_set, self._zero))
+
+    def advance(self, scale, overflow):
+        next_scale = self.loss_scale.advance(scale, overflow)
+        present = self.loss_scale.scale_value
+        is_there = prim.logical_and(prim.equal(present, scale), prim.equal(self.is_set, self._zero))
+        kept = prim.select(is_there, next_scale, present)
+        return ops.depend(next_scale, prim.assign(self.loss_scale.scale_value, kept))
+
+
+class CycleScaling(Bounded, MovableScaling):
+    """A loss scale in an accumulation cycle: the scale of its first call is that of all."""
+
+    def __init__(self, loss_scale, cycle, prefix):
+        is_set = state(f"{prefix}accumulation.scale_is_set", np.int32(0))
+        super().__init__(loss_scale, is_set)
+        self.is_set_within_cycle = is_set
+        self.cycle = cycle
+        self.cycle_scale = state(f"{prefix}accumulation.loss_scale", np.float32(1))
+        # With a larger scale, `1 / steps / scale` would be a subnormal number.
+        loss_scale.limit_to(
+            2.0 ** (126 - (cycle.count.steps - 1).bit_length()),
+            "if the gradients of several calls are accumulated",
+            "With a larger one, the factor that unscales them would be a subnormal number, which makes every "
+            "gradient zero. Choose a smaller one.",
+        )
+
+    def bounds(self):
+        return [self.loss_scale.bounds_of(self.cycle_scale)]
+
+    def read(self):
+        is_first = self.cycle.count.is_first()
+        scale = prim.select(is_first, self.loss_scale.scale_value, self.cycle_scale)
+        prim.assign(self.is_set, prim.select(is_first, self._zero, self.is_set))
+        return ops.depend(scale, prim.assign(self.cycle_scale, scale))
+
+    def back_off(self, scale, overflow):
+        """Does the same between two attempts of a call: the cycle goes on at the lower scale."""
+        return prim.assign(self.cycle_scale, self.advance(scale, overflow))
+
+    def now(self):
+        """Returns the scale at which a cycle that has begun goes on."""
+        return prim.deepcopy(self.cycle_scale)
+
+    def shared_state(self):
+        return [*super().shared_state(), self.cycle_scale, self.is_set]
+
+
+def _is_set(prefix):
+    return state(f"{prefix}scale_is_set_{next(_numbers)}", np.int32(0))
+
+
+class Scales(nn.Cell):
+    """The loss scales of a step: one that its networks share, or one for each."""
+
+    def __init__(self, plan, cycle):
+        super().__init__(auto_prefix=False)
+        self.loss_scales = nn.CellList(plan.loss_scales, auto_prefix=False)
+        prefixes = plan.prefixes if plan.has_own_scales else [plan.prefix]
+        if cycle is not None:
+            scalings = [CycleScaling(scale, cycle, prefix) for scale, prefix in zip(plan.loss_scales, prefixes)]
+        elif plan.is_manual:
+            scalings = [MovableScaling(scale, _is_set(prefix)) for scale, prefix in zip(plan.loss_scales, prefixes)]
+        else:
+            scalings = list(map(Scaling, plan.loss_scales))
+        self.scalings = nn.CellList(scalings, auto_prefix=False)
+
+    def read(self):
+        """Begins a call. Returns its scales."""
+        scales = ()
+        for scaling in self.scalings:
+            scales = (*scales, scaling.read())
+        return scales
+
+    def now(self):
+        """Returns the scales at which a call, or a cycle, that has begun goes on."""
+        scales = ()
+        for scaling in self.scalings:
+            scales = (*scales, scaling.now())
+        return scales
+
+    def advance(self, scales, overflows, stands_still):
+        """
+        Lets the update rules take a step. If it overflowed, only those of the scales that overflowed do, and never one
+        that `stands_still`: a flag for each scale, None if none can.
+        """
+        if len(self.scalings) == 1 and stands_still is None:
+            return self.scalings[0].advance(scales[0], overflows[0])
+        is_clean = prim.logical_not(any_of(overflows))
+        done = ()
+        for i in range(len(self.scalings)):  # Graph mode would parse ten functions for `enumerate`.
+            moves = prim.logical_or(overflows[i], is_clean)
+            if stands_still is not None:
+                moves = prim.logical_and(moves, prim.logical_not(stands_still[i]))
+            done = (*done, only_if(moves, self.scalings[i].advance, scales[i], overflows[i]))
+        return done
+
+    def back_off(self, scales, overflows):
+        """Lowers the scales that overflowed, between two attempts of a call. Returns what to wait for."""
+        if len(self.scalings) == 1:
+            return self.scalings[0].back_off(scales[0], overflows[0])
+        done = ()
+        for i in range(len(self.scalings)):
+            done = (*done, only_if(overflows[i], self.scalings[i].back_off, scales[i], overflows[i]))
+        return done
+
+    def can_back_off(self, scales, overflows):
+        """Returns whether one of them overflowed, and every one that did can be lowered."""
+        can = (any_of(overflows),)
+        for i in range(len(self.scalings)):
+            can_be_lowered = self.loss_scales[i].can_back_off(scales[i])
+            can = (*can, prim.logical_or(prim.logical_not(overflows[i]), can_be_lowered))
+        return all_of(can)
+
+    def shared_state(self):
+        """Returns the small Parameters that must have the same values on all ranks."""
+        return [parameter for scaling in self.scalings for parameter in scaling.shared_state()]

@@ -33,9 +33,7 @@ class HeldCall(nn.Cell):
         # A number, since graph mode would merge a bool constant with the networks' own.
         self._hide("is_open", self._state(np.int32(0), "is_open"))
         self._hide("forward_state", forward_state)
-        copies = (
-            self._state(ops.deepcopy(parameter), f"copy_{i}") for i, parameter in enumerate(forward_state.written)
-        )
+        copies = (self._state(copy, f"copy_{i}") for i, copy in enumerate(forward_state.copied()))
         self._hide("copies", ParameterTuple(copies))
 
     def _hide(self, name, value):
@@ -67,7 +65,7 @@ class HeldCall(nn.Cell):
         return ops.depend(self.copies, only_if(prim.less(self.is_open, self._one), self._keep))
 
     def _keep(self):
-        return gradients.assign(self.copies, self.forward_state.written), self.forward_state.keep_for_cycle()
+        return gradients.assign(self.copies, self.forward_state.copied()), self.forward_state.keep_for_cycle()
 
     def end(self, after):
         """Ends the call once `after` is computed. Returns it."""

@@ -63,7 +63,7 @@ class Trial(nn.Cell):
 
     def construct(self, *inputs):
         inputs = gradients.copy_inputs(self.use_parameters(inputs))
-        saved = gradients.copy(self.transaction.forward_state.written)
+        saved = self.transaction.forward_state.copied()
         scales = ()
         for loss_scale in self.transaction.scales.loss_scales:
             scales = (*scales, prim.deepcopy(loss_scale.scale_value))

@@ -36,7 +36,7 @@ class Copies(nn.Cell):
         self._judged = tuple(position for position, i in enumerate(alone) if is_judged[i])
         self.has_judged = any(is_judged)
 
-    def make(self):
+    def taken(self):
         """Returns the copies: a tuple of a Tensor for each group, and for each Parameter alone."""
         if len(self.groups) == 0:
             return gradients.copy(self.alone)
@@ -52,7 +52,7 @@ class Copies(nn.Cell):
     def _judged_of(self, tensors):
         return gradients.items(tensors, self._judged) if len(self._judged) > 0 else ()
 
-    def write_back(self, copies):
+    def restore(self, copies):
         """Writes the copies back. Returns what to wait for."""
         if len(self.groups) == 0:
             return gradients.assign(self.alone, copies)
@@ -63,7 +63,7 @@ class Copies(nn.Cell):
             done = (*done, gradients.assign(self.alone, copies[len(self.groups) :]))
         return done
 
-    def became_not_finite(self, copies):
+    def overflowed_since(self, copies):
         """Returns whether anything that is judged was finite when it was copied, and is no longer, bool of shape ()."""
         before = copies
         after = self.alone

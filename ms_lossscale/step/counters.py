@@ -94,7 +94,7 @@ class StepCounters(Bounded, nn.Cell):
         """Returns the number of steps so far, skipped ones included."""
         return int(self.applied_steps.asnumpy()) + int(self.skipped_steps.asnumpy())
 
-    def sharedstate(self):
+    def shared_state(self):
         """Returns the small Parameters that must have the same values on all ranks."""
         # Not the reasons, which differ for weights of which each rank has its own part.
         return [parameter for parameter in self.get_parameters() if parameter is not self.skip_reasons]

@@ -2,7 +2,6 @@
 
 import json
 import re
-import signal
 
 import pytest
 from conftest import MODES, nightly, slow
@@ -103,32 +102,64 @@ def test_what_could_not_run_is_told_apart(arguments, words, monkeypatch, tmp_pat
     assert "Traceback" not in err
 
 
+def run_planted(tmp_path, *names):
+    """Runs planted checks in graph mode. Returns the result, and what was written of each check."""
+    arguments = [*names, "--mode", "graph", "--timeout", "2", "--json", "result.json"]
+    result = run_python(SUPPORT / "planted_checks.py", *arguments, cwd=tmp_path)
+    written = json.loads((tmp_path / "result.json").read_text())
+    return result, {check["name"]: check for check in written["checks"]}
+
+
+def messages(checks):
+    return {name: check["message"].rpartition(" mode: ")[2] for name, check in checks.items()}
+
+
+IN_ONE = {"one-fails": "nothing came", "one-raises": "KeyError: 'broken'", "one-holds": ""}
+
+
 @pytest.mark.parametrize(
-    "last, status, words",
+    "name, message, words",
     [
-        ("two-hangs", 1, "Timeout"),
-        *nightly(("two-crashes", -signal.SIGSEGV, "Segmentation fault"), ("two-is-interrupted", 130, "Interrupted.")),
+        ("two-crashes", r"its process ended with SIGSEGV, Segmentation fault, after \d+\.\d s", "Segmentation fault"),
+        *slow(
+            ("two-hangs", "it did not end in 2 s", "Timeout"),
+            ("two-exits", r"its process ended with exit status 0 after \d+\.\d s", ""),
+        ),
     ],
 )
-def test_whatever_a_check_does_the_results_before_are_told(last, status, words, tmp_path):
-    arguments = ["one", last, "--mode", "graph", "--timeout", "2", "--json", "result.json"]
-    result = run_python(SUPPORT / "planted_checks.py", *arguments, cwd=tmp_path)
-    assert (result.returncode, words in result.stderr + result.stdout) == (status, True)
+def test_whatever_ends_a_process_ends_only_its_check(name, message, words, tmp_path):
+    result, checks = run_planted(tmp_path, "one", name, "three")
+    assert result.returncode == 1
+    assert result.stdout.count("Not for this device: one-is-for-others") == 1
+    assert json.loads((tmp_path / "result.json").read_text())["held"] is False
     # Where it hung or crashed.
-    assert (f"in {last.replace('-', '_')}" in result.stderr) is (status != 130)
-    assert "Not for this device: one-is-for-others" in result.stdout
-    expected = {"one-fails": "nothing came", "one-raises": "KeyError: 'broken'", "one-holds": ""}
-    expected[last] = "it did not end"
-    written = json.loads((tmp_path / "result.json").read_text())
-    assert written["held"] is False
-    assert {check["name"]: check["message"].rpartition(" mode: ")[2] for check in written["checks"]} == expected
-    for check in written["checks"][:3]:
+    assert words in result.stderr and (f"in {name.replace('-', '_')}" in result.stderr) is bool(words)
+    ended = messages(checks).pop(name)
+    assert re.fullmatch(message, ended)
+    assert messages(checks) == {**IN_ONE, name: ended, "three-holds": ""}
+    for check in checks.values():
         failed = bool(check["message"])
         row = next(line for line in result.stdout.splitlines() if f" {check['name']} " in line)
         assert (not check["held"]) is ("NOT HELD" in row) is failed
         if failed:
             assert check["message"].startswith("On this device (CPU) in graph mode: ")
             assert f"    {check['claim']}\n    {check['message']}\n" in result.stdout
-    if status == 130:
-        assert "3 of 4 checks ran, 2 did not hold. one-fails, one-raises\n" in result.stdout
-        assert "Please report this, with all that is printed here." in result.stdout
+    assert f"5 of 5 checks ran, 3 did not hold. one-fails, one-raises, {name}\n" in result.stdout
+    assert "Please report this, with all that is printed here." in result.stdout
+
+
+@pytest.mark.slow
+def test_a_crash_after_the_last_check_is_told(tmp_path):
+    result, checks = run_planted(tmp_path, "one-holds", "two-ends-before-a-crash")
+    assert result.returncode == 1
+    assert messages(checks) == {"one-holds": "", "two-ends-before-a-crash": ""}
+    assert "outside of any check, its process ended with SIGSEGV" in result.stderr
+
+
+@pytest.mark.nightly
+def test_ctrl_c_ends_all_checks_and_tells_what_was_found(tmp_path):
+    result, checks = run_planted(tmp_path, "one", "two-is-interrupted", "three")
+    assert result.returncode == 130
+    assert messages(checks) == {**IN_ONE, "two-is-interrupted": "it did not end"}
+    assert "Interrupted." in result.stdout
+    assert "3 of 5 checks ran, 2 did not hold. one-fails, one-raises\n" in result.stdout

@@ -1,11 +1,12 @@
 """The self-check's command with other checks: some hold, and after the others it must have told what it found."""
 
+import atexit
 import ctypes
 import os
 import signal
 import sys
 
-from ms_lossscale.selfcheck.__main__ import main
+from ms_lossscale.selfcheck.__main__ import run_command
 from ms_lossscale.selfcheck.claim import CHECKS, check, expect
 
 CHECKS.clear()
@@ -40,6 +41,18 @@ def two_crashes(device):
 
 
 @check()
+def two_exits(device):
+    """It ends its process, as if all were well."""
+    os._exit(0)
+
+
+@check()
+def two_ends_before_a_crash(device):
+    """It crashes after the last check."""
+    atexit.register(ctypes.string_at, 0)
+
+
+@check()
 def two_hangs(device):
     """It hangs where Python can't interrupt it, and lets no other thread run."""
     ctypes.PyDLL(None).sleep(1000)
@@ -51,5 +64,10 @@ def two_is_interrupted(device):
     os.kill(os.getpid(), signal.SIGINT)
 
 
+@check()
+def three_holds(device):
+    """It holds, too."""
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(__file__))

@@ -4,11 +4,14 @@ by hand with the same promises, in graph mode. With --all, it also compares to t
 measures PyNative mode, accumulation alone and the check alone, compares a ManualStep to that recipe, and a cell with
 retries to the same cell without, and measures batches of new shapes and several steps with one call.
 
-    python benchmarks/bench.py [--all]
+    python benchmarks/bench.py [--all] [--device GPU [--torch python3]]
+
+On a GPU or NPU it compares large networks in float16, also to MindSpore's own cell with loss scaling, which CPU
+refuses; and where PyTorch finds a GPU, it measures what torch.amp.GradScaler costs there.
 
 The sides of a case take turns in one process. There are as many such processes as sides, and each builds another side
-first, since the first is at an advantage. Memory is measured in one process for each side. Prints a table in GitHub's
-Markdown, and writes it and all measurements to the output folder, see --output.
+first, since the first is at an advantage. Memory is the device's; on CPU it is measured in one process for each side.
+Prints a table in GitHub's Markdown, and writes it and all measurements to the output folder, see --output.
 """
 
 import argparse
@@ -17,27 +20,46 @@ import json
 import os
 import platform
 import statistics
+import sys
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 from base import measured_by, measured_in_turns, table
 from common.options import positive_int
 from common.output import replacing
-from sides import CASES, CHECK_ALONE, RECIPE, SCRIPT, UNSCALED
+from sides import CASES, CHECK_ALONE, RECIPE, SCRIPT, SMALL, STOCK_SCALED, UNSCALED
 from tqdm import tqdm
 
 QUICK = ["tiny", "unscaled", "lenet", "mlp", "deep_narrow", "resnet18", "dcgan"]
+LARGE = ["tiny", "mlp", "resnet50", "transformer", "dcgan128"]
+TORCH = Path(__file__).with_name("torch_sides.py")
 
 
-def measure(case, mode, rounds, every_side):
+def measure(case, mode, args):
     """Measures a case in one mode."""
+    on_cpu, large = args.device == "CPU", case in LARGE or case in SMALL
     # In PyNative mode, the check alone would run operator by operator, unlike the cell.
-    left_out = {UNSCALED: True, RECIPE: not every_side, CHECK_ALONE: not every_side or mode != "graph"}
+    left_out = {UNSCALED: not large, RECIPE: not args.all, CHECK_ALONE: not args.all or mode != "graph"}
+    left_out[STOCK_SCALED] = on_cpu
     sides = [side for side in CASES[case][1] if not left_out.get(side)]
-    runs = measured_in_turns(SCRIPT, case, mode, rounds, sides=sides)
-    # The check alone keeps nothing, so there is no memory to measure.
-    memory = {side: measured_by(SCRIPT, case, mode, 0, side)[0]["peak"] for side in sides if side != CHECK_ALONE}
+    runs = measured_in_turns(SCRIPT, args.device, case, mode, args.rounds, sides=sides, processes=args.processes)
+    if on_cpu:
+        # The check alone keeps nothing, so there is no memory to measure.
+        memory = {
+            side: measured_by(SCRIPT, args.device, case, mode, 0, side)[0]["peak"]
+            for side in sides
+            if side != CHECK_ALONE
+        }
+    else:
+        memory = {side: statistics.median(run["memory"][side] for run in runs) for side in sides}
     return {"case": case, "mode": mode, "runs": runs, "memory": memory}
+
+
+def measure_torch(case, args):
+    """Measures the same network with PyTorch's GradScaler and without, in the Python of `--torch`."""
+    run, _ = measured_by(TORCH, case, args.rounds, python=args.torch)
+    return {"case": case, "mode": "PyTorch", "runs": [run], "memory": run["memory"]}
 
 
 def row_of(result):
@@ -48,7 +70,10 @@ def row_of(result):
     first_calls = {side: statistics.median(run["first_call"][side] for run in runs) for side in sides}
     row.update(columns("step", steps, f"{1000 * steps[sides[0]]:.1f} ms"))
     row.update(columns("first call", first_calls, f"{first_calls[sides[0]]:.2f} s"))
-    return {**row, **columns("peak memory", result["memory"], f"{result['memory'][sides[0]] >> 20} MiB")}
+    row.update(columns("peak memory", result["memory"], f"{result['memory'][sides[0]] / 2**20:.0f} MiB"))
+    if skipped := [side for side in sides if any(run["skipped"][side] for run in runs)]:
+        row["only skipped steps"] = ", ".join(skipped)
+    return row
 
 
 def columns(what, figures, written):
@@ -57,23 +82,46 @@ def columns(what, figures, written):
     return {f"its {what}": written, **{f"{what}: {side}": f"{figure / reference:.2f}" for side, figure in others}}
 
 
-if __name__ == "__main__":
+def write(folder, results, failures):
+    """Writes what was measured, and what failed, to files. Returns the table."""
+    machine = {"cores": os.cpu_count(), "python": platform.python_version()}
+    machine.update({name: version(name) for name in ("mindspore", "numpy")})
+    text = table(list(map(row_of, results)), left=3) + "".join(f"\n{failure}\n" for failure in failures)
+    measured = {"machine": machine, "results": results, "failures": failures}
+    for name, content in (("bench.json", json.dumps(measured, indent=1)), ("bench.md", text)):
+        with replacing(folder / name) as part:
+            part.write_text(content)
+    return text
+
+
+def main():
     parser = argparse.ArgumentParser(description="Measure what a step costs, as ratios to MindSpore's unscaled cell.")
     add, names, modes = parser.add_argument, ", ".join(CASES), ("graph", "pynative")
     add("--output", metavar="DIR", type=Path, default="output/bench", help="folder for results (default: %(default)s)")
-    add("--cases", nargs="+", choices=CASES, metavar="CASE", help=f"of {names} (default: {', '.join(QUICK)})")
+    add("--cases", nargs="+", choices=CASES, metavar="CASE", help=f"of {names}")
     add("--modes", nargs="+", choices=modes, metavar="MODE", help="default: graph; with --all both")
     add("--all", action="store_true", help="all cases and modes, and more sides than MindSpore's and ms_lossscale's")
     add("--rounds", type=positive_int, default=7, metavar="N", help="rounds in each process (default: %(default)s)")
+    add("--processes", type=positive_int, metavar="N", help="of a case (default: as many as sides)")
+    add("--device", choices=("CPU", "GPU", "Ascend"), default="CPU", help="default: %(default)s")
+    add("--torch", metavar="PYTHON", help="a Python that has PyTorch with CUDA, to measure its GradScaler there, too")
     args = parser.parse_args()
-    cases, modes = args.cases or (CASES if args.all else QUICK), args.modes or modes[: 1 + args.all]
+    cases = args.cases or (CASES if args.all else QUICK if args.device == "CPU" else LARGE)
+    pairs = list(itertools.product(cases, args.modes or modes[: 1 + args.all]))
+    measurements = [partial(measure, *pair, args) for pair in pairs]
+    measurements += [partial(measure_torch, case, args) for case in cases if args.torch and case in LARGE]
     args.output.mkdir(parents=True, exist_ok=True)
-    pairs = tqdm(list(itertools.product(cases, modes)), unit="case", dynamic_ncols=True)
-    results = [measure(*pair, args.rounds, args.all) for pair in pairs]
-    machine = {"cores": os.cpu_count(), "python": platform.python_version()}
-    machine.update({name: version(name) for name in ("mindspore", "numpy")})
-    text, measured = table(list(map(row_of, results)), left=3), {"machine": machine, "results": results}
-    for name, content in (("bench.json", json.dumps(measured, indent=1)), ("bench.md", text)):
-        with replacing(args.output / name) as part:
-            part.write_text(content)
+    results, failures, text = [], [], ""
+    for measurement in tqdm(measurements, unit="case", dynamic_ncols=True):
+        try:
+            results.append(measurement())
+        except RuntimeError as error:
+            failures.append(str(error))
+        # What is measured is kept, whatever ends this program.
+        text = write(args.output, results, failures)
     print(text, end="")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

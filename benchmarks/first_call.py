@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 from base import measured_by, table
-from sides import CASES, CHECK_ALONE, RECIPE, SCRIPT
+from sides import CASES, CHECK_ALONE, RECIPE, SCRIPT, STOCK_SCALED
 from tqdm import tqdm
 
 # MindSpore's names of the phases that take long, and what they do.
@@ -29,12 +29,13 @@ RECORD = re.compile(r":(\d{4}-\d\d-\d\d-\d\d:\d\d:\d\d\.\d{3}\.\d{3}) .*Status r
 NODES = re.compile(r"Total number of cnodes: (\d+)")
 # A line of the final graphs, and the nodes in them that only pass values on.
 DEFINITION = re.compile(r"^ *%\d+\(.*?\) = (?:PrimFunc_)?(\w+)\(", re.M)
+LEFT_OUT = (RECIPE, CHECK_ALONE, STOCK_SCALED)
 WIRING = {"Depend", "Load", "MakeTuple", "Partial", "Switch", "TupleGetItem", "UpdateState"}
 
 
 def timed(case, side):
     """Returns the row of a side: the seconds of each phase, summed over all compiled graphs."""
-    result, log = measured_by(SCRIPT, case, "graph", 0, side, GLOG_v="1")
+    result, log = measured_by(SCRIPT, "CPU", case, "graph", 0, side, GLOG_v="1")
     seconds = Counter()
     for time, event, phase in RECORD.findall(log):
         time = datetime.strptime(time.replace(".", ""), "%Y-%m-%d-%H:%M:%S%f").timestamp()
@@ -49,7 +50,7 @@ def counted(case, side):
     """Returns the functions that were parsed, the nodes after each phase, and the operators that are left."""
     with tempfile.TemporaryDirectory() as folder:
         saving = {"MS_DEV_SAVE_GRAPHS": "1", "MS_DEV_SAVE_GRAPHS_PATH": folder}
-        result, _ = measured_by(SCRIPT, case, "graph", 0, side, **saving)
+        result, _ = measured_by(SCRIPT, "CPU", case, "graph", 0, side, **saving)
 
         def graphs(pattern):
             return "".join(path.read_text(encoding="utf-8") for path in Path(folder).rglob(f"{pattern}.ir"))
@@ -68,7 +69,7 @@ if __name__ == "__main__":
     cases = args.cases or ["lenet", "resnet18"]
     if unknown := set(cases) - set(CASES):
         parser.error(f"no such case: {', '.join(sorted(unknown))}. There are {', '.join(CASES)}.")
-    pairs = [(case, side) for case in cases for side in CASES[case][1] if side not in (RECIPE, CHECK_ALONE)]
+    pairs = [(case, side) for case in cases for side in CASES[case][1] if side not in LEFT_OUT]
     measure = counted if args.nodes else timed
     rows = [{"case": case, "side": side, **measure(case, side)} for case, side in tqdm(pairs, unit="process")]
     print(table(rows, left=2), end="")

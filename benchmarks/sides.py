@@ -2,7 +2,7 @@
 The sides that are compared in each case, functions that make one step; and the process that measures them, which prints
 JSON:
 
-    python benchmarks/sides.py CASE MODE ROUNDS SIDE ...
+    python benchmarks/sides.py DEVICE CASE MODE ROUNDS SIDE ...
 
 With 0 rounds it measures the first call of the only side, its memory, and how many Python functions MindSpore parses
 for it. Otherwise it builds the sides in this order and measures the time of all.
@@ -14,12 +14,13 @@ import sys
 from collections import Counter
 from functools import partial
 
-from base import on_cpu, peak_memory, seconds_of, take_turns
+from base import peak_memory, seconds_of, take_turns, use
 
 # isort: split
 import gan.network
-import numpy as np
+import large
 from common.lenet5 import LeNet5
+from large import normal
 from mindspore import GRAPH_MODE, Parameter, ParameterTuple, Tensor, amp, get_context, jit, nn, ops
 from mindspore import dtype as mstype
 from mindspore._extends.parse.parser import Parser
@@ -27,11 +28,6 @@ from mindspore._extends.parse.parser import Parser
 from ms_lossscale import DynamicLossScale, ManualStep, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell, all_finite
 
 SCRIPT = __file__
-rng = np.random.default_rng(0)
-
-
-def normal(*shape):
-    return Tensor(rng.standard_normal(shape).astype(np.float32))
 
 
 def classified(network, shape, batch_size=32):
@@ -109,6 +105,12 @@ def compiled(function):
 def stock(network, weights_of=None):
     """MindSpore's cell, which scales nothing and checks nothing."""
     return nn.TrainOneStepCell(network, momentum(weights_of or network)).set_train()
+
+
+def stock_scaled(network, weights_of=None):
+    """MindSpore's cell with dynamic scale and check, which CPU refuses."""
+    update = nn.DynamicLossScaleUpdateCell(2**16, scale_factor=2, scale_window=2000)
+    return nn.TrainOneStepWithLossScaleCell(network, momentum(weights_of or network), update).set_train()
 
 
 def scaled(network, **keywords):
@@ -271,14 +273,28 @@ def looped(side, count, network):
 
 
 OURS, RECIPE, CHECK_ALONE, UNSCALED = "ms_lossscale", "recipe", "check and unscale", "loss_scale=None"
+STOCK_SCALED = "stock with loss scale"
 BOTH = {"stock": stock, OURS: scaled}
 unscaled = partial(scaled, loss_scale=None)
-ALL = {**BOTH, "by hand": ByHand, RECIPE: recipe, CHECK_ALONE: check_and_unscale, UNSCALED: unscaled}
+OTHERS = {STOCK_SCALED: stock_scaled, "by hand": ByHand, UNSCALED: unscaled}
+ALL = {**BOTH, **OTHERS, RECIPE: recipe, CHECK_ALONE: check_and_unscale}
 # For each case, what makes the network and a batch, and the sides, which make the step from the network. The one that
 # the others are compared to comes first.
 CASES = {make.__name__: (make, ALL) for make in (tiny, lenet, mlp, deep_narrow, resnet18)}
 CASES["unscaled"] = tiny, {"stock": stock, OURS: unscaled}
-CASES["dcgan"] = dcgan, {"stock": one_by_one, OURS: simultaneous, RECIPE: partial(one_by_one, side=recipe)}
+ways = {name: partial(one_by_one, side=side) for name, side in ((STOCK_SCALED, stock_scaled), (RECIPE, recipe))}
+for make in (dcgan, large.dcgan128):
+    CASES[make.__name__] = make, {"stock": one_by_one, OURS: simultaneous, **ways}
+for make in (large.resnet50, large.transformer):
+    CASES[make.__name__] = make, {**BOTH, **OTHERS, "max_retries=3": partial(scaled, max_retries=3)}
+# The same kinds of networks, small enough for a CPU.
+SMALL = {
+    "resnet50_small": ("resnet50", partial(large.resnet50, 2, 32, (1, 1))),
+    "resnet50_deep": ("resnet50", partial(large.resnet50, 2, 32)),
+    "transformer_small": ("transformer", partial(large.transformer, 2, 16, 2, 128, 100)),
+    "dcgan128_small": ("dcgan128", partial(large.dcgan128, 4, 8)),
+}
+CASES.update({name: (make, CASES[case][1]) for name, (case, make) in SMALL.items()})
 # A call that only adds gradients to its accumulation cycle, which never ends here.
 adding = partial(scaled, gradient_accumulation_steps=10**6)
 CASES["accumulation"] = mlp, {"forward and backward": forward_and_backward, OURS: adding}
@@ -301,8 +317,8 @@ def begin(case, side):
     return lambda: step(*inputs)
 
 
-def main(case, mode, rounds, *sides):
-    on_cpu(mode)
+def main(device, case, mode, rounds, *sides):
+    use(device, mode)
     if int(rounds):
         return take_turns({side: partial(begin, case, side) for side in sides}, int(rounds))
     modules, init = Counter(), Parser.__init__

@@ -88,6 +88,7 @@ def test_as_in_mindspore_o2_brings_a_dynamic_loss_scale_and_the_others_none(leve
 
 
 @pytest.mark.slow
+@pytest.mark.only_on("CPU", reason="only CPU refuses MindSpore's own manager")
 def test_a_dynamic_manager_which_mindspore_refuses_on_cpu(mode):
     manager = amp.DynamicLossScaleManager(init_loss_scale=512, scale_factor=2, scale_window=2)
     with pytest.raises(ValueError, match="CPU"):

@@ -48,6 +48,7 @@ def test_by_default_there_is_none_and_one_of_this_package_is_used_as_it_is():
         assert cell_with(loss_scale).loss_scale is loss_scale
 
 
+@pytest.mark.only_on("CPU", reason="only CPU refuses MindSpore's own manager")
 def test_mindspores_model_takes_none_of_ours():
     """As the page of migrating says: it wants its own class, and on CPU it refuses that one, too."""
     network = nn.Dense(2, 1)

@@ -10,6 +10,8 @@ from ms_lossscale import FiniteGradients, FloatStatusRegister, ScaledTrainOneSte
 
 register = emulation.register
 
+pytestmark = pytest.mark.only_on("CPU", reason="an NPU is emulated on CPU only")
+
 
 @pytest.fixture(autouse=True)
 def _clear_register():

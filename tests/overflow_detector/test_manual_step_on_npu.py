@@ -2,6 +2,7 @@
 
 import mindspore
 import numpy as np
+import pytest
 from conftest import in_pairs
 from mindspore import nn
 from support.npu_networks import Saturating, saturating_batch
@@ -9,6 +10,8 @@ from support.npu_networks import Saturating, saturating_batch
 from ms_lossscale import DynamicLossScale, ManualStep, emulation
 
 register = emulation.register
+
+pytestmark = pytest.mark.only_on("CPU", reason="an NPU is emulated on CPU only")
 
 
 @in_pairs

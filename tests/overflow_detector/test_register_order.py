@@ -15,7 +15,7 @@ from ms_lossscale import AlternatingTrainOneStepCell, SimultaneousTrainOneStepCe
 
 register = emulation.register
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.only_on("CPU", reason="an NPU is emulated on CPU only")]
 
 
 @functools.cache

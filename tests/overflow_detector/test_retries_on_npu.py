@@ -18,6 +18,8 @@ from ms_lossscale import (
 
 register = emulation.register
 
+pytestmark = pytest.mark.only_on("CPU", reason="an NPU is emulated on CPU only")
+
 LEARNING_RATE = 2.0**-10
 
 

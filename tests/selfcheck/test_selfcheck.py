@@ -21,7 +21,8 @@ SUPPORT = ROOT / "tests" / "support"
 # The emulated NPU is the only one that is tried before each change.
 @pytest.mark.parametrize("options", [*slow([]), ["--emulate"]], ids=["cpu", "emulated"])
 def test_all_holds_in_both_modes(options, tmp_path):
-    result = run_python("-m", "ms_lossscale.selfcheck", "--json", "result.json", *options, cwd=tmp_path, timeout=600)
+    command = ["-m", "ms_lossscale.selfcheck", "--device", "CPU", "--json", "result.json", *options]
+    result = run_python(*command, cwd=tmp_path, timeout=600)
     assert result.returncode == 0, result.stdout
     emulates = bool(options)
     written = json.loads((tmp_path / "result.json").read_text())
@@ -104,7 +105,7 @@ def test_what_could_not_run_is_told_apart(arguments, words, monkeypatch, tmp_pat
 
 def run_planted(tmp_path, *names):
     """Runs planted checks in graph mode. Returns the result, and what was written of each check."""
-    arguments = [*names, "--mode", "graph", "--timeout", "2", "--json", "result.json"]
+    arguments = [*names, "--device", "CPU", "--mode", "graph", "--timeout", "2", "--json", "result.json"]
     result = run_python(SUPPORT / "planted_checks.py", *arguments, cwd=tmp_path)
     written = json.loads((tmp_path / "result.json").read_text())
     return result, {check["name"]: check for check in written["checks"]}

@@ -6,7 +6,7 @@ MINDSPORE ?= mindspore
 # With AVX-512, MindSpore chooses convolutions on CPU that are 10 to 80 times slower.
 export ONEDNN_MAX_CPU_ISA ?= AVX2
 
-.PHONY: lenet lenet-2 gan gan-2 gan-policies compare advise bench scaling pictures toolkits test test-slow test-oldest test-all mutants lint docs dist
+.PHONY: lenet lenet-2 gan gan-2 gan-policies compare advise bench scaling device pictures toolkits test test-slow test-oldest test-all mutants lint docs dist
 
 lenet: $(VENV)/examples
 	$(VENV)/bin/python examples/lenet/train.py
@@ -38,6 +38,11 @@ bench: $(VENV)/examples
 
 scaling: $(VENV)/examples
 	$(VENV)/bin/python benchmarks/data_parallel.py
+
+# Self-check, quick tests and benchmark on this machine's device, with the environment of `$(PYTHON)`, in which nothing is
+# installed: `make device DEVICE=GPU PYTHON=...`. It needs the packages of the extras `test` and `examples`.
+device:
+	$(PYTHON) benchmarks/device.py $(if $(DEVICE),--device $(DEVICE))
 
 # Runs the examples, and makes docs/pictures from their results.
 pictures: $(VENV)/examples

@@ -29,7 +29,7 @@ def test_what_held_and_what_it_costs(tmp_path):
 
 
 def test_what_is_stopped_says_how_far_it_came(tmp_path):
-    status, text, sections, titles = reported(tmp_path, "--minutes", "0.05")
+    status, text, _, titles = reported(tmp_path, "--minutes", "0.05")
     assert status == 1
     assert all(": stopped at its time limit, " in title for title in titles)
     assert len(text) < 20_000

@@ -15,7 +15,6 @@ Prints a table in GitHub's Markdown, and writes it and all measurements to the o
 """
 
 import argparse
-import itertools
 import json
 import os
 import platform
@@ -28,7 +27,7 @@ from pathlib import Path
 from base import measured_by, measured_in_turns, table
 from common.options import positive_int
 from common.output import replacing
-from sides import CASES, CHECK_ALONE, RECIPE, SCRIPT, SMALL, STOCK_SCALED, UNSCALED
+from sides import CASES, CHECK_ALONE, RECIPE, RETRIED, SCRIPT, SMALL, STOCK_SCALED, UNSCALED
 from tqdm import tqdm
 
 QUICK = ["tiny", "unscaled", "lenet", "mlp", "deep_narrow", "resnet18", "dcgan"]
@@ -38,10 +37,10 @@ TORCH = Path(__file__).with_name("torch_sides.py")
 
 def measure(case, mode, args):
     """Measures a case in one mode."""
-    on_cpu, large = args.device == "CPU", case in LARGE or case in SMALL
     # In PyNative mode, the check alone would run operator by operator, unlike the cell.
-    left_out = {UNSCALED: not large, RECIPE: not args.all, CHECK_ALONE: not args.all or mode != "graph"}
-    left_out[STOCK_SCALED] = on_cpu
+    left_out = {CHECK_ALONE: not args.all or mode != "graph", RECIPE: not args.all, RETRIED: not args.all}
+    on_cpu = args.device == "CPU"
+    left_out.update({STOCK_SCALED: on_cpu, UNSCALED: on_cpu and case not in SMALL})
     sides = [side for side in CASES[case][1] if not left_out.get(side)]
     runs = measured_in_turns(SCRIPT, args.device, case, mode, args.rounds, sides=sides, processes=args.processes)
     if on_cpu:
@@ -107,9 +106,11 @@ def main():
     add("--torch", metavar="PYTHON", help="a Python that has PyTorch with CUDA, to measure its GradScaler there, too")
     args = parser.parse_args()
     cases = args.cases or (CASES if args.all else QUICK if args.device == "CPU" else LARGE)
-    pairs = list(itertools.product(cases, args.modes or modes[: 1 + args.all]))
-    measurements = [partial(measure, *pair, args) for pair in pairs]
-    measurements += [partial(measure_torch, case, args) for case in cases if args.torch and case in LARGE]
+    measurements = []
+    for case in cases:
+        measurements += [partial(measure, case, mode, args) for mode in args.modes or modes[: 1 + args.all]]
+        if args.torch and case in LARGE:
+            measurements.append(partial(measure_torch, case, args))
     args.output.mkdir(parents=True, exist_ok=True)
     results, failures, text = [], [], ""
     for measurement in tqdm(measurements, unit="case", dynamic_ncols=True):

@@ -29,13 +29,13 @@ RECORD = re.compile(r":(\d{4}-\d\d-\d\d-\d\d:\d\d:\d\d\.\d{3}\.\d{3}) .*Status r
 NODES = re.compile(r"Total number of cnodes: (\d+)")
 # A line of the final graphs, and the nodes in them that only pass values on.
 DEFINITION = re.compile(r"^ *%\d+\(.*?\) = (?:PrimFunc_)?(\w+)\(", re.M)
-LEFT_OUT = (RECIPE, CHECK_ALONE, STOCK_SCALED)
+LEFT_OUT = (RECIPE, CHECK_ALONE)
 WIRING = {"Depend", "Load", "MakeTuple", "Partial", "Switch", "TupleGetItem", "UpdateState"}
 
 
-def timed(case, side):
+def timed(device, case, side):
     """Returns the row of a side: the seconds of each phase, summed over all compiled graphs."""
-    result, log = measured_by(SCRIPT, "CPU", case, "graph", 0, side, GLOG_v="1")
+    result, log = measured_by(SCRIPT, device, case, "graph", 0, side, GLOG_v="1")
     seconds = Counter()
     for time, event, phase in RECORD.findall(log):
         time = datetime.strptime(time.replace(".", ""), "%Y-%m-%d-%H:%M:%S%f").timestamp()
@@ -46,11 +46,11 @@ def timed(case, side):
     return {**row, **dict(zip(PARSED, result["parsed"])), "peak memory": f"{result['first_peak'] >> 20} MiB"}
 
 
-def counted(case, side):
+def counted(device, case, side):
     """Returns the functions that were parsed, the nodes after each phase, and the operators that are left."""
     with tempfile.TemporaryDirectory() as folder:
         saving = {"MS_DEV_SAVE_GRAPHS": "1", "MS_DEV_SAVE_GRAPHS_PATH": folder}
-        result, _ = measured_by(SCRIPT, "CPU", case, "graph", 0, side, **saving)
+        result, _ = measured_by(SCRIPT, device, case, "graph", 0, side, **saving)
 
         def graphs(pattern):
             return "".join(path.read_text(encoding="utf-8") for path in Path(folder).rglob(f"{pattern}.ir"))
@@ -64,12 +64,16 @@ def counted(case, side):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Show where the time of a first call in graph mode goes.")
     parser.add_argument("--nodes", action="store_true", help="count nodes of graphs instead of seconds")
+    parser.add_argument("--device", choices=("CPU", "GPU", "Ascend"), default="CPU", help="default: %(default)s")
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)} (default: lenet resnet18)")
     args = parser.parse_args()
     cases = args.cases or ["lenet", "resnet18"]
     if unknown := set(cases) - set(CASES):
         parser.error(f"no such case: {', '.join(sorted(unknown))}. There are {', '.join(CASES)}.")
-    pairs = [(case, side) for case in cases for side in CASES[case][1] if side not in LEFT_OUT]
+    left_out = (*LEFT_OUT, STOCK_SCALED) if args.device == "CPU" else LEFT_OUT
+    pairs = [(case, side) for case in cases for side in CASES[case][1] if side not in left_out]
     measure = counted if args.nodes else timed
-    rows = [{"case": case, "side": side, **measure(case, side)} for case, side in tqdm(pairs, unit="process")]
+    rows = [
+        {"case": case, "side": side, **measure(args.device, case, side)} for case, side in tqdm(pairs, unit="process")
+    ]
     print(table(rows, left=2), end="")

@@ -273,7 +273,7 @@ def looped(side, count, network):
 
 
 OURS, RECIPE, CHECK_ALONE, UNSCALED = "ms_lossscale", "recipe", "check and unscale", "loss_scale=None"
-STOCK_SCALED = "stock with loss scale"
+STOCK_SCALED, RETRIED = "stock with loss scale", "max_retries=3"
 BOTH = {"stock": stock, OURS: scaled}
 unscaled = partial(scaled, loss_scale=None)
 OTHERS = {STOCK_SCALED: stock_scaled, "by hand": ByHand, UNSCALED: unscaled}
@@ -286,7 +286,7 @@ ways = {name: partial(one_by_one, side=side) for name, side in ((STOCK_SCALED, s
 for make in (dcgan, large.dcgan128):
     CASES[make.__name__] = make, {"stock": one_by_one, OURS: simultaneous, **ways}
 for make in (large.resnet50, large.transformer):
-    CASES[make.__name__] = make, {**BOTH, **OTHERS, "max_retries=3": partial(scaled, max_retries=3)}
+    CASES[make.__name__] = make, {**BOTH, **OTHERS, RETRIED: partial(scaled, max_retries=3)}
 # The same kinds of networks, small enough for a CPU.
 SMALL = {
     "resnet50_small": ("resnet50", partial(large.resnet50, 2, 32, (1, 1))),

@@ -65,6 +65,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
         skip_conditions (Union[list, tuple]): As for :class:`ScaledTrainOneStepCell`: SkipConditions that are copied for
             each network, or a list with a list of them for each network. Default: ``()`` .
         gradients_reduced (Union[bool, str]): As for :class:`ScaledTrainOneStepCell`. Default: ``False`` .
+        drop_overflowed_calls (bool): As for :class:`ScaledTrainOneStepCell`. Default: ``False`` .
 
     Inputs:
         - **\\*inputs** (tuple) - The inputs of the networks.
@@ -135,6 +136,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
         weighted: OneOrEach[bool] = False,
         skip_conditions: Sequence[Any] = (),
         gradients_reduced: Union[bool, str] = False,
+        drop_overflowed_calls: bool = False,
     ) -> None:
         owner = type(self).__name__
         networks = as_networks(owner, "networks", networks)
@@ -154,6 +156,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
             max_retries=max_retries,
             weighted=weighted,
             gradients_reduced=gradients_reduced,
+            drop_overflowed_calls=drop_overflowed_calls,
         )
         settings_of_steps = check_settings_of_steps(
             owner, settings, len(networks), after_update=after_update, skip_conditions=skip_conditions

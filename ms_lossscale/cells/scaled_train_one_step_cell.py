@@ -72,6 +72,10 @@ class ScaledTrainOneStepCell(TrainingCell):
         gradients_reduced (Union[bool, str]): Whether something else reduces the gradients across ranks: hooks on the
             weights, `DistributedDataParallel`, `fully_shard`. True, or the name of a communication group. This cell
             then reduces none, but all ranks (of the group) agree on whether the step overflowed. Default: ``False`` .
+        drop_overflowed_calls (bool): Whether a call of an accumulation cycle whose gradients are not finite is dropped:
+            it is undone, and the step is the mean over the other calls, by weight if they have weights. The step is
+            skipped only if all calls were dropped, or their sum overflows. The update rule sees an overflow at the
+            cycle's end if any call overflowed. `counters()` then has `dropped_calls`. Default: ``False`` .
 
     Inputs:
         - **\\*inputs** (tuple) - The inputs of the network.
@@ -134,6 +138,7 @@ class ScaledTrainOneStepCell(TrainingCell):
         weighted: bool = False,
         skip_conditions: Sequence[Any] = (),
         gradients_reduced: Union[bool, str] = False,
+        drop_overflowed_calls: bool = False,
     ) -> None:
         owner = type(self).__name__
         settings = check_settings(
@@ -152,6 +157,7 @@ class ScaledTrainOneStepCell(TrainingCell):
             weighted=weighted,
             skip_conditions=skip_conditions,
             gradients_reduced=gradients_reduced,
+            drop_overflowed_calls=drop_overflowed_calls,
         )
         networks = (as_network(owner, "network", network),)
         plan = StepPlan(owner, networks, (optimizer,), [as_loss_scale(owner, loss_scale)], settings)

@@ -59,6 +59,7 @@ class SimultaneousTrainOneStepCell(TrainingCell):
         skip_conditions (Union[list[SkipCondition], tuple[SkipCondition]]): As for :class:`ScaledTrainOneStepCell`.
             They look at the sum of the losses, and at the norm of all gradients together. Default: ``()`` .
         gradients_reduced (Union[bool, str]): As for :class:`ScaledTrainOneStepCell`. Default: ``False`` .
+        drop_overflowed_calls (bool): As for :class:`ScaledTrainOneStepCell`. Default: ``False`` .
 
     Inputs:
         - **\\*inputs** (tuple) - The inputs of the networks.
@@ -138,6 +139,7 @@ class SimultaneousTrainOneStepCell(TrainingCell):
         weighted: OneOrEach[bool] = False,
         skip_conditions: Sequence[Any] = (),
         gradients_reduced: Union[bool, str] = False,
+        drop_overflowed_calls: bool = False,
     ) -> None:
         owner = type(self).__name__
         optimizers = check_cells(owner, "optimizers", optimizers)
@@ -164,6 +166,7 @@ class SimultaneousTrainOneStepCell(TrainingCell):
             weighted=weighted,
             skip_conditions=skip_conditions,
             gradients_reduced=gradients_reduced,
+            drop_overflowed_calls=drop_overflowed_calls,
         )
         loss_scales = own_loss_scales(owner, loss_scale, len(optimizers))
         plan = StepPlan(owner, networks, optimizers, loss_scales, settings, may_return_tuple=one_cell)

@@ -70,8 +70,8 @@ class Conditions(nn.Cell):
         return any_of(answers)
 
     def stand_still(self, asked, overflows, stands_still):
-        """Returns the flags of the scales that stand still, where all do if a condition skips the step."""
-        skips = (asked["skips"],) * len(overflows)
+        """Returns the flags of the scales that stand still, where all without an overflow do if a condition skips."""
+        skips = gradients.and_each((asked["skips"],) * len(overflows), gradients.not_each(overflows))
         return skips if stands_still is None else gradients.or_each(stands_still, skips)
 
     def observe(self, asked, after):

@@ -39,6 +39,10 @@ class StepCounters(Bounded, nn.Cell):
         if self.counts_retries:
             self.retries = state(f"{name}retries", np.int32(0))
             self._counts.append("retries")
+        self.counts_dropped = plan.settings.drop_overflowed_calls
+        if self.counts_dropped:
+            self.dropped_calls = state(f"{name}dropped_calls", np.int32(0))
+            self._counts.append("dropped_calls")
         # The numbers of the reasons that are asked; the last one is what remains.
         first = 0 if self.counts_conditions else 1
         last = len(REASONS) - 1
@@ -57,6 +61,10 @@ class StepCounters(Bounded, nn.Cell):
         prim.assign(self.consecutive_skipped_steps, self._zero)
         # Not the value of the Assign: MindSpore 2.7 warns where a branch returns it.
         return ops.depend(self.applied_steps, prim.assign_add(self.applied_steps, self._one))
+
+    def count_dropped(self, after):
+        """Counts a call of a cycle that is dropped, once `after` is computed."""
+        return ops.depend(self.dropped_calls, prim.assign_add(self.dropped_calls, ops.depend(self._one, after)))
 
     def count_retry(self):
         return prim.assign_add(self.retries, self._one)

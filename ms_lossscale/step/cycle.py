@@ -84,7 +84,7 @@ class Cycle(nn.Cell):
             for weight in weights
         )
         self.weights = None
-        if plan.is_manual or any(settings.weighted):
+        if plan.is_manual or any(settings.weighted) or settings.drop_overflowed_calls:
             self.weights = ParameterTuple(
                 state(f"{prefix}accumulation.sum_of_weights", np.float32(0)) for prefix in plan.prefixes
             )
@@ -113,13 +113,7 @@ class Cycle(nn.Cell):
         loss and what the forward wrote were not finite; and, if any scale can, which scales are to `stand_still`.
         Returns what to wait for.
         """
-        found = (self._stored(flags["overflows"]),) + flags["causes"]
-        if self.forward_not_finite is not None:
-            found = (*found, self._stored(flags["stand_still"]))
-        if self.is_weighted is not None:
-            is_unweighted = gradients.never(self.count.value)
-            found = (*found, prim.logical_not(is_unweighted) if "loss_weights" in call else is_unweighted)
-        done = (gradients.assign_add(self.gradients, gradients.flat(grads)), gradients.assign_or(self.flags, found))
+        done = (gradients.assign_add(self.gradients, gradients.flat(grads)), self.note(call, flags))
         weights = call["loss_weights"] if "loss_weights" in call else (self._one,) * len(self._lengths)
         if self.weights is not None:
             done = (*done, gradients.assign_add(self.weights, weights))
@@ -129,6 +123,20 @@ class Cycle(nn.Cell):
                 losses = prim.mul(losses, self._of_losses(weights))
             done = (*done, prim.assign_add(self.losses, losses))
         return done, self.count.count()
+
+    def note(self, call, flags):
+        """Adds the flags of a call. Returns what to wait for."""
+        return gradients.assign_or(self.flags, self._found(call, flags))
+
+    def _found(self, call, flags):
+        """Returns the flags of a call in the order of `self.flags`."""
+        found = (self._stored(flags["overflows"]),) + flags["causes"]
+        if self.forward_not_finite is not None:
+            found = (*found, self._stored(flags["stand_still"]))
+        if self.is_weighted is not None:
+            is_unweighted = gradients.never(self.count.value)
+            found = (*found, prim.logical_not(is_unweighted) if "loss_weights" in call else is_unweighted)
+        return found
 
     def overflows(self, after):
         """Returns for each scale whether a call overflowed, once `after` is computed."""
@@ -182,3 +190,28 @@ class Cycle(nn.Cell):
         if self.losses is not None:
             gradients.assign_zeros((self.losses,), after)
         self.count.reset(after)
+
+
+class DroppingCycle(Cycle):
+    """
+    A cycle some of whose calls are dropped. It also keeps whether any call was not, and whose gradients were not finite
+    in those that were. `flags` of its calls have `kept` and `not_finite` for that.
+    """
+
+    def __init__(self, plan):
+        super().__init__(plan)
+        name = f"{plan.prefix}accumulation."
+        self.kept = state(f"{name}kept", False)
+        self.not_finite = state(f"{name}not_finite", np.zeros(len(self.gradients), bool))
+        self.flags = ParameterTuple([*self.flags, self.kept, self.not_finite])
+
+    def _found(self, call, flags):
+        return super()._found(call, flags) + (flags["kept"], flags["not_finite"])
+
+    def drop(self, call, flags):
+        """Counts a call that adds nothing but its flags. Returns what to wait for."""
+        return self.note(call, flags), self.count.count()
+
+    def is_kept(self, after):
+        """Returns whether any call was kept, once `after` is computed."""
+        return prim.deepcopy(ops.depend(self.kept, after))

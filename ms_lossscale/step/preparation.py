@@ -26,6 +26,7 @@ class Preparation(nn.Cell):
         self._zero = Tensor(0.0, mstype.float32)
         self._steps = Tensor(float(steps), mstype.float32)
         self._share = Tensor(1.0 / steps, mstype.float32)
+        self._drops_calls = settings.drop_overflowed_calls
         # Whether each network's loss has a weight.
         self._weighted = (True,) * len(weights) if plan.is_manual else settings.weighted
         self._transforms = None
@@ -50,8 +51,10 @@ class Preparation(nn.Cell):
         only its flag tells.
         """
         sums = loss_weights
-        if self.ranks is not None and any(self._weighted):
-            sums = self._over_ranks(loss_weights, cycle_is_weighted)
+        if self.ranks is not None and (any(self._weighted) or self._drops_calls):
+            # Where calls are dropped, ranks may have kept other numbers of them.
+            unweighted = self.ranks.mean(loss_weights) if self._drops_calls else loss_weights
+            sums = self._over_ranks(loss_weights, unweighted, cycle_is_weighted)
         averages = ()
         for i in range(len(grads)):
             # 0 if there is nothing in the mean; not where the weights are <= 0: a NaN must stay one.
@@ -60,14 +63,14 @@ class Preparation(nn.Cell):
             averages = (*averages, gradients.multiply(grads[i], factor))
         return averages
 
-    def _over_ranks(self, loss_weights, cycle_is_weighted):
+    def _over_ranks(self, loss_weights, unweighted, cycle_is_weighted):
         of_ranks = self.ranks.sum_like_gradients(loss_weights)
         sums = ()
         for i in range(len(loss_weights)):
             if cycle_is_weighted is not None:
-                sums = (*sums, prim.select(cycle_is_weighted, of_ranks[i], loss_weights[i]))
+                sums = (*sums, prim.select(cycle_is_weighted, of_ranks[i], unweighted[i]))
             else:
-                sums = (*sums, of_ranks[i] if self._weighted[i] else loss_weights[i])
+                sums = (*sums, of_ranks[i] if self._weighted[i] else unweighted[i])
         return sums
 
     def prepare(self, grads):

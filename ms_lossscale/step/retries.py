@@ -80,8 +80,7 @@ class Attempts(nn.Cell):
             flags = (*flags, verdict["state_not_finite"])
         for i in self._unscaled_losses:
             flags = (*flags, prim.logical_not(gradients.finite((call["losses"][i],))))
-        if self.transaction.cycle is not None:
-            flags += self.transaction.cycle.overflows(call["scales"])
+        flags += self.transaction.lost_already(call["scales"])
         return flags
 
     def back_off(self, scales, overflows, saved):

@@ -45,6 +45,7 @@ class Settings:
     max_retries: int
     skip_conditions: tuple[SkipCondition, ...]
     gradients_reduced: Union[bool, str]
+    drop_overflowed_calls: bool
 
     def of_network(self, number: int) -> "Settings":
         """Returns the settings of a step that trains this network alone."""
@@ -71,6 +72,7 @@ def check_settings(
     gradient_transforms: Sequence[Any],
     overflow_detector: Optional[OverflowDetector],
     gradients_reduced: Union[bool, str],
+    drop_overflowed_calls: bool = False,
     after_update: Optional[AfterUpdate] = None,
     skip_conditions: Sequence[Any] = (),
     has_aux: OneOrEach[bool] = False,
@@ -101,7 +103,14 @@ def check_settings(
         weighted=of_each(check_bool, "weighted", weighted),
         skip_conditions=_check_conditions(owner, skip_conditions),
         gradients_reduced=_check_reduced(owner, gradients_reduced),
+        drop_overflowed_calls=check_bool(owner, "drop_overflowed_calls", drop_overflowed_calls),
     )
+    if settings.drop_overflowed_calls and settings.gradient_accumulation_steps == 1:
+        raise ValueError(
+            f"For '{owner}', the argument 'drop_overflowed_calls' must be False without an accumulation cycle, since "
+            f"each call is then a step, which is skipped if it overflowed, but got True. Set "
+            f"gradient_accumulation_steps to 2 or more."
+        )
     for norm, value in zip(settings.clip_norm, settings.clip_value):
         if norm is not None and value is not None:
             raise ValueError(

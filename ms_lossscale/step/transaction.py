@@ -79,15 +79,14 @@ class Transaction(nn.Cell):
         if self.checks:
             overflows = self.agreed(overflows)
         skips = any_of(overflows)
-        stands_still = None
-        if self.patience is not None:
-            stands_still = gradients.and_each(overflows, self.agreed(self.stand_still(verdict, call, overflows)))
+        seen_by_rules = self.seen_by_rules(verdict, overflows)
+        stands_still = self.stand_still(verdict, call, overflows)
         asked = None
         if self.conditions is not None:  # 7. Conditions, where nothing overflowed.
             asked = self.conditions.ask(skips, call["losses"], grads)
             skips = prim.logical_or(skips, asked["skips"])
-            stands_still = self.conditions.stand_still(asked, overflows, stands_still)
-        self.scales.advance(call["scales"], overflows, stands_still)  # 8. One update of the scale.
+            stands_still = self.conditions.stand_still(asked, seen_by_rules, stands_still)
+        self.scales.advance(call["scales"], seen_by_rules, stands_still)  # 8. One update of the scale.
         if not self.may_skip:
             return ops.depend(skips, self._apply(grads, asked))
         # 9. One branch.
@@ -108,9 +107,15 @@ class Transaction(nn.Cell):
         # There may be nothing to restore, and graph mode warns of a call that does nothing if nobody uses its result.
         return ops.depend(done, self.restore_step(call))
 
+    def seen_by_rules(self, verdict, overflows):
+        """Returns for each scale whether its update rule sees an overflow."""
+        return overflows
+
     def stand_still(self, verdict, call, overflows):
-        """Returns for each scale whether the forward's own overflow keeps it from falling."""
-        return self.patience.stand_still(call, verdict, overflows)
+        """Returns for each scale whether the forward's own overflow keeps it from falling, None if none can."""
+        if self.patience is None:
+            return None
+        return gradients.and_each(overflows, self.agreed(self.patience.stand_still(call, verdict, overflows)))
 
     def causes(self, verdict, call):
         """Returns whether a loss, and whether what the forward wrote, was not finite."""
@@ -119,6 +124,10 @@ class Transaction(nn.Cell):
     def restore_step(self, call):
         """Undoes what the forward wrote. Returns what to wait for."""
         return self.forward_state.restore_call(call["saved"]) if "saved" in call else ()
+
+    def lost_already(self, scales):
+        """Returns flags of whether the step is skipped whatever this call of it finds, once `scales` are computed."""
+        return ()
 
     def agreed(self, flags):
         """Returns for each flag whether it is True on any rank."""

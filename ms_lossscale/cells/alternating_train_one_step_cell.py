@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, Optional, Union
 
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import GRAPH_MODE, Parameter, Tensor, get_context, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
@@ -185,6 +185,50 @@ class AlternatingTrainOneStepCell(TrainingCell):
     def _add_parts(self, steps, settings):
         self.turns = Turns(len(steps), settings[0].gradient_accumulation_steps)
         share_state([step.transaction.forward_state for step in steps])
+        for step in steps:
+            step.hold()
+        # Whether the last call did not come to its end, and whether what was loaded may be from within such a one.
+        self._is_within_call = False
+        self._was_loaded = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._was_loaded:
+            self._go_on_within_call()
+        try:
+            output = super().__call__(*args, **kwargs)
+        except BaseException:
+            # In PyNative mode, the networks before the one that raised have made their part of this call.
+            self._is_within_call = True
+            done = [i + 1 for i, step in enumerate(self.steps) if step.has_results()]
+            self.turns.begin_with(max(done, default=0))
+            raise
+        self._end_call()
+        return output
+
+    def _end_call(self):
+        """Has the next call begin with the first network."""
+        for step in self.steps:
+            step.forget_results()
+        if self._is_within_call:
+            self._is_within_call = False
+            self.turns.begin_with(0)
+
+    def _go_on_within_call(self):
+        """Has the networks take no part that had made theirs of the call in which what was loaded was saved."""
+        self._was_loaded = False
+        done = int(self.turns.next_network.asnumpy())
+        if done == 0:
+            return
+        if get_context("mode") == GRAPH_MODE:
+            raise RuntimeError(
+                f"For '{self._owner}', what was loaded was saved within a call in which network {done} raised, which "
+                f"only PyNative mode can go on with. Go on in PYNATIVE_MODE, or call discard()."
+            )
+        self._is_within_call = True
+        for i, step in enumerate(self.steps[:done]):
+            scale = prim.deepcopy(step.transaction.scales.loss_scales[0].scale_value)
+            loss = Tensor(float(self.turns.last_losses.asnumpy()[i]), mstype.float32)
+            step.hold(results=((loss,), ((),), Tensor(False), (scale,)))
 
     def _cycle_counts(self):
         return [*super()._cycle_counts(), self.turns.calls]
@@ -194,10 +238,22 @@ class AlternatingTrainOneStepCell(TrainingCell):
 
     def _after_loading(self):
         super()._after_loading()
-        self.turns.forget_losses()
+        for step in self.steps:
+            step.forget_results()
+        self._was_loaded = True
 
     def _after_flush(self, overflows):
         self.turns.flush(overflows)
+        self._begin_anew()
+
+    def _after_discard(self):
+        self.turns.discard()
+        self._begin_anew()
+
+    def _begin_anew(self):
+        self._is_within_call = True
+        self._was_loaded = False
+        self._end_call()
 
     def steps_made(self) -> int:
         return int(self.turns.cycles.asnumpy())

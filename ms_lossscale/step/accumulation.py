@@ -89,6 +89,5 @@ class AccumulatingTransaction(Transaction):
 
     def discard(self):
         """Drops a cycle that has begun, in Python: what its forwards wrote is undone, and all that it added up."""
-        if len(self.forward_state.written) > 0:
-            self.forward_state.restore_cycle(())
+        self.forward_state.restore_cycle(())
         self.cycle.reset(self.counters.applied_steps)

@@ -91,6 +91,9 @@ class Cycle(nn.Cell):
         self.losses = None
         if any(condition.needs_loss for condition in settings.skip_conditions):
             self.losses = state(f"{name}sum_of_losses", np.zeros(plan.losses, np.float32))
+        # All that is added up.
+        sums = [*self.gradients, *(self.weights or ()), *([] if self.losses is None else [self.losses])]
+        self.sums = ParameterTuple(sums)
         no_flags = np.zeros(len(plan.loss_scales) if self._has_own_flags else (), bool)
         self.overflow = state(f"{name}overflow", no_flags)
         # Whether a loss, and whether what a forward wrote, was not finite.
@@ -183,12 +186,8 @@ class Cycle(nn.Cell):
 
     def reset(self, after):
         """Empties the cycle once `after` is computed. A multiplication by 0 would keep a NaN."""
-        gradients.assign_zeros(self.gradients, after)
+        gradients.assign_zeros(self.sums, after)
         gradients.assign_zeros(self.flags, after)
-        if self.weights is not None:
-            gradients.assign_zeros(self.weights, after)
-        if self.losses is not None:
-            gradients.assign_zeros((self.losses,), after)
         self.count.reset(after)
 
 
@@ -201,16 +200,19 @@ class DroppingCycle(Cycle):
     def __init__(self, plan):
         super().__init__(plan)
         name = f"{plan.prefix}accumulation."
+        self._one_call = Tensor(1, mstype.int32)
+        self.dropped = state(f"{name}dropped_calls", np.int32(0))
         self.kept = state(f"{name}kept", False)
         self.not_finite = state(f"{name}not_finite", np.zeros(len(self.gradients), bool))
         self.flags = ParameterTuple([*self.flags, self.kept, self.not_finite])
+        self.sums = ParameterTuple([*self.sums, self.dropped])
 
     def _found(self, call, flags):
         return super()._found(call, flags) + (flags["kept"], flags["not_finite"])
 
     def drop(self, call, flags):
         """Counts a call that adds nothing but its flags. Returns what to wait for."""
-        return self.note(call, flags), self.count.count()
+        return self.note(call, flags), prim.assign_add(self.dropped, self._one_call), self.count.count()
 
     def is_kept(self, after):
         """Returns whether any call was kept, once `after` is computed."""

@@ -62,6 +62,11 @@ class DroppingTransaction(AccumulatingTransaction):
             "seen_by_rules": self.agreed(seen),
         }
 
+    def discard(self):
+        present = self.counters.dropped_calls
+        prim.assign(present, prim.sub(present, self.cycle.dropped))
+        super().discard()
+
     def lost_already(self, scales):
         return ()
 

@@ -8,7 +8,40 @@ from ms_lossscale._memory_in_use import UseInOutermostGraph
 from ms_lossscale._mindspore.graphs import MethodCell
 
 
-class Step(nn.Cell):
+class HeldStep(nn.Cell):
+    """
+    Base class of steps, one of several that a cell makes in a call. In PyNative mode, a later one may raise: then those
+    before can return once more what they returned, instead of making another step.
+    """
+
+    def __init__(self):
+        super().__init__(auto_prefix=False)
+        self.hold(False)
+
+    def hold(self, holds=True, results=None):
+        """Has it return the same results until `forget_results`: the given ones, or those of its next call."""
+        object.__setattr__(self, "_holds", holds)
+        object.__setattr__(self, "_results", results)
+
+    def forget_results(self):
+        """Has the next call make a step."""
+        object.__setattr__(self, "_results", None)
+
+    def has_results(self):
+        """Returns whether the next call returns results that are held."""
+        return self._results is not None
+
+    def __call__(self, *inputs):
+        # Graph mode does not come here.
+        if self._results is not None:
+            return self._results
+        results = super().__call__(*inputs)
+        if self._holds:
+            object.__setattr__(self, "_results", results)
+        return results
+
+
+class Step(HeldStep):
     """
     Runs N networks, and updates with N optimizers.
 
@@ -21,7 +54,7 @@ class Step(nn.Cell):
     """
 
     def __init__(self, transaction, networks_run, in_one_graph):
-        super().__init__(auto_prefix=False)
+        super().__init__()
         self.transaction = transaction
         self.networks_run = networks_run
         self._in_one_graph = in_one_graph
@@ -38,10 +71,6 @@ class Step(nn.Cell):
     def make_trial(self):
         """Makes what tells whether a batch would overflow at the present scale."""
         return Trial(self.transaction, self.networks_run, self._in_one_graph)
-
-    def flush(self):
-        """Ends a cycle that has begun. Returns whether it overflowed, a bool Tensor, or None if none has begun."""
-        return self.flush_cycle() if self.transaction.has_begun() else None
 
 
 class Trial(nn.Cell):

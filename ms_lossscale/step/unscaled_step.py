@@ -1,13 +1,14 @@
 """A training step with nothing to scale, to check or to undo."""
 
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, ops
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale.step.returned import ReturnedValues
+from ms_lossscale.step.step import HeldStep
 
 
-class UnscaledStep(nn.Cell):
+class UnscaledStep(HeldStep):
     """
     Trains one network as MindSpore's own training cell does, and counts the step. Once its loss scale is no longer 1,
     since a user has set or loaded another one, it is the step that scales.
@@ -18,7 +19,7 @@ class UnscaledStep(nn.Cell):
     """
 
     def __init__(self, plan, scaled_step):
-        super().__init__(auto_prefix=False)
+        super().__init__()
         self.scaled_step = scaled_step
         self.transaction = scaled_step.transaction
         self.networks_run = scaled_step.networks_run
@@ -67,6 +68,3 @@ class UnscaledStep(nn.Cell):
         counters = self.transaction.counters
         applied_steps = ops.depend(counters.count_applied(), self.optimizer(ops.depend(grads, loss)))
         return (loss,), ((),), gradients.never(applied_steps), (prim.deepcopy(self.loss_scale.scale_value),)
-
-    def flush(self):
-        """Does nothing: there is no cycle that could have begun."""

@@ -1,0 +1,151 @@
+"""Of a function, the Cells are held that its code reaches, and no code of the user's runs to find them."""
+
+import enum
+import functools
+
+import pytest
+from conftest import quick_in_pynative_mode
+from mindspore import nn, ops
+from support.manual_training import adam, batch, dynamic, regression
+
+import ms_lossscale as ls
+
+
+class WithHead(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Dense(4, 1)
+
+    def construct(self, x, y):
+        return ops.square(self.head(x) - y).mean()
+
+
+def head_global():
+    return nn.SequentialCell(nn.Dense(4, 4), nn.BatchNorm1d(4))
+
+
+head = head_global()
+used = WithHead()
+used_in_a_function_inside = WithHead()
+
+
+def names_an_attribute(x, y):
+    return ops.square(used.head(x) - y).mean()
+
+
+def holds_another_function(x, y):
+    def inside():
+        return [used_in_a_function_inside(x, y) for _ in range(2)]
+
+    return sum(inside())
+
+
+def test_the_name_of_an_attribute_is_no_global(mode):
+    head.set_train(False)
+    cell = ls.ScaledTrainOneStepCell(names_an_attribute, adam(used), dynamic()).set_train()
+    cell(*batch(0))
+    assert not [name for name in cell.forward_state_names() if "moving" in name]
+    assert not any(its.training for _, its in head.cells_and_names())
+    assert not {its.name for its in head.get_parameters()} & {its.name for its in cell.get_parameters()}
+    assert used.training
+
+
+@quick_in_pynative_mode
+def test_globals_of_functions_inside_are_reached(mode):
+    cell = ls.ScaledTrainOneStepCell(holds_another_function, adam(used_in_a_function_inside), dynamic()).set_train()
+    cell(*batch(0))
+    assert used_in_a_function_inside.training
+    assert cell.counters()["applied_steps"] == 1
+
+
+def refuse(*args):
+    raise AssertionError("Code of the user's runs.")
+
+
+class Slots:
+    __slots__ = ("network", "without_value")
+    __getattr__ = refuse
+
+    def __init__(self, network):
+        self.network = network
+
+
+class Attributes:
+    __class__ = property(refuse)
+    __getattr__ = __getattribute__ = refuse
+
+    def __init__(self, network):
+        self.network = network
+
+
+class OwnList(list):
+    __iter__ = __len__ = __getitem__ = refuse
+
+
+class OwnTuple(tuple):
+    __slots__ = ()
+    __iter__ = __len__ = __getitem__ = refuse
+
+
+class OwnDict(dict):
+    __iter__ = __len__ = __getitem__ = items = keys = values = refuse
+
+
+class Key(enum.Enum):
+    NETWORK = 1
+    __str__ = __format__ = __repr__ = refuse
+
+
+class Callable:
+    __call__ = __getattr__ = refuse
+
+    def __init__(self, network):
+        self.network = network
+
+
+class Methods:
+    def __init__(self, network):
+        self.network = network
+
+    def forward(self, *inputs):
+        return self.network(*inputs)
+
+
+HELD = {
+    "slots": Slots,
+    "attributes": Attributes,
+    "list": lambda network: OwnList([network]),
+    "tuple": lambda network: OwnTuple([network]),
+    "dict": lambda network: OwnDict({"network": network}),
+    "key": lambda network: {Key.NETWORK: network},
+    "callable": Callable,
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_no_code_of_the_users_runs_while_a_cell_is_built(mode, name):
+    network = regression()
+    held = HELD[name](network)
+
+    def forward(x, y):
+        return held(x, y)
+
+    for function in (held, forward) if name == "callable" else (forward,):
+        cell = ls.ScaledTrainOneStepCell(function, adam(network), dynamic()).set_train()
+        assert network.training
+        assert cell.forward_state_names() == ["1.moving_mean", "1.moving_variance"]
+        network.set_train(False)
+
+
+def take_all(*cells_and_inputs):
+    *cells, x, y = cells_and_inputs
+    return sum(cell(x, y) for cell in cells)
+
+
+@quick_in_pynative_mode
+def test_what_a_partial_binds_is_reached(mode):
+    networks = [regression(i, f"network_{i}.") for i in range(3)]
+    of_a_method = functools.partial(Methods(networks[0]).forward, networks[1])
+    for function, count in ((functools.partial(take_all, *networks), 3), (of_a_method, 2)):
+        cell = ls.ScaledTrainOneStepCell(function, adam(nn.CellList(networks[:count])), dynamic())
+        assert len(cell.forward_state_names()) == 2 * count

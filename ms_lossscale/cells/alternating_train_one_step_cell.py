@@ -236,6 +236,9 @@ class AlternatingTrainOneStepCell(TrainingCell):
     def _shared_state(self):
         return [*super()._shared_state(), *self.turns.shared_state()]
 
+    def _beginnings(self):
+        return self.turns.beginnings()
+
     def _after_loading(self):
         super()._after_loading()
         for step in self.steps:

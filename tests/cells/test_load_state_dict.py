@@ -8,6 +8,8 @@ from mindspore import Parameter, Tensor
 from support.linear_pair import CELLS, Trained
 from support.training import changed, state
 
+from ms_lossscale import merge_shards
+
 
 @pytest.mark.parametrize("kind", CELLS)
 def test_names_that_do_not_fit(kind):
@@ -80,3 +82,20 @@ def test_scale_sense_shows_the_present_scale():
     # What mindocr's callback reads.
     assert cell.loss_scaling_manager.get_loss_scale() == 8.0
     assert alternating.loss_scaling_manager.get_loss_scale() == [2.0, 4.0]
+
+
+def test_what_append_dict_adds_to_a_checkpoint():
+    cell = Trained("scaled").cell
+    cell.set_loss_scale(8.0)
+    mindspore.save_checkpoint(cell, "saved.ckpt", append_dict={"note": "abc", "epoch": 3})
+    loaded = mindspore.load_checkpoint("saved.ckpt")
+    other = Trained("scaled").cell
+    with pytest.raises(RuntimeError, match=r"epoch is unexpected\. Take out .* parameters\.pop\('epoch'\)") as refused:
+        other.load_state_dict(loaded)
+    assert "Construct" not in str(refused.value)
+    assert other.load_state_dict(loaded, strict=False) == ([], ["epoch"])
+    assert other.get_loss_scale() == 8.0
+    del loaded["epoch"]
+    assert other.load_state_dict(loaded) == ([], [])
+    # The plain optimizer's checkpoint, as of one rank.
+    assert set(merge_shards(["saved.ckpt"])) == {*state(cell), "epoch"}

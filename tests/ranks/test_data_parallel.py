@@ -195,10 +195,17 @@ def test_ranks_that_train_apart_decide_alone_and_are_warned(job, mode):
 
 @pytest.mark.parametrize("name", rank_checks.DIFFERENCES)
 def test_ranks_with_different_cells_are_told_so_at_the_first_step(job, name):  # Or when they look for a loss scale.
-    for (errors,) in job("different", "graph"):
+    for _, errors in job("different", "graph"):
         message = str(errors[name])
         assert "all ranks must train the same cell, but rank 1 differs from rank 0" in message
-        assert name in message.split(" on this rank: ")[1]
+        named = message.split(" on this rank: ")[1].split(" Pass the same")[0]
+        assert name in named
+        assert not [word for word in ("number=", "is_checked", "when_set", "counters=", "seed") if word in named]
+
+
+def test_what_a_rank_has_made_before_is_no_difference(job):
+    for equal, _ in job("different", "graph"):
+        assert str(equal["equal"]) == ""
 
 
 def test_no_setting_can_be_forgotten_when_ranks_compare():

@@ -80,6 +80,10 @@ def different(place):
     """Tries to train cells that differ on the last rank, and to find a loss scale in ranges that differ."""
     dp.parallel(place)
     last = place.rank == place.ranks - 1
+    if last:  # What it made before is no difference.
+        ls.DynamicLossScale(), nn.Dropout(p=0.5)
+    equal = dp.scaled(ALONE, gradient_transforms=[nn.Dropout(p=0.5)], skip_conditions=[ls.NormSpike(max_norm=1.0)])
+    yield {"equal": np.array(dp.error_of(equal.compare_ranks))}
     cell = dp.scaled(ALONE, ls.DynamicLossScale(max_loss_scale=2.0 ** (20 + last)))
     errors = {"max_loss_scale": np.array(dp.error_of(cell.find_loss_scale, *dp.rows_of(place, 0)))}
     for name in (*SETTINGS, *OTHERS):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from mindspore import Tensor, mutable, nn
+from mindspore import ParameterTuple, RowTensor, Tensor, mutable, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import all_finite
@@ -75,3 +75,33 @@ def test_a_list_and_no_gradients(mode):
         assert bool(all_finite(tensors([1.0], [last], dtypes=DTYPES[2:] * 2))) == expected
     for finite in (all_finite(()), all_finite([]), EmptyAllFinite()()):
         assert (finite.dtype, finite.shape, bool(finite)) == (mstype.bool_, (), True)
+
+
+class SparseStep(nn.Cell):
+    """A hand-written step on a table of which compiled code takes the gradient as a RowTensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.EmbeddingLookup(6, 2, sparse=True)
+        self.dense = nn.Dense(2, 1)
+        weights = ParameterTuple(self.table.trainable_params() + self.dense.trainable_params())
+        self.gradients_of = ops.value_and_grad(self.loss, None, weights)
+
+    def loss(self, rows, factor):
+        return (self.dense(self.table(rows)) * factor).sum()
+
+    def construct(self, rows, factor):
+        _, grads = self.gradients_of(rows, factor)
+        return all_finite(grads), all_finite(grads[:1])
+
+
+def test_gradients_of_few_rows(mode):
+    step = SparseStep()
+    for factor, expected in ((1.0, True), (np.inf, False), (np.nan, False)):
+        assert [bool(its) for its in step(Tensor([0, 1]), Tensor(factor, mstype.float32))] == [expected] * 2
+
+
+def test_rows_outside_of_compiled_code(mode):
+    for value in (1.0, np.inf):
+        rows = RowTensor(Tensor([0, 5]), Tensor([[1.0], [value]], mstype.float32), (6, 1))
+        assert bool(all_finite([rows, Tensor([1.0])])) == np.isfinite(value)

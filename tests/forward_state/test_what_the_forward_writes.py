@@ -1,11 +1,13 @@
 """What a skipped step restores: what MindSpore registers and nobody trains, and what the user names."""
 
+import collections
 import copy
+import warnings
 
 import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from support.networks import FEATURES, batch, batch_for
 from support.training import bookkeeping, changed, state
 
@@ -129,6 +131,52 @@ def test_what_mindspore_does_not_find_is_warned_of_and_restored_if_it_is_named(m
     np.testing.assert_array_equal(memory.asnumpy(), before)
     cell(*batch(1))
     assert not np.array_equal(memory.asnumpy(), before)
+
+
+class OwnList(list):
+    def __iter__(self):
+        raise AssertionError("Code of the user's runs.")
+
+
+class Holding(nn.Cell):
+    def __init__(self, hold):
+        super().__init__()
+        self.head = nn.Dense(FEATURES, 1)
+        self.held = hold(self.head)
+
+    def construct(self, x, y):
+        return ops.square(self.head(x) - y).mean()
+
+
+DENSE = nn.Dense(2, 2)
+HIDDEN = {
+    "list_in_a_list": lambda _: [[DENSE]],
+    "list_in_a_dict": lambda _: {"cells": [DENSE]},
+    "dict_in_a_tuple": lambda _: ({"cell": DENSE},),
+    "parameters_in_a_list": lambda _: [ParameterTuple([frozen("listed", 2)])],
+    "deeper": lambda _: collections.OrderedDict(a=[{"b": [None, DENSE]}]),
+    "own_list": lambda _: [OwnList([DENSE])],
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_what_lists_within_lists_and_dicts_hold_is_warned_of(name):
+    with pytest.warns(RuntimeWarning, match=r"does not find .* in the \w+ 'held' of Holding") as warned:
+        of_one(Holding(HIDDEN[name]))
+    assert len(warned) == 1
+
+
+def itself(head):
+    held = [head, {"weight": head.weight}, [[head]], "text", 1]
+    held.append(held)
+    return held
+
+
+@pytest.mark.parametrize("hold", [itself, lambda head: ParameterTuple([head.weight]), lambda head: nn.CellList([head])])
+def test_what_mindspore_finds_elsewhere_may_be_in_a_list_too(hold):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        of_one(nn.SequentialCell(Holding(hold)))
 
 
 class Counting(nn.Cell):

@@ -5,16 +5,28 @@ from ms_lossscale._output import counted
 
 _MOST_NAMES = 5
 # What to do about skips, by their reason.
-ON_SKIPS = {
+_ON_SKIPS = {
     "condition": "nothing overflows, so look at the condition and its threshold, and leave the loss scale as it is",
     "loss": "no loss scale fixes a loss that is not finite: locate_overflow names the cell where it begins",
-    "forward_state": "look at what the forward writes, see forward_state_names(): a value that is infinite on purpose "
+    "forward_state": "look at what the forward writes, see forward_state_names(). A normalisation's statistics are not "
+    "finite if its input overflows in float16: ms_lossscale.advise_float32 finds the cells that need float32; with NaN "
+    "in the data; or if a batch has one sample only, as a dataset's last one may. A value that is infinite on purpose "
     "must be in its Parameter before the first step",
     "gradients": "the backward overflows at every scale so far: find_loss_scale finds a lower one, if there is any, "
     "and ms_lossscale.advise_float32 the cells that need float32. A number as the loss scale does not fall",
     "detector": "all gradients are finite, so look at your overflow detector; or, where an NPU's status register "
     "tells, for values in the network that overflow and are clipped or masked afterwards",
 }
+_ON_GRADIENTS_OF_A_MANUAL_STEP = (
+    "the backward overflows at every scale so far, or there is NaN in the data, "
+    "which end(grads, loss=loss) would tell: locate_overflow(forward, inputs, loss_scale=1.0) names where it begins, "
+    "and ms_lossscale.advise_float32 the cells that need float32. A number as the loss scale does not fall"
+)
+
+
+def on_skips(reason, is_manual):
+    """Returns what to do about steps that are skipped for this reason; `is_manual` for those of a ManualStep."""
+    return _ON_GRADIENTS_OF_A_MANUAL_STEP if is_manual and reason == "gradients" else _ON_SKIPS[reason]
 
 
 def named_counts(counts):

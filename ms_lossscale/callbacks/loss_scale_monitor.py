@@ -11,10 +11,11 @@ import numpy as np
 from mindspore import Tensor
 from mindspore.train import Callback, RunContext
 
-from ms_lossscale._advice import ON_SKIPS
+from ms_lossscale._advice import on_skips
 from ms_lossscale._arguments import StrPath, check_positive_int, describe
 from ms_lossscale.callbacks.records import Record, RecordFile
 from ms_lossscale.callbacks.watched_step import Snapshot, WatchedStep, as_numpy
+from ms_lossscale.cells.manual_step import ManualStep
 from ms_lossscale.cells.training_state import TrainingState
 
 
@@ -313,10 +314,11 @@ class LossScaleMonitor(Callback):
 
     def _stop_if_it_only_skips(self, watched, record):
         if self._max_skips and record.skipped and record.consecutive_skipped_steps >= self._max_skips:
+            advice = on_skips(record.skip_reasons.split()[-1], isinstance(self._cell, ManualStep))
             raise RuntimeError(
                 f"For 'LossScaleMonitor', training was stopped at {self._call} {record.step}, since "
                 f"max_consecutive_skips is {self._max_skips}: {watched.prefix}{watched.skip(record)}. What to try: "
-                f"{ON_SKIPS[record.skip_reasons.split()[-1]]}.{self._save(watched.batch)}"
+                f"{advice}.{self._save(watched.batch)}"
             )
 
     def _save(self, batch):

@@ -12,7 +12,7 @@ from support.networks import Linear, batch, batch_for
 from support.python_process import skip_with_older_mindspore
 from support.sloped_networks import cell, manual, with_norm
 
-from ms_lossscale import DynamicLossScale, NormSpike, ScaledTrainOneStepCell
+from ms_lossscale import DynamicLossScale, ManualStep, NormSpike, ScaledTrainOneStepCell
 
 SEE = " More symptoms and causes: docs/diagnosis.md."
 
@@ -144,3 +144,23 @@ def test_an_optimizer_to_whose_weights_no_gradient_flows(mode):
         "far, no gradient reaches any. Look for ops.stop_gradient between the loss and these weights; or float16 "
         f"flushes all gradients to zero, which a larger loss scale prevents.{SEE}"
     )
+
+
+def step_without_loss(loss_scale, network):
+    """A ManualStep whose `end` gets no loss."""
+    step = ManualStep(network, nn.SGD([network.weight], 0.01), loss_scale).set_train()
+    value_and_grad = step.value_and_grad(network)
+
+    def train_step(x, y):
+        _, grads = value_and_grad(*step.begin(x, y))
+        return step.end(grads)
+
+    return train_step
+
+
+@quick_in_pynative_mode
+def test_a_manual_step_is_told_of_what_it_has_and_that_the_data_may_be_the_reason(mode):
+    message = warning_of(step_without_loss(DynamicLossScale(2.0**4), Linear()), batch_for(True))
+    assert "By skip_reasons() it is mostly 'gradients'" in message
+    assert "or there is NaN in the data, which end(grads, loss=loss) would tell: locate_overflow(forward, " in message
+    assert "find_loss_scale" not in message

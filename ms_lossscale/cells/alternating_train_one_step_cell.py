@@ -239,6 +239,9 @@ class AlternatingTrainOneStepCell(TrainingCell):
     def _beginnings(self):
         return self.turns.beginnings()
 
+    def _complete(self, parameters):
+        self.turns.complete(parameters)
+
     def _after_loading(self):
         super()._after_loading()
         for step in self.steps:

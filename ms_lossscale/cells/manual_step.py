@@ -67,6 +67,7 @@ class ManualStep(TrainingState, Float32Cell):
         skip_conditions (Union[list[SkipCondition], tuple[SkipCondition]]): As for :class:`ScaledTrainOneStepCell`.
             Those that need a loss get what is passed to `end`. Default: ``()`` .
         gradients_reduced (Union[bool, str]): As for :class:`ScaledTrainOneStepCell`. Default: ``False`` .
+        drop_overflowed_calls (bool): As for :class:`ScaledTrainOneStepCell`. Default: ``False`` .
 
     Attributes:
         parameters (ParameterTuple): The weights of the optimizer, to differentiate by; for a list of optimizers a tuple
@@ -129,6 +130,7 @@ class ManualStep(TrainingState, Float32Cell):
         overflow_detector: Optional[OverflowDetector] = None,
         skip_conditions: Sequence[Any] = (),
         gradients_reduced: Union[bool, str] = False,
+        drop_overflowed_calls: bool = False,
     ) -> None:
         super().__init__(auto_prefix=False)
         owner = type(self).__name__
@@ -157,6 +159,7 @@ class ManualStep(TrainingState, Float32Cell):
             overflow_detector=overflow_detector,
             skip_conditions=skip_conditions,
             gradients_reduced=gradients_reduced,
+            drop_overflowed_calls=drop_overflowed_calls,
         )
         loss_scales = own_loss_scales(owner, loss_scale, len(optimizers))
         self.each_has_scale = isinstance(loss_scale, (list, tuple))

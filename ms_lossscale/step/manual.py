@@ -86,7 +86,7 @@ class ManualCalls(nn.Cell):
             flush = self.in_one_graph(MethodCell(self.transaction.flush).construct)
         # Hidden from MindSpore: these have the same Parameters again.
         object.__setattr__(self, "held", HeldCall(self.transaction.forward_state, len(plan.loss_scales)))
-        object.__setattr__(self, "_flush", flush)
+        object.__setattr__(self, "flush_cycle", flush)
 
     def begin(self, *inputs):
         """Events 1 and 2 of a step, and the clearing of an NPU's register. Undoes a call that did not end."""
@@ -110,7 +110,3 @@ class ManualCalls(nn.Cell):
         if len(loss_weights) > 0:
             call["loss_weights"] = loss_weights * len(grads)
         return self.held.end(self.transaction.end_of_call(call))
-
-    def flush(self):
-        """Ends a cycle that has begun. Returns whether it overflowed, a bool Tensor, or None if none has begun."""
-        return self._flush() if self.transaction.has_begun() else None

@@ -158,25 +158,14 @@ class AlternatingTrainOneStepCell(TrainingCell):
             gradients_reduced=gradients_reduced,
             drop_overflowed_calls=drop_overflowed_calls,
         )
-        settings_of_steps = check_settings_of_steps(
+        of_steps = check_settings_of_steps(
             owner, settings, len(networks), after_update=after_update, skip_conditions=skip_conditions
         )
-        if not isinstance(loss_scale, (list, tuple)):
-            if isinstance(loss_scale, LossScale):
-                _check_held_by_none(owner, loss_scale, (*networks, *optimizers), settings_of_steps)
-            loss_scale = [copy.deepcopy(loss_scale) for _ in networks]
-        loss_scales = own_loss_scales(owner, loss_scale, len(networks))
+        loss_scales = _loss_scales(owner, loss_scale, (*networks, *optimizers), of_steps)
+        parts = zip(networks, optimizers, loss_scales, of_steps)
         plans = [
-            StepPlan(
-                owner,
-                (networks[i],),
-                (optimizers[i],),
-                [loss_scales[i]],
-                settings_of_steps[i],
-                prefix=network_prefix(i),
-                number=i,
-            )
-            for i in range(len(networks))
+            StepPlan(owner, (network,), (optimizer,), [scale], of_step, prefix=network_prefix(i), number=i)
+            for i, (network, optimizer, scale, of_step) in enumerate(parts)
         ]
         super().__init__(networks, optimizers, plans, network_inputs)
         if every is not None:
@@ -329,6 +318,15 @@ class AlternatingTrainOneStepCell(TrainingCell):
 def _values(results):
     """Returns the loss, the overflow and the scale of a network's step."""
     return gradients.sums(results[0])[0], results[2], results[3][0]
+
+
+def _loss_scales(owner, loss_scale, cells, of_steps):
+    """Returns the loss scale of each network: its own, or a copy of the one that is given for all."""
+    if not isinstance(loss_scale, (list, tuple)):
+        if isinstance(loss_scale, LossScale):
+            _check_held_by_none(owner, loss_scale, cells, of_steps)
+        loss_scale = [copy.deepcopy(loss_scale) for _ in of_steps]
+    return own_loss_scales(owner, loss_scale, len(of_steps))
 
 
 def _check_held_by_none(owner, loss_scale, cells, settings):

@@ -29,7 +29,8 @@ class RetriedStep(Step):
         self.check_attempt = in_one_graph(self.attempts.check)
         self.end_of_attempts = in_one_graph(self.attempts.end)
         self._max_retries = Tensor(max_retries, mstype.int32)
-        self._none, self._one = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
+        self._none = Tensor(0, mstype.int32)
+        self._one = Tensor(1, mstype.int32)
 
     def construct(self, *inputs):
         scales, inputs, saved = self.transaction.begin(inputs)

@@ -57,7 +57,8 @@ class UnscaledStep(HeldStep):
 
     def _loss(self, *inputs):
         output = self.network(*inputs)
-        return output if isinstance(output, Tensor) else self._returned_values(output)[0]
+        # A copy, since the update changes what a network returns that is a weight.
+        return prim.deepcopy(output if isinstance(output, Tensor) else self._returned_values(output)[0])
 
     def construct(self, *inputs):
         if self._is_scaled:

@@ -168,7 +168,7 @@ ADVICE = {
     "empty": (lambda: half(EmptyContainers()), (X, Y), ["_backbone.0.middle"], True, "EmptyContainers"),
     "state": (
         lambda: half(networks.WritesSquares()), (X, Y), ["_backbone.0.middle"], True,
-        "0.middle.seen, which it writes, is not finite",
+        "0.middle.seen, which it writes, is inf",
     ),
 }  # fmt: skip
 

@@ -1,5 +1,7 @@
 """What a ManualStep differentiates, and what it checks, eagerly and in compiled code."""
 
+import weakref
+
 from mindspore import dtype as mstype
 from mindspore import nn, ops
 
@@ -10,6 +12,15 @@ from ms_lossscale.cells.rank_comparison import refuse_with_sharded_weights
 from ms_lossscale.loss_scale import FixedLossScale
 from ms_lossscale.step.returned import ReturnedValues
 
+_compiled: "weakref.WeakSet[CallChecks]" = weakref.WeakSet()
+
+
+def are_compiled(cells):
+    """Returns whether the user's code has compiled a ManualStep on one of these cells."""
+    ids = set(map(id, cells))
+    networks = [network for checks in _compiled for network in checks.networks]
+    return any(id(cell) in ids for network in networks for _, cell in network.cells_and_names())
+
 
 class CallChecks:
     """
@@ -19,6 +30,7 @@ class CallChecks:
 
     def __init__(self, plan, parallel_mode):
         self._owner, self._parallel_mode = plan.owner, parallel_mode
+        self.networks = plan.networks
         self._shapes = tuple(tuple(tuple(weight.shape) for weight in weights) for weights in plan.weights)
         self._loss_scales, self._scale_of = list(plan.loss_scales), plan.scale_of_network
         self._needs_loss = any(condition.needs_loss for condition in plan.settings.skip_conditions) or not all(
@@ -72,6 +84,11 @@ class CallChecks:
             refuse_with_sharded_weights(owner, "weight", self._parallel_mode)
         self._warn_of_unused_scales()
         return True
+
+    def compiled_end(self, *args):
+        """Does the same, and remembers that it is compiled."""
+        _compiled.add(self)
+        return self.end(*args)
 
     def _warn_of_unused_scales(self):
         if any(not self._loss_scales[i].has_scaled for i in self._not_yet_used):

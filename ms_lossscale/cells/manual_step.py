@@ -192,7 +192,7 @@ class ManualStep(TrainingState, Float32Cell):
         self._look_after([self._calls], optimizers, [settings])
         self._checks = CallChecks(plan, self.parallel_mode)
         # Graph mode runs these when it compiles.
-        self._check_end = ops.constexpr(self._checks.end)
+        self._check_end = ops.constexpr(self._checks.compiled_end)
         self._used_scale = ops.constexpr(self._checks.used_scale)
         # What Python calls, hidden from MindSpore: they have the same Parameters again.
         object.__setattr__(self, "_run_begin", self._calls.in_one_graph(MethodCell(self._calls.begin).construct))

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import warnings
 
 import mindspore
 import numpy as np
@@ -122,6 +123,27 @@ def test_which_cells_need_float32(mode):
     network, step, function, _ = made()
     advise_float32(function, step.parameters, [inputs(4e4)]).apply()
     assert not is_lost(function)
+
+
+def test_advice_that_comes_after_the_step_was_compiled_says_so(mode):
+    _, step, forward, _ = made("plain")
+    _, other_step, other_forward, _ = made("plain")
+    value_and_grad = step.value_and_grad(forward)
+
+    @mindspore.jit
+    def train_step(x, y):
+        x, y = step.begin(x, y)
+        loss, grads = value_and_grad(x, y)
+        return loss, step.end(grads)
+
+    advice = advise_float32(forward, step.parameters, [inputs(4e4)])
+    assert advice.holds
+    train_step(*map(Tensor, inputs(1.0)))
+    with pytest.warns(RuntimeWarning, match=r"a ManualStep that trains these cells was compiled by mindspore\.jit"):
+        advice.apply()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        advise_float32(other_forward, other_step.parameters, [inputs(4e4)]).apply()
 
 
 def test_what_a_function_computes_itself():

@@ -41,7 +41,7 @@ def main():
         loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
         network = nn.WithLossCell(amp.auto_mixed_precision(make(), "O3"), loss)
         start = time.perf_counter()
-        advice = advise_float32(network, None, [batch])
+        advice = advise_float32(network, [batch])
         seconds = time.perf_counter() - start
         cells = len(list(network.cells_and_names()))
         print(f"{name:24} {cells:5} {len(advice.cells):12} {advice.runs:5} {seconds:8.0f}", flush=True)

@@ -19,7 +19,7 @@ _ON_SKIPS = {
 }
 _ON_GRADIENTS_OF_A_MANUAL_STEP = (
     "the backward overflows at every scale so far, or there is NaN in the data, "
-    "which end(grads, loss=loss) would tell: locate_overflow(forward, inputs, loss_scale=1.0) names where it begins, "
+    "which end(grads, loss=loss) would tell: locate_overflow(forward, [inputs]) names where it begins, "
     "and ms_lossscale.advise_float32 the cells that need float32. A number as the loss scale does not fall"
 )
 

@@ -38,11 +38,12 @@ class OverflowSearch:
         inputs (dict): The ranges of the inputs, by a cell and the number of its call, in the order of the calls.
     """
 
-    def __init__(self, loss_and_grads, loss_scale, names):
+    def __init__(self, loss_and_grads, loss_scale, names, number):
         self._loss_and_grads = loss_and_grads
         self._part = loss_and_grads.part
         self._loss_scale = loss_scale
         self._names = names
+        self._number = number
         self._root = names[id(self._part.network)]
         cells = [cell for _, cell in self._part.network.cells_and_names()]
         self._cells = {names[id(cell)]: cell for cell in cells}
@@ -114,6 +115,7 @@ class OverflowSearch:
             value=value,
             tensor=ranges_of([tensor])[0],
             inputs=self.inputs.get((place.cell, place.call), ()),
+            batch=self._number,
         )
         moment = len(self._found) if moment is None else moment
         self._found.append((moment, trace._replace(note=self._note_on(trace, place))))

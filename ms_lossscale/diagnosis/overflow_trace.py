@@ -48,6 +48,7 @@ class OverflowTrace(NamedTuple):
     - **tensor** (Range) - The tensor that holds it.
     - **inputs** (tuple[Range]) - The cell's inputs in the forward.
     - **note** (str) - A remark, or an empty text.
+    - **batch** (int) - The number of the batch, counted from 0.
     """
 
     found: bool
@@ -62,14 +63,17 @@ class OverflowTrace(NamedTuple):
     tensor: Optional[Range] = None
     inputs: tuple[Range, ...] = ()
     note: str = ""
+    batch: int = 0
 
     def __str__(self) -> str:
         scale = written_scale(self.loss_scale)
         if not self.found:
             none = f"No overflow: all values are finite and below 65504 in float16 at loss scale {scale}."
             return f"{none} {self.note}".rstrip()
+        of_batch = f" of batches[{self.batch}]" if self.batch else ""
         lines = [
-            f"The first overflow at loss scale {scale} is in the {self.direction} of {self.cell}: {self._in_words()}"
+            f"The first overflow{of_batch} at loss scale {scale} is in the {self.direction} of {self.cell}: "
+            f"{self._in_words()}"
         ]
         if self.tensor is not None:
             lines[0] += f" ({self.value:g}) at {self.index}"

@@ -414,7 +414,7 @@ def test_it_stops_a_training_that_only_skips(mode, tmp_path):
     saved = tuple(np.load(path).values())
     for array, expected in zip(saved, batches[5]):
         np.testing.assert_array_equal(array, expected)
-    assert locate_overflow(its, saved, loss_scale=128).note == "The batch itself holds values that are not finite."
+    assert locate_overflow(its, [saved], loss_scale=128).note == "The batch itself holds values that are not finite."
 
 
 def on_npu():

@@ -176,7 +176,7 @@ ADVICE = {
 @pytest.mark.parametrize("name", [*(name for name in ADVICE if name != "zeros"), *slow("zeros")])
 def test_what_is_said(name):
     make, batch, cells, holds, words = ADVICE[name]
-    advice = advise_float32(make(), None, [batch])
+    advice = advise_float32(make(), [batch])
     assert (advice.cells, advice.holds, advice.loss_scale is None) == (cells, holds, not holds)
     assert str(advice).count(words) == 1
     if name == "log of zero":
@@ -196,3 +196,13 @@ def test_casts_in_a_construct_can_not_be_switched_in_graph_mode_and_it_is_said(m
     advice = advise_float32(training_cell(blocks(CastsByHand()), None), [networks.batch()])
     assert (advice.cells, advice.holds) == (["_backbone.0.middle"], True)
     assert (CAST_WITHIN in str(advice)) == (mode == "graph")
+
+
+def test_a_loss_scale_at_which_the_batches_must_be_finite():
+    network = half(nn.ReLU())
+    advice = advise_float32(network, [(X, Y)])
+    assert advice.cells == []
+    assert advise_float32(network, [(X, Y)], loss_scale=advice.loss_scale).cells == []
+    beyond = advise_float32(network, [(X, Y)], loss_scale=2 * advice.loss_scale)
+    assert beyond.holds and len(beyond.cells) > 0
+    assert beyond.loss_scale > advice.loss_scale

@@ -41,7 +41,7 @@ def inputs(size):
 
 def is_lost(diagnosed):
     """Whether a value is, that float32 does not hold."""
-    trace = locate_overflow(diagnosed, inputs(4e4), loss_scale=1.0)
+    trace = locate_overflow(diagnosed, [inputs(4e4)], loss_scale=1.0)
     return trace.found and trace.tensor.non_finite > 0
 
 
@@ -75,8 +75,8 @@ def made(kind="with_aux"):
 def test_a_function_is_diagnosed_as_a_cell_that_computes_the_same(mode, kind):
     network, step, function, cell = made(kind)
     ordinary = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32), np.ones((4, 2), np.float32)
-    report = profile_gradients(function, batches=[ordinary])
-    expected = profile_gradients(cell, network.trainable_params(), [ordinary])
+    report = profile_gradients(function, [ordinary])
+    expected = profile_gradients(cell, [ordinary], parameters=network.trainable_params())
     assert list(report.parameters) == ["dense.weight", "norm.gamma", "norm.beta"]
     assert report.recommended_loss_scale == expected.recommended_loss_scale
     assert [its.as_dict() for its in report.parameters.values()] == [
@@ -84,9 +84,9 @@ def test_a_function_is_diagnosed_as_a_cell_that_computes_the_same(mode, kind):
     ]
     places = [str(its.place) for its in profile_activations(function, [ordinary]).activations if its.kind == "output"]
     assert places[:3] == ["network.dense", "network.norm", "network"]
-    trace = locate_overflow(function, inputs(4e4), loss_scale=2.0)
+    trace = locate_overflow(function, [inputs(4e4)], loss_scale=2.0)
     assert (trace.cell, trace.direction, trace.kind, trace.loss_scale) == ("network.dense", "forward", "inf", 2.0)
-    assert not locate_overflow(function, inputs(1.0), loss_scale=2.0).found
+    assert not locate_overflow(function, [inputs(1.0)], loss_scale=2.0).found
     assert (step.get_loss_scale(), step.counters()["applied_steps"]) == (2.0**10, 0)
 
 
@@ -101,8 +101,11 @@ def test_looking_in_between_begin_and_end_changes_nothing_and_the_weights_of_sev
 
     weight = networks[0].weight.asnumpy().copy()
     x, y = step.begin(*batch(0))
-    assert not locate_overflow(forward, (x, y), loss_scale=2.0**10).found
-    assert list(profile_gradients(forward, step.parameters, [(x, y)]).parameters) == ["weight", "second.weight"]
+    assert not locate_overflow(forward, [(x, y)], loss_scale=2.0**10).found
+    assert list(profile_gradients(forward, [(x, y)], parameters=step.parameters).parameters) == [
+        "weight",
+        "second.weight",
+    ]
     step.end(*(step.value_and_grad(forward, i)(x, y)[1] for i in range(2)))
     x, y = (each.asnumpy() for each in batch(0))
     # float32 rounds by 2**-24 a few times; another scale is off by factors.
@@ -113,15 +116,15 @@ def test_looking_in_between_begin_and_end_changes_nothing_and_the_weights_of_sev
 @quick_in_graph_mode
 def test_which_cells_need_float32(mode):
     network, step, function, cell = made()
-    advice = advise_float32(function, step.parameters, [inputs(4e4)])
+    advice = advise_float32(function, [inputs(4e4)], parameters=step.parameters)
     assert (advice.cells, advice.holds) == (["network.dense", "network.norm"], True)
     assert "network.dense      Dense  forward: its output is inf" in str(advice)
-    assert advice.loss_scale == advise_float32(cell, None, [inputs(4e4)]).loss_scale
+    assert advice.loss_scale == advise_float32(cell, [inputs(4e4)]).loss_scale
     # What it says to do works, and so does `apply`.
     exec(advice.lines(), {"network": network})
     assert not is_lost(function)
     network, step, function, _ = made()
-    advise_float32(function, step.parameters, [inputs(4e4)]).apply()
+    advise_float32(function, [inputs(4e4)], parameters=step.parameters).apply()
     assert not is_lost(function)
 
 
@@ -136,14 +139,14 @@ def test_advice_that_comes_after_the_step_was_compiled_says_so(mode):
         loss, grads = value_and_grad(x, y)
         return loss, step.end(grads)
 
-    advice = advise_float32(forward, step.parameters, [inputs(4e4)])
+    advice = advise_float32(forward, [inputs(4e4)], parameters=step.parameters)
     assert advice.holds
     train_step(*map(Tensor, inputs(1.0)))
     with pytest.warns(RuntimeWarning, match=r"a ManualStep that trains these cells was compiled by mindspore\.jit"):
         advice.apply()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        advise_float32(other_forward, other_step.parameters, [inputs(4e4)]).apply()
+        advise_float32(other_forward, [inputs(4e4)], parameters=other_step.parameters).apply()
 
 
 def test_what_a_function_computes_itself():
@@ -153,14 +156,16 @@ def test_what_a_function_computes_itself():
         hidden = network(x)
         return (hidden * hidden).astype(mstype.float32).mean()
 
-    advice = advise_float32(forward, network.trainable_params(), [np.full((4, 2), 1e3, np.float32)])
+    advice = advise_float32(forward, [np.full((4, 2), 1e3, np.float32)], parameters=network.trainable_params())
     # The function casts nothing, so that float32 in the cell suffices.
     assert (advice.cells, advice.holds) == (["network"], True)
 
     def forward_of_float16(x):
         return network(x * 1e4).astype(mstype.float32).mean()
 
-    advice = advise_float32(forward_of_float16, network.trainable_params(), [np.full((4, 2), 1e3, np.float16)])
+    advice = advise_float32(
+        forward_of_float16, [np.full((4, 2), 1e3, np.float16)], parameters=network.trainable_params()
+    )
     assert (advice.cells, advice.holds) == ([""], True)
     assert "# in forward_of_float16, for what it computes itself" in str(advice)
     with pytest.raises(RuntimeError, match=r"'apply\(\)' can't change the code of the function 'forward_of_float16'"):
@@ -237,12 +242,12 @@ def test_what_is_no_forward_is_refused(mode):
         return network(x), forward(x, y)[1]
 
     with pytest.raises(RuntimeError, match="network 0 must return its loss first"):
-        profile_gradients(image_first, step.parameters, [inputs(1.0)])
+        profile_gradients(image_first, [inputs(1.0)], parameters=step.parameters)
     diagnoses = [
-        lambda its: profile_gradients(its, None if its is step else step.parameters, [inputs(1.0)]),
-        lambda its: locate_overflow(its, inputs(1.0), loss_scale=1.0),
+        lambda its: profile_gradients(its, [inputs(1.0)], parameters=None if its is step else step.parameters),
+        lambda its: locate_overflow(its, [inputs(1.0)], loss_scale=1.0),
         lambda its: profile_activations(its, [inputs(1.0)]),
-        lambda its: advise_float32(its, None, [inputs(1.0)]),
+        lambda its: advise_float32(its, [inputs(1.0)]),
     ]
     before = {name: its.asnumpy().copy() for name, its in step.parameters_dict().items()}
     for diagnose, wrong in itertools.product(diagnoses, (train_step, mindspore.jit(train_step), step)):

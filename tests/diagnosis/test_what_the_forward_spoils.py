@@ -31,12 +31,12 @@ def test_a_batch_of_one_sample_has_no_variance(mode, what):
     network = normalised()
     looked_at = cell_of(network) if what == "cell" else network
     with untouched(network):
-        trace = locate_overflow(looked_at, ONE_SAMPLE, loss_scale=1.0)
+        trace = locate_overflow(looked_at, [ONE_SAMPLE], loss_scale=1.0)
     assert trace[:6] == (True, 1.0, "_backbone.1", "forward", "1.moving_variance", "NaN")
     assert (trace.index, trace.tensor.non_finite, trace.inputs[0].shape) == ((0,), 6, (1, 6))
     assert trace.note.startswith("A batch of one sample, as a dataset's last one may be, has no variance")
     assert "in the forward of _backbone.1: 1.moving_variance, which it writes, is NaN (nan) at (0,)\n" in str(trace)
-    advice = advise_float32(network, network.trainable_params(), [ONE_SAMPLE])
+    advice = advise_float32(network, [ONE_SAMPLE], parameters=network.trainable_params())
     assert (advice.holds, advice.cells, str(advice.trace)) == (False, [], str(trace))
 
 
@@ -76,7 +76,7 @@ def test_the_input_of_a_normalisation_that_overflows_is_a_case_for_float32(mode)
         cell(*batch)
     with pytest.warns(RuntimeWarning, match=r"mostly 'forward_state'.*ms_lossscale\.advise_float32 finds the cells"):
         cell(*batch)
-    assert locate_overflow(cell, batch, loss_scale=1.0).cell == "_backbone.up"
+    assert locate_overflow(cell, [batch], loss_scale=1.0).cell == "_backbone.up"
     advice = advise_float32(cell, [batch])
     assert (advice.cells, advice.holds) == (["_backbone.up"], True)
 
@@ -98,6 +98,6 @@ class WritesForOthers(nn.Cell):
 
 def test_what_a_cell_writes_for_another_one():
     network = WritesForOthers()
-    trace = locate_overflow(network, ONE_SAMPLE, loss_scale=1.0)
+    trace = locate_overflow(network, [ONE_SAMPLE], loss_scale=1.0)
     assert (trace.cell, trace.what, trace.kind) == ("held", "largest", "inf")
-    assert advise_float32(network, None, [ONE_SAMPLE]).trace == trace
+    assert advise_float32(network, [ONE_SAMPLE]).trace == trace

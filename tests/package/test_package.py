@@ -82,7 +82,7 @@ step.end((x,), lost=x)  # error: Unexpected keyword argument "lost"
 ManualStep(network, optimizer, max_retries=1)  # error: Unexpected keyword argument "max_retries"
 def forward(x: Tensor) -> Tensor:
     return step.scale(x)
-profile_gradients(forward, step.parameters, [x])
+profile_gradients(forward, [x], parameters=step.parameters)
 monitor = LossScaleMonitor()
 with monitor.watching(step):
     reveal_type(monitor.after_step(x, step.end((x,)), inputs=(x, x)))  # None

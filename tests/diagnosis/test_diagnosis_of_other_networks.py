@@ -210,6 +210,31 @@ def test_an_operator_that_fails_is_the_networks_failure():
             diagnose(network, X)
 
 
+class OtherInputs(nn.Cell):
+    """Takes whatever a network may take besides Tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(FEATURES, 1)
+
+    def construct(self, pair, mask, kind, doubles, factor):
+        x, y = pair
+        x = x if mask is None else x * mask
+        loss = ops.square(self.dense(x) - y["target"]).mean() * factor
+        return 2 * loss if doubles and kind == "sum" else loss
+
+
+@pytest.mark.parametrize("diagnose", [*IN_PYNATIVE_MODE, in_present_mode])
+def test_inputs_that_are_no_tensors(diagnose):
+    x, y = (tensor.asnumpy() for tensor in batch())
+    network = OtherInputs()
+    with untouched(network):
+        diagnose(network, ((x, {"target": y}), None, "sum", True, 0.5))
+    report = profile_gradients(network, [((x, {"target": y}), None, "sum", True, 0.5)])
+    expected = profile_gradients(nn.WithLossCell(network.dense, nn.MSELoss()), [(x, y)])
+    assert report.total.as_dict() == expected.total.as_dict()
+
+
 def become_view(parameter):
     """The same values, reshaped from another shape, as `parameter.set_data(value.reshape(...))` makes them."""
     parameter.set_data(Tensor(parameter.asnumpy().reshape(-1, 1)).reshape(parameter.shape))

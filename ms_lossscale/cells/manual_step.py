@@ -233,7 +233,7 @@ class ManualStep(TrainingState, Float32Cell):
 
         Returns:
             Tensor, bool of shape :math:`()`: whether the step was skipped; within an accumulation cycle, whether it is
-            known that it will be.
+            known that it will be, with `drop_overflowed_calls` whether the call was dropped.
 
         Raises:
             ValueError: If there is another number of gradients, one of another shape, no `loss` where one is looked at,

@@ -85,7 +85,8 @@ class ScaledTrainOneStepCell(TrainingCell):
 
         - **loss** (Tensor) - The loss as the network gave it, unscaled; if it is `weighted`, divided by its weight.
         - **overflow** (Tensor) - Whether the step was skipped, bool of shape :math:`()`; before the end of an
-          accumulation cycle, whether it is already known that the cycle will be skipped.
+          accumulation cycle, whether it is already known that the cycle will be skipped, with `drop_overflowed_calls`
+          whether the call was dropped.
         - **loss_scale** (Tensor) - The scale that this step used, float32 of shape :math:`()`.
         - **aux** (tuple) - With `has_aux`, what the network returned besides the loss.
 

@@ -1,11 +1,15 @@
 """A transaction whose step takes several calls."""
 
-from mindspore import ops
+from typing import Optional
+
+from mindspore import Tensor, ops
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._gradients import any_of
 from ms_lossscale._mindspore.graphs import only_if
 from ms_lossscale.step.cycle import Cycle
+from ms_lossscale.step.plan import StepPlan
+from ms_lossscale.step.records import Call, Flags, Gradients, Verdict
 from ms_lossscale.step.transaction import Transaction
 
 
@@ -15,79 +19,81 @@ class AccumulatingTransaction(Transaction):
     and added up; the last one, or `flush`, ends the step.
     """
 
-    def __init__(self, plan, cycle=None):
+    cycle: Cycle
+
+    def __init__(self, plan: StepPlan, cycle: Optional[Cycle] = None) -> None:
         super().__init__(plan, Cycle(plan) if cycle is None else cycle)
 
-    def check(self, call, measures=True):
+    def check(self, call: Call, measures: bool = True) -> tuple[Gradients, Verdict]:
         """Unscales and checks a call. Returns its gradients, divided by the calls of a cycle, and the verdict."""
         grads = self.preparation.unscale(call["gradients"], call["scales"])  # 4. Unscale.
         evidence = self.overflow_check.evidence(call, self.forward_state)
         return grads, self.overflow_check.find(grads, None, evidence)
 
-    def end(self, grads, verdict, call):
+    def conclude(self, grads: Gradients, verdict: Verdict, call: Call) -> Tensor:
         """Ends a call that has been checked. Returns whether it is known that its cycle is skipped."""
         is_last = self.cycle.count.is_last()
         added = self.cycle.add(call, grads, self.flags_of_call(verdict, call))  # 5. Accumulate.
         if is_last:
-            skipped = self.finish(ops.depend(call["scales"], added), self.cycle.weights, call)
+            skipped = self.end_cycle(ops.depend(call["scales"], added), self.cycle.weights, call)
         else:
             skipped = any_of(self.cycle.overflows(added))
             if "saved" in call:
+                # At once: the next call's forward must not begin with what this one has spoilt.
                 skipped = only_if(skipped, self.restore_step, call)
         return skipped
 
-    def flags_of_call(self, verdict, call):
+    def flags_of_call(self, verdict: Verdict, call: Call) -> Flags:
         """Returns what a cycle keeps of what was found in a call."""
-        causes = self.overflow_check.causes(call, verdict, self.counters.skipped_steps)
-        flags = {"overflows": verdict["overflows"], "causes": causes}
+        flags: Flags = {"overflows": verdict["overflows"], "causes": self.overflow_check.causes(call, verdict)}
         if self.patience is not None:
             flags["stand_still"] = self.patience.stand_still(call, verdict, verdict["overflows"])
         return flags
 
-    def flush(self):
+    def flush(self) -> Tensor:
         """Ends a cycle before its last call. Returns whether it is skipped."""
         scales = self.use_parameters(self.scales.now())
         if self.overflow_check.starts:  # Other work may have raised the register since the last call of the cycle.
             scales = self.overflow_check.detector.start(scales)
-        return self.finish(scales, self.cycle.sums_of_weights(), {})
+        return self.end_cycle(scales, self.cycle.sums_of_weights(), {})
 
-    def finish(self, scales, loss_weights, last_call):
+    def end_cycle(self, scales: tuple[Tensor, ...], loss_weights: Optional[tuple], last_call: Call) -> Tensor:
         """Ends a cycle. Each network's gradients are divided by its sum of weights, if there are any."""
         grads = self.cycle.gradients_after(scales)
         if loss_weights is not None:
             grads = self.preparation.average(grads, gradients.copy(loss_weights), self.cycle.is_weighted)
         grads = self.preparation.prepare(grads)  # 6. Reduce across ranks, transform, and measure norms.
         verdict = self.verdict_of_cycle(grads, scales)
-        call = {"scales": scales, "losses": self.cycle.mean_loss()}
+        call: Call = {"scales": scales, "losses": self.cycle.mean_loss()}
         if "saved" in last_call:
             call["saved"] = last_call["saved"]
-        skipped = self.decide(grads, verdict, call)
+        skipped = self.apply_or_undo(grads, verdict, call)
         return ops.depend(skipped, self.cycle.reset(skipped))
 
-    def verdict_of_cycle(self, grads, scales):
+    def verdict_of_cycle(self, grads: Gradients, scales: tuple[Tensor, ...]) -> Verdict:
         """Returns the verdict on the mean over the calls, to which an overflow in any of them counts."""
         verdict = self.overflow_check.find(grads, self.update.measure(grads), {})  # 7. One overflow check.
         verdict["overflows"] = gradients.or_each(verdict["overflows"], self.cycle.overflows(scales))
         return verdict
 
-    def stand_still(self, verdict, call, overflows):
+    def stand_still(self, verdict: Verdict, call: Call, overflows: tuple[Tensor, ...]) -> Optional[tuple[Tensor, ...]]:
         if self.patience is None:
             return None
-        return gradients.and_each(overflows, self.agreed(self.cycle.stand_still()))
+        return gradients.and_each(overflows, self.on_any_rank(self.cycle.stand_still()))
 
-    def lost_already(self, scales):
-        return self.cycle.overflows(scales)
-
-    def causes(self, verdict, call):
+    def causes(self, verdict: Verdict, call: Call) -> tuple[Tensor, Tensor]:
         return self.cycle.causes()
 
-    def restore_step(self, call):
+    def restore_step(self, call: Call) -> tuple:
         """Undoes what the forwards of the cycle wrote. Returns what to wait for."""
         # Not by `super()`, which graph mode takes for that of the object's own class.
         done = self.forward_state.restore_call(call["saved"]) if "saved" in call else ()
         return self.forward_state.restore_cycle(done)
 
-    def discard(self):
+    def lost_already(self, scales: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return self.cycle.overflows(scales)
+
+    def discard(self) -> None:
         """Drops a cycle that has begun, in Python: what its forwards wrote is undone, and all that it added up."""
         self.forward_state.restore_cycle(())
         self.cycle.reset(self.counters.applied_steps)

@@ -9,9 +9,10 @@ from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale._gradients import any_of
 from ms_lossscale.step.clipping import Norm
+from ms_lossscale.step.records import Asked, Gradients
 
 
-class Asked(nn.Cell):
+class Question(nn.Cell):
     """Asks a Cell a question, to which the answer is a bool Tensor of shape (); if `takes_numbers`, also a number's."""
 
     def __init__(self, cell, question, takes_numbers=False):
@@ -38,20 +39,17 @@ class Asked(nn.Cell):
 
 
 class Conditions(nn.Cell):
-    """
-    Asks the conditions of a step. What they were asked, and whether one of them skips the step, is a dict of Tensors:
-    `loss` and `norm`, float32 of shape (), and `skips`, bool of shape ().
-    """
+    """Asks the conditions of a step."""
 
     def __init__(self, plan):
         super().__init__(auto_prefix=False)
         self._zero = Tensor(0.0, mstype.float32)
         self._ranks = plan.ranks
         self._norm = Norm(plan.ranks, tuple(itertools.chain(*plan.split)))
-        asked = [Asked(condition, "whether to skip the step") for condition in plan.settings.skip_conditions]
+        asked = [Question(condition, "whether to skip the step") for condition in plan.settings.skip_conditions]
         self.conditions = nn.CellList(asked, auto_prefix=False)
 
-    def ask(self, overflowed, losses, grads):
+    def ask(self, overflowed: Tensor, losses: tuple[Tensor, ...], grads: Gradients) -> Asked:
         """Asks them, unless the step overflowed. All ranks skip if one of them does."""
         loss = gradients.sum_of_all(losses) if len(losses) > 0 else self._zero
         root, power = self._norm(gradients.flat(grads))

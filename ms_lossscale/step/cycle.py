@@ -8,6 +8,7 @@ from mindspore.common.initializer import initializer
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale._bounds import Bounded, Bounds, of_count, state
+from ms_lossscale.step.records import Call, Flags, Gradients
 
 
 class CycleCount(Bounded, nn.Cell):
@@ -110,13 +111,9 @@ class Cycle(nn.Cell):
             flags.append(self.is_weighted)
         self.flags = ParameterTuple(flags)
 
-    def add(self, call, grads, flags):
-        """
-        Adds a call and its unscaled gradients. `flags` is a dict: the `overflows` of the scales; as `causes`, whether a
-        loss and what the forward wrote were not finite; and, if any scale can, which scales are to `stand_still`.
-        Returns what to wait for.
-        """
-        done = (gradients.assign_add(self.gradients, gradients.flat(grads)), self.note(call, flags))
+    def add(self, call: Call, grads: Gradients, flags: Flags) -> tuple:
+        """Adds a call and its unscaled gradients. Returns what to wait for."""
+        done: tuple = (gradients.assign_add(self.gradients, gradients.flat(grads)), self.note(call, flags))
         weights = call["loss_weights"] if "loss_weights" in call else (self._one,) * len(self._lengths)
         if self.weights is not None:
             done = (*done, gradients.assign_add(self.weights, weights))
@@ -193,8 +190,8 @@ class Cycle(nn.Cell):
 
 class DroppingCycle(Cycle):
     """
-    A cycle some of whose calls are dropped. It also keeps whether any call was not, and whose gradients were not finite
-    in those that were. `flags` of its calls have `kept` and `not_finite` for that.
+    A cycle some of whose calls are dropped. It also keeps how many were, whether any was not, and whose gradients were
+    not finite.
     """
 
     def __init__(self, plan):

@@ -66,7 +66,7 @@ class NetworksRun(nn.Cell):
         return call, auxes
 
     def run(self, scales, inputs):
-        """Returns for each network its loss, its aux, its gradients, and the weight of its loss: four tuples."""
+        """Returns four tuples: losses, the aux of each network, the gradients of each loss, and its weight, if any."""
         raise NotImplementedError
 
     def taken_inputs(self, number, inputs):
@@ -88,8 +88,8 @@ class NetworksRun(nn.Cell):
 class ForwardBackward(NetworksRun):
     """
     Runs one network. It returns one loss, of any shape; with `has_aux` the tuple `(loss, *aux)`, if it is `weighted`,
-    `(loss, weight)` or `(loss, weight, *aux)`. The gradients are those of `sum(loss) * scale`, whatever the weight. The
-    loss that comes back is divided by its weight, which is 1 for a network without.
+    `(loss, weight)` or `(loss, weight, *aux)`. The gradients are those of `sum(loss) * scale`, whatever the weight. A
+    weighted loss comes back divided by its weight.
     """
 
     def __init__(self, plan, transaction, i=0):
@@ -107,7 +107,7 @@ class ForwardBackward(NetworksRun):
             weighted=self.weighted,
             may_be_tuple=plan.may_return_tuple or self.has_aux or self.weighted,
         )
-        # With has_aux, one forward gives the scaled loss to differentiate and also what the user gets back.
+        # MindSpore's own `has_aux`: one forward gives the scaled loss to differentiate, and what the user gets back.
         self._value_and_grad = ops.value_and_grad(self._scaled_loss, None, self.weights, has_aux=True)
 
     def networks(self):
@@ -180,9 +180,9 @@ class SharedForwardBackward(NetworksRun):
         self.network = plan.networks[0]
         self.has_aux = plan.settings.has_aux[0]
         self.weights_of_losses = plan.weights
-        self._losses = len(plan.weights)
+        self._count = len(plan.weights)
         self._returned_values = ReturnedValues(
-            plan.owner, 0, losses=self._losses, has_aux=self.has_aux, may_be_tuple=self._losses > 1
+            plan.owner, 0, losses=self._count, has_aux=self.has_aux, may_be_tuple=self._count > 1
         )
         # Compiled in PyNative mode, too: there MindSpore would run the forward again for each backward.
         object.__setattr__(self, "_compiled", CompiledForModes(self.run_in_one_graph, self.network))
@@ -195,8 +195,8 @@ class SharedForwardBackward(NetworksRun):
 
     def _losses_and_aux(self, *inputs):
         values = self._returned_values(self.network(*inputs))
-        results = gradients.sums(values[: self._losses])
-        for aux in values[self._losses :]:
+        results = gradients.sums(values[: self._count])
+        for aux in values[self._count :]:
             results = (*results, ops.stop_gradient(aux))
         return results
 
@@ -215,8 +215,8 @@ class SharedForwardBackward(NetworksRun):
             for j, result in enumerate(results):
                 cotangents = (*cotangents, scale if i == j else ops.zeros_like(result))
             grads = (*grads, backward_of_shared_forward(self._losses_and_aux, weights)(*inputs, cotangents))
-        aux = results[self._losses :]
-        return results[: self._losses], (gradients.copy(aux) if len(aux) > 0 else (),), grads, ()
+        aux = results[self._count :]
+        return results[: self._count], (gradients.copy(aux) if len(aux) > 0 else (),), grads, ()
 
     def set_inputs_of_compiled(self, inputs):
         scale = Tensor(shape=(), dtype=mstype.float32)

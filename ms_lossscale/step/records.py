@@ -23,9 +23,10 @@ class Call(TypedDict, total=False):
     scales: tuple[Tensor, ...]
     # What the forward writes, as it was before; missing if it writes nothing.
     saved: tuple[Tensor, ...]
-    # The losses, of any shape, one for each network; of a ManualStep the one that is passed to `end`, or none.
+    # The losses, of any shape, one for each network; of a ManualStep the one that is passed to `end`, or none. At the
+    # end of a cycle the sum of their means over its calls, or none if nobody looks at it.
     losses: tuple[Tensor, ...]
-    # The scaled gradients.
+    # The scaled gradients; missing at the end of a cycle.
     gradients: Gradients
     # The weight of each network's loss, float32 of shape (); missing if no loss has one.
     loss_weights: tuple[Tensor, ...]
@@ -36,9 +37,33 @@ class Verdict(TypedDict, total=False):
 
     # For each loss scale, whether there was an overflow that counts for it.
     overflows: tuple[Tensor, ...]
-    # For each loss scale, whether each gradient that it scaled is finite, bool of shape (n,); missing if not looked at.
+    # Whether each gradient is finite, bools of shape (n,): for each loss scale those that it scaled, or one for all
+    # gradients; missing if not looked at.
     finite: tuple[Tensor, ...]
     # For each network, whether the weight of its loss is negative, infinite or NaN; missing if there are no weights.
     impossible_weights: tuple[Tensor, ...]
     # Whether what the forward wrote was finite before, and is no longer; missing if it writes nothing.
     state_not_finite: Tensor
+    # For each loss scale, whether its update rule sees an overflow; missing if it sees `overflows`.
+    seen_by_rules: tuple[Tensor, ...]
+
+
+class Flags(TypedDict, total=False):
+    """What an accumulation cycle keeps of what was found in a call, bools."""
+
+    overflows: tuple[Tensor, ...]
+    # Whether a loss, and whether what the forward wrote, was not finite.
+    causes: tuple[Tensor, Tensor]
+    # For each loss scale, whether the forward's own overflow keeps it from falling; missing if none can.
+    stand_still: tuple[Tensor, ...]
+    # Where calls are dropped, whether this one is not, and whose gradients are not finite, of shape (n,).
+    kept: Tensor
+    not_finite: Tensor
+
+
+class Asked(TypedDict):
+    """What conditions were asked, a loss and a norm, float32 of shape (), and whether one of them skips the step."""
+
+    loss: Tensor
+    norm: Tensor
+    skips: Tensor

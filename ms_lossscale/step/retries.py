@@ -27,9 +27,9 @@ class RetriedStep(Step):
         super().__init__(transaction, networks_run, in_one_graph)
         self.attempts = Attempts(transaction, unscaled_losses)
         self.check_attempt = in_one_graph(self.attempts.check)
-        self.end_of_attempts = in_one_graph(self.attempts.end)
+        self.end_of_attempts = in_one_graph(self.attempts.conclude)
         self._max_retries = Tensor(max_retries, mstype.int32)
-        self._none = Tensor(0, mstype.int32)
+        self._zero = Tensor(0, mstype.int32)
         self._one = Tensor(1, mstype.int32)
 
     def construct(self, *inputs):
@@ -41,17 +41,17 @@ class RetriedStep(Step):
         grads, verdict, again = self.check_attempt(call)
         parts = parts_of(call, auxes, grads, verdict)
         lengths = gradients.lengths(parts)
-        last = gradients.flat(parts)
+        packed = gradients.flat(parts)
         left = self._max_retries
-        while prim.logical_and(again, prim.greater(left, self._none)):
+        while prim.logical_and(again, prim.greater(left, self._zero)):
             left = prim.sub(left, self._one)
-            parts = gradients.parted(last, lengths)
-            scales = self.attempts.back_off(parts[1], parts[-1], saved)
+            scales, overflows = scales_and_overflows(gradients.parted(packed, lengths))
+            scales = self.attempts.back_off(scales, overflows, saved)
             inputs = gradients.copy_inputs(ops.depend(kept, scales))
             retried, auxes_of_retry = self.networks_run(scales, inputs, saved)
             grads_of_retry, found, again = self.check_attempt(retried)
-            last = gradients.flat(parts_of(retried, auxes_of_retry, grads_of_retry, found))
-        call, auxes, grads, verdict = from_parts(gradients.parted(last, lengths), call, auxes, verdict)
+            packed = gradients.flat(parts_of(retried, auxes_of_retry, grads_of_retry, found))
+        call, auxes, grads, verdict = from_parts(gradients.parted(packed, lengths), call, auxes, verdict)
         return call["losses"], auxes, self.end_of_attempts(grads, verdict, call), call["scales"]
 
 
@@ -66,10 +66,10 @@ class Attempts(nn.Cell):
     def check(self, call):
         """Checks an attempt. Returns its gradients, its verdict, and whether another attempt may succeed."""
         grads, verdict = self.transaction.check(call)
-        verdict["overflows"] = self.transaction.agreed(verdict["overflows"])
+        verdict["overflows"] = self.transaction.on_any_rank(verdict["overflows"])
         can_mend = self.transaction.scales.can_back_off(call["scales"], verdict["overflows"])
         is_hopeless = any_of((prim.logical_not(can_mend),) + self._beyond_mending(call, verdict))
-        (is_hopeless,) = self.transaction.agreed((is_hopeless,))
+        (is_hopeless,) = self.transaction.on_any_rank((is_hopeless,))
         return grads, verdict, prim.logical_not(is_hopeless)
 
     def _beyond_mending(self, call, verdict):
@@ -91,19 +91,23 @@ class Attempts(nn.Cell):
         backed_off = transaction.scales.back_off(scales, overflows)
         return ops.depend(transaction.scales.now(), (done, backed_off))
 
-    def end(self, grads, verdict, call):
+    def conclude(self, grads, verdict, call):
         """Ends a call with its last attempt."""
         # They are float32 already. In nested branches, compiled code takes passed tensors for numbers.
-        return self.transaction.end(gradients.to_float32(grads), verdict, call)
+        return self.transaction.conclude(gradients.to_float32(grads), verdict, call)
 
 
-# In a loop, graph mode forgets the length of a tuple of equal Tensors. A flat one with a bool at its end is none, so an
-# attempt goes through the loop as one, and is taken apart by the lengths of its parts. Were the bool at the beginning,
-# MindSpore would never free the training cell.
+# In a loop, graph mode forgets the length of a tuple whose Tensors are all of one type and shape. So an attempt goes
+# through it as one flat tuple, with bools at its end, and is taken apart by the lengths of its parts. Were the bools at
+# its beginning, MindSpore would never free the training cell.
 
 
 def parts_of(call, auxes, grads, verdict):
-    """Returns what is needed of an attempt: tuples of Tensors, of which the last has bools."""
+    """
+    Returns what is needed of an attempt, tuples of Tensors: losses, scales, the gradients and the aux of each network,
+    with weights these and their flags, the flag of what the forward wrote, if it is known, and at the end the flags of
+    the scales.
+    """
     parts = (call["losses"], call["scales"]) + grads + auxes
     if "loss_weights" in call:
         parts += (call["loss_weights"], verdict["impossible_weights"])
@@ -112,8 +116,13 @@ def parts_of(call, auxes, grads, verdict):
     return parts + (verdict["overflows"],)
 
 
+def scales_and_overflows(parts):
+    """Returns these two of the parts of an attempt."""
+    return parts[1], parts[-1]
+
+
 def from_parts(parts, call, auxes, verdict):
-    """Returns an attempt that has these parts, and else is like another one."""
+    """Returns the call, aux, gradients and verdict that have these parts; another attempt's tell which there are."""
     end_of_grads = 2 + len(call["gradients"])
     end_of_auxes = end_of_grads + len(auxes)
     of_parts = {"losses": parts[0], "scales": parts[1]}

@@ -28,24 +28,30 @@ from ms_lossscale.skip_condition import SkipCondition
 class Settings:
     """
     The checked settings of one step, which are compared across ranks. Those in the first group are tuples with an entry
-    for each network.
+    for each network. The defaults are those of a step of one network.
     """
 
-    has_aux: tuple[bool, ...]
-    weighted: tuple[bool, ...]
-    clip_norm: tuple[Optional[float], ...]
-    clip_value: tuple[Optional[float], ...]
-    ema_decay: tuple[Optional[float], ...]
-    gradient_transforms: tuple[tuple[nn.Cell, ...], ...]
+    has_aux: tuple[bool, ...] = (False,)
+    weighted: tuple[bool, ...] = (False,)
+    clip_norm: tuple[Optional[float], ...] = (None,)
+    clip_value: tuple[Optional[float], ...] = (None,)
+    ema_decay: tuple[Optional[float], ...] = (None,)
+    gradient_transforms: tuple[tuple[nn.Cell, ...], ...] = ((),)
 
-    gradient_accumulation_steps: int
-    forward_state: tuple[Parameter, ...]
-    after_update: Optional[nn.Cell]
-    overflow_detector: OverflowDetector
-    max_retries: int
-    skip_conditions: tuple[SkipCondition, ...]
-    gradients_reduced: Union[bool, str]
-    drop_overflowed_calls: bool
+    gradient_accumulation_steps: int = 1
+    forward_state: tuple[Parameter, ...] = ()
+    after_update: Optional[nn.Cell] = None
+    overflow_detector: Optional[OverflowDetector] = None
+    max_retries: int = 0
+    skip_conditions: tuple[SkipCondition, ...] = ()
+    gradients_reduced: Union[bool, str] = False
+    drop_overflowed_calls: bool = False
+
+    def ask_for_nothing(self) -> bool:
+        """Returns whether, in a step of one network that is not checked, there is nothing to do but to update."""
+        # These matter where steps are skipped, and between ranks.
+        rest = dataclasses.replace(self, forward_state=(), overflow_detector=None, gradients_reduced=False)
+        return rest == Settings()
 
     def of_network(self, number: int) -> "Settings":
         """Returns the settings of a step that trains this network alone."""

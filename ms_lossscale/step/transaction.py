@@ -1,6 +1,9 @@
 """What of a training step does not depend on its networks: how it begins, and that it happens as a whole or not."""
 
-from mindspore import nn, ops
+from collections.abc import Sequence
+from typing import Optional
+
+from mindspore import Parameter, Tensor, nn, ops
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
@@ -8,10 +11,13 @@ from ms_lossscale._gradients import any_of
 from ms_lossscale._memory_in_use import UseInOutermostGraph
 from ms_lossscale.step.conditions import Conditions
 from ms_lossscale.step.counters import StepCounters
+from ms_lossscale.step.cycle import Cycle
 from ms_lossscale.step.forward_state import make_forward_state
 from ms_lossscale.step.overflow_check import OverflowCheck
 from ms_lossscale.step.patience import Patience
+from ms_lossscale.step.plan import StepPlan
 from ms_lossscale.step.preparation import Preparation
+from ms_lossscale.step.records import Call, Gradients, Verdict
 from ms_lossscale.step.scales import Scales
 from ms_lossscale.step.update import Update
 
@@ -20,15 +26,16 @@ class Transaction(nn.Cell):
     """
     A step of N optimizers, without the forward and backward.
 
-    1. Read the scale once. 2. Copy what the forward will write. 3. (Forward and backward.) 4. Unscale. 5. (Accumulate:
-    :class:`AccumulatingTransaction`.) 6. Reduce across ranks, transform, and measure norms. 7. One overflow check, and
-    conditions. 8. One update of the scale. 9. One branch: clip and update, or undo.
+    1. Read the scale once. 2. Copy what the forward will write. 3. (Forward and backward.) 4. Unscale. 5. (Check and
+    accumulate each call: :class:`AccumulatingTransaction`.) 6. Divide by the weights of losses, reduce across ranks,
+    transform, and measure norms. 7. One overflow check, and conditions. 8. One update of the scale. 9. One branch: clip
+    and update, or undo.
 
     `records.py` says what calls and verdicts are. What a setting does not ask for is None or False, and the code for it
     is not in the graph.
     """
 
-    def __init__(self, plan, cycle=None):
+    def __init__(self, plan: StepPlan, cycle: Optional[Cycle] = None) -> None:
         super().__init__(auto_prefix=False)
         self.cycle = cycle
         self.ranks = plan.ranks
@@ -44,40 +51,40 @@ class Transaction(nn.Cell):
         self.counters = StepCounters(plan)
         self.use_parameters = UseInOutermostGraph(list(self.get_parameters()))
 
-    def begin(self, inputs):
+    def begin(self, inputs: tuple) -> tuple:
         """Begins a call. Returns its scales, the inputs, which wait for what is copied, and the copies."""
+        scales = self.scales.read()  # 1. Read the scale once.
         inputs, saved = self.forward_state(inputs)  # 2. Copy what the forward will write.
-        return self.scales.read(), inputs, saved  # 1. Read the scale once.
+        return scales, inputs, saved
 
-    def end_of_call(self, call):
+    def end_of_call(self, call: Call) -> Tensor:
         """Ends a call. Returns whether its step is skipped."""
-        grads, verdict = self.check(call)
-        return self.end(grads, verdict, call)
+        return self.conclude(*self.check(call), call)
 
-    def check(self, call, measures=True):
+    def check(self, call: Call, measures: bool = True) -> tuple[Gradients, Verdict]:
         """Prepares and checks the gradients of a call. Returns them, and the verdict."""
         grads = self.preparation.unscale(call["gradients"], call["scales"])  # 4. Unscale.
         if "loss_weights" in call:
-            grads = self.preparation.average(grads, call["loss_weights"])
-        grads = self.preparation.prepare(grads)  # 6. Reduce across ranks, transform, and measure norms.
-        norms_finite = self.update.measure(grads) if measures else None
+            grads = self.preparation.average(grads, call["loss_weights"])  # 6. Divide by the weights of losses, ...
+        grads = self.preparation.prepare(grads)  # ... reduce across ranks, transform, ...
+        norms_finite = self.update.measure(grads) if measures else None  # ... and measure norms.
         evidence = self.overflow_check.evidence(call, self.forward_state)
         return grads, self.overflow_check.find(grads, norms_finite, evidence)  # 7. One overflow check.
 
-    def find_overflows(self, call):
+    def find_overflows(self, call: Call) -> tuple[Tensor, ...]:
         """Returns for each scale whether a call that changes nothing overflowed."""
-        _, verdict = self.check(call, measures=False)
-        return self.agreed(verdict["overflows"])
+        checked = self.check(call, measures=False)
+        return self.on_any_rank(checked[1]["overflows"])
 
-    def end(self, grads, verdict, call):
+    def conclude(self, grads: Gradients, verdict: Verdict, call: Call) -> Tensor:
         """Ends a call that has been checked. Returns whether its step is skipped."""
-        return self.decide(grads, verdict, call)
+        return self.apply_or_undo(grads, verdict, call)
 
-    def decide(self, grads, verdict, call):
-        """Ends a step: updates, or undoes. Returns whether it is skipped."""
+    def apply_or_undo(self, grads: Gradients, verdict: Verdict, call: Call) -> Tensor:
+        """Ends a step. Returns whether it is skipped."""
         overflows = verdict["overflows"]
         if self.checks:
-            overflows = self.agreed(overflows)
+            overflows = self.on_any_rank(overflows)
         skips = any_of(overflows)
         seen_by_rules = self.seen_by_rules(verdict, overflows)
         stands_still = self.stand_still(verdict, call, overflows)
@@ -102,43 +109,45 @@ class Transaction(nn.Cell):
 
     def _undo(self, grads, verdict, call, asked):
         finite = verdict["finite"] if "finite" in verdict else self.overflow_check.each_finite(grads)
-        why = self.agreed(self.causes(verdict, call))
+        why = self.on_any_rank(self.causes(verdict, call))
         done = self.counters.count_skipped(finite, why, asked)
         # There may be nothing to restore, and graph mode warns of a call that does nothing if nobody uses its result.
         return ops.depend(done, self.restore_step(call))
 
-    def seen_by_rules(self, verdict, overflows):
+    # What differs where a step takes several calls.
+
+    def seen_by_rules(self, verdict: Verdict, overflows: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Returns for each scale whether its update rule sees an overflow."""
         return overflows
 
-    def stand_still(self, verdict, call, overflows):
+    def stand_still(self, verdict: Verdict, call: Call, overflows: tuple[Tensor, ...]) -> Optional[tuple[Tensor, ...]]:
         """Returns for each scale whether the forward's own overflow keeps it from falling, None if none can."""
         if self.patience is None:
             return None
-        return gradients.and_each(overflows, self.agreed(self.patience.stand_still(call, verdict, overflows)))
+        return gradients.and_each(overflows, self.on_any_rank(self.patience.stand_still(call, verdict, overflows)))
 
-    def causes(self, verdict, call):
+    def causes(self, verdict: Verdict, call: Call) -> tuple[Tensor, Tensor]:
         """Returns whether a loss, and whether what the forward wrote, was not finite."""
-        return self.overflow_check.causes(call, verdict, self.counters.skipped_steps)
+        return self.overflow_check.causes(call, verdict)
 
-    def restore_step(self, call):
+    def restore_step(self, call: Call) -> tuple:
         """Undoes what the forward wrote. Returns what to wait for."""
         return self.forward_state.restore_call(call["saved"]) if "saved" in call else ()
 
-    def lost_already(self, scales):
+    def lost_already(self, scales: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Returns flags of whether the step is skipped whatever this call of it finds, once `scales` are computed."""
         return ()
 
-    def agreed(self, flags):
+    def on_any_rank(self, flags: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Returns for each flag whether it is True on any rank."""
         if self.ranks is None:
             return flags
         return self.ranks.agree(flags)
 
-    def shared_state(self):
+    def shared_state(self) -> Sequence[Parameter]:
         """Returns the small Parameters that must have the same values on all ranks."""
         return [*self.update.shared_state(), *self.scales.shared_state(), *self.counters.shared_state()]
 
-    def has_begun(self):
+    def has_begun(self) -> bool:
         """Returns whether an accumulation cycle has begun."""
         return self.cycle is not None and self.cycle.count.has_begun()

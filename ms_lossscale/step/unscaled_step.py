@@ -35,16 +35,7 @@ class UnscaledStep(HeldStep):
     @staticmethod
     def fits(plan):
         """Returns whether there is nothing else to do in the step than MindSpore's own training cell does."""
-        settings = plan.settings
-        asked_for = (*settings.has_aux, *settings.weighted, *settings.gradient_transforms, *settings.skip_conditions)
-        numbers = (*settings.clip_norm, *settings.clip_value, *settings.ema_decay, settings.after_update)
-        return (
-            plan.is_unscaled
-            and len(plan.optimizers) == 1
-            and settings.gradient_accumulation_steps == 1
-            and not any(asked_for)
-            and all(number is None for number in numbers)
-        )
+        return plan.is_unscaled and len(plan.optimizers) == 1 and plan.settings.ask_for_nothing()
 
     def changes(self):
         """Looks, before a step, whether the loss scale was set. Returns whether the step has become another one."""

@@ -35,7 +35,7 @@ def counterpart(path):  # The same page in the other language, or the path itsel
         return path.with_name(names[path.name])
     if path.parent.name == "zh":
         return path.parents[1] / path.name
-    return path.parent / "zh" / path.name if path.parent.name == "docs" and path.suffix == ".md" else path
+    return path.parent / "zh" / path.name if (path.parent / "zh").is_dir() and path.suffix == ".md" else path
 
 
 @functools.cache

@@ -1,10 +1,8 @@
 """Shows what the loss scale does, and stops a training that only skips: a callback, also for hand-written loops."""
 
 import contextlib
-import os
 from collections import deque
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
@@ -12,7 +10,7 @@ from mindspore import Tensor
 from mindspore.train import Callback, RunContext
 
 from ms_lossscale._advice import on_skips
-from ms_lossscale._arguments import StrPath, check_positive_int, describe
+from ms_lossscale._arguments import StrPath, check_file, check_positive_int, describe
 from ms_lossscale.callbacks.records import Record, RecordFile
 from ms_lossscale.callbacks.watched_step import Snapshot, WatchedStep, as_numpy
 from ms_lossscale.cells.manual_step import ManualStep
@@ -119,8 +117,8 @@ class LossScaleMonitor(Callback):
             check_positive_int(owner, "max_consecutive_skips", max_consecutive_skips)
         elif save_batch is not None:
             raise ValueError(f"For '{owner}', 'save_batch' is {save_batch!r}, but needs 'max_consecutive_skips'.")
-        self._csv = _checked_file("csv", csv)
-        self._save_batch = _checked_file("save_batch", save_batch)
+        self._csv = check_file(owner, "csv", csv)
+        self._save_batch = check_file(owner, "save_batch", save_batch)
         self._unread: deque[_UnreadStep] = deque()
         self._last: Optional[_UnreadStep] = None
         # How many steps there were in a loop that is watched, None in Model.
@@ -330,14 +328,3 @@ class LossScaleMonitor(Callback):
         with open(self._save_batch, "wb") as file:
             np.savez(file, **{f"input_{i}": as_numpy(array) for i, array in enumerate(batch)})
         return f" The batch was saved: tuple(np.load({str(self._save_batch)!r}).values())."
-
-
-def _checked_file(name, value):
-    """Raises unless it is None or the path of a file, in an existing folder. Returns a Path or None."""
-    if value is None:
-        return None
-    is_path = isinstance(value, (str, os.PathLike))
-    if not is_path or Path(value).is_dir() or not Path(value).parent.is_dir():
-        what = f"the argument '{name}' must be a file in a folder that exists, or None, but got {describe(value)}"
-        raise (ValueError if is_path else TypeError)(f"For 'LossScaleMonitor', {what}.")
-    return Path(value)

@@ -19,9 +19,9 @@ class ScaledTrainOneStepCell(TrainingCell):
     Trains one network with a loss scale. The cell itself divides the gradients by the scale, so any optimizer works.
 
     A step is a transaction. If nothing overflowed, neither a gradient nor anything that the forward writes, the whole
-    update happens. Otherwise only the loss scale and the step counters change. Weights, optimizer state (and with it
-    the learning-rate schedule), BatchNorm's moving statistics, what your own cells write in their forward, and moving
-    averages all stay as they were.
+    update happens, also if the loss itself is not finite. Otherwise only the loss scale and the step counters change.
+    Weights, optimizer state (and with it the learning-rate schedule), BatchNorm's moving statistics, what your own
+    cells write in their forward, and moving averages all stay as they were.
 
     Args:
         network (Union[Cell, Callable]): Returns the loss, as :class:`mindspore.nn.WithLossCell` does. The loss may have
@@ -63,9 +63,9 @@ class ScaledTrainOneStepCell(TrainingCell):
         weighted (bool): Whether the network returns `(loss, weight)`, or with `has_aux` `(loss, weight, *aux)`, where
             the loss is a sum over `weight` things, such as tokens: a number or a Tensor of shape :math:`()`, which is
             not trained. The step then trains the sum of all losses divided by the sum of all weights, over the calls
-            of an accumulation cycle and over the ranks; never by one that is negative, infinite or NaN. Weights are
-            added up in float32, exactly up to :math:`2^{24}`. With `gradients_reduced`, the gradients must become their
-            mean over the ranks.
+            of an accumulation cycle and over the ranks; where overflow is checked, never by one that is negative,
+            infinite or NaN. Weights are added up in float32, exactly up to :math:`2^{24}`. With `gradients_reduced`,
+            the gradients must become their mean over the ranks.
             Default: ``False`` .
         skip_conditions (Union[list[SkipCondition], tuple[SkipCondition]]): What may skip a step that did not overflow,
             such as a :class:`NormSpike`. Default: ``()`` .

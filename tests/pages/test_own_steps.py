@@ -13,9 +13,12 @@ from support.in_mode import in_mode
 from support.python_process import ROOT, import_code
 from support.reference import DynamicRule
 
+from ms_lossscale import DynamicLossScale, ManualStep, ScaledTrainOneStepCell
+
 PAGE = (ROOT / "docs" / "own_steps.md").read_text()
 SECTIONS = dict(re.findall(r"^```python\n# (.+?)\n(.*?)^```", PAGE, re.S | re.M))
 SET_UP = SECTIONS.pop("Set-up")
+OF_GANS = SECTIONS.pop("Networks of a GAN")
 LOOP, ACCUMULATION = re.findall(r"^```diff\n(.*?)^```", PAGE, re.S | re.M)
 
 # Each with the mode, and whether what the page compiles is compiled.
@@ -100,14 +103,14 @@ class Control:
         self.weights = [weight.asnumpy().astype(np.float64) for weight in weights]
         self.velocities = [np.zeros_like(weight) for weight in self.weights]
 
-    def update(self, grads):
-        self.velocities = [0.9 * velocity + grad for velocity, grad in zip(self.velocities, grads)]
-        self.weights = [weight - 0.05 * velocity for weight, velocity in zip(self.weights, self.velocities)]
+    def update(self, grads, numbers=None):
+        """Updates the weights with these numbers, or all."""
+        for i, grad in zip(numbers or range(len(self.weights)), grads):
+            self.velocities[i] = 0.9 * self.velocities[i] + grad
+            self.weights[i] = self.weights[i] - 0.05 * self.velocities[i]
 
 
-def a_gan(control, real, noise):
-    d, g = control.weights[:2], control.weights[2:]
-
+def losses_of_a_gan(d, g):
     def judged(weights, images):
         return images @ weights[0].T + weights[1]
 
@@ -117,7 +120,21 @@ def a_gan(control, real, noise):
     def g_loss(weights, noise):
         return ((judged(d, judged(weights, noise)) - 1) ** 2).mean()
 
+    return d_loss, g_loss
+
+
+def a_gan(control, real, noise):
+    d, g = control.weights[:2], control.weights[2:]
+    d_loss, g_loss = losses_of_a_gan(d, g)
     control.update(gradients(d_loss, d, real, noise) + gradients(g_loss, g, noise))
+
+
+def a_gan_in_turns(control, real, noise):
+    d, g = control.weights[:2], control.weights[2:]
+    d_loss, _ = losses_of_a_gan(d, g)
+    control.update(gradients(d_loss, d, real, noise), range(2))
+    _, g_loss = losses_of_a_gan(control.weights[:2], g)
+    control.update(gradients(g_loss, g, noise), range(2, 4))
 
 
 def sam(control, x, y):
@@ -141,6 +158,7 @@ NOISE = [("2.0, 0.0", "2.0, 1.5"), ("ops.standard_normal(mean.shape)", "ops.ones
 # For each section, the step in NumPy, the overflow, and what to replace in the code.
 STEPS = {
     "A GAN": (a_gan, (1, np.s_[:], 1e30), []),
+    "A GAN in turns": (a_gan_in_turns, (1, np.s_[:], 1e30), []),
     # The first backward is clean, its step uphill leads to where the second one overflows.
     "SAM": (sam, None, []),
     # Clipped to nothing, the gradient of one sample would not show in the mean.
@@ -148,10 +166,14 @@ STEPS = {
 }
 
 
+def steps_of(module):
+    return [step for step in vars(module).values() if isinstance(step, ManualStep)]
+
+
 def state(module):  # All that a skipped step must leave alone, by name.
-    changes = ("loss_scale", "step_counters.")
-    parameters = module.step.get_parameters()
-    return {each.name: each.asnumpy().tobytes() for each in parameters if not each.name.startswith(changes)}
+    parameters = {each.name: each for step in steps_of(module) for each in step.get_parameters()}
+    changes = re.compile(r"(\w+\.)?(loss_scale|step_counters)\.")
+    return {name: each.asnumpy().tobytes() for name, each in parameters.items() if not changes.match(name)}
 
 
 def assert_close(parameters, expected):
@@ -162,10 +184,9 @@ def assert_close(parameters, expected):
 @pytest.mark.parametrize("heading", SECTIONS)
 def test_a_step_is_that_of_numpy_and_leaves_nothing_where_it_overflows(heading, way, tmp_path):
     control_step, overflow_at, replace = STEPS[heading]
-    module = import_step(tmp_path, way, SECTIONS[heading], replace)
-    weights = (
-        [*module.d_optimizer.parameters, *module.g_optimizer.parameters] if control_step is a_gan else module.weights
-    )
+    is_gan = heading.startswith("A GAN")
+    module = import_step(tmp_path, way, (OF_GANS if is_gan else "") + SECTIONS[heading], replace)
+    weights = [*module.d_optimizer.parameters, *module.g_optimizer.parameters] if is_gan else module.weights
     control, rule = Control(weights), DynamicRule(2.0**16, 2000)
     batches = make_batches()
     if overflow_at:
@@ -176,17 +197,19 @@ def test_a_step_is_that_of_numpy_and_leaves_nothing_where_it_overflows(heading, 
     for number, batch in enumerate(batches):
         before = state(module)
         inputs = [Tensor(each) if isinstance(each, np.ndarray) else each for each in batch]
-        overflow = bool(module.train_step(*inputs)[-1])
-        assert overflow is (number == OVERFLOWS)
+        steps = steps_of(module)
+        overflows = list(map(bool, module.train_step(*inputs)[-len(steps) :]))
+        overflow = number == OVERFLOWS
+        assert overflows == [overflow] * len(steps)
         rule.step(overflow)
         if overflow:
             assert state(module) == before
         else:
             control_step(control, *batch)
             assert_close(weights, control.weights)
-        assert module.step.get_loss_scale() == rule.scale
+        assert {step.get_loss_scale() for step in steps} == {rule.scale}
     counters = {"applied_steps": len(batches) - 1, "skipped_steps": 1, "consecutive_skipped_steps": 0}
-    assert module.step.counters() == counters
+    assert [step.counters() for step in steps] == [counters] * len(steps)
 
 
 def test_a_functional_loop(way, tmp_path):
@@ -210,6 +233,36 @@ def test_a_functional_loop(way, tmp_path):
         scales.append(ours.step.get_loss_scale())
         assert scales[-1] == float(stock.scaler.scale_value)
     assert scales == [2.0**each for each in (16, 16, 17, 16, 16, 16, 17, 17)]
+
+
+@pytest.mark.slow
+def test_retries_are_those_of_a_training_cell(way, tmp_path):
+    """But that each attempt counts as a step."""
+    (retries,) = re.findall(r"^```py\n(for attempt.*?)^```", PAGE, re.S | re.M)
+    code = with_train(sides_of(LOOP)[1], retries + "return attempt, overflow\n")
+    code = code.replace("def train(dataset, losses)", "def train(x, y)")
+    code = code.replace("(2**16, scale_window=3)", "(2.0**126, scale_window=3, max_loss_scale=2.0**126)")
+    ours = import_step(tmp_path, way, code, [("def train_step", "@mindspore.jit\ndef train_step")])
+    (tmp_path / "cell").mkdir()
+    other = import_step(tmp_path / "cell", way, "")
+    loss_scale = DynamicLossScale(2.0**126, scale_window=3, max_loss_scale=2.0**126)
+    cell = ScaledTrainOneStepCell(other.forward, other.optimizer, loss_scale, max_retries=2)
+    attempts, skipped = 0, []
+    for number, (x, y) in enumerate(make_batches(8)):
+        # The first batch overflows in each attempt.
+        inputs = Tensor(x), Tensor(y * (2.0**7 if number else 2.0**10))
+        attempt, overflow = ours.train(*inputs)
+        attempts += attempt + 1
+        skipped.append(bool(overflow))
+        assert bool(cell(*inputs)[1]) is skipped[-1]
+        assert ours.step.get_loss_scale() == cell.get_loss_scale()
+        for weight, expected in zip(ours.weights, other.weights):
+            assert weight.asnumpy().tobytes() == expected.asnumpy().tobytes()
+    assert skipped == [True] + [False] * 7
+    retries = cell.counters()["retries"]
+    assert retries > 2 and attempts == 8 + retries
+    counters = {"applied_steps": 7, "skipped_steps": 1 + retries, "consecutive_skipped_steps": 0}
+    assert ours.step.counters() == counters
 
 
 @pytest.mark.slow

@@ -185,6 +185,18 @@ def test_diagnose_shows_where_it_underflows(tmp_path):
     assert (out / "accuracy.txt").read_text() in result.stdout and "No cell needs float32" in result.stdout
 
 
+def test_a_gan_by_hand_loses_what_one_without_retries_loses(data, tmp_path):
+    """With MindSpore's functions alone, on the same digits and noise."""
+    options = ("--data", data, *BATCH, "--filters", 2, "--scale", 2**20, "--scale-window", 2, "--epochs", 2)
+    printed = run("gan/by_hand.py", *options, cwd=tmp_path).stdout
+    update = ("--update", "alternating", "--max-retries", 0)
+    run("gan/train.py", *options, *update, "--output", "out", cwd=tmp_path)
+    rows = read_rows(tmp_path / "out" / "steps.csv")
+    lost = sum(int(row[f"{network}_overflow"]) for row in rows for network in ("discriminator", "generator"))
+    assert lost > 0 and len(rows) == 2 * STEPS_PER_EPOCH
+    assert printed == f"seed 0: {lost} updates lost in {len(rows)} steps\n"
+
+
 @pytest.mark.nightly
 def test_the_table_of_policies_says_what_the_runs_left(tmp_path):
     write_digits(tmp_path / "data", 40)

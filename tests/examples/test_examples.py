@@ -69,6 +69,13 @@ def test_what_stock_loses(tmp_path):
     assert "| 8 of 8 | 0 of 8 |" in readme
 
 
+def test_two_optimizers_for_one_network(tmp_path):
+    """Of SGD with a rate of 1/4 and a gradient of -2, and of AdamWeightDecay, whose first step is the same for any."""
+    printed = run("two_optimizers.py", cwd=tmp_path).stdout.splitlines()
+    assert printed[:2] == ["weight: 0.500", f"bias: {1e-3 * 0.1 / 0.001**0.5:.3f}"]
+    assert {"first.accum.weight", "first.global_step", "adam_m.bias", "global_step"} <= set(printed[2].split())
+
+
 # A first scale at which float16 overflows, so that there are skipped steps. With --n-critic 3 the generator sits out
 # the first two steps, and the second epoch begins in the middle of a turn.
 LOST = ("--scale", 2**24, "--max-retries", 0)

@@ -50,7 +50,7 @@ class EarlierCheckpoints:
         return [prefix_of(transaction) for transaction in self._transactions]
 
     def _names_of_removed(self):
-        roots = [clip.root.name for each in self._transactions for clip in each.update.clips if clip.norm is not None]
+        roots = [clip.root.name for step in self._transactions for clip in step.update.clips if clip.norm is not None]
         scales = [root[: -len("root")] + "scale" for root in roots]
         shared = [f"{prefix}accumulation.wrote_shared" for prefix in self._prefixes()]
         return {*scales, *shared, *(transaction.counters.overflowed.name for transaction in self._transactions)}

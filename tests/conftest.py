@@ -22,7 +22,11 @@ collect_ignore = ["support"]
 
 MODES = {"graph": mindspore.GRAPH_MODE, "pynative": mindspore.PYNATIVE_MODE}
 # What MindSpore says where it lacks a kernel that it has on CPU; of a GPU as seen with MindSpore 2.10.
-LACKING = {"GPU": re.compile(r"BFloat16|op \[?(AdamW|CudnnGRU|FFT|Histogram)\b|copy_ method")}
+LACKING = {
+    "GPU": re.compile(
+        r"BFloat16|op \[?(AdamW|CudnnGRU|FFT|Histogram)\b|operator\[(SGD|BatchNorm)\]|lstm kernel|copy_ method"
+    )
+}
 
 
 def pytest_addoption(parser):

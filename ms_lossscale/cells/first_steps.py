@@ -8,9 +8,8 @@ from ms_lossscale._fixed_attributes import FixedAttributes
 from ms_lossscale._output import warn_user
 from ms_lossscale.step.manual import ManualCalls
 
-# In so many calls, it is looked at what no optimizer trains; at weights until a call that updates none, or longest in
-# so many.
-_CALLS, _CALLS_UNTIL_ONE_WITHOUT_UPDATE = 3, 10
+# The host waits for the values that it looks at, so that it looks in so many calls only.
+_CALLS = 3
 _SHOWN = 3
 
 
@@ -46,17 +45,19 @@ class FirstSteps:
                 f"frozen is not copied, nor a frozen one that is large or a weight of MindSpore's layers. Pass them as "
                 f"forward_state=[...]."
             )
-        if names or self._calls == _CALLS:
             self._untrained = _Watched([])
-        self._weights = [weights for weights in self._weights if self._goes_on(weights)]
-        return bool(self._untrained.parameters or self._weights)
+        for weights in self._weights:
+            self._look_at(weights)
+        return self._calls < _CALLS and self._is_watching()
 
-    def _goes_on(self, weights):
+    def _is_watching(self):
+        return bool(self._untrained.parameters) or any(weights.are_watched() for weights in self._weights)
+
+    def _look_at(self, weights):
         if weights.were_updated():
             self._look_at_frozen(weights)
         else:
             self._look_at_not_restored(weights)
-        return self._calls < _CALLS_UNTIL_ONE_WITHOUT_UPDATE and weights.are_watched()
 
     def _look_at_frozen(self, weights):
         names = weights.frozen.moved()

@@ -38,8 +38,8 @@ class RetriedStep(Step):
         kept = gradients.copy_inputs(inputs)
         # The call of the networks is written twice: MindSpore can't compile a method with it that is called twice.
         call, auxes = self.networks_run(scales, ops.depend(inputs, kept), saved)
-        grads, verdict, again = self.check_attempt(call)
-        parts = parts_of(call, auxes, grads, verdict)
+        grads, found, again = self.check_attempt(call)
+        parts = parts_of(call, auxes, grads, found)
         lengths = gradients.lengths(parts)
         packed = gradients.flat(parts)
         left = self._max_retries
@@ -49,9 +49,9 @@ class RetriedStep(Step):
             scales = self.attempts.back_off(scales, overflows, saved)
             inputs = gradients.copy_inputs(ops.depend(kept, scales))
             retried, auxes_of_retry = self.networks_run(scales, inputs, saved)
-            grads_of_retry, found, again = self.check_attempt(retried)
-            packed = gradients.flat(parts_of(retried, auxes_of_retry, grads_of_retry, found))
-        call, auxes, grads, verdict = from_parts(gradients.parted(packed, lengths), call, auxes, verdict)
+            grads_of_retry, found_in_retry, again = self.check_attempt(retried)
+            packed = gradients.flat(parts_of(retried, auxes_of_retry, grads_of_retry, found_in_retry))
+        call, auxes, grads, verdict = from_parts(gradients.parted(packed, lengths), call, auxes, found)
         return call["losses"], auxes, self.end_of_attempts(grads, verdict, call), call["scales"]
 
 
@@ -64,13 +64,17 @@ class Attempts(nn.Cell):
         self._unscaled_losses = tuple(unscaled_losses)
 
     def check(self, call):
-        """Checks an attempt. Returns its gradients, its verdict, and whether another attempt may succeed."""
+        """
+        Checks an attempt. Returns its gradients, what was found, as `flags_of` lists it, and whether another attempt
+        may succeed.
+        """
         grads, verdict = self.transaction.check(call)
         verdict["overflows"] = self.transaction.on_any_rank(verdict["overflows"])
         can_mend = self.transaction.scales.can_back_off(call["scales"], verdict["overflows"])
         is_hopeless = any_of((prim.logical_not(can_mend),) + self._beyond_mending(call, verdict))
         (is_hopeless,) = self.transaction.on_any_rank((is_hopeless,))
-        return grads, verdict, prim.logical_not(is_hopeless)
+        # Not the dict: the Python interpreter would make it in every call, and on a GPU MindSpore fails at that.
+        return grads, flags_of(verdict), prim.logical_not(is_hopeless)
 
     def _beyond_mending(self, call, verdict):
         """Returns flags of what no lower scale mends."""
@@ -102,18 +106,28 @@ class Attempts(nn.Cell):
 # its beginning, MindSpore would never free the training cell.
 
 
-def parts_of(call, auxes, grads, verdict):
+def flags_of(verdict):
+    """
+    Returns what a check has found that is needed of an attempt, tuples of flags: those of the losses' weights, and that
+    of what the forward wrote, if they are known, and at the end those of the scales.
+    """
+    found = ()
+    if "impossible_weights" in verdict:
+        found = (*found, verdict["impossible_weights"])
+    if "state_not_finite" in verdict:
+        found = (*found, (verdict["state_not_finite"],))
+    return (*found, verdict["overflows"])
+
+
+def parts_of(call, auxes, grads, found):
     """
     Returns what is needed of an attempt, tuples of Tensors: losses, scales, the gradients and the aux of each network,
-    with weights these and their flags, the flag of what the forward wrote, if it is known, and at the end the flags of
-    the scales.
+    the losses' weights, if they have some, and what was found.
     """
     parts = (call["losses"], call["scales"]) + grads + auxes
     if "loss_weights" in call:
-        parts += (call["loss_weights"], verdict["impossible_weights"])
-    if "state_not_finite" in verdict:
-        parts = (*parts, (verdict["state_not_finite"],))
-    return parts + (verdict["overflows"],)
+        parts = (*parts, call["loss_weights"])
+    return parts + found
 
 
 def scales_and_overflows(parts):
@@ -121,17 +135,21 @@ def scales_and_overflows(parts):
     return parts[1], parts[-1]
 
 
-def from_parts(parts, call, auxes, verdict):
-    """Returns the call, aux, gradients and verdict that have these parts; another attempt's tell which there are."""
+def from_parts(parts, call, auxes, found):
+    """
+    Returns the call, aux, gradients and verdict that have these parts; what another attempt ran and found tells which
+    there are.
+    """
     end_of_grads = 2 + len(call["gradients"])
     end_of_auxes = end_of_grads + len(auxes)
+    end_of_call = len(parts) - len(found)
     of_parts = {"losses": parts[0], "scales": parts[1]}
-    found = {"overflows": parts[-1]}
+    verdict = {"overflows": parts[-1]}
     if "saved" in call:
         of_parts["saved"] = call["saved"]
     if "loss_weights" in call:
         of_parts["loss_weights"] = parts[end_of_auxes]
-        found["impossible_weights"] = parts[end_of_auxes + 1]
-    if "state_not_finite" in verdict:
-        found["state_not_finite"] = parts[-2][0]
-    return of_parts, parts[end_of_grads:end_of_auxes], parts[2:end_of_grads], found
+        verdict["impossible_weights"] = parts[end_of_call]
+    if len(found) > 1 + end_of_call - end_of_auxes:
+        verdict["state_not_finite"] = parts[-2][0]
+    return of_parts, parts[end_of_grads:end_of_auxes], parts[2:end_of_grads], verdict

@@ -1,9 +1,10 @@
 """Retries: what each try sees, which one is returned, and what is tried again. The configurations draw the rest."""
 
+import mindspore
 import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, jit, nn, ops
 from mindspore import dtype as mstype
 from support.retried_networks import LEARNING_RATE, HalvesItsInput, Penalised, Slope, inputs
 
@@ -47,6 +48,36 @@ def test_the_loss_and_aux_are_those_of_the_attempt_that_is_applied(mode):
     # float16 rounds the product of scale and factor by 2**-11; the weight's own rounding is divided by the step.
     np.testing.assert_allclose(moved, 4.0 * factor.asnumpy(), rtol=2.0**-10)
     np.testing.assert_allclose(loss.asnumpy(), 4.0 * factor.asnumpy().sum(), rtol=1e-6)
+
+
+@pytest.fixture
+def graphs(tmp_path):
+    """The folder where MindSpore saves what it compiles."""
+    mindspore.set_context(save_graphs=2, save_graphs_path=str(tmp_path / "graphs"))
+    yield tmp_path / "graphs"
+    mindspore.set_context(save_graphs=0)
+
+
+def operators_made_by_python(graphs):
+    return [path.name for path in graphs.glob("*_validate_*.ir") if "PyExecute" in path.read_text()]
+
+
+def test_mindspore_has_python_make_a_dict_that_a_graph_returns(graphs):
+    @jit
+    def add_one(x):
+        return {"x": x + 1.0}
+
+    add_one(Tensor([1.0]))
+    assert operators_made_by_python(graphs)
+
+
+@pytest.mark.parametrize("mode", ["pynative"], indirect=True)
+def test_no_attempt_waits_for_python(mode, graphs):
+    network = Slope()
+    cell = ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(2.0**15), max_retries=8).set_train()
+    cell(*inputs(4.0))
+    assert cell.counters()["retries"] > 0
+    assert list(graphs.glob("*_validate_*.ir")) and not operators_made_by_python(graphs)
 
 
 @quick_in_pynative_mode

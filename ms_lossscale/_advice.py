@@ -14,6 +14,7 @@ _ON_SKIPS = {
     "must be in its Parameter before the first step",
     "gradients": "the backward overflows at every scale so far: find_loss_scale finds a lower one, if there is any, "
     "and ms_lossscale.advise_float32 the cells that need float32. A number as the loss scale does not fall",
+    "not_begun": "call begin(*inputs) in each step, and run the forward on what it returns, before end(grads)",
     "detector": "all gradients are finite, so look at your overflow detector; or, where an NPU's status register "
     "tells, for values in the network that overflow and are clipped or masked afterwards",
 }

@@ -9,27 +9,36 @@ import numpy as np
 from mindspore import Tensor
 from mindspore.train import Callback, RunContext
 
+from ms_lossscale import _gradients as gradients
 from ms_lossscale._advice import on_skips
 from ms_lossscale._arguments import StrPath, check_file, check_positive_int, describe
+from ms_lossscale._output import warn_user
+from ms_lossscale._values import as_array
+from ms_lossscale.callbacks.loop_mistakes import LoopMistakes
 from ms_lossscale.callbacks.records import Record, RecordFile
-from ms_lossscale.callbacks.watched_step import Snapshot, WatchedStep, as_numpy
+from ms_lossscale.callbacks.snapshot import Snapshot
+from ms_lossscale.callbacks.watched_step import WatchedStep
 from ms_lossscale.cells.manual_step import ManualStep
 from ms_lossscale.cells.training_state import TrainingState
 
 
 class _UnreadStep(NamedTuple):
     step: int
+    # Loss, overflow, scale and losses, without aux; of a loss that is no scalar its sum.
     outputs: tuple
     batch: Optional[tuple]
     snapshots: list[Snapshot]
+    # Whether it is a call, and not a cycle that was flushed after the last one.
+    is_call: bool = True
 
 
 class LossScaleMonitor(Callback):
     """
-    Prints the loss, the loss scale and the counters of a training cell every `every_n_steps` steps. For every step that
-    was skipped or retried, it prints why: a condition asked for it, the loss or what the forward wrote was not finite
-    and the scale stays, or an overflow, with the new scale and the parameters whose gradients were not finite. At the
-    end of an epoch it sums up how many steps were skipped, by the reasons of
+    Prints the loss, the loss scale and the counters of a training cell every `every_n_steps` steps; with `clip_norm`
+    also the global norm of the gradients at the last step, and when accumulating the mean loss of the last cycle. For
+    every step that was skipped or retried, it prints why: a condition asked for it, the loss or what the forward wrote
+    was not finite and the scale stays, or an overflow, with the new scale and the parameters whose gradients were not
+    finite. At the end of an epoch it sums up how many steps were skipped, by the reasons of
     :meth:`ScaledTrainOneStepCell.skip_reasons`. To do more with each step, override :meth:`on_record`.
 
     It is a callback of :class:`mindspore.train.Model`. In a loop of your own, around a training cell or a
@@ -52,8 +61,8 @@ class LossScaleMonitor(Callback):
             ``100`` .
         csv (str, optional): A file that gets a row for each step; with an :class:`AlternatingTrainOneStepCell`, a row
             for each of its networks. Several loss scales of one step are written as
-            ``65536.0/4096.0``. An existing file of this kind is continued. With several ranks, give each rank a file of
-            its own. Default: ``None`` .
+            ``65536.0/4096.0``. An existing file is continued, one of version 0.4 with its twelve columns. With several
+            ranks, give each rank a file of its own. Default: ``None`` .
         max_consecutive_skips (int, optional): Stops the training when this many steps in a row were skipped. Default:
             ``None`` .
         save_batch (str, optional): An ``.npz`` file for the inputs of the step that stopped the training, for
@@ -121,8 +130,9 @@ class LossScaleMonitor(Callback):
         self._save_batch = check_file(owner, "save_batch", save_batch)
         self._unread: deque[_UnreadStep] = deque()
         self._last: Optional[_UnreadStep] = None
-        # How many steps there were in a loop that is watched, None in Model.
+        # How many steps there were in a loop that is watched, and its mistakes, None in Model, which makes none.
         self._steps: Optional[int] = None
+        self._mistakes: Optional[LoopMistakes] = None
 
     def on_record(self, record: Record) -> None:
         """
@@ -133,12 +143,17 @@ class LossScaleMonitor(Callback):
             record (NamedTuple): The row of the CSV file: the ints `step`, `network`, `skipped` (how many steps were
                 skipped: 0 or 1), `applied_steps`, `skipped_steps`, `consecutive_skipped_steps` and `retries`; the float
                 `loss`; `loss_scale` and `next_loss_scale`, tuples of floats, one for each loss scale of the step; and
-                `overflowed_parameters` and `skip_reasons`, names with spaces in between.
+                `overflowed_parameters` and `skip_reasons`, names with spaces in between; `grad_norm`, a tuple with the
+                global norm, before clipping, of each network that has a `clip_norm`, None without any; the float
+                `step_loss`, when accumulating the mean over the calls of the cycle that were not dropped, by weight if
+                they have weights, and of a cycle that began before the monitor did over the calls since; and the int
+                `dropped_calls`, so far. In a call that ended no step, `grad_norm` and `step_loss` are None.
         """
 
     def on_train_begin(self, run_context: RunContext) -> None:
         """Checks the training cell and the CSV file."""
-        self._begin(run_context.original_args().train_network)
+        # With data sinking on Ascend and GPU, `train_network` is MindSpore's wrapper around it.
+        self._begin(run_context.original_args().network)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Remembers the step, and from time to time reads and prints what was remembered."""
@@ -159,7 +174,8 @@ class LossScaleMonitor(Callback):
     def watching(self, cell: TrainingState) -> Iterator[None]:
         """
         A context for a training loop of your own. It does at its beginning and at its end what `Model` makes this
-        callback do, also if the loop raises. Call :meth:`after_step` in it after each step.
+        callback do, also if the loop raises. Call :meth:`after_step` in it after each step. It warns if this was never
+        called, or told of steps that the cell did not make.
 
         Args:
             cell (Union[ScaledTrainOneStepCell, SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell, ManualStep]):
@@ -199,12 +215,19 @@ class LossScaleMonitor(Callback):
         """
         self._begin(cell)
         self._steps = 0
+        self._mistakes = LoopMistakes(cell)
         try:
             with self:
                 yield
                 self._end_epoch()
+            if self._steps == 0:
+                warn_user(
+                    "For 'LossScaleMonitor', 'watching' has ended without a single 'after_step', so that nothing was "
+                    "shown of its steps. Call monitor.after_step(*outputs) after each step."
+                )
         finally:
             self._steps = None
+            self._mistakes = None
 
     def after_step(self, *outputs: Any, inputs: Union[Tensor, tuple, None] = None) -> None:
         """
@@ -215,13 +238,13 @@ class LossScaleMonitor(Callback):
 
         Args:
             *outputs (Any): All that the training cell returned; with a ManualStep the loss, a Tensor or a number, and
-                what `end` returned.
+                what `end` returned. A loss that has a `weight` must be divided by it, as a training cell's is.
             inputs (Union[Tensor, tuple[Tensor]], optional): The inputs of the call, for `save_batch`. Default:
                 ``None`` .
 
         Raises:
-            ValueError: If these are not all the values that a training cell returns, or more than the two of a
-                ManualStep.
+            ValueError: If these are not all the values that a training cell returns, or the two of a ManualStep, in
+                their order.
             RuntimeError: Outside :meth:`watching`, or if `max_consecutive_skips` steps in a row were skipped.
         """
         if self._steps is None:
@@ -259,13 +282,14 @@ class LossScaleMonitor(Callback):
         self._file = None if self._csv is None else RecordFile(self._csv)
 
     def _remember(self, step, outputs, batch):
+        outputs = (_without_shape(outputs[0]), *outputs[1 : 4 if self._cell.several_networks else 3])
         self._last = _UnreadStep(step, outputs, batch if self._max_skips else None, self._snapshots())
         self._unread.append(self._last)
         if self._max_skips or step % self._every_n_steps == 0:
             self._read()
 
     def _snapshots(self):
-        return [watched.snapshot() for watched in self._watched]
+        return [watched.snapshots.take() for watched in self._watched]
 
     def _end_epoch(self):
         self._read()
@@ -274,7 +298,7 @@ class LossScaleMonitor(Callback):
         step = self._last.step
         if any(watched.has_decided() for watched in self._watched):
             # A flush after the last call has ended its cycle.
-            self._unread.append(self._last._replace(snapshots=self._snapshots()))
+            self._unread.append(self._last._replace(snapshots=self._snapshots(), is_call=False))
             self._read()
         sums = list(filter(None, (watched.sum_up() for watched in self._watched)))
         if sums:
@@ -285,17 +309,27 @@ class LossScaleMonitor(Callback):
         rows = []
         try:
             while self._unread:
-                step, outputs, batch, snapshots = self._unread[0]
-                records = [
-                    watched.read(step, outputs, batch, snapshot) for watched, snapshot in zip(self._watched, snapshots)
+                unread = self._unread[0]
+                # Only this waits for the device. If it is interrupted, the step is read again.
+                outputs = tuple(map(_as_numpy, unread.outputs))
+                states = [
+                    watched.snapshots.read(snapshot) for watched, snapshot in zip(self._watched, unread.snapshots)
                 ]
                 self._unread.popleft()
+                records = [
+                    watched.record(unread.step, outputs, unread.is_call, unread.batch, state)
+                    for watched, state in zip(self._watched, states)
+                ]
                 rows += records
-                self._print(step, records)
-                for record in records:
+                self._print(unread.step, records)
+                for watched, record in zip(self._watched, records):
+                    if self._mistakes is not None:
+                        self._mistakes.look_at(watched, record, unread.is_call)
                     self.on_record(record)
                 for watched, record in zip(self._watched, records):
                     self._stop_if_it_only_skips(watched, record)
+            if rows and self._mistakes is not None:
+                self._mistakes.end_reading(f"{self._call} {rows[-1].step}")
         finally:
             # Even if waiting for the device was interrupted.
             if rows and self._file is not None:
@@ -326,5 +360,17 @@ class LossScaleMonitor(Callback):
         if batch is None:
             return " The batch is not known: pass after_step inputs=(x, y), say, or Model dataset_sink_mode=False."
         with open(self._save_batch, "wb") as file:
-            np.savez(file, **{f"input_{i}": as_numpy(array) for i, array in enumerate(batch)})
+            np.savez(file, **{f"input_{i}": _as_numpy(array) for i, array in enumerate(batch)})
         return f" The batch was saved: tuple(np.load({str(self._save_batch)!r}).values())."
+
+
+def _without_shape(loss):
+    """Returns the sum of a loss that is no scalar: it would stay in memory until it is read."""
+    if isinstance(loss, Tensor):
+        return loss if loss.size == 1 else gradients.sums((loss,))[0]
+    return np.sum(loss)
+
+
+def _as_numpy(value):
+    """Returns a Tensor or a number in NumPy."""
+    return as_array(value) if isinstance(value, Tensor) else np.asarray(value)

@@ -1,145 +1,157 @@
-"""What a monitor reads of the steps of a training cell, and what it says of them."""
+"""What a monitor knows of the steps of a training cell, and what it says of them."""
 
 from collections import Counter
-from typing import NamedTuple
 
 import numpy as np
-from mindspore import Tensor
 
-from ms_lossscale import _primitives as prim
 from ms_lossscale._arguments import listed
 from ms_lossscale._mindspore.cells import written_class
-from ms_lossscale._output import LossScaleValues, counted
-from ms_lossscale._values import as_array
+from ms_lossscale._output import LossScaleValues, Values, counted
+from ms_lossscale.callbacks.mean_loss import MeanLoss
 from ms_lossscale.callbacks.records import Record
+from ms_lossscale.callbacks.snapshot import Snapshots
 
-# What a sum says of each reason.
+# What a sum says of each reason. All but the last are those of `skip_reasons` in their order, and that is what remains.
 _PHRASES = {
     "condition": "by a condition",
     "loss": "with a loss that was not finite",
     "forward_state": "as what the forward wrote was not finite",
     "gradients": "with gradients that were not finite",
     "detector": "by the overflow detector alone",
+    "not_begun": "as 'end' came without 'begin'",
 }
-
-
-class Snapshot(NamedTuple):
-    """Copies of what the next step will change."""
-
-    counters: dict[str, Tensor]
-    loss_scales: list[Tensor]
 
 
 class WatchedStep:
     """What a monitor knows of the steps under one overflow check, which may be that of one of several networks."""
 
     def __init__(self, step, network, of_cycles):
-        self._transaction = step.transaction
+        transaction = step.transaction
+        self._counters = transaction.counters
         self._network = network
         # A step of the counters is a cycle of calls where gradients are accumulated, and a call elsewhere.
         self._of_cycles = of_cycles
         self.prefix = "" if network is None else f"network {network}: "
         conditions = ""
-        if self._transaction.conditions is not None:
-            asked = self._transaction.conditions.conditions
+        if transaction.conditions is not None:
+            asked = transaction.conditions.conditions
             conditions = " or ".join(written_class(condition.cell).__name__ for condition in asked)
         self._phrases = {**_PHRASES, "condition": f"by the condition {conditions}"}
-        self._weights = [weight.name for weight in self._transaction.update.optimizers.parameters]
-        counts = self._transaction.counters.as_dict()
-        self._applied = counts["applied_steps"]
-        self._skipped = counts["skipped_steps"]
-        self._retries = counts.get("retries", 0)
-        self._reasons = self._transaction.counters.skip_reasons.asnumpy().copy()
-        self._scale = LossScaleValues(
-            loss_scale.get_loss_scale() for loss_scale in self._transaction.scales.loss_scales
-        )
+        self._weights = [weight.name for weight in transaction.update.optimizers.parameters]
+        self.snapshots = Snapshots(transaction)
+        # After the call that was read last, and after the one before.
+        self._state = self.snapshots.read(self.snapshots.take())
+        self._before = self._state
+        self._mean_loss = MeanLoss()
+        # Of the last step that ended.
+        self._last_norm = None
+        self._last_mean = None
         # The counters go on where an earlier training ended, the numbers of the lines begin anew.
-        self._in_all = " in all" if self._applied + self._skipped else ""
+        self._in_all = " in all" if self._state.steps else ""
         self._reasons_to_sum_up = Counter()
+        self._drops_to_sum_up = 0
         # The inputs of the last call that overflowed, or, in an accumulation cycle, of the first that did; of the last
         # one, if a condition skips it.
         self.batch = None
         self._is_in_overflow = False
-
-    def snapshot(self):
-        """Copies on the device, for which the host does not wait."""
-        counters = self._transaction.counters
-        parameters = {
-            "applied_steps": counters.applied_steps,
-            "skipped_steps": counters.skipped_steps,
-            "consecutive_skipped_steps": counters.consecutive_skipped_steps,
-            "overflowed": counters.overflowed,
-            "skip_reasons": counters.skip_reasons,
-        }
-        if counters.counts_retries:
-            parameters["retries"] = counters.retries
-        copies = {name: prim.deepcopy(parameter) for name, parameter in parameters.items()}
-        return Snapshot(copies, [prim.deepcopy(scale.scale_value) for scale in self._transaction.scales.loss_scales])
+        self._was_told_of_overflow = False
 
     def has_decided(self):
         """Returns whether a step was applied or skipped since the last one that was read."""
-        return self._transaction.counters.steps_made() != self._applied + self._skipped
+        return self._counters.steps_made() != self._state.steps
 
-    def read(self, step, outputs, batch, snapshot):
-        """Returns the record of a step, given the cell's results, its inputs, and the snapshot after the step."""
-        loss, overflow, loss_scale = self._outputs_of_network(outputs)
-        counters = snapshot.counters
-        applied = int(counters["applied_steps"])
-        new_skips = int(counters["skipped_steps"]) - self._skipped
-        new_retries = int(counters.get("retries", 0)) - self._retries
-        next_scale = LossScaleValues(map(float, snapshot.loss_scales))
-        # Only now, since waiting for the device may be interrupted; the step is then read again.
-        self._applied = applied
-        self._skipped += new_skips
-        self._retries += new_retries
-        self._tried_at = self._scale
-        self._scale = next_scale
+    def has_moved(self):
+        """Returns whether there was a call at the last reading."""
+        return self._state.steps != self._before.steps or self._state.calls != self._before.calls
+
+    def contradicts(self, record):
+        """Returns whether a loop has told the opposite of what the cell counted for the step that was read last."""
+        is_one_step = not self._of_cycles and self._state.steps - self._before.steps == 1
+        return is_one_step and self._was_told_of_overflow != (record.skipped > 0)
+
+    def record(self, step, outputs, is_call, batch, state):
+        """
+        Returns the record of a step, given what the cell returned, in NumPy, its inputs, and the state after it. One
+        that is no call is of a cycle that was flushed after the last call, whose values it has.
+        """
+        loss, losses, overflow, loss_scale = self._outputs_of_network(outputs)
+        before = self._state
+        self._before = before
+        self._state = state
+        self._was_told_of_overflow = bool(overflow)
+        new_skips = max(0, state.skipped_steps - before.skipped_steps)
+        reasons = self._new_reasons()
+        not_begun = reasons["not_begun"]
+        self._reasons_to_sum_up.update(reasons)
+        self._drops_to_sum_up += self._new_drops()
         if (overflow or new_skips) and not self._is_in_overflow:
             # A cycle that is flushed may be skipped although none of its calls overflowed.
             self.batch = batch
         self._is_in_overflow = overflow and not new_skips
+        has_ended = state.steps - before.steps > not_begun
+        step_loss = self._step_loss(loss, losses if is_call else None, has_ended, not_begun)
+        grad_norm = Values(state.norms) if has_ended and state.norms else None
+        if has_ended:
+            self._last_norm = grad_norm
+            self._last_mean = step_loss
         return Record(
             step=step,
             network=self._network or 0,
-            loss=float(np.sum(loss)),
+            loss=loss,
             loss_scale=LossScaleValues(np.atleast_1d(loss_scale).tolist()),
             skipped=new_skips,
-            applied_steps=self._applied,
-            skipped_steps=self._skipped,
-            consecutive_skipped_steps=int(counters["consecutive_skipped_steps"]),
-            next_loss_scale=self._scale,
-            overflowed_parameters=" ".join(self._overflowed_weights(counters) if new_skips else ()),
-            retries=new_retries,
-            skip_reasons=" ".join(self._new_reasons(counters) if new_skips else ()),
+            applied_steps=state.applied_steps,
+            skipped_steps=state.skipped_steps,
+            consecutive_skipped_steps=state.consecutive_skipped_steps,
+            next_loss_scale=state.loss_scales,
+            overflowed_parameters=" ".join(self._overflowed_weights() if new_skips > not_begun else ()),
+            retries=state.retries - before.retries,
+            skip_reasons=" ".join(reasons),
+            grad_norm=grad_norm,
+            step_loss=step_loss,
+            dropped_calls=state.dropped_calls,
         )
 
     def _outputs_of_network(self, outputs):
-        """Returns the loss, whether the step overflowed, and the loss scale, in NumPy."""
+        """Returns the loss, the losses that it is the sum of, whether the step overflowed, and the loss scale."""
         if self._network is None:
-            return as_numpy(outputs[0]), as_numpy(outputs[1]), as_numpy(outputs[2])
-        overflow, loss_scale, losses = (as_numpy(values)[self._network] for values in outputs[1:4])
-        return losses, overflow, loss_scale
+            losses = outputs[3] if len(outputs) > 3 else np.atleast_1d(np.sum(outputs[0]))
+            return float(np.sum(outputs[0])), losses, outputs[1], outputs[2]
+        overflow, loss_scale, losses = (values[self._network] for values in outputs[1:4])
+        return float(losses), np.atleast_1d(losses), overflow, loss_scale
 
-    def _overflowed_weights(self, counters):
-        return [name for name, overflowed in zip(self._weights, counters["overflowed"].asnumpy()) if overflowed]
+    def _step_loss(self, loss, losses, has_ended, not_begun):
+        """Returns the mean loss of the step that has ended, None if none has."""
+        if not self._of_cycles:
+            return loss if has_ended else None
+        is_in_cycle = self._state.calls > 0 and not (not_begun and self._state.calls == self._before.calls)
+        if losses is not None and (has_ended or is_in_cycle):
+            self._mean_loss.add(losses, self._before, self._state)
+        return self._mean_loss.end(self._before, self._state)
 
-    def _new_reasons(self, counters):
-        before = self._reasons
-        self._reasons = counters["skip_reasons"].asnumpy().copy()
-        added = dict(zip(_PHRASES, (self._reasons - before).tolist()))
-        self._reasons_to_sum_up.update(added)
-        return [reason for reason, count in added.items() if count]
+    def _overflowed_weights(self):
+        return [name for name, overflowed in zip(self._weights, self._state.overflowed) if overflowed]
+
+    def _new_reasons(self):
+        """Returns for which reasons steps were skipped since the last reading, a Counter."""
+        added = (self._state.skip_reasons - self._before.skip_reasons).tolist()
+        added.append(self._state.skipped_steps - self._before.skipped_steps - sum(added))
+        return Counter({reason: count for reason, count in zip(_PHRASES, added) if count > 0})
+
+    def _new_drops(self):
+        return self._state.dropped_calls - self._before.dropped_calls
 
     def line(self, record):
         """Returns what to print of a step that was retried or skipped; of many in a row, of fewer and fewer."""
         events = []
         if record.retries:
-            failed = self._is_in_overflow or record.skip_reasons not in ("", "condition")
+            failed = self._is_in_overflow or self._new_drops() or record.skip_reasons not in ("", "condition")
             tries = f"and in {counted(record.retries, 'retry', 'retries')} down to" if failed else "done again at"
-            events.append(f"overflow at {self._tried_at.written()}, {tries} {record.loss_scale.written()}")
+            events.append(f"overflow at {self._before.loss_scales.written()}, {tries} {record.loss_scale.written()}")
+        if _passes_milestone(record.dropped_calls, self._new_drops()):
+            events.append(f"dropped ({record.dropped_calls} in all), loss scale {record.loss_scale.written()}")
         in_a_row = record.consecutive_skipped_steps
-        new_skips = range(in_a_row - record.skipped + 1, in_a_row + 1)
-        if record.skipped and (in_a_row <= record.skipped or any(map(_is_milestone, new_skips))):
+        if record.skipped and (in_a_row <= record.skipped or _passes_milestone(in_a_row, record.skipped)):
             events.append(self.skip(record))
         return events and self.prefix + ", ".join(events)
 
@@ -149,7 +161,8 @@ class WatchedStep:
         now = record.next_loss_scale.written()
         why = " and ".join(self._phrases[reason] for reason in record.skip_reasons.split())
         scale = f"loss scale {used} stays" if now == used else f"loss scale {used}, now {now}"
-        text = f"{'cycle ' * self._of_cycles}skipped ({record.consecutive_skipped_steps} in a row) {why}, {scale}"
+        what = "cycle skipped" if self._of_cycles and record.skip_reasons != "not_begun" else "skipped"
+        text = f"{what} ({record.consecutive_skipped_steps} in a row) {why}, {scale}"
         names = record.overflowed_parameters.split()
         if not names:
             return text
@@ -157,30 +170,38 @@ class WatchedStep:
 
     def state(self, record):
         """Returns what to print of a step every so many steps."""
-        events = [
-            f"loss {record.loss:.6g}",
-            f"loss scale {record.loss_scale.written()}",
-            f"{self._counted(record.applied_steps)} applied",
-            f"{record.skipped_steps} skipped",
-        ]
+        events = [f"loss {record.loss:.6g}"]
+        if self._of_cycles and self._last_mean is not None:
+            events.append(f"mean of the last cycle {self._last_mean:.6g}")
+        if self._last_norm is not None:
+            events.append(f"gradient norm {self._last_norm.written()}")
+        events.append(f"loss scale {record.loss_scale.written()}")
+        events.append(f"{self._counted(record.applied_steps)} applied")
+        events.append(f"{record.skipped_steps} skipped")
+        if record.dropped_calls:
+            events.append(f"{counted(record.dropped_calls, 'call', 'calls')} dropped")
         return f"{self.prefix}{', '.join(events)}{self._in_all}"
 
     def sum_up(self):
         """Says how many steps were skipped since this was called before, by reason; nothing if none was."""
         reasons = self._reasons_to_sum_up
+        drops = self._drops_to_sum_up
         self._reasons_to_sum_up = Counter()
+        self._drops_to_sum_up = 0
         told = [f"{reasons[reason]} {phrase}" for reason, phrase in self._phrases.items() if reasons[reason]]
-        return told and f"{self.prefix}{self._counted(sum(reasons.values()))} skipped: {', '.join(told)}"
+        sums = [f"{self._counted(sum(reasons.values()))} skipped: {', '.join(told)}"] if told else []
+        if drops:
+            sums.append(f"{counted(drops, 'call', 'calls')} dropped")
+        return sums and self.prefix + ", and ".join(sums)
 
     def _counted(self, number):
         return counted(number, "cycle", "cycles") if self._of_cycles else number
 
 
-def as_numpy(value):
-    """Returns a Tensor or a number in NumPy."""
-    return as_array(value) if isinstance(value, Tensor) else np.asarray(value)
+def _passes_milestone(number, added):
+    """Returns whether a number that has grown by `added` has reached 1, 2, 3, 5, 10, 20, 50, 100 and so on."""
+    return any(map(_is_milestone, range(number - added + 1, number + 1)))
 
 
 def _is_milestone(number):
-    """Returns whether it is 1, 2, 3, 5, 10, 20, 50, 100 and so on."""
     return number == 3 or str(number).rstrip("0") in ("1", "2", "5")

@@ -14,6 +14,7 @@ from ms_lossscale._float32_cells import Float32Cell
 from ms_lossscale._mindspore.graphs import MethodCell, is_compiling, loads_what_was_compiled
 from ms_lossscale._mindspore.parameters import take_held_gradients
 from ms_lossscale._mindspore.pynative import forget_failed_calls, without_recording
+from ms_lossscale.cells.call_outputs import check_loss_and_overflow
 from ms_lossscale.cells.first_call import warn_of_evaluation_mode
 from ms_lossscale.cells.guard import explaining_errors
 from ms_lossscale.cells.manual_calls import CallChecks, ScaledValueAndGrad
@@ -309,12 +310,8 @@ class ManualStep(TrainingState, Float32Cell):
         )
 
     def _outputs_of_call(self, owner, outputs):
-        loss, overflow, *others = outputs
-        if any(each is not None for each in others):
-            raise ValueError(
-                f"For '{owner}', with a ManualStep there must be two values, the loss and what 'end' returned, but got "
-                f"{outputs}: {owner.split('.')[-1]}(loss, overflow)."
-            )
+        check_loss_and_overflow(owner, outputs)
+        loss, overflow = outputs[:2]
         # A copy, since the next call overwrites it.
         scales = self._calls.held.scales_now()
         return loss, overflow, prim.stack(scales) if self.each_has_scale else scales[0]

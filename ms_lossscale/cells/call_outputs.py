@@ -8,26 +8,22 @@ from mindspore import dtype as mstype
 
 from ms_lossscale._values import is_float
 
+_DTYPES = {"overflow": mstype.bool_, "loss_scale": mstype.float32, "losses": mstype.float32}
 
-def check_outputs(owner, cell, outputs, overflow_shape, scale_shape, losses_shape):
+
+def check_outputs(owner, cell, outputs, shapes):
     """
-    Raises a ValueError unless these are what the cell, given by its name, returned, except aux. `losses_shape` is None
-    if losses are not needed.
+    Raises a ValueError unless these are what the cell, given by its name, returned: a loss, and what the dict `shapes`
+    names, in its order.
     """
-    words = [
-        "the loss",
-        f"the overflow, bool of shape {overflow_shape}",
-        f"the loss scale, float32 of shape {scale_shape}",
-    ]
-    fit = [is_float, _is_of(mstype.bool_, overflow_shape), _is_of(mstype.float32, scale_shape)]
-    if losses_shape is not None:
-        words.append(f"the losses, float32 of shape {losses_shape}")
-        fit.append(_is_of(mstype.float32, losses_shape))
-    if len(outputs) < len(fit) or not all(fits(output) for fits, output in zip(fit, outputs)):
+    wanted = [(_DTYPES[name], shape) for name, shape in shapes.items()]
+    forms = [(value.dtype, tuple(value.shape)) if isinstance(value, Tensor) else None for value in outputs[1:]]
+    if not outputs or not is_float(outputs[0]) or forms[: len(wanted)] != wanted:
+        words = [f"'{name}', {dtype} of shape {shape}" for name, (dtype, shape) in zip(shapes, wanted)]
         raise ValueError(
-            f"For '{owner}', there must be all {len(fit)} Tensors that the {cell} returns, but got {_forms(outputs)}. "
-            f"They are, in this order, {'; '.join(words)}. Pass what the call of the watched cell returned: "
-            f"{owner.split('.')[-1]}(*cell(x, y))."
+            f"For '{owner}', there must be all {1 + len(wanted)} Tensors that the {cell} returns, in this order: the "
+            f"loss; {'; '.join(words)}; but got {_described(outputs)}. Pass what the call of the watched cell "
+            f"returned: {owner.split('.')[-1]}(*cell(x, y))."
         )
 
 
@@ -37,12 +33,8 @@ def check_loss_and_overflow(owner, outputs):
     if not fit or any(output is not None for output in outputs[2:]):
         raise ValueError(
             f"For '{owner}', with a ManualStep there must be two values, the loss and what 'end' returned, a bool, in "
-            f"this order, but got {_forms(outputs)}: {owner.split('.')[-1]}(loss, overflow)."
+            f"this order, but got {_described(outputs)}: {owner.split('.')[-1]}(loss, overflow)."
         )
-
-
-def _is_of(dtype, shape):
-    return lambda value: isinstance(value, Tensor) and value.dtype == dtype and tuple(value.shape) == shape
 
 
 def _is_number(value):
@@ -59,11 +51,9 @@ def _is_flag(value):
     return isinstance(value, (bool, np.bool_, np.ndarray)) and np.asarray(value).dtype == bool and np.size(value) == 1
 
 
-def _forms(values):
-    """Returns what the values are, for a message."""
-    forms = [f"{value.dtype} of shape {tuple(value.shape)}" if _has_form(value) else repr(value) for value in values]
+def _described(values):
+    forms = [
+        f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, (Tensor, np.ndarray)) else repr(value)
+        for value in values
+    ]
     return f"{len(values)}: {'; '.join(forms)}" if values else "none"
-
-
-def _has_form(value):
-    return isinstance(value, (Tensor, np.ndarray))

@@ -58,6 +58,8 @@ class Snapshots:
         }
         if counters.counts_retries:
             self._counts["retries"] = counters.retries
+        if counters.counts_dropped:
+            self._counts["dropped_calls"] = counters.dropped_calls
         measured = [clip for clip in transaction.update.clips if clip.norm is not None]
         self._numbers = {
             "loss_scales": [loss_scale.scale_value for loss_scale in transaction.scales.loss_scales],

@@ -169,6 +169,19 @@ LINES = {
             "calls 1 to 4: 1 cycle skipped: 1 with gradients that were not finite",
         ],
     ),
+    "cycles with dropped calls": (
+        lambda: sloped(DynamicLossScale(2.0**12), gradient_accumulation_steps=2, drop_overflowed_calls=True),
+        [GOOD, VERY_STEEP, VERY_STEEP, VERY_STEEP],
+        [
+            "call 2: dropped (1 in all), loss scale 4096",
+            "call 2: loss 12288, mean of the last cycle 3, loss scale 4096, 1 cycle applied, 0 skipped, 1 call dropped",
+            "call 3: dropped (2 in all), loss scale 2048",
+            "call 4: dropped (3 in all), loss scale 2048, cycle skipped (1 in a row) with gradients that were not "
+            f"finite, loss scale 2048, now 1024; {OVERFLOW}",
+            "call 4: loss 12276, loss scale 2048, 1 cycle applied, 1 skipped, 3 calls dropped",
+            "calls 1 to 4: 1 cycle skipped: 1 with gradients that were not finite, and 3 calls dropped",
+        ],
+    ),
     "alternating networks": (
         lambda: of_two(AlternatingTrainOneStepCell, patient(), skip_conditions=[NormSpike(max_norm=200.0)]),
         [(*GOOD, *VERY_STEEP), (*NAN, *GOOD)],

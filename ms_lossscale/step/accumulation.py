@@ -61,7 +61,8 @@ class AccumulatingTransaction(Transaction):
         """Ends a cycle. Each network's gradients are divided by its sum of weights, if there are any."""
         grads = self.cycle.gradients_after(scales)
         if loss_weights is not None:
-            grads = self.preparation.average(grads, gradients.copy(loss_weights), self.cycle.is_weighted)
+            sums_of_weights = self.cycle.remember(gradients.copy(loss_weights))
+            grads = self.preparation.average(grads, sums_of_weights, self.cycle.is_weighted)
         grads = self.preparation.prepare(grads)  # 6. Reduce across ranks, transform, and measure norms.
         verdict = self.verdict_of_cycle(grads, scales)
         call: Call = {"scales": scales, "losses": self.cycle.mean_loss()}

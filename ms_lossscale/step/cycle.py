@@ -76,7 +76,6 @@ class Cycle(nn.Cell):
         self.count = CycleCount(settings.gradient_accumulation_steps, f"{name}micro_steps", f"{name}steps")
         self._lengths = tuple(map(len, plan.weights))
         self._has_own_flags = plan.has_own_scales
-        self._zero = Tensor(0.0, mstype.float32)
         self._one = Tensor(1.0, mstype.float32)
         self.gradients = ParameterTuple(
             Parameter(
@@ -90,16 +89,15 @@ class Cycle(nn.Cell):
             self.weights = ParameterTuple(
                 state(f"{prefix}accumulation.sum_of_weights", np.float32(0)) for prefix in plan.prefixes
             )
-            last = ParameterTuple(
-                state(f"{prefix}accumulation.last_sum_of_weights", np.float32(0)) for prefix in plan.prefixes
-            )
+            last = [state(f"{prefix}accumulation.last_sum_of_weights", np.float32(0)) for prefix in plan.prefixes]
             # For a monitor, hidden from checkpoints.
-            object.__setattr__(self, "weights_of_last_cycle", last)
+            object.__setattr__(self, "weights_of_last_cycle", ParameterTuple(last))
         self.losses = None
         if any(condition.needs_loss for condition in settings.skip_conditions):
             self.losses = state(f"{name}sum_of_losses", np.zeros(plan.losses, np.float32))
-        # What is added up, but for the weights.
-        self.sums = ParameterTuple([*self.gradients, *([] if self.losses is None else [self.losses])])
+        # All that is added up.
+        sums = [*self.gradients, *(self.weights or ()), *([] if self.losses is None else [self.losses])]
+        self.sums = ParameterTuple(sums)
         no_flags = np.zeros(len(plan.loss_scales) if self._has_own_flags else (), bool)
         self.overflow = state(f"{name}overflow", no_flags)
         # Whether a loss, and whether what a forward wrote, was not finite.
@@ -165,6 +163,12 @@ class Cycle(nn.Cell):
             return (prim.cast(self.count.value, mstype.float32),) * len(self._lengths)
         return gradients.copy(self.weights)
 
+    def remember(self, sums_of_weights):
+        """Keeps the sums of weights of a cycle that ends, for a monitor. Returns them."""
+        if self.weights is None:
+            return sums_of_weights
+        return ops.depend(sums_of_weights, gradients.assign(self.weights_of_last_cycle, sums_of_weights))
+
     def mean_loss(self):
         """Returns the sum of the networks' losses, each the mean over the calls by weight: one, or none if not kept."""
         if self.losses is None:
@@ -190,11 +194,6 @@ class Cycle(nn.Cell):
         """Empties the cycle once `after` is computed. A multiplication by 0 would keep a NaN."""
         gradients.assign_zeros(self.sums, after)
         gradients.assign_zeros(self.flags, after)
-        if self.weights is not None:
-            zero = ops.depend(self._zero, after)
-            for i in range(len(self.weights)):
-                prim.assign(self.weights_of_last_cycle[i], self.weights[i])
-                prim.assign(self.weights[i], zero)
         self.count.reset(after)
 
 

@@ -40,13 +40,30 @@ def of_each_call(inputs):
     return tuple(mutable(value) if isinstance(value, (tuple, dict)) and value else value for value in inputs)
 
 
-class _IsCompiling(ops.constexpr(get_instance=False)(lambda: True)):  # type: ignore[misc]
-    def __call__(self):
-        return False
+def in_compiled_code(note=lambda: None):
+    """
+    Returns a function that tells whether graph mode, or `mindspore.jit`, has compiled the code that calls it. It is
+    evaluated at compilation, which then calls `note`, too.
+    """
+
+    def noted():
+        note()
+        return True
+
+    class InCompiledCode(ops.constexpr(noted, get_instance=False)):
+        def __call__(self):
+            return False
+
+    return InCompiledCode()
 
 
-# Returns True in code that graph mode or `mindspore.jit` compiles, which evaluates it then, and False in Python.
-is_compiling = _IsCompiling()
+is_compiling = in_compiled_code()
+
+
+@ops.constexpr
+def refuse_compiled(name, cure):
+    """Raises, at compilation, for a method of this name that only Python can call."""
+    raise RuntimeError(f"'{name}()' can't be called in code that mindspore.jit or graph mode compiles. {cure}")
 
 
 class MethodCell(nn.Cell):
@@ -61,17 +78,18 @@ class MethodCell(nn.Cell):
         return self.method(*inputs)
 
 
-class CompiledMethod(MethodCell):
-    """
-    The same, which is one compiled graph in PyNative mode, too. `mindspore.jit` itself would mark the cell whose method
-    it compiles. If that method is not `construct`, the marked cell can no longer be compiled into another graph.
-
-    Args:
-        method (Callable): Takes Tensors, and tuples and dicts of them.
-    """
+class GraphOfMethod(MethodCell):
+    """The same, for Python to call in graph mode with Tensors, and tuples and dicts of them."""
 
     def __call__(self, *inputs):
         return super().__call__(*of_each_call(inputs))
+
+
+class CompiledMethod(GraphOfMethod):
+    """
+    The same, which is one compiled graph in PyNative mode, too. `mindspore.jit` itself would mark the cell whose method
+    it compiles. If that method is not `construct`, the marked cell can no longer be compiled into another graph.
+    """
 
     @jit
     def construct(self, *inputs):

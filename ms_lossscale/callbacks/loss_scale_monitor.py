@@ -12,6 +12,7 @@ from mindspore.train import Callback, RunContext
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._advice import on_skips
 from ms_lossscale._arguments import StrPath, check_file, check_positive_int, describe
+from ms_lossscale._mindspore.graphs import is_compiling, refuse_compiled
 from ms_lossscale._output import warn_user
 from ms_lossscale._values import as_array
 from ms_lossscale.callbacks.loop_mistakes import LoopMistakes
@@ -247,6 +248,8 @@ class LossScaleMonitor(Callback):
                 their order.
             RuntimeError: Outside :meth:`watching`, or if `max_consecutive_skips` steps in a row were skipped.
         """
+        if is_compiling():
+            return refuse_compiled("after_step", "Call it in Python, with what the compiled function returned.")
         if self._steps is None:
             raise RuntimeError("For 'LossScaleMonitor', call 'after_step()' within: with monitor.watching(cell).")
         outputs = self._cell._outputs_of_call("LossScaleMonitor.after_step", outputs)

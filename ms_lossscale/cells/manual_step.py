@@ -1,7 +1,8 @@
 """A training step around a forward and backward of the user's own."""
 
-import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Optional, Union
 
 import mindspore
@@ -11,26 +12,32 @@ from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_bool, check_cells, describe
 from ms_lossscale._float32_cells import Float32Cell
-from ms_lossscale._mindspore.graphs import MethodCell, is_compiling, loads_what_was_compiled
+from ms_lossscale._mindspore.graphs import GraphOfMethod, in_compiled_code, is_compiling, refuse_compiled
 from ms_lossscale._mindspore.parameters import take_held_gradients
 from ms_lossscale._mindspore.pynative import forget_failed_calls, without_recording
 from ms_lossscale.cells.call_outputs import check_loss_and_overflow
 from ms_lossscale.cells.first_call import warn_of_evaluation_mode
 from ms_lossscale.cells.guard import explaining_errors
-from ms_lossscale.cells.manual_calls import CallChecks, ScaledValueAndGrad
-from ms_lossscale.cells.rank_comparison import check_parallel
-from ms_lossscale.cells.training_cell import own_loss_scales
+from ms_lossscale.cells.manual_calls import (
+    CallChecks,
+    ScaledValueAndGrad,
+    check_no_compile_cache,
+    held_gradients,
+    prefix_of,
+)
+from ms_lossscale.cells.training_cell import check_and_name, own_loss_scales
 from ms_lossscale.cells.training_state import TrainingState
 from ms_lossscale.function_network import Network, as_networks, check_can_be_differentiated
 from ms_lossscale.loss_scale import AcceptedLossScale
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.manual import ManualCalls
-from ms_lossscale.step.optimizers import Optimizers, check_optimizers, prefix_states
-from ms_lossscale.step.own_cells import prefix_own_states
+from ms_lossscale.step.optimizers import Optimizers
 from ms_lossscale.step.plan import StepPlan
 from ms_lossscale.step.ranks import ranks_of
 from ms_lossscale.step.returned import as_weight
 from ms_lossscale.step.settings import check_settings
+
+_OUTSIDE_OF_JIT = "Call it once, before the compiled function, which then calls the function that it returns."
 
 
 class ManualStep(TrainingState, Float32Cell):
@@ -69,6 +76,10 @@ class ManualStep(TrainingState, Float32Cell):
             Those that need a loss get what is passed to `end`. Default: ``()`` .
         gradients_reduced (Union[bool, str]): As for :class:`ScaledTrainOneStepCell`. Default: ``False`` .
         drop_overflowed_calls (bool): As for :class:`ScaledTrainOneStepCell`. Default: ``False`` .
+        name (str, optional): Begins, with a dot, the names of what the step adds to a checkpoint, its counters and
+            moving averages say, and those of the state of its optimizers, loss scales, gradient transforms and
+            conditions. Two steps in one compiled function need different ones. A loss scale that two steps share gets
+            that of the first. Default: ``None`` .
 
     Attributes:
         parameters (ParameterTuple): The weights of the optimizer, to differentiate by; for a list of optimizers a tuple
@@ -80,8 +91,8 @@ class ManualStep(TrainingState, Float32Cell):
             `end` gets another number of gradients, gradients of other shapes, no `loss` where one is looked at, a
             `weight` unlike the calls before, or one if `parallel_mode` is ``"semi_auto_parallel"`` or
             ``"auto_parallel"`` .
-        RuntimeError: If MindSpore's compile cache is on, or `end` is called without `begin`. In compiled code, the
-            latter and shapes that are not known are not checked.
+        RuntimeError: If MindSpore's compile cache is on, or `end` is called without `begin`, see there. In compiled
+            code, shapes that are not known are not checked.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``
@@ -132,21 +143,17 @@ class ManualStep(TrainingState, Float32Cell):
         skip_conditions: Sequence[Any] = (),
         gradients_reduced: Union[bool, str] = False,
         drop_overflowed_calls: bool = False,
+        name: Optional[str] = None,
     ) -> None:
         super().__init__(auto_prefix=False)
         owner = type(self).__name__
-        if loads_what_was_compiled():
-            raise RuntimeError(
-                f"For '{owner}', MindSpore's compile cache must be off: a function that is loaded from it has not the "
-                f"weights and the loss scale of the present process. Unset MS_COMPILER_CACHE_ENABLE, or call "
-                f"mindspore.set_context(enable_compile_cache=False). The training cells work with it."
-            )
+        check_no_compile_cache(owner)
+        prefix = prefix_of(owner, name)
         self.several_networks = isinstance(optimizers, (list, tuple, nn.CellList))
         optimizers = check_cells(owner, "optimizers", optimizers if self.several_networks else [optimizers])
         networks = networks if isinstance(networks, (list, tuple)) or type(networks) is nn.CellList else [networks]
         check_can_be_differentiated(owner, "networks", networks)
         networks = as_networks(owner, "networks", networks)
-        check_optimizers(owner, optimizers, networks, are_pairs=False)
         settings = check_settings(
             owner,
             len(optimizers),
@@ -162,47 +169,51 @@ class ManualStep(TrainingState, Float32Cell):
             gradients_reduced=gradients_reduced,
             drop_overflowed_calls=drop_overflowed_calls,
         )
-        loss_scales = own_loss_scales(owner, loss_scale, len(optimizers))
+        loss_scales = own_loss_scales(owner, loss_scale, len(optimizers), prefix)
         self.each_has_scale = isinstance(loss_scale, (list, tuple))
-        check_parallel(owner, [settings])
-        self._build(networks, optimizers, loss_scales, settings)
-        self.fix("networks", "optimizer", "optimizers", "loss_scale", "parameters", "grad_reducer", "begin", "end")
-        self.fix(*(field.name for field in dataclasses.fields(settings)))
+        check_and_name(owner, networks, optimizers, [settings], prefix, are_pairs=False)
+        self._build(StepPlan(owner, networks, optimizers, loss_scales, settings, prefix=prefix, is_manual=True))
+        self.fix("grad_reducer", "parameters", "optimizer", "begin", "end")
+        self.fix_arguments(ManualStep)
 
-    def _build(self, networks, optimizers, loss_scales, settings):
-        prefix_states(optimizers)
-        prefix_own_states(settings.gradient_transforms, networks)
-        prefix_own_states([settings.skip_conditions], networks, "condition")
-        self.networks = nn.CellList(list(networks), auto_prefix=False)
-        self.optimizer = optimizers[0] if len(optimizers) == 1 else Optimizers(optimizers)
-        self._weights_of_each = tuple(ParameterTuple(its.parameters) for its in optimizers)
+    def _build(self, plan):
+        self.networks = nn.CellList(list(plan.networks), auto_prefix=False)
+        self.optimizer = plan.optimizers[0] if len(plan.optimizers) == 1 else Optimizers(plan.optimizers)
+        self._weights_of_each = tuple(ParameterTuple(weights) for weights in plan.weights)
         self.parameters = self._weights_of_each if self.several_networks else self._weights_of_each[0]
-        self.parallel_mode = mindspore.get_auto_parallel_context("parallel_mode")
-        self.reducer_flag, self.mean, grad_reducer = False, None, nn.Identity()
-        if self.parallel_mode != "stand_alone":
-            stock = nn.TrainOneStepCell(self.networks, self.optimizer)
-            self.reducer_flag, self.mean = stock.reducer_flag, getattr(stock, "mean", None)
-            grad_reducer = stock.grad_reducer
-        self.grad_reducer = grad_reducer
-        ranks = ranks_of(self.parallel_mode, settings.gradients_reduced, grad_reducer)
-        plan = StepPlan(type(self).__name__, networks, optimizers, loss_scales, settings, ranks, is_manual=True)
+        self._reduce_like_stock()
+        ranks = ranks_of(self.parallel_mode, plan.settings.gradients_reduced, self.grad_reducer)
+        plan = replace(plan, ranks=ranks)
         self._calls = ManualCalls(plan)
-        self._has_begun, self._modes_checked = False, False
-        # Whether calls have a weight, None before the first.
-        self._is_weighted = None
-        self._look_after([self._calls], optimizers, [settings])
+        self._modes_checked = False
+        self._look_after([self._calls], plan.optimizers, [plan.settings])
         self._checks = CallChecks(plan, self.parallel_mode)
         # Graph mode runs these when it compiles.
+        self._is_compiled_begin = in_compiled_code(self._checks.begin)
         self._check_end = ops.constexpr(self._checks.compiled_end)
         self._used_scale = ops.constexpr(self._checks.used_scale)
         # What Python calls, hidden from MindSpore: they have the same Parameters again.
-        object.__setattr__(self, "_run_begin", self._calls.in_one_graph(MethodCell(self._calls.begin).construct))
-        object.__setattr__(self, "_run_end", self._calls.in_one_graph(MethodCell(self._calls.end).construct))
+        in_one_graph = self._calls.in_one_graph
+        object.__setattr__(self, "_run_begin", in_one_graph(GraphOfMethod(self._calls.begin).construct))
+        object.__setattr__(self, "_run_end", in_one_graph(GraphOfMethod(self._calls.end).construct))
+
+    def _reduce_like_stock(self):
+        """Takes what reduces gradients across ranks from a cell of MindSpore's, as the training cells have it."""
+        self.parallel_mode = mindspore.get_auto_parallel_context("parallel_mode")
+        self.reducer_flag = False
+        self.mean = None
+        self.grad_reducer = nn.Identity()
+        if self.parallel_mode != "stand_alone":
+            stock = nn.TrainOneStepCell(self.networks, self.optimizer)
+            self.reducer_flag = stock.reducer_flag
+            self.mean = getattr(stock, "mean", None)
+            self.grad_reducer = stock.grad_reducer
 
     def begin(self, *inputs: Any) -> Any:
         """
         Begins a step: copies what the forward may write, and clears an NPU's status register. If the last step began
-        but never ended, since an exception came between, it first restores what that forward wrote.
+        but never ended, since an exception came between, it first restores what that forward wrote. It warns once if
+        ten steps in a row, of which none was compiled, never ended.
 
         Args:
             *inputs (Any): The inputs of the forward.
@@ -210,7 +221,7 @@ class ManualStep(TrainingState, Float32Cell):
         Returns:
             The inputs, which the forward then takes: a single one as it is, several as a tuple.
         """
-        if is_compiling():
+        if self._is_compiled_begin():
             inputs = self._calls.begin(*inputs)
         else:
             self._begin_call()
@@ -221,6 +232,10 @@ class ManualStep(TrainingState, Float32Cell):
     ) -> Tensor:
         """
         Ends a step: unscales, accumulates, reduces across ranks, checks, and updates or undoes.
+
+        In compiled code, an `end` without a `begin` of its own, forgotten or after another `end`, updates nothing: it
+        is counted as a skipped step, see :meth:`skip_reasons`, and the loss scale and an accumulation cycle stand
+        still. Once, 50 skipped steps in a row are printed.
 
         Args:
             *grads (tuple[Tensor]): A tuple of scaled gradients for each optimizer, in the order of its parameters.
@@ -240,15 +255,17 @@ class ManualStep(TrainingState, Float32Cell):
             ValueError: If there is another number of gradients, one of another shape, no `loss` where one is looked at,
                 or a `weight` unlike the calls before.
             TypeError: If gradients are no tuples of real Tensors.
-            RuntimeError: If no step has begun. In compiled code, that and a shape that is not known are not checked.
+            RuntimeError: If no step has begun; in compiled code only, at compilation, if none ever did. There, a shape
+                that is not known is not checked.
         """
         if not is_compiling():
             return self._end_call(grads, loss, weight)
-        shapes, dtypes = gradients.forms(grads), gradients.dtypes(grads)
-        grads = grads if self._check_end(shapes, dtypes, loss is None, weight is not None) else ()
+        shapes = gradients.forms(grads)
+        dtypes = gradients.dtypes(grads)
         losses = () if loss is None else (loss,)
         weights = () if weight is None else (as_weight("ManualStep.end", weight),)
-        return self._calls.end(grads, losses, weights)
+        grads = grads if self._check_end(shapes, dtypes, loss is None, weight is not None) else ()
+        return self._calls.end_if_begun(grads, losses, weights)
 
     def value_and_grad(
         self, function: Callable[..., Any], number: int = 0, has_aux: bool = False
@@ -270,11 +287,13 @@ class ManualStep(TrainingState, Float32Cell):
         Raises:
             RuntimeError: By that function, if it is called eagerly and no step has begun.
         """
+        if is_compiling():
+            return refuse_compiled("value_and_grad", _OUTSIDE_OF_JIT)
         owner = f"{type(self).__name__}.value_and_grad"
         if not callable(function):
             raise TypeError(f"For '{owner}', the argument 'function' must be a function, but got {describe(function)}.")
         check_bool(owner, "has_aux", has_aux)
-        self._checks.optimizer_number(number)
+        number = self._checks.optimizer_number(number)
         return ScaledValueAndGrad(self, function, self._weights_of_each[number], number, has_aux)
 
     def scale(self, loss: Tensor, number: int = 0) -> Tensor:
@@ -295,12 +314,12 @@ class ManualStep(TrainingState, Float32Cell):
         """
         if not isinstance(loss, Tensor):
             raise TypeError("For 'ManualStep.scale', the argument 'loss' must be a Tensor, but got something else.")
-        return gradients.scaled(loss, self.scale_of_call(number))
+        return gradients.scaled(loss, self._scale_of_call(number))
 
-    def scale_of_call(self, number):
+    def _scale_of_call(self, number):
         # For ScaledValueAndGrad, too: the scale of an optimizer between `begin` and `end`.
         if not is_compiling():
-            self._check_begun(f"{type(self).__name__}.scale")
+            self._checks.check_begun(f"{type(self).__name__}.scale", self._has_begun())
         return prim.deepcopy(self._calls.held.scales[self._used_scale(number)])
 
     def __deepcopy__(self, memo: Any) -> "ManualStep":
@@ -313,11 +332,11 @@ class ManualStep(TrainingState, Float32Cell):
         check_loss_and_overflow(owner, outputs)
         loss, overflow = outputs[:2]
         # A copy, since the next call overwrites it.
-        scales = self._calls.held.scales_now()
+        scales = gradients.copy(self._calls.held.scales)
         return loss, overflow, prim.stack(scales) if self.each_has_scale else scales[0]
 
     def _after_loading(self):
-        self._is_weighted = None
+        self._checks.is_weighted = None
 
     def construct(self, *inputs):
         raise RuntimeError(
@@ -328,15 +347,18 @@ class ManualStep(TrainingState, Float32Cell):
     def _described_networks(self):
         return {"networks": len(self.networks)}
 
-    def _weights(self):
-        return [weight for its in self._weights_of_each for weight in its]
+    def _has_begun(self):
+        # In compiled code, `begin` leaves its mark only there.
+        return self._checks.has_begun or bool(self._calls.held.is_open.asnumpy())
 
     def _begin_call(self):
         self._refuse_on_averages("a step")
-        if self._has_begun:
+        checks = self._checks
+        if checks.has_begun:
             # An exception may have come between, or after a backward().
             forget_failed_calls()
-            take_held_gradients(self._weights())
+            take_held_gradients(itertools.chain(*self._weights_of_each))
+            checks.give_up(self._calls.held.is_open)
         if not self._are_compared:
             self.compare_ranks()
         if not self._modes_checked:
@@ -345,58 +367,24 @@ class ManualStep(TrainingState, Float32Cell):
         self._guard.before(self)
         with explaining_errors(self), without_recording():
             self._run_begin(self._calls.held.token)
-        self._has_begun = True
-
-    def _check_begun(self, owner):
-        """Raises, in Python, if no step has begun."""
-        # In compiled code, `begin` leaves its mark only there.
-        if not (self._has_begun or self._calls.held.is_open.asnumpy()):
-            raise RuntimeError(
-                f"For '{owner}', no step has begun. Call begin(*inputs) in each step, and run the forward on what it "
-                f"returns, before end(grads)."
-            )
+        checks.begin()
+        checks.has_begun = True
 
     def _end_call(self, grads, loss, weight):
         owner = f"{type(self).__name__}.end"
-        if loss is not None and not isinstance(loss, Tensor):
-            raise TypeError(f"For '{owner}', the argument 'loss' must be a Tensor, but got {describe(loss)}.")
-        self._check_begun(owner)
-        grads = grads or self._held_by_weights()
-        for i, of_optimizer in enumerate(grads):
-            if not isinstance(of_optimizer, (tuple, list)) or not all(isinstance(g, Tensor) for g in of_optimizer):
-                raise TypeError(
-                    f"For '{owner}', the gradients of optimizer {i} must be a tuple of Tensors, one for each "
-                    f"weight, but got {describe(of_optimizer)}."
-                )
-        grads = tuple(map(tuple, grads))
-        shapes = tuple(tuple(tuple(grad.shape) for grad in of_optimizer) for of_optimizer in grads)
-        dtypes = tuple(tuple(grad.dtype for grad in of_optimizer) for of_optimizer in grads)
-        self._checks.end(shapes, dtypes, loss is None, weight is not None)
+        checks = self._checks
+        checks.check_begun(owner, self._has_begun())
+        grads = grads or held_gradients(type(self).__name__, self._weights_of_each)
+        checks.gradients_and_loss(grads, loss, weight)
         losses = () if loss is None else (loss,)
         weights = () if weight is None else (as_weight(owner, weight),)
         self._refuse_on_averages("a step")
-        self._check_weighted(len(weights) > 0)
+        if not checks.has_begun:
+            # Compiled code has begun it, and nothing was looked at.
+            self._guard.before(self)
+        checks.weighted(weight is not None, self._calls.transaction.cycle)
         with explaining_errors(self), without_recording():
-            overflow = self._run_end(grads, losses, weights)
-        self._has_begun = False
+            overflow = self._run_end(tuple(map(tuple, grads)), losses, weights)
+        checks.end()
         self._guard.after(lambda _: overflow.asnumpy())
         return overflow
-
-    def _check_weighted(self, is_weighted):
-        """Raises if some calls have a weight, and others none."""
-        if self._is_weighted is None:
-            cycle = self._calls.transaction.cycle
-            has_begun = cycle is not None and cycle.count.has_begun()
-            self._is_weighted = bool(cycle.is_weighted.asnumpy()) if has_begun else is_weighted
-        if self._is_weighted != is_weighted:
-            raise ValueError(f"For '{type(self).__name__}.end', either all calls must have a 'weight', or none.")
-
-    def _held_by_weights(self):
-        grads = [take_held_gradients(its) for its in self._weights_of_each]
-        if all(grad is None for its in grads for grad in its):
-            raise RuntimeError(
-                f"For '{type(self).__name__}', 'end()' without gradients takes those that a backward() has left in the "
-                f"weights, but there are none. Pass the gradients: end(grads)."
-            )
-        of = zip(grads, self._weights_of_each)
-        return [[ops.zeros_like(w) if g is None else g for g, w in zip(its, weights)] for its, weights in of]

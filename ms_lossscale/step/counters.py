@@ -36,6 +36,7 @@ class StepCounters(Bounded, nn.Cell):
         self._counts = ["applied_steps", "skipped_steps", "consecutive_skipped_steps"]
         self.counts_retries = plan.settings.max_retries > 0
         self.counts_conditions = len(plan.settings.skip_conditions) > 0
+        self.counts_not_begun = plan.is_manual
         if self.counts_retries:
             self.retries = state(f"{name}retries", np.int32(0))
             self._counts.append("retries")
@@ -84,6 +85,13 @@ class StepCounters(Bounded, nn.Cell):
         prim.assign_add(self.consecutive_skipped_steps, self._one)
         return ops.depend(self.skipped_steps, prim.assign_add(self.skipped_steps, self._one))
 
+    def count_not_begun(self):
+        """Counts, as skipped for no other reason, a step that ends and has not begun. Returns True, a bool Tensor."""
+        prim.assign(self.overflowed, prim.zeros_like(self.overflowed))
+        prim.assign_add(self.consecutive_skipped_steps, self._one)
+        prim.assign_add(self.skipped_steps, self._one)
+        return prim.greater(self.skipped_steps, self._zero)
+
     def as_dict(self):
         """Returns the counts, ints by name."""
         counts = {name: int(getattr(self, name).asnumpy()) for name in self._counts}
@@ -94,6 +102,9 @@ class StepCounters(Bounded, nn.Cell):
     def reasons(self):
         """Returns how many steps were skipped for each reason, ints by name."""
         reasons = dict(zip(REASONS, self.skip_reasons.asnumpy().tolist()))
+        if self.counts_not_begun:
+            # They have no place in the Parameter, so that checkpoints are those of training cells.
+            reasons["not_begun"] = int(self.skipped_steps.asnumpy()) - sum(reasons.values())
         if not self.counts_conditions:
             del reasons["condition"]
         return reasons

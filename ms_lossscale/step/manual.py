@@ -8,68 +8,49 @@ from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
-from ms_lossscale._mindspore.graphs import MethodCell, only_if
+from ms_lossscale._mindspore.graphs import GraphOfMethod, only_if
 from ms_lossscale.step.build import build_transaction, check_plan, compiler
 from ms_lossscale.step.returned import mean_of
 
 _numbers = itertools.count()
+# How many skipped steps in a row compiled code tells of, and more than there ever are.
+_TOLD_SKIPS, _NEVER = 50, 2**31 - 1
 
 
 class HeldCall(nn.Cell):
     """
     Holds, in Parameters, the scales of a call, what its forward writes as it was before, and whether the call has begun
-    and not ended. They are hidden from MindSpore, and so from checkpoints, which are saved between two calls.
+    and not ended; and, for all calls, how many skipped steps in a row are told. They are hidden from MindSpore, and so
+    from checkpoints, which are saved between two calls.
     """
 
-    def __init__(self, forward_state, scales):
+    def __init__(self, plan, forward_state):
         super().__init__(auto_prefix=False)
         # One function may be compiled with several steps, whose Parameters must have names of their own.
-        self._name = f"manual_step_{next(_numbers)}."
-        self._zero, self._one = Tensor(0, mstype.int32), Tensor(1, mstype.int32)
+        self._name = f"{plan.prefix}manual_step_{next(_numbers)}."
+        self._one = Tensor(1, mstype.int32)
+        self.zero = Tensor(0, mstype.int32)
+        self.never = Tensor(_NEVER, mstype.int32)
         # What Python begins a call with.
         self.token = Tensor(0.0)
-        held = (self._state(np.float32(1), f"loss_scale_{i}") for i in range(scales))
-        self._hide("scales", ParameterTuple(held))
-        # A number, since graph mode would merge a bool constant with the networks' own.
-        self._hide("is_open", self._state(np.int32(0), "is_open"))
-        self._hide("forward_state", forward_state)
-        copies = (self._state(copy, f"copy_{i}") for i, copy in enumerate(forward_state.copied()))
+        scales = (self._state(f"loss_scale_{i}", np.float32(1)) for i in range(len(plan.loss_scales)))
+        copies = (self._state(f"copy_{i}", copy) for i, copy in enumerate(forward_state.copied()))
+        self._hide("scales", ParameterTuple(scales))
         self._hide("copies", ParameterTuple(copies))
+        # A number, since graph mode would merge a bool constant with the networks' own.
+        self._hide("is_open", self._state("is_open", np.int32(0)))
+        self._hide("tells_at", self._state("tells_at", np.int32(_TOLD_SKIPS)))
 
     def _hide(self, name, value):
         object.__setattr__(self, name, value)
 
-    def _state(self, value, name):
+    def _state(self, name, value):
         return Parameter(Tensor(value), name=f"{self._name}{name}", requires_grad=False)
-
-    def give_up(self):
-        """Undoes a call that began and did not end. Returns what to wait for."""
-        # MindSpore can't run a branch that does nothing ("Invalid exit actor").
-        if len(self.copies) == 0:
-            return self._zero
-        return only_if(prim.greater(self.is_open, self._zero), self.forward_state.restore_call, self.copies)
 
     def begin(self, scales, saved):
         """Holds these. Returns what to wait for."""
         copied = gradients.assign(self.copies, saved)
         return copied, gradients.assign(self.scales, scales), prim.assign(self.is_open, self._one)
-
-    def scales_now(self):
-        """Returns copies of the scales."""
-        return gradients.copy(self.scales)
-
-    def saved(self):
-        """Returns what the end of a call restores: what its beginning copied, or nothing if compiled code had none."""
-        if len(self.copies) == 0:
-            return ()
-        return ops.depend(self.copies, only_if(prim.less(self.is_open, self._one), self._keep))
-
-    def _keep(self):
-        return gradients.assign(self.copies, self.forward_state.copied()), self.forward_state.keep_for_cycle()
-
-    def end(self, after):
-        """Ends the call once `after` is computed. Returns it."""
-        return ops.depend(after, prim.assign(self.is_open, ops.depend(self._zero, after)))
 
 
 class ManualCalls(nn.Cell):
@@ -81,32 +62,64 @@ class ManualCalls(nn.Cell):
         self.transaction = build_transaction(plan)
         self.networks_run = nn.CellList(list(plan.networks), auto_prefix=False)
         self.in_one_graph = compiler(plan, self.transaction.overflow_check.detector)
+        self._print = ops.Print()
+        self._told = (
+            f"For '{plan.owner}'{f' {plan.prefix[:-1]!r}' if plan.prefix else ''}, the last {_TOLD_SKIPS} steps were "
+            f"skipped, so that no weight changes any more. Its skip_reasons() and overflowed_parameters() say why. "
+            f"Symptoms and causes: docs/diagnosis.md."
+        )
         flush = None
         if self.transaction.cycle is not None:
-            flush = self.in_one_graph(MethodCell(self.transaction.flush).construct)
+            flush = self.in_one_graph(GraphOfMethod(self.transaction.flush).construct)
         # Hidden from MindSpore: these have the same Parameters again.
-        object.__setattr__(self, "held", HeldCall(self.transaction.forward_state, len(plan.loss_scales)))
+        object.__setattr__(self, "held", HeldCall(plan, self.transaction.forward_state))
         object.__setattr__(self, "flush_cycle", flush)
 
     def begin(self, *inputs):
         """Events 1 and 2 of a step, and the clearing of an NPU's register. Undoes a call that did not end."""
-        inputs = ops.depend(self.transaction.use_parameters(inputs), self.held.give_up())
+        inputs = self.transaction.use_parameters(inputs)
+        # MindSpore can't run a branch that does nothing ("Invalid exit actor").
+        inputs = ops.depend(inputs, self._give_up()) if len(self.held.copies) > 0 else inputs
         scales, inputs, saved = self.transaction.begin(inputs)
         inputs = ops.depend(inputs, self.held.begin(scales, saved))
         overflow_check = self.transaction.overflow_check
         return overflow_check.detector.start(inputs) if overflow_check.starts else inputs
+
+    def _give_up(self):
+        is_open = prim.greater(self.held.is_open, self.held.zero)
+        return only_if(is_open, self.transaction.forward_state.restore_call, self.held.copies)
 
     def end(self, grads, losses, loss_weights):
         """
         Events 4 to 9 of a step, given the scaled gradients of all optimizers, the loss, if it is known, and its weight,
         if it is a sum: tuples of one Tensor, or empty.
         """
+        return self._ended(self.transaction.use_parameters(grads), losses, loss_weights)
+
+    def end_if_begun(self, grads, losses, loss_weights):
+        """
+        The same for compiled code, in which no Python looks after a step: a call that has not begun only counts as a
+        skipped step, and many skipped steps in a row are told once.
+        """
+        held = self.held
+        counters = self.transaction.counters
         grads = self.transaction.use_parameters(grads)
-        if len(losses) > 0 and len(loss_weights) > 0:
-            losses = (mean_of(losses[0], loss_weights[0]),)
-        call = {"scales": self.held.scales_now(), "losses": losses, "gradients": grads}
-        if len(self.held.copies) > 0:
-            call["saved"] = self.held.saved()
+        if prim.greater(held.is_open, held.zero):
+            skipped = self._ended(grads, losses, loss_weights)
+        else:
+            skipped = counters.count_not_begun()
+        if prim.greater_equal(counters.consecutive_skipped_steps, held.tells_at):
+            self._print(self._told)
+            prim.assign(held.tells_at, held.never)
+        return skipped
+
+    def _ended(self, grads, losses, loss_weights):
+        call = {"scales": self.held.scales, "losses": losses, "gradients": grads}
         if len(loss_weights) > 0:
             call["loss_weights"] = loss_weights * len(grads)
-        return self.held.end(self.transaction.end_of_call(call))
+            if len(losses) > 0:
+                call["losses"] = (mean_of(losses[0], loss_weights[0]),)
+        if len(self.held.copies) > 0:
+            call["saved"] = self.held.copies
+        prim.assign(self.held.is_open, self.held.zero)
+        return self.transaction.end_of_call(call)

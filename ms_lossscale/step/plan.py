@@ -26,7 +26,8 @@ class StepPlan:
     settings: Settings
     # What connects the ranks, None if the process trains alone.
     ranks: Optional[Ranks] = None
-    # What the names of its state begin with, and the number of its first network in the cell.
+    # What the names of its state begin with (of a ManualStep, those of its averages, too), and the number of its first
+    # network in the cell.
     prefix: str = ""
     number: int = 0
     # The positions of the inputs that each network takes, None if each takes all.
@@ -44,7 +45,7 @@ class StepPlan:
     def prefixes(self) -> list[str]:
         """What the names of each network's state begin with."""
         count = len(self.optimizers)
-        return [network_prefix(i) for i in range(count)] if count > 1 else [self.prefix]
+        return [f"{self.prefix}{network_prefix(i)}" for i in range(count)] if count > 1 else [self.prefix]
 
     @property
     def split(self) -> list[tuple[bool, ...]]:

@@ -5,7 +5,7 @@ from mindspore import nn, ops
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale._memory_in_use import UseInOutermostGraph
-from ms_lossscale._mindspore.graphs import MethodCell
+from ms_lossscale._mindspore.graphs import GraphOfMethod
 
 
 class HeldStep(nn.Cell):
@@ -60,7 +60,7 @@ class Step(HeldStep):
         self._in_one_graph = in_one_graph
         self.flush_cycle = None
         if transaction.cycle is not None:
-            self.flush_cycle = in_one_graph(MethodCell(transaction.flush).construct)
+            self.flush_cycle = in_one_graph(GraphOfMethod(transaction.flush).construct)
         self.end_of_call = in_one_graph(transaction.end_of_call)
 
     def construct(self, *inputs):

@@ -20,8 +20,10 @@ class Update(nn.Cell):
         self.clips = nn.CellList(clips, auto_prefix=False)
         self._clips_any = any(bound is not None for bound in (*settings.clip_norm, *settings.clip_value))
         self._measures_all = all(norm is not None for norm in settings.clip_norm)
+        # A network that has a step of its own needs none: the names of weights are unique in a cell.
+        prefix = plan.prefix if plan.is_manual else ""
         averages = [
-            MovingAverage(decay, weights)
+            MovingAverage(decay, weights, prefix)
             for decay, weights in zip(settings.ema_decay, plan.weights)
             if decay is not None
         ]

@@ -1,8 +1,10 @@
 """What a ManualStep shows and takes. The configurations compare its steps with the reference."""
 
+import mindspore
 import numpy as np
+import pytest
 from conftest import quick_in_pynative_mode
-from mindspore import ParameterTuple, Tensor
+from mindspore import ParameterTuple, Tensor, ops
 from support.manual_training import batch, dynamic, manual
 from support.training import changed, state
 
@@ -55,3 +57,46 @@ def test_what_users_read_of_two(mode):
     step.begin(*batch(1))
     assert [float(step.scale(Tensor(1.0), i)) for i in range(2)] == [2.0**9, 2.0**7]
     assert [each.get_loss_scale() for each in step.loss_scale] == [2.0**9, 2.0**7]
+
+
+NUMBERS = (4, 4.0, np.int64(4), np.int32(4), np.uint8(4), np.float16(4), np.float32(4), np.float64(4), np.ones(4).sum())
+
+
+@quick_in_pynative_mode
+def test_a_weight_and_a_number_may_be_numpys(mode):
+    step, networks, _ = manual([2.0**8, 2.0**4], count=2)
+    value_and_grad = step.value_and_grad(networks[1], np.int64(1))
+    for weight in NUMBERS:
+        x, y = step.begin(*batch(0))
+        before = state(networks[1])
+        loss, grads = value_and_grad(x, y)
+        assert float(step.scale(loss, np.uint8(1))) == 2.0**4 * float(loss)
+        assert not step.end(tuple(map(ops.zeros_like, step.parameters[0])), grads, weight=weight)
+        assert changed(before, state(networks[1]))
+    for weight, error in ((np.float32("nan"), ValueError), (np.int64(-1), ValueError), (np.bool_(True), TypeError)):
+        step.begin(*batch(0))
+        with pytest.raises(error, match="weight must be a"):
+            step.end(grads, grads, weight=weight)
+    with pytest.raises(ValueError, match="the number of an optimizer must be from 0 to 1, but got 2"):
+        step.value_and_grad(networks[1], np.int64(2))
+
+
+@pytest.mark.parametrize("how", ["eagerly", "in_jit"])
+def test_numpys_weight_divides_as_pythons(mode, how):
+    def trained(weight):
+        step, (network,), _ = manual(2.0**8)
+        value_and_grad = step.value_and_grad(network)
+
+        def train_step(x, y):
+            loss, grads = value_and_grad(*step.begin(x, y))
+            return step.end(grads, loss=loss, weight=weight)
+
+        train_step = mindspore.jit(train_step) if how == "in_jit" else train_step
+        for seed in range(2):
+            train_step(*batch(seed))
+        return state(step)
+
+    expected = trained(4)
+    assert changed(expected, trained(2.5))
+    for weight in (np.int64(4), np.float32(4)):
+        assert not changed(expected, trained(weight))

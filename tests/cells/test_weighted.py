@@ -28,8 +28,10 @@ def test_without_any_weight_the_step_is_a_clean_one(mode):
 
 
 @quick_in_pynative_mode
-def test_a_weight_may_be_a_number(mode):
+@pytest.mark.parametrize("number", [3, np.int64(3), np.float32(3)])
+def test_a_weight_may_be_a_number(mode, number):
     network, cell = trained(Tokens(weight_as="number"))
+    network.number = number
     before = weight_of(network)
     expected = before - LEARNING_RATE * gradient(before, [batch(3)])
     cell(*tensors(batch(3)))
@@ -37,7 +39,7 @@ def test_a_weight_may_be_a_number(mode):
     network = Tokens()
     step = ManualStep(network, sgd(network), DynamicLossScale(2.0**10))
     value_and_grad = step.value_and_grad(network, has_aux=True)
-    step.end(value_and_grad(*step.begin(*tensors(batch(3))))[1], weight=3)
+    step.end(value_and_grad(*step.begin(*tensors(batch(3))))[1], weight=number)
     np.testing.assert_allclose(weight_of(network), expected, rtol=2e-6)
 
 

@@ -1,14 +1,13 @@
 """What once went wrong without a word: each with its right value, or its error."""
 
 import copy
-import gc
 import warnings
 
 import mindspore
 import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn
 from mindspore import dtype as mstype
 from support.training import changed, state
 
@@ -93,26 +92,6 @@ class Normed(nn.Cell):
         return output
 
 
-def test_an_end_without_begin_in_compiled_code_restores_nothing_old(mode):
-    network = Normed().set_train()
-    step = ManualStep(network, sgd(network), DynamicLossScale(2.0**4))
-    value_and_grad = step.value_and_grad(network)
-
-    @mindspore.jit
-    def train_step(data):
-        return step.end(value_and_grad(data)[1])
-
-    data = Tensor(np.random.RandomState(0).randn(4, 2).astype(np.float32) + 3)
-    for _ in range(3):
-        train_step(data)
-    moved = network.norm.moving_mean.asnumpy().copy()
-    assert abs(moved).min() > 0.1
-    huge = Tensor(np.full((4, 2), 1e38, np.float32))
-    huge[0, 0] = -1e38
-    train_step(huge * 10)
-    assert np.all(network.norm.moving_mean.asnumpy() != 0)
-
-
 @quick_in_pynative_mode
 def test_two_steps_that_share_a_scale_leave_each_others_back_off(mode):
     scale = DynamicLossScale(2.0**16)
@@ -138,28 +117,6 @@ def test_a_scale_that_is_set_within_a_step_before_its_forward_is_the_next_ones(m
     step.end(value_and_grad(data)[1])
     np.testing.assert_array_equal(network.weight.asnumpy(), [-1, -2])
     assert step.get_loss_scale() == 64.0
-
-
-def test_two_steps_in_one_compiled_function(mode):
-    networks = [Slope(), Slope()]
-    networks[1].weight.name = "other"
-    steps = [ManualStep(network, sgd(network), DynamicLossScale(2.0**4)) for network in networks]
-    # MindSpore compiles no function with two Parameters of one name.
-    for i, step in enumerate(steps):
-        for its in step.get_parameters():
-            its.name = f"{i}.{its.name}"
-    first, second = (step.value_and_grad(network) for step, network in zip(steps, networks))
-
-    @mindspore.jit
-    def train_step(data):
-        seen = steps[0].begin(data)
-        overflow = steps[0].end(first(seen)[1])
-        seen = steps[1].begin(ops.depend(data, overflow))
-        return overflow, steps[1].end(second(seen)[1])
-
-    assert [bool(each) for each in train_step(x(1, INF))] == [True, True]
-    assert [bool(each) for each in train_step(x(1, 2))] == [False, False]
-    np.testing.assert_array_equal([its.weight.asnumpy() for its in networks], [[-1, -2]] * 2)
 
 
 @pytest.mark.parametrize(
@@ -287,10 +244,6 @@ def test_a_z_score_alone_and_norms_that_are_never_observed(mode):
         NormSpike(6.0)
 
 
-def begin_of_a_freed_step():
-    return manual(Slope(), DynamicLossScale(2.0**4))[0].begin
-
-
 @quick_in_pynative_mode
 def test_calls_that_are_wrong_say_so(mode):
     network = Slope()
@@ -310,10 +263,6 @@ def test_calls_that_are_wrong_say_so(mode):
         step.scale(ONE, 2)
     with pytest.raises(RuntimeError, match=r"can't be copied.*load_state_dict"):
         copy.deepcopy(step)
-    begin = begin_of_a_freed_step()
-    gc.collect()
-    with pytest.raises(RuntimeError, match=r"after the step itself was freed. Keep a reference"):
-        begin(x(1, 2))
     cell = ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(2.0**4)).set_train()
     for inputs in ((), (None,)):
         with pytest.raises(TypeError, match="needs the inputs of a step"):

@@ -145,6 +145,12 @@ class Configuration:
         return self.cell in MANUAL
 
     @property
+    def prefix(self):
+        """What the names of a ManualStep's own Parameters begin with."""
+        name = self.keywords.get("name")
+        return "" if name is None else f"{name}."
+
+    @property
     def is_weighted(self):
         return bool(self.keywords.get("weighted"))
 
@@ -169,6 +175,7 @@ class Configuration:
             "weighted": str(self.keywords.get("weighted")),
             "condition": self.condition,
             "patient": "patient" in self.rules,
+            "named": self.prefix != "",
             "every": "every" in self.keywords,
             "optimizer": self.optimizers[0],
             "is_resumed": self.resume is not None,
@@ -225,6 +232,8 @@ def draw(choose, optimizers=ALL_OPTIMIZERS, counts=(2, 3), cells=CELLS):
         # A network with aux takes part in each call.
         aux = AUX[choose(("no aux", *AUX))]
         keywords["has_aux"] = bool(aux) if cell == "tuple" else _for(count, aux)
+    if is_manual:
+        keywords["name"] = choose((None, "step"))
     if count > 1 and cell != "tuple":
         first, own = ([(i * k, 2 * i + 1) for i in range(count)] for k in (0, 2))
         keywords["network_inputs"] = first if is_manual and keywords["weighted"] else choose((None, first, own))

@@ -281,7 +281,7 @@ class ConfiguredTraining:  # A cell of this configuration. Another seed gives ot
         for i, its in enumerate(counters if alternates else [counters]):
             seen.update({f"counters {i} {name}": value for name, value in its.items()})
             names = {"spike": ("norm_spike.mean", "norm_spike.steps"), "high loss": ("bound", "last"), None: ()}
-            prefix = f"network_{i}." if alternates else ""
+            prefix = f"network_{i}." if alternates else configuration.prefix
             for name in names[configuration.condition]:
                 seen[f"condition {i} {name.split('.')[-1]}"] = held[prefix + name]
         clips = [configuration.of_network("clip_norm", i) for i in range(configuration.count)]
@@ -293,7 +293,8 @@ class ConfiguredTraining:  # A cell of this configuration. Another seed gives ot
             weights = (network.weight, network.bias)
             seen.update(numbered(f"weight {i}", weights))
             seen.update(numbered(f"bank {i}", [its for bank in (network.own, network.shared) for its in bank.values]))
-            its = optimizer_state(self.optimizers[i], f"optimizer_{i}.")
+            of_optimizer = f"optimizer_{i}." if configuration.count > 1 else ""
+            its = optimizer_state(self.optimizers[i], configuration.prefix + of_optimizer)
             seen.update({f"optimizer {i} {name}": value for name, value in its.items()})
             if weights[0].name in averages:
                 seen.update(numbered(f"average {i}", [averages.pop(own.name) for own in weights]))

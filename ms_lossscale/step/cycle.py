@@ -117,8 +117,8 @@ class Cycle(nn.Cell):
     def add(self, call: Call, grads: Gradients, flags: Flags) -> tuple:
         """Adds a call and its unscaled gradients. Returns what to wait for."""
         done: tuple = (gradients.assign_add(self.gradients, gradients.flat(grads)), self.note(call, flags))
-        weights = call["loss_weights"] if "loss_weights" in call else (self._one,) * len(self._lengths)
         if self.weights is not None:
+            weights = call["loss_weights"] if "loss_weights" in call else (self._one,) * len(self._lengths)
             done = (*done, gradients.assign_add(self.weights, weights))
         if self.losses is not None:
             losses = prim.stack(gradients.sums(call["losses"]))

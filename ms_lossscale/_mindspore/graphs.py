@@ -36,8 +36,21 @@ def only_if(condition, write, *args):
 
 
 def of_each_call(inputs):
-    """Returns the inputs of a graph. MindSpore takes a tuple for a constant, and would compile it anew in each call."""
-    return tuple(mutable(value) if isinstance(value, (tuple, dict)) and value else value for value in inputs)
+    """
+    Returns the inputs of a graph. MindSpore takes a tuple, list or dict for a constant, and would compile it anew in
+    each call.
+    """
+    return tuple(map(_variable, inputs))
+
+
+def _variable(value):
+    if not isinstance(value, (tuple, list, dict)) or not value:
+        return value
+    try:
+        return mutable(value)
+    except TypeError:
+        # There is None or a string in it, of which MindSpore makes constants only.
+        return value
 
 
 def in_compiled_code(note=lambda: None):

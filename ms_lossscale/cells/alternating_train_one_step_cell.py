@@ -181,18 +181,25 @@ class AlternatingTrainOneStepCell(TrainingCell):
         self._was_loaded = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._was_loaded:
-            self._go_on_within_call()
         try:
             output = super().__call__(*args, **kwargs)
         except BaseException:
-            # In PyNative mode, the networks before the one that raised have made their part of this call.
-            self._is_within_call = True
-            done = [i + 1 for i, step in enumerate(self.steps) if step.has_results()]
-            self.turns.begin_with(max(done, default=0))
+            self._stop_within_call()
             raise
         self._end_call()
         return output
+
+    def _before_step(self, inputs, keywords=()):
+        super()._before_step(inputs, keywords)
+        if self._was_loaded:
+            self._go_on_within_call()
+
+    def _stop_within_call(self):
+        """Keeps what the networks have returned that made their part of a call before a later one raised."""
+        done = {i: step.results for i, step in enumerate(self.steps) if step.results is not None}
+        if done:  # In PyNative mode, that is.
+            self._is_within_call = True
+            self.turns.stop({i: _values(results)[:2] for i, results in done.items()})
 
     def _end_call(self):
         """Has the next call begin with the first network."""
@@ -200,7 +207,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
             step.forget_results()
         if self._is_within_call:
             self._is_within_call = False
-            self.turns.begin_with(0)
+            self.turns.begin_anew()
 
     def _go_on_within_call(self):
         """Has the networks take no part that had made theirs of the call in which what was loaded was saved."""
@@ -214,10 +221,11 @@ class AlternatingTrainOneStepCell(TrainingCell):
                 f"only PyNative mode can go on with. Go on in PYNATIVE_MODE, or call discard()."
             )
         self._is_within_call = True
-        for i, step in enumerate(self.steps[:done]):
+        losses = ops.unstack(self.turns.present_losses())
+        for i in range(done):  # A slice of a CellList would rename the Parameters.
+            step = self.steps[i]
             scale = prim.deepcopy(step.transaction.scales.loss_scales[0].scale_value)
-            loss = Tensor(float(self.turns.last_losses.asnumpy()[i]), mstype.float32)
-            step.hold(results=((loss,), ((),), Tensor(False), (scale,)))
+            step.hold(results=((losses[i],), ((),), Tensor(step.transaction.has_just_skipped()), (scale,)))
 
     def _cycle_counts(self):
         return [*super()._cycle_counts(), self.turns.calls]
@@ -246,7 +254,8 @@ class AlternatingTrainOneStepCell(TrainingCell):
         self._begin_anew()
 
     def _begin_anew(self):
-        self._is_within_call = True
+        # What was loaded may be from within a call.
+        self._is_within_call = self._is_within_call or self._was_loaded
         self._was_loaded = False
         self._end_call()
 

@@ -1,10 +1,14 @@
 """What MindSpore's errors mean that a training cell's compilation may end with."""
 
-from mindspore import GRAPH_MODE, get_context
+from mindspore import GRAPH_MODE, Parameter, Tensor, get_context, nn
+
+from ms_lossscale._python_objects import attributes_of, is_a, items_of
 
 # Raised for a gradient within a loss, of a cell that another loss calls as well; which of the two depends on the order.
 _INNER_GRADIENT = ("Illegal AnfNode", "real_primal_func")
 
+# Raised where a graph runs a function both before a loop and in it, and that passes an attribute of a plain object on.
+_IN_A_LOOP = "Invalid formal parameter"
 
 _OTHER_FUNCTION = "The parameters number of the function is"
 
@@ -31,6 +35,13 @@ def explanation(cell, error):
             f"loss cell instead: in its __init__, self.gradient = ops.GradOperation()(self.score), with "
             f"def score(self, x): return self.critic(x)."
         )
+    if _IN_A_LOOP in text and any(step.transaction.counters.counts_retries for step in cell.steps):
+        return (
+            f"For '{name}', MindSpore can't compile the loop of 'max_retries', which runs a network again, if the "
+            f"network passes an attribute of an object that is no Cell to a function or method"
+            f"{_attributes_of_objects(cell)}. Make it an attribute of the Cell, self.state = holder.state, and pass "
+            f"self.state; or read and write holder.state without passing it; or set max_retries=0."
+        )
     if _OTHER_FUNCTION not in text:
         return None
     for _, part in cell.cells_and_names():
@@ -42,3 +53,16 @@ def explanation(cell, error):
                 f"was compiled by itself, in PYNATIVE_MODE. Call the training cell in one mode only."
             )
     return None
+
+
+def _attributes_of_objects(cell):
+    """Names, for a message, the Parameters that objects hold which are attributes of cells and no Cells themselves."""
+    found = []
+    for _, part in cell.cells_and_names():
+        if type(part).__module__.startswith("ms_lossscale."):
+            continue
+        for name, holder in vars(part).items():
+            if not is_a(holder, nn.Cell, Tensor) and not items_of(holder):
+                parameters = [attribute for attribute, value in attributes_of(holder) if is_a(value, Parameter)]
+                found += [f"self.{name}.{attribute} of {type(part).__name__}" for attribute in parameters]
+    return f" ({', '.join(dict.fromkeys(found))})" if found else ""

@@ -69,7 +69,7 @@ class Conditions(nn.Cell):
 
     def stand_still(self, asked, overflows, stands_still):
         """Returns the flags of the scales that stand still, where all without an overflow do if a condition skips."""
-        skips = gradients.and_each((asked["skips"],) * len(overflows), gradients.not_each(overflows))
+        skips = gradients.and_with(asked["skips"], gradients.not_each(overflows))
         return skips if stands_still is None else gradients.or_each(stands_still, skips)
 
     def observe(self, asked, after):

@@ -115,8 +115,9 @@ class StepCounters(Bounded, nn.Cell):
 
     def shared_state(self):
         """Returns the small Parameters that must have the same values on all ranks."""
-        # Not the reasons, which differ for weights of which each rank has its own part.
-        return [parameter for parameter in self.get_parameters() if parameter is not self.skip_reasons]
+        # Not the reasons, which differ for weights of which each rank has its own part, nor calls that a rank dropped.
+        own = [self.skip_reasons, self.dropped_calls] if self.counts_dropped else [self.skip_reasons]
+        return [parameter for parameter in self.get_parameters() if not any(parameter is each for each in own)]
 
     def overflowed_parameters(self):
         """Returns the names of the weights whose gradients were not finite in the last step that was skipped."""

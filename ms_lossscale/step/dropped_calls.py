@@ -69,12 +69,11 @@ class DroppingTransaction(AccumulatingTransaction):
     def verdict_of_cycle(self, grads: Gradients, scales: tuple[Tensor, ...]) -> Verdict:
         """Returns the verdict on the mean over the calls that were not dropped."""
         verdict = self.overflow_check.find(grads, self.update.measure(grads), {})  # 7. One overflow check.
-        (is_any_kept,) = self.on_any_rank((self.cycle.is_kept(scales),))
-        is_lost = prim.logical_or(any_of(verdict["overflows"]), prim.logical_not(is_any_kept))
+        (is_kept,) = self.on_any_rank((self.cycle.is_kept(scales),))
         not_finite = prim.logical_or(self._not_finite(verdict, grads), self.cycle.not_finite)
         seen = gradients.or_each(verdict["overflows"], self.cycle.overflows(scales))
         return {
-            "overflows": (is_lost,) * len(seen),
+            "overflows": gradients.or_with(prim.logical_not(is_kept), verdict["overflows"]),
             "finite": (prim.logical_not(not_finite),),
             "seen_by_rules": self.on_any_rank(seen),
         }
@@ -85,9 +84,9 @@ class DroppingTransaction(AccumulatingTransaction):
     def stand_still(self, verdict: Verdict, call: Call, overflows: tuple[Tensor, ...]) -> Optional[tuple[Tensor, ...]]:
         if self.patience is None:
             return None
-        return gradients.and_each(
-            self.on_any_rank(self.cycle.stand_still()), gradients.not_each(verdict["seen_by_rules"])
-        )
+        # If one of them waits, this was no clean step of the others, either.
+        waits = any_of(self.on_any_rank(self.cycle.stand_still()))
+        return gradients.and_with(waits, gradients.not_each(verdict["seen_by_rules"]))
 
     def lost_already(self, scales: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return ()

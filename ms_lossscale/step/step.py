@@ -27,9 +27,10 @@ class HeldStep(nn.Cell):
         """Has the next call make a step."""
         object.__setattr__(self, "_results", None)
 
-    def has_results(self):
-        """Returns whether the next call returns results that are held."""
-        return self._results is not None
+    @property
+    def results(self):
+        """The results that the next call returns, None if it makes a step."""
+        return self._results
 
     def __call__(self, *inputs):
         # Graph mode does not come here.

@@ -148,6 +148,10 @@ class Transaction(nn.Cell):
         """Returns the small Parameters that must have the same values on all ranks."""
         return [*self.update.shared_state(), *self.scales.shared_state(), *self.counters.shared_state()]
 
+    def has_just_skipped(self) -> bool:
+        """Returns, in Python, whether the last call ended a step that was skipped."""
+        return not self.has_begun() and int(self.counters.consecutive_skipped_steps.asnumpy()) > 0
+
     def has_begun(self) -> bool:
         """Returns whether an accumulation cycle has begun."""
         return self.cycle is not None and self.cycle.count.has_begun()

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode, quick_in_pynative_mode
-from mindspore import Tensor
+from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
+from mindspore import Parameter, Tensor, nn
+from support.refused import refused
 from support.token_networks import LEARNING_RATE, Tokens, batch, gradient, sgd, tensors, weight_of
 from support.training import changed, state
 
@@ -41,6 +42,40 @@ def test_a_weight_may_be_a_number(mode, number):
     value_and_grad = step.value_and_grad(network, has_aux=True)
     step.end(value_and_grad(*step.begin(*tensors(batch(3))))[1], weight=number)
     np.testing.assert_allclose(weight_of(network), expected, rtol=2e-6)
+
+
+class OfNumPy(nn.Cell):
+    """Its gradient is its input; its weight is a number of NumPy's."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.weight, self.count = Parameter(Tensor([0.0, 0.0]), name="weight"), count
+
+    def construct(self, x):
+        return (self.weight * x).sum(), self.count
+
+
+@pytest.mark.parametrize("count", [np.int64(4), *slow(np.float32(4), np.float64(4), np.int32(4))])
+def test_a_weight_may_be_a_number_of_numpy(mode, count):
+    network = OfNumPy(count)
+    keywords = {"weighted": True, "gradient_accumulation_steps": 2}
+    cell = ScaledTrainOneStepCell(network, nn.SGD([network.weight], 1.0), DynamicLossScale(2.0**4), **keywords)
+    for _ in range(2):
+        cell.set_train()(Tensor([4.0, 8.0]))
+    np.testing.assert_array_equal(network.weight.asnumpy(), [-1, -2])
+
+
+@pytest.mark.parametrize("mode", ["pynative"], indirect=True)
+def test_what_is_no_weight(mode):
+    for count, error, words in (
+        (np.bool_(True), TypeError, "a number or a Tensor of shape (), but got True of type 'bool_'"),
+        ("4", TypeError, "but got '4' of type 'str'"),
+        (Tensor([4.0, 4.0]), TypeError, "but got a Tensor of shape (2,)"),
+        (np.float32(np.nan), ValueError, "a finite number >= 0, but got nan"),
+    ):
+        network = OfNumPy(count)
+        cell = ScaledTrainOneStepCell(network, nn.SGD([network.weight], 1.0), 16.0, weighted=True).set_train()
+        refused(lambda: cell(Tensor([4.0, 8.0])), error, "ScaledTrainOneStepCell", words)  # noqa: B023
 
 
 @quick_in_pynative_mode

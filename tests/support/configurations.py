@@ -185,6 +185,8 @@ class Configuration:
             "set_loss_scale in a cycle": "set_loss_scale in a cycle" in actions,
             "set_every in a cycle": "set_every in a cycle" in actions,
             "set_loss_scale in a call": any(call.is_within for call in self.calls),
+            "drops calls": str(self.keywords.get("drop_overflowed_calls")),
+            "discard in a cycle": "discard in a cycle" in actions,
             "bad weight": next((call.bad_weight[1] for call in self.calls if call.bad_weight is not None), None),
         }
 
@@ -193,7 +195,7 @@ class Configuration:
         for call in self.calls:
             name = call.action[0] if call.action else None
             actions.add(f"{name} in a cycle" if calls else name)
-            calls = 0 if name == "flush" else calls
+            calls = 0 if name in ("flush", "discard") else calls
             calls = (calls + 1) % self.steps
         return actions
 
@@ -244,6 +246,8 @@ def draw(choose, optimizers=ALL_OPTIMIZERS, counts=(2, 3), cells=CELLS):
     its = cell, count, rules, its_optimizers, keywords, own, [], resume, resume_at, condition
     configuration = Configuration(*its)
     configuration.calls = [_draw_call(choose, configuration, i == CALLS - 1) for i in range(CALLS)]
+    if steps > 1:
+        keywords["drop_overflowed_calls"] = choose((False, True))
     return configuration
 
 
@@ -262,7 +266,7 @@ def _draw_rules(choose, cell, count, retries):
 
 def _draw_call(choose, configuration, is_last):
     count = configuration.count
-    actions = [()] * 6 + [("set_loss_scale",), ("flush",)]
+    actions = [()] * 8 + [("set_loss_scale",), ("flush",), ("discard",)]
     if "every" in configuration.keywords:
         actions += [("set_every",)] * 3
     action = choose(actions)

@@ -153,7 +153,8 @@ class Reference:
             self.networks.append(SlopedReference(configuration, i, self.networks[-1] if i else None, *each))
         settings = (configuration.steps, configuration.keywords["max_retries"], configuration.checks)
         self.alternates = configuration.cell == "alternating"
-        keywords = {"has_one_loss": configuration.is_manual}
+        drops_calls = bool(configuration.keywords.get("drop_overflowed_calls"))
+        keywords = {"has_one_loss": configuration.is_manual, "drops_calls": drops_calls}
         names = configuration.rules
         if self.alternates:
             # Each network reaches the earlier ones.
@@ -176,8 +177,8 @@ class Reference:
 
     def act(self, action):
         name = action[0] if action else None
-        if name == "flush":
-            self.whole.flush()
+        if name in ("flush", "discard"):
+            getattr(self.whole, name)()
         elif name == "set_every":
             self.whole.every = action[1]
         elif name == "set_loss_scale":

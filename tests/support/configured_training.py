@@ -332,16 +332,11 @@ def check(configuration):
     comparison, weights, optimizers = compared(training)
     second = None
     for index, call in enumerate(configuration.calls):
-        # When networks take turns, a flushed cycle shows the losses of a call before the checkpoint.
-        flushes = call.action == ("flush",) and configuration.cell == "alternating"
-        resumes = index == configuration.resume_at
-        if resumes and not flushes:
+        if index == configuration.resume_at:
             second = resumed(configuration, training.cell, configuration.resume)
         comparison.act(call.action_before)
         if second is not None:
             second.act(call.action_before)
-        elif resumes:
-            second = resumed(configuration, training.cell, configuration.resume)
         returned = comparison.call(index)
         if second is not None:
             assert changed(second.call(index), returned) == set()

@@ -157,6 +157,8 @@ class NetworkReference:
         return gradients
 
     def mean(self, of_calls, weights):  # The gradients of a step, given those of its calls and their weights.
+        if not of_calls:
+            return [np.zeros_like(weight) for weight in self.weights]
         # If there is nothing in the mean, the sums are 0.
         total = sum(weights) or 1
         return [sum(of_weight) / of_weight[0].dtype.type(total) for of_weight in zip(*of_calls)]
@@ -190,37 +192,53 @@ class StepReference:
         checks (bool): Whether overflows are checked.
         skip_conditions (Sequence): The rules of its conditions.
         has_one_loss (bool): Whether its networks have no losses of their own, but the step has their sum.
+        drops_calls (bool): Whether a call that overflowed is dropped, and not its whole cycle.
 
     An `overflow_detector` that is assigned tells whether gradients overflowed that are all finite."""
 
     overflow_detector = staticmethod(lambda gradients: False)
 
-    def __init__(self, networks, rules, steps=1, max_retries=0, checks=True, skip_conditions=(), has_one_loss=False):
+    def __init__(
+        self,
+        networks,
+        rules,
+        steps=1,
+        max_retries=0,
+        checks=True,
+        skip_conditions=(),
+        has_one_loss=False,
+        drops_calls=False,
+    ):
         self.networks, self.rules, self.steps, self.conditions = networks, rules, steps, skip_conditions
-        self.has_one_loss = has_one_loss
+        self.has_one_loss, self.drops_calls = has_one_loss, drops_calls
         self.states = list({id(state): state for network in networks for state in network.states}.values())
         self.max_retries, self.checks = max_retries, checks
         self.counters = {"applied_steps": 0, "skipped_steps": 0, "consecutive_skipped_steps": 0}
         if max_retries:
             self.counters["retries"] = 0
+        if drops_calls:
+            self.counters["dropped_calls"] = 0
         if skip_conditions:
             self.counters["skipped_by_condition"] = 0
         self._begin_cycle()
 
     def _begin_cycle(self):
-        self.calls = []  # The runs of the networks, for each call.
+        self.kept = []  # The runs of the networks, for each call that was not dropped.
+        self.calls = 0
         self.overflowed = [False] * len(self.rules)
         # For each rule, whether the forward of a call was not finite.
         self.forward_not_finite = list(self.overflowed)
+        # For each rule, whether a call overflowed whose forward was finite, or for which the rule does not stand still.
+        self.must_back_off = list(self.overflowed)
         self.is_set = [False] * len(self.rules)
 
     @property
-    def lost(self):  # Whether an overflow was found in this cycle.
-        return any(self.overflowed)
+    def lost(self):  # Whether it is known that this cycle is skipped.
+        return any(self.overflowed) and not self.drops_calls
 
     def set_loss_scale(self, i, value, in_call=False):  # Sets a scale. Within a step, it is for the next one.
         self.rules[i].scale = float(value)
-        self.is_set[i] = in_call or bool(self.calls)
+        self.is_set[i] = in_call or self.calls > 0
 
     def _values(self):
         return [state.value for state in self.states]
@@ -239,14 +257,24 @@ class StepReference:
             runs, flags = self._try(inputs)
         before_end()
         used = list(self.scales)
-        self.calls.append(runs)
+        self.calls += 1
         self._remember(runs, flags)
         overflow = self.lost
-        if len(self.calls) == self.steps:
+        if self.drops_calls and any(flags):
+            overflow = True
+            self._undo_call()
+            self.counters["dropped_calls"] += 1
+        else:
+            self.kept.append(runs)
+        if self.calls == self.steps:
             overflow = self._end_cycle()
-        elif overflow:
+        elif self.lost:
             self._undo()
         return [run.loss for run in runs], overflow, used, [run.aux for run in runs]
+
+    def _undo_call(self):
+        for state, value in zip(self.states, self.before_call):
+            state.value = value
 
     def _undo(self):
         """Undoes the last call where the steps of other networks reach what it wrote, and else the cycle so far."""
@@ -258,12 +286,14 @@ class StepReference:
         losses = [any(losses)] * len(losses) if self.has_one_loss else losses
         in_a_forward = any(run.forward_overflowed for run in runs)
         for i, overflowed in enumerate(flags):
-            self.overflowed[i] |= overflowed
             if len(flags) == 1:
-                self.forward_not_finite[i] |= any(losses) or in_a_forward
+                not_finite = any(losses) or in_a_forward
             else:
                 # Whose forward wrote it is not known: it counts where nothing else tells whose overflow it is.
-                self.forward_not_finite[i] |= losses[i] or (in_a_forward and all(flags) and not any(losses))
+                not_finite = losses[i] or (in_a_forward and all(flags) and not any(losses))
+            self.overflowed[i] |= overflowed
+            self.forward_not_finite[i] |= not_finite
+            self.must_back_off[i] |= overflowed and not (self.rules[i].is_patient and not_finite)
 
     def _try(self, inputs):
         """Runs the networks. Returns the runs, and for each update rule whether its gradients overflowed."""
@@ -293,8 +323,7 @@ class StepReference:
 
     def _back_off(self, flags):
         """Undoes the try. The rules of those that overflowed see an overflow; the cycle goes on at the lower scale."""
-        for state, value in zip(self.states, self.before_call):
-            state.value = value
+        self._undo_call()
         self.counters["retries"] += 1
         for i, flag in enumerate(flags):
             if flag:
@@ -309,19 +338,24 @@ class StepReference:
 
     def _end_cycle(self):  # Ends a cycle. Returns whether it is skipped.
         means = []
-        for network, runs in zip(self.networks, zip(*self.calls)):
+        of_networks = [[runs[i] for runs in self.kept] for i in range(len(self.networks))]
+        for network, runs in zip(self.networks, of_networks):
             mean = network.mean([run.gradients for run in runs], [run.weight for run in runs])
             means.append(network.transform(mean, self.counters["applied_steps"]))
             network.measure(means[-1])
-        loss = sum(mean_loss(runs) for runs in zip(*self.calls))
+        loss = sum(map(mean_loss, of_networks))
         norm = norm_of([gradient for its in means for gradient in its])
-        by_condition = not self.lost and any(condition.skips(loss, norm) for condition in self.conditions)
-        skipped = self.lost or by_condition
-        for i, overflowed in enumerate(self.overflowed):
-            stands_still = self.rules[i].is_patient and self.forward_not_finite[i]
-            # In a step that overflowed, the others' scales do not change.
-            if not by_condition and (not self.lost or (overflowed and not stands_still)):
-                self._step_rule(i, overflowed)
+        lost = self.lost or not self.kept
+        by_condition = not lost and any(condition.skips(loss, norm) for condition in self.conditions)
+        skipped = lost or by_condition
+        for i, backs_off in enumerate(self.must_back_off):
+            # A call that is dropped does not make a rule stand still that must back off for another one.
+            stands_still = self.lost and self.rules[i].is_patient and self.forward_not_finite[i]
+            if backs_off and not stands_still:
+                self._step_rule(i, overflow=True)
+            elif not any(self.overflowed) and not by_condition:
+                # Where any rule's gradients overflowed, the others' scales do not change.
+                self._step_rule(i, overflow=False)
         if skipped:
             self._undo()
             if by_condition:
@@ -342,6 +376,15 @@ class StepReference:
         if self.calls:
             self.before_call = self._values()
             self._end_cycle()
+
+    def discard(self):
+        if self.calls:
+            for state, value in zip(self.states, self.before_cycle):
+                # What the steps of other networks reach stays, and where no step is ever skipped, all that was written.
+                state.value = state.value if state.is_shared or not (self.checks or self.conditions) else value
+            if self.drops_calls:
+                self.counters["dropped_calls"] -= self.calls - len(self.kept)
+            self._begin_cycle()
 
 
 class AlternatingReference:
@@ -387,3 +430,8 @@ class AlternatingReference:
             for phase in self.phases:
                 phase.flush()
             self._end_cycle()
+
+    def discard(self):
+        for phase in self.phases:
+            phase.discard()
+        self.calls = 0

@@ -7,7 +7,7 @@ import mindspore
 import numpy as np
 import pytest
 from conftest import MODES, quick_in_graph_mode, slow
-from mindspore import Model, Tensor, nn, ops
+from mindspore import Model, Parameter, Tensor, nn, ops
 from mindspore.dataset import NumpySlicesDataset
 from mindspore.experimental.optim import AdamW
 from support.gan_networks import TupleOf, WithAux, renamed
@@ -300,3 +300,39 @@ def test_an_optimizer_that_mindspore_compiled_by_itself_can_not_be_compiled_agai
         cell(*batch(0))
     with in_mode(MODES["graph"]):
         refused(lambda: cell(*batch(1)), RuntimeError, "was compiled by itself, in PYNATIVE_MODE")
+
+
+class Holder:
+    """An object that is no Cell."""
+
+    def __init__(self):
+        self.count = Parameter(Tensor(0.0), name="count", requires_grad=False)
+
+
+def counted_in(count, x):
+    ops.assign(count, count + 1.0)
+    return x
+
+
+class CountsInAHolder(Linear):
+    def __init__(self, passes_it):
+        super().__init__()
+        self.holder = Holder()
+        self.count = None if passes_it else self.holder.count
+
+    def construct(self, x, y):
+        return super().construct(counted_in(self.holder.count if self.count is None else self.count, x), y)
+
+
+def test_state_of_an_object_that_a_function_gets_within_the_loop_of_retries():
+    """MindSpore compiles no loop with a function that it also runs before, if that gets such a Parameter."""
+    with in_mode(MODES["graph"]):
+        for passes_it in (False, True):
+            network = CountsInAHolder(passes_it)
+            cell = scaled(network, ls.DynamicLossScale(2.0**4), max_retries=1)
+            if passes_it:
+                words = ("'max_retries'", "(self.holder.count of CountsInAHolder)", "self.state = holder.state")
+                refused(lambda: cell(*batch()), RuntimeError, *words)  # noqa: B023
+            else:
+                cell(*batch())
+                assert float(network.holder.count.asnumpy()) == 1.0

@@ -1,0 +1,114 @@
+"""Inputs are whatever the network takes: besides Tensors bools, None, numbers, strings, tuples and lists of them, and
+in PyNative mode dicts; with every keyword, and in `find_loss_scale`."""
+
+import numpy as np
+import pytest
+from conftest import slow
+from mindspore import Parameter, Tensor, nn
+from mindspore import dtype as mstype
+
+import ms_lossscale as ls
+
+X = Tensor(np.array([1.0, 2.0], np.float32))
+# Each trains its weight with the gradient FACTOR * X.
+FACTOR = 8.0
+
+
+class Takes(nn.Cell):
+    def __init__(self, name="weight"):
+        super().__init__()
+        self.weight = Parameter(Tensor(np.zeros(2, np.float32)), name=name)
+
+    def construct(self, x, flag, nothing, number, word, pair, nested):
+        first, two = pair
+        inner, _ = nested
+        factor = number if flag and nothing is None and word == "sum" else 0
+        loss = (self.weight.astype(mstype.float16) * (first * (factor * two * inner[1])).astype(mstype.float16)).sum()
+        return loss + 0 * x.sum()
+
+
+class TakesDict(Takes):
+    def construct(self, x, values):
+        return super().construct(x, **values)
+
+
+class Several(Takes):  # One network with two losses.
+    def __init__(self):
+        super().__init__()
+        self.other = Takes("other")
+
+    def construct(self, *inputs):
+        return super().construct(*inputs), self.other(*inputs)
+
+
+def inputs():
+    return [X, True, None, 2, "sum", [X, 2.0], ((X, 2), "word")]
+
+
+def inputs_with_a_dict():
+    names = ("flag", "nothing", "number", "word", "pair", "nested")
+    return [X, dict(zip(names, inputs()[1:]))]
+
+
+def scaled(networks, optimizers, *args, **keywords):
+    return ls.ScaledTrainOneStepCell(networks[0], optimizers[0], *args, **keywords)
+
+
+def of_one(networks, optimizers, *args, **keywords):
+    network = Several()
+    optimizers = [nn.SGD([weight], 1.0) for weight in network.trainable_params()]
+    return ls.SimultaneousTrainOneStepCell(network, optimizers, *args, **keywords)
+
+
+def make(kind, network=Takes, **keywords):
+    networks = [network("a"), network("b")]
+    optimizers = [nn.SGD(each.trainable_params(), 1.0) for each in networks]
+    return kind(networks, optimizers, ls.DynamicLossScale(2.0**14), **keywords).set_train()
+
+
+def check(cell, values):
+    """The gradient overflows in float16 from a scale of 2**12 on, so that the first call is tried again."""
+    cell(*values)
+    for weight in cell.network.trainable_params():
+        np.testing.assert_array_equal(weight.asnumpy(), -FACTOR * X.asnumpy())
+    assert set(np.atleast_1d(cell.get_loss_scale())) == {2.0**11}
+    # Half of the largest one at which nothing overflows.
+    assert set(np.atleast_1d(cell.find_loss_scale(*values))) == {2.0**10}
+
+
+@pytest.mark.parametrize(
+    "kind", [scaled, of_one, *slow(ls.SimultaneousTrainOneStepCell, ls.AlternatingTrainOneStepCell)]
+)
+def test_each_cell_takes_them(mode, kind):
+    check(make(kind, max_retries=5), inputs())
+
+
+@pytest.mark.parametrize("mode", ["pynative"], indirect=True)
+@pytest.mark.parametrize("kind", [scaled, *slow(ls.SimultaneousTrainOneStepCell, ls.AlternatingTrainOneStepCell)])
+def test_pynative_mode_takes_dicts(mode, kind):
+    check(make(kind, TakesDict, max_retries=5), inputs_with_a_dict())
+
+
+@pytest.mark.parametrize("mode", ["pynative"], indirect=True)
+def test_a_network_gets_the_very_tensors_that_a_tuple_with_a_string_has(mode):
+    """Where a network with several losses is compiled."""
+    cell = make(of_one)
+    cell.set_loss_scale(2.0**4)
+    first, second = inputs(), inputs()
+    second[5], second[6] = [3 * X, 2.0], ((X, 4), "word")
+    for values in (first, second):
+        cell(*values)
+    for weight in cell.network.trainable_params():
+        np.testing.assert_array_equal(weight.asnumpy(), -7 * FACTOR * X.asnumpy())
+
+
+@pytest.mark.parametrize("mode", ["pynative"], indirect=True)
+def test_a_manual_step_returns_them_as_they_are(mode):
+    network = TakesDict()
+    step = ls.ManualStep(network, nn.SGD(network.trainable_params(), 1.0), ls.DynamicLossScale(2.0**4))
+    value_and_grad = step.value_and_grad(network)
+    for _ in range(2):
+        seen = step.begin(*inputs_with_a_dict())
+        assert seen[1]["word"] == "sum" and seen[1]["nothing"] is None
+        step.end(value_and_grad(*seen)[1])
+    np.testing.assert_array_equal(network.weight.asnumpy(), -2 * FACTOR * X.asnumpy())

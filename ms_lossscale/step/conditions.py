@@ -69,8 +69,11 @@ class Conditions(nn.Cell):
 
     def stand_still(self, asked, overflows, stands_still):
         """Returns the flags of the scales that stand still, where all without an overflow do if a condition skips."""
-        skips = gradients.and_with(asked["skips"], gradients.not_each(overflows))
-        return skips if stands_still is None else gradients.or_each(stands_still, skips)
+        still = ()
+        for i in range(len(overflows)):
+            flag = prim.logical_and(asked["skips"], prim.logical_not(overflows[i]))
+            still = (*still, flag if stands_still is None else prim.logical_or(stands_still[i], flag))
+        return still
 
     def observe(self, asked, after):
         """Lets the conditions observe an applied step. Returns what to wait for."""

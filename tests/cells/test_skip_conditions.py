@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Parameter, Tensor, ops
-from support.sloped_networks import cell, with_norm
+from support.sloped_networks import Slopes, cell, sgd, with_norm
 from support.training import bookkeeping, changed, state
 
-from ms_lossscale import DynamicLossScale, NormSpike, SkipCondition
+from ms_lossscale import DynamicLossScale, NormSpike, SimultaneousTrainOneStepCell, SkipCondition
 
 
 def dynamic():
@@ -51,6 +51,18 @@ def test_state_of_a_condition(mode):
     assert trained.get_loss_scale() == 2.0**9
     assert (trained.counters()["skipped_by_condition"], trained.skip_reasons()["loss"]) == (1, 1)
     assert {"asked", "observed", "last_loss"} <= trained.parameters_dict().keys()
+
+
+@quick_in_pynative_mode
+def test_scales_of_their_own_that_wait_in_a_cycle(mode):
+    networks = [Slopes("a"), Slopes("b")]
+    scales = [DynamicLossScale(2.0**10, backoff_if_loss_not_finite=False) for _ in networks]
+    keywords = {"gradient_accumulation_steps": 2, "skip_conditions": [NormSpike(max_norm=10.0)]}
+    trained = SimultaneousTrainOneStepCell(networks, list(map(sgd, networks)), scales, **keywords).set_train()
+    overflows = [bool(trained(with_norm(norm))[1]) for norm in (4.0, 4.0, 64.0, 64.0, np.inf, 4.0)]
+    assert overflows == [False, False, False, True, True, True]
+    assert trained.get_loss_scale() == [2.0**10, 2.0**10]
+    assert trained.skip_reasons() == {"condition": 1, "loss": 1, "forward_state": 0, "gradients": 0, "detector": 0}
 
 
 def test_what_cannot_be_assigned_or_loaded():

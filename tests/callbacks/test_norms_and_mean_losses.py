@@ -11,6 +11,7 @@ import pytest
 from conftest import quick_in_pynative_mode, slow
 from mindspore import Tensor, nn
 from support.networks import BATCH, LossOfShape, batch_for
+from support.sloped_networks import manual, with_norm
 from support.token_networks import Tokens, batch, sgd, tensors
 from support.training import cell_of
 
@@ -317,3 +318,37 @@ def test_of_a_loss_that_is_no_scalar_it_is_the_sum(mode):
             sums.append(outputs[0].asnumpy().sum())
     assert [record.loss for record in monitor.records] == pytest.approx(sums)
     assert monitor.records[-1].step_loss == pytest.approx(np.mean(sums))
+
+
+@pytest.mark.parametrize("steps", [1, STEPS])
+def test_an_end_without_begin_has_no_norm_and_no_mean_and_is_in_no_cycle(mode, steps, capsys):
+    step, train_step = manual(DynamicLossScale(2.0**10), "in_jit", clip_norm=INF, gradient_accumulation_steps=steps)
+    if "not_begun" not in step.skip_reasons():
+        pytest.skip("compiled code of this ManualStep does not notice an end without begin")
+    monitor, losses = Recording(), []
+
+    @mindspore.jit
+    def end_alone(*grads):
+        return step.end(grads, loss=grads[0].sum())
+
+    with monitor.watching(step):
+        # The last step that is skipped before it has other reasons, and names.
+        for norm in [INF] * steps + [4.0, None, 8.0]:
+            if norm is None:
+                monitor.after_step(100.0, end_alone(with_norm(2.0)))
+            else:
+                loss, overflow = train_step(with_norm(norm))
+                losses.append(float(loss))
+                monitor.after_step(loss, overflow)
+    *_, first, without_begin, last = monitor.records
+    assert (without_begin.skipped, without_begin.skip_reasons) == (1, "not_begun")
+    assert without_begin.overflowed_parameters == ""
+    assert (without_begin.grad_norm, without_begin.step_loss) == (None, None)
+    assert without_begin.next_loss_scale == without_begin.loss_scale
+    assert last.grad_norm == ((8.0,) if steps == 1 else (6.0,))
+    assert last.step_loss == pytest.approx(np.mean(losses[-steps:]))
+    assert (first.step_loss is None) == (steps > 1)
+    lines = capsys.readouterr().out.splitlines()
+    what = f"{'step' if steps == 1 else 'call'} {len(monitor.records) - 1}: skipped ({steps} in a row)"
+    assert f"{what} as 'end' came without 'begin', loss scale 512 stays" in lines
+    assert lines[-1].endswith("1 as 'end' came without 'begin'")

@@ -24,8 +24,10 @@ SETTINGS = {
     "after_update": (None, dp.Bounded([FURTHER])),
     "overflow_detector": (None, ls.FloatStatusRegister()),
     **{"max_retries": (0, 1), "weighted": (False, True), "skip_conditions": ((), [dp.HighLoss()])},
-    "gradients_reduced": (False, True),
+    **{"gradients_reduced": (False, True), "drop_overflowed_calls": (False, True)},
 }
+# What a keyword can't be passed without.
+NEEDED = {"drop_overflowed_calls": {"gradient_accumulation_steps": 2}}
 
 
 def with_network(last, change):  # A cell whose network is changed on the last rank.
@@ -87,7 +89,10 @@ def different(place):
     cell = dp.scaled(ALONE, ls.DynamicLossScale(max_loss_scale=2.0 ** (20 + last)))
     errors = {"max_loss_scale": np.array(dp.error_of(cell.find_loss_scale, *dp.rows_of(place, 0)))}
     for name in (*SETTINGS, *OTHERS):
-        cell = OTHERS[name](last) if name in OTHERS else dp.scaled(ALONE, **{name: SETTINGS[name][last]})
+        if name in OTHERS:
+            cell = OTHERS[name](last)
+        else:
+            cell = dp.scaled(ALONE, **{name: SETTINGS[name][last]}, **NEEDED.get(name, {}))
         inputs = dp.rows_of(place, 0) * (1 if isinstance(cell, ls.ScaledTrainOneStepCell) else 2)
         errors[name] = np.array(dp.error_of(cell, *inputs))
     yield errors

@@ -97,8 +97,14 @@ class Attempts(nn.Cell):
 
     def conclude(self, grads, verdict, call):
         """Ends a call with its last attempt."""
-        # They are float32 already. In nested branches, compiled code takes passed tensors for numbers.
-        return self.transaction.conclude(gradients.to_float32(grads), verdict, call)
+        # In nested branches, compiled code takes items of a passed tuple for numbers, and then those of other tuples
+        # that go through the same function, too. The gradients are float32 already.
+        found = {"overflows": gradients.as_new_tuple(verdict["overflows"])}
+        if "impossible_weights" in verdict:
+            found["impossible_weights"] = gradients.as_new_tuple(verdict["impossible_weights"])
+        if "state_not_finite" in verdict:
+            found["state_not_finite"] = verdict["state_not_finite"]
+        return self.transaction.conclude(gradients.to_float32(grads), found, call)
 
 
 # In a loop, graph mode forgets the length of a tuple whose Tensors are all of one type and shape. So an attempt goes

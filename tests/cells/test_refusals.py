@@ -253,10 +253,10 @@ def nothing_reached(x, y):
 
 OF_NETWORKS = [
     (lambda: ls.ScaledTrainOneStepCell(Linear(), "adam"), TypeError, "'optimizer'", "'adam'"),
-    (lambda: one(optimizer=nn.ReLU()), ValueError, "'optimizer'", "ReLU"),
-    (lambda: with_optimizer(HoldsOthers), ValueError, "'optimizer'", "HoldsOthers"),
+    (lambda: one(optimizer=nn.ReLU()), ValueError, "an optimizer must have parameters", "ReLU"),
+    (lambda: with_optimizer(HoldsOthers), ValueError, "an optimizer must be one that can be called", "HoldsOthers"),
     (lambda: with_optimizer(nn.SGD, learning_rate=0.1, loss_scale=512.0), ValueError, "SGD", "512", "loss_scale=1.0"),
-    (lambda: with_optimizer(nn.Adam, loss_scale=512.0), ValueError, "'optimizer'", "Adam", "512", "loss_scale=1.0"),
+    (lambda: with_optimizer(nn.Adam, loss_scale=512.0), ValueError, "an optimizer", "Adam", "512", "loss_scale=1.0"),
     (lambda: with_optimizer(lambda its: nn.LARS(nn.SGD(its, 0.1, loss_scale=512.0))), ValueError, "LARS", "512"),
     (lambda: with_optimizer(ReciprocalScale, loss_scale=1024.0), ValueError, "ReciprocalScale", "1024"),
     (lambda: one(optimizer=sgd(named())), ValueError, "SGD", "stranger.weight"),
@@ -276,9 +276,12 @@ OF_NETWORKS = [
         for make in (ls.ScaledTrainOneStepCell, ls.ManualStep)
     ),
     # In another order.
-    (lambda: ls.ScaledTrainOneStepCell(sgd(Linear()), Linear()), ValueError, "'optimizer'", "Linear"),
+    *(
+        (lambda make=make: make(sgd(Linear()), Linear()), ValueError, "a SGD as a network, and a Linear as an o")
+        for make in (ls.ScaledTrainOneStepCell, ls.ManualStep)
+    ),
     (lambda: ls.ScaledTrainOneStepCell(Linear(), ls.DynamicLossScale(), sgd(Linear())), TypeError, "'loss_scale'"),
-    (lambda: ls.build_train_network(Linear(), nn.MSELoss(), sgd(Linear())), ValueError, "'optimizer'"),
+    (lambda: ls.build_train_network(Linear(), nn.MSELoss(), sgd(Linear())), ValueError, "an optimizer", "MSELoss"),
     (lambda: ls.ManualStep([], sgd(Linear())), ValueError, "'networks' must not be empty"),
     (lambda: ls.ManualStep(Linear(), []), ValueError, "'optimizers' must not be empty"),
     (lambda: ls.ManualStep(Linear(), "adam"), TypeError, "'optimizers[0]' must be a Cell", "'adam'"),
@@ -378,7 +381,7 @@ def of_each(make):
         (lambda: with_optimizers(make, lambda its: its[0]), TypeError, "'optimizers' must be a list"),
         (lambda: with_optimizers(make, lambda its: [None, its[1]]), TypeError, "'optimizers[0]' must be a Cell"),
         (lambda: make([Linear(), 3], [sgd(Linear())] * 2), TypeError, "'networks[1]' must be a Cell or a function"),
-        (lambda: make(list(map(sgd, pair())), pair()), ValueError, "'optimizer'", "Linear"),
+        (lambda: make(list(map(sgd, pair())), pair()), ValueError, "networks come before their optimizers", "Linear"),
         (lambda: with_optimizers(make, owned_by_two), ValueError, "'0.weight' belongs to the SGD and to the Momentum"),
         (lambda: with_optimizers(make, lambda its: its[::-1]), ValueError, "optimizers[0]", "1.weight", "networks[0]"),
         (lambda: two(make, networks=[Linear(), Linear()]), ValueError, "name", "'weight'"),

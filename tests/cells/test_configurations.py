@@ -21,7 +21,7 @@ from support.reference import SpikeRule
 import ms_lossscale as ls
 
 CLASSES = (ls.ScaledTrainOneStepCell, ls.SimultaneousTrainOneStepCell, ls.AlternatingTrainOneStepCell, ls.ManualStep)
-QUICK = 11
+QUICK = 13
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,10 @@ AVERAGED = {"clip_norm": 0.5, "ema_decay": 0.5}
 CASES = {
     "dynamic": (lambda: ls.DynamicLossScale(2.0**10, scale_window=2, hysteresis=2), AVERAGED),
     "cycle": (lambda: ls.DynamicLossScale(2.0**10, scale_window=2), {"gradient_accumulation_steps": 3, **AVERAGED}),
+    "dropping": (
+        lambda: ls.DynamicLossScale(2.0**10, scale_window=2, backoff_if_loss_not_finite=False),
+        {"gradient_accumulation_steps": 3, "drop_overflowed_calls": True, **AVERAGED},
+    ),
     "scheduled": (lambda: ls.ScheduledLossScale([2, 4], [2.0**8, 2.0**10]), {"clip_value": 0.5}),
     "unchecked": (lambda: ls.FixedLossScale(2.0**10, drop_overflow_update=False), {}),
 }
@@ -98,7 +102,8 @@ CASES = {
     [
         ("scaled", "dynamic"),
         *slow(("alternating", "cycle"), ("simultaneous", "dynamic"), ("scaled", "scheduled"), ("scaled", "unchecked")),
-        *nightly(("scaled", "cycle"), ("simultaneous", "cycle"), ("alternating", "dynamic")),
+        *slow(("scaled", "cycle"), ("scaled", "dropping"), ("simultaneous", "dropping")),
+        *nightly(("simultaneous", "cycle"), ("alternating", "dynamic"), ("alternating", "dropping")),
     ],
 )
 @quick_in_graph_mode

@@ -7,7 +7,13 @@ from mindspore import Parameter, Tensor, ops
 from support.sloped_networks import Slopes, cell, sgd, with_norm
 from support.training import bookkeeping, changed, state
 
-from ms_lossscale import DynamicLossScale, NormSpike, SimultaneousTrainOneStepCell, SkipCondition
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    DynamicLossScale,
+    NormSpike,
+    SimultaneousTrainOneStepCell,
+    SkipCondition,
+)
 
 
 def dynamic():
@@ -84,3 +90,38 @@ def test_a_norm_that_is_nan_is_a_spike_where_nothing_is_checked(mode):
     before = state(trained)
     assert bool(trained(with_norm(np.nan))[1])
     assert changed(before, state(trained)) <= bookkeeping(before)
+
+
+class Limited(SkipCondition):
+    """Skips where the loss is above a limit that the user's code may set."""
+
+    def __init__(self):
+        super().__init__()
+        self.limit = Parameter(Tensor(1e6), name="limit", requires_grad=False)
+        self.last = Parameter(Tensor(0.0), name="last", requires_grad=False)
+
+    def construct(self, loss, norm):
+        return loss > self.limit
+
+    def observe(self, loss, norm):
+        ops.assign(self.last, loss)
+
+
+@quick_in_pynative_mode
+def test_networks_that_take_turns_have_the_very_conditions_that_each_was_given(mode):
+    """A flat list is copied for each."""
+
+    def alternating(conditions):
+        networks = [Slopes(f"{i}") for i in range(2)]
+        trained = AlternatingTrainOneStepCell(networks, list(map(sgd, networks)), 8.0, skip_conditions=conditions)
+        return lambda: trained.set_train()(with_norm(2.0))[1].asnumpy().tolist()
+
+    own, shared = [Limited(), Limited()], Limited()
+    trained = alternating([[each] for each in own])
+    assert trained() == [False, False]
+    ops.assign(own[1].limit, Tensor(-1e6))
+    assert trained() == [False, True]
+    assert own[0].last.asnumpy() < own[1].last.asnumpy() == 4.0
+    trained = alternating([shared])
+    ops.assign(shared.limit, Tensor(-1e6))
+    assert trained() == [True, False]

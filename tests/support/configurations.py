@@ -343,7 +343,15 @@ def planted():  # Yields modes and configurations of what chance would hardly dr
     # When networks take turns, the loss of one that was skipped does not count, nor that of an earlier call of a cycle.
     yield _plant("alternating", ".. .N ..", every=[1, 2])
     calls = ".. .. .. .N .. .. .. |.. .. .N |.. .. .. .. .."
-    yield _plant("alternating", calls, every=[1, 2], gradient_accumulation_steps=2)
+    # One ends by a flush right after it was resumed.
+    yield _plant("alternating", calls, every=[1, 2], gradient_accumulation_steps=2, resume_at=7)
+    # Calls are dropped: the first, the last, all, and by a flush or before one; and by a discard.
+    dropping = {"gradient_accumulation_steps": 3, "drop_overflowed_calls": True}
+    calls = ". N . . . L N L N . N |. N |. N !L . . N N !. ."
+    yield _plant("scaled", calls, ["steep"], condition="spike", ema_decay=0.75, **dropping)
+    # Whose forward was not finite, and whose gradients overflowed, in the same cycle or another one.
+    calls = "N. .. .. N. L. .. N. .L .. NN NN NN .N N. .. .. .. .. LL .. .."
+    yield _plant("simultaneous", calls, ["patient", "patient"], condition="high loss", **dropping)
     # State that both reach, where cycles of the first, the second, and both networks are skipped.
     yield _plant("alternating", ".. .N N. .. N. .N .N .. NN |..", gradient_accumulation_steps=2)
 
@@ -351,8 +359,9 @@ def planted():  # Yields modes and configurations of what chance would hardly dr
 _SLOPES = {".": 1.0, "M": 3.0, "L": 2.0**10, "N": NAN, "F": 1.0, "G": 2.0**10}
 
 
-def _plant(cell, calls, rules=("plain",), own=(), scales=None, condition=None, **keywords):
-    """A configuration with a letter for each network in each call, F or G if the forward overflows, and actions."""
+def _plant(cell, calls, rules=("plain",), own=(), scales=None, condition=None, resume_at=None, **keywords):
+    """A configuration with a letter for each network in each call, F or G if the forward overflows, and before it an
+    action: | flushes, ! discards, and another sign sets scales."""
     count = 1 if cell == "scaled" else 2
     keywords = {"gradient_accumulation_steps": 1, "max_retries": 0, "ema_decay": None, **keywords}
     if count > 1:
@@ -360,8 +369,10 @@ def _plant(cell, calls, rules=("plain",), own=(), scales=None, condition=None, *
     drawn = []
     for call in calls.split():
         action, letters = call[:-count], call[-count:]
-        action = {"": (), "|": ("flush",)}.get(action, ("set_loss_scale", (scales or {}).get(action)))
+        actions = {"": (), "|": ("flush",), "!": ("discard",)}
+        action = actions.get(action, ("set_loss_scale", (scales or {}).get(action)))
         overflows_in = next((i for i, letter in enumerate(letters) if letter in "FG"), None)
         drawn.append(Call([_SLOPES[letter] for letter in letters], overflows_in, action))
-    settings = (cell, count, list(rules), ["nn.SGD"] * count, keywords, tuple(own), drawn, None, len(drawn), condition)
+    resume = (None, len(drawn)) if resume_at is None else ("load_state_dict", resume_at)
+    settings = (cell, count, list(rules), ["nn.SGD"] * count, keywords, tuple(own), drawn, *resume, condition)
     return "pynative", Configuration(*settings)

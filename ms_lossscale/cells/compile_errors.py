@@ -7,8 +7,9 @@ from ms_lossscale._python_objects import attributes_of, is_a, items_of
 # Raised for a gradient within a loss, of a cell that another loss calls as well; which of the two depends on the order.
 _INNER_GRADIENT = ("Illegal AnfNode", "real_primal_func")
 
-# Raised where a graph runs a function both before a loop and in it, and that passes an attribute of a plain object on.
-_IN_A_LOOP = "Invalid formal parameter"
+# Raised where a graph runs a function both before a loop and in it, and that passes an attribute of a plain object on;
+# the second one where what it passes it to returns it.
+_IN_A_LOOP = ("Invalid formal parameter", "Graph cycle exists")
 
 _OTHER_FUNCTION = "The parameters number of the function is"
 
@@ -35,7 +36,8 @@ def explanation(cell, error):
             f"loss cell instead: in its __init__, self.gradient = ops.GradOperation()(self.score), with "
             f"def score(self, x): return self.critic(x)."
         )
-    if _IN_A_LOOP in text and any(step.transaction.counters.counts_retries for step in cell.steps):
+    tries_again = any(step.transaction.counters.counts_retries for step in cell.steps)
+    if tries_again and any(part in text for part in _IN_A_LOOP):
         return (
             f"For '{name}', MindSpore can't compile the loop of 'max_retries', which runs a network again, if the "
             f"network passes an attribute of an object that is no Cell to a function or method"

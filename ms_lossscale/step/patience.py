@@ -50,7 +50,7 @@ class Patience(nn.Cell):
         lost = ()
         losses = call["losses"]
         for i in range(len(losses)):
-            flag = prim.logical_not(gradients.finite((losses[i],)))
+            flag = prim.logical_not(gradients.is_finite(losses[i]))
             if "impossible_weights" in verdict:
                 # The one loss of a ManualStep has the same weight for all networks.
                 flag = prim.logical_or(flag, verdict["impossible_weights"][i])

@@ -84,7 +84,7 @@ class Attempts(nn.Cell):
         if "state_not_finite" in verdict:
             flags = (*flags, verdict["state_not_finite"])
         for i in self._unscaled_losses:
-            flags = (*flags, prim.logical_not(gradients.finite((call["losses"][i],))))
+            flags = (*flags, prim.logical_not(gradients.is_finite(call["losses"][i])))
         flags += self.transaction.lost_already(call["scales"])
         return flags
 

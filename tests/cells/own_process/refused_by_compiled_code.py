@@ -3,6 +3,8 @@ error of MindSpore's means, where it does not say it; a user's own errors stay a
 
 In a process of their own: a compilation that fails leaves MindSpore in a state in which later ones fail, too."""
 
+import itertools
+
 import mindspore
 import numpy as np
 import pytest
@@ -314,21 +316,29 @@ def counted_in(count, x):
     return x
 
 
+def counted(count):
+    ops.assign(count, count + 1.0)
+    return count
+
+
 class CountsInAHolder(Linear):
-    def __init__(self, passes_it):
+    def __init__(self, passes_it, gets_it_back):
         super().__init__()
         self.holder = Holder()
         self.count = None if passes_it else self.holder.count
+        self.gets_it_back = gets_it_back
 
     def construct(self, x, y):
+        if self.gets_it_back:
+            return super().construct(x * counted(self.holder.count if self.count is None else self.count), y)
         return super().construct(counted_in(self.holder.count if self.count is None else self.count, x), y)
 
 
 def test_state_of_an_object_that_a_function_gets_within_the_loop_of_retries():
     """MindSpore compiles no loop with a function that it also runs before, if that gets such a Parameter."""
     with in_mode(MODES["graph"]):
-        for passes_it in (False, True):
-            network = CountsInAHolder(passes_it)
+        for passes_it, gets_it_back in itertools.product((False, True), repeat=2):
+            network = CountsInAHolder(passes_it, gets_it_back)
             cell = scaled(network, ls.DynamicLossScale(2.0**4), max_retries=1)
             if passes_it:
                 words = ("'max_retries'", "(self.holder.count of CountsInAHolder)", "self.state = holder.state")

@@ -192,6 +192,11 @@ def test_what_own_cells_answer(mode, steps):
     refused(lambda: ls.InputGradient(Two())(Tensor([1.0, 2.0])), TypeError, "'InputGradient'", "one Tensor")
 
 
+@pytest.mark.parametrize("value", [3.0, Tensor([1, 2]), Tensor([True]), Tensor([1j])], ids=str)
+def test_what_an_input_gradient_is_called_with(value):
+    refused(lambda: ls.InputGradient(nn.Embedding(4, 1))(value), TypeError, "'x' must be a Tensor of a float")
+
+
 @pytest.mark.parametrize("twice, words", [(False, ["((3, 1),)"]), *slow((True, []))])
 def test_other_gradients_of_a_manual_step(mode, twice, words):
     network = Linear()

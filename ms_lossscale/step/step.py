@@ -134,6 +134,9 @@ class UnscaledStep(Step):
     since a user has set or loaded another one, it is the step that scales.
     """
 
+    # Not by `super()`, which graph mode takes for that of the object's own class.
+    scaled_step = Step.construct
+
     def __init__(self, plan, transaction, networks_run, in_one_graph):
         super().__init__(transaction, networks_run, in_one_graph)
         self.network = plan.networks[0]
@@ -144,8 +147,6 @@ class UnscaledStep(Step):
         self._reduce = None if plan.ranks is None else plan.ranks.grad_reducer
         self._returned_values = ReturnedValues(plan.owner, plan.number, may_be_tuple=plan.may_return_tuple)
         self._value_and_grad = ops.value_and_grad(self._loss, None, plan.weights[0])
-
-    scaled_step = Step.construct
 
     def changes(self):
         """Looks, before a step, whether the loss scale was set. Returns whether the step has become another one."""

@@ -87,18 +87,14 @@ class MethodCell(nn.Cell):
         self.of_cell = method.__self__
         self.method = method
 
+    def __call__(self, *inputs):
+        return super().__call__(*of_each_call(inputs))
+
     def construct(self, *inputs):
         return self.method(*inputs)
 
 
-class GraphOfMethod(MethodCell):
-    """The same, for Python to call in graph mode with Tensors, and tuples and dicts of them."""
-
-    def __call__(self, *inputs):
-        return super().__call__(*of_each_call(inputs))
-
-
-class CompiledMethod(GraphOfMethod):
+class CompiledMethod(MethodCell):
     """
     The same, which is one compiled graph in PyNative mode, too. `mindspore.jit` itself would mark the cell whose method
     it compiles. If that method is not `construct`, the marked cell can no longer be compiled into another graph.

@@ -6,12 +6,6 @@ from mindspore.ops.operations.math_ops import NPUClearFloatStatusV2 as NPUClearF
 from mindspore.ops.operations.math_ops import NPUGetFloatStatusV2 as NPUGetFloatStatusV2
 
 
-class _NoOptimizer(nn.Cell):
-    def __init__(self):
-        super().__init__()
-        self.parameters = ParameterTuple(())
-
-
 class DeviceOverflowCheck(nn.TrainOneStepWithLossScaleCell):
     """
     MindSpore's own overflow check for GPU and Ascend, which knows the kernels and modes of every chip. It is
@@ -23,7 +17,9 @@ class DeviceOverflowCheck(nn.TrainOneStepWithLossScaleCell):
     """
 
     def __init__(self):
-        super().__init__(nn.Identity(), _NoOptimizer(), Tensor(1.0))
+        no_optimizer = nn.Cell()
+        no_optimizer.parameters = ParameterTuple(())
+        super().__init__(nn.Identity(), no_optimizer, Tensor(1.0))
         del self.scale_sense
         # The training cell itself agrees across ranks, once for all networks.
         self.is_distributed = False

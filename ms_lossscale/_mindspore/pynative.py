@@ -1,9 +1,12 @@
-"""What PyNative mode keeps and records between operators."""
+"""PyNative mode: what it keeps and records between operators, and hooks and the like to look into a run in it."""
 
 import contextlib
+import os
 from collections.abc import Iterator
+from typing import Any, Callable
 
-from mindspore.ops.composite.base import _pynative_executor
+from mindspore import nn
+from mindspore.ops.composite.base import _pynative_executor, _TaylorOperation, _Vmap
 
 
 def forget_failed_calls() -> None:
@@ -37,3 +40,86 @@ def without_recording() -> Iterator[None]:
         yield
     finally:
         _pynative_executor.set_enable_grad(enabled)
+
+
+def around_transforms(context: Callable[[], contextlib.AbstractContextManager]) -> contextlib.AbstractContextManager:
+    """
+    A context that enters `context()` whenever `vmap` (which `jacrev` and `jacfwd` use) or `jet` runs the function that
+    it transforms. Both exist in compiled code only: with MS_JIT=0 in the environment, they call themselves without end.
+    """
+
+    def around(transform):
+        def call(self, *args, **kwargs):
+            def transformed(*inputs, **keywords):
+                with context():
+                    return transform(self, *args, **kwargs)(*inputs, **keywords)
+
+            return transformed
+
+        return call
+
+    return _replaced([(_Vmap, "__call__"), (_TaylorOperation, "__call__")], around)
+
+
+@contextlib.contextmanager
+def without_jit() -> Iterator[None]:
+    """A context in which functions decorated with `mindspore.jit` run as they are, as cells do in PyNative mode."""
+    with _ms_jit("0"), around_transforms(lambda: _ms_jit("1")):
+        yield
+
+
+@contextlib.contextmanager
+def _ms_jit(value):
+    before = os.environ.get("MS_JIT")
+    os.environ["MS_JIT"] = value
+    try:
+        yield
+    finally:
+        del os.environ["MS_JIT"]
+        if before is not None:
+            os.environ["MS_JIT"] = before
+
+
+def noticing_gradients(notice: Callable[[], None]) -> contextlib.AbstractContextManager:
+    """
+    A context that calls `notice` whenever PyNative mode has computed a gradient within a function that it is going to
+    differentiate. Nothing public shows this.
+    """
+
+    def noticed(compute):
+        def compute_and_notice(*args, **kwargs):
+            grads = compute(*args, **kwargs)
+            if _pynative_executor.requires_grad():
+                notice()
+            return grads
+
+        return compute_and_notice
+
+    # They compute every gradient in PyNative mode, whichever function asks for it. MindSpore 2.7 has both.
+    executor = type(_pynative_executor)
+    return _replaced([(executor, name) for name in ("grad", "grad_aux") if hasattr(executor, name)], noticed)
+
+
+@contextlib.contextmanager
+def _replaced(methods, around):
+    """A context in which what `around` makes of these methods, a class and a name each, takes their place."""
+    before = [(owner, name, getattr(owner, name)) for owner, name in methods]
+    try:
+        for owner, name, method in before:
+            setattr(owner, name, around(method))
+        yield
+    finally:
+        for owner, name, method in before:
+            setattr(owner, name, method)
+
+
+def register_forward_hook(cell: nn.Cell, hook: Callable) -> Any:
+    """
+    Registers a hook also on a cell with a `bprop`. The cell's own method does not, though such a cell calls its hooks.
+    """
+    has_bprop = cell.has_bprop
+    cell.has_bprop = False
+    try:
+        return cell.register_forward_hook(hook)
+    finally:
+        cell.has_bprop = has_bprop

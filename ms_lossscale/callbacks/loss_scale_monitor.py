@@ -10,15 +10,12 @@ from mindspore import Tensor
 from mindspore.train import Callback, RunContext
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._advice import on_skips
 from ms_lossscale._arguments import StrPath, check_file, check_positive_int, describe
 from ms_lossscale._mindspore.graphs import is_compiling, refuse_compiled
-from ms_lossscale._output import warn_user
+from ms_lossscale._output import on_skips, warn_user
 from ms_lossscale._values import as_array
-from ms_lossscale.callbacks.loop_mistakes import LoopMistakes
 from ms_lossscale.callbacks.records import Record, RecordFile
-from ms_lossscale.callbacks.snapshot import Snapshot
-from ms_lossscale.callbacks.watched_step import WatchedStep
+from ms_lossscale.callbacks.watched_step import LoopMistakes, WatchedStep
 from ms_lossscale.cells.manual_step import ManualStep
 from ms_lossscale.cells.training_state import TrainingState
 
@@ -28,7 +25,7 @@ class _UnreadStep(NamedTuple):
     # Loss, overflow, scale and losses, without aux; of a loss that is no scalar its sum.
     outputs: tuple
     batch: Optional[tuple]
-    snapshots: list[Snapshot]
+    snapshots: list[tuple]
     # Whether it is a call, and not a cycle that was flushed after the last one.
     is_call: bool = True
 

@@ -1,4 +1,4 @@
-"""What a monitor knows of the steps of a training cell, and what it says of them."""
+"""What a monitor knows of the steps of a training cell, what it says of them, and of a loop that passes on others."""
 
 from collections import Counter
 
@@ -6,10 +6,55 @@ import numpy as np
 
 from ms_lossscale._arguments import listed
 from ms_lossscale._mindspore.cells import written_class
-from ms_lossscale._output import LossScaleValues, Values, counted
-from ms_lossscale.callbacks.mean_loss import MeanLoss
-from ms_lossscale.callbacks.records import Record
-from ms_lossscale.callbacks.snapshot import Snapshots
+from ms_lossscale._output import Values, counted, warn_user, written_scales, written_values
+from ms_lossscale.callbacks.records import Record, Snapshots
+
+
+class MeanLoss:
+    """
+    The mean over the calls of a cycle that a monitor is told of, by weight if their losses have weights. Dropped calls
+    are not in it.
+    """
+
+    def __init__(self):
+        # The losses and the weights, one for each network, of each call of the present cycle; None of dropped ones.
+        self._calls = []
+
+    def add(self, losses, before, after):
+        """Adds a call, given the states before and after it."""
+        is_dropped = after.dropped_calls > before.dropped_calls
+        self._calls.append(None if is_dropped else (losses, _weights(losses, before, after)))
+
+    def end(self, before, after):
+        """Returns the mean of a cycle that ended between the states; None if none did, or all calls were dropped."""
+        # What is no more of the present cycle is of the one that ended, or `discard` has dropped it.
+        count = max(0, len(self._calls) - after.calls)
+        kept = [call for call in self._calls[:count] if call is not None]
+        self._calls = self._calls[count:]
+        if after.steps == before.steps or not kept:
+            return None
+        losses, weights = map(np.array, zip(*kept))
+        return float(np.sum(np.sum(losses * _or_one(weights), axis=0) / _or_one(weights.sum(axis=0))))
+
+
+def _weights(losses, before, after):
+    """Returns the weights of a call's losses."""
+    if after.weights is None:
+        return np.ones(len(losses))
+    if after.calls == 0:
+        weights = after.weights_of_last_cycle - before.weights
+    elif after.calls == 1:
+        weights = after.weights
+    else:
+        weights = after.weights - before.weights
+    # A ManualStep has one loss for all networks.
+    return weights[: len(losses)]
+
+
+def _or_one(weights):
+    """Returns 1 in the place of 0: the loss of a call without weight is the sum itself."""
+    return np.where(weights > 0, weights, 1.0)
+
 
 # What a sum says of each reason. All but the last are those of `skip_reasons` in their order, and that is what remains.
 _PHRASES = {
@@ -98,7 +143,7 @@ class WatchedStep:
             step=step,
             network=self._network or 0,
             loss=loss,
-            loss_scale=LossScaleValues(np.atleast_1d(loss_scale).tolist()),
+            loss_scale=Values(np.atleast_1d(loss_scale).tolist()),
             skipped=new_skips,
             applied_steps=state.applied_steps,
             skipped_steps=state.skipped_steps,
@@ -147,9 +192,11 @@ class WatchedStep:
         if record.retries:
             failed = self._is_in_overflow or self._new_drops() or record.skip_reasons not in ("", "condition")
             tries = f"and in {counted(record.retries, 'retry', 'retries')} down to" if failed else "done again at"
-            events.append(f"overflow at {self._before.loss_scales.written()}, {tries} {record.loss_scale.written()}")
+            events.append(
+                f"overflow at {written_scales(self._before.loss_scales)}, {tries} {written_scales(record.loss_scale)}"
+            )
         if _passes_milestone(record.dropped_calls, self._new_drops()):
-            events.append(f"dropped ({record.dropped_calls} in all), loss scale {record.loss_scale.written()}")
+            events.append(f"dropped ({record.dropped_calls} in all), loss scale {written_scales(record.loss_scale)}")
         in_a_row = record.consecutive_skipped_steps
         if record.skipped and (in_a_row <= record.skipped or _passes_milestone(in_a_row, record.skipped)):
             events.append(self.skip(record))
@@ -157,8 +204,8 @@ class WatchedStep:
 
     def skip(self, record):
         """Says that a step was skipped, and why."""
-        used = record.loss_scale.written()
-        now = record.next_loss_scale.written()
+        used = written_scales(record.loss_scale)
+        now = written_scales(record.next_loss_scale)
         why = " and ".join(self._phrases[reason] for reason in record.skip_reasons.split())
         scale = f"loss scale {used} stays" if now == used else f"loss scale {used}, now {now}"
         what = "cycle skipped" if self._of_cycles and record.skip_reasons != "not_begun" else "skipped"
@@ -174,8 +221,8 @@ class WatchedStep:
         if self._of_cycles and self._last_mean is not None:
             events.append(f"mean of the last cycle {self._last_mean:.6g}")
         if self._last_norm is not None:
-            events.append(f"gradient norm {self._last_norm.written()}")
-        events.append(f"loss scale {record.loss_scale.written()}")
+            events.append(f"gradient norm {written_values(self._last_norm)}")
+        events.append(f"loss scale {written_scales(record.loss_scale)}")
         events.append(f"{self._counted(record.applied_steps)} applied")
         events.append(f"{record.skipped_steps} skipped")
         if record.dropped_calls:
@@ -205,3 +252,44 @@ def _passes_milestone(number, added):
 
 def _is_milestone(number):
     return number == 3 or str(number).rstrip("0") in ("1", "2", "5")
+
+
+class LoopMistakes:
+    """Warns once of a loop that tells a monitor of other steps than those of the cell that is watched."""
+
+    def __init__(self, cell):
+        self._cell = cell
+        self._calls_made = self._count_calls()
+        self._has_moved = False
+        self._has_warned = False
+
+    def _count_calls(self):
+        """Returns numbers that change with each call of the cell."""
+        return [self._cell.steps_made(), *(int(count.value.asnumpy()) for count in self._cell._cycle_counts())]
+
+    def look_at(self, watched, record, is_call):
+        """Looks at a record that was just read. Warns of an overflow that is the opposite of what was counted."""
+        self._has_moved = self._has_moved or not is_call or watched.has_moved()
+        if watched.contradicts(record):
+            self._warn(
+                f"{watched.prefix}step {record.step} came with an overflow of {not record.skipped}, but was "
+                f"{'skipped' if record.skipped else 'applied'}. Pass what the step returned, as it is"
+            )
+
+    def end_reading(self, last):
+        """Warns if the cell made none of the calls that were read, up to `last`."""
+        if not self._has_moved:
+            # Of alternating networks, none may have taken part.
+            calls_made = self._count_calls()
+            if calls_made == self._calls_made:
+                self._warn(
+                    f"the {type(self._cell).__name__} that is watched made no step before {last}. Pass the cell that "
+                    f"makes the steps: with monitor.watching(cell)"
+                )
+            self._calls_made = calls_made
+        self._has_moved = False
+
+    def _warn(self, what):
+        if not self._has_warned:
+            self._has_warned = True
+            warn_user(f"For 'LossScaleMonitor.after_step', {what}.")

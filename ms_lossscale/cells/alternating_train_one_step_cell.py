@@ -263,7 +263,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
         return int(self.turns.cycles.asnumpy())
 
     def construct(self, *inputs):
-        inputs = self.use_parameters(inputs)
+        inputs = ops.depend(inputs, self.all_parameters)
         take_part = self.turns.begin_call()
         last_losses = ops.unstack(self.turns.last_losses)
         losses, overflows, loss_scales, auxes = (), (), (), ()

@@ -8,7 +8,7 @@ from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
-from ms_lossscale._arguments import describe
+from ms_lossscale._arguments import describe, must_be
 from ms_lossscale._mindspore.graphs import loads_what_was_compiled
 from ms_lossscale._mindspore.parameters import take_held_gradients
 from ms_lossscale._output import warn_user
@@ -43,9 +43,7 @@ def prefix_of(owner, name):
     if name is None:
         return ""
     if not isinstance(name, str) or not name:
-        raise TypeError(
-            f"For '{owner}', the argument 'name' must be a str that is not empty, but got {describe(name)}."
-        )
+        raise TypeError(must_be(owner, "name", "a str that is not empty", name))
     return f"{name}."
 
 

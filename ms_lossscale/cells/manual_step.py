@@ -11,12 +11,11 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_bool, check_cells, describe
-from ms_lossscale._float32_cells import Float32Cell
-from ms_lossscale._mindspore.graphs import GraphOfMethod, in_compiled_code, is_compiling, refuse_compiled
+from ms_lossscale._base_cells import Float32Cell
+from ms_lossscale._mindspore.graphs import MethodCell, in_compiled_code, is_compiling, refuse_compiled
 from ms_lossscale._mindspore.parameters import take_held_gradients
 from ms_lossscale._mindspore.pynative import forget_failed_calls, without_recording
-from ms_lossscale.cells.call_outputs import check_loss_and_overflow
-from ms_lossscale.cells.first_call import warn_of_evaluation_mode
+from ms_lossscale.cells.calls import check_loss_and_overflow, warn_of_evaluation_mode
 from ms_lossscale.cells.guard import explaining_errors
 from ms_lossscale.cells.manual_calls import (
     CallChecks,
@@ -194,8 +193,8 @@ class ManualStep(TrainingState, Float32Cell):
         self._used_scale = ops.constexpr(self._checks.used_scale)
         # What Python calls, hidden from MindSpore: they have the same Parameters again.
         in_one_graph = self._calls.in_one_graph
-        object.__setattr__(self, "_run_begin", in_one_graph(GraphOfMethod(self._calls.begin).construct))
-        object.__setattr__(self, "_run_end", in_one_graph(GraphOfMethod(self._calls.end).construct))
+        object.__setattr__(self, "_run_begin", in_one_graph(MethodCell(self._calls.begin).construct))
+        object.__setattr__(self, "_run_end", in_one_graph(MethodCell(self._calls.end).construct))
 
     def _reduce_like_stock(self):
         """Takes what reduces gradients across ranks from a cell of MindSpore's, as the training cells have it."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Optional, Union
 
-from mindspore import Parameter, nn
+from mindspore import Parameter, nn, ops
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
@@ -175,7 +175,7 @@ class SimultaneousTrainOneStepCell(TrainingCell):
 
     def construct(self, *inputs):
         # Indexed, since graph mode warns of a name that nothing uses.
-        results = self.steps[0](*self.use_parameters(inputs))
+        results = self.steps[0](*ops.depend(inputs, self.all_parameters))
         losses = prim.stack(gradients.sums(results[0]))
         scales = results[3]
         loss_scale = prim.stack(scales) if self.each_has_scale else scales[0]

@@ -7,7 +7,7 @@ from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _primitives as prim
-from ms_lossscale._bounds import Bounded, of_count, state
+from ms_lossscale._values import Bounded, of_count, state
 
 # Why a step was skipped. The first that holds counts.
 REASONS = ("condition", "loss", "forward_state", "gradients", "detector")
@@ -70,12 +70,11 @@ class StepCounters(Bounded, nn.Cell):
     def count_retry(self):
         return prim.assign_add(self.retries, self._one)
 
-    def count_skipped(self, finite, causes, asked):
+    def count_skipped(self, overflowed, causes, asked):
         """
-        Counts a step that is skipped: for each scale which gradients are finite; whether a loss, and whether what the
-        forward wrote, was not; and what conditions were asked, None without conditions.
+        Counts a step that is skipped: which gradients are not finite; whether a loss, and whether what the forward
+        wrote, was not; and what conditions were asked, None without conditions.
         """
-        overflowed = prim.logical_not(finite[0] if len(finite) == 1 else prim.concat(finite))
         prim.assign(self.overflowed, overflowed)
         reasons = (causes[0], causes[1], prim.reduce_any(overflowed, ()))
         flags = prim.stack(reasons if asked is None else (asked["skips"], *reasons))

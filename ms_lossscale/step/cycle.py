@@ -7,8 +7,20 @@ from mindspore.common.initializer import initializer
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
-from ms_lossscale._bounds import Bounded, Bounds, of_count, state
+from ms_lossscale._values import Bounded, Bounds, of_count, state
 from ms_lossscale.step.records import Call, Flags, Gradients
+
+
+@gradients.of_each("Tensor", "Tensor")
+def _assign_or(parameter, flag):
+    """Makes each parameter True where its flag is."""
+    return prim.assign(parameter, prim.logical_or(parameter, flag))
+
+
+@gradients.of_one("Tensor", "Tensor")
+def _assign_zero(after, parameter):
+    """Sets a parameter to zero once the tensor `after` is computed."""
+    return prim.assign(parameter, ops.depend(ops.zeros_like(parameter), after))
 
 
 class CycleCount(Bounded, nn.Cell):
@@ -129,7 +141,7 @@ class Cycle(nn.Cell):
 
     def note(self, call, flags):
         """Adds the flags of a call. Returns what to wait for."""
-        return gradients.assign_or(self.flags, self._found(call, flags))
+        return _assign_or(self.flags, self._found(call, flags))
 
     def _found(self, call, flags):
         """Returns the flags of a call in the order of `self.flags`."""
@@ -192,8 +204,9 @@ class Cycle(nn.Cell):
 
     def reset(self, after):
         """Empties the cycle once `after` is computed. A multiplication by 0 would keep a NaN."""
-        gradients.assign_zeros(self.sums, after)
-        gradients.assign_zeros(self.flags, after)
+        clear = ops.partial(_assign_zero, after)
+        gradients.map_each(clear, self.sums)
+        gradients.map_each(clear, self.flags)
         self.count.reset(after)
 
 

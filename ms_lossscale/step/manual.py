@@ -8,7 +8,7 @@ from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
-from ms_lossscale._mindspore.graphs import GraphOfMethod, only_if
+from ms_lossscale._mindspore.graphs import MethodCell, only_if
 from ms_lossscale.step.build import build_transaction, check_plan, compiler
 from ms_lossscale.step.returned import mean_of
 
@@ -70,14 +70,14 @@ class ManualCalls(nn.Cell):
         )
         flush = None
         if self.transaction.cycle is not None:
-            flush = self.in_one_graph(GraphOfMethod(self.transaction.flush).construct)
+            flush = self.in_one_graph(MethodCell(self.transaction.flush).construct)
         # Hidden from MindSpore: these have the same Parameters again.
         object.__setattr__(self, "held", HeldCall(plan, self.transaction.forward_state))
         object.__setattr__(self, "flush_cycle", flush)
 
     def begin(self, *inputs):
         """Events 1 and 2 of a step, and the clearing of an NPU's register. Undoes a call that did not end."""
-        inputs = self.transaction.use_parameters(inputs)
+        inputs = ops.depend(inputs, self.transaction.all_parameters)
         # MindSpore can't run a branch that does nothing ("Invalid exit actor").
         inputs = ops.depend(inputs, self._give_up()) if len(self.held.copies) > 0 else inputs
         scales, inputs, saved = self.transaction.begin(inputs)
@@ -94,7 +94,7 @@ class ManualCalls(nn.Cell):
         Events 4 to 9 of a step, given the scaled gradients of all optimizers, the loss, if it is known, and its weight,
         if it is a sum: tuples of one Tensor, or empty.
         """
-        return self._ended(self.transaction.use_parameters(grads), losses, loss_weights)
+        return self._ended(ops.depend(grads, self.transaction.all_parameters), losses, loss_weights)
 
     def end_if_begun(self, grads, losses, loss_weights):
         """
@@ -103,7 +103,7 @@ class ManualCalls(nn.Cell):
         """
         held = self.held
         counters = self.transaction.counters
-        grads = self.transaction.use_parameters(grads)
+        grads = ops.depend(grads, self.transaction.all_parameters)
         if prim.greater(held.is_open, held.zero):
             skipped = self._ended(grads, losses, loss_weights)
         else:

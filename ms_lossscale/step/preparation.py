@@ -9,6 +9,16 @@ from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 
 
+@gradients.of_each("Bool", "Tensor")
+def _infinite_as_float16(becomes_float16, tensor):
+    """Makes elements infinite where a cast to float16 would, in the tensors that a tuple of bools selects."""
+    if not becomes_float16:
+        return tensor
+    rounded = prim.cast(prim.cast(tensor, mstype.float16), mstype.float32)
+    # Finite elements are not rounded, so that the norm and clipping are exact.
+    return prim.select(prim.isfinite(rounded), tensor, rounded)
+
+
 class Preparation(nn.Cell):
     """
     Unscales gradients, divides those of a step by the weights of its losses, reduces them across ranks, and transforms
@@ -83,7 +93,7 @@ class Preparation(nn.Cell):
                 transformed = (*transformed, self._transforms[i](grads[i]))
             grads = transformed
         if self._become_float16 is not None:
-            grads = gradients.infinite_as_float16(self._become_float16, grads)
+            grads = _infinite_as_float16(self._become_float16, grads)
         return grads
 
 

@@ -59,11 +59,3 @@ class Flags(TypedDict, total=False):
     # Where calls are dropped, whether this one is not, and whose gradients are not finite, of shape (n,).
     kept: Tensor
     not_finite: Tensor
-
-
-class Asked(TypedDict):
-    """What conditions were asked, a loss and a norm, float32 of shape (), and whether one of them skips the step."""
-
-    loss: Tensor
-    norm: Tensor
-    skips: Tensor

@@ -6,7 +6,23 @@ from mindspore import dtype as mstype
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale._gradients import any_of
-from ms_lossscale.step.step import Step
+from ms_lossscale.step.step import Step, copy_inputs
+
+
+def _as_new_tuple(items):
+    """Returns the items of a tuple in another one."""
+    result = ()
+    for item in items:
+        result = (*result, item)
+    return result
+
+
+def _lengths_of(tuples):
+    """Returns the lengths of tuples."""
+    result = ()
+    for items in tuples:
+        result = (*result, len(items))
+    return result
 
 
 class RetriedStep(Step):
@@ -35,19 +51,19 @@ class RetriedStep(Step):
     def construct(self, *inputs):
         scales, inputs, saved = self.transaction.begin(inputs)
         # The networks may write to their inputs.
-        kept = gradients.copy_inputs(inputs)
+        kept = copy_inputs(inputs)
         # The call of the networks is written twice: MindSpore can't compile a method with it that is called twice.
         call, auxes = self.networks_run(scales, ops.depend(inputs, kept), saved)
         grads, found, again = self.check_attempt(call)
         parts = parts_of(call, auxes, grads, found)
-        lengths = gradients.lengths(parts)
+        lengths = _lengths_of(parts)
         packed = gradients.flat(parts)
         left = self._max_retries
         while prim.logical_and(again, prim.greater(left, self._zero)):
             left = prim.sub(left, self._one)
             scales, overflows = scales_and_overflows(gradients.parted(packed, lengths))
             scales = self.attempts.back_off(scales, overflows, saved)
-            inputs = gradients.copy_inputs(ops.depend(kept, scales))
+            inputs = copy_inputs(ops.depend(kept, scales))
             retried, auxes_of_retry = self.networks_run(scales, inputs, saved)
             grads_of_retry, found_in_retry, again = self.check_attempt(retried)
             packed = gradients.flat(parts_of(retried, auxes_of_retry, grads_of_retry, found_in_retry))
@@ -99,9 +115,9 @@ class Attempts(nn.Cell):
         """Ends a call with its last attempt."""
         # In nested branches, compiled code takes items of a passed tuple for numbers, and then those of other tuples
         # that go through the same function, too. The gradients are float32 already.
-        found = {"overflows": gradients.as_new_tuple(verdict["overflows"])}
+        found = {"overflows": _as_new_tuple(verdict["overflows"])}
         if "impossible_weights" in verdict:
-            found["impossible_weights"] = gradients.as_new_tuple(verdict["impossible_weights"])
+            found["impossible_weights"] = _as_new_tuple(verdict["impossible_weights"])
         if "state_not_finite" in verdict:
             found["state_not_finite"] = verdict["state_not_finite"]
         return self.transaction.conclude(gradients.to_float32(grads), found, call)

@@ -15,11 +15,11 @@ from ms_lossscale._arguments import (
     check_bool,
     check_int_from,
     check_number,
-    describe,
+    must_be,
     one_each,
 )
 from ms_lossscale._mindspore.graphs import MethodCell
-from ms_lossscale._signatures import check_can_be_called
+from ms_lossscale.function_network import check_can_be_called
 from ms_lossscale.overflow_detector import OverflowDetector, default_overflow_detector
 from ms_lossscale.skip_condition import SkipCondition
 
@@ -167,15 +167,11 @@ def _check_decay(owner, name, value):
 def _check_list(owner, name, values, kind, kind_name):
     """Raises unless `values` is a list or tuple of that kind. Returns it as a tuple."""
     if not isinstance(values, (list, tuple)):
-        raise TypeError(
-            f"For '{owner}', the argument '{name}' must be a list or tuple of {kind_name}s, but got "
-            f"{describe(values)}. Pass a single one as [{kind_name.lower()}]."
-        )
+        cure = f"Pass a single one as [{kind_name.lower()}]."
+        raise TypeError(must_be(owner, name, f"a list or tuple of {kind_name}s", values, cure))
     for i, value in enumerate(values):
         if not isinstance(value, kind):
-            raise TypeError(
-                f"For '{owner}', the argument '{name}[{i}]' must be a {kind_name}, but got {describe(value)}."
-            )
+            raise TypeError(must_be(owner, f"{name}[{i}]", f"a {kind_name}", value))
     return tuple(values)
 
 
@@ -220,10 +216,7 @@ def _check_conditions(owner, conditions):
 def _check_detector(owner, detector):
     detector = default_overflow_detector() if detector is None else detector
     if not isinstance(detector, OverflowDetector):
-        raise TypeError(
-            f"For '{owner}', the argument 'overflow_detector' must be an OverflowDetector, but got "
-            f"{describe(detector)}."
-        )
+        raise TypeError(must_be(owner, "overflow_detector", "an OverflowDetector", detector))
     _check_has_construct(owner, "overflow_detector", detector, 1, "self, grads")
     return detector
 
@@ -233,9 +226,7 @@ def _check_after_update(owner, value):
     if value is None:
         return None
     if not isinstance(value, nn.Cell) and not isinstance(getattr(value, "__self__", None), nn.Cell):
-        raise TypeError(
-            f"For '{owner}', the argument 'after_update' must be a Cell, or a method of one, but got {describe(value)}."
-        )
+        raise TypeError(must_be(owner, "after_update", "a Cell, or a method of one", value))
     if isinstance(value, nn.Cell):
         _check_has_construct(owner, "after_update", value, 0, "self")
         return value
@@ -245,10 +236,7 @@ def _check_after_update(owner, value):
 
 def _check_reduced(owner, value):
     if not isinstance(value, (bool, str)) or value == "":
-        raise TypeError(
-            f"For '{owner}', the argument 'gradients_reduced' must be True, False or the name of a communication "
-            f"group, but got {describe(value)}."
-        )
+        raise TypeError(must_be(owner, "gradients_reduced", "True, False or the name of a communication group", value))
     return value
 
 

@@ -1,50 +1,57 @@
-"""A training step: the scaled forward and backward of its networks, and a transaction around it."""
+"""A training step: the scaled forward and backward of its networks, and a transaction around it, where it needs one."""
 
-from mindspore import nn, ops
+from mindspore import Tensor, nn, ops
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
-from ms_lossscale._memory_in_use import UseInOutermostGraph
-from ms_lossscale._mindspore.graphs import GraphOfMethod
+from ms_lossscale._memory_in_use import hide_all_parameters
+from ms_lossscale._mindspore.graphs import MethodCell, is_compiling
+from ms_lossscale.step.returned import ReturnedValues
 
 
-class HeldStep(nn.Cell):
+@gradients.of_one("Tensor")
+def _copy_input(tensor):
+    return prim.deepcopy(tensor)
+
+
+@_copy_input.register("Number")
+def _copy_number(number):
+    return number
+
+
+@_copy_input.register("String")
+def _copy_string(string):
+    return string
+
+
+@_copy_input.register("None")
+def _copy_none(none):
+    return none
+
+
+_copy_inputs = ops.HyperMap(_copy_input)
+
+
+def copy_inputs(inputs):
+    """Returns the inputs of a network, with copies of the Tensors among them, also of those in tuples and lists."""
+    return _copy_inputs(inputs) if is_compiling() else _copied_in_python(inputs)
+
+
+def _copied_in_python(value):
+    if isinstance(value, Tensor):
+        return prim.deepcopy(value)
+    if type(value) in (tuple, list):
+        return type(value)(map(_copied_in_python, value))
+    if type(value) is dict:
+        return {key: _copied_in_python(item) for key, item in value.items()}
+    return value
+
+
+class Step(nn.Cell):
     """
-    Base class of steps, one of several that a cell makes in a call. In PyNative mode, a later one may raise: then those
-    before can return once more what they returned, instead of making another step.
-    """
-
-    def __init__(self):
-        super().__init__(auto_prefix=False)
-        self.hold(False)
-
-    def hold(self, holds=True, results=None):
-        """Has it return the same results until `forget_results`: the given ones, or those of its next call."""
-        object.__setattr__(self, "_holds", holds)
-        object.__setattr__(self, "_results", results)
-
-    def forget_results(self):
-        """Has the next call make a step."""
-        object.__setattr__(self, "_results", None)
-
-    @property
-    def results(self):
-        """The results that the next call returns, None if it makes a step."""
-        return self._results
-
-    def __call__(self, *inputs):
-        # Graph mode does not come here.
-        if self._results is not None:
-            return self._results
-        results = super().__call__(*inputs)
-        if self._holds:
-            object.__setattr__(self, "_results", results)
-        return results
-
-
-class Step(HeldStep):
-    """
-    Runs N networks, and updates with N optimizers.
+    Runs N networks, and updates with N optimizers. It may be one of several steps that a cell makes in a call. In
+    PyNative mode, a later one may raise: then those before can return once more what they returned, instead of making
+    another step.
 
     Returns the tuples of losses and of aux, whether the step was skipped, and the scales that were used.
 
@@ -55,14 +62,33 @@ class Step(HeldStep):
     """
 
     def __init__(self, transaction, networks_run, in_one_graph):
-        super().__init__()
+        super().__init__(auto_prefix=False)
         self.transaction = transaction
         self.networks_run = networks_run
         self._in_one_graph = in_one_graph
         self.flush_cycle = None
         if transaction.cycle is not None:
-            self.flush_cycle = in_one_graph(GraphOfMethod(transaction.flush).construct)
+            self.flush_cycle = in_one_graph(MethodCell(transaction.flush).construct)
         self.end_of_call = in_one_graph(transaction.end_of_call)
+        self.hold(False)
+
+    def hold(self, holds=True, results=None):
+        """Has it return the same results until `forget_results`: the given ones, or those of its next call."""
+        object.__setattr__(self, "_holds", holds)
+        object.__setattr__(self, "results", results)
+
+    def forget_results(self):
+        """Has the next call make a step."""
+        object.__setattr__(self, "results", None)
+
+    def __call__(self, *inputs):
+        # Graph mode does not come here.
+        if self.results is not None:
+            return self.results
+        results = super().__call__(*inputs)
+        if self._holds:
+            object.__setattr__(self, "results", results)
+        return results
 
     def construct(self, *inputs):
         scales, inputs, saved = self.transaction.begin(inputs)
@@ -84,7 +110,7 @@ class Trial(nn.Cell):
         super().__init__(auto_prefix=False)
         self.transaction = transaction
         self.networks_run = networks_run
-        self.use_parameters = UseInOutermostGraph(list(self.get_parameters()))
+        hide_all_parameters(self)
         self.find_overflows = in_one_graph(transaction.find_overflows)
 
     def __call__(self, *inputs):
@@ -92,7 +118,7 @@ class Trial(nn.Cell):
         return super().__call__(*inputs)
 
     def construct(self, *inputs):
-        inputs = gradients.copy_inputs(self.use_parameters(inputs))
+        inputs = copy_inputs(ops.depend(inputs, self.all_parameters))
         saved = self.transaction.forward_state.copied()
         scales = ()
         for loss_scale in self.transaction.scales.loss_scales:
@@ -100,3 +126,48 @@ class Trial(nn.Cell):
         call, _ = self.networks_run(scales, ops.depend(inputs, saved), saved)
         overflows = self.find_overflows(call)
         return ops.depend(overflows, self.transaction.forward_state.restore_call(saved))
+
+
+class UnscaledStep(Step):
+    """
+    Trains one network as MindSpore's own training cell does, and counts the step. Once its loss scale is no longer 1,
+    since a user has set or loaded another one, it is the step that scales.
+    """
+
+    # Not by `super()`, which graph mode takes for that of the object's own class.
+    scaled_step = Step.construct
+
+    def __init__(self, plan, transaction, networks_run, in_one_graph):
+        super().__init__(transaction, networks_run, in_one_graph)
+        self.network = plan.networks[0]
+        self.optimizer = plan.optimizers[0]
+        self.loss_scale = plan.loss_scales[0]
+        self._is_scaled = False
+        self._known_settings = 0
+        self._reduce = None if plan.ranks is None else plan.ranks.grad_reducer
+        self._returned_values = ReturnedValues(plan.owner, plan.number, may_be_tuple=plan.may_return_tuple)
+        self._value_and_grad = ops.value_and_grad(self._loss, None, plan.weights[0])
+
+    def changes(self):
+        """Looks, before a step, whether the loss scale was set. Returns whether the step has become another one."""
+        if self._known_settings == self.loss_scale.times_set:
+            return False
+        self._known_settings = self.loss_scale.times_set
+        was_scaled = self._is_scaled
+        self._is_scaled = self.loss_scale.get_loss_scale() != 1
+        return self._is_scaled != was_scaled
+
+    def _loss(self, *inputs):
+        output = self.network(*inputs)
+        # A copy, since the update changes what a network returns that is a weight.
+        return prim.deepcopy(output if isinstance(output, Tensor) else self._returned_values(output)[0])
+
+    def construct(self, *inputs):
+        if self._is_scaled:
+            return self.scaled_step(*inputs)
+        loss, grads = self._value_and_grad(*inputs)
+        if self._reduce is not None:
+            grads = self._reduce(grads)
+        counters = self.transaction.counters
+        applied_steps = ops.depend(counters.count_applied(), self.optimizer(ops.depend(grads, loss)))
+        return (loss,), ((),), gradients.never(applied_steps), (prim.deepcopy(self.loss_scale.scale_value),)

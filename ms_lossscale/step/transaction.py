@@ -8,18 +8,16 @@ from mindspore import Parameter, Tensor, nn, ops
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale._gradients import any_of
-from ms_lossscale._memory_in_use import UseInOutermostGraph
-from ms_lossscale.step.conditions import Conditions
+from ms_lossscale._memory_in_use import hide_all_parameters
 from ms_lossscale.step.counters import StepCounters
 from ms_lossscale.step.cycle import Cycle
 from ms_lossscale.step.forward_state import make_forward_state
-from ms_lossscale.step.overflow_check import OverflowCheck
-from ms_lossscale.step.patience import Patience
 from ms_lossscale.step.plan import StepPlan
 from ms_lossscale.step.preparation import Preparation
 from ms_lossscale.step.records import Call, Gradients, Verdict
-from ms_lossscale.step.scales import Scales
+from ms_lossscale.step.scales import Patience, Scales
 from ms_lossscale.step.update import Update
+from ms_lossscale.step.verdict import Conditions, OverflowCheck
 
 
 class Transaction(nn.Cell):
@@ -49,7 +47,7 @@ class Transaction(nn.Cell):
         self.patience = Patience(plan) if plan.is_patient else None
         self.update = Update(plan)
         self.counters = StepCounters(plan)
-        self.use_parameters = UseInOutermostGraph(list(self.get_parameters()))
+        hide_all_parameters(self)
 
     def begin(self, inputs: tuple) -> tuple:
         """Begins a call. Returns its scales, the inputs, which wait for what is copied, and the copies."""
@@ -108,11 +106,15 @@ class Transaction(nn.Cell):
         return done
 
     def _undo(self, grads, verdict, call, asked):
-        finite = verdict["finite"] if "finite" in verdict else self.overflow_check.each_finite(grads)
         why = self.on_any_rank(self.causes(verdict, call))
-        done = self.counters.count_skipped(finite, why, asked)
+        done = self.counters.count_skipped(self.not_finite(verdict, grads), why, asked)
         # There may be nothing to restore, and graph mode warns of a call that does nothing if nobody uses its result.
         return ops.depend(done, self.restore_step(call))
+
+    def not_finite(self, verdict: Verdict, grads: Gradients) -> Tensor:
+        """Returns which gradients are not finite, of shape (n,)."""
+        finite = verdict["finite"] if "finite" in verdict else self.overflow_check.each_finite(grads)
+        return prim.logical_not(finite[0] if len(finite) == 1 else prim.concat(finite))
 
     # What differs where a step takes several calls.
 

@@ -273,7 +273,7 @@ class LossScaleMonitor(Callback):
         of_cycles = cell._settings[0].gradient_accumulation_steps > 1
         self._call = "call" if of_cycles else "step"
         self._watched = [
-            WatchedStep(step, i if cell.each_decides else None, of_cycles) for i, step in enumerate(cell.steps)
+            WatchedStep(step, i if cell.each_decides else None, of_cycles) for i, step in enumerate(cell._steps)
         ]
         self._unread.clear()
         self._last = None

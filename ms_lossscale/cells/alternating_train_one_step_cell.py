@@ -172,7 +172,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
             self.set_every(every)
 
     def _add_parts(self, steps, settings):
-        self.turns = Turns(len(steps), settings[0].gradient_accumulation_steps)
+        self._turns = Turns(len(steps), settings[0].gradient_accumulation_steps)
         share_state([step.transaction.forward_state for step in steps])
         for step in steps:
             step.hold()
@@ -196,23 +196,23 @@ class AlternatingTrainOneStepCell(TrainingCell):
 
     def _stop_within_call(self):
         """Keeps what the networks have returned that made their part of a call before a later one raised."""
-        done = {i: step.results for i, step in enumerate(self.steps) if step.results is not None}
+        done = {i: step.results for i, step in enumerate(self._steps) if step.results is not None}
         if done:  # In PyNative mode, that is.
             self._is_within_call = True
-            self.turns.stop({i: _values(results)[:2] for i, results in done.items()})
+            self._turns.stop({i: _values(results)[:2] for i, results in done.items()})
 
     def _end_call(self):
         """Has the next call begin with the first network."""
-        for step in self.steps:
+        for step in self._steps:
             step.forget_results()
         if self._is_within_call:
             self._is_within_call = False
-            self.turns.begin_anew()
+            self._turns.begin_anew()
 
     def _go_on_within_call(self):
         """Has the networks take no part that had made theirs of the call in which what was loaded was saved."""
         self._was_loaded = False
-        done = int(self.turns.next_network.asnumpy())
+        done = int(self._turns.next_network.asnumpy())
         if done == 0:
             return
         if get_context("mode") == GRAPH_MODE:
@@ -221,36 +221,40 @@ class AlternatingTrainOneStepCell(TrainingCell):
                 f"only PyNative mode can go on with. Go on in PYNATIVE_MODE, or call discard()."
             )
         self._is_within_call = True
-        losses = ops.unstack(self.turns.present_losses())
+        losses = ops.unstack(self._turns.present_losses())
         for i in range(done):  # A slice of a CellList would rename the Parameters.
-            step = self.steps[i]
-            scale = prim.deepcopy(step.transaction.scales.loss_scales[0].scale_value)
-            step.hold(results=((losses[i],), ((),), Tensor(step.transaction.has_just_skipped()), (scale,)))
+            step = self._steps[i]
+            transaction = step.transaction
+            scale = prim.deepcopy(transaction.scales.loss_scales[0].scale_value)
+            was_skipped = (
+                not transaction.has_begun() and transaction.counters.as_dict()["consecutive_skipped_steps"] > 0
+            )
+            step.hold(results=((losses[i],), ((),), Tensor(was_skipped), (scale,)))
 
     def _cycle_counts(self):
-        return [*super()._cycle_counts(), self.turns.calls]
+        return [*super()._cycle_counts(), self._turns.calls]
 
     def _shared_state(self):
-        return [*super()._shared_state(), *self.turns.shared_state()]
+        return [*super()._shared_state(), *self._turns.shared_state()]
 
     def _beginnings(self):
-        return self.turns.beginnings()
+        return self._turns.beginnings()
 
     def _complete(self, parameters):
-        self.turns.complete(parameters)
+        self._turns.complete(parameters)
 
     def _after_loading(self):
         super()._after_loading()
-        for step in self.steps:
+        for step in self._steps:
             step.forget_results()
         self._was_loaded = True
 
     def _after_flush(self, overflows):
-        self.turns.flush(overflows)
+        self._turns.flush(overflows)
         self._begin_anew()
 
     def _after_discard(self):
-        self.turns.discard()
+        self._turns.discard()
         self._begin_anew()
 
     def _begin_anew(self):
@@ -260,14 +264,14 @@ class AlternatingTrainOneStepCell(TrainingCell):
         self._end_call()
 
     def steps_made(self) -> int:
-        return int(self.turns.cycles.asnumpy())
+        return int(self._turns.cycles.asnumpy())
 
     def construct(self, *inputs):
-        inputs = ops.depend(inputs, self.all_parameters)
-        take_part = self.turns.begin_call()
-        last_losses = ops.unstack(self.turns.last_losses)
+        inputs = ops.depend(inputs, self._all_parameters)
+        take_part = self._turns.begin_call()
+        last_losses = ops.unstack(self._turns.last_losses)
         losses, overflows, loss_scales, auxes = (), (), (), ()
-        for i, step in enumerate(self.steps):
+        for i, step in enumerate(self._steps):
             inputs_of_network = inputs_of(self._owner, i, self.network_inputs, inputs)
             if self._have_aux[i]:
                 results = step(*inputs_of_network)
@@ -283,7 +287,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
             inputs = ops.depend(inputs, overflow)
         losses = prim.stack(losses)
         overflows = prim.stack(overflows)
-        self.turns.end_call(losses, overflows)
+        self._turns.end_call(losses, overflows)
         output = (prim.reduce_sum(losses), overflows, prim.stack(loss_scales), losses)
         return (*output, auxes) if self._has_aux else output
 
@@ -314,14 +318,14 @@ class AlternatingTrainOneStepCell(TrainingCell):
         owner = type(self).__name__
         if not isinstance(every, (list, tuple)):
             raise TypeError(f"For '{owner}', the argument 'every' must be a list or tuple, but got {every!r}.")
-        every = one_each(owner, "every", every, len(self.steps))
+        every = one_each(owner, "every", every, len(self._steps))
         for i, (k, has_aux) in enumerate(zip(every, self._have_aux)):
             if check_positive_int(owner, f"every[{i}]", k) != 1 and has_aux:
                 raise ValueError(
                     f"For '{owner}', the argument 'every' must be 1 for a network with aux, since one that does not "
                     f"take part has none to return, but got {k} for network {i}."
                 )
-        ops.assign(self.turns.every, Tensor(every, mstype.int32))
+        ops.assign(self._turns.every, Tensor(every, mstype.int32))
 
 
 def _values(results):

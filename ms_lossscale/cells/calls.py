@@ -19,7 +19,7 @@ _DEPEND_ON_MODE = ("Dropout", "BatchNorm", "SyncBatchNorm")
 def check_inputs(cell, inputs, keywords):
     """Raises for a number of inputs that a network surely can't take."""
     owner = type(cell).__name__
-    networks = [network for step in cell.steps for network in step.networks_run.networks()]
+    networks = [network for step in cell._steps for network in step.networks_run.networks()]
     if not cell._fitting:
         warn_of_evaluation_mode(owner, networks)
     # The construct of a user's subclass may pass on others than it takes.
@@ -140,7 +140,7 @@ def explanation(cell, error):
             f"loss cell instead: in its __init__, self.gradient = ops.GradOperation()(self.score), with "
             f"def score(self, x): return self.critic(x)."
         )
-    tries_again = any(step.transaction.counters.counts_retries for step in cell.steps)
+    tries_again = any(step.transaction.counters.counts_retries for step in cell._steps)
     if tries_again and any(part in text for part in _IN_A_LOOP):
         return (
             f"For '{name}', MindSpore can't compile the loop of 'max_retries', which runs a network again, if the "

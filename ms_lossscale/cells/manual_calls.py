@@ -194,7 +194,7 @@ class CallChecks:
         return True
 
     def _warn_of_unused_scales(self):
-        if any(not self._loss_scales[i].has_scaled for i in self._not_yet_used):
+        if any(not self._loss_scales[i]._has_scaled for i in self._not_yet_used):
             warn_user(
                 f"For '{self._owner}', no loss has gone through 'value_and_grad' or 'scale' before the first 'end', "
                 f"which divides the gradients by the loss scale all the same. Differentiate with "

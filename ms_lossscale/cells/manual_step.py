@@ -172,8 +172,8 @@ class ManualStep(TrainingState, Float32Cell):
         self.each_has_scale = isinstance(loss_scale, (list, tuple))
         check_and_name(owner, networks, optimizers, [settings], prefix, are_pairs=False)
         self._build(StepPlan(owner, networks, optimizers, loss_scales, settings, prefix=prefix, is_manual=True))
-        self.fix("grad_reducer", "parameters", "optimizer", "begin", "end")
-        self.fix_arguments(ManualStep)
+        self._fix("grad_reducer", "parameters", "optimizer", "begin", "end")
+        self._fix_arguments(ManualStep)
 
     def _build(self, plan):
         self.networks = nn.CellList(list(plan.networks), auto_prefix=False)

@@ -166,6 +166,6 @@ class ScaledTrainOneStepCell(TrainingCell):
 
     def construct(self, *inputs):
         # Indexed, since graph mode warns of a name that nothing uses.
-        results = self.steps[0](*ops.depend(inputs, self.all_parameters))
+        results = self._steps[0](*ops.depend(inputs, self._all_parameters))
         output = (results[0][0], results[2], results[3][0])
         return (*output, results[1][0]) if self._have_aux[0] else output

@@ -175,7 +175,7 @@ class SimultaneousTrainOneStepCell(TrainingCell):
 
     def construct(self, *inputs):
         # Indexed, since graph mode warns of a name that nothing uses.
-        results = self.steps[0](*ops.depend(inputs, self.all_parameters))
+        results = self._steps[0](*ops.depend(inputs, self._all_parameters))
         losses = prim.stack(gradients.sums(results[0]))
         scales = results[3]
         loss_scale = prim.stack(scales) if self.each_has_scale else scales[0]

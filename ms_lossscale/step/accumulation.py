@@ -53,7 +53,7 @@ class AccumulatingTransaction(Transaction):
 
     def flush(self) -> Tensor:
         """Ends a cycle before its last call. Returns whether it is skipped."""
-        scales = ops.depend(self.scales.now(), self.all_parameters)
+        scales = ops.depend(self.scales.now(), self._all_parameters)
         if self.overflow_check.starts:  # Other work may have raised the register since the last call of the cycle.
             scales = self.overflow_check.detector.start(scales)
         return self.end_cycle(scales, self.cycle.sums_of_weights(), {})
@@ -119,7 +119,7 @@ class DroppingTransaction(AccumulatingTransaction):
         is_dropped = any_of(verdict["overflows"])
         flags = self.flags_of_dropped_call(verdict, call)
         flags["kept"] = prim.logical_not(is_dropped)
-        flags["not_finite"] = self.not_finite(verdict, grads)
+        flags["not_finite"] = self.overflow_check.not_finite(verdict, grads)
         added = self._add_or_drop(is_dropped, grads, call, flags)
         scales = ops.depend(call["scales"], added)
         return self._end_cycle_if(is_last, is_dropped, scales, call)
@@ -153,7 +153,7 @@ class DroppingTransaction(AccumulatingTransaction):
         """Returns the verdict on the mean over the calls that were not dropped."""
         verdict = self.overflow_check.find(grads, self.update.measure(grads), {})  # 7. One overflow check.
         (is_kept,) = self.on_any_rank((self.cycle.is_kept(scales),))
-        not_finite = prim.logical_or(self.not_finite(verdict, grads), self.cycle.not_finite)
+        not_finite = prim.logical_or(self.overflow_check.not_finite(verdict, grads), self.cycle.not_finite)
         seen = gradients.or_each(verdict["overflows"], self.cycle.overflows(scales))
         return {
             "overflows": gradients.or_with(prim.logical_not(is_kept), verdict["overflows"]),

@@ -77,7 +77,7 @@ class ManualCalls(nn.Cell):
 
     def begin(self, *inputs):
         """Events 1 and 2 of a step, and the clearing of an NPU's register. Undoes a call that did not end."""
-        inputs = ops.depend(inputs, self.transaction.all_parameters)
+        inputs = ops.depend(inputs, self.transaction._all_parameters)
         # MindSpore can't run a branch that does nothing ("Invalid exit actor").
         inputs = ops.depend(inputs, self._give_up()) if len(self.held.copies) > 0 else inputs
         scales, inputs, saved = self.transaction.begin(inputs)
@@ -94,7 +94,7 @@ class ManualCalls(nn.Cell):
         Events 4 to 9 of a step, given the scaled gradients of all optimizers, the loss, if it is known, and its weight,
         if it is a sum: tuples of one Tensor, or empty.
         """
-        return self._ended(ops.depend(grads, self.transaction.all_parameters), losses, loss_weights)
+        return self._ended(ops.depend(grads, self.transaction._all_parameters), losses, loss_weights)
 
     def end_if_begun(self, grads, losses, loss_weights):
         """
@@ -103,7 +103,7 @@ class ManualCalls(nn.Cell):
         """
         held = self.held
         counters = self.transaction.counters
-        grads = ops.depend(grads, self.transaction.all_parameters)
+        grads = ops.depend(grads, self.transaction._all_parameters)
         if prim.greater(held.is_open, held.zero):
             skipped = self._ended(grads, losses, loss_weights)
         else:

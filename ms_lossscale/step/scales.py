@@ -56,7 +56,7 @@ class MovableScaling(Scaling):
         self._zero = Tensor(0, mstype.int32)
         # Hidden from checkpoints, which are saved between two steps.
         object.__setattr__(self, "is_set", is_set)
-        loss_scale.mark_when_set(is_set)
+        loss_scale._mark_when_set(is_set)
 
     def read(self):
         scale = prim.deepcopy(self.loss_scale.scale_value)
@@ -80,10 +80,10 @@ class CycleScaling(Bounded, MovableScaling):
         self.cycle = cycle
         self.cycle_scale = state(f"{prefix}accumulation.loss_scale", np.float32(1))
         # With a larger scale, `1 / steps / scale` would be a subnormal number.
-        loss_scale.limit_to(2.0 ** (126 - (cycle.count.steps - 1).bit_length()))
+        loss_scale._limit_to(2.0 ** (126 - (cycle.count.steps - 1).bit_length()))
 
     def bounds(self):
-        return [self.loss_scale.bounds_of(self.cycle_scale)]
+        return [self.loss_scale._bounds_of(self.cycle_scale)]
 
     def read(self):
         is_first = self.cycle.count.is_first()

@@ -65,7 +65,6 @@ class Step(nn.Cell):
         super().__init__(auto_prefix=False)
         self.transaction = transaction
         self.networks_run = networks_run
-        self._in_one_graph = in_one_graph
         self.flush_cycle = None
         if transaction.cycle is not None:
             self.flush_cycle = in_one_graph(MethodCell(transaction.flush).construct)
@@ -97,7 +96,7 @@ class Step(nn.Cell):
 
     def make_trial(self):
         """Makes what tells whether a batch would overflow at the present scale."""
-        return Trial(self.transaction, self.networks_run, self._in_one_graph)
+        return Trial(self.transaction, self.networks_run)
 
 
 class Trial(nn.Cell):
@@ -106,25 +105,25 @@ class Trial(nn.Cell):
     whether an overflow was found.
     """
 
-    def __init__(self, transaction, networks_run, in_one_graph):
+    def __init__(self, transaction, networks_run):
         super().__init__(auto_prefix=False)
         self.transaction = transaction
         self.networks_run = networks_run
         hide_all_parameters(self)
-        self.find_overflows = in_one_graph(transaction.find_overflows)
 
     def __call__(self, *inputs):
         self.transaction.forward_state.remember()
         return super().__call__(*inputs)
 
     def construct(self, *inputs):
-        inputs = copy_inputs(ops.depend(inputs, self.all_parameters))
+        inputs = copy_inputs(ops.depend(inputs, self._all_parameters))
         saved = self.transaction.forward_state.copied()
         scales = ()
         for loss_scale in self.transaction.scales.loss_scales:
             scales = (*scales, prim.deepcopy(loss_scale.scale_value))
         call, _ = self.networks_run(scales, ops.depend(inputs, saved), saved)
-        overflows = self.find_overflows(call)
+        checked = self.transaction.check(call, measures=False)
+        overflows = self.transaction.on_any_rank(checked[1]["overflows"])
         return ops.depend(overflows, self.transaction.forward_state.restore_call(saved))
 
 
@@ -150,9 +149,9 @@ class UnscaledStep(Step):
 
     def changes(self):
         """Looks, before a step, whether the loss scale was set. Returns whether the step has become another one."""
-        if self._known_settings == self.loss_scale.times_set:
+        if self._known_settings == self.loss_scale._times_set:
             return False
-        self._known_settings = self.loss_scale.times_set
+        self._known_settings = self.loss_scale._times_set
         was_scaled = self._is_scaled
         self._is_scaled = self.loss_scale.get_loss_scale() != 1
         return self._is_scaled != was_scaled

@@ -1,9 +1,8 @@
 """What of a training step does not depend on its networks: how it begins, and that it happens as a whole or not."""
 
-from collections.abc import Sequence
 from typing import Optional
 
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Tensor, nn, ops
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
@@ -69,11 +68,6 @@ class Transaction(nn.Cell):
         evidence = self.overflow_check.evidence(call, self.forward_state)
         return grads, self.overflow_check.find(grads, norms_finite, evidence)  # 7. One overflow check.
 
-    def find_overflows(self, call: Call) -> tuple[Tensor, ...]:
-        """Returns for each scale whether a call that changes nothing overflowed."""
-        checked = self.check(call, measures=False)
-        return self.on_any_rank(checked[1]["overflows"])
-
     def conclude(self, grads: Gradients, verdict: Verdict, call: Call) -> Tensor:
         """Ends a call that has been checked. Returns whether its step is skipped."""
         return self.apply_or_undo(grads, verdict, call)
@@ -107,14 +101,9 @@ class Transaction(nn.Cell):
 
     def _undo(self, grads, verdict, call, asked):
         why = self.on_any_rank(self.causes(verdict, call))
-        done = self.counters.count_skipped(self.not_finite(verdict, grads), why, asked)
+        done = self.counters.count_skipped(self.overflow_check.not_finite(verdict, grads), why, asked)
         # There may be nothing to restore, and graph mode warns of a call that does nothing if nobody uses its result.
         return ops.depend(done, self.restore_step(call))
-
-    def not_finite(self, verdict: Verdict, grads: Gradients) -> Tensor:
-        """Returns which gradients are not finite, of shape (n,)."""
-        finite = verdict["finite"] if "finite" in verdict else self.overflow_check.each_finite(grads)
-        return prim.logical_not(finite[0] if len(finite) == 1 else prim.concat(finite))
 
     # What differs where a step takes several calls.
 
@@ -145,14 +134,6 @@ class Transaction(nn.Cell):
         if self.ranks is None:
             return flags
         return self.ranks.agree(flags)
-
-    def shared_state(self) -> Sequence[Parameter]:
-        """Returns the small Parameters that must have the same values on all ranks."""
-        return [*self.update.shared_state(), *self.scales.shared_state(), *self.counters.shared_state()]
-
-    def has_just_skipped(self) -> bool:
-        """Returns, in Python, whether the last call ended a step that was skipped."""
-        return not self.has_begun() and int(self.counters.consecutive_skipped_steps.asnumpy()) > 0
 
     def has_begun(self) -> bool:
         """Returns whether an accumulation cycle has begun."""

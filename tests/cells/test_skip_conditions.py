@@ -7,20 +7,14 @@ from mindspore import Parameter, Tensor, ops
 from support.sloped_networks import Slopes, cell, sgd, with_norm
 from support.training import bookkeeping, changed, state
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    NormSpike,
-    SimultaneousTrainOneStepCell,
-    SkipCondition,
-)
+import ms_lossscale as ls
 
 
 def dynamic():
-    return DynamicLossScale(2.0**10, scale_window=3)
+    return ls.DynamicLossScale(2.0**10, scale_window=3)
 
 
-class HighLoss(SkipCondition):
+class HighLoss(ls.SkipCondition):
     """Skips where the loss is high. It counts how often it was asked, and observed, and remembers what it observed."""
 
     def __init__(self):
@@ -41,7 +35,7 @@ class HighLoss(SkipCondition):
 
 @quick_in_pynative_mode
 def test_at_max_norm_a_step_is_applied(mode):
-    trained = cell(1.0, skip_conditions=[NormSpike(max_norm=4.0)])
+    trained = cell(1.0, skip_conditions=[ls.NormSpike(max_norm=4.0)])
     assert [bool(trained(with_norm(norm))[1]) for norm in (4.0, 4.000001)] == [False, True]
 
 
@@ -62,9 +56,9 @@ def test_state_of_a_condition(mode):
 @quick_in_pynative_mode
 def test_scales_of_their_own_that_wait_in_a_cycle(mode):
     networks = [Slopes("a"), Slopes("b")]
-    scales = [DynamicLossScale(2.0**10, backoff_if_loss_not_finite=False) for _ in networks]
-    keywords = {"gradient_accumulation_steps": 2, "skip_conditions": [NormSpike(max_norm=10.0)]}
-    trained = SimultaneousTrainOneStepCell(networks, list(map(sgd, networks)), scales, **keywords).set_train()
+    scales = [ls.DynamicLossScale(2.0**10, backoff_if_loss_not_finite=False) for _ in networks]
+    keywords = {"gradient_accumulation_steps": 2, "skip_conditions": [ls.NormSpike(max_norm=10.0)]}
+    trained = ls.SimultaneousTrainOneStepCell(networks, list(map(sgd, networks)), scales, **keywords).set_train()
     overflows = [bool(trained(with_norm(norm))[1]) for norm in (4.0, 4.0, 64.0, 64.0, np.inf, 4.0)]
     assert overflows == [False, False, False, True, True, True]
     assert trained.get_loss_scale() == [2.0**10, 2.0**10]
@@ -72,7 +66,7 @@ def test_scales_of_their_own_that_wait_in_a_cycle(mode):
 
 
 def test_what_cannot_be_assigned_or_loaded():
-    condition = NormSpike(max_norm=1.0, z_score=1.0)
+    condition = ls.NormSpike(max_norm=1.0, z_score=1.0)
     with pytest.raises(AttributeError, match="max_norm"):
         condition.max_norm = 2.0
     trained = cell(dynamic(), skip_conditions=[condition])
@@ -86,13 +80,13 @@ def test_what_cannot_be_assigned_or_loaded():
 
 @quick_in_pynative_mode
 def test_a_norm_that_is_nan_is_a_spike_where_nothing_is_checked(mode):
-    trained = cell(None, skip_conditions=[NormSpike(max_norm=10.0)])
+    trained = cell(None, skip_conditions=[ls.NormSpike(max_norm=10.0)])
     before = state(trained)
     assert bool(trained(with_norm(np.nan))[1])
     assert changed(before, state(trained)) <= bookkeeping(before)
 
 
-class Limited(SkipCondition):
+class Limited(ls.SkipCondition):
     """Skips where the loss is above a limit that the user's code may set."""
 
     def __init__(self):
@@ -113,7 +107,7 @@ def test_networks_that_take_turns_have_the_very_conditions_that_each_was_given(m
 
     def alternating(conditions):
         networks = [Slopes(f"{i}") for i in range(2)]
-        trained = AlternatingTrainOneStepCell(networks, list(map(sgd, networks)), 8.0, skip_conditions=conditions)
+        trained = ls.AlternatingTrainOneStepCell(networks, list(map(sgd, networks)), 8.0, skip_conditions=conditions)
         return lambda: trained.set_train()(with_norm(2.0))[1].asnumpy().tolist()
 
     own, shared = [Limited(), Limited()], Limited()

@@ -11,14 +11,7 @@ from mindspore import Parameter, Tensor, nn
 from mindspore import dtype as mstype
 from support.training import changed, state
 
-from ms_lossscale import (
-    DynamicLossScale,
-    LossScaleMonitor,
-    ManualStep,
-    NormSpike,
-    ScaledTrainOneStepCell,
-    SkipCondition,
-)
+import ms_lossscale as ls
 
 ONE = Tensor(1.0, mstype.float32)
 INF = float("inf")
@@ -45,7 +38,7 @@ def sgd(network):
 
 def manual(network, loss_scale, **keywords):
     """A ManualStep on a network, and a function that makes a step of it."""
-    step = ManualStep(network, sgd(network), loss_scale, **keywords)
+    step = ls.ManualStep(network, sgd(network), loss_scale, **keywords)
     value_and_grad = step.value_and_grad(network)
 
     def train_step(data, **of_end):
@@ -65,9 +58,9 @@ class Weighted(Slope):
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_weight_that_can_be_none_is_never_trained(mode, steps):
     network = Weighted()
-    scale = DynamicLossScale(2.0**4, backoff_if_loss_not_finite=False)
+    scale = ls.DynamicLossScale(2.0**4, backoff_if_loss_not_finite=False)
     keywords = {"weighted": True, "gradient_accumulation_steps": steps}
-    cell = ScaledTrainOneStepCell(network, sgd(network), scale, **keywords).set_train()
+    cell = ls.ScaledTrainOneStepCell(network, sgd(network), scale, **keywords).set_train()
     for _ in range(steps):
         cell(x(4, 8), x(1, 3))
     for i, weight in enumerate((INF, -2.0, float("nan"))):
@@ -94,10 +87,10 @@ class Normed(nn.Cell):
 
 @quick_in_pynative_mode
 def test_two_steps_that_share_a_scale_leave_each_others_back_off(mode):
-    scale = DynamicLossScale(2.0**16)
+    scale = ls.DynamicLossScale(2.0**16)
     networks = [Slope(), Slope()]
     networks[1].weight.name = "other"
-    steps = [ManualStep(network, sgd(network), scale) for network in networks]
+    steps = [ls.ManualStep(network, sgd(network), scale) for network in networks]
     derivatives = [step.value_and_grad(network) for step, network in zip(steps, networks)]
     for step in steps:
         step.begin(x(1, 2))
@@ -110,7 +103,7 @@ def test_two_steps_that_share_a_scale_leave_each_others_back_off(mode):
 @quick_in_pynative_mode
 def test_a_scale_that_is_set_within_a_step_before_its_forward_is_the_next_ones(mode):
     network = Slope()
-    step = ManualStep(network, sgd(network), DynamicLossScale(2.0**10))
+    step = ls.ManualStep(network, sgd(network), ls.DynamicLossScale(2.0**10))
     value_and_grad = step.value_and_grad(network)
     data = step.begin(x(1, 2))
     step.set_loss_scale(64.0)
@@ -128,7 +121,9 @@ def test_averages_that_a_checkpoint_lacks_begin_with_its_weights(mode, stock):
     def make(**keywords):
         network = Slope()
         network.weight.set_data(x(100, 100))
-        return network, ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(2.0**4), **keywords).set_train()
+        return network, ls.ScaledTrainOneStepCell(
+            network, sgd(network), ls.DynamicLossScale(2.0**4), **keywords
+        ).set_train()
 
     network, cell = make()
     network.weight.set_data(x(5, 5))
@@ -144,12 +139,12 @@ def test_averages_that_a_checkpoint_lacks_begin_with_its_weights(mode, stock):
     np.testing.assert_array_equal(averaged.ema_parameters()["weight"].asnumpy(), [5, 5])
 
 
-class Answers(SkipCondition):
+class Answers(ls.SkipCondition):
     def construct(self, loss, norm):
         return norm
 
 
-class TakesOne(SkipCondition):
+class TakesOne(ls.SkipCondition):
     def construct(self, loss):
         return loss > 0
 
@@ -157,17 +152,19 @@ class TakesOne(SkipCondition):
 @quick_in_graph_mode
 def test_conditions_that_answer_or_take_something_else(mode):
     network = Slope()
-    cell = ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(), skip_conditions=[Answers()]).set_train()
+    cell = ls.ScaledTrainOneStepCell(
+        network, sgd(network), ls.DynamicLossScale(), skip_conditions=[Answers()]
+    ).set_train()
     with pytest.raises(TypeError, match=r"'Answers'.*a bool Tensor"):
         cell(x(1, 2))
     with pytest.raises(TypeError, match=r"skip_conditions\[0\].*2 inputs"):
-        ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(), skip_conditions=[TakesOne()])
+        ls.ScaledTrainOneStepCell(network, sgd(network), ls.DynamicLossScale(), skip_conditions=[TakesOne()])
 
 
 @quick_in_graph_mode
 def test_a_weight_that_was_cast_there_and_back_goes_on_training(mode):
     network = Slope()
-    cell = ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(2.0**4)).set_train()
+    cell = ls.ScaledTrainOneStepCell(network, sgd(network), ls.DynamicLossScale(2.0**4)).set_train()
     cell(x(1, 2))
     network.weight.set_dtype(mstype.float16)
     network.weight.set_dtype(mstype.float32)
@@ -180,7 +177,7 @@ def test_a_weight_that_was_cast_there_and_back_goes_on_training(mode):
 def test_a_group_that_is_added_to_a_running_optimizer(mode):
     network, other = Slope(), Parameter(Tensor(np.zeros(2, np.float32)), name="other")
     optimizer = mindspore.experimental.optim.SGD(network.trainable_params(), lr=0.1)
-    cell = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(2.0**4)).set_train()
+    cell = ls.ScaledTrainOneStepCell(network, optimizer, ls.DynamicLossScale(2.0**4)).set_train()
     cell(x(1, 2))
     optimizer.add_param_group({"params": [other]})
     with pytest.raises(RuntimeError, match=r"has 2 parameters, but had 1.*Construct a new cell"):
@@ -198,7 +195,7 @@ class MovesConstants(Slope):
 @quick_in_graph_mode
 def test_constants_that_a_network_moves_are_not_the_cells(mode):
     network = MovesConstants()
-    cell = ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(2.0**4), max_retries=1).set_train()
+    cell = ls.ScaledTrainOneStepCell(network, sgd(network), ls.DynamicLossScale(2.0**4), max_retries=1).set_train()
     for data in (x(1, 2), x(1, INF), x(1, 2)):
         cell(data)
     assert cell.skip_reasons() == {"loss": 1, "forward_state": 0, "gradients": 0, "detector": 0}
@@ -209,7 +206,7 @@ def test_constants_that_a_network_moves_are_not_the_cells(mode):
 @pytest.mark.parametrize("keywords", [{}, {"gradient_accumulation_steps": 2}, {"max_retries": 2}])
 def test_an_exception_in_a_forward_leaves_nothing(mode, keywords):
     network = Normed(raises=True).set_train()
-    cell = ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(2.0**4), **keywords).set_train()
+    cell = ls.ScaledTrainOneStepCell(network, sgd(network), ls.DynamicLossScale(2.0**4), **keywords).set_train()
     good = Tensor(np.array([[1, 2], [3, 5]], np.float32))
     cell(good)
     before = state(cell)
@@ -221,7 +218,7 @@ def test_an_exception_in_a_forward_leaves_nothing(mode, keywords):
 
 @quick_in_pynative_mode
 def test_what_is_no_weight_and_no_gradient(mode):
-    step, train_step = manual(Slope(), DynamicLossScale(2.0**4))
+    step, train_step = manual(Slope(), ls.DynamicLossScale(2.0**4))
     with pytest.raises(ValueError, match="weight must be a finite number >= 0, but got -3"):
         train_step(x(1, 2), weight=-3)
     step.begin(x(1, 2))
@@ -232,7 +229,7 @@ def test_what_is_no_weight_and_no_gradient(mode):
 @quick_in_pynative_mode
 def test_a_z_score_alone_and_norms_that_are_never_observed(mode):
     """The configurations have both bounds, `test_configurations.py` norms of any size."""
-    spike, asked = NormSpike(z_score=3.0, window=4), []
+    spike, asked = ls.NormSpike(z_score=3.0, window=4), []
     for value in [1e21, 1.0, 1.5, 1.25, 1e21, 1.3, np.inf]:
         norm = Tensor(np.float32(value))
         asked.append(bool(spike(ONE, norm)))
@@ -241,19 +238,19 @@ def test_a_z_score_alone_and_norms_that_are_never_observed(mode):
     assert asked == [False, False, False, False, True, False, True]
     assert np.isfinite([float(spike.mean), float(spike.variance)]).all()
     with pytest.raises(TypeError):
-        NormSpike(6.0)
+        ls.NormSpike(6.0)
 
 
 @quick_in_pynative_mode
 def test_calls_that_are_wrong_say_so(mode):
     network = Slope()
-    step, train_step = manual(network, DynamicLossScale(2.0**4), skip_conditions=[NormSpike(max_norm=1e6)])
+    step, train_step = manual(network, ls.DynamicLossScale(2.0**4), skip_conditions=[ls.NormSpike(max_norm=1e6)])
     calls = {
         r"unexpected keyword argument 'weights'": lambda: train_step(x(1, 2), weights=3),
         r"'loss' must be a Tensor, but got \(": lambda: train_step(x(1, 2), loss=(ONE, ONE)),
         r"'loss' must be a Tensor, but got 1.5": lambda: train_step(x(1, 2), loss=1.5),
         r"'loss' must be a Tensor": lambda: step.scale(1.0),
-        r"'every'": lambda: LossScaleMonitor(every=10),
+        r"'every'": lambda: ls.LossScaleMonitor(every=10),
     }
     for words, call in calls.items():
         with pytest.raises(TypeError, match=words):
@@ -263,7 +260,7 @@ def test_calls_that_are_wrong_say_so(mode):
         step.scale(ONE, 2)
     with pytest.raises(RuntimeError, match=r"can't be copied.*load_state_dict"):
         copy.deepcopy(step)
-    cell = ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(2.0**4)).set_train()
+    cell = ls.ScaledTrainOneStepCell(network, sgd(network), ls.DynamicLossScale(2.0**4)).set_train()
     for inputs in ((), (None,)):
         with pytest.raises(TypeError, match="needs the inputs of a step"):
             cell.find_loss_scale(*inputs)
@@ -271,8 +268,8 @@ def test_calls_that_are_wrong_say_so(mode):
 
 @quick_in_pynative_mode
 def test_a_loss_that_the_steps_own_scale_scaled_is_not_warned_of(mode):
-    network, scale = Slope(), DynamicLossScale(2.0**4)
-    step = ManualStep(network, sgd(network), scale)
+    network, scale = Slope(), ls.DynamicLossScale(2.0**4)
+    step = ls.ManualStep(network, sgd(network), scale)
 
     def forward(data):
         return scale.scale(network(data))

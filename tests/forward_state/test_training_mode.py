@@ -8,12 +8,7 @@ from conftest import quick_in_pynative_mode
 from mindspore import Model, Tensor, mint, nn, ops
 from mindspore.dataset import NumpySlicesDataset
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-)
+import ms_lossscale as ls
 
 X = np.random.default_rng(0).normal(3, 1, (8, 4)).astype(np.float32)
 Y = X.sum(1, keepdims=True)
@@ -40,17 +35,17 @@ def frozen_backbone():
     return backbone
 
 
-def make(backbone, make_cell=ScaledTrainOneStepCell, several=False):
+def make(backbone, make_cell=ls.ScaledTrainOneStepCell, several=False):
     head = nn.Dense(4, 1)
     network, optimizer = HeadLoss(backbone, head), nn.SGD(head.trainable_params(), 0.01)
     return make_cell(*([network], [optimizer]) if several else (network, optimizer), 128.0)
 
 
 @pytest.mark.parametrize(
-    "make_cell", [ScaledTrainOneStepCell, SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell]
+    "make_cell", [ls.ScaledTrainOneStepCell, ls.SimultaneousTrainOneStepCell, ls.AlternatingTrainOneStepCell]
 )
 def test_no_constructor_sets_it(make_cell):
-    cell = make(frozen_backbone(), make_cell, make_cell is not ScaledTrainOneStepCell)
+    cell = make(frozen_backbone(), make_cell, make_cell is not ls.ScaledTrainOneStepCell)
     assert not any(each.training for _, each in cell.cells_and_names())
 
 
@@ -69,7 +64,7 @@ def test_set_train_reaches_frozen_cells_and_can_be_taken_back(mode, stays):
 def cell_of(*layers):
     network = nn.SequentialCell(nn.Dense(4, 4), *layers, nn.Dense(4, 1))
     optimizer = nn.SGD(network.trainable_params(), 0.01)
-    return ScaledTrainOneStepCell(nn.WithLossCell(network, nn.MSELoss()), optimizer, DynamicLossScale(128.0))
+    return ls.ScaledTrainOneStepCell(nn.WithLossCell(network, nn.MSELoss()), optimizer, ls.DynamicLossScale(128.0))
 
 
 def warnings_of(*calls):

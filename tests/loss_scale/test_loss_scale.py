@@ -90,12 +90,7 @@ def test_a_fixed_one_is_128_and_drops_overflows_by_default():
 @quick_in_pynative_mode
 @pytest.mark.parametrize(
     "milestone, loss_scales",
-    [
-        ([2, 5, 6], [256.0, 1024.0, 8.0]),
-        ([1], [4.0]),
-        ([1, 2, 3, 9], [2.0, 4.0, 2.0, 0.5]),
-        ((3, 4), (100.0, 0.3)),
-    ],
+    [([2, 5, 6], [256.0, 1024.0, 8.0]), ([1], [4.0]), ([1, 2, 3, 9], [2.0, 4.0, 2.0, 0.5]), ((3, 4), (100.0, 0.3))],
 )
 def test_a_schedule_means_the_same_as_piecewise_constant_lr(mode, milestone, loss_scales):
     # MindSpore's own list of one value per step is the oracle; beyond it the last value holds.

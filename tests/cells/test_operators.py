@@ -3,15 +3,9 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
-from conftest import slow
-from mindspore import Tensor
 from support import operator_counts
-from support.operator_counts import SMALL, Chain, momentum
 from support.python_process import check_python
-
-from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 
 
 @pytest.fixture(scope="module")
@@ -52,25 +46,3 @@ def test_the_forward_of_a_gan_runs_once_and_each_loss_goes_back_to_its_own_weigh
     assert counts["GAN, a tuple of losses"]["MatMul"] == products
     # Once more runs all that comes after the generator's BatchNorm: its statistics move in each forward.
     assert counts["GAN, two loss cells"]["MatMul"] <= products + 2
-
-
-# In graph mode the calls that end a cycle are those of the one graph.
-@pytest.mark.parametrize("mode, steps", [("pynative", 1), *slow(("pynative", 2), ("graph", 2))], indirect=["mode"])
-def test_the_host_reads_nothing_in_a_step(mode, steps, monkeypatch):
-    network = Chain(SMALL, 3)
-    cell = ScaledTrainOneStepCell(
-        network, momentum(network), DynamicLossScale(), clip_norm=1.0, ema_decay=0.9, gradient_accumulation_steps=steps
-    ).set_train()
-    x = Tensor(np.ones((2, SMALL), np.float32))
-    for _ in range(10):  # Warnings look at the first ones.
-        cell(x)
-    reads = []
-    for name in ("asnumpy", "item", "__bool__", "__float__", "__int__"):
-        read = getattr(Tensor, name)
-        monkeypatch.setattr(
-            Tensor, name, lambda tensor, *args, name=name, read=read: (reads.append(name), read(tensor, *args))[1]
-        )
-    overflow = cell(x)[1]
-    assert reads == []
-    assert not bool(overflow)
-    assert reads

@@ -58,7 +58,7 @@ def test_in_all_cells(mode, kind, steps):
         before = trained.cell.overflowed_parameters()
         for call in range(steps):
             assert trained.cell.overflowed_parameters() == before
-            trained.call(call, overflows if call == steps // 2 else (False, False))
+            trained.call_cell(call, overflows if call == steps // 2 else (False, False))
 
     for i in range(count):
         overflows = tuple(i == j for j in range(2))
@@ -72,8 +72,8 @@ def test_in_all_cells(mode, kind, steps):
     assert trained.cell.overflowed_parameters() == names
     if steps > 1:
         # In a cycle that is ended early likewise.
-        trained.call(0, (True, False))
-        trained.flush()
+        trained.call_cell(0, (True, False))
+        trained.cell.flush()
         assert trained.cell.overflowed_parameters() == (names if kind == "alternating" else names[:1])
 
 

@@ -201,6 +201,7 @@ OF_KEYWORDS = [
       for given in (None, 128.0, ls.FixedLossScale(8.0, False), ls.ScheduledLossScale([2, 4], [8, 4]))),
     (lambda: two(loss_scale=[ls.DynamicLossScale(), 128.0], max_retries=1), ValueError, "'max_retries'"),
     (lambda: ls.NormSpike(), ValueError, "'max_norm'", "'z_score'"),
+    (lambda: ls.NormSpike(6.0), TypeError, "positional"),
     (lambda: ls.NormSpike(max_norm=0), ValueError, "'max_norm'", "0"),
     (lambda: ls.NormSpike(max_norm="1"), TypeError, "'max_norm'"),
     (lambda: ls.NormSpike(z_score=NAN), ValueError, "'z_score'", "nan"),

@@ -139,28 +139,6 @@ def test_averages_that_a_checkpoint_lacks_begin_with_its_weights(mode, stock):
     np.testing.assert_array_equal(averaged.ema_parameters()["weight"].asnumpy(), [5, 5])
 
 
-class Answers(ls.SkipCondition):
-    def construct(self, loss, norm):
-        return norm
-
-
-class TakesOne(ls.SkipCondition):
-    def construct(self, loss):
-        return loss > 0
-
-
-@quick_in_graph_mode
-def test_conditions_that_answer_or_take_something_else(mode):
-    network = Slope()
-    cell = ls.ScaledTrainOneStepCell(
-        network, sgd(network), ls.DynamicLossScale(), skip_conditions=[Answers()]
-    ).set_train()
-    with pytest.raises(TypeError, match=r"'Answers'.*a bool Tensor"):
-        cell(x(1, 2))
-    with pytest.raises(TypeError, match=r"skip_conditions\[0\].*2 inputs"):
-        ls.ScaledTrainOneStepCell(network, sgd(network), ls.DynamicLossScale(), skip_conditions=[TakesOne()])
-
-
 @quick_in_graph_mode
 def test_a_weight_that_was_cast_there_and_back_goes_on_training(mode):
     network = Slope()
@@ -182,24 +160,6 @@ def test_a_group_that_is_added_to_a_running_optimizer(mode):
     optimizer.add_param_group({"params": [other]})
     with pytest.raises(RuntimeError, match=r"has 2 parameters, but had 1.*Construct a new cell"):
         cell(x(1, 2))
-
-
-class MovesConstants(Slope):
-    def construct(self, data):
-        flag, number = Tensor(True), Tensor(0, mstype.int32)
-        flag.copy_(Tensor(False))
-        number += 1
-        return super().construct(data) + 0 * number
-
-
-@quick_in_graph_mode
-def test_constants_that_a_network_moves_are_not_the_cells(mode):
-    network = MovesConstants()
-    cell = ls.ScaledTrainOneStepCell(network, sgd(network), ls.DynamicLossScale(2.0**4), max_retries=1).set_train()
-    for data in (x(1, 2), x(1, INF), x(1, 2)):
-        cell(data)
-    assert cell.skip_reasons() == {"loss": 1, "forward_state": 0, "gradients": 0, "detector": 0}
-    assert cell.counters() == {"applied_steps": 2, "skipped_steps": 1, "consecutive_skipped_steps": 0, "retries": 0}
 
 
 @pytest.mark.parametrize("mode", ["pynative"], indirect=True)
@@ -224,21 +184,6 @@ def test_what_is_no_weight_and_no_gradient(mode):
     step.begin(x(1, 2))
     with pytest.raises(TypeError, match="gradients must be real"):
         step.end((Tensor(np.ones(2, np.complex64)),))
-
-
-@quick_in_pynative_mode
-def test_a_z_score_alone_and_norms_that_are_never_observed(mode):
-    """The configurations have both bounds, `test_configurations.py` norms of any size."""
-    spike, asked = ls.NormSpike(z_score=3.0, window=4), []
-    for value in [1e21, 1.0, 1.5, 1.25, 1e21, 1.3, np.inf]:
-        norm = Tensor(np.float32(value))
-        asked.append(bool(spike(ONE, norm)))
-        if not asked[-1]:
-            spike.observe(ONE, norm)
-    assert asked == [False, False, False, False, True, False, True]
-    assert np.isfinite([float(spike.mean), float(spike.variance)]).all()
-    with pytest.raises(TypeError):
-        ls.NormSpike(6.0)
 
 
 @quick_in_pynative_mode

@@ -107,10 +107,10 @@ class Run:
 
     loss: float
     gradients: list
-    written: tuple = ()
-    forward_overflowed: bool = False
-    weight: float = 1.0
-    aux: tuple = ()
+    written: tuple
+    forward_overflowed: bool
+    weight: float
+    aux: tuple
 
     @property
     def has_weight(self):
@@ -147,7 +147,7 @@ class NetworkReference:
         states (Sequence[State]): What its forward writes.
         clip_norm, clip_value, ema_decay (float): As in the contract."""
 
-    def __init__(self, weights, optimizer, states=(), clip_norm=None, clip_value=None, ema_decay=None):
+    def __init__(self, weights, optimizer, states, clip_norm, clip_value, ema_decay):
         self.weights, self.optimizer, self.states = weights, optimizer, states
         self.clip_norm, self.clip_value, self.ema_decay = clip_norm, clip_value, ema_decay
         self.averages = [weight.copy() for weight in weights]
@@ -198,17 +198,7 @@ class StepReference:
 
     overflow_detector = staticmethod(lambda gradients: False)
 
-    def __init__(
-        self,
-        networks,
-        rules,
-        steps=1,
-        max_retries=0,
-        checks=True,
-        skip_conditions=(),
-        has_one_loss=False,
-        drops_calls=False,
-    ):
+    def __init__(self, networks, rules, steps, max_retries, checks, skip_conditions, has_one_loss, drops_calls):
         self.networks, self.rules, self.steps, self.conditions = networks, rules, steps, skip_conditions
         self.has_one_loss, self.drops_calls = has_one_loss, drops_calls
         self.states = list({id(state): state for network in networks for state in network.states}.values())

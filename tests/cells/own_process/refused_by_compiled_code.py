@@ -187,6 +187,8 @@ def test_what_own_cells_answer(mode, steps):
         refused(lambda: run(overflow_detector=detector), error, "'Answers', 'construct' must return")  # noqa: B023
         condition = answering(Condition(), answer)
         refused(lambda: run(skip_conditions=[condition]), error, "'Condition'")  # noqa: B023
+    condition = answering(Condition(), Tensor(1.0))
+    refused(lambda: run(skip_conditions=[condition]), TypeError, "'Condition'", "a bool Tensor")
     refused(lambda: ls.InputGradient(Two())(Tensor([1.0, 2.0])), TypeError, "'InputGradient'", "one Tensor")
 
 

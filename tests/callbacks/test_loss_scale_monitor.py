@@ -16,6 +16,7 @@ from support.networks import BATCH, Linear, LinearWithBias, LossOfShape, batch_f
 from support.npu_networks import BACKWARD, OnNpu, inputs_for, optimizers_of
 from support.retried_networks import LEARNING_RATE, Slope, inputs
 from support.sloped_networks import cell, manual, with_norm
+from support.training import by_sgd
 
 import ms_lossscale as ls
 
@@ -39,10 +40,7 @@ def linear(loss_scale=None, network=None, **keywords):
 
 
 def sloped(loss_scale, network=None, **keywords):
-    network = network or Slope()
-    return ls.ScaledTrainOneStepCell(
-        network, nn.SGD([network.weight], LEARNING_RATE), loss_scale, **keywords
-    ).set_train()
+    return by_sgd(network or Slope(), loss_scale, LEARNING_RATE, **keywords)
 
 
 def spiky(**keywords):
@@ -100,10 +98,9 @@ class Suspicious(ls.OverflowDetector):
         return Tensor(True)
 
 
-def of_two(make, loss_scale, **keywords):
+def of_two(kind, loss_scale, **keywords):
     networks = [Slope("a"), Slope("b")]
-    optimizers = [nn.SGD([network.weight], LEARNING_RATE) for network in networks]
-    return make(networks, optimizers, loss_scale, network_inputs=[(0, 1), (2, 3)], **keywords).set_train()
+    return by_sgd(networks, loss_scale, LEARNING_RATE, kind, network_inputs=[(0, 1), (2, 3)], **keywords)
 
 
 class NoLongerNew(ls.SkipCondition):
@@ -174,7 +171,7 @@ LINES = {
         ],
     ),
     "alternating networks": (
-        lambda: of_two(ls.AlternatingTrainOneStepCell, patient(), skip_conditions=[ls.NormSpike(max_norm=200.0)]),
+        lambda: of_two("alternating", patient(), skip_conditions=[ls.NormSpike(max_norm=200.0)]),
         [(*GOOD, *VERY_STEEP), (*NAN, *GOOD)],
         [
             "step 1: network 1: skipped (1 in a row) with gradients that were not finite, loss scale 4096, now 2048; "
@@ -314,7 +311,7 @@ def test_the_rows_of_networks_do_not_depend_on_how_they_are_read(kind):
 
 @quick_in_pynative_mode
 def test_the_rows_of_networks_with_scales_of_their_own(mode):
-    its = of_two(ls.SimultaneousTrainOneStepCell, [ls.DynamicLossScale(2.0**12), ls.DynamicLossScale(2.0**8)])
+    its = of_two("simultaneous", [ls.DynamicLossScale(2.0**12), ls.DynamicLossScale(2.0**8)])
     watch(its, [(*STEEP, *GOOD)], ls.LossScaleMonitor(csv="steps.csv"))
     (row,) = rows()
     assert (row["loss_scale"], row["next_loss_scale"]) == ("4096.0/256.0", "2048.0/256.0")

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, ops
 from mindspore import dtype as mstype
 from support.npu_networks import BACKWARD, inputs_for, networks_on_npu, optimizers_of
 from support.retried_networks import LEARNING_RATE, Penalised, Slope, inputs
+from support.training import by_sgd
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, emulation
 
@@ -31,15 +32,13 @@ class StateOnly(Slope):  # Its loss does not see its first input.
 
 
 def trained(loss_scale, network=None):
-    network = network or Slope()
-    return ScaledTrainOneStepCell(network, nn.SGD([network.weight], LEARNING_RATE), loss_scale).set_train()
+    return by_sgd(network or Slope(), loss_scale, LEARNING_RATE)
 
 
 @pytest.mark.parametrize("mode", ["graph"], indirect=True)  # PyNative mode may lose second derivatives.
 def test_a_scale_that_an_input_gradient_works_on_backs_off_as_ever(mode):
     loss_scale = patient(2.0**14)
-    network = Penalised(loss_scale)
-    its = ScaledTrainOneStepCell(network, nn.SGD([network.inner.weight], LEARNING_RATE), loss_scale).set_train()
+    its = trained(loss_scale, Penalised(loss_scale))
     assert not np.isfinite(its(*GOOD)[0].asnumpy())
     assert its.get_loss_scale() == 2.0**13
 

@@ -3,14 +3,8 @@
 import mindspore
 import pytest
 from conftest import in_pairs, slow
-from support.manual_training import batch, manual
+from support.manual_training import batch, dynamic, manual
 from support.training import changed, state
-
-from ms_lossscale import DynamicLossScale
-
-
-def dynamic():
-    return DynamicLossScale(2.0**10, scale_window=3)
 
 
 class Interrupted(Exception):

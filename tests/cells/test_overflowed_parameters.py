@@ -7,6 +7,7 @@ from conftest import quick_in_pynative_mode, slow
 from mindspore import Parameter, Tensor, nn
 from support.linear_pair import CELLS, Trained
 from support.npu_networks import Saturating, saturating_batch
+from support.training import by_sgd
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, emulation
 
@@ -28,8 +29,7 @@ GOOD, INF, NAN = (Tensor(np.float32([1.0, value])) for value in (2.0, -np.inf, n
 @quick_in_pynative_mode
 @pytest.mark.parametrize("keywords", [{}, {"clip_norm": 1.0}, {"clip_value": 1.0}], ids=["plain", "norm", "value"])
 def test_names_exactly_those(mode, keywords):
-    network = GivenGradients()
-    cell = ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params()), 8.0, **keywords).set_train()
+    cell = by_sgd(GivenGradients(), 8.0, **keywords)
     assert cell.overflowed_parameters() == []
     for grads, names in (
         ((GOOD, INF, GOOD), ["b"]),
@@ -103,8 +103,7 @@ def test_a_checkpoint_of_other_weights_is_loaded_with_and_without_those_of_0_4(m
 @pytest.mark.slow
 def test_empty_if_only_the_register_told(mode):
     with emulation.saturation_mode():
-        network = Saturating("only")
-        cell = ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params()), DynamicLossScale(2.0**4)).set_train()
+        cell = by_sgd(Saturating("only"), DynamicLossScale(2.0**4))
         assert bool(cell(*saturating_batch(True, 0))[1])
     assert cell.counters()["skipped_steps"] == 1
     assert cell.overflowed_parameters() == []

@@ -4,14 +4,11 @@ import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Parameter, Tensor, ops
+from support.manual_training import dynamic
 from support.sloped_networks import Slopes, cell, sgd, with_norm
 from support.training import bookkeeping, changed, state
 
 import ms_lossscale as ls
-
-
-def dynamic():
-    return ls.DynamicLossScale(2.0**10, scale_window=3)
 
 
 class HighLoss(ls.SkipCondition):

@@ -9,6 +9,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.ops.operations.math_ops import NPUClearFloatStatusV2, NPUGetFloatStatusV2
 from support.networks import FEATURES, Linear, batch, overflowing_batch, weight
+from support.training import by_sgd
 
 import ms_lossscale as ls
 
@@ -17,10 +18,7 @@ from ms_lossscale._mindspore.overflow_status import DeviceOverflowCheck
 
 
 def cell_of(network, detector=None, loss_scale=1024, steps=1):
-    optimizer = nn.SGD(network.trainable_params(), learning_rate=0.01)
-    return ls.ScaledTrainOneStepCell(
-        network, optimizer, loss_scale, overflow_detector=detector, gradient_accumulation_steps=steps
-    )
+    return by_sgd(network, loss_scale, overflow_detector=detector, gradient_accumulation_steps=steps)
 
 
 class Answers(ls.OverflowDetector):
@@ -76,11 +74,10 @@ class TwoEqualWeights(nn.Cell):
         return ops.square(ops.matmul(x, self.first) + ops.matmul(x, self.second) - y).mean()
 
 
-def of_two(cell_class, detector, **keywords):
+def of_two(kind, detector, **keywords):
     networks = [Linear(), Linear(1)]
     networks[1].weight.name = "other"
-    optimizers = [nn.SGD([network.weight], 0.01) for network in networks]
-    return cell_class(networks, optimizers, ls.DynamicLossScale(2.0**10), overflow_detector=detector, **keywords)
+    return by_sgd(networks, ls.DynamicLossScale(2.0**10), kind=kind, overflow_detector=detector, **keywords)
 
 
 def test_the_default_looks_at_the_gradients_on_cpu():
@@ -101,10 +98,10 @@ class TestADetectorOfTheUser:
         assert not bool(cell_of(TwoEqualWeights(), OtherThanTwo())(*batch())[1])
 
     @quick_in_pynative_mode
-    @pytest.mark.parametrize("cell_class", [ls.SimultaneousTrainOneStepCell, ls.AlternatingTrainOneStepCell])
-    def test_what_it_writes_is_undone_with_several_networks_and_by_each_attempt(self, mode, cell_class):
+    @pytest.mark.parametrize("kind", ["simultaneous", "alternating"])
+    def test_what_it_writes_is_undone_with_several_networks_and_by_each_attempt(self, mode, kind):
         detector = Averaging()
-        cell = of_two(cell_class, detector, max_retries=1)
+        cell = of_two(kind, detector, max_retries=1)
         cell(*batch())
         before = detector.sums()
         assert np.all(cell(*overflowing_batch())[1].asnumpy())
@@ -116,7 +113,7 @@ class TestADetectorOfTheUser:
     @pytest.mark.parametrize("max_retries", [0, 1])
     def test_what_it_writes_is_undone_in_a_cycle_of_one_network_of_two(self, mode, max_retries):
         detector, keywords = Averaging(), {"gradient_accumulation_steps": 2, "max_retries": max_retries}
-        cell = of_two(ls.AlternatingTrainOneStepCell, detector, network_inputs=[(0, 1), (2, 3)], **keywords)
+        cell = of_two("alternating", detector, network_inputs=[(0, 1), (2, 3)], **keywords)
         for second in (batch(), overflowing_batch()):
             cell(*batch(), *second)
         assert [counters["applied_steps"] for counters in cell.counters()] == [1, 0]

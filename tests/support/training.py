@@ -16,6 +16,13 @@ def cell_of(kind, networks, optimizers, loss_scale, **keywords):  # A training c
     return KINDS[kind](*both, loss_scale, **keywords).set_train()
 
 
+def by_sgd(networks, loss_scale=None, rate=0.01, kind="scaled", **keywords):
+    """Returns a training cell of one network or a list of them, in training mode, each of which an SGD trains."""
+    networks = networks if isinstance(networks, list) else [networks]
+    optimizers = [nn.SGD(network.trainable_params(), rate) for network in networks]
+    return cell_of(kind, networks, optimizers, loss_scale, **keywords)
+
+
 class OneForward(nn.TrainOneStepCell):
     """The stock cell with exactly one forward. In PyNative mode, MindSpore sometimes runs it again to differentiate,
     and BatchNorm's statistics move twice."""

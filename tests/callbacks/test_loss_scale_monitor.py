@@ -12,7 +12,7 @@ from conftest import in_pairs, quick_in_graph_mode, quick_in_pynative_mode, slow
 from mindspore import Tensor, dataset, nn, ops
 from mindspore.train import Model
 from support.linear_pair import Trained, arrays
-from support.networks import BATCH, Linear, LinearWithBias, LossOfShape, batch_for
+from support.networks import BATCH, Linear, LinearWithBias, batch_for
 from support.npu_networks import BACKWARD, OnNpu, inputs_for, optimizers_of
 from support.retried_networks import LEARNING_RATE, Slope, inputs
 from support.sloped_networks import cell, manual, with_norm
@@ -217,20 +217,6 @@ def test_sums_are_of_an_epoch_and_counts_of_all(mode, capsys):
     assert applied == [f"{i} applied, {i} skipped{' in all' if i > 2 else ''}" for i in range(1, 5)]
 
 
-@quick_in_pynative_mode
-def test_the_host_waits_for_the_steps_that_it_prints(mode, monkeypatch):
-    read, asnumpy = [], Tensor.asnumpy
-    monkeypatch.setattr(Tensor, "asnumpy", lambda tensor: (read.append(tensor.shape), asnumpy(tensor))[1])
-    its, monitor, reads = cell(ls.DynamicLossScale()), ls.LossScaleMonitor(3), []
-    with monitor.watching(its):
-        for _ in range(7):
-            outputs = its(with_norm(4.0))
-            read.clear()
-            monitor.after_step(*outputs)
-            reads.append(len(read) > 0)
-    assert reads == [False, False, True, False, False, True, False]
-
-
 COLUMNS = (
     "step,network,loss,loss_scale,skipped,applied_steps,skipped_steps,consecutive_skipped_steps,next_loss_scale,"
     "overflowed_parameters,retries,skip_reasons,grad_norm,step_loss,dropped_calls"
@@ -337,14 +323,6 @@ def test_a_flushed_cycle_is_of_its_epochs_last_step(mode, flush_first, capsys):
         *(f"{its} 1024.0" for its in ("1 0 0", "2 0 1", "3 0 1", "3 1 1")),
         *(f"{its} 512.0" for its in ("4 0 1", "5 0 2", "6 0 2", "6 1 2")),
     ]
-
-
-@quick_in_pynative_mode
-def test_a_loss_that_is_no_scalar_is_written_as_its_sum(mode):
-    its, batch = linear(network=LossOfShape((BATCH, 1))), linear_batches([False])[0]
-    expected = LossOfShape((BATCH, 1))(*map(Tensor, batch)).asnumpy().sum()
-    watch(its, [batch], ls.LossScaleMonitor(csv="steps.csv"))
-    np.testing.assert_allclose(float(rows()[0]["loss"]), expected, rtol=1e-6)
 
 
 @quick_in_pynative_mode

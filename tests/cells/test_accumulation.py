@@ -56,9 +56,16 @@ def test_the_register_is_remembered_over_the_calls_of_a_cycle(mode):
             assert said == expected, cycle
             assert same_bits(before, network.weight.asnumpy()) == expected[-1]
             assert np.isfinite(network.weight.asnumpy()).all()
-        # Once per cycle: three clean ones, four that overflowed.
-        assert cell.counters() == {"applied_steps": 3, "skipped_steps": 4, "consecutive_skipped_steps": 0}
-        assert cell.get_loss_scale() == 2.0**6
+        # A cycle that is flushed after a call knows what the register said of that.
+        for overflow, in_between in ((0, register.clear), (1, register.clear), (0, register.raise_status)):
+            overflowed = bool(cell(*saturating_batch(overflow, overflow))[1])
+            in_between()
+            before = cell.counters()["skipped_steps"]
+            cell.flush()
+            assert overflowed == bool(overflow) == (cell.counters()["skipped_steps"] > before)
+        # Once per cycle: three clean ones, four that overflowed, and those that were flushed.
+        assert cell.counters() == {"applied_steps": 5, "skipped_steps": 5, "consecutive_skipped_steps": 0}
+        assert cell.get_loss_scale() == 2.0**5
 
 
 @quick_in_graph_mode

@@ -87,18 +87,6 @@ def test_as_in_mindspore_o2_brings_a_dynamic_loss_scale_and_the_others_none(leve
     assert type(cell.loss_scale) is (DynamicLossScale if level == "O2" else FixedLossScale)
 
 
-@pytest.mark.slow
-@pytest.mark.only_on("CPU", reason="only CPU refuses MindSpore's own manager")
-def test_a_dynamic_manager_which_mindspore_refuses_on_cpu(mode):
-    manager = amp.DynamicLossScaleManager(init_loss_scale=512, scale_factor=2, scale_window=2)
-    with pytest.raises(ValueError, match="CPU"):
-        built(amp.build_train_network, loss_scale_manager=manager)
-    cell = built(loss_scale_manager=manager)
-    reported = [cell(*batch_for(overflow))[1:] for overflow in (0, 0, 1, 0)]
-    assert [bool(overflow) for overflow, _ in reported] == [False, False, True, False]
-    assert [float(scale) for _, scale in reported] == [512.0, 512.0, 1024.0, 512.0]
-
-
 def test_a_loss_scale_in_any_form():
     of_mindspore = amp.FixedLossScaleManager(256)
     for manager, expected in ((of_mindspore, 256.0), (FixedLossScale(64.0), 64.0), (32, 32.0), (None, 1.0)):

@@ -1,6 +1,5 @@
 """What a ManualStep shows and takes. The configurations compare its steps with the reference."""
 
-import mindspore
 import numpy as np
 import pytest
 from conftest import quick_in_pynative_mode
@@ -79,24 +78,3 @@ def test_a_weight_and_a_number_may_be_numpys(mode):
             step.end(grads, grads, weight=weight)
     with pytest.raises(ValueError, match="the number of an optimizer must be from 0 to 1, but got 2"):
         step.value_and_grad(networks[1], np.int64(2))
-
-
-@pytest.mark.parametrize("how", ["eagerly", "in_jit"])
-def test_numpys_weight_divides_as_pythons(mode, how):
-    def trained(weight):
-        step, (network,), _ = manual(2.0**8)
-        value_and_grad = step.value_and_grad(network)
-
-        def train_step(x, y):
-            loss, grads = value_and_grad(*step.begin(x, y))
-            return step.end(grads, loss=loss, weight=weight)
-
-        train_step = mindspore.jit(train_step) if how == "in_jit" else train_step
-        for seed in range(2):
-            train_step(*batch(seed))
-        return state(step)
-
-    expected = trained(4)
-    assert changed(expected, trained(2.5))
-    for weight in (np.int64(4), np.float32(4)):
-        assert not changed(expected, trained(weight))

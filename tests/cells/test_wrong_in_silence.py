@@ -49,28 +49,6 @@ def manual(network, loss_scale, **keywords):
     return step, train_step
 
 
-class Weighted(Slope):
-    def construct(self, data, weight):
-        return (self.weight * data).sum(), weight.sum()
-
-
-@quick_in_pynative_mode
-@pytest.mark.parametrize("steps", [1, 2])
-def test_a_weight_that_can_be_none_is_never_trained(mode, steps):
-    network = Weighted()
-    scale = ls.DynamicLossScale(2.0**4, backoff_if_loss_not_finite=False)
-    keywords = {"weighted": True, "gradient_accumulation_steps": steps}
-    cell = ls.ScaledTrainOneStepCell(network, sgd(network), scale, **keywords).set_train()
-    for _ in range(steps):
-        cell(x(4, 8), x(1, 3))
-    for i, weight in enumerate((INF, -2.0, float("nan"))):
-        overflows = [bool(cell(x(4, 8), x(each))[1]) for each in (1.0, weight)[-steps:]]
-        assert overflows[-1]
-        np.testing.assert_array_equal(network.weight.asnumpy(), [-1, -2])
-        assert cell.skip_reasons()["loss"] == i + 1
-        assert cell.get_loss_scale() == 2.0**4
-
-
 class Normed(nn.Cell):
     """Its statistics move before it may raise."""
 
@@ -174,16 +152,6 @@ def test_an_exception_in_a_forward_leaves_nothing(mode, keywords):
         cell(good * INF)
     assert changed(before, state(cell)) == set()
     cell(good)
-
-
-@quick_in_pynative_mode
-def test_what_is_no_weight_and_no_gradient(mode):
-    step, train_step = manual(Slope(), ls.DynamicLossScale(2.0**4))
-    with pytest.raises(ValueError, match="weight must be a finite number >= 0, but got -3"):
-        train_step(x(1, 2), weight=-3)
-    step.begin(x(1, 2))
-    with pytest.raises(TypeError, match="gradients must be real"):
-        step.end((Tensor(np.ones(2, np.complex64)),))
 
 
 @quick_in_pynative_mode

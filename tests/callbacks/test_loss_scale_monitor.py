@@ -16,7 +16,7 @@ from support.networks import BATCH, Linear, LinearWithBias, batch_for
 from support.npu_networks import BACKWARD, OnNpu, inputs_for, optimizers_of
 from support.retried_networks import LEARNING_RATE, Slope, inputs
 from support.sloped_networks import cell, manual, with_norm
-from support.training import by_sgd
+from support.training import Recording, by_sgd
 
 import ms_lossscale as ls
 
@@ -223,17 +223,6 @@ COLUMNS = (
 )
 
 
-class Recording(ls.LossScaleMonitor):
-    """Keeps the records, as the texts of the file."""
-
-    def __init__(self, *args, **keywords):
-        super().__init__(*args, **keywords)
-        self.records = []
-
-    def on_record(self, record):
-        self.records.append({name: "" if value is None else str(value) for name, value in record._asdict().items()})
-
-
 @quick_in_graph_mode
 @pytest.mark.parametrize("sink", [False, *slow(True)])
 def test_the_rows_and_that_training_is_the_same_with_it(mode, sink, capsys):
@@ -245,7 +234,8 @@ def test_the_rows_and_that_training_is_the_same_with_it(mode, sink, capsys):
         np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
     written = rows()
     assert ",".join(written[0]) == COLUMNS
-    assert monitor.records == written
+    records = [record._asdict().items() for record in monitor.records]
+    assert [{name: "" if its is None else str(its) for name, its in each} for each in records] == written
     assert [row["loss"] for row in written[1:3]] == ["inf", "inf"]
     assert [row["step_loss"] for row in written] == [row["loss"] for row in written]
     # On CPU each step is seen in a data sink, too; on other devices the last one of each epoch.

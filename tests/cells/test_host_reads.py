@@ -3,39 +3,19 @@ In a plain step the host reads no value of a tensor: on a GPU or NPU each read w
 Neither do a LossScaleMonitor between its lines, and `begin`, `value_and_grad` and `end` of a ManualStep.
 """
 
-import contextlib
-
 import mindspore
 import pytest
 from conftest import in_pairs, slow
 from mindspore import Tensor, nn
 from support import gan_networks as gan
+from support.host_reads import recorded
 from support.normalised_training import Convolutional
 from support.normalised_training import batch as images
 
 import ms_lossscale as ls
 
-READING = ("asnumpy", "item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__array__")
 # Until then, some cells look at what the forward writes that is not restored; the next look comes at the 50th step.
 FIRST, STEPS = 4, 20
-
-
-@contextlib.contextmanager
-def recorded(monkeypatch):
-    """A context in which each read is noted in the list that it yields."""
-    reads = []
-    with monkeypatch.context() as patched:
-        for name in filter(lambda name: hasattr(Tensor, name), READING):
-            patched.setattr(Tensor, name, noting(getattr(Tensor, name), name, reads))
-        yield reads
-
-
-def noting(read, name, reads):
-    def noted(tensor, *args, **keywords):
-        reads.append(name)
-        return read(tensor, *args, **keywords)
-
-    return noted
 
 
 def reads_in(step, monkeypatch):

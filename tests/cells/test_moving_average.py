@@ -10,9 +10,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from support.linear_pair import Trained
 from support.networks import HalfPrecision, Linear, batch, batch_for
-from support.training import changed, same_bits, state
-
-from ms_lossscale import ScaledTrainOneStepCell
+from support.training import by_sgd, changed, same_bits, state
 
 DECAY = 0.9
 
@@ -22,8 +20,7 @@ def averages(cell):
 
 
 def averaging(network, decay=DECAY, loss_scale=2.0**7):
-    optimizer = nn.SGD(network.trainable_params(), 0.01)
-    return ScaledTrainOneStepCell(network, optimizer, loss_scale, ema_decay=decay).set_train()
+    return by_sgd(network, loss_scale, ema_decay=decay)
 
 
 class Interrupted(Exception):

@@ -1,6 +1,7 @@
 """What is refused before anything is compiled: each call, the error, and words of it, which name the argument, the
 value, and what to do. What only compiled code sees is in own_process/refused_by_compiled_code.py."""
 
+import copy
 import functools
 
 import mindspore
@@ -192,6 +193,8 @@ OF_KEYWORDS = [
     (lambda: one(has_ax=True), TypeError, "has_ax"),
     (lambda: one(make=ls.ManualStep, has_ax=True), TypeError, "has_ax"),
     *((lambda make=make: two(make, has_ax=True), TypeError, "has_ax") for make in SEVERAL),
+    *((lambda name=name: one(make=ls.ManualStep, name=name), TypeError, "'name' must be a str that is not empty")
+      for name in ("", 3, b"critic", ["critic"])),
     (lambda: two(every=(1, 2)), TypeError, "every"),
     (lambda: one(make=ls.ManualStep, network_inputs=[(0,)]), TypeError, "network_inputs"),
     (lambda: one(clip_norm=1.0, clip_value=0.5), ValueError, "'clip_norm'", "'clip_value'", "1.0", "0.5"),
@@ -200,6 +203,7 @@ OF_KEYWORDS = [
     *((lambda given=given: one(given, max_retries=1), ValueError, "'max_retries'", "never backs off")
       for given in (None, 128.0, ls.FixedLossScale(8.0, False), ls.ScheduledLossScale([2, 4], [8, 4]))),
     (lambda: two(loss_scale=[ls.DynamicLossScale(), 128.0], max_retries=1), ValueError, "'max_retries'"),
+    (lambda: ls.LossScaleMonitor(every=10), TypeError, "'every'"),
     (lambda: ls.NormSpike(), ValueError, "'max_norm'", "'z_score'"),
     (lambda: ls.NormSpike(6.0), TypeError, "positional"),
     (lambda: ls.NormSpike(max_norm=0), ValueError, "'max_norm'", "0"),
@@ -320,6 +324,8 @@ OF_OTHER_PLACES = [
     (lambda: Model(one(), optimizer=sgd(Linear())), ValueError, "which trains by itself", "without an optimizer"),
     (lambda: nn.TrainOneStepCell(one(), sgd(Linear())), ValueError, "which trains by itself"),
     (lambda: one(128.0).find_loss_scale(*batch()), RuntimeError, "'find_loss_scale()'", "moves by itself"),
+    *((lambda its=its: one(ls.DynamicLossScale()).find_loss_scale(*its), TypeError, "needs the inputs of a step")
+      for its in ((), (None,))),
     *((lambda kind=kind: Trained(kind).cell.grad_norm(), RuntimeError, "clip_norm") for kind in CELLS),
     *((lambda kind=kind: Trained(kind).cell.ema_parameters(), RuntimeError, "ema_decay") for kind in CELLS),
     *((lambda kind=kind: Trained(kind).cell.ema_weights(), RuntimeError, "ema_decay") for kind in CELLS),
@@ -333,7 +339,7 @@ OF_OTHER_PLACES = [
         "cast_model_type",
     ),
     (lambda: built_with("dynamic"), TypeError, "loss_scale", "dynamic"),
-]
+]  # fmt: skip
 
 # Several networks.
 
@@ -593,6 +599,16 @@ def test_a_manual_step(mode):
     step.begin(*manual_batch(1))
     with step.ema_weights():
         check_refused(step, lambda: step.end(grads), RuntimeError, "ema_weights")
+    loss = Tensor(1.0)
+    for call, error, *words in (
+        (lambda: step.end(grads, weights=3), TypeError, "unexpected keyword argument 'weights'"),
+        (lambda: step.end(grads, loss=(loss, loss)), TypeError, "'loss' must be a Tensor, but got ("),
+        (lambda: step.end(grads, loss=1.5), TypeError, "'loss' must be a Tensor, but got 1.5"),
+        (lambda: step.scale(1.0), TypeError, "'loss' must be a Tensor"),
+        (lambda: step.scale(loss, 2), ValueError, "from 0 to 0, but got 2"),
+        (lambda: copy.deepcopy(step), RuntimeError, "can't be copied", "load_state_dict"),
+    ):
+        check_refused(step, call, error, *words)
     of_tensors = "a tuple of Tensors, one for each weight"
     for wrong, error, *words in (
         ((grads[:-1],), ValueError, "each of the 1 optimizers", "'parameters'"),
@@ -668,7 +684,7 @@ def test_what_was_given_at_construction_can_not_be_assigned(make):
     cell = (two if make in SEVERAL else one)(make=make, loss_scale=ls.DynamicLossScale(8.0))
     before = list(cell.parameters_dict())
     names = {"loss_scale", "clip_norm", "gradient_accumulation_steps", "skip_conditions", "optimizer", "grad_reducer"}
-    of_manual, of_others = {"networks", "optimizers", "parameters"}, {"network", "max_retries", "weights"}
+    of_manual, of_others = {"networks", "optimizers", "parameters", "name"}, {"network", "max_retries", "weights"}
     names |= of_manual if make is ls.ManualStep else of_others
     for name in names:
         for value in (2, None, [Tensor(2.0)]):

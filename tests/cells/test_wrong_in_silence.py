@@ -1,6 +1,5 @@
 """What once went wrong without a word: each with its right value, or its error."""
 
-import copy
 import warnings
 
 import mindspore
@@ -9,20 +8,19 @@ import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
 from mindspore import Parameter, Tensor, nn
 from mindspore import dtype as mstype
-from support.training import changed, state
+from support.training import by_sgd, changed, state
 
 import ms_lossscale as ls
 
-ONE = Tensor(1.0, mstype.float32)
 INF = float("inf")
 
 
 class Slope(nn.Cell):
     """Its gradient is its input."""
 
-    def __init__(self, size=2):
+    def __init__(self):
         super().__init__()
-        self.weight = Parameter(Tensor(np.zeros(size, np.float32)), name="weight")
+        self.weight = Parameter(Tensor([0.0, 0.0]), name="weight")
 
     def construct(self, x):
         return (self.weight * x).sum()
@@ -32,33 +30,16 @@ def x(*values):
     return Tensor(np.array(values, np.float32))
 
 
-def sgd(network):
-    return nn.SGD(network.trainable_params(), 1.0)
-
-
-def manual(network, loss_scale, **keywords):
-    """A ManualStep on a network, and a function that makes a step of it."""
-    step = ls.ManualStep(network, sgd(network), loss_scale, **keywords)
-    value_and_grad = step.value_and_grad(network)
-
-    def train_step(data, **of_end):
-        data = step.begin(data)
-        loss, grads = value_and_grad(data)
-        return step.end(grads, **{name: loss if its is True else its for name, its in of_end.items()})
-
-    return step, train_step
-
-
 class Normed(nn.Cell):
     """Its statistics move before it may raise."""
 
-    def __init__(self, raises=False):
+    def __init__(self):
         super().__init__()
-        self.norm, self.dense, self.raises = nn.BatchNorm1d(2), nn.Dense(2, 1), raises
+        self.norm, self.dense = nn.BatchNorm1d(2), nn.Dense(2, 1)
 
     def construct(self, data):
         output = self.dense(self.norm(data)).sum()
-        if self.raises and not np.isfinite(output.asnumpy()):
+        if not np.isfinite(output.asnumpy()):
             raise ValueError("matrix contains invalid numeric entries")
         return output
 
@@ -68,7 +49,7 @@ def test_two_steps_that_share_a_scale_leave_each_others_back_off(mode):
     scale = ls.DynamicLossScale(2.0**16)
     networks = [Slope(), Slope()]
     networks[1].weight.name = "other"
-    steps = [ls.ManualStep(network, sgd(network), scale) for network in networks]
+    steps = [by_sgd(network, scale, 1.0, "manual") for network in networks]
     derivatives = [step.value_and_grad(network) for step, network in zip(steps, networks)]
     for step in steps:
         step.begin(x(1, 2))
@@ -81,7 +62,7 @@ def test_two_steps_that_share_a_scale_leave_each_others_back_off(mode):
 @quick_in_pynative_mode
 def test_a_scale_that_is_set_within_a_step_before_its_forward_is_the_next_ones(mode):
     network = Slope()
-    step = ls.ManualStep(network, sgd(network), ls.DynamicLossScale(2.0**10))
+    step = by_sgd(network, ls.DynamicLossScale(2.0**10), 1.0, "manual")
     value_and_grad = step.value_and_grad(network)
     data = step.begin(x(1, 2))
     step.set_loss_scale(64.0)
@@ -99,9 +80,7 @@ def test_averages_that_a_checkpoint_lacks_begin_with_its_weights(mode, stock):
     def make(**keywords):
         network = Slope()
         network.weight.set_data(x(100, 100))
-        return network, ls.ScaledTrainOneStepCell(
-            network, sgd(network), ls.DynamicLossScale(2.0**4), **keywords
-        ).set_train()
+        return network, by_sgd(network, ls.DynamicLossScale(2.0**4), 1.0, **keywords)
 
     network, cell = make()
     network.weight.set_data(x(5, 5))
@@ -120,7 +99,7 @@ def test_averages_that_a_checkpoint_lacks_begin_with_its_weights(mode, stock):
 @quick_in_graph_mode
 def test_a_weight_that_was_cast_there_and_back_goes_on_training(mode):
     network = Slope()
-    cell = ls.ScaledTrainOneStepCell(network, sgd(network), ls.DynamicLossScale(2.0**4)).set_train()
+    cell = by_sgd(network, ls.DynamicLossScale(2.0**4), 1.0)
     cell(x(1, 2))
     network.weight.set_dtype(mstype.float16)
     network.weight.set_dtype(mstype.float32)
@@ -143,8 +122,7 @@ def test_a_group_that_is_added_to_a_running_optimizer(mode):
 @pytest.mark.parametrize("mode", ["pynative"], indirect=True)
 @pytest.mark.parametrize("keywords", [{}, {"gradient_accumulation_steps": 2}, {"max_retries": 2}])
 def test_an_exception_in_a_forward_leaves_nothing(mode, keywords):
-    network = Normed(raises=True).set_train()
-    cell = ls.ScaledTrainOneStepCell(network, sgd(network), ls.DynamicLossScale(2.0**4), **keywords).set_train()
+    cell = by_sgd(Normed(), ls.DynamicLossScale(2.0**4), 1.0, **keywords)
     good = Tensor(np.array([[1, 2], [3, 5]], np.float32))
     cell(good)
     before = state(cell)
@@ -155,34 +133,9 @@ def test_an_exception_in_a_forward_leaves_nothing(mode, keywords):
 
 
 @quick_in_pynative_mode
-def test_calls_that_are_wrong_say_so(mode):
-    network = Slope()
-    step, train_step = manual(network, ls.DynamicLossScale(2.0**4), skip_conditions=[ls.NormSpike(max_norm=1e6)])
-    calls = {
-        r"unexpected keyword argument 'weights'": lambda: train_step(x(1, 2), weights=3),
-        r"'loss' must be a Tensor, but got \(": lambda: train_step(x(1, 2), loss=(ONE, ONE)),
-        r"'loss' must be a Tensor, but got 1.5": lambda: train_step(x(1, 2), loss=1.5),
-        r"'loss' must be a Tensor": lambda: step.scale(1.0),
-        r"'every'": lambda: ls.LossScaleMonitor(every=10),
-    }
-    for words, call in calls.items():
-        with pytest.raises(TypeError, match=words):
-            call()
-    step.begin(x(1, 2))
-    with pytest.raises(ValueError, match="from 0 to 0, but got 2"):
-        step.scale(ONE, 2)
-    with pytest.raises(RuntimeError, match=r"can't be copied.*load_state_dict"):
-        copy.deepcopy(step)
-    cell = ls.ScaledTrainOneStepCell(network, sgd(network), ls.DynamicLossScale(2.0**4)).set_train()
-    for inputs in ((), (None,)):
-        with pytest.raises(TypeError, match="needs the inputs of a step"):
-            cell.find_loss_scale(*inputs)
-
-
-@quick_in_pynative_mode
 def test_a_loss_that_the_steps_own_scale_scaled_is_not_warned_of(mode):
     network, scale = Slope(), ls.DynamicLossScale(2.0**4)
-    step = ls.ManualStep(network, sgd(network), scale)
+    step = by_sgd(network, scale, 1.0, "manual")
 
     def forward(data):
         return scale.scale(network(data))

@@ -141,6 +141,11 @@ class Configuration:
         return not is_divided and not any(norm is not None and norm < INF for norm in norms)
 
     @property
+    def is_watched(self):
+        """Whether a monitor looks on. What it makes of impossible weights is not promised."""
+        return all(call.bad_weight is None for call in self.calls)
+
+    @property
     def is_manual(self):
         return self.cell in MANUAL
 

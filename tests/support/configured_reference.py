@@ -52,6 +52,11 @@ class Comparison:
         self._compare(self.training.seen(), self.reference.seen())
         return returned
 
+    def finish(self):
+        """Compares the records of a monitor, which were read at the end, or at a flush."""
+        if self.reference.configuration.is_watched:
+            self._compare(self.training.records(), self.reference.records())
+
     def _compare(self, seen, wanted):
         self.record.append(seen)
         compare(seen, wanted, self.reference.configuration.is_exact)
@@ -70,6 +75,8 @@ class Recorded:  # Stands for a training that was compared before, given the rec
     def seen(self):
         return next(self._seen)
 
+    records = seen
+
 
 class RecordedOptimizer:
     """Stands for an optimizer, given its first state, and of each of its updates the arrays before and after."""
@@ -81,6 +88,14 @@ class RecordedOptimizer:
         before, after, self.state = next(self._updates)
         compare(numbered("weight", [*weights, *gradients]), numbered("weight", before), self.is_exact)
         return after
+
+
+def of_records(records):  # A dict of what of a monitor's records is compared: norms, mean losses, and dropped calls.
+    values = {}
+    for i, (norms, loss, dropped) in enumerate(records):
+        values.update(numbered(f"norm of record {i}", norms))
+        values.update({f"loss of record {i}": loss, f"dropped before record {i + 1}": dropped})
+    return values
 
 
 def numbered(name, values):  # A dict with a name for each value.
@@ -147,7 +162,7 @@ class Reference:
     """The reference of a configuration, given its networks' first weights, and optimizers for NetworkReferences."""
 
     def __init__(self, configuration, weights, optimizers):
-        self.configuration = configuration
+        self.configuration, self._records = configuration, []
         self.networks = []
         for i, each in enumerate(zip(weights, optimizers)):
             self.networks.append(SlopedReference(configuration, i, self.networks[-1] if i else None, *each))
@@ -178,7 +193,10 @@ class Reference:
     def act(self, action):
         name = action[0] if action else None
         if name in ("flush", "discard"):
+            has_calls = self.whole.calls > 0
             getattr(self.whole, name)()
+            if name == "flush" and has_calls:
+                self._record()
         elif name == "set_every":
             self.whole.every = action[1]
         elif name == "set_loss_scale":
@@ -198,12 +216,21 @@ class Reference:
         if call.is_within:
             keywords["before_end"] = lambda: self._set_loss_scale(call.action[1], in_call=True)
         losses, overflow, scales, auxes = self.whole.call(its, **keywords)
+        self._record()
         returned = {"loss": np.sum(losses), "overflow": overflow, "scale": np.float32(self._one_or_each(scales))}
         if configuration.cell == "tuple":
             auxes = [[value for aux in auxes for value in aux]]
         for i, aux in enumerate(auxes):
             returned.update(numbered(f"aux {i}", aux))
         return {**returned, **numbered("loss", losses)}
+
+    def _record(self):
+        for phase in self.phases:
+            self._records.append((*(phase.ended or ((), None)), phase.counters.get("dropped_calls", 0)))
+            phase.ended = None
+
+    def records(self):
+        return of_records(self._records)
 
     def _one_or_each(self, values):
         return values if self.alternates or self.configuration.has_own_scales else values[0]
@@ -233,3 +260,4 @@ def replay(configuration, weights, optimizers, record):
     for index, call in enumerate(configuration.calls):
         comparison.act(call.action_before)
         comparison.call(index)
+    comparison.finish()

@@ -1,5 +1,7 @@
 """Compares a training cell of a drawn configuration with its reference, in everything that each call does."""
 
+import contextlib
+
 import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
@@ -7,10 +9,10 @@ from mindspore import dtype as mstype
 
 import ms_lossscale as ls
 from support.configurations import BAD_WEIGHTS, CONDITIONS, GRADIENT_BOUND, LOSS_BOUND, LOSS_GROWTH, RULES, inputs
-from support.configured_reference import Comparison, Reference, numbered
+from support.configured_reference import Comparison, Reference, numbered, of_records
 from support.in_mode import in_mode
 from support.optimizers import make_optimizer
-from support.training import changed, state
+from support.training import Recording, changed, state
 
 
 class Bank(nn.Cell):  # Holds a mean and a count of its runs. A mean that `is_given` is registered like a weight.
@@ -99,9 +101,9 @@ class LargeGradients(ls.OverflowDetector):  # A user's own detector: what is not
 
 
 class HighLoss(ls.SkipCondition):  # A user's own condition, with a bound that grows with each step that is applied.
-    def __init__(self):
+    def __init__(self, bound=LOSS_BOUND):
         super().__init__()
-        self.bound = Parameter(Tensor(LOSS_BOUND, mstype.float32), name="bound", requires_grad=False)
+        self.bound = Parameter(Tensor(bound, mstype.float32), name="bound", requires_grad=False)
         self.last = Parameter(Tensor(0.0, mstype.float32), name="last", requires_grad=False)
         self.growth = Tensor(LOSS_GROWTH, mstype.float32)
 
@@ -209,7 +211,7 @@ def optimizer_state(optimizer, prefix=""):
 
 class ConfiguredTraining:  # A cell of this configuration. Another seed gives other weights, to load a checkpoint into.
     def __init__(self, configuration, seed=0):
-        self.configuration, self.networks = configuration, []
+        self.configuration, self.networks, self.monitor = configuration, [], Recording()
         for i in range(configuration.count):
             self.networks.append(Sloped(i, self.networks[-1] if i else None, seed, configuration))
         self.optimizers = [make_optimizer(*pair)[0] for pair in zip(configuration.optimizers, self.networks)]
@@ -252,6 +254,8 @@ class ConfiguredTraining:  # A cell of this configuration. Another seed gives ot
     def act(self, action):
         if action:
             getattr(self.cell, action[0])(*action[1:])
+        if action == ("flush",) and self.configuration.is_watched:
+            self.monitor.after_epoch()
 
     def call(self, index):  # Makes a call. Returns the arrays that it gives, by name.
         configuration = self.configuration
@@ -261,17 +265,28 @@ class ConfiguredTraining:  # A cell of this configuration. Another seed gives ot
             call = configuration.calls[index]
             overflow, scales, losses = self._call(values, lambda: self.act(call.action if call.is_within else ()))
             loss, scale = sum(losses), ops.stack(scales) if configuration.has_own_scales else scales[0]
+            outputs = loss, overflow
         else:
-            loss, overflow, scale, *others = self.cell(*values)
+            loss, overflow, scale, *others = outputs = self.cell(*values)
             losses = [loss] if configuration.cell == "scaled" else others.pop(0)
             if configuration.keywords.get("has_aux"):
                 auxes = others[:1] if configuration.cell == "scaled" else others[0]
                 others.pop()
             assert not others
+        if configuration.is_watched:
+            self.monitor.after_step(*outputs)
         returned = {"loss": loss, "overflow": overflow, "scale": scale, **numbered("loss", losses)}
         for i, aux in enumerate(auxes):
             returned.update(numbered(f"aux {i}", aux))
         return {name: np.array(value.asnumpy()) for name, value in returned.items()}
+
+    def watch(self, context):
+        if self.configuration.is_watched:
+            context.enter_context(self.monitor.watching(self.cell))
+
+    def records(self):
+        self.monitor.after_epoch()
+        return of_records((its.grad_norm or (), its.step_loss, its.dropped_calls) for its in self.monitor.records)
 
     def seen(self):  # All that is compared between two calls, by name.
         configuration, cell = self.configuration, self.cell
@@ -330,10 +345,18 @@ def check(configuration):
     give and hold the same, bit for bit. Returns what `replay` needs to compare it with another reference."""
     training = ConfiguredTraining(configuration)
     comparison, weights, optimizers = compared(training)
-    second = None
+    with contextlib.ExitStack() as watching:
+        _make_calls(training, comparison, watching)
+    return configuration, weights, optimizers, comparison.record
+
+
+def _make_calls(training, comparison, watching):
+    configuration, second = training.configuration, None
+    training.watch(watching)
     for index, call in enumerate(configuration.calls):
         if index == configuration.resume_at:
             second = resumed(configuration, training.cell, configuration.resume)
+            second.watch(watching)
         comparison.act(call.action_before)
         if second is not None:
             second.act(call.action_before)
@@ -341,4 +364,4 @@ def check(configuration):
         if second is not None:
             assert changed(second.call(index), returned) == set()
             assert changed(state(second.cell), state(training.cell)) == set()
-    return configuration, weights, optimizers, comparison.record
+    comparison.finish()

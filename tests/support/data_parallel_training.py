@@ -7,12 +7,14 @@ from typing import NamedTuple
 
 import mindspore
 import numpy as np
-from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.communication import GlobalComm
 
 import ms_lossscale as ls
 import support.in_mode
+from support.configured_training import HighLoss
+from support.gan_networks import ClipWeights
 from support.networks import FEATURES, weight
 from support.training import state
 
@@ -76,32 +78,8 @@ def rows_of(place, call, kinds=".", ranks=1):
     return tuple(Tensor(each[place.rows()]) for each in (x, y, valid))
 
 
-class Bounded(nn.Cell):  # An `after_update` that writes the weights, as for a WGAN's critic.
-    def __init__(self, weights):
-        super().__init__(auto_prefix=False)
-        self.weights = ParameterTuple(weights)
-        self.low, self.high = Tensor(-0.9, mstype.float32), Tensor(0.9, mstype.float32)
-
-    def construct(self):
-        for each in self.weights:
-            ops.assign(each, ops.clip_by_value(each, self.low, self.high))
-
-
-class HighLoss(ls.SkipCondition):  # Asks to skip where the loss is high, and counts what it observed.
-    def __init__(self):
-        super().__init__()
-        self.highest, self.one = Tensor(HIGHEST), Tensor(1.0)
-        self.observed = Parameter(Tensor(0.0), name="observed", requires_grad=False)
-
-    def observe(self, loss, norm):
-        ops.assign_add(self.observed, self.one)
-
-    def construct(self, loss, norm):
-        return loss > self.highest
-
-
 def spikes():
-    return [ls.NormSpike(max_norm=12.0, z_score=8.0, window=2), HighLoss()]
+    return [ls.NormSpike(max_norm=12.0, z_score=8.0, window=2), HighLoss(HIGHEST)]
 
 
 def momentum(network):
@@ -124,7 +102,7 @@ def scaled(place, loss_scale=None, mean=True, **keywords):
 
 
 def after_the_verdict(network):
-    return {"clip_norm": 0.5, "ema_decay": 0.5, "after_update": Bounded([network.weight])}
+    return {"clip_norm": 0.5, "ema_decay": 0.5, "after_update": ClipWeights([network.weight], 0.9)}
 
 
 def bounded(place):
@@ -196,7 +174,7 @@ def manual_eager(place):
     """The mode is stand_alone, hooks average the gradients, and the argument is the name of a group."""
     network = Rows(None)
     group = GlobalComm.WORLD_COMM_GROUP if reduced_by_hooks(place, network) else False
-    keywords = {"gradient_accumulation_steps": 2, "skip_conditions": [HighLoss()], "gradients_reduced": group}
+    keywords = {"gradient_accumulation_steps": 2, "skip_conditions": [HighLoss(HIGHEST)], "gradients_reduced": group}
     return manual(place, network, dynamic(2.0**8, **PATIENT), **keywords)
 
 

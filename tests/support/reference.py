@@ -203,6 +203,8 @@ class StepReference:
         self.has_one_loss, self.drops_calls = has_one_loss, drops_calls
         self.states = list({id(state): state for network in networks for state in network.states}.values())
         self.max_retries, self.checks = max_retries, checks
+        # The norms that are measured, and the mean loss, of the step that has just ended.
+        self.ended = None
         self.counters = {"applied_steps": 0, "skipped_steps": 0, "consecutive_skipped_steps": 0}
         if max_retries:
             self.counters["retries"] = 0
@@ -335,6 +337,8 @@ class StepReference:
             network.measure(means[-1])
         loss = sum(map(mean_loss, of_networks))
         norm = norm_of([gradient for its in means for gradient in its])
+        norms = [network.grad_norm for network in self.networks if network.clip_norm is not None]
+        self.ended = norms, (loss if self.kept else None)
         lost = self.lost or not self.kept
         by_condition = not lost and any(condition.skips(loss, norm) for condition in self.conditions)
         skipped = lost or by_condition

@@ -36,6 +36,15 @@ class OneForward(nn.TrainOneStepCell):
         return ops.depend(loss, self.optimizer(grads))
 
 
+class Recording(ls.LossScaleMonitor):  # Keeps the records, which it reads at the end of an epoch.
+    def __init__(self, every_n_steps=1000, **keywords):
+        super().__init__(every_n_steps, **keywords)
+        self.records = []
+
+    def on_record(self, record):
+        self.records.append(record)
+
+
 def state(cell):  # A copy of every Parameter's value, by name.
     return {name: parameter.asnumpy().copy() for name, parameter in cell.parameters_dict().items()}
 

@@ -269,22 +269,6 @@ def test_rows_and_lines_of_loops_are_those_of_model(mode, how, capsys):
     assert Path("model.csv").read_bytes() == Path("loop.csv").read_bytes() == Path("manual.csv").read_bytes()
 
 
-@pytest.mark.parametrize("kind", ["alternating", *slow("simultaneous")])
-def test_the_rows_of_networks_do_not_depend_on_how_they_are_read(kind):
-    batches = [arrays(seed, (False, seed == 1)) for seed in range(4)]
-    keywords = {"every": (1, 2)} if kind == "alternating" else {"steps": 2}
-    train(Trained(kind, **keywords).cell, batches, ls.LossScaleMonitor(3, csv="steps.csv"))
-    watch(Trained(kind, **keywords).cell, batches, ls.LossScaleMonitor(1, csv="loop.csv"))
-    written = rows()
-    assert written == rows("loop.csv")
-    if kind == "alternating":
-        assert [(row["step"], row["network"]) for row in written] == [(str(s), n) for s in range(1, 5) for n in "01"]
-        assert [row["skipped"] for row in written] == ["0", "0", "0", "1", "0", "0", "0", "0"]
-        assert [row["overflowed_parameters"] for row in written if row["skipped"] == "1"] == ["second.weight"]
-        assert [row["applied_steps"] for row in written] == ["1", "0", "2", "0", "3", "0", "4", "1"]
-        assert [float(row["loss_scale"]) for row in written[1::2]] == [1024.0, 1024.0, 512.0, 512.0]
-
-
 @quick_in_pynative_mode
 def test_the_rows_of_networks_with_scales_of_their_own(mode):
     its = of_two("simultaneous", [ls.DynamicLossScale(2.0**12), ls.DynamicLossScale(2.0**8)])
@@ -313,19 +297,6 @@ def test_a_flushed_cycle_is_of_its_epochs_last_step(mode, flush_first, capsys):
         *(f"{its} 1024.0" for its in ("1 0 0", "2 0 1", "3 0 1", "3 1 1")),
         *(f"{its} 512.0" for its in ("4 0 1", "5 0 2", "6 0 2", "6 1 2")),
     ]
-
-
-@quick_in_pynative_mode
-def test_numbers_and_later_changes_of_the_scale(mode):
-    step, train_step = manual(ls.DynamicLossScale(2.0**10), network=Linear())
-    monitor = ls.LossScaleMonitor(csv="steps.csv")
-    with monitor.watching(step):
-        for overflow in (True, True, False):
-            loss, overflow = train_step(*map(Tensor, linear_batches([overflow])[0]))
-            monitor.after_step(float(loss), bool(overflow))
-        step.set_loss_scale(8.0)
-    assert [float(row["loss_scale"]) for row in rows()] == [1024.0, 512.0, 256.0]
-    assert [float(row["next_loss_scale"]) for row in rows()] == [512.0, 256.0, 256.0]
 
 
 @quick_in_pynative_mode

@@ -9,9 +9,9 @@ import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from support.networks import FEATURES, batch, batch_for
-from support.training import bookkeeping, changed, state
+from support.training import KINDS, bookkeeping, changed, state
 
-from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale, ManualStep, ScaledTrainOneStepCell
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 
 LIMIT = 10**6
 
@@ -224,9 +224,8 @@ def test_what_a_function_and_its_cells_write(mode, kind):
         return network(x, y)
 
     optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
-    make = {"scaled": ScaledTrainOneStepCell, "alternating": AlternatingTrainOneStepCell, "manual": ManualStep}[kind]
     arguments = ([forward], [optimizer]) if kind == "alternating" else (forward, optimizer)
-    cell = make(*arguments, DynamicLossScale(2.0**10)).set_train()
+    cell = KINDS[kind](*arguments, DynamicLossScale(2.0**10)).set_train()
     assert sorted(cell.forward_state_names()) == ["factor", "its_memory", "u"]
     assert {"its_memory", "u", "head.weight"} <= set(cell.parameters_dict())
     call = cell

@@ -74,12 +74,6 @@ class TwoEqualWeights(nn.Cell):
         return ops.square(ops.matmul(x, self.first) + ops.matmul(x, self.second) - y).mean()
 
 
-def of_two(kind, detector, **keywords):
-    networks = [Linear(), Linear(1)]
-    networks[1].weight.name = "other"
-    return by_sgd(networks, ls.DynamicLossScale(2.0**10), kind=kind, overflow_detector=detector, **keywords)
-
-
 def test_the_default_looks_at_the_gradients_on_cpu():
     assert isinstance(cell_of(Linear()).overflow_detector, ls.FiniteGradients)
 
@@ -96,32 +90,6 @@ class TestADetectorOfTheUser:
     def test_is_given_each_weights_own_gradient(self, mode):
         """Also where the package's own would get those of one shape as one tensor."""
         assert not bool(cell_of(TwoEqualWeights(), OtherThanTwo())(*batch())[1])
-
-    @quick_in_pynative_mode
-    @pytest.mark.parametrize("kind", ["simultaneous", "alternating"])
-    def test_what_it_writes_is_undone_with_several_networks_and_by_each_attempt(self, mode, kind):
-        detector = Averaging()
-        cell = of_two(kind, detector, max_retries=1)
-        cell(*batch())
-        before = detector.sums()
-        assert np.all(cell(*overflowing_batch())[1].asnumpy())
-        assert detector.sums() == before
-        assert set(np.atleast_1d(cell.get_loss_scale())) == {512}
-
-    @pytest.mark.slow
-    @quick_in_pynative_mode
-    @pytest.mark.parametrize("max_retries", [0, 1])
-    def test_what_it_writes_is_undone_in_a_cycle_of_one_network_of_two(self, mode, max_retries):
-        detector, keywords = Averaging(), {"gradient_accumulation_steps": 2, "max_retries": max_retries}
-        cell = of_two("alternating", detector, network_inputs=[(0, 1), (2, 3)], **keywords)
-        for second in (batch(), overflowing_batch()):
-            cell(*batch(), *second)
-        assert [counters["applied_steps"] for counters in cell.counters()] == [1, 0]
-        before = detector.sums()
-        assert min(before) > 0 and max(before) < np.inf
-        for first in (overflowing_batch(), batch()):
-            cell(*first, *overflowing_batch())
-        assert detector.sums() == before
 
     @quick_in_graph_mode
     @pytest.mark.parametrize("steps", [2, *slow(1)])

@@ -90,11 +90,15 @@ class RecordedOptimizer:
         return after
 
 
-def of_records(records):  # A dict of what of a monitor's records is compared: norms, mean losses, and dropped calls.
+RECORDED = ("skipped", "applied_steps", "skipped_steps", "consecutive_skipped_steps", "dropped_calls")
+
+
+def of_records(records):  # A dict of what of a monitor's records is compared: norms, mean losses, scales, and RECORDED.
     values = {}
-    for i, (norms, loss, dropped) in enumerate(records):
+    for i, (norms, loss, scale, next_scale, *others) in enumerate(records):
         values.update(numbered(f"norm of record {i}", norms))
-        values.update({f"loss of record {i}": loss, f"dropped before record {i + 1}": dropped})
+        values.update({f"loss of record {i}": loss, f"scales of record {i}": f"{scale}, then {next_scale}"})
+        values.update({f"{name} of record {i}": value for name, value in zip(RECORDED, others)})
     return values
 
 
@@ -186,6 +190,9 @@ class Reference:
         ]
         for phase in self.phases if "overflow_detector" in configuration.own else ():
             phase.overflow_detector = is_large
+            # One is asked about all networks.
+            phase.asked, phase.states[-1] = self.phases[0].asked, self.phases[0].asked
+            phase.asked.is_shared = self.alternates
         self.whole = self.phases[0]
         if self.alternates:
             self.whole = AlternatingReference(self.phases, configuration.keywords.get("every"))
@@ -196,7 +203,7 @@ class Reference:
             has_calls = self.whole.calls > 0
             getattr(self.whole, name)()
             if name == "flush" and has_calls:
-                self._record()
+                self._record([phase.scales if phase.ended else phase.present_scales() for phase in self.phases])
         elif name == "set_every":
             self.whole.every = action[1]
         elif name == "set_loss_scale":
@@ -216,7 +223,7 @@ class Reference:
         if call.is_within:
             keywords["before_end"] = lambda: self._set_loss_scale(call.action[1], in_call=True)
         losses, overflow, scales, auxes = self.whole.call(its, **keywords)
-        self._record()
+        self._record([[scale] for scale in scales] if self.alternates else [scales])
         returned = {"loss": np.sum(losses), "overflow": overflow, "scale": np.float32(self._one_or_each(scales))}
         if configuration.cell == "tuple":
             auxes = [[value for aux in auxes for value in aux]]
@@ -224,9 +231,13 @@ class Reference:
             returned.update(numbered(f"aux {i}", aux))
         return {**returned, **numbered("loss", losses)}
 
-    def _record(self):
-        for phase in self.phases:
-            self._records.append((*(phase.ended or ((), None)), phase.counters.get("dropped_calls", 0)))
+    def _record(self, used):
+        for phase, scales in zip(self.phases, used):
+            norms, loss, skipped = phase.ended or ((), None, False)
+            shown = ["/".join(map(str, its)) for its in (scales, phase.present_scales())]
+            self._records.append(
+                (norms, loss, *shown, skipped, *(phase.counters.get(name, 0) for name in RECORDED[1:]))
+            )
             phase.ended = None
 
     def records(self):
@@ -236,7 +247,9 @@ class Reference:
         return values if self.alternates or self.configuration.has_own_scales else values[0]
 
     def seen(self):  # All that is compared between two calls, by name.
-        seen = {"scales": self._one_or_each([rule.scale for phase in self.phases for rule in phase.rules])}
+        seen = {"scales": self._one_or_each([scale for phase in self.phases for scale in phase.present_scales()])}
+        if "overflow_detector" in self.configuration.own:
+            seen["asked"] = self.phases[0].asked.value
         for i, phase in enumerate(self.phases):
             seen.update({f"counters {i} {name}": value for name, value in phase.counters.items()})
             for condition in phase.conditions:

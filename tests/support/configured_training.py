@@ -9,7 +9,7 @@ from mindspore import dtype as mstype
 
 import ms_lossscale as ls
 from support.configurations import BAD_WEIGHTS, CONDITIONS, GRADIENT_BOUND, LOSS_BOUND, LOSS_GROWTH, RULES, inputs
-from support.configured_reference import Comparison, Reference, numbered, of_records
+from support.configured_reference import RECORDED, Comparison, Reference, numbered, of_records
 from support.in_mode import in_mode
 from support.optimizers import make_optimizer
 from support.training import Recording, changed, state
@@ -94,8 +94,16 @@ class Halves(nn.Cell):  # Halves the biases after an update.
             ops.assign(network.bias, 0.5 * network.bias)
 
 
-class LargeGradients(ls.OverflowDetector):  # A user's own detector: what is not finite is not within the bound, either.
+class LargeGradients(ls.OverflowDetector):
+    """A user's own detector, which counts how often it is asked. What is not finite is not within the bound, either."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = Parameter(Tensor(0, mstype.int32), name="asked", requires_grad=False)
+        self.one = Tensor(1, mstype.int32)
+
     def construct(self, grads):
+        ops.assign(self.asked, self.asked + self.one)
         within = [(ops.abs(grad) <= GRADIENT_BOUND).all() for grad in grads]
         return ops.logical_not(ops.stack(within).all())
 
@@ -243,7 +251,7 @@ class ConfiguredTraining:  # A cell of this configuration. Another seed gives ot
             of_each = [Halves([network]) for network in self.networks]
             keywords["after_update"] = of_each if configuration.cell == "alternating" else Halves(self.networks)
         if "overflow_detector" in configuration.own:
-            keywords["overflow_detector"] = LargeGradients()
+            keywords["overflow_detector"] = self.detector = LargeGradients()
         if "forward_state" in configuration.own:
             keywords["forward_state"] = [self.networks[0].shared.mean]
         if configuration.condition is not None:
@@ -286,13 +294,18 @@ class ConfiguredTraining:  # A cell of this configuration. Another seed gives ot
 
     def records(self):
         self.monitor.after_epoch()
-        return of_records((its.grad_norm or (), its.step_loss, its.dropped_calls) for its in self.monitor.records)
+        names = ("step_loss", "loss_scale", "next_loss_scale", *RECORDED)
+        return of_records(
+            (its.grad_norm or (), *(getattr(its, name) for name in names)) for its in self.monitor.records
+        )
 
     def seen(self):  # All that is compared between two calls, by name.
         configuration, cell = self.configuration, self.cell
         alternates = configuration.cell == "alternating"
         counters, held = cell.counters(), cell.parameters_dict()
         seen = {"scales": cell.get_loss_scale()}
+        if "overflow_detector" in configuration.own:
+            seen["asked"] = self.detector.asked
         for i, its in enumerate(counters if alternates else [counters]):
             seen.update({f"counters {i} {name}": value for name, value in its.items()})
             names = {"spike": ("norm_spike.mean", "norm_spike.steps"), "high loss": ("bound", "last"), None: ()}

@@ -194,7 +194,8 @@ class StepReference:
         has_one_loss (bool): Whether its networks have no losses of their own, but the step has their sum.
         drops_calls (bool): Whether a call that overflowed is dropped, and not its whole cycle.
 
-    An `overflow_detector` that is assigned tells whether gradients overflowed that are all finite."""
+    An `overflow_detector` that is assigned tells whether gradients overflowed that are all finite. How often it was
+    asked, in steps that were applied, is in `asked`."""
 
     overflow_detector = staticmethod(lambda gradients: False)
 
@@ -202,8 +203,10 @@ class StepReference:
         self.networks, self.rules, self.steps, self.conditions = networks, rules, steps, skip_conditions
         self.has_one_loss, self.drops_calls = has_one_loss, drops_calls
         self.states = list({id(state): state for network in networks for state in network.states}.values())
+        self.asked = State(0)
+        self.states.append(self.asked)
         self.max_retries, self.checks = max_retries, checks
-        # The norms that are measured, and the mean loss, of the step that has just ended.
+        # The norms that are measured, the mean loss, and whether it is skipped, of the step that has just ended.
         self.ended = None
         self.counters = {"applied_steps": 0, "skipped_steps": 0, "consecutive_skipped_steps": 0}
         if max_retries:
@@ -232,6 +235,9 @@ class StepReference:
         self.rules[i].scale = float(value)
         self.is_set[i] = in_call or self.calls > 0
 
+    def present_scales(self):
+        return [rule.scale for rule in self.rules]
+
     def _values(self):
         return [state.value for state in self.states]
 
@@ -239,7 +245,7 @@ class StepReference:
         """Makes a call; `inputs` has each network's. Returns the losses, the overflow, the scales and each aux."""
         self.before_call = self._values()
         if not self.calls:
-            self.scales = [rule.scale for rule in self.rules]
+            self.scales = self.present_scales()
             self.before_cycle = self.before_call
         left = self.max_retries
         runs, flags = self._try(inputs)
@@ -296,6 +302,7 @@ class StepReference:
             runs.append(network.run(its, scale))
             for state, value in zip(network.states, runs[-1].written):
                 state.value = value
+        self.asked.value += self.checks
         not_finite = [not run.has_gradients for run in runs]
         untold = any(run.forward_overflowed or self.overflow_detector(run.gradients) for run in runs)
         if not self.checks:
@@ -329,6 +336,8 @@ class StepReference:
         return next_scale
 
     def _end_cycle(self):  # Ends a cycle. Returns whether it is skipped.
+        # In a cycle it is asked about the mean, too.
+        self.asked.value += self.checks and self.steps > 1
         means = []
         of_networks = [[runs[i] for runs in self.kept] for i in range(len(self.networks))]
         for network, runs in zip(self.networks, of_networks):
@@ -338,10 +347,10 @@ class StepReference:
         loss = sum(map(mean_loss, of_networks))
         norm = norm_of([gradient for its in means for gradient in its])
         norms = [network.grad_norm for network in self.networks if network.clip_norm is not None]
-        self.ended = norms, (loss if self.kept else None)
         lost = self.lost or not self.kept
         by_condition = not lost and any(condition.skips(loss, norm) for condition in self.conditions)
         skipped = lost or by_condition
+        self.ended = norms, (loss if self.kept else None), skipped
         for i, backs_off in enumerate(self.must_back_off):
             # A call that is dropped does not make a rule stand still that must back off for another one.
             stands_still = self.lost and self.rules[i].is_patient and self.forward_not_finite[i]

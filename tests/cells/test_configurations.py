@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mindspore import Tensor
 from mindspore import dtype as mstype
-from support.configurations import INF, NAN, covering, draw, planted
+from support.configurations import INF, NAN, covering, draw, planted, raising
 from support.configured_training import check
 from support.in_mode import in_mode
 from support.mutate_reference import SOURCE, mutants, who_notices
@@ -21,14 +21,14 @@ from support.reference import SpikeRule
 import ms_lossscale as ls
 
 CLASSES = (ls.ScaledTrainOneStepCell, ls.SimultaneousTrainOneStepCell, ls.AlternatingTrainOneStepCell, ls.ManualStep)
-QUICK = 13
+QUICK, RAISING = 14, list(raising())
 
 
 @pytest.mark.parametrize(
     ("its_mode", "configuration"),
     [
         pytest.param(*each, marks=pytest.mark.slow if i >= QUICK else ())
-        for i, each in enumerate([*planted(), *covering()])
+        for i, each in enumerate([*RAISING[:1], *planted(), *covering(), *RAISING[1:]])
     ],
 )
 def test_each_two_values_of_different_settings_meet(its_mode, configuration):

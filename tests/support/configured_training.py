@@ -4,6 +4,7 @@ import contextlib
 
 import mindspore
 import numpy as np
+import pytest
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
@@ -47,12 +48,14 @@ class Sloped(nn.Cell):
         self.shared = Bank("shared", "forward_state" in configuration.own) if earlier is None else earlier.shared
         self.weighted, self.has_aux = (bool(configuration.of_network(name, i)) for name in ("weighted", "has_aux"))
         self.takes_all = configuration.keywords.get("network_inputs", ()) is None and not configuration.is_manual
-        self.first, self.one = 2 * i, Tensor(1.0, mstype.float32)
+        self.first, self.one, self.raises = 2 * i, Tensor(1.0, mstype.float32), False
 
     def construct(self, *values):
         x, slope = values[self.first : self.first + 2] if self.takes_all else values
         self.own(x[1])
         self.shared(x[1])
+        if self.raises:
+            raise ValueError("on purpose")
         weight = self.weight + self.bias
         if self.earlier is not None:
             weight = weight + self.earlier.weight
@@ -288,6 +291,15 @@ class ConfiguredTraining:  # A cell of this configuration. Another seed gives ot
             returned.update(numbered(f"aux {i}", aux))
         return {name: np.array(value.asnumpy()) for name, value in returned.items()}
 
+    def raise_in(self, index):
+        """Makes a call in which the forward of a network raises, if it is one in which it does."""
+        number = self.configuration.calls[index].raises_in
+        if number is not None:
+            self.networks[number].raises = True
+            with pytest.raises(ValueError, match="on purpose"):
+                self.call(index)
+            self.networks[number].raises = False
+
     def watch(self, context):
         if self.configuration.is_watched:
             context.enter_context(self.monitor.watching(self.cell))
@@ -367,6 +379,8 @@ def _make_calls(training, comparison, watching):
     configuration, second = training.configuration, None
     training.watch(watching)
     for index, call in enumerate(configuration.calls):
+        for its in (training, second) if second is not None else (training,):
+            its.raise_in(index)
         if index == configuration.resume_at:
             second = resumed(configuration, training.cell, configuration.resume)
             second.watch(watching)
@@ -375,6 +389,9 @@ def _make_calls(training, comparison, watching):
             second.act(call.action_before)
         returned = comparison.call(index)
         if second is not None:
-            assert changed(second.call(index), returned) == set()
+            its_returned = second.call(index)
+            # What a call returned before it was saved within it, is not saved.
+            if index > configuration.resume_at or call.raises_in is None:
+                assert changed(its_returned, returned) == set()
             assert changed(state(second.cell), state(training.cell)) == set()
     comparison.finish()

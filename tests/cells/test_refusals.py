@@ -333,11 +333,7 @@ OF_OTHER_PLACES = [
     (lambda: ls.build_train_network(Linear(), sgd(Linear()), level="O4"), ValueError, "level", "O4"),
     (lambda: ls.build_train_network(Linear(), sgd(Linear()), loss_scale=1024), ValueError, "loss_scale"),
     (lambda: ls.build_train_network(Linear(), sgd(Linear()), has_ax=True), ValueError, "has_ax"),
-    (
-        lambda: ls.build_train_network(Linear(), sgd(Linear()), cast_model_type=mstype.int32),
-        TypeError,
-        "cast_model_type",
-    ),
+    (lambda: ls.build_train_network(Linear(), sgd(Linear()), cast_model_type=mstype.int32), TypeError, "cast_mod"),
     (lambda: built_with("dynamic"), TypeError, "loss_scale", "dynamic"),
 ]  # fmt: skip
 

@@ -91,6 +91,24 @@ class TestADetectorOfTheUser:
         """Also where the package's own would get those of one shape as one tensor."""
         assert not bool(cell_of(TwoEqualWeights(), OtherThanTwo())(*batch())[1])
 
+    @pytest.mark.slow
+    @quick_in_pynative_mode
+    @pytest.mark.parametrize("max_retries", [0, 1])
+    def test_what_it_writes_is_undone_in_a_cycle_of_one_network_of_two(self, mode, max_retries):
+        networks, keywords = [Linear(), Linear(1)], {"network_inputs": [(0, 1), (2, 3)], "max_retries": max_retries}
+        networks[1].weight.name = "other"
+        detector = keywords["overflow_detector"] = Averaging()
+        scale = ls.DynamicLossScale(2.0**10)
+        cell = by_sgd(networks, scale, kind="alternating", gradient_accumulation_steps=2, **keywords)
+        for second in (batch(), overflowing_batch()):
+            cell(*batch(), *second)
+        assert [counters["applied_steps"] for counters in cell.counters()] == [1, 0]
+        before = detector.sums()
+        assert min(before) > 0 and max(before) < np.inf
+        for first in (overflowing_batch(), batch()):
+            cell(*first, *overflowing_batch())
+        assert detector.sums() == before
+
     @quick_in_graph_mode
     @pytest.mark.parametrize("steps", [2, *slow(1)])
     def test_what_it_writes_is_undone_by_a_skipped_step(self, mode, steps):

@@ -144,7 +144,8 @@ class Configuration:
 
     @property
     def is_watched(self):
-        """Whether a monitor looks on. What it makes of impossible weights and of calls that raise is not promised."""
+        """Whether a monitor looks on, and the names of gradients are compared. What becomes of them with impossible
+        weights, and of a monitor where a call raises, is not promised."""
         return all(call.bad_weight is None and call.raises_in is None for call in self.calls)
 
     @property

@@ -190,9 +190,6 @@ class Reference:
         ]
         for phase in self.phases if "overflow_detector" in configuration.own else ():
             phase.overflow_detector = is_large
-            # One is asked about all networks.
-            phase.asked, phase.states[-1] = self.phases[0].asked, self.phases[0].asked
-            phase.asked.is_shared = self.alternates
         self.whole = self.phases[0]
         if self.alternates:
             self.whole = AlternatingReference(self.phases, configuration.keywords.get("every"))
@@ -248,15 +245,19 @@ class Reference:
 
     def seen(self):  # All that is compared between two calls, by name.
         seen = {"scales": self._one_or_each([scale for phase in self.phases for scale in phase.present_scales()])}
-        if "overflow_detector" in self.configuration.own:
-            seen["asked"] = self.phases[0].asked.value
+        if "overflow_detector" in self.configuration.own and not self.alternates:
+            seen["asked"] = self.whole.asked.value
         for i, phase in enumerate(self.phases):
             seen.update({f"counters {i} {name}": value for name, value in phase.counters.items()})
+            seen.update({f"reasons {i} {name}": value for name, value in phase.reasons.items()})
             for condition in phase.conditions:
                 names = {"spike": ("mean", "steps"), "high loss": ("bound", "last")}[self.configuration.condition]
                 seen.update({f"condition {i} {name}": getattr(condition, name) for name in names})
+        not_finite = [its for phase in self.phases for its in phase.not_finite]
         for i, network in enumerate(self.networks):
             seen.update(numbered(f"weight {i}", network.weights))
+            if self.configuration.is_watched:
+                seen.update(numbered(f"overflowed {i}", not_finite[i]))
             seen.update(numbered(f"bank {i}", [its for state in network.states for its in state.value]))
             seen.update({f"optimizer {i} {name}": value for name, value in network.optimizer.state.items()})
             if network.ema_decay is not None:

@@ -316,10 +316,12 @@ class ConfiguredTraining:  # A cell of this configuration. Another seed gives ot
         alternates = configuration.cell == "alternating"
         counters, held = cell.counters(), cell.parameters_dict()
         seen = {"scales": cell.get_loss_scale()}
-        if "overflow_detector" in configuration.own:
+        if "overflow_detector" in configuration.own and not alternates:
             seen["asked"] = self.detector.asked
-        for i, its in enumerate(counters if alternates else [counters]):
+        reasons, overflowed = cell.skip_reasons(), cell.overflowed_parameters()
+        for i, (its, why) in enumerate(zip(counters, reasons) if alternates else [(counters, reasons)]):
             seen.update({f"counters {i} {name}": value for name, value in its.items()})
+            seen.update({f"reasons {i} {name}": value for name, value in why.items() if name != "not_begun"})
             names = {"spike": ("norm_spike.mean", "norm_spike.steps"), "high loss": ("bound", "last"), None: ()}
             prefix = f"network_{i}." if alternates else configuration.prefix
             for name in names[configuration.condition]:
@@ -332,6 +334,8 @@ class ConfiguredTraining:  # A cell of this configuration. Another seed gives ot
         for i, network in enumerate(self.networks):
             weights = (network.weight, network.bias)
             seen.update(numbered(f"weight {i}", weights))
+            if configuration.is_watched:
+                seen.update(numbered(f"overflowed {i}", [its.name in overflowed for its in weights]))
             seen.update(numbered(f"bank {i}", [its for bank in (network.own, network.shared) for its in bank.values]))
             of_optimizer = f"optimizer_{i}." if configuration.count > 1 else ""
             its = optimizer_state(self.optimizers[i], configuration.prefix + of_optimizer)
@@ -384,7 +388,8 @@ def _make_calls(training, comparison, watching):
         if index == configuration.resume_at:
             second = resumed(configuration, training.cell, configuration.resume)
             second.watch(watching)
-        comparison.act(call.action_before)
+        if call.raises_in is None:  # What the networks before have done, is seen after the call.
+            comparison.act(call.action_before)
         if second is not None:
             second.act(call.action_before)
         returned = comparison.call(index)

@@ -123,7 +123,12 @@ class Run:
 
     @property
     def has_gradients(self):
-        return self.has_weight and all(np.isfinite(gradient).all() for gradient in self.gradients)
+        return self.has_weight and all(self.finite)
+
+    @property
+    def finite(self):
+        """Whether each gradient is finite."""
+        return [bool(np.isfinite(gradient).all()) for gradient in self.gradients]
 
 
 def mean_loss(runs):
@@ -213,13 +218,19 @@ class StepReference:
             self.counters["retries"] = 0
         if drops_calls:
             self.counters["dropped_calls"] = 0
+        # Why steps were skipped, and for each network and gradient, whether it was not finite in the last one that was.
+        self.reasons = {"loss": 0, "forward_state": 0, "gradients": 0, "detector": 0}
         if skip_conditions:
-            self.counters["skipped_by_condition"] = 0
+            self.reasons["condition"] = self.counters["skipped_by_condition"] = 0
+        self.not_finite = [[False] * len(network.weights) for network in networks]
         self._begin_cycle()
 
     def _begin_cycle(self):
         self.kept = []  # The runs of the networks, for each call that was not dropped.
         self.calls = 0
+        # Whether a loss, what a forward wrote, and which gradients were not finite in a call.
+        self.causes = {"loss": False, "forward_state": False}
+        self.not_finite_so_far = [[False] * len(network.weights) for network in self.networks]
         self.overflowed = [False] * len(self.rules)
         # For each rule, whether the forward of a call was not finite.
         self.forward_not_finite = list(self.overflowed)
@@ -281,6 +292,10 @@ class StepReference:
 
     def _remember(self, runs, flags):  # Remembers of a call what overflowed, and whether its forward was not finite.
         losses = [not run.has_loss for run in runs]
+        self.causes["loss"] |= any(losses)
+        self.causes["forward_state"] |= any(run.forward_overflowed for run in runs)
+        for so_far, run in zip(self.not_finite_so_far, runs):
+            so_far[:] = [before or not finite for before, finite in zip(so_far, run.finite)]
         losses = [any(losses)] * len(losses) if self.has_one_loss else losses
         in_a_forward = any(run.forward_overflowed for run in runs)
         for i, overflowed in enumerate(flags):
@@ -361,8 +376,7 @@ class StepReference:
                 self._step_rule(i, overflow=False)
         if skipped:
             self._undo()
-            if by_condition:
-                self.counters["skipped_by_condition"] += 1
+            self._count_reason(by_condition)
             self.counters["skipped_steps"] += 1
             self.counters["consecutive_skipped_steps"] += 1
         else:
@@ -374,6 +388,14 @@ class StepReference:
             self.counters["consecutive_skipped_steps"] = 0
         self._begin_cycle()
         return skipped
+
+    def _count_reason(self, by_condition):
+        self.not_finite = self.not_finite_so_far
+        reasons = [*self.causes, *["gradients"] * any(map(any, self.not_finite)), "detector"]
+        reason = next(name for name in reasons if self.causes.get(name, True))
+        self.reasons["condition" if by_condition else reason] += 1
+        if by_condition:
+            self.counters["skipped_by_condition"] += 1
 
     def flush(self):
         if self.calls:

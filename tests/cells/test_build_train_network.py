@@ -5,7 +5,7 @@ import inspect
 import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, slow_in_graph_mode, slow_in_pynative_mode
-from mindspore import Parameter, Tensor, amp, nn
+from mindspore import Tensor, amp, nn
 from mindspore import dtype as mstype
 from mindspore.experimental import optim
 from support.networks import FEATURES, batch, batch_for
@@ -102,11 +102,9 @@ def test_its_keywords_are_those_of_mindspore():
 
 @quick_in_graph_mode
 def test_keywords_of_the_training_cell(mode):
-    counts = CountsUpdates()
-    cell = built(network=BackboneWithLoss(), level="O3", loss_scale_manager=8.0, after_update=counts)
-    for overflow in (0, 1, 0):
-        assert bool(cell(*batch_for(overflow))[1]) == bool(overflow)
-    assert int(counts.updates.asnumpy()) == 2
+    cell = built(network=BackboneWithLoss(), level="O3", loss_scale_manager=8.0, clip_norm=float("inf"))
+    for overflow in (False, True, False):
+        assert bool(cell(*batch_for(overflow))[1]) == overflow == (not np.isfinite(cell.grad_norm()))
 
 
 @pytest.mark.slow
@@ -119,12 +117,3 @@ def test_an_optimizer_that_mindspore_refuses(mode):
     before = network.output.weight.asnumpy().copy()
     assert not bool(cell(*batch())[1])
     assert not np.array_equal(network.output.weight.asnumpy(), before)
-
-
-class CountsUpdates(nn.Cell):
-    def __init__(self):
-        super().__init__(auto_prefix=False)
-        self.updates = Parameter(Tensor(0, mstype.int32), name="counts.updates", requires_grad=False)
-
-    def construct(self):
-        self.updates = self.updates + 1

@@ -7,10 +7,6 @@ from support.manual_training import batch, dynamic, manual
 from support.training import changed, state
 
 
-class Interrupted(Exception):
-    """Raised in the middle of a step."""
-
-
 def given_up(step, networks, data, how):
     """Begins a step, runs its forward and gives it up, as an exception between the two does."""
 
@@ -44,11 +40,11 @@ def test_an_exception_within_the_forward_that_is_differentiated(mode):
 
     def forward(x, y):
         step.scale(networks[0](x, y))
-        raise Interrupted
+        raise InterruptedError
 
     grad = mindspore.grad(forward, None, step.parameters)
     for seed in range(2):
-        with pytest.raises(Interrupted):
+        with pytest.raises(InterruptedError):
             grad(*step.begin(*batch(10 + seed)))
         train_step(*batch(seed))
         its_train_step(*batch(seed))

@@ -11,7 +11,7 @@ from support.training import changed, state
 
 from ms_lossscale import ManualStep, NormSpike
 
-NAMES = ("generator", "critic")
+NAMES = ("maker", "critic")
 CYCLE = {"gradient_accumulation_steps": 2, "ema_decay": 0.9}
 
 

@@ -23,10 +23,6 @@ def averaging(network, decay=DECAY, loss_scale=2.0**7):
     return by_sgd(network, loss_scale, ema_decay=decay)
 
 
-class Interrupted(Exception):
-    pass
-
-
 @quick_in_graph_mode
 @pytest.mark.parametrize("kind, steps", [("scaled", 1), *slow(("simultaneous", 2), ("alternating", 2))])
 def test_evaluates_with_the_averages_and_trains_on_as_if_nothing_had_been(mode, kind, steps):
@@ -52,8 +48,8 @@ def test_evaluates_with_the_averages_and_trains_on_as_if_nothing_had_been(mode, 
                     evaluated.call_cell(seed)
             assert changed(before, state(evaluated.cell)) == set()
         elif seed % 3 == 1:
-            with pytest.raises(Interrupted), evaluated.cell.ema_weights():
-                raise Interrupted
+            with pytest.raises(InterruptedError), evaluated.cell.ema_weights():
+                raise InterruptedError
             assert changed(before, state(evaluated.cell)) == set()
         # The network itself computes with the trained weights again.
         assert same_bits(evaluated.networks[0](x, y).asnumpy(), untouched.networks[0](x, y).asnumpy())

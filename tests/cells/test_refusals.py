@@ -21,6 +21,7 @@ from support.training import changed, state
 import ms_lossscale as ls
 
 INF, NAN = float("inf"), float("nan")
+OF_ONE = [ls.ScaledTrainOneStepCell, ls.ManualStep]
 SEVERAL = [ls.SimultaneousTrainOneStepCell, ls.AlternatingTrainOneStepCell]
 
 
@@ -270,21 +271,14 @@ OF_NETWORKS = [
     # The gradient of its table is a RowTensor.
     (lambda: one(network=nn.EmbeddingLookup(6, 2, sparse=True)), ValueError, "EmbeddingLookup", "nn.Embedding"),
     (lambda: one(network=named("loss_scale.scale_value")), ValueError, "name", "loss_scale.scale_value"),
-    *(
-        (lambda value=value, make=make: make(value, sgd(Linear())), TypeError, "'network", "a Cell or a", shown)
-        for make in (ls.ScaledTrainOneStepCell, ls.ManualStep)
-        for value, shown in ((None, "None"), ("net", "'net'"), (Linear, "Linear"), (len, "len"))
-        if make is ls.ScaledTrainOneStepCell or value is not None
-    ),
-    *(
-        (lambda make=make: make(nothing_reached, sgd(named("its.weight"))), ValueError, "its.weight", "nothing_reached")
-        for make in (ls.ScaledTrainOneStepCell, ls.ManualStep)
-    ),
+    (lambda: ls.ScaledTrainOneStepCell(None, sgd(Linear())), TypeError, "'network", "a Cell or a", "None"),
+    *((lambda value=value, make=make: make(value, sgd(Linear())), TypeError, "'network", "a Cell or a", shown)
+      for make in OF_ONE for value, shown in (("net", "'net'"), (Linear, "Linear"), (len, "len"))),
+    *((lambda make=make: make(nothing_reached, sgd(named("its.weight"))), ValueError, "its.weight", "nothing_reached")
+      for make in OF_ONE),
     # In another order.
-    *(
-        (lambda make=make: make(sgd(Linear()), Linear()), ValueError, "a SGD as a network, and a Linear as an o")
-        for make in (ls.ScaledTrainOneStepCell, ls.ManualStep)
-    ),
+    *((lambda make=make: make(sgd(Linear()), Linear()), ValueError, "a SGD as a network, and a Linear as an o")
+      for make in OF_ONE),
     (lambda: ls.ScaledTrainOneStepCell(Linear(), ls.DynamicLossScale(), sgd(Linear())), TypeError, "'loss_scale'"),
     (lambda: ls.build_train_network(Linear(), nn.MSELoss(), sgd(Linear())), ValueError, "an optimizer", "MSELoss"),
     (lambda: ls.ManualStep([], sgd(Linear())), ValueError, "'networks' must not be empty"),
@@ -309,26 +303,19 @@ def built_with(manager):
     return ls.build_train_network(network, sgd(network), loss_scale_manager=manager)
 
 
+OF_CASTS = "must stay in float32", "Cast the network before"
 OF_OTHER_PLACES = [
-    *(
-        (call, ValueError, "must stay in float32", "Cast the network before")
-        for call in (
-            lambda: one().to_float(mindspore.float16),
-            lambda: Around(one()).to_float(mindspore.bfloat16),
-            lambda: one(make=ls.ManualStep).to_float(mindspore.float16),
-            lambda: one(8.0).loss_scale.to_float(mindspore.float16),
-            lambda: amp.auto_mixed_precision(one(), "O2"),
-            lambda: ls.FiniteGradients().to_float(mindspore.float16),
-        )
-    ),
+    *((lambda make=make: make().to_float(mindspore.float16), ValueError, *OF_CASTS)
+      for make in (one, lambda: one(make=ls.ManualStep), lambda: one(8.0).loss_scale, ls.FiniteGradients)),
+    (lambda: Around(one()).to_float(mindspore.bfloat16), ValueError, *OF_CASTS),
+    (lambda: amp.auto_mixed_precision(one(), "O2"), ValueError, *OF_CASTS),
     (lambda: Model(one(), optimizer=sgd(Linear())), ValueError, "which trains by itself", "without an optimizer"),
     (lambda: nn.TrainOneStepCell(one(), sgd(Linear())), ValueError, "which trains by itself"),
     (lambda: one(128.0).find_loss_scale(*batch()), RuntimeError, "'find_loss_scale()'", "moves by itself"),
     *((lambda its=its: one(ls.DynamicLossScale()).find_loss_scale(*its), TypeError, "needs the inputs of a step")
       for its in ((), (None,))),
-    *((lambda kind=kind: Trained(kind).cell.grad_norm(), RuntimeError, "clip_norm") for kind in CELLS),
-    *((lambda kind=kind: Trained(kind).cell.ema_parameters(), RuntimeError, "ema_decay") for kind in CELLS),
-    *((lambda kind=kind: Trained(kind).cell.ema_weights(), RuntimeError, "ema_decay") for kind in CELLS),
+    *((lambda kind=kind, name=name: getattr(Trained(kind).cell, name)(), RuntimeError, keyword) for kind in CELLS
+      for name, keyword in (("grad_norm", "clip_norm"), ("ema_parameters", "ema_decay"), ("ema_weights", "ema_decay"))),
     (lambda: ls.build_train_network(Linear(), sgd(Linear()), boost_level="O1"), ValueError, "boost_level", "O1"),
     (lambda: ls.build_train_network(Linear(), sgd(Linear()), level="O4"), ValueError, "level", "O4"),
     (lambda: ls.build_train_network(Linear(), sgd(Linear()), loss_scale=1024), ValueError, "loss_scale"),

@@ -74,10 +74,6 @@ class TwoEqualWeights(nn.Cell):
         return ops.square(ops.matmul(x, self.first) + ops.matmul(x, self.second) - y).mean()
 
 
-def test_the_default_looks_at_the_gradients_on_cpu():
-    assert isinstance(cell_of(Linear()).overflow_detector, ls.FiniteGradients)
-
-
 class TestADetectorOfTheUser:
     """The configurations draw one without state."""
 

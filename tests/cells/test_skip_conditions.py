@@ -12,18 +12,20 @@ import ms_lossscale as ls
 
 
 class HighLoss(ls.SkipCondition):
-    """Skips where the loss is high. It counts how often it was asked, and observed, and remembers what it observed."""
+    """Skips where the loss is above a limit, which the user's code may set. It counts how often it was asked, and
+    observed, and remembers what it observed."""
 
-    def __init__(self):
+    def __init__(self, limit=100.0):
         super().__init__()
-        self.highest, self.one = Tensor(100.0), Tensor(1.0)
-        self.asked = Parameter(Tensor(0.0), name="asked", requires_grad=False)
-        self.observed = Parameter(Tensor(0.0), name="observed", requires_grad=False)
-        self.last_loss = Parameter(Tensor(0.0), name="last_loss", requires_grad=False)
+        self.one = Tensor(1.0)
+        self.limit, self.asked, self.observed, self.last_loss = (
+            Parameter(Tensor(value), name=name, requires_grad=False)
+            for name, value in (("limit", limit), ("asked", 0.0), ("observed", 0.0), ("last_loss", 0.0))
+        )
 
     def construct(self, loss, norm):
         ops.assign_add(self.asked, self.one)
-        return loss > self.highest
+        return loss > self.limit
 
     def observe(self, loss, norm):
         ops.assign_add(self.observed, self.one)
@@ -72,21 +74,6 @@ def test_a_norm_that_is_nan_is_a_spike_where_nothing_is_checked(mode):
     assert changed(before, state(trained)) <= bookkeeping(before)
 
 
-class Limited(ls.SkipCondition):
-    """Skips where the loss is above a limit that the user's code may set."""
-
-    def __init__(self):
-        super().__init__()
-        self.limit = Parameter(Tensor(1e6), name="limit", requires_grad=False)
-        self.last = Parameter(Tensor(0.0), name="last", requires_grad=False)
-
-    def construct(self, loss, norm):
-        return loss > self.limit
-
-    def observe(self, loss, norm):
-        ops.assign(self.last, loss)
-
-
 @quick_in_pynative_mode
 def test_networks_that_take_turns_have_the_very_conditions_that_each_was_given(mode):
     """A flat list is copied for each."""
@@ -96,12 +83,12 @@ def test_networks_that_take_turns_have_the_very_conditions_that_each_was_given(m
         trained = by_sgd(networks, 8.0, kind="alternating", skip_conditions=conditions)
         return lambda: trained(with_norm(2.0))[1].asnumpy().tolist()
 
-    own, shared = [Limited(), Limited()], Limited()
+    own, shared = [HighLoss(1e6), HighLoss(1e6)], HighLoss(1e6)
     trained = alternating([[each] for each in own])
     assert trained() == [False, False]
     ops.assign(own[1].limit, Tensor(-1e6))
     assert trained() == [False, True]
-    assert own[0].last.asnumpy() < own[1].last.asnumpy() == 4.0
+    assert own[0].last_loss.asnumpy() < own[1].last_loss.asnumpy() == 4.0
     trained = alternating([shared])
     ops.assign(shared.limit, Tensor(-1e6))
     assert trained() == [True, False]

@@ -6,16 +6,10 @@ import pytest
 from conftest import quick_in_pynative_mode, slow
 from mindspore import Parameter, Tensor, nn
 from support.refused import refused
-from support.token_networks import Tokens, batch, sgd, tensors
+from support.token_networks import Tokens, batch, tensors
 from support.training import by_sgd, changed, state
 
-from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
-
-
-def trained(network=None, **keywords):
-    network = network or Tokens()
-    keywords = {"weighted": True, **keywords}
-    return network, ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(2.0**10), **keywords).set_train()
+from ms_lossscale import DynamicLossScale
 
 
 class OfNumPy(nn.Cell):
@@ -71,9 +65,9 @@ def test_what_is_no_weight(mode):
 
 @quick_in_pynative_mode
 def test_within_a_cycle_it_resumes_with_weights_only(mode):
-    _, cell = trained(gradient_accumulation_steps=3)
+    cell = by_sgd(Tokens(), DynamicLossScale(2.0**10), weighted=True, gradient_accumulation_steps=3)
     cell(*tensors(batch(1)))
-    _, unweighted = trained(Tokens(weight_as="mean"), gradient_accumulation_steps=3, weighted=False)
+    unweighted = by_sgd(Tokens(weight_as="mean"), DynamicLossScale(2.0**10), gradient_accumulation_steps=3)
     before = state(unweighted)
     with pytest.raises(ValueError, match=r"'weighted' must be True, but got False.*Nothing was loaded"):
         unweighted.load_state_dict({name: Tensor(value) for name, value in state(cell).items()})

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 from conftest import quick_in_pynative_mode
-from mindspore import Model, Tensor, mint, nn, ops
+from mindspore import Model, Tensor, mint, nn
 from mindspore.dataset import NumpySlicesDataset
 
 import ms_lossscale as ls
@@ -19,15 +19,6 @@ def dataset():
     return NumpySlicesDataset((X, Y), shuffle=False).batch(8)
 
 
-class HeadLoss(nn.Cell):
-    def __init__(self, backbone, head):
-        super().__init__(auto_prefix=False)
-        self.backbone, self.head = backbone, head
-
-    def construct(self, x, y):
-        return ops.square(self.head(self.backbone(x)) - y).mean()
-
-
 def frozen_backbone():
     backbone = nn.SequentialCell(nn.Dense(4, 4), nn.BatchNorm1d(4))
     for parameter in backbone.get_parameters():
@@ -37,7 +28,8 @@ def frozen_backbone():
 
 def make(backbone, make_cell=ls.ScaledTrainOneStepCell, several=False):
     head = nn.Dense(4, 1)
-    network, optimizer = HeadLoss(backbone, head), nn.SGD(head.trainable_params(), 0.01)
+    network = nn.WithLossCell(nn.SequentialCell(backbone, head), nn.MSELoss())
+    optimizer = nn.SGD(head.trainable_params(), 0.01)
     return make_cell(*([network], [optimizer]) if several else (network, optimizer), 128.0)
 
 

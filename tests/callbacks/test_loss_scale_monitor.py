@@ -425,23 +425,6 @@ def test_skips_that_are_not_in_a_row_or_of_an_earlier_run_stop_nothing(mode):
     assert its.counters()["applied_steps"] == 3
 
 
-@pytest.mark.parametrize(
-    "arguments, error, message",
-    [
-        ({"every_n_steps": 0}, ValueError, "'every_n_steps' must be >= 1 and < 2.*, but got 0"),
-        ({"max_consecutive_skips": "3"}, TypeError, "'max_consecutive_skips' must be an integer >= 1, but got '3'"),
-        ({"csv": 3}, TypeError, "'csv' must be a file in a folder that exists, or None, but got 3"),
-        ({"csv": "nowhere/steps.csv"}, ValueError, "'csv' must be a file in a folder that exists.*'nowhere/st"),
-        ({"csv": "."}, ValueError, "'csv' must be a file .* but got '.'"),
-        ({"save_batch": "batch.npz"}, ValueError, "'save_batch' is 'batch.npz', but needs 'max_consecutive_skips'"),
-        ({"save_batch": ".", "max_consecutive_skips": 3}, ValueError, "'save_batch' must be a file"),
-    ],
-)
-def test_wrong_arguments(arguments, error, message):
-    with pytest.raises(error, match=f"LossScaleMonitor.*{message}"):
-        ls.LossScaleMonitor(**arguments)
-
-
 @quick_in_pynative_mode
 def test_what_can_not_be_watched_is_refused(mode):
     monitor = ls.LossScaleMonitor()

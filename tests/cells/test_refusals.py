@@ -413,7 +413,26 @@ OF_SETTINGS = [
 ]
 
 
-@table(*OF_LOSS_SCALES, *OF_KEYWORDS, *OF_NETWORKS, *OF_OTHER_PLACES, *OF_SEVERAL, *OF_SETTINGS)
+NO_FILE = "must be a file in a folder that exists"
+OF_CALLBACKS = [
+    (lambda: ls.EvaluateAverages(3), TypeError, "'evaluate' must be a function without arguments, or None, but got 3"),
+    (lambda: ls.EvaluateAverages(None, 3), TypeError, f"'save' {NO_FILE}, or None, but got 3"),
+    (lambda: ls.EvaluateAverages(None, "nowhere/averages.ckpt"), ValueError, "'EvaluateAverages'", f"'save' {NO_FILE}"),
+    *((lambda wrong=wrong: ls.ExposeOptimizer(wrong), TypeError, "'optimizer' must be an optimizer or None")
+      for wrong in (3, nn.Adam, nn.Dense(2, 2), [sgd(Linear())])),
+    (lambda: ls.LossScaleMonitor(0), ValueError, "'every_n_steps' must be >= 1 and < 2", "but got 0"),
+    (lambda: ls.LossScaleMonitor(max_consecutive_skips="3"), TypeError,
+     "'max_consecutive_skips' must be an integer >= 1, but got '3'"),
+    (lambda: ls.LossScaleMonitor(csv=3), TypeError, f"'csv' {NO_FILE}, or None, but got 3"),
+    (lambda: ls.LossScaleMonitor(csv="nowhere/steps.csv"), ValueError, f"'csv' {NO_FILE}", "'nowhere/st"),
+    (lambda: ls.LossScaleMonitor(csv="."), ValueError, "'csv' must be a file", "but got '.'"),
+    (lambda: ls.LossScaleMonitor(save_batch="batch.npz"), ValueError,
+     "'save_batch' is 'batch.npz', but needs 'max_consecutive_skips'"),
+    (lambda: ls.LossScaleMonitor(save_batch=".", max_consecutive_skips=3), ValueError, "'save_batch' must be a file"),
+]  # fmt: skip
+
+
+@table(*OF_LOSS_SCALES, *OF_KEYWORDS, *OF_NETWORKS, *OF_OTHER_PLACES, *OF_SEVERAL, *OF_SETTINGS, *OF_CALLBACKS)
 def test_it_is_refused(call, error, words):
     refused(call, error, *words)
 

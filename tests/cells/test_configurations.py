@@ -21,7 +21,7 @@ from support.reference import SpikeRule
 import ms_lossscale as ls
 
 CLASSES = (ls.ScaledTrainOneStepCell, ls.SimultaneousTrainOneStepCell, ls.AlternatingTrainOneStepCell, ls.ManualStep)
-QUICK, RAISING = 14, list(raising())
+QUICK, RAISING = 15, list(raising())
 
 
 @pytest.mark.parametrize(

@@ -343,6 +343,8 @@ def planted():  # Yields modes and configurations of what chance would hardly dr
     yield _plant("simultaneous", "vLL .. w.L ..", ["hysteresis", "plain"], ["overflow_detector"], scales, max_retries=1)
     # A spike right after the window of the mean, and the ceiling.
     yield _plant("scaled", ". . . M . . .", ["steep"], condition="spike")
+    # A list of one network.
+    yield _plant("list of one", ". . L N . . .", clip_norm=INF, ema_decay=0.75)
     # Each try that failed counts for the update rule.
     yield _plant("scaled", ". . . . . . . . . .", ["far above"], max_retries=2)
     # Whose forward was not finite.
@@ -390,7 +392,8 @@ def _plant(
 ):
     """A configuration with a letter for each network in each call, F or G if the forward overflows, and before it an
     action: | flushes, ! discards, a number tells in which network it raises, and another sign sets scales."""
-    count = 1 if cell == "scaled" else 2
+    count = 1 if cell in ("scaled", "list of one") else 2
+    cell = "simultaneous" if cell == "list of one" else cell
     keywords = {"gradient_accumulation_steps": 1, "max_retries": 0, "ema_decay": None, **keywords}
     if count > 1:
         keywords["network_inputs"] = [(0, 1), (2, 3)]

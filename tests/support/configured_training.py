@@ -229,7 +229,7 @@ class ConfiguredTraining:  # A cell of this configuration. Another seed gives ot
         loss_scales = [RULES[name][0]() for name in configuration.rules]
         loss_scale = loss_scales if configuration.has_own_scales else loss_scales[0]
         networks, optimizers = self.networks, self.optimizers
-        if configuration.count == 1:
+        if configuration.count == 1 and configuration.cell != "simultaneous":
             networks, optimizers = networks[0], optimizers[0]
         elif configuration.cell == "tuple":
             networks = TupleOf(networks)

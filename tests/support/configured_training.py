@@ -112,9 +112,9 @@ class LargeGradients(ls.OverflowDetector):
 
 
 class HighLoss(ls.SkipCondition):  # A user's own condition, with a bound that grows with each step that is applied.
-    def __init__(self, bound=LOSS_BOUND):
+    def __init__(self):
         super().__init__()
-        self.bound = Parameter(Tensor(bound, mstype.float32), name="bound", requires_grad=False)
+        self.bound = Parameter(Tensor(LOSS_BOUND, mstype.float32), name="bound", requires_grad=False)
         self.last = Parameter(Tensor(0.0, mstype.float32), name="last", requires_grad=False)
         self.growth = Tensor(LOSS_GROWTH, mstype.float32)
 

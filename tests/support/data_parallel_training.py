@@ -7,13 +7,12 @@ from typing import NamedTuple
 
 import mindspore
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.communication import GlobalComm
 
 import ms_lossscale as ls
 import support.in_mode
-from support.configured_training import HighLoss
 from support.gan_networks import ClipWeights
 from support.networks import FEATURES, weight
 from support.training import state
@@ -78,8 +77,21 @@ def rows_of(place, call, kinds=".", ranks=1):
     return tuple(Tensor(each[place.rows()]) for each in (x, y, valid))
 
 
+class HighLoss(ls.SkipCondition):  # Asks to skip where the loss is high, and counts what it observed.
+    def __init__(self):
+        super().__init__()
+        self.highest, self.one = Tensor(HIGHEST), Tensor(1.0)
+        self.observed = Parameter(Tensor(0.0), name="observed", requires_grad=False)
+
+    def observe(self, loss, norm):
+        ops.assign_add(self.observed, self.one)
+
+    def construct(self, loss, norm):
+        return loss > self.highest
+
+
 def spikes():
-    return [ls.NormSpike(max_norm=12.0, z_score=8.0, window=2), HighLoss(HIGHEST)]
+    return [ls.NormSpike(max_norm=12.0, z_score=8.0, window=2), HighLoss()]
 
 
 def momentum(network):
@@ -174,7 +186,7 @@ def manual_eager(place):
     """The mode is stand_alone, hooks average the gradients, and the argument is the name of a group."""
     network = Rows(None)
     group = GlobalComm.WORLD_COMM_GROUP if reduced_by_hooks(place, network) else False
-    keywords = {"gradient_accumulation_steps": 2, "skip_conditions": [HighLoss(HIGHEST)], "gradients_reduced": group}
+    keywords = {"gradient_accumulation_steps": 2, "skip_conditions": [HighLoss()], "gradients_reduced": group}
     return manual(place, network, dynamic(2.0**8, **PATIENT), **keywords)
 
 

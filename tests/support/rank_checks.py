@@ -11,7 +11,6 @@ from mindspore import dtype as mstype
 
 import ms_lossscale as ls
 from support import data_parallel_training as dp
-from support.configured_training import HighLoss
 from support.gan_networks import ClipWeights
 from support.npu_networks import BACKWARD, FORWARD, INNOCENT, LOSS_SCALE, OnNpu, inputs_for
 from support.training import state
@@ -25,7 +24,7 @@ SETTINGS = {
     "gradient_transforms": ((), [nn.Identity()]),
     "after_update": (None, ClipWeights([FURTHER], 0.9)),
     "overflow_detector": (None, ls.FloatStatusRegister()),
-    **{"max_retries": (0, 1), "weighted": (False, True), "skip_conditions": ((), [HighLoss(dp.HIGHEST)])},
+    **{"max_retries": (0, 1), "weighted": (False, True), "skip_conditions": ((), [dp.HighLoss()])},
     **{"gradients_reduced": (False, True), "drop_overflowed_calls": (False, True)},
 }
 # What a keyword can't be passed without.
@@ -73,7 +72,7 @@ OTHERS = {
     "learning_rate": lambda last: with_optimizer(lambda weights: nn.SGD(weights, 0.2 if last else 0.1)),
     "applied_steps": lambda last: restarted(dp.scaled(ALONE)) if last else dp.scaled(ALONE),
     "max_norm": lambda last: dp.scaled(
-        ALONE, skip_conditions=[HighLoss(dp.HIGHEST), ls.NormSpike(max_norm=2.0 if last else 1.0)]
+        ALONE, skip_conditions=[dp.HighLoss(), ls.NormSpike(max_norm=2.0 if last else 1.0)]
     ),
     "norm_spike.mean": lambda last: dp.scaled(ALONE, skip_conditions=[observed(ls.NormSpike(z_score=1.0), 1.0 + last)]),
 }

@@ -136,19 +136,6 @@ def test_an_evaluation_that_raises_leaves_the_trained_weights(how):
     cell(Tensor(X), Tensor(Y))
 
 
-@pytest.mark.parametrize(
-    "arguments, error, message",
-    [
-        ((3,), TypeError, "'evaluate' must be a function without arguments, or None, but got 3"),
-        ((None, 3), TypeError, "'save' must be a file in a folder that exists, or None, but got 3"),
-        ((None, "nowhere/averages.ckpt"), ValueError, "'save' must be a file in a folder that exists"),
-    ],
-)
-def test_wrong_arguments(arguments, error, message):
-    with pytest.raises(error, match=f"For 'EvaluateAverages', the argument {message}"):
-        EvaluateAverages(*arguments)
-
-
 def test_what_it_needs():
     net, _, model = make(ema_decay=None)
     with pytest.raises(RuntimeError, match="needs 'ema_decay'"):

@@ -108,12 +108,6 @@ def test_what_it_needs(make_model, make_optimizer, error, message):
         train(make_model(), callback)
 
 
-@pytest.mark.parametrize("wrong", [3, nn.Adam, nn.Dense(2, 2), [momentum(nn.Dense(1, 1).trainable_params())]])
-def test_only_an_optimizer_can_be_shown(wrong):
-    with pytest.raises(TypeError, match="For 'ExposeOptimizer', the argument 'optimizer' must be an optimizer or None"):
-        ExposeOptimizer(wrong)
-
-
 @quick_in_pynative_mode
 def test_callbacks_that_ask_the_cell_for_its_optimizer(mode):
     """As those of toolkits do, which know one optimizer only."""

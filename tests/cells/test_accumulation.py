@@ -5,9 +5,9 @@ import numpy as np
 from conftest import quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Tensor, nn
 from support.npu_networks import Saturating, saturating_batch
-from support.training import same_bits
+from support.training import by_sgd, same_bits
 
-from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale, ScaledTrainOneStepCell, emulation
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, emulation
 
 
 @quick_in_pynative_mode
@@ -31,8 +31,7 @@ def test_a_mean_whose_sum_would_overflow(mode):
 def test_the_register_is_remembered_over_the_calls_of_a_cycle(mode):
     with emulation.saturation_mode() as register:
         network = Saturating("only")
-        optimizer, rule = nn.SGD(network.trainable_params(), 0.1), DynamicLossScale(2.0**10)
-        cell = ScaledTrainOneStepCell(network, optimizer, rule, gradient_accumulation_steps=3).set_train()
+        cell = by_sgd(network, DynamicLossScale(2.0**10), 0.1, gradient_accumulation_steps=3)
 
         def read_by_somebody_else():
             register.read()
@@ -56,18 +55,24 @@ def test_the_register_is_remembered_over_the_calls_of_a_cycle(mode):
             assert said == expected, cycle
             assert same_bits(before, network.weight.asnumpy()) == expected[-1]
             assert np.isfinite(network.weight.asnumpy()).all()
-        # Once per cycle: three clean ones, four that overflowed.
-        assert cell.counters() == {"applied_steps": 3, "skipped_steps": 4, "consecutive_skipped_steps": 0}
-        assert cell.get_loss_scale() == 2.0**6
+        # A cycle that is flushed after a call knows what the register said of that.
+        for overflow, in_between in ((0, register.clear), (1, register.clear), (0, register.raise_status)):
+            overflowed = bool(cell(*saturating_batch(overflow, overflow))[1])
+            in_between()
+            before = cell.counters()["skipped_steps"]
+            cell.flush()
+            assert overflowed == bool(overflow) == (cell.counters()["skipped_steps"] > before)
+        # Once per cycle: three clean ones, four that overflowed, and those that were flushed.
+        assert cell.counters() == {"applied_steps": 5, "skipped_steps": 5, "consecutive_skipped_steps": 0}
+        assert cell.get_loss_scale() == 2.0**5
 
 
 @quick_in_graph_mode
 def test_the_register_shows_nobody_elses_over_a_cycle(mode):
     with emulation.saturation_mode() as register:
         networks = [Saturating("first"), Saturating("second", seed=1)]
-        optimizers = [nn.SGD(network.trainable_params(), 0.1) for network in networks]
         keywords = {"network_inputs": [(0, 2), (1, 2)], "gradient_accumulation_steps": 2}
-        cell = AlternatingTrainOneStepCell(networks, optimizers, DynamicLossScale(2.0**10), **keywords).set_train()
+        cell = by_sgd(networks, DynamicLossScale(2.0**10), 0.1, "alternating", **keywords)
         cycles = [
             # For each call what overflows in each network; what the cycle's calls say.
             (((1, 0), (0, 0)), [[True, False], [True, False]]),

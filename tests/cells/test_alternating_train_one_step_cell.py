@@ -7,7 +7,7 @@ from mindspore import dtype as mstype
 from mindspore import nn
 from support import gan_networks as gan
 from support.networks import Linear, batch_for
-from support.training import OneForward, changed, same_bits, state
+from support.training import OneForward, by_sgd, changed, same_bits, state
 
 from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale
 
@@ -44,8 +44,7 @@ def test_a_gan_trains_as_in_two_stock_cells_one_after_the_other(mode):
 
 
 def make(networks, loss_scale, **keywords):
-    optimizers = [nn.SGD(network.trainable_params(), learning_rate=0.1) for network in networks]
-    return AlternatingTrainOneStepCell(networks, optimizers, loss_scale, network_inputs=PAIRS, **keywords).set_train()
+    return by_sgd(networks, loss_scale, 0.1, "alternating", network_inputs=PAIRS, **keywords)
 
 
 def linear_pair():

@@ -5,7 +5,7 @@ import inspect
 import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, slow_in_graph_mode, slow_in_pynative_mode
-from mindspore import Parameter, Tensor, amp, nn
+from mindspore import Tensor, amp, nn
 from mindspore import dtype as mstype
 from mindspore.experimental import optim
 from support.networks import FEATURES, batch, batch_for
@@ -87,18 +87,6 @@ def test_as_in_mindspore_o2_brings_a_dynamic_loss_scale_and_the_others_none(leve
     assert type(cell.loss_scale) is (DynamicLossScale if level == "O2" else FixedLossScale)
 
 
-@pytest.mark.slow
-@pytest.mark.only_on("CPU", reason="only CPU refuses MindSpore's own manager")
-def test_a_dynamic_manager_which_mindspore_refuses_on_cpu(mode):
-    manager = amp.DynamicLossScaleManager(init_loss_scale=512, scale_factor=2, scale_window=2)
-    with pytest.raises(ValueError, match="CPU"):
-        built(amp.build_train_network, loss_scale_manager=manager)
-    cell = built(loss_scale_manager=manager)
-    reported = [cell(*batch_for(overflow))[1:] for overflow in (0, 0, 1, 0)]
-    assert [bool(overflow) for overflow, _ in reported] == [False, False, True, False]
-    assert [float(scale) for _, scale in reported] == [512.0, 512.0, 1024.0, 512.0]
-
-
 def test_a_loss_scale_in_any_form():
     of_mindspore = amp.FixedLossScaleManager(256)
     for manager, expected in ((of_mindspore, 256.0), (FixedLossScale(64.0), 64.0), (32, 32.0), (None, 1.0)):
@@ -114,11 +102,9 @@ def test_its_keywords_are_those_of_mindspore():
 
 @quick_in_graph_mode
 def test_keywords_of_the_training_cell(mode):
-    counts = CountsUpdates()
-    cell = built(network=BackboneWithLoss(), level="O3", loss_scale_manager=8.0, after_update=counts)
-    for overflow in (0, 1, 0):
-        assert bool(cell(*batch_for(overflow))[1]) == bool(overflow)
-    assert int(counts.updates.asnumpy()) == 2
+    cell = built(network=BackboneWithLoss(), level="O3", loss_scale_manager=8.0, clip_norm=float("inf"))
+    for overflow in (False, True, False):
+        assert bool(cell(*batch_for(overflow))[1]) == overflow == (not np.isfinite(cell.grad_norm()))
 
 
 @pytest.mark.slow
@@ -131,12 +117,3 @@ def test_an_optimizer_that_mindspore_refuses(mode):
     before = network.output.weight.asnumpy().copy()
     assert not bool(cell(*batch())[1])
     assert not np.array_equal(network.output.weight.asnumpy(), before)
-
-
-class CountsUpdates(nn.Cell):
-    def __init__(self):
-        super().__init__(auto_prefix=False)
-        self.updates = Parameter(Tensor(0, mstype.int32), name="counts.updates", requires_grad=False)
-
-    def construct(self):
-        self.updates = self.updates + 1

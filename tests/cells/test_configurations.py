@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mindspore import Tensor
 from mindspore import dtype as mstype
-from support.configurations import INF, NAN, covering, draw, planted
+from support.configurations import INF, NAN, covering, draw, planted, raising
 from support.configured_training import check
 from support.in_mode import in_mode
 from support.mutate_reference import SOURCE, mutants, who_notices
@@ -21,14 +21,14 @@ from support.reference import SpikeRule
 import ms_lossscale as ls
 
 CLASSES = (ls.ScaledTrainOneStepCell, ls.SimultaneousTrainOneStepCell, ls.AlternatingTrainOneStepCell, ls.ManualStep)
-QUICK = 13
+QUICK, RAISING = 15, list(raising())
 
 
 @pytest.mark.parametrize(
     ("its_mode", "configuration"),
     [
         pytest.param(*each, marks=pytest.mark.slow if i >= QUICK else ())
-        for i, each in enumerate([*planted(), *covering()])
+        for i, each in enumerate([*RAISING[:1], *planted(), *covering(), *RAISING[1:]])
     ],
 )
 def test_each_two_values_of_different_settings_meet(its_mode, configuration):
@@ -89,15 +89,14 @@ def test_a_new_keyword_would_be_missed_everywhere():
 
 
 def test_norm_spike_with_norms_of_any_size():
-    def condition_and_rule():
-        return ls.NormSpike(max_norm=2.0**70, z_score=2.0, window=2), SpikeRule(2.0**70, 2.0, 2)
-
-    for norms in (
-        [2.0**61, 1.0, 3.0, 2.0, 2.0, 8.0],
-        [1.0, 1.0, 1.0, 1.0, 1.0001],
-        [2.0**70, INF, NAN, 2.0**71, 1.0, 2.0],
+    for max_norm, norms in (
+        (2.0**70, [2.0**61, 1.0, 3.0, 2.0, 2.0, 8.0]),
+        (2.0**70, [1.0, 1.0, 1.0, 1.0, 1.0001]),
+        (2.0**70, [2.0**70, INF, NAN, 2.0**71, 1.0, 2.0]),
+        (None, [1e21, 1.0, 1.5, 1.25, 1e21, 1.3, INF]),
     ):
-        condition, rule = condition_and_rule()
+        condition = ls.NormSpike(max_norm=max_norm, z_score=2.0, window=2)
+        rule = SpikeRule(max_norm or INF, 2.0, 2)
         for norm in map(float, np.float32(norms)):
             loss, its = Tensor(0.0, mstype.float32), Tensor(norm, mstype.float32)
             assert bool(condition(loss, its)) == rule.skips(0.0, norm), (norms, norm)

@@ -86,7 +86,10 @@ def run(kind, wrap, loss_scale, **keywords):
 
 AVERAGED = {"clip_norm": 0.5, "ema_decay": 0.5}
 CASES = {
-    "dynamic": (lambda: ls.DynamicLossScale(2.0**10, scale_window=2, hysteresis=2), AVERAGED),
+    "dynamic": (
+        lambda: ls.DynamicLossScale(2.0**10, scale_window=2, hysteresis=2),
+        {"max_retries": 1, **AVERAGED},
+    ),
     "cycle": (lambda: ls.DynamicLossScale(2.0**10, scale_window=2), {"gradient_accumulation_steps": 3, **AVERAGED}),
     "dropping": (
         lambda: ls.DynamicLossScale(2.0**10, scale_window=2, backoff_if_loss_not_finite=False),

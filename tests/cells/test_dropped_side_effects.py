@@ -53,16 +53,11 @@ def two_losses():
 def manual():
     network = Normed()
     step = ls.ManualStep(network, momentum(network.trainable_params()), ls.DynamicLossScale())
-
-    def forward(x):
-        return step.scale(network(x))
-
-    forward_and_backward = mindspore.value_and_grad(forward, None, step.parameters)
+    value_and_grad = step.value_and_grad(network)
 
     @mindspore.jit
     def train(x):
-        x = step.begin(x)
-        loss, gradients = forward_and_backward(x)
+        loss, gradients = value_and_grad(step.begin(x))
         return loss, step.end(gradients)
 
     return train

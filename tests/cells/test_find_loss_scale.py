@@ -3,30 +3,22 @@
 import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, slow
-from mindspore import nn
 from support.npu_networks import INNOCENT, NAN, OnNpu, inputs_for
 from support.retried_networks import LEARNING_RATE, Slope, SteepBackward, inputs
-from support.training import changed, state
+from support.training import by_sgd, changed, state
 
 import ms_lossscale as ls
 
 SCALE = "loss_scale.scale_value"
 
 
-def sgd(network):
-    return nn.SGD([network.weight], LEARNING_RATE)
-
-
 def scaled(loss_scale=None, network=None, **keywords):
-    network = network or Slope()
-    cell = ls.ScaledTrainOneStepCell(network, sgd(network), loss_scale or ls.DynamicLossScale(), **keywords)
-    return cell.set_train()
+    return by_sgd(network or Slope(), loss_scale or ls.DynamicLossScale(), LEARNING_RATE, **keywords)
 
 
-def two(cell_class, loss_scales, **keywords):
+def two(kind, loss_scales, **keywords):
     networks = [Slope("first"), Slope("second")]
-    optimizers = [sgd(network) for network in networks]
-    return cell_class(networks, optimizers, loss_scales, network_inputs=[(0, 1), (0, 2)], **keywords).set_train()
+    return by_sgd(networks, loss_scales, LEARNING_RATE, kind, network_inputs=[(0, 1), (0, 2)], **keywords)
 
 
 def own(*scales):
@@ -51,8 +43,8 @@ KINDS = {
     "scaled": lambda: scaled(),
     "retries": lambda: scaled(max_retries=2),
     "accumulation": lambda: scaled(gradient_accumulation_steps=2),
-    "own": lambda: two(ls.SimultaneousTrainOneStepCell, own(2.0**16, 2.0**3)),
-    "alternating": lambda: two(ls.AlternatingTrainOneStepCell, ls.DynamicLossScale(), every=(1, 2)),
+    "own": lambda: two("simultaneous", own(2.0**16, 2.0**3)),
+    "alternating": lambda: two("alternating", ls.DynamicLossScale(), every=(1, 2)),
 }
 
 
@@ -91,7 +83,7 @@ def test_it_is_half_of_the_largest_at_which_a_step_is_clean(mode, kind):
 @pytest.mark.parametrize("network", [None, *slow("alternating")])
 def test_a_batch_that_no_scale_mends(mode, network):
     """Says so, and everything is as it was: also the scale of a network that would do."""
-    cell = scaled() if network is None else two(ls.AlternatingTrainOneStepCell, ls.DynamicLossScale())
+    cell = scaled() if network is None else two("alternating", ls.DynamicLossScale())
     batch = inputs(float("nan")) if network is None else inputs(1.0, float("nan"))
     which = "" if network is None else " of network 1"
     message = rf"found no loss scale{which}: this batch overflows at every power of two from 1 to 2\*\*24"
@@ -133,9 +125,7 @@ def test_between_the_floor_and_the_ceiling(mode, floor, ceiling, found):
 def test_on_an_npu_each_network_has_its_own_largest(mode):  # A register does not show whose gradients overflowed.
     networks = [OnNpu("first"), OnNpu("second")]
     with ls.emulation.saturation_mode() as register:
-        optimizers, positions = [nn.SGD(network.trainable_params(), 0.5) for network in networks], [(0, 1), (2, 3)]
-        cell = ls.SimultaneousTrainOneStepCell(networks, optimizers, own(1.0, 1.0), network_inputs=positions)
-        cell.set_train()
+        cell = by_sgd(networks, own(1.0, 1.0), 0.5, "simultaneous", network_inputs=[(0, 1), (2, 3)])
         # The gradient that flows into the register's cell is the scale times the second number.
         assert cell.find_loss_scale(*inputs_for((2.0, 1.0), (2.0, 2.0**6))) == [2.0**14, 2.0**8]
         assert not cell(*inputs_for((2.0, 1.0), (2.0, 2.0**6)))[1].asnumpy()
@@ -149,7 +139,7 @@ def test_on_an_npu_each_network_has_its_own_largest(mode):  # A register does no
 @pytest.mark.slow
 @quick_in_graph_mode
 def test_an_error_of_the_network_leaves_the_scale(mode):
-    cell = two(ls.AlternatingTrainOneStepCell, ls.DynamicLossScale())
+    cell = two("alternating", ls.DynamicLossScale())
     before = state(cell)
     with pytest.raises(ValueError, match="gives network 1 the input at position 2"):
         cell.find_loss_scale(*inputs(1.0))

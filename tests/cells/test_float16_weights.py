@@ -5,9 +5,9 @@ import pytest
 from conftest import quick_in_pynative_mode, slow
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
-from support.training import bookkeeping, changed, state
+from support.training import bookkeeping, by_sgd, changed, state
 
-from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 
 # Finite in float16 times a scale of 1/4, but not by itself.
 TOO_LARGE = 2.0**17
@@ -36,10 +36,6 @@ def slope(value):  # One element of three is large.
     return Tensor(np.float32([1, value, 1]))
 
 
-def descent(network):
-    return nn.SGD(network.trainable_params(), 2.0**-10)
-
-
 def assert_skips(cell, names):
     before = state(cell)
     assert bool(cell(slope(1), slope(TOO_LARGE))[1].asnumpy().any())
@@ -66,8 +62,7 @@ class Strict(nn.Cell):  # An optimizer that refuses gradients of another dtype t
 @pytest.mark.parametrize("keywords", [{"clip_norm": 1.0}, *slow({}, {"max_retries": 1})], ids=str)
 def test_a_gradient_that_the_cast_makes_infinite_skips_the_step(mode, keywords):
     network = Mixed()
-    rule = DynamicLossScale(SCALE, min_loss_scale=2.0**-6)
-    cell = ScaledTrainOneStepCell(network, descent(network), rule, **keywords).set_train()
+    cell = by_sgd(network, DynamicLossScale(SCALE, min_loss_scale=2.0**-6), 2.0**-10, **keywords)
     assert_skips(cell, network.halves)
     # The update rule sees each try.
     assert cell.get_loss_scale() == SCALE / (4 if "max_retries" in keywords else 2)
@@ -101,8 +96,7 @@ def test_of_a_cycle_the_mean_is_cast_to_the_dtypes_of_the_weights(mode):
 def test_of_several_scales_that_of_its_network_moves(mode):
     networks = [Mixed("first"), Mixed("second")]
     rules = [DynamicLossScale(SCALE, min_loss_scale=2.0**-6) for _ in networks]
-    positions = {"network_inputs": [(0, 0), (0, 1)]}
-    cell = SimultaneousTrainOneStepCell(networks, list(map(descent, networks)), rules, **positions).set_train()
+    cell = by_sgd(networks, rules, 2.0**-10, "simultaneous", network_inputs=[(0, 0), (0, 1)])
     assert bool(cell(slope(1), slope(TOO_LARGE))[1])
     assert cell.overflowed_parameters() == networks[1].halves
     assert cell.get_loss_scale() == [SCALE, SCALE / 2]

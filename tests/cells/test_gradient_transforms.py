@@ -5,7 +5,7 @@ import pytest
 from conftest import quick_in_pynative_mode
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
-from support.training import state
+from support.training import by_sgd, state
 
 import ms_lossscale as ls
 
@@ -56,13 +56,8 @@ class Counted(nn.Cell):  # Adds to each gradient, in the place of noise, how oft
         return noisy
 
 
-def sgd(network):
-    return nn.SGD(network.trainable_params(), 1.0)
-
-
-def two(cell, loss_scale, **keywords):
-    networks = [Sloped("first"), Sloped("second", -1)]
-    return cell(networks, list(map(sgd, networks)), loss_scale, **keywords).set_train()
+def two(kind, loss_scale, **keywords):
+    return by_sgd([Sloped("first"), Sloped("second", -1)], loss_scale, 1.0, kind, **keywords)
 
 
 def slopes(factor=1.0):
@@ -78,11 +73,11 @@ def assert_moved(cell, name, matrix, bias):
 
 
 @quick_in_pynative_mode
-@pytest.mark.parametrize("cell", [ls.SimultaneousTrainOneStepCell, ls.AlternatingTrainOneStepCell])
-def test_each_network_may_have_its_own_in_their_order_before_the_norm(mode, cell):
+@pytest.mark.parametrize("kind", ["simultaneous", "alternating"])
+def test_each_network_may_have_its_own_in_their_order_before_the_norm(mode, kind):
     transforms = [[Counted(), Centralize()], [Centralize(), Counted()]]
-    one_for_all = two(cell, 8.0, gradient_transforms=[Centralize()])
-    cell = two(cell, ls.DynamicLossScale(2.0**10), gradient_transforms=transforms, clip_norm=float("inf"))
+    one_for_all = two(kind, 8.0, gradient_transforms=[Centralize()])
+    cell = two(kind, ls.DynamicLossScale(2.0**10), gradient_transforms=transforms, clip_norm=float("inf"))
     assert {"network_0.calls", "network_1.calls"} <= cell.parameters_dict().keys()
     assert any(name.endswith("calls") for name in cell.forward_state_names())
     one_for_all(slopes())
@@ -122,8 +117,8 @@ class Measures(nn.Cell):  # Leaves the gradients as they are, and writes to a lo
 
 @quick_in_pynative_mode
 def test_an_update_rule_goes_on_though_a_transform_holds_it(mode):
-    network, rule = Sloped(), Smoothed(2.0**10)
-    cell = ls.ScaledTrainOneStepCell(network, sgd(network), rule, gradient_transforms=[Measures(rule)]).set_train()
+    rule = Smoothed(2.0**10)
+    cell = by_sgd(Sloped(), rule, 1.0, gradient_transforms=[Measures(rule)])
     cell(slopes())
     for scale in (2.0**10, 2.0**9):
         assert float(cell(slopes(np.inf))[2]) == scale
@@ -143,7 +138,7 @@ class Huge(nn.Cell):  # Makes the first gradient too large.
 @quick_in_pynative_mode
 def test_the_overflow_check_is_on_what_they_return_and_the_scale_moves_whose_gradients_they_make_infinite(mode):
     scales = [ls.DynamicLossScale(8.0), ls.DynamicLossScale(8.0)]
-    cell = two(ls.SimultaneousTrainOneStepCell, scales, gradient_transforms=[[], (Huge(),)], clip_norm=[None, 1.0])
+    cell = two("simultaneous", scales, gradient_transforms=[[], (Huge(),)], clip_norm=[None, 1.0])
     assert bool(cell(slopes())[1])
     assert cell.overflowed_parameters() == ["second.matrix"]
     assert cell.get_loss_scale() == [8.0, 4.0]

@@ -3,46 +3,19 @@ In a plain step the host reads no value of a tensor: on a GPU or NPU each read w
 Neither do a LossScaleMonitor between its lines, and `begin`, `value_and_grad` and `end` of a ManualStep.
 """
 
-import contextlib
-
 import mindspore
 import pytest
 from conftest import in_pairs, slow
 from mindspore import Tensor, nn
 from support import gan_networks as gan
+from support.host_reads import recorded
 from support.normalised_training import Convolutional
 from support.normalised_training import batch as images
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    LossScaleMonitor,
-    ManualStep,
-    NormSpike,
-    ScaledTrainOneStepCell,
-)
+import ms_lossscale as ls
 
-READING = ("asnumpy", "item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__array__")
 # Until then, some cells look at what the forward writes that is not restored; the next look comes at the 50th step.
 FIRST, STEPS = 4, 20
-
-
-@contextlib.contextmanager
-def recorded(monkeypatch):
-    """A context in which each read is noted in the list that it yields."""
-    reads = []
-    with monkeypatch.context() as patched:
-        for name in filter(lambda name: hasattr(Tensor, name), READING):
-            patched.setattr(Tensor, name, noting(getattr(Tensor, name), name, reads))
-        yield reads
-
-
-def noting(read, name, reads):
-    def noted(tensor, *args, **keywords):
-        reads.append(name)
-        return read(tensor, *args, **keywords)
-
-    return noted
 
 
 def reads_in(step, monkeypatch):
@@ -65,7 +38,7 @@ ALL = {
     "clip_norm": 1.0,
     "ema_decay": 0.9,
     "gradient_accumulation_steps": 2,
-    "skip_conditions": [NormSpike(max_norm=9.0)],
+    "skip_conditions": [ls.NormSpike(max_norm=9.0)],
 }
 SETTINGS = {"plain": {}, "all": ALL, "not scaled": {"loss_scale": None}}
 
@@ -73,9 +46,11 @@ SETTINGS = {"plain": {}, "all": ALL, "not scaled": {"loss_scale": None}}
 @pytest.mark.parametrize("settings", ["plain", *slow("all", "not scaled")])
 def test_a_step_and_a_monitor(mode, settings, monkeypatch):
     network = Convolutional()
-    keywords = {"loss_scale": DynamicLossScale(2.0**10), **SETTINGS[settings]}
-    cell = ScaledTrainOneStepCell(network, nn.Momentum(network.trainable_params(), 0.01, 0.9), **keywords).set_train()
-    monitor, inputs = LossScaleMonitor(every_n_steps=100), images(0)
+    keywords = {"loss_scale": ls.DynamicLossScale(2.0**10), **SETTINGS[settings]}
+    cell = ls.ScaledTrainOneStepCell(
+        network, nn.Momentum(network.trainable_params(), 0.01, 0.9), **keywords
+    ).set_train()
+    monitor, inputs = ls.LossScaleMonitor(every_n_steps=100), images(0)
     with monitor.watching(cell):
         assert reads_in(lambda: monitor.after_step(*cell(*inputs)), monkeypatch) == []
 
@@ -83,7 +58,7 @@ def test_a_step_and_a_monitor(mode, settings, monkeypatch):
 @in_pairs
 def test_a_manual_step(mode, how, monkeypatch):
     network = Convolutional().set_train()
-    step = ManualStep(network, nn.Momentum(network.trainable_params(), 0.01, 0.9), DynamicLossScale(2.0**10))
+    step = ls.ManualStep(network, nn.Momentum(network.trainable_params(), 0.01, 0.9), ls.DynamicLossScale(2.0**10))
     value_and_grad = step.value_and_grad(network)
 
     def train_step(x, labels, factor):
@@ -91,7 +66,7 @@ def test_a_manual_step(mode, how, monkeypatch):
         return loss, step.end(grads)
 
     train_step = mindspore.jit(train_step) if how == "in_jit" else train_step
-    monitor, inputs = LossScaleMonitor(every_n_steps=100), images(0)
+    monitor, inputs = ls.LossScaleMonitor(every_n_steps=100), images(0)
     with monitor.watching(step):
         assert reads_in(lambda: monitor.after_step(*train_step(*inputs)), monkeypatch) == []
 
@@ -101,8 +76,8 @@ def test_a_manual_step(mode, how, monkeypatch):
 @pytest.mark.parametrize("mode", ["graph"], indirect=True)
 def test_alternating_networks(mode, monkeypatch):
     networks = gan.generator_and_discriminator()
-    losses, optimizers, rule = gan.two_losses(*networks), gan.two_optimizers(*networks), DynamicLossScale(2.0**10)
-    cell = AlternatingTrainOneStepCell(losses, optimizers, rule, network_inputs=gan.NETWORK_INPUTS)
+    losses, optimizers, rule = gan.two_losses(*networks), gan.two_optimizers(*networks), ls.DynamicLossScale(2.0**10)
+    cell = ls.AlternatingTrainOneStepCell(losses, optimizers, rule, network_inputs=gan.NETWORK_INPUTS)
     cell.set_train()
     inputs = gan.gan_batch(seed=0)
     assert reads_in(lambda: cell(*inputs), monkeypatch) == []

@@ -6,6 +6,7 @@ import pytest
 from conftest import slow
 from mindspore import Parameter, Tensor, nn
 from mindspore import dtype as mstype
+from support.training import by_sgd
 
 import ms_lossscale as ls
 
@@ -50,20 +51,14 @@ def inputs_with_a_dict():
     return [X, dict(zip(names, inputs()[1:]))]
 
 
-def scaled(networks, optimizers, *args, **keywords):
-    return ls.ScaledTrainOneStepCell(networks[0], optimizers[0], *args, **keywords)
-
-
-def of_one(networks, optimizers, *args, **keywords):
-    network = Several()
-    optimizers = [nn.SGD([weight], 1.0) for weight in network.trainable_params()]
-    return ls.SimultaneousTrainOneStepCell(network, optimizers, *args, **keywords)
-
-
 def make(kind, network=Takes, **keywords):
+    scale = ls.DynamicLossScale(2.0**14)
+    if kind == "of one":
+        network = Several()
+        optimizers = [nn.SGD([weight], 1.0) for weight in network.trainable_params()]
+        return ls.SimultaneousTrainOneStepCell(network, optimizers, scale, **keywords).set_train()
     networks = [network("a"), network("b")]
-    optimizers = [nn.SGD(each.trainable_params(), 1.0) for each in networks]
-    return kind(networks, optimizers, ls.DynamicLossScale(2.0**14), **keywords).set_train()
+    return by_sgd(networks[0] if kind == "scaled" else networks, scale, 1.0, kind, **keywords)
 
 
 def check(cell, values):
@@ -76,15 +71,13 @@ def check(cell, values):
     assert set(np.atleast_1d(cell.find_loss_scale(*values))) == {2.0**10}
 
 
-@pytest.mark.parametrize(
-    "kind", [scaled, of_one, *slow(ls.SimultaneousTrainOneStepCell, ls.AlternatingTrainOneStepCell)]
-)
+@pytest.mark.parametrize("kind", ["scaled", "of one", *slow("simultaneous", "alternating")])
 def test_each_cell_takes_them(mode, kind):
     check(make(kind, max_retries=5), inputs())
 
 
 @pytest.mark.parametrize("mode", ["pynative"], indirect=True)
-@pytest.mark.parametrize("kind", [scaled, *slow(ls.SimultaneousTrainOneStepCell, ls.AlternatingTrainOneStepCell)])
+@pytest.mark.parametrize("kind", ["scaled", *slow("simultaneous", "alternating")])
 def test_pynative_mode_takes_dicts(mode, kind):
     check(make(kind, TakesDict, max_retries=5), inputs_with_a_dict())
 
@@ -92,7 +85,7 @@ def test_pynative_mode_takes_dicts(mode, kind):
 @pytest.mark.parametrize("mode", ["pynative"], indirect=True)
 def test_a_network_gets_the_very_tensors_that_a_tuple_with_a_string_has(mode):
     """Where a network with several losses is compiled."""
-    cell = make(of_one)
+    cell = make("of one")
     cell.set_loss_scale(2.0**4)
     first, second = inputs(), inputs()
     second[5], second[6] = [3 * X, 2.0], ((X, 4), "word")
@@ -105,7 +98,7 @@ def test_a_network_gets_the_very_tensors_that_a_tuple_with_a_string_has(mode):
 @pytest.mark.parametrize("mode", ["pynative"], indirect=True)
 def test_a_manual_step_returns_them_as_they_are(mode):
     network = TakesDict()
-    step = ls.ManualStep(network, nn.SGD(network.trainable_params(), 1.0), ls.DynamicLossScale(2.0**4))
+    step = by_sgd(network, ls.DynamicLossScale(2.0**4), 1.0, "manual")
     value_and_grad = step.value_and_grad(network)
     for _ in range(2):
         seen = step.begin(*inputs_with_a_dict())

@@ -33,9 +33,9 @@ def test_names_that_do_not_fit(kind):
 @pytest.mark.parametrize("kind", [CELLS[0], *slow(*CELLS[1:])])
 def test_a_cycle_that_was_begun_with_another_number_of_calls(mode, kind):
     begun = Trained(kind, steps=3)
-    begun.call(0)
+    begun.call_cell(0)
     within = {name: Tensor(value) for name, value in state(begun.cell).items()}
-    begun.flush()
+    begun.cell.flush()
     between = {name: Tensor(value) for name, value in state(begun.cell).items()}
     message = "'gradient_accumulation_steps' must be 3, but got {}: .*{}"
     for steps in (1, 2):

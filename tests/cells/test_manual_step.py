@@ -1,6 +1,5 @@
 """What a ManualStep shows and takes. The configurations compare its steps with the reference."""
 
-import mindspore
 import numpy as np
 import pytest
 from conftest import quick_in_pynative_mode
@@ -17,14 +16,11 @@ def test_what_users_read_and_set(mode):
     assert step.forward_state_names() == ["network_0.1.moving_mean", "network_0.1.moving_variance"]
     assert step.steps_made() == 0
     train_step(*batch(0))
-    norm = step.grad_norm()
-    assert 0 < norm < np.inf and step.overflowed_parameters() == []
+    assert step.overflowed_parameters() == []
     train_step(*batch(1, overflows=True))
-    assert not np.isfinite(step.grad_norm())
     assert "network_0.0.weight" in step.overflowed_parameters()
-    assert step.counters() == {"applied_steps": 1, "skipped_steps": 1, "consecutive_skipped_steps": 1}
     assert step.steps_made() == 2
-    assert step.get_loss_scale() == step.loss_scale.get_loss_scale() == 2.0**9
+    assert step.loss_scale.get_loss_scale() == 2.0**9
     assert (step.scale_sense.asnumpy(), step.scale_sense.shape) == (2.0**9, ())
     step.set_loss_scale(2.0**12)
     x, y = batch(2)
@@ -42,21 +38,6 @@ def test_what_users_read_and_set(mode):
         for name, average in averaged.items():
             np.testing.assert_array_equal(state(network)[name], average.asnumpy())
     assert not changed(trained, state(network))
-
-
-@quick_in_pynative_mode
-def test_what_users_read_of_two(mode):
-    step, networks, train_step = manual([dynamic(), 2.0**8], count=2, clip_norm=[None, 1.0])
-    for its, network in zip(step.parameters, networks):
-        assert isinstance(its, ParameterTuple) and list(map(id, its)) == list(map(id, network.trainable_params()))
-    train_step(*batch(0))
-    first, second = step.grad_norm()
-    assert first is None and second > 0
-    assert step.get_loss_scale() == step.scale_sense.asnumpy().tolist() == [2.0**10, 2.0**8]
-    step.set_loss_scale([2.0**9, 2.0**7])
-    step.begin(*batch(1))
-    assert [float(step.scale(Tensor(1.0), i)) for i in range(2)] == [2.0**9, 2.0**7]
-    assert [each.get_loss_scale() for each in step.loss_scale] == [2.0**9, 2.0**7]
 
 
 NUMBERS = (4, 4.0, np.int64(4), np.int32(4), np.uint8(4), np.float16(4), np.float32(4), np.float64(4), np.ones(4).sum())
@@ -79,24 +60,3 @@ def test_a_weight_and_a_number_may_be_numpys(mode):
             step.end(grads, grads, weight=weight)
     with pytest.raises(ValueError, match="the number of an optimizer must be from 0 to 1, but got 2"):
         step.value_and_grad(networks[1], np.int64(2))
-
-
-@pytest.mark.parametrize("how", ["eagerly", "in_jit"])
-def test_numpys_weight_divides_as_pythons(mode, how):
-    def trained(weight):
-        step, (network,), _ = manual(2.0**8)
-        value_and_grad = step.value_and_grad(network)
-
-        def train_step(x, y):
-            loss, grads = value_and_grad(*step.begin(x, y))
-            return step.end(grads, loss=loss, weight=weight)
-
-        train_step = mindspore.jit(train_step) if how == "in_jit" else train_step
-        for seed in range(2):
-            train_step(*batch(seed))
-        return state(step)
-
-    expected = trained(4)
-    assert changed(expected, trained(2.5))
-    for weight in (np.int64(4), np.float32(4)):
-        assert not changed(expected, trained(weight))

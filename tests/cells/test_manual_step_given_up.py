@@ -3,18 +3,8 @@
 import mindspore
 import pytest
 from conftest import in_pairs, slow
-from support.manual_training import batch, manual
+from support.manual_training import batch, dynamic, manual
 from support.training import changed, state
-
-from ms_lossscale import DynamicLossScale
-
-
-def dynamic():
-    return DynamicLossScale(2.0**10, scale_window=3)
-
-
-class Interrupted(Exception):
-    """Raised in the middle of a step."""
 
 
 def given_up(step, networks, data, how):
@@ -50,11 +40,11 @@ def test_an_exception_within_the_forward_that_is_differentiated(mode):
 
     def forward(x, y):
         step.scale(networks[0](x, y))
-        raise Interrupted
+        raise InterruptedError
 
     grad = mindspore.grad(forward, None, step.parameters)
     for seed in range(2):
-        with pytest.raises(Interrupted):
+        with pytest.raises(InterruptedError):
             grad(*step.begin(*batch(10 + seed)))
         train_step(*batch(seed))
         its_train_step(*batch(seed))

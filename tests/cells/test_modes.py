@@ -6,8 +6,9 @@ from conftest import MODES, slow
 from mindspore import nn
 from mindspore.experimental.optim import AdamW
 from support.linear_pair import Trained
+from support.manual_training import batches, dynamic, regression
 from support.networks import FEATURES, batch_for
-from support.training import changed, state
+from support.training import cell_of, changed, state
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 
@@ -21,14 +22,11 @@ def _mode_as_before():
 
 def train(constructed, called, optimizer, **kwargs):
     mindspore.set_context(mode=MODES[constructed])
-    mindspore.set_seed(1)
-    network = nn.SequentialCell(nn.Dense(FEATURES, 1), nn.BatchNorm1d(1))
-    optimizer, kwargs = optimizer(network.trainable_params()), {"clip_norm": 1.0, "ema_decay": 0.9, **kwargs}
-    scale = DynamicLossScale(2.0**10, scale_window=2)
-    cell = ScaledTrainOneStepCell(nn.WithLossCell(network, nn.MSELoss()), optimizer, scale, **kwargs).set_train()
-    for step in range(6):
+    network, kwargs = regression(1), {"clip_norm": 1.0, "ema_decay": 0.9, **kwargs}
+    cell = cell_of("scaled", [network], [optimizer(network.trainable_params())], dynamic(), **kwargs)
+    for step, data in enumerate(batches("..x...")):
         mindspore.set_context(mode=MODES[called[step % len(called)]])
-        cell(*batch_for(step == 2, step))
+        cell(*data)
     cell.flush()
     return state(cell)
 
@@ -50,11 +48,14 @@ def test_the_same_steps_in_both_modes_in_turn(constructed):
 @pytest.mark.parametrize("kind", slow("simultaneous", "alternating"))
 @pytest.mark.parametrize(("constructed", "called"), [("graph", "pynative"), ("pynative", "graph")])
 def test_each_cell_in_the_other_mode(kind, constructed, called):
-    mindspore.set_context(mode=MODES[constructed])
-    trained = Trained(kind)
-    mindspore.set_context(mode=MODES[called])
+    cells = []
+    for mode in (constructed, called):
+        mindspore.set_context(mode=MODES[mode])
+        cells.append(Trained(kind))
     for seed in range(3):
-        trained.call(seed, (seed == 1, False))
+        for its in cells:
+            its.call_cell(seed, (seed == 1, False))
+    assert not changed(*(state(its.cell) for its in cells))
 
 
 @pytest.mark.slow

@@ -10,9 +10,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from support.linear_pair import Trained
 from support.networks import HalfPrecision, Linear, batch, batch_for
-from support.training import changed, same_bits, state
-
-from ms_lossscale import ScaledTrainOneStepCell
+from support.training import by_sgd, changed, same_bits, state
 
 DECAY = 0.9
 
@@ -22,12 +20,7 @@ def averages(cell):
 
 
 def averaging(network, decay=DECAY, loss_scale=2.0**7):
-    optimizer = nn.SGD(network.trainable_params(), 0.01)
-    return ScaledTrainOneStepCell(network, optimizer, loss_scale, ema_decay=decay).set_train()
-
-
-class Interrupted(Exception):
-    pass
+    return by_sgd(network, loss_scale, ema_decay=decay)
 
 
 @quick_in_graph_mode
@@ -55,8 +48,8 @@ def test_evaluates_with_the_averages_and_trains_on_as_if_nothing_had_been(mode, 
                     evaluated.call_cell(seed)
             assert changed(before, state(evaluated.cell)) == set()
         elif seed % 3 == 1:
-            with pytest.raises(Interrupted), evaluated.cell.ema_weights():
-                raise Interrupted
+            with pytest.raises(InterruptedError), evaluated.cell.ema_weights():
+                raise InterruptedError
             assert changed(before, state(evaluated.cell)) == set()
         # The network itself computes with the trained weights again.
         assert same_bits(evaluated.networks[0](x, y).asnumpy(), untouched.networks[0](x, y).asnumpy())

@@ -1,18 +1,10 @@
 """In PyNative mode a user's own cell runs in Python, as it is written, in each step; the rest is compiled."""
 
-import mindspore
 import pytest
 from mindspore import nn, ops
-from support.in_mode import in_mode
 from support.networks import Linear, batch
 
 from ms_lossscale import DynamicLossScale, FiniteGradients, ScaledTrainOneStepCell
-
-
-@pytest.fixture(autouse=True)
-def pynative_mode():
-    with in_mode(mindspore.PYNATIVE_MODE):
-        yield
 
 
 class OwnOptimizer(nn.Optimizer):
@@ -61,7 +53,8 @@ class OwnTransform(nn.Cell):
 
 @pytest.mark.parametrize("clip_norm", [None, 1.0])
 @pytest.mark.parametrize("steps", [1, 2])
-def test_they_run_in_each_step(steps, clip_norm):
+@pytest.mark.parametrize("mode", ["pynative"], indirect=True)
+def test_they_run_in_each_step(mode, steps, clip_norm):
     network, detector, after, transform, scale = Linear(), OwnDetector(), AfterUpdate(), OwnTransform(), OwnScale()
     own = {"overflow_detector": detector, "after_update": after, "gradient_transforms": [transform]}
     optimizer, keywords = OwnOptimizer(network.trainable_params(), 0.1), {"gradient_accumulation_steps": steps, **own}

@@ -2,23 +2,20 @@
 
 import pytest
 from conftest import quick_in_pynative_mode
-from mindspore import nn
 from support.retried_networks import LEARNING_RATE, Penalised, Slope, inputs
+from support.training import by_sgd
 
-from ms_lossscale import DynamicLossScale, FixedLossScale, SimultaneousTrainOneStepCell
+from ms_lossscale import DynamicLossScale, FixedLossScale
 
 
-def cell_of(networks, weights, loss_scales, **keywords):
-    optimizers, network_inputs = [nn.SGD([weight], LEARNING_RATE) for weight in weights], [(0, 1), (0, 2)]
-    return SimultaneousTrainOneStepCell(
-        networks, optimizers, loss_scales, network_inputs=network_inputs, **keywords
-    ).set_train()
+def cell_of(networks, loss_scales, **keywords):
+    return by_sgd(networks, loss_scales, LEARNING_RATE, "simultaneous", network_inputs=[(0, 1), (0, 2)], **keywords)
 
 
 @quick_in_pynative_mode
 def test_names_reading_and_setting(mode):
     networks, loss_scales = [Slope("first"), Slope("second")], (DynamicLossScale(2.0**10), FixedLossScale(8.0))
-    cell = cell_of(networks, [network.weight for network in networks], loss_scales)
+    cell = cell_of(networks, loss_scales)
     names = [name for name in cell.parameters_dict() if "scale" in name]
     assert {f"network_{i}.loss_scale.scale_value" for i in range(2)} <= set(names)
     assert all(name.startswith(("network_0.loss_scale.", "network_1.loss_scale.")) for name in names)
@@ -36,7 +33,7 @@ def test_names_reading_and_setting(mode):
 def test_an_input_gradient_of_one_of_the_scales(mode):
     loss_scales = [DynamicLossScale(2.0**15), DynamicLossScale(2.0**15)]
     networks = [Penalised(loss_scales[0], "first"), Slope("second")]
-    cell = cell_of(networks, [networks[0].inner.weight, networks[1].weight], loss_scales, max_retries=5)
+    cell = cell_of(networks, loss_scales, max_retries=5)
     _, overflow, scales, _ = cell(*inputs(1.0, 1.0))
     assert not overflow.asnumpy()
     assert scales.asnumpy().tolist() == [2.0**11, 2.0**15]

@@ -4,22 +4,18 @@ import mindspore
 import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode
-from mindspore import Tensor, jit, nn, ops
+from mindspore import Tensor, jit, ops
 from mindspore import dtype as mstype
 from support.retried_networks import LEARNING_RATE, HalvesItsInput, Penalised, Slope, inputs
+from support.training import by_sgd
 
-from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
-
-
-def sgd(network):
-    return nn.SGD([network.weight], LEARNING_RATE)
+from ms_lossscale import DynamicLossScale
 
 
 @pytest.mark.parametrize("mode", ["graph"], indirect=True)  # PyNative mode refuses to differentiate such a network.
 def test_each_try_sees_the_inputs_of_the_call(mode):
     network = HalvesItsInput()
-    optimizer = nn.SGD([network.weight], 0.5)
-    cell = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(2.0**15), max_retries=4).set_train()
+    cell = by_sgd(network, DynamicLossScale(2.0**15), 0.5, max_retries=4)
     _, overflow, loss_scale = cell(Tensor(np.full(3, 40.0, np.float32)))
     assert (bool(overflow.asnumpy()), float(loss_scale.asnumpy()), cell.counters()["retries"]) == (False, 2.0**11, 4)
     np.testing.assert_array_equal(network.weight.asnumpy(), np.full(3, 1.0 - 0.5 * 20.0, np.float32))
@@ -41,8 +37,8 @@ class Drawn(Slope):
 @quick_in_graph_mode
 def test_the_loss_and_aux_are_those_of_the_attempt_that_is_applied(mode):
     network = Drawn()
-    cell = ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(2.0**15), max_retries=8, has_aux=True)
-    loss, _, _, (factor,) = cell.set_train()(*inputs(4.0))
+    cell = by_sgd(network, DynamicLossScale(2.0**15), LEARNING_RATE, max_retries=8, has_aux=True)
+    loss, _, _, (factor,) = cell(*inputs(4.0))
     assert cell.counters()["retries"] > 0
     moved = (1.0 - network.weight.asnumpy()) / LEARNING_RATE
     # float16 rounds the product of scale and factor by 2**-11; the weight's own rounding is divided by the step.
@@ -73,8 +69,7 @@ def test_mindspore_has_python_make_a_dict_that_a_graph_returns(graphs):
 
 @pytest.mark.parametrize("mode", ["pynative"], indirect=True)
 def test_no_attempt_waits_for_python(mode, graphs):
-    network = Slope()
-    cell = ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(2.0**15), max_retries=8).set_train()
+    cell = by_sgd(Slope(), DynamicLossScale(2.0**15), LEARNING_RATE, max_retries=8)
     cell(*inputs(4.0))
     assert cell.counters()["retries"] > 0
     assert list(graphs.glob("*_validate_*.ir")) and not operators_made_by_python(graphs)
@@ -84,8 +79,7 @@ def test_no_attempt_waits_for_python(mode, graphs):
 @pytest.mark.parametrize("shares", [True, False])
 def test_a_loss_that_the_scale_makes_infinite_is_tried_again(mode, shares):
     scale = DynamicLossScale(2.0**15)
-    network = Penalised(scale if shares else 2.0**15)
-    cell = ScaledTrainOneStepCell(network, sgd(network.inner), scale, max_retries=5).set_train()
+    cell = by_sgd(Penalised(scale if shares else 2.0**15), scale, LEARNING_RATE, max_retries=5)
     loss, overflow, used = cell(*inputs(1.0))
     if shares:
         assert np.isfinite(loss.asnumpy()) and not overflow.asnumpy()

@@ -6,20 +6,16 @@ from conftest import quick_in_pynative_mode, slow
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from support.networks import HalfPrecision, Linear, LossOfShape, batch, overflowing_batch
-from support.training import assert_equal_weights, bookkeeping, changed, state
+from support.training import assert_equal_weights, bookkeeping, by_sgd, changed, state
 
-from ms_lossscale import DynamicLossScale, FixedLossScale, ScaledTrainOneStepCell
-
-
-def sgd(network, learning_rate=0.1):
-    return nn.SGD(network.trainable_params(), learning_rate=learning_rate)
+from ms_lossscale import DynamicLossScale, FixedLossScale
 
 
 @quick_in_pynative_mode
 def test_a_float16_loss_stays_float16_and_is_scaled_in_float32(mode):
     network = HalfPrecision()
     # 2**24 times the loss is infinite in float16.
-    cell = ScaledTrainOneStepCell(network, sgd(network, 0.01), FixedLossScale(2.0**24))
+    cell = by_sgd(network, FixedLossScale(2.0**24))
     loss, overflow, _ = cell(*batch())
     assert loss.dtype == mstype.float16
     np.testing.assert_array_equal(loss.asnumpy(), HalfPrecision()(*batch()).asnumpy())
@@ -39,8 +35,7 @@ class WeightItself(nn.Cell):
 
 
 def test_what_it_returns_is_that_of_its_step_though_later_ones_move_it(mode):
-    network = WeightItself()
-    cell = ScaledTrainOneStepCell(network, sgd(network, 0.5), DynamicLossScale(64.0, scale_window=1))
+    cell = by_sgd(WeightItself(), DynamicLossScale(64.0, scale_window=1), 0.5)
     steps = [cell() for _ in range(3)]
     # Read only now, after all later steps.
     assert [[float(each) for each in its] for its in steps] == [[3.0, 0, 64.0], [2.5, 0, 128.0], [2.0, 0, 256.0]]
@@ -51,8 +46,8 @@ def test_what_it_returns_is_that_of_its_step_though_later_ones_move_it(mode):
 @pytest.mark.parametrize("shape", [(4, 1), *slow(((),), ((1,),))], ids=str)
 def test_trains_the_sum_of_a_loss_of_any_shape_which_it_returns_with_the_overflow_and_the_scale(mode, shape):
     network, expected = LossOfShape(shape), LossOfShape(shape)
-    cell = ScaledTrainOneStepCell(network, sgd(network, 0.01), FixedLossScale(2.0**10))
-    stock_cell = nn.TrainOneStepCell(expected, sgd(expected, 0.01))
+    cell = by_sgd(network, FixedLossScale(2.0**10))
+    stock_cell = nn.TrainOneStepCell(expected, nn.SGD(expected.trainable_params(), 0.01))
     for step, inputs in enumerate([*map(batch, range(3)), overflowing_batch()]):
         # The network alone and the network in a training step may be compiled to operators that round differently.
         wanted = expected(*inputs).asnumpy()
@@ -88,10 +83,9 @@ class ClipWeights(nn.Cell):
 def test_a_method_runs_after_the_optimizer_in_clean_steps_only(mode):
     """The configurations draw cells."""
     network, expected = Linear(), Linear()
-    optimizer = sgd(network, 0.01)
-    after_update = ClipWeights(optimizer.parameters, 0.05).clip
-    cell = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(64.0), after_update=after_update)
-    nn.TrainOneStepCell(expected, sgd(expected, 0.01))(*batch())
+    after_update = ClipWeights(network.trainable_params(), 0.05).clip
+    cell = by_sgd(network, DynamicLossScale(64.0), after_update=after_update)
+    nn.TrainOneStepCell(expected, nn.SGD(expected.trainable_params(), 0.01))(*batch())
     # Wanted: clipped after the first update, so at the bound somewhere, and not the bound everywhere.
     cell(*batch())
     np.testing.assert_array_equal(network.weight.asnumpy(), np.clip(expected.weight.asnumpy(), -0.05, 0.05))

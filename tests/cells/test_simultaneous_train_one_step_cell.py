@@ -11,10 +11,10 @@ from conftest import quick_in_pynative_mode, slow
 from mindspore import dtype as mstype
 from mindspore import nn
 from support import gan_networks as gan
-from support.networks import LossOfShape, Mlp, batch_for
+from support.networks import LossOfShape, batch_for
 from support.training import changed, same_bits, state
 
-from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
+from ms_lossscale import DynamicLossScale, SimultaneousTrainOneStepCell
 
 # For each step the losses that overflow, and the scales as powers of two, where each network has its own.
 STEPS = [((), (10, 10)), ((), (10, 10)), ((0,), (11, 11)), ((), (10, 11)), ((1,), (10, 11)), ((0, 1), (10, 10))]
@@ -90,26 +90,6 @@ def test_a_gan(mode, form):
             assert not changed(first_statistics, {name: after[name] for name in first_statistics})
     # The tuple does shared work once.
     assert counted.runs == len(STEPS) or form == "list"
-
-
-@quick_in_pynative_mode
-def test_with_one_network_it_is_the_cell_for_one(mode):
-    cells = []
-    for make, one in ((SimultaneousTrainOneStepCell, lambda its: [its]), (ScaledTrainOneStepCell, lambda its: its)):
-        network = Mlp()
-        optimizer = nn.Adam(network.trainable_params(), learning_rate=0.05)
-        cells.append(make(one(network), one(optimizer), loss_scale()).set_train())
-    simultaneous, scaled = cells
-    for step, (overflows, _) in enumerate(STEPS):
-        inputs = batch_for(bool(overflows), seed=step)
-        *together, losses = as_numpy(simultaneous(*inputs))
-        alone = as_numpy(scaled(*inputs))
-        assert all(same_bits(*pair) for pair in zip(together, alone))
-        assert same_bits(losses, alone[0].reshape(1))
-        assert not changed(state(simultaneous), state(scaled))
-    assert simultaneous.get_loss_scale() == scaled.get_loss_scale()
-    assert simultaneous.counters() == scaled.counters()
-    assert scaled.counters() == {"applied_steps": 4, "skipped_steps": 3, "consecutive_skipped_steps": 0}
 
 
 def errors_of(network, x, y):

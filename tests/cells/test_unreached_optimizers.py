@@ -8,11 +8,7 @@ from conftest import quick_in_graph_mode, slow
 from mindspore import Tensor, nn, ops
 from support.networks import weight
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    SimultaneousTrainOneStepCell,
-)
+from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale, SimultaneousTrainOneStepCell
 
 ROWS = np.float32([[1, 2], [3, 4]])
 

@@ -8,7 +8,7 @@ from mindspore import Tensor, ops
 from support.manual_training import batch, batches, manual
 from support.training import changed, state
 
-from ms_lossscale import DynamicLossScale, ManualStep
+from ms_lossscale import DynamicLossScale
 
 in_all_pairs = pytest.mark.parametrize(
     ("mode", "how"),
@@ -107,8 +107,3 @@ def test_eagerly_outside_of_a_step_it_raises(mode):
     step.end(value_and_grad(*data)[1])
     with pytest.raises(RuntimeError, match="no step has begun"):
         value_and_grad(*data)
-
-
-def test_begin_end_and_the_others_are_documented_members():
-    for name, word in {"begin": "inputs", "end": "grads", "flush": "cycle", "value_and_grad": "function"}.items():
-        assert word in getattr(ManualStep, name).__doc__

@@ -11,6 +11,7 @@ from support.linear_pair import Trained
 from support.networks import Linear, batch, batch_for
 from support.python_process import skip_with_older_mindspore
 from support.sloped_networks import cell, manual, with_norm
+from support.training import by_sgd
 
 from ms_lossscale import DynamicLossScale, ManualStep, NormSpike, ScaledTrainOneStepCell
 
@@ -18,8 +19,7 @@ SEE = " More symptoms and causes: docs/diagnosis.md."
 
 
 def linear(loss_scale, network=None):
-    network = network or Linear()
-    return ScaledTrainOneStepCell(network, nn.SGD([network.weight], 0.01), loss_scale).set_train()
+    return by_sgd(network or Linear(), loss_scale)
 
 
 def warning_of(call, inputs, calls=50):

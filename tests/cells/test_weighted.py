@@ -1,51 +1,19 @@
 """Losses that are sums over different numbers of things. The configurations draw those whose weight is a Tensor."""
 
+import mindspore
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
+from conftest import quick_in_pynative_mode, slow
 from mindspore import Parameter, Tensor, nn
 from support.refused import refused
-from support.token_networks import LEARNING_RATE, Tokens, batch, gradient, sgd, tensors, weight_of
-from support.training import changed, state
+from support.token_networks import Tokens, batch, tensors
+from support.training import by_sgd, changed, state
 
-from ms_lossscale import DynamicLossScale, ManualStep, ScaledTrainOneStepCell
-
-
-def trained(network=None, **keywords):
-    network = network or Tokens()
-    keywords = {"weighted": True, **keywords}
-    return network, ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(2.0**10), **keywords).set_train()
-
-
-@quick_in_graph_mode
-def test_without_any_weight_the_step_is_a_clean_one(mode):
-    network, cell = trained(gradient_accumulation_steps=2)
-    before = weight_of(network)
-    for seed in range(2):
-        loss, overflow, _ = cell(*tensors(batch(0, seed)))
-        assert float(loss) == 0.0 and not bool(overflow)
-    np.testing.assert_array_equal(weight_of(network), before)
-    assert cell.counters()["applied_steps"] == 1
-
-
-@quick_in_pynative_mode
-@pytest.mark.parametrize("number", [3, np.int64(3), np.float32(3)])
-def test_a_weight_may_be_a_number(mode, number):
-    network, cell = trained(Tokens(weight_as="number"))
-    network.number = number
-    before = weight_of(network)
-    expected = before - LEARNING_RATE * gradient(before, [batch(3)])
-    cell(*tensors(batch(3)))
-    np.testing.assert_allclose(weight_of(network), expected, rtol=2e-6)
-    network = Tokens()
-    step = ManualStep(network, sgd(network), DynamicLossScale(2.0**10))
-    value_and_grad = step.value_and_grad(network, has_aux=True)
-    step.end(value_and_grad(*step.begin(*tensors(batch(3))))[1], weight=number)
-    np.testing.assert_allclose(weight_of(network), expected, rtol=2e-6)
+from ms_lossscale import DynamicLossScale
 
 
 class OfNumPy(nn.Cell):
-    """Its gradient is its input; its weight is a number of NumPy's."""
+    """Its gradient is its input; its weight is given."""
 
     def __init__(self, count):
         super().__init__()
@@ -55,13 +23,29 @@ class OfNumPy(nn.Cell):
         return (self.weight * x).sum(), self.count
 
 
-@pytest.mark.parametrize("count", [np.int64(4), *slow(np.float32(4), np.float64(4), np.int32(4))])
-def test_a_weight_may_be_a_number_of_numpy(mode, count):
+COUNTS = [4, np.int64(4), *slow(np.float32(4), np.float64(4), np.int32(4))]
+
+
+@pytest.mark.parametrize("kind", ["scaled", "in_jit", *slow("eagerly")])
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_weight_may_be_a_number(mode, count, kind):
     network = OfNumPy(count)
-    keywords = {"weighted": True, "gradient_accumulation_steps": 2}
-    cell = ScaledTrainOneStepCell(network, nn.SGD([network.weight], 1.0), DynamicLossScale(2.0**4), **keywords)
+    if kind == "scaled":
+        call = by_sgd(network, DynamicLossScale(2.0**4), 1.0, weighted=True, gradient_accumulation_steps=2)
+    else:
+        step = by_sgd(network, DynamicLossScale(2.0**4), 1.0, "manual", gradient_accumulation_steps=2)
+
+        def forward(x):
+            return network(x)[0]
+
+        value_and_grad = step.value_and_grad(forward)
+
+        def train_step(x):
+            return step.end(value_and_grad(step.begin(x))[1], weight=count)
+
+        call = mindspore.jit(train_step) if kind == "in_jit" else train_step
     for _ in range(2):
-        cell.set_train()(Tensor([4.0, 8.0]))
+        call(Tensor([4.0, 8.0]))
     np.testing.assert_array_equal(network.weight.asnumpy(), [-1, -2])
 
 
@@ -73,16 +57,17 @@ def test_what_is_no_weight(mode):
         (Tensor([4.0, 4.0]), TypeError, "but got a Tensor of shape (2,)"),
         (np.float32(np.nan), ValueError, "a finite number >= 0, but got nan"),
     ):
-        network = OfNumPy(count)
-        cell = ScaledTrainOneStepCell(network, nn.SGD([network.weight], 1.0), 16.0, weighted=True).set_train()
+        cell = by_sgd(OfNumPy(count), 16.0, weighted=True)
         refused(lambda: cell(Tensor([4.0, 8.0])), error, "ScaledTrainOneStepCell", words)  # noqa: B023
+    cell = by_sgd(OfNumPy(Tensor(-1.0)), 16.0, weighted=True)
+    assert bool(cell(Tensor([4.0, 8.0]))[1]) and cell.skip_reasons()["loss"] == 1
 
 
 @quick_in_pynative_mode
 def test_within_a_cycle_it_resumes_with_weights_only(mode):
-    _, cell = trained(gradient_accumulation_steps=3)
+    cell = by_sgd(Tokens(), DynamicLossScale(2.0**10), weighted=True, gradient_accumulation_steps=3)
     cell(*tensors(batch(1)))
-    _, unweighted = trained(Tokens(weight_as="mean"), gradient_accumulation_steps=3, weighted=False)
+    unweighted = by_sgd(Tokens(weight_as="mean"), DynamicLossScale(2.0**10), gradient_accumulation_steps=3)
     before = state(unweighted)
     with pytest.raises(ValueError, match=r"'weighted' must be True, but got False.*Nothing was loaded"):
         unweighted.load_state_dict({name: Tensor(value) for name, value in state(cell).items()})

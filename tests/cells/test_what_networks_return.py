@@ -8,6 +8,7 @@ from mindspore import dtype as mstype
 from mindspore import nn, ops
 from support.gan_networks import renamed
 from support.networks import Linear, batch
+from support.training import KINDS, by_sgd
 
 import ms_lossscale as ls
 
@@ -45,14 +46,10 @@ def a_list_of_aux(loss, errors):
 
 
 def make(kind, of, **keywords):
-    networks = [Linear(), Returns(of)][-1 if kind is ls.ScaledTrainOneStepCell else 0 :]
-    for i, network in enumerate(networks):
-        renamed(f"{i}.", network)
-    optimizers = [nn.SGD(network.trainable_params(), 0.01) for network in networks]
-    if kind is ls.ScaledTrainOneStepCell:
-        return kind(networks[0], optimizers[0], 8.0, **keywords)
-    keywords = {name: [False, value] for name, value in keywords.items()}
-    return kind(networks, optimizers, 8.0, **keywords)
+    networks = [renamed("0.", Linear()), renamed("1.", Returns(of))]
+    if kind == "scaled":
+        return by_sgd(networks[1], 8.0, **keywords)
+    return by_sgd(networks, 8.0, kind=kind, **{name: [False, value] for name, value in keywords.items()})
 
 
 def warned(cell):
@@ -63,25 +60,25 @@ def warned(cell):
     return [str(each.message) for each in caught if "may be the loss" in str(each.message)]
 
 
-KINDS = (ls.ScaledTrainOneStepCell, *slow(ls.SimultaneousTrainOneStepCell, ls.AlternatingTrainOneStepCell))
+CELLS = ("scaled", *slow("simultaneous", "alternating"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CELLS)
 def test_a_prediction_before_a_loss_is_warned_of_once(mode, kind):
     (message,) = warned(make(kind, prediction_and_loss, has_aux=True))
-    number = 0 if kind is ls.ScaledTrainOneStepCell else 1
-    for words in (kind.__name__, f"network {number} returned a Tensor of shape (4, 1), a Tensor of shape ()"):
+    number = 0 if kind == "scaled" else 1
+    for words in (KINDS[kind].__name__, f"network {number} returned a Tensor of shape (4, 1), a Tensor of shape ()"):
         assert words in message
 
 
 @quick_in_pynative_mode
 @pytest.mark.parametrize("of", [loss_and_prediction, losses_and_count])
 def test_a_loss_before_other_values_is_not(mode, of):
-    assert not warned(make(ls.ScaledTrainOneStepCell, of, has_aux=True))
+    assert not warned(make("scaled", of, has_aux=True))
 
 
 @pytest.mark.parametrize("mode", ["pynative"], indirect=True)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CELLS)
 @pytest.mark.parametrize(
     "of, keywords, cures, done",
     [

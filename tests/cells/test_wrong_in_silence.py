@@ -1,6 +1,5 @@
 """What once went wrong without a word: each with its right value, or its error."""
 
-import copy
 import warnings
 
 import mindspore
@@ -9,27 +8,19 @@ import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
 from mindspore import Parameter, Tensor, nn
 from mindspore import dtype as mstype
-from support.training import changed, state
+from support.training import by_sgd
 
-from ms_lossscale import (
-    DynamicLossScale,
-    LossScaleMonitor,
-    ManualStep,
-    NormSpike,
-    ScaledTrainOneStepCell,
-    SkipCondition,
-)
+import ms_lossscale as ls
 
-ONE = Tensor(1.0, mstype.float32)
 INF = float("inf")
 
 
 class Slope(nn.Cell):
     """Its gradient is its input."""
 
-    def __init__(self, size=2):
+    def __init__(self):
         super().__init__()
-        self.weight = Parameter(Tensor(np.zeros(size, np.float32)), name="weight")
+        self.weight = Parameter(Tensor([0.0, 0.0]), name="weight")
 
     def construct(self, x):
         return (self.weight * x).sum()
@@ -39,65 +30,12 @@ def x(*values):
     return Tensor(np.array(values, np.float32))
 
 
-def sgd(network):
-    return nn.SGD(network.trainable_params(), 1.0)
-
-
-def manual(network, loss_scale, **keywords):
-    """A ManualStep on a network, and a function that makes a step of it."""
-    step = ManualStep(network, sgd(network), loss_scale, **keywords)
-    value_and_grad = step.value_and_grad(network)
-
-    def train_step(data, **of_end):
-        data = step.begin(data)
-        loss, grads = value_and_grad(data)
-        return step.end(grads, **{name: loss if its is True else its for name, its in of_end.items()})
-
-    return step, train_step
-
-
-class Weighted(Slope):
-    def construct(self, data, weight):
-        return (self.weight * data).sum(), weight.sum()
-
-
-@quick_in_pynative_mode
-@pytest.mark.parametrize("steps", [1, 2])
-def test_a_weight_that_can_be_none_is_never_trained(mode, steps):
-    network = Weighted()
-    scale = DynamicLossScale(2.0**4, backoff_if_loss_not_finite=False)
-    keywords = {"weighted": True, "gradient_accumulation_steps": steps}
-    cell = ScaledTrainOneStepCell(network, sgd(network), scale, **keywords).set_train()
-    for _ in range(steps):
-        cell(x(4, 8), x(1, 3))
-    for i, weight in enumerate((INF, -2.0, float("nan"))):
-        overflows = [bool(cell(x(4, 8), x(each))[1]) for each in (1.0, weight)[-steps:]]
-        assert overflows[-1]
-        np.testing.assert_array_equal(network.weight.asnumpy(), [-1, -2])
-        assert cell.skip_reasons()["loss"] == i + 1
-        assert cell.get_loss_scale() == 2.0**4
-
-
-class Normed(nn.Cell):
-    """Its statistics move before it may raise."""
-
-    def __init__(self, raises=False):
-        super().__init__()
-        self.norm, self.dense, self.raises = nn.BatchNorm1d(2), nn.Dense(2, 1), raises
-
-    def construct(self, data):
-        output = self.dense(self.norm(data)).sum()
-        if self.raises and not np.isfinite(output.asnumpy()):
-            raise ValueError("matrix contains invalid numeric entries")
-        return output
-
-
 @quick_in_pynative_mode
 def test_two_steps_that_share_a_scale_leave_each_others_back_off(mode):
-    scale = DynamicLossScale(2.0**16)
+    scale = ls.DynamicLossScale(2.0**16)
     networks = [Slope(), Slope()]
     networks[1].weight.name = "other"
-    steps = [ManualStep(network, sgd(network), scale) for network in networks]
+    steps = [by_sgd(network, scale, 1.0, "manual") for network in networks]
     derivatives = [step.value_and_grad(network) for step, network in zip(steps, networks)]
     for step in steps:
         step.begin(x(1, 2))
@@ -110,7 +48,7 @@ def test_two_steps_that_share_a_scale_leave_each_others_back_off(mode):
 @quick_in_pynative_mode
 def test_a_scale_that_is_set_within_a_step_before_its_forward_is_the_next_ones(mode):
     network = Slope()
-    step = ManualStep(network, sgd(network), DynamicLossScale(2.0**10))
+    step = by_sgd(network, ls.DynamicLossScale(2.0**10), 1.0, "manual")
     value_and_grad = step.value_and_grad(network)
     data = step.begin(x(1, 2))
     step.set_loss_scale(64.0)
@@ -128,7 +66,7 @@ def test_averages_that_a_checkpoint_lacks_begin_with_its_weights(mode, stock):
     def make(**keywords):
         network = Slope()
         network.weight.set_data(x(100, 100))
-        return network, ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(2.0**4), **keywords).set_train()
+        return network, by_sgd(network, ls.DynamicLossScale(2.0**4), 1.0, **keywords)
 
     network, cell = make()
     network.weight.set_data(x(5, 5))
@@ -144,30 +82,10 @@ def test_averages_that_a_checkpoint_lacks_begin_with_its_weights(mode, stock):
     np.testing.assert_array_equal(averaged.ema_parameters()["weight"].asnumpy(), [5, 5])
 
 
-class Answers(SkipCondition):
-    def construct(self, loss, norm):
-        return norm
-
-
-class TakesOne(SkipCondition):
-    def construct(self, loss):
-        return loss > 0
-
-
-@quick_in_graph_mode
-def test_conditions_that_answer_or_take_something_else(mode):
-    network = Slope()
-    cell = ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(), skip_conditions=[Answers()]).set_train()
-    with pytest.raises(TypeError, match=r"'Answers'.*a bool Tensor"):
-        cell(x(1, 2))
-    with pytest.raises(TypeError, match=r"skip_conditions\[0\].*2 inputs"):
-        ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(), skip_conditions=[TakesOne()])
-
-
 @quick_in_graph_mode
 def test_a_weight_that_was_cast_there_and_back_goes_on_training(mode):
     network = Slope()
-    cell = ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(2.0**4)).set_train()
+    cell = by_sgd(network, ls.DynamicLossScale(2.0**4), 1.0)
     cell(x(1, 2))
     network.weight.set_dtype(mstype.float16)
     network.weight.set_dtype(mstype.float32)
@@ -180,99 +98,17 @@ def test_a_weight_that_was_cast_there_and_back_goes_on_training(mode):
 def test_a_group_that_is_added_to_a_running_optimizer(mode):
     network, other = Slope(), Parameter(Tensor(np.zeros(2, np.float32)), name="other")
     optimizer = mindspore.experimental.optim.SGD(network.trainable_params(), lr=0.1)
-    cell = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(2.0**4)).set_train()
+    cell = ls.ScaledTrainOneStepCell(network, optimizer, ls.DynamicLossScale(2.0**4)).set_train()
     cell(x(1, 2))
     optimizer.add_param_group({"params": [other]})
     with pytest.raises(RuntimeError, match=r"has 2 parameters, but had 1.*Construct a new cell"):
         cell(x(1, 2))
 
 
-class MovesConstants(Slope):
-    def construct(self, data):
-        flag, number = Tensor(True), Tensor(0, mstype.int32)
-        flag.copy_(Tensor(False))
-        number += 1
-        return super().construct(data) + 0 * number
-
-
-@quick_in_graph_mode
-def test_constants_that_a_network_moves_are_not_the_cells(mode):
-    network = MovesConstants()
-    cell = ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(2.0**4), max_retries=1).set_train()
-    for data in (x(1, 2), x(1, INF), x(1, 2)):
-        cell(data)
-    assert cell.skip_reasons() == {"loss": 1, "forward_state": 0, "gradients": 0, "detector": 0}
-    assert cell.counters() == {"applied_steps": 2, "skipped_steps": 1, "consecutive_skipped_steps": 0, "retries": 0}
-
-
-@pytest.mark.parametrize("mode", ["pynative"], indirect=True)
-@pytest.mark.parametrize("keywords", [{}, {"gradient_accumulation_steps": 2}, {"max_retries": 2}])
-def test_an_exception_in_a_forward_leaves_nothing(mode, keywords):
-    network = Normed(raises=True).set_train()
-    cell = ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(2.0**4), **keywords).set_train()
-    good = Tensor(np.array([[1, 2], [3, 5]], np.float32))
-    cell(good)
-    before = state(cell)
-    with pytest.raises(ValueError, match="invalid numeric entries"):
-        cell(good * INF)
-    assert changed(before, state(cell)) == set()
-    cell(good)
-
-
-@quick_in_pynative_mode
-def test_what_is_no_weight_and_no_gradient(mode):
-    step, train_step = manual(Slope(), DynamicLossScale(2.0**4))
-    with pytest.raises(ValueError, match="weight must be a finite number >= 0, but got -3"):
-        train_step(x(1, 2), weight=-3)
-    step.begin(x(1, 2))
-    with pytest.raises(TypeError, match="gradients must be real"):
-        step.end((Tensor(np.ones(2, np.complex64)),))
-
-
-@quick_in_pynative_mode
-def test_a_z_score_alone_and_norms_that_are_never_observed(mode):
-    """The configurations have both bounds, `test_configurations.py` norms of any size."""
-    spike, asked = NormSpike(z_score=3.0, window=4), []
-    for value in [1e21, 1.0, 1.5, 1.25, 1e21, 1.3, np.inf]:
-        norm = Tensor(np.float32(value))
-        asked.append(bool(spike(ONE, norm)))
-        if not asked[-1]:
-            spike.observe(ONE, norm)
-    assert asked == [False, False, False, False, True, False, True]
-    assert np.isfinite([float(spike.mean), float(spike.variance)]).all()
-    with pytest.raises(TypeError):
-        NormSpike(6.0)
-
-
-@quick_in_pynative_mode
-def test_calls_that_are_wrong_say_so(mode):
-    network = Slope()
-    step, train_step = manual(network, DynamicLossScale(2.0**4), skip_conditions=[NormSpike(max_norm=1e6)])
-    calls = {
-        r"unexpected keyword argument 'weights'": lambda: train_step(x(1, 2), weights=3),
-        r"'loss' must be a Tensor, but got \(": lambda: train_step(x(1, 2), loss=(ONE, ONE)),
-        r"'loss' must be a Tensor, but got 1.5": lambda: train_step(x(1, 2), loss=1.5),
-        r"'loss' must be a Tensor": lambda: step.scale(1.0),
-        r"'every'": lambda: LossScaleMonitor(every=10),
-    }
-    for words, call in calls.items():
-        with pytest.raises(TypeError, match=words):
-            call()
-    step.begin(x(1, 2))
-    with pytest.raises(ValueError, match="from 0 to 0, but got 2"):
-        step.scale(ONE, 2)
-    with pytest.raises(RuntimeError, match=r"can't be copied.*load_state_dict"):
-        copy.deepcopy(step)
-    cell = ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(2.0**4)).set_train()
-    for inputs in ((), (None,)):
-        with pytest.raises(TypeError, match="needs the inputs of a step"):
-            cell.find_loss_scale(*inputs)
-
-
 @quick_in_pynative_mode
 def test_a_loss_that_the_steps_own_scale_scaled_is_not_warned_of(mode):
-    network, scale = Slope(), DynamicLossScale(2.0**4)
-    step = ManualStep(network, sgd(network), scale)
+    network, scale = Slope(), ls.DynamicLossScale(2.0**4)
+    step = by_sgd(network, scale, 1.0, "manual")
 
     def forward(data):
         return scale.scale(network(data))

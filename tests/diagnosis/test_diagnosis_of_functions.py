@@ -12,15 +12,7 @@ from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 from support.networks import Linear, batch
 
-from ms_lossscale import (
-    DynamicLossScale,
-    ManualStep,
-    ScaledTrainOneStepCell,
-    advise_float32,
-    locate_overflow,
-    profile_activations,
-    profile_gradients,
-)
+import ms_lossscale as ls
 
 
 class Block(nn.Cell):
@@ -41,7 +33,7 @@ def inputs(size):
 
 def is_lost(diagnosed):
     """Whether a value is, that float32 does not hold."""
-    trace = locate_overflow(diagnosed, [inputs(4e4)], loss_scale=1.0)
+    trace = ls.locate_overflow(diagnosed, [inputs(4e4)], loss_scale=1.0)
     return trace.found and trace.tensor.non_finite > 0
 
 
@@ -58,7 +50,7 @@ def made(kind="with_aux"):
     """A float16 network, a ManualStep, a function of this kind, and a Cell that computes the same."""
     network = Block().to_float(mstype.float16)
     loss = Loss(network)
-    step = ManualStep(network, nn.SGD(network.trainable_params(), 0.1), DynamicLossScale(2.0**10))
+    step = ls.ManualStep(network, nn.SGD(network.trainable_params(), 0.1), ls.DynamicLossScale(2.0**10))
 
     def plain(x, y):
         return ops.square(network(x).astype(mstype.float32) - y).mean()
@@ -75,18 +67,20 @@ def made(kind="with_aux"):
 def test_a_function_is_diagnosed_as_a_cell_that_computes_the_same(mode, kind):
     network, step, function, cell = made(kind)
     ordinary = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32), np.ones((4, 2), np.float32)
-    report = profile_gradients(function, [ordinary])
-    expected = profile_gradients(cell, [ordinary], parameters=network.trainable_params())
+    report = ls.profile_gradients(function, [ordinary])
+    expected = ls.profile_gradients(cell, [ordinary], parameters=network.trainable_params())
     assert list(report.parameters) == ["dense.weight", "norm.gamma", "norm.beta"]
     assert report.recommended_loss_scale == expected.recommended_loss_scale
     assert [its.as_dict() for its in report.parameters.values()] == [
         its.as_dict() for its in expected.parameters.values()
     ]
-    places = [str(its.place) for its in profile_activations(function, [ordinary]).activations if its.kind == "output"]
+    places = [
+        str(its.place) for its in ls.profile_activations(function, [ordinary]).activations if its.kind == "output"
+    ]
     assert places[:3] == ["network.dense", "network.norm", "network"]
-    trace = locate_overflow(function, [inputs(4e4)], loss_scale=2.0)
+    trace = ls.locate_overflow(function, [inputs(4e4)], loss_scale=2.0)
     assert (trace.cell, trace.direction, trace.kind, trace.loss_scale) == ("network.dense", "forward", "inf", 2.0)
-    assert not locate_overflow(function, [inputs(1.0)], loss_scale=2.0).found
+    assert not ls.locate_overflow(function, [inputs(1.0)], loss_scale=2.0).found
     assert (step.get_loss_scale(), step.counters()["applied_steps"]) == (2.0**10, 0)
 
 
@@ -94,15 +88,15 @@ def test_a_function_is_diagnosed_as_a_cell_that_computes_the_same(mode, kind):
 def test_looking_in_between_begin_and_end_changes_nothing_and_the_weights_of_several_optimizers(mode):
     networks = [Linear(), Linear(seed=1)]
     networks[1].weight.name = "second.weight"
-    step = ManualStep(networks, [nn.SGD([its.weight], 0.1) for its in networks], DynamicLossScale(2.0**10))
+    step = ls.ManualStep(networks, [nn.SGD([its.weight], 0.1) for its in networks], ls.DynamicLossScale(2.0**10))
 
     def forward(x, y):
         return networks[0](x, y) + networks[1](x, y)
 
     weight = networks[0].weight.asnumpy().copy()
     x, y = step.begin(*batch(0))
-    assert not locate_overflow(forward, [(x, y)], loss_scale=2.0**10).found
-    assert list(profile_gradients(forward, [(x, y)], parameters=step.parameters).parameters) == [
+    assert not ls.locate_overflow(forward, [(x, y)], loss_scale=2.0**10).found
+    assert list(ls.profile_gradients(forward, [(x, y)], parameters=step.parameters).parameters) == [
         "weight",
         "second.weight",
     ]
@@ -116,15 +110,15 @@ def test_looking_in_between_begin_and_end_changes_nothing_and_the_weights_of_sev
 @quick_in_graph_mode
 def test_which_cells_need_float32(mode):
     network, step, function, cell = made()
-    advice = advise_float32(function, [inputs(4e4)], parameters=step.parameters)
+    advice = ls.advise_float32(function, [inputs(4e4)], parameters=step.parameters)
     assert (advice.cells, advice.holds) == (["network.dense", "network.norm"], True)
     assert "network.dense      Dense  forward: its output is inf" in str(advice)
-    assert advice.loss_scale == advise_float32(cell, [inputs(4e4)]).loss_scale
+    assert advice.loss_scale == ls.advise_float32(cell, [inputs(4e4)]).loss_scale
     # What it says to do works, and so does `apply`.
     exec(advice.lines(), {"network": network})
     assert not is_lost(function)
     network, step, function, _ = made()
-    advise_float32(function, [inputs(4e4)], parameters=step.parameters).apply()
+    ls.advise_float32(function, [inputs(4e4)], parameters=step.parameters).apply()
     assert not is_lost(function)
 
 
@@ -139,14 +133,14 @@ def test_advice_that_comes_after_the_step_was_compiled_says_so(mode):
         loss, grads = value_and_grad(x, y)
         return loss, step.end(grads)
 
-    advice = advise_float32(forward, [inputs(4e4)], parameters=step.parameters)
+    advice = ls.advise_float32(forward, [inputs(4e4)], parameters=step.parameters)
     assert advice.holds
     train_step(*map(Tensor, inputs(1.0)))
     with pytest.warns(RuntimeWarning, match=r"a ManualStep that trains these cells was compiled by mindspore\.jit"):
         advice.apply()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        advise_float32(other_forward, [inputs(4e4)], parameters=other_step.parameters).apply()
+        ls.advise_float32(other_forward, [inputs(4e4)], parameters=other_step.parameters).apply()
 
 
 def test_what_a_function_computes_itself():
@@ -156,14 +150,14 @@ def test_what_a_function_computes_itself():
         hidden = network(x)
         return (hidden * hidden).astype(mstype.float32).mean()
 
-    advice = advise_float32(forward, [np.full((4, 2), 1e3, np.float32)], parameters=network.trainable_params())
+    advice = ls.advise_float32(forward, [np.full((4, 2), 1e3, np.float32)], parameters=network.trainable_params())
     # The function casts nothing, so that float32 in the cell suffices.
     assert (advice.cells, advice.holds) == (["network"], True)
 
     def forward_of_float16(x):
         return network(x * 1e4).astype(mstype.float32).mean()
 
-    advice = advise_float32(
+    advice = ls.advise_float32(
         forward_of_float16, [np.full((4, 2), 1e3, np.float16)], parameters=network.trainable_params()
     )
     assert (advice.cells, advice.holds) == ([""], True)
@@ -174,8 +168,8 @@ def test_what_a_function_computes_itself():
 
 def test_a_function_in_a_training_cell():
     network, _, forward, _ = made("plain")
-    cell = ScaledTrainOneStepCell(forward, nn.SGD(network.trainable_params(), 0.1), DynamicLossScale())
-    advice = advise_float32(cell, [inputs(4e4)])
+    cell = ls.ScaledTrainOneStepCell(forward, nn.SGD(network.trainable_params(), 0.1), ls.DynamicLossScale())
+    advice = ls.advise_float32(cell, [inputs(4e4)])
     assert advice.cells == ["network.dense", "network.norm"]
     exec(advice.lines(), {"cell": cell})
     assert not is_lost(cell)
@@ -224,7 +218,7 @@ def named_cells():
 @pytest.mark.parametrize("kind", named_cells())
 def test_cells_are_named_as_in_the_functions_code(kind):
     function, names = named_cells()[kind]
-    activations = profile_activations(function, [batch(0)]).activations
+    activations = ls.profile_activations(function, [batch(0)]).activations
     assert sorted({its.place.cell for its in activations if its.kind == "output"}) == names
 
 
@@ -242,12 +236,12 @@ def test_what_is_no_forward_is_refused(mode):
         return network(x), forward(x, y)[1]
 
     with pytest.raises(RuntimeError, match="network 0 must return its loss first"):
-        profile_gradients(image_first, [inputs(1.0)], parameters=step.parameters)
+        ls.profile_gradients(image_first, [inputs(1.0)], parameters=step.parameters)
     diagnoses = [
-        lambda its: profile_gradients(its, [inputs(1.0)], parameters=None if its is step else step.parameters),
-        lambda its: locate_overflow(its, [inputs(1.0)], loss_scale=1.0),
-        lambda its: profile_activations(its, [inputs(1.0)]),
-        lambda its: advise_float32(its, [inputs(1.0)]),
+        lambda its: ls.profile_gradients(its, [inputs(1.0)], parameters=None if its is step else step.parameters),
+        lambda its: ls.locate_overflow(its, [inputs(1.0)], loss_scale=1.0),
+        lambda its: ls.profile_activations(its, [inputs(1.0)]),
+        lambda its: ls.advise_float32(its, [inputs(1.0)]),
     ]
     before = {name: its.asnumpy().copy() for name, its in step.parameters_dict().items()}
     for diagnose, wrong in itertools.product(diagnoses, (train_step, mindspore.jit(train_step), step)):

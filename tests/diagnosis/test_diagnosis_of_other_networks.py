@@ -177,20 +177,6 @@ def test_a_network_that_runs_in_graph_mode_only(mode):
             diagnose(network, X)
 
 
-@quick_in_pynative_mode
-def test_numbers_in_a_batch(mode):
-    class Divided(nn.Cell):
-        def __init__(self):
-            super().__init__()
-            self.dense = nn.Dense(FEATURES, 1, weight_init="ones")
-
-        def construct(self, x, number, factor, negative):
-            loss = ops.square(self.dense(x) * factor).sum() / number
-            return -loss if negative else loss
-
-    check_all(Divided(), X, 4, 0.5, True)
-
-
 class TwoDtypes(nn.Cell):
     """MindSpore waits for what fails in it where the next cell's output is looked at."""
 

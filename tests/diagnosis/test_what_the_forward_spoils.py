@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
+from support.training import by_sgd
 from support.untouched import untouched
 
-from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, advise_float32, locate_overflow
+from ms_lossscale import DynamicLossScale, advise_float32, locate_overflow
 
 FEATURES = 4
 ONE_SAMPLE = Tensor(np.ones((1, FEATURES), np.float32)), Tensor(np.zeros((1, 1), np.float32))
@@ -17,9 +18,7 @@ def with_loss(network):
 
 
 def cell_of(network):
-    return ScaledTrainOneStepCell(
-        network, nn.SGD(network.trainable_params(), 0.01), DynamicLossScale(2.0**4)
-    ).set_train()
+    return by_sgd(network, DynamicLossScale(2.0**4))
 
 
 def normalised():

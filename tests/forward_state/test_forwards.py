@@ -80,30 +80,17 @@ def forwards(draw, mode):
     return chosen, (kind, " ".join([*steps, "scale", "clean", "data"]), keywords)
 
 
-def _check_random(mode, data):
-    chosen, configuration = data.draw(forwards(mode))
-    _train(configuration, [cls() for cls in chosen])
-
-
-_RANDOM = {
-    "derandomize": True,
-    "deadline": None,
-    "database": None,
+@pytest.mark.nightly
+@settings(
+    max_examples=30,
+    derandomize=True,
+    deadline=None,
+    database=None,
     # Without shrinking: each example compiles.
-    "phases": [Phase.generate],
-    "suppress_health_check": [HealthCheck.function_scoped_fixture],
-}
-
-
-@pytest.mark.slow
-@settings(max_examples=2, **_RANDOM)
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(data=st.data())
 def test_random_forwards(mode, data):
-    _check_random(mode, data)
-
-
-@pytest.mark.nightly
-@settings(max_examples=30, **_RANDOM)
-@given(data=st.data())
-def test_many_random_forwards(mode, data):
-    _check_random(mode, data)
+    chosen, configuration = data.draw(forwards(mode))
+    _train(configuration, [cls() for cls in chosen])

@@ -5,15 +5,10 @@ import warnings
 import numpy as np
 import pytest
 from conftest import quick_in_pynative_mode
-from mindspore import Model, Tensor, mint, nn, ops
+from mindspore import Model, Tensor, mint, nn
 from mindspore.dataset import NumpySlicesDataset
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-)
+import ms_lossscale as ls
 
 X = np.random.default_rng(0).normal(3, 1, (8, 4)).astype(np.float32)
 Y = X.sum(1, keepdims=True)
@@ -24,15 +19,6 @@ def dataset():
     return NumpySlicesDataset((X, Y), shuffle=False).batch(8)
 
 
-class HeadLoss(nn.Cell):
-    def __init__(self, backbone, head):
-        super().__init__(auto_prefix=False)
-        self.backbone, self.head = backbone, head
-
-    def construct(self, x, y):
-        return ops.square(self.head(self.backbone(x)) - y).mean()
-
-
 def frozen_backbone():
     backbone = nn.SequentialCell(nn.Dense(4, 4), nn.BatchNorm1d(4))
     for parameter in backbone.get_parameters():
@@ -40,17 +26,18 @@ def frozen_backbone():
     return backbone
 
 
-def make(backbone, make_cell=ScaledTrainOneStepCell, several=False):
+def make(backbone, make_cell=ls.ScaledTrainOneStepCell, several=False):
     head = nn.Dense(4, 1)
-    network, optimizer = HeadLoss(backbone, head), nn.SGD(head.trainable_params(), 0.01)
+    network = nn.WithLossCell(nn.SequentialCell(backbone, head), nn.MSELoss())
+    optimizer = nn.SGD(head.trainable_params(), 0.01)
     return make_cell(*([network], [optimizer]) if several else (network, optimizer), 128.0)
 
 
 @pytest.mark.parametrize(
-    "make_cell", [ScaledTrainOneStepCell, SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell]
+    "make_cell", [ls.ScaledTrainOneStepCell, ls.SimultaneousTrainOneStepCell, ls.AlternatingTrainOneStepCell]
 )
 def test_no_constructor_sets_it(make_cell):
-    cell = make(frozen_backbone(), make_cell, make_cell is not ScaledTrainOneStepCell)
+    cell = make(frozen_backbone(), make_cell, make_cell is not ls.ScaledTrainOneStepCell)
     assert not any(each.training for _, each in cell.cells_and_names())
 
 
@@ -69,7 +56,7 @@ def test_set_train_reaches_frozen_cells_and_can_be_taken_back(mode, stays):
 def cell_of(*layers):
     network = nn.SequentialCell(nn.Dense(4, 4), *layers, nn.Dense(4, 1))
     optimizer = nn.SGD(network.trainable_params(), 0.01)
-    return ScaledTrainOneStepCell(nn.WithLossCell(network, nn.MSELoss()), optimizer, DynamicLossScale(128.0))
+    return ls.ScaledTrainOneStepCell(nn.WithLossCell(network, nn.MSELoss()), optimizer, ls.DynamicLossScale(128.0))
 
 
 def warnings_of(*calls):

@@ -44,17 +44,6 @@ def dynamic_loss_scale(rule):
     return DynamicLossScale(rule["init_loss_scale"], **{name: rule[name] for name in names})
 
 
-@quick_in_graph_mode
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["name"])
-def test_adjust_follows_the_update_rule(mode, rule):
-    loss_scale = dynamic_loss_scale(rule)
-    adjust, history = Adjust(loss_scale), []
-    for overflow in rule["overflow"]:
-        adjust(Tensor(not overflow))
-        history.append(loss_scale.get_loss_scale())
-    assert history == rule["scale_after"]
-
-
 def test_the_defaults_of_a_dynamic_one_are_those_of_the_docs():
     loss_scale = DynamicLossScale()
     assert loss_scale.get_loss_scale() == 2.0**16
@@ -90,12 +79,7 @@ def test_a_fixed_one_is_128_and_drops_overflows_by_default():
 @quick_in_pynative_mode
 @pytest.mark.parametrize(
     "milestone, loss_scales",
-    [
-        ([2, 5, 6], [256.0, 1024.0, 8.0]),
-        ([1], [4.0]),
-        ([1, 2, 3, 9], [2.0, 4.0, 2.0, 0.5]),
-        ((3, 4), (100.0, 0.3)),
-    ],
+    [([2, 5, 6], [256.0, 1024.0, 8.0]), ([1], [4.0]), ([1, 2, 3, 9], [2.0, 4.0, 2.0, 0.5]), ((3, 4), (100.0, 0.3))],
 )
 def test_a_schedule_means_the_same_as_piecewise_constant_lr(mode, milestone, loss_scales):
     # MindSpore's own list of one value per step is the oracle; beyond it the last value holds.
@@ -106,14 +90,6 @@ def test_a_schedule_means_the_same_as_piecewise_constant_lr(mode, milestone, los
         used.append(loss_scale.get_loss_scale())
         adjust(Tensor(step % 2 == 0))
     assert used == [float(np.float32(value)) for value in oracle]
-
-
-# Built anew for each test, since they hold state.
-ALL_THREE = {
-    "fixed": lambda: FixedLossScale(64.0),
-    "dynamic": lambda: DynamicLossScale(64.0, 2.0, 2),
-    "scheduled": lambda: ScheduledLossScale([2, 4, 9], [64.0, 16.0, 2.0]),
-}
 
 
 def test_scale_and_unscale_in_float32_by_a_scale_that_was_set(mode):
@@ -147,25 +123,30 @@ def stock_cell_of(loss_scale):
     return nn.TrainOneStepWithLossScaleCell(network, optimizer, scale_sense=loss_scale)
 
 
-AS_SCALE_SENSE = {
-    "fixed": (ALL_THREE["fixed"], [0, 0, 1, 1, 0], [64.0] * 5),
-    "scheduled": (ALL_THREE["scheduled"], [0, 0, 1, 1, 0], [64.0, 16.0, 16.0, 2.0, 2.0]),
+SEQUENCES = {
+    "fixed": (lambda: FixedLossScale(64.0), [0, 0, 1, 1, 0], [64.0] * 5),
+    "scheduled": (
+        lambda: ScheduledLossScale([2, 4, 9], [64.0, 16.0, 2.0]),
+        [0, 0, 1, 1, 0],
+        [64.0, 16.0, 16.0, 2.0, 2.0],
+    ),
     **{its["name"]: (lambda its=its: dynamic_loss_scale(its), its["overflow"], its["scale_after"]) for its in RULES},
 }
 
 
 @quick_in_graph_mode
-@pytest.mark.parametrize("name", AS_SCALE_SENSE)
-def test_as_scale_sense_of_the_stock_cell_it_follows_the_update_rule(mode, name):
-    make, overflows, expected = AS_SCALE_SENSE[name]
-    loss_scale, history = make(), []
-    stock_cell = stock_cell_of(loss_scale)
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_adjusted_and_as_scale_sense_of_the_stock_cell_it_follows_the_update_rule(mode, name):
+    make, overflows, expected = SEQUENCES[name]
+    loss_scale, adjusted, history = make(), make(), []
+    stock_cell, adjust = stock_cell_of(loss_scale), Adjust(adjusted)
     assert float(stock_cell.scale_sense.asnumpy()) == loss_scale.get_loss_scale()
     process_loss_scale = ProcessLossScale(stock_cell)
     for overflow in overflows:
         assert bool(process_loss_scale(Tensor(bool(overflow)))) == bool(overflow)
         history.append(float(stock_cell.scale_sense.asnumpy()))
-        assert loss_scale.get_loss_scale() == history[-1]
+        adjust(Tensor(not overflow))
+        assert loss_scale.get_loss_scale() == adjusted.get_loss_scale() == history[-1]
     assert history == expected
 
 

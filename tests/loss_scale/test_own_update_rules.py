@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 from conftest import quick_in_pynative_mode
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, ops
 from mindspore import dtype as mstype
 from support.networks import Linear, batch
+from support.training import by_sgd
 
-from ms_lossscale import LossScale, ScaledTrainOneStepCell
+from ms_lossscale import LossScale
 
 INF, NAN = float("inf"), float("nan")
 
@@ -24,9 +25,7 @@ class Returns(LossScale):
 
 
 def in_a_cell(loss_scale, steps):
-    network = Linear()
-    optimizer = nn.SGD(network.trainable_params(), learning_rate=0.01)
-    cell = ScaledTrainOneStepCell(network, optimizer, loss_scale, gradient_accumulation_steps=steps).set_train()
+    cell = by_sgd(Linear(), loss_scale, gradient_accumulation_steps=steps)
 
     def run():
         for _ in range(steps):

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
-from mindspore import Tensor, nn
+from mindspore import Tensor
 from support.networks import Linear, batch
-from support.training import assert_equal_weights
+from support.training import assert_equal_weights, by_sgd
 
-from ms_lossscale import DynamicLossScale, FixedLossScale, LossScale, ScaledTrainOneStepCell, ScheduledLossScale
+from ms_lossscale import DynamicLossScale, FixedLossScale, LossScale, ScheduledLossScale
 
 # The largest scale for so many calls in a cycle: 1 / calls / scale is a normal float32, which 2**-126 is.
 LARGEST = {1: 2.0**126, 3: 2.0**124}
@@ -19,9 +19,7 @@ class Doubles(LossScale):
 
 
 def cell_of(loss_scale, steps):
-    network = Linear()
-    optimizer = nn.SGD(network.trainable_params(), learning_rate=0.01)
-    return ScaledTrainOneStepCell(network, optimizer, loss_scale, gradient_accumulation_steps=steps).set_train()
+    return by_sgd(Linear(), loss_scale, gradient_accumulation_steps=steps)
 
 
 def call(cell):

@@ -1,10 +1,10 @@
 """A scale that is set within an accumulation cycle is the next one's: what the configurations do not draw of that."""
 
 from conftest import quick_in_pynative_mode
-from mindspore import nn
 from support.networks import Linear, batch
+from support.training import by_sgd
 
-from ms_lossscale import AlternatingTrainOneStepCell, DynamicLossScale, ScaledTrainOneStepCell
+from ms_lossscale import DynamicLossScale
 
 STEPS, START = 3, 2.0**10
 
@@ -23,8 +23,7 @@ def test_only_the_network_whose_scale_was_set_keeps_it(mode):
     networks = [Linear(), Linear()]
     for i, network in enumerate(networks):
         network.update_parameters_name(f"{i}.")
-    optimizers = [nn.SGD(network.trainable_params(), learning_rate=0.01) for network in networks]
-    cell = AlternatingTrainOneStepCell(networks, optimizers, rule(), gradient_accumulation_steps=STEPS).set_train()
+    cell = by_sgd(networks, rule(), kind="alternating", gradient_accumulation_steps=STEPS)
     calls(cell, 1)
     cell.loss_scale[0].set_loss_scale(START)
     assert calls(cell, 3) == [[START] * 2, [START] * 2, [START, 2 * START]]
@@ -34,9 +33,7 @@ def test_only_the_network_whose_scale_was_set_keeps_it(mode):
 def test_two_cells_of_one_loss_scale(mode):
     loss_scale, cells = rule(), []
     for _ in range(2):
-        network = Linear()
-        optimizer = nn.SGD(network.trainable_params(), learning_rate=0.01)
-        cells.append(ScaledTrainOneStepCell(network, optimizer, loss_scale, gradient_accumulation_steps=STEPS))
+        cells.append(by_sgd(Linear(), loss_scale, gradient_accumulation_steps=STEPS))
         calls(cells[-1], 1)
     cells[0].set_loss_scale(START)
     for cell in cells:

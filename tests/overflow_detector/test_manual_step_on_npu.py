@@ -4,10 +4,10 @@ import mindspore
 import numpy as np
 import pytest
 from conftest import in_pairs
-from mindspore import nn
 from support.npu_networks import Saturating, saturating_batch
+from support.training import by_sgd
 
-from ms_lossscale import DynamicLossScale, ManualStep, emulation
+from ms_lossscale import DynamicLossScale, emulation
 
 register = emulation.register
 
@@ -19,8 +19,7 @@ def test_the_register_is_cleared_before_and_read_after_both_backwards(mode, how)
     mindspore.runtime.synchronize()
     with emulation.saturation_mode():
         networks = [Saturating("first"), Saturating("second", seed=1)]
-        optimizers = [nn.SGD(its.trainable_params(), 0.1) for its in networks]
-        step = ManualStep(networks, optimizers, DynamicLossScale(2.0**10))
+        step = by_sgd(networks, DynamicLossScale(2.0**10), 0.1, "manual")
     first, second = (step.value_and_grad(network, i) for i, network in enumerate(networks))
 
     def train_step(x, y, other):

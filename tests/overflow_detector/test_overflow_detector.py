@@ -9,34 +9,19 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.ops.operations.math_ops import NPUClearFloatStatusV2, NPUGetFloatStatusV2
 from support.networks import FEATURES, Linear, batch, overflowing_batch, weight
-from support.npu_networks import Saturating as NetworkOnNpu
-from support.npu_networks import saturating_batch
-from support.training import bookkeeping, changed, state
+from support.training import by_sgd
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    FiniteGradients,
-    FixedLossScale,
-    FloatStatusRegister,
-    OverflowDetector,
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-    emulation,
-)
+import ms_lossscale as ls
 
 # What it reads of MindSpore no device here shows.
 from ms_lossscale._mindspore.overflow_status import DeviceOverflowCheck
 
 
 def cell_of(network, detector=None, loss_scale=1024, steps=1):
-    optimizer = nn.SGD(network.trainable_params(), learning_rate=0.01)
-    return ScaledTrainOneStepCell(
-        network, optimizer, loss_scale, overflow_detector=detector, gradient_accumulation_steps=steps
-    )
+    return by_sgd(network, loss_scale, overflow_detector=detector, gradient_accumulation_steps=steps)
 
 
-class Answers(OverflowDetector):
+class Answers(ls.OverflowDetector):
     """Gives one answer, whatever the gradients are."""
 
     def __init__(self, answer):
@@ -47,7 +32,7 @@ class Answers(OverflowDetector):
         return ops.depend(self.answer, grads)
 
 
-class Averaging(FiniteGradients):
+class Averaging(ls.FiniteGradients):
     """Adds up the size of gradients, and of inputs, before it says whether they are finite, or what it is told."""
 
     def __init__(self, answer=None):
@@ -69,7 +54,7 @@ class Averaging(FiniteGradients):
         return [self.sum_of_inputs.asnumpy().item(), self.sum_of_gradients.asnumpy().item()]
 
 
-class OtherThanTwo(OverflowDetector):
+class OtherThanTwo(ls.OverflowDetector):
     """An overflow is another number of gradients than two."""
 
     def __init__(self):
@@ -89,23 +74,12 @@ class TwoEqualWeights(nn.Cell):
         return ops.square(ops.matmul(x, self.first) + ops.matmul(x, self.second) - y).mean()
 
 
-def of_two(cell_class, detector, **keywords):
-    networks = [Linear(), Linear(1)]
-    networks[1].weight.name = "other"
-    optimizers = [nn.SGD([network.weight], 0.01) for network in networks]
-    return cell_class(networks, optimizers, DynamicLossScale(2.0**10), overflow_detector=detector, **keywords)
-
-
-def test_the_default_looks_at_the_gradients_on_cpu():
-    assert isinstance(cell_of(Linear()).overflow_detector, FiniteGradients)
-
-
 class TestADetectorOfTheUser:
     """The configurations draw one without state."""
 
     @quick_in_pynative_mode
     def test_is_not_asked_where_overflows_are_not_dropped(self, mode):
-        cell = cell_of(Linear(), Answers(True), FixedLossScale(1024, drop_overflow_update=False))
+        cell = cell_of(Linear(), Answers(True), ls.FixedLossScale(1024, drop_overflow_update=False))
         assert not bool(cell(*batch())[1])
 
     @quick_in_pynative_mode
@@ -113,23 +87,15 @@ class TestADetectorOfTheUser:
         """Also where the package's own would get those of one shape as one tensor."""
         assert not bool(cell_of(TwoEqualWeights(), OtherThanTwo())(*batch())[1])
 
-    @quick_in_pynative_mode
-    @pytest.mark.parametrize("cell_class", [SimultaneousTrainOneStepCell, AlternatingTrainOneStepCell])
-    def test_what_it_writes_is_undone_with_several_networks_and_by_each_attempt(self, mode, cell_class):
-        detector = Averaging()
-        cell = of_two(cell_class, detector, max_retries=1)
-        cell(*batch())
-        before = detector.sums()
-        assert np.all(cell(*overflowing_batch())[1].asnumpy())
-        assert detector.sums() == before
-        assert set(np.atleast_1d(cell.get_loss_scale())) == {512}
-
     @pytest.mark.slow
     @quick_in_pynative_mode
     @pytest.mark.parametrize("max_retries", [0, 1])
     def test_what_it_writes_is_undone_in_a_cycle_of_one_network_of_two(self, mode, max_retries):
-        detector, keywords = Averaging(), {"gradient_accumulation_steps": 2, "max_retries": max_retries}
-        cell = of_two(AlternatingTrainOneStepCell, detector, network_inputs=[(0, 1), (2, 3)], **keywords)
+        networks, keywords = [Linear(), Linear(1)], {"network_inputs": [(0, 1), (2, 3)], "max_retries": max_retries}
+        networks[1].weight.name = "other"
+        detector = keywords["overflow_detector"] = Averaging()
+        scale = ls.DynamicLossScale(2.0**10)
+        cell = by_sgd(networks, scale, kind="alternating", gradient_accumulation_steps=2, **keywords)
         for second in (batch(), overflowing_batch()):
             cell(*batch(), *second)
         assert [counters["applied_steps"] for counters in cell.counters()] == [1, 0]
@@ -143,7 +109,7 @@ class TestADetectorOfTheUser:
     @pytest.mark.parametrize("steps", [2, *slow(1)])
     def test_what_it_writes_is_undone_by_a_skipped_step(self, mode, steps):
         detector = Averaging()
-        cell = cell_of(Linear(), detector, DynamicLossScale(2.0**10), steps)
+        cell = cell_of(Linear(), detector, ls.DynamicLossScale(2.0**10), steps)
         for _ in range(steps):
             cell(*batch())
         before = detector.sums()
@@ -175,22 +141,6 @@ class TestADetectorOfTheUser:
                 reported = cell(*batch())[1]
                 assert (reported.dtype, reported.shape, bool(reported)) == (mstype.bool_, (), overflow)
             assert cell.counters()["skipped_steps"] == overflow
-
-
-def test_the_register_sees_an_overflow_that_no_gradient_shows(mode):
-    """The two NPU operators are emulated on CPU; all else of the detector is what runs on an NPU."""
-    with emulation.saturation_mode() as register:
-        cell = cell_of(NetworkOnNpu("it"), FloatStatusRegister())
-        blind = cell_of(NetworkOnNpu("it"), FiniteGradients())
-        for seed, overflow in enumerate((False, True, False)):
-            before = state(cell)
-            register.events.clear()
-            assert bool(cell(*saturating_batch(overflow, seed))[1]) == overflow
-            # It is cleared before the forward, and read once after it.
-            assert register.events == ["clear", "forward it", "backward it", f"get {int(overflow)}", "clear"]
-            moved = changed(before, state(cell))
-            assert (moved == bookkeeping(moved)) == overflow
-        assert not bool(blind(*saturating_batch(True, 1))[1])
 
 
 class WhichBranch(DeviceOverflowCheck):

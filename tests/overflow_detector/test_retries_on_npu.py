@@ -4,19 +4,14 @@ import mindspore
 import numpy as np
 import pytest
 from conftest import MODES, slow
-from mindspore import Tensor, nn
+from mindspore import Tensor
 from support.in_mode import in_mode
 from support.npu_networks import OnNpu
+from support.training import by_sgd
 
-from ms_lossscale import (
-    AlternatingTrainOneStepCell,
-    DynamicLossScale,
-    ScaledTrainOneStepCell,
-    SimultaneousTrainOneStepCell,
-    emulation,
-)
+import ms_lossscale as ls
 
-register = emulation.register
+register = ls.emulation.register
 
 pytestmark = pytest.mark.only_on("CPU", reason="an NPU is emulated on CPU only")
 
@@ -34,7 +29,7 @@ def mode(request):
 def _on_npu():
     mindspore.runtime.synchronize()
     register.clear()
-    with emulation.saturation_mode():
+    with ls.emulation.saturation_mode():
         yield
     register.clear()
 
@@ -43,13 +38,9 @@ def tensors(*values):
     return [Tensor([value], mindspore.float32) for value in values]
 
 
-def sgd(network):
-    return nn.SGD([network.weight], LEARNING_RATE)
-
-
 def test_a_backward_that_saturates_is_tried_again_and_a_forward_overflows_in_each_try(mode):
     network = OnNpu("network")
-    cell = ScaledTrainOneStepCell(network, sgd(network), DynamicLossScale(2.0**15), max_retries=4)
+    cell = by_sgd(network, ls.DynamicLossScale(2.0**15), LEARNING_RATE, max_retries=4)
     # 2**15 * 8 and two halves of it are beyond float16, 2**12 * 8 is not; once there, nothing is.
     for call in range(2):
         _, overflow, scale = cell(*tensors(2.0, 8.0))
@@ -63,15 +54,14 @@ def test_a_backward_that_saturates_is_tried_again_and_a_forward_overflows_in_eac
     assert cell.counters() == {"applied_steps": 2, "skipped_steps": 1, "consecutive_skipped_steps": 1, "retries": 7}
 
 
-def of_two(make, loss_scale, retries):
-    networks = [OnNpu("first"), OnNpu("second")]
+def of_two(kind, loss_scale, retries):
     keywords = {"network_inputs": [(0, 1), (2, 3)], "max_retries": retries}
-    return make(networks, [sgd(network) for network in networks], loss_scale, **keywords)
+    return by_sgd([OnNpu("first"), OnNpu("second")], loss_scale, LEARNING_RATE, kind, **keywords)
 
 
 @pytest.mark.slow
 def test_each_network_for_itself(mode):
-    cell = of_two(AlternatingTrainOneStepCell, DynamicLossScale(2.0**12), 2)
+    cell = of_two("alternating", ls.DynamicLossScale(2.0**12), 2)
     outputs = cell(*tensors(2.0, 1.0, 2.0, 32.0))
     assert outputs[1].asnumpy().tolist() == [False, False]
     assert outputs[2].asnumpy().tolist() == [2.0**12, 2.0**10]
@@ -85,8 +75,8 @@ def test_each_network_for_itself(mode):
 @pytest.mark.slow
 @pytest.mark.parametrize("retries", [*slow(0), 2])
 def test_of_scales_of_their_own_all_go_down_since_the_register_does_not_tell_whose_it_was(mode, retries):
-    scales = [DynamicLossScale(2.0**12), DynamicLossScale(2.0**11)]
-    cell = of_two(SimultaneousTrainOneStepCell, scales, retries)
+    scales = [ls.DynamicLossScale(2.0**12), ls.DynamicLossScale(2.0**11)]
+    cell = of_two("simultaneous", scales, retries)
     # 2**11 * 64 and two halves of it are beyond float16 but for the last.
     _, overflow, scales, _ = cell(*tensors(2.0, 1.0, 2.0, 64.0))
     expected = (False, [2.0**10, 2.0**9]) if retries else (True, [2.0**12, 2.0**11])

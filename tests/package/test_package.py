@@ -101,14 +101,3 @@ def test_type_checkers_know_keywords_and_what_methods_return(tmp_path):
     found = {int(line): revealed or error for line, revealed, error in reversed(re.findall(told, printed, re.M))}
     lines = enumerate(TYPED.splitlines(), start=1)
     assert found == {number: line.partition("  # ")[2] for number, line in lines if "  # " in line}
-
-
-def test_tests_go_through_the_public_api():
-    private = re.compile(r"^ *(from ms_lossscale\.(?!loss_scale |emulation )|from ms_lossscale import _)", re.M)
-    found = {path.name: len(private.findall(path.read_text())) for path in (ROOT / "tests").rglob("*.py")}
-    assert sum(found.values()) <= 12, {name: count for name, count in found.items() if count}
-
-
-def test_no_test_module_imports_another():
-    for path in (ROOT / "tests").rglob("test_*.py"):
-        assert not re.search(r"^(from|import) test_", path.read_text(), re.M), path

@@ -90,13 +90,15 @@ class Call:
         forward_overflows_in (int): The network whose forward writes something that is not finite, or None.
         action (tuple): The name of a method to call before, and its argument if it has one; empty for none.
         is_within (bool): Whether it is called between the beginning and the end of a ManualStep instead.
-        bad_weight (tuple): The network whose loss has an impossible weight, and an input that tells which; or None."""
+        bad_weight (tuple): The network whose loss has an impossible weight, and an input that tells which; or None.
+        raises_in (int): The network whose forward raises in it, before it is made again; or None."""
 
     slopes: list
     forward_overflows_in: Optional[int]
     action: tuple
     is_within: bool = False
     bad_weight: Optional[tuple] = None
+    raises_in: Optional[int] = None
 
     @property
     def action_before(self):
@@ -139,6 +141,12 @@ class Configuration:
         norms = norms if isinstance(norms, list) else [norms]
         is_divided = self.steps == 3 or (self.steps == 2 and self.is_weighted)
         return not is_divided and not any(norm is not None and norm < INF for norm in norms)
+
+    @property
+    def is_watched(self):
+        """Whether a monitor looks on, and the names of gradients are compared. What becomes of them with impossible
+        weights, and of a monitor where a call raises, is not promised."""
+        return all(call.bad_weight is None and call.raises_in is None for call in self.calls)
 
     @property
     def is_manual(self):
@@ -335,6 +343,8 @@ def planted():  # Yields modes and configurations of what chance would hardly dr
     yield _plant("simultaneous", "vLL .. w.L ..", ["hysteresis", "plain"], ["overflow_detector"], scales, max_retries=1)
     # A spike right after the window of the mean, and the ceiling.
     yield _plant("scaled", ". . . M . . .", ["steep"], condition="spike")
+    # A list of one network.
+    yield _plant("list of one", ". . L N . . .", clip_norm=INF, ema_decay=0.75)
     # Each try that failed counts for the update rule.
     yield _plant("scaled", ". . . . . . . . . .", ["far above"], max_retries=2)
     # Whose forward was not finite.
@@ -356,23 +366,45 @@ def planted():  # Yields modes and configurations of what chance would hardly dr
     yield _plant("alternating", ".. .N N. .. N. .N .N .. NN |..", gradient_accumulation_steps=2)
 
 
+def raising():
+    """Yields modes and configurations in which forwards raise before a call is made, also in one from which a second
+    cell resumes, and where something overflows."""
+    every_call = {"alternating": ".. 1.. .N 0.. 1L. .. 1.. N. ..", "scaled": ". 0. N 0. 0L . 0. N ."}
+    for cell, calls in every_call.items():
+        for keywords in (
+            {"gradient_accumulation_steps": 2, "ema_decay": 0.5},
+            {},
+            {"gradient_accumulation_steps": 3, "drop_overflowed_calls": True},
+            {"max_retries": 1, "clip_norm": INF},
+        ):
+            yield _plant(cell, calls, resume_at=4, **keywords)
+    # Where networks take turns, and with aux.
+    for keywords, way in (({"every": [3, 1]}, RESUMES[0]), ({"has_aux": [True, True]}, RESUMES[2])):
+        keywords["gradient_accumulation_steps"] = 2
+        yield _plant("alternating", ".. 1.. .N .. 1L. .. 1.. N. ..", resume_at=4, resume=way, **keywords)
+
+
 _SLOPES = {".": 1.0, "M": 3.0, "L": 2.0**10, "N": NAN, "F": 1.0, "G": 2.0**10}
 
 
-def _plant(cell, calls, rules=("plain",), own=(), scales=None, condition=None, resume_at=None, **keywords):
+def _plant(
+    cell, calls, rules=("plain",), own=(), scales=None, condition=None, resume_at=None, resume=RESUMES[1], **keywords
+):
     """A configuration with a letter for each network in each call, F or G if the forward overflows, and before it an
-    action: | flushes, ! discards, and another sign sets scales."""
-    count = 1 if cell == "scaled" else 2
+    action: | flushes, ! discards, a number tells in which network it raises, and another sign sets scales."""
+    count = 1 if cell in ("scaled", "list of one") else 2
+    cell = "simultaneous" if cell == "list of one" else cell
     keywords = {"gradient_accumulation_steps": 1, "max_retries": 0, "ema_decay": None, **keywords}
     if count > 1:
         keywords["network_inputs"] = [(0, 1), (2, 3)]
     drawn = []
     for call in calls.split():
         action, letters = call[:-count], call[-count:]
-        actions = {"": (), "|": ("flush",), "!": ("discard",)}
+        actions = {"": (), "|": ("flush",), "!": ("discard",), "0": (), "1": ()}
+        raises_in = int(action) if action.isdigit() else None
         action = actions.get(action, ("set_loss_scale", (scales or {}).get(action)))
         overflows_in = next((i for i, letter in enumerate(letters) if letter in "FG"), None)
-        drawn.append(Call([_SLOPES[letter] for letter in letters], overflows_in, action))
-    resume = (None, len(drawn)) if resume_at is None else ("load_state_dict", resume_at)
+        drawn.append(Call([_SLOPES[letter] for letter in letters], overflows_in, action, raises_in=raises_in))
+    resume = (None, len(drawn)) if resume_at is None else (resume, resume_at)
     settings = (cell, count, list(rules), ["nn.SGD"] * count, keywords, tuple(own), drawn, *resume, condition)
     return "pynative", Configuration(*settings)

@@ -52,6 +52,11 @@ class Comparison:
         self._compare(self.training.seen(), self.reference.seen())
         return returned
 
+    def finish(self):
+        """Compares the records of a monitor, which were read at the end, or at a flush."""
+        if self.reference.configuration.is_watched:
+            self._compare(self.training.records(), self.reference.records())
+
     def _compare(self, seen, wanted):
         self.record.append(seen)
         compare(seen, wanted, self.reference.configuration.is_exact)
@@ -70,6 +75,8 @@ class Recorded:  # Stands for a training that was compared before, given the rec
     def seen(self):
         return next(self._seen)
 
+    records = seen
+
 
 class RecordedOptimizer:
     """Stands for an optimizer, given its first state, and of each of its updates the arrays before and after."""
@@ -81,6 +88,18 @@ class RecordedOptimizer:
         before, after, self.state = next(self._updates)
         compare(numbered("weight", [*weights, *gradients]), numbered("weight", before), self.is_exact)
         return after
+
+
+RECORDED = ("skipped", "applied_steps", "skipped_steps", "consecutive_skipped_steps", "dropped_calls")
+
+
+def of_records(records):  # A dict of what of a monitor's records is compared: norms, mean losses, scales, and RECORDED.
+    values = {}
+    for i, (norms, loss, scale, next_scale, *others) in enumerate(records):
+        values.update(numbered(f"norm of record {i}", norms))
+        values.update({f"loss of record {i}": loss, f"scales of record {i}": f"{scale}, then {next_scale}"})
+        values.update({f"{name} of record {i}": value for name, value in zip(RECORDED, others)})
+    return values
 
 
 def numbered(name, values):  # A dict with a name for each value.
@@ -147,7 +166,7 @@ class Reference:
     """The reference of a configuration, given its networks' first weights, and optimizers for NetworkReferences."""
 
     def __init__(self, configuration, weights, optimizers):
-        self.configuration = configuration
+        self.configuration, self._records = configuration, []
         self.networks = []
         for i, each in enumerate(zip(weights, optimizers)):
             self.networks.append(SlopedReference(configuration, i, self.networks[-1] if i else None, *each))
@@ -178,7 +197,10 @@ class Reference:
     def act(self, action):
         name = action[0] if action else None
         if name in ("flush", "discard"):
+            has_calls = self.whole.calls > 0
             getattr(self.whole, name)()
+            if name == "flush" and has_calls:
+                self._record([phase.scales if phase.ended else phase.present_scales() for phase in self.phases])
         elif name == "set_every":
             self.whole.every = action[1]
         elif name == "set_loss_scale":
@@ -198,6 +220,7 @@ class Reference:
         if call.is_within:
             keywords["before_end"] = lambda: self._set_loss_scale(call.action[1], in_call=True)
         losses, overflow, scales, auxes = self.whole.call(its, **keywords)
+        self._record([[scale] for scale in scales] if self.alternates else [scales])
         returned = {"loss": np.sum(losses), "overflow": overflow, "scale": np.float32(self._one_or_each(scales))}
         if configuration.cell == "tuple":
             auxes = [[value for aux in auxes for value in aux]]
@@ -205,18 +228,36 @@ class Reference:
             returned.update(numbered(f"aux {i}", aux))
         return {**returned, **numbered("loss", losses)}
 
+    def _record(self, used):
+        for phase, scales in zip(self.phases, used):
+            norms, loss, skipped = phase.ended or ((), None, False)
+            shown = ["/".join(map(str, its)) for its in (scales, phase.present_scales())]
+            self._records.append(
+                (norms, loss, *shown, skipped, *(phase.counters.get(name, 0) for name in RECORDED[1:]))
+            )
+            phase.ended = None
+
+    def records(self):
+        return of_records(self._records)
+
     def _one_or_each(self, values):
         return values if self.alternates or self.configuration.has_own_scales else values[0]
 
     def seen(self):  # All that is compared between two calls, by name.
-        seen = {"scales": self._one_or_each([rule.scale for phase in self.phases for rule in phase.rules])}
+        seen = {"scales": self._one_or_each([scale for phase in self.phases for scale in phase.present_scales()])}
+        if "overflow_detector" in self.configuration.own and not self.alternates:
+            seen["asked"] = self.whole.asked.value
         for i, phase in enumerate(self.phases):
             seen.update({f"counters {i} {name}": value for name, value in phase.counters.items()})
+            seen.update({f"reasons {i} {name}": value for name, value in phase.reasons.items()})
             for condition in phase.conditions:
                 names = {"spike": ("mean", "steps"), "high loss": ("bound", "last")}[self.configuration.condition]
                 seen.update({f"condition {i} {name}": getattr(condition, name) for name in names})
+        not_finite = [its for phase in self.phases for its in phase.not_finite]
         for i, network in enumerate(self.networks):
             seen.update(numbered(f"weight {i}", network.weights))
+            if self.configuration.is_watched:
+                seen.update(numbered(f"overflowed {i}", not_finite[i]))
             seen.update(numbered(f"bank {i}", [its for state in network.states for its in state.value]))
             seen.update({f"optimizer {i} {name}": value for name, value in network.optimizer.state.items()})
             if network.ema_decay is not None:
@@ -233,3 +274,4 @@ def replay(configuration, weights, optimizers, record):
     for index, call in enumerate(configuration.calls):
         comparison.act(call.action_before)
         comparison.call(index)
+    comparison.finish()

@@ -1,16 +1,19 @@
 """Compares a training cell of a drawn configuration with its reference, in everything that each call does."""
 
+import contextlib
+
 import mindspore
 import numpy as np
+import pytest
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 import ms_lossscale as ls
 from support.configurations import BAD_WEIGHTS, CONDITIONS, GRADIENT_BOUND, LOSS_BOUND, LOSS_GROWTH, RULES, inputs
-from support.configured_reference import Comparison, Reference, numbered
+from support.configured_reference import RECORDED, Comparison, Reference, numbered, of_records
 from support.in_mode import in_mode
 from support.optimizers import make_optimizer
-from support.training import changed, state
+from support.training import Recording, changed, state
 
 
 class Bank(nn.Cell):  # Holds a mean and a count of its runs. A mean that `is_given` is registered like a weight.
@@ -45,12 +48,14 @@ class Sloped(nn.Cell):
         self.shared = Bank("shared", "forward_state" in configuration.own) if earlier is None else earlier.shared
         self.weighted, self.has_aux = (bool(configuration.of_network(name, i)) for name in ("weighted", "has_aux"))
         self.takes_all = configuration.keywords.get("network_inputs", ()) is None and not configuration.is_manual
-        self.first, self.one = 2 * i, Tensor(1.0, mstype.float32)
+        self.first, self.one, self.raises = 2 * i, Tensor(1.0, mstype.float32), False
 
     def construct(self, *values):
         x, slope = values[self.first : self.first + 2] if self.takes_all else values
         self.own(x[1])
         self.shared(x[1])
+        if self.raises:
+            raise ValueError("on purpose")
         weight = self.weight + self.bias
         if self.earlier is not None:
             weight = weight + self.earlier.weight
@@ -92,8 +97,16 @@ class Halves(nn.Cell):  # Halves the biases after an update.
             ops.assign(network.bias, 0.5 * network.bias)
 
 
-class LargeGradients(ls.OverflowDetector):  # A user's own detector: what is not finite is not within the bound, either.
+class LargeGradients(ls.OverflowDetector):
+    """A user's own detector, which counts how often it is asked. What is not finite is not within the bound, either."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = Parameter(Tensor(0, mstype.int32), name="asked", requires_grad=False)
+        self.one = Tensor(1, mstype.int32)
+
     def construct(self, grads):
+        ops.assign(self.asked, self.asked + self.one)
         within = [(ops.abs(grad) <= GRADIENT_BOUND).all() for grad in grads]
         return ops.logical_not(ops.stack(within).all())
 
@@ -209,14 +222,14 @@ def optimizer_state(optimizer, prefix=""):
 
 class ConfiguredTraining:  # A cell of this configuration. Another seed gives other weights, to load a checkpoint into.
     def __init__(self, configuration, seed=0):
-        self.configuration, self.networks = configuration, []
+        self.configuration, self.networks, self.monitor = configuration, [], Recording()
         for i in range(configuration.count):
             self.networks.append(Sloped(i, self.networks[-1] if i else None, seed, configuration))
         self.optimizers = [make_optimizer(*pair)[0] for pair in zip(configuration.optimizers, self.networks)]
         loss_scales = [RULES[name][0]() for name in configuration.rules]
         loss_scale = loss_scales if configuration.has_own_scales else loss_scales[0]
         networks, optimizers = self.networks, self.optimizers
-        if configuration.count == 1:
+        if configuration.count == 1 and configuration.cell != "simultaneous":
             networks, optimizers = networks[0], optimizers[0]
         elif configuration.cell == "tuple":
             networks = TupleOf(networks)
@@ -241,7 +254,7 @@ class ConfiguredTraining:  # A cell of this configuration. Another seed gives ot
             of_each = [Halves([network]) for network in self.networks]
             keywords["after_update"] = of_each if configuration.cell == "alternating" else Halves(self.networks)
         if "overflow_detector" in configuration.own:
-            keywords["overflow_detector"] = LargeGradients()
+            keywords["overflow_detector"] = self.detector = LargeGradients()
         if "forward_state" in configuration.own:
             keywords["forward_state"] = [self.networks[0].shared.mean]
         if configuration.condition is not None:
@@ -252,6 +265,8 @@ class ConfiguredTraining:  # A cell of this configuration. Another seed gives ot
     def act(self, action):
         if action:
             getattr(self.cell, action[0])(*action[1:])
+        if action == ("flush",) and self.configuration.is_watched:
+            self.monitor.after_epoch()
 
     def call(self, index):  # Makes a call. Returns the arrays that it gives, by name.
         configuration = self.configuration
@@ -261,25 +276,52 @@ class ConfiguredTraining:  # A cell of this configuration. Another seed gives ot
             call = configuration.calls[index]
             overflow, scales, losses = self._call(values, lambda: self.act(call.action if call.is_within else ()))
             loss, scale = sum(losses), ops.stack(scales) if configuration.has_own_scales else scales[0]
+            outputs = loss, overflow
         else:
-            loss, overflow, scale, *others = self.cell(*values)
+            loss, overflow, scale, *others = outputs = self.cell(*values)
             losses = [loss] if configuration.cell == "scaled" else others.pop(0)
             if configuration.keywords.get("has_aux"):
                 auxes = others[:1] if configuration.cell == "scaled" else others[0]
                 others.pop()
             assert not others
+        if configuration.is_watched:
+            self.monitor.after_step(*outputs)
         returned = {"loss": loss, "overflow": overflow, "scale": scale, **numbered("loss", losses)}
         for i, aux in enumerate(auxes):
             returned.update(numbered(f"aux {i}", aux))
         return {name: np.array(value.asnumpy()) for name, value in returned.items()}
+
+    def raise_in(self, index):
+        """Makes a call in which the forward of a network raises, if it is one in which it does."""
+        number = self.configuration.calls[index].raises_in
+        if number is not None:
+            self.networks[number].raises = True
+            with pytest.raises(ValueError, match="on purpose"):
+                self.call(index)
+            self.networks[number].raises = False
+
+    def watch(self, context):
+        if self.configuration.is_watched:
+            context.enter_context(self.monitor.watching(self.cell))
+
+    def records(self):
+        self.monitor.after_epoch()
+        names = ("step_loss", "loss_scale", "next_loss_scale", *RECORDED)
+        return of_records(
+            (its.grad_norm or (), *(getattr(its, name) for name in names)) for its in self.monitor.records
+        )
 
     def seen(self):  # All that is compared between two calls, by name.
         configuration, cell = self.configuration, self.cell
         alternates = configuration.cell == "alternating"
         counters, held = cell.counters(), cell.parameters_dict()
         seen = {"scales": cell.get_loss_scale()}
-        for i, its in enumerate(counters if alternates else [counters]):
+        if "overflow_detector" in configuration.own and not alternates:
+            seen["asked"] = self.detector.asked
+        reasons, overflowed = cell.skip_reasons(), cell.overflowed_parameters()
+        for i, (its, why) in enumerate(zip(counters, reasons) if alternates else [(counters, reasons)]):
             seen.update({f"counters {i} {name}": value for name, value in its.items()})
+            seen.update({f"reasons {i} {name}": value for name, value in why.items() if name != "not_begun"})
             names = {"spike": ("norm_spike.mean", "norm_spike.steps"), "high loss": ("bound", "last"), None: ()}
             prefix = f"network_{i}." if alternates else configuration.prefix
             for name in names[configuration.condition]:
@@ -292,6 +334,8 @@ class ConfiguredTraining:  # A cell of this configuration. Another seed gives ot
         for i, network in enumerate(self.networks):
             weights = (network.weight, network.bias)
             seen.update(numbered(f"weight {i}", weights))
+            if configuration.is_watched:
+                seen.update(numbered(f"overflowed {i}", [its.name in overflowed for its in weights]))
             seen.update(numbered(f"bank {i}", [its for bank in (network.own, network.shared) for its in bank.values]))
             of_optimizer = f"optimizer_{i}." if configuration.count > 1 else ""
             its = optimizer_state(self.optimizers[i], configuration.prefix + of_optimizer)
@@ -330,15 +374,29 @@ def check(configuration):
     give and hold the same, bit for bit. Returns what `replay` needs to compare it with another reference."""
     training = ConfiguredTraining(configuration)
     comparison, weights, optimizers = compared(training)
-    second = None
+    with contextlib.ExitStack() as watching:
+        _make_calls(training, comparison, watching)
+    return configuration, weights, optimizers, comparison.record
+
+
+def _make_calls(training, comparison, watching):
+    configuration, second = training.configuration, None
+    training.watch(watching)
     for index, call in enumerate(configuration.calls):
+        for its in (training, second) if second is not None else (training,):
+            its.raise_in(index)
         if index == configuration.resume_at:
             second = resumed(configuration, training.cell, configuration.resume)
-        comparison.act(call.action_before)
+            second.watch(watching)
+        if call.raises_in is None:  # What the networks before have done, is seen after the call.
+            comparison.act(call.action_before)
         if second is not None:
             second.act(call.action_before)
         returned = comparison.call(index)
         if second is not None:
-            assert changed(second.call(index), returned) == set()
+            its_returned = second.call(index)
+            # What a call returned before it was saved within it, is not saved.
+            if index > configuration.resume_at or call.raises_in is None:
+                assert changed(its_returned, returned) == set()
             assert changed(state(second.cell), state(training.cell)) == set()
-    return configuration, weights, optimizers, comparison.record
+    comparison.finish()

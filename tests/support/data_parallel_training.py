@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 import mindspore
 import numpy as np
-from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.communication import GlobalComm
 
 import ms_lossscale as ls
 import support.in_mode
+from support.gan_networks import ClipWeights
 from support.networks import FEATURES, weight
 from support.training import state
 
@@ -76,17 +77,6 @@ def rows_of(place, call, kinds=".", ranks=1):
     return tuple(Tensor(each[place.rows()]) for each in (x, y, valid))
 
 
-class Bounded(nn.Cell):  # An `after_update` that writes the weights, as for a WGAN's critic.
-    def __init__(self, weights):
-        super().__init__(auto_prefix=False)
-        self.weights = ParameterTuple(weights)
-        self.low, self.high = Tensor(-0.9, mstype.float32), Tensor(0.9, mstype.float32)
-
-    def construct(self):
-        for each in self.weights:
-            ops.assign(each, ops.clip_by_value(each, self.low, self.high))
-
-
 class HighLoss(ls.SkipCondition):  # Asks to skip where the loss is high, and counts what it observed.
     def __init__(self):
         super().__init__()
@@ -124,7 +114,7 @@ def scaled(place, loss_scale=None, mean=True, **keywords):
 
 
 def after_the_verdict(network):
-    return {"clip_norm": 0.5, "ema_decay": 0.5, "after_update": Bounded([network.weight])}
+    return {"clip_norm": 0.5, "ema_decay": 0.5, "after_update": ClipWeights([network.weight], 0.9)}
 
 
 def bounded(place):

@@ -1,14 +1,6 @@
 """Mutants of reference.py that do the same as the original, by the reason why."""
 
 EQUIVALENT = {
-    "The configurations always give it, only other tests use the default.": [
-        "Run: forward_overflowed: bool = False: False → True",
-        "Run: weight: float = 1.0: 1.0 → 2.0",
-        "StepReference.__init__: 0 → 1",
-        "StepReference.__init__: 1 → 2",
-        "StepReference.__init__: True → False",
-        "StepReference.__init__: False → True",
-    ],
     "The networks of the configurations have their own.": [
         "NetworkReference.after_update: return weights → pass",
         "NetworkReference.transform: return gradients → pass",

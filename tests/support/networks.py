@@ -102,22 +102,3 @@ class HalfPrecision(nn.Cell):  # A linear model in float16, including its weight
 
     def construct(self, x, y):
         return ops.square(ops.matmul(x.astype(mstype.float16), self.weight) - y.astype(mstype.float16)).mean()
-
-
-class BehindStopGradient(nn.Cell):
-    """As a generator in the discriminator's loss: its output is bounded, and its gradient is not asked for."""
-
-    def __init__(self):
-        super().__init__()
-        self.generator = nn.SequentialCell(nn.Dense(FEATURES, 4), nn.BatchNorm1d(4), nn.ReLU())
-        self.score = nn.Dense(4, 1)
-
-    def construct(self, x, y):
-        made = ops.clamp(ops.stop_gradient(self.generator(x)), 0.0, 1.0)
-        made = ops.select(ops.isfinite(made), made, ops.zeros_like(made))
-        return ops.square(self.score(made) - y).mean()
-
-
-def overflowing():  # A batch with which a `BehindStopGradient` overflows.
-    x, y = (tensor.asnumpy() for tensor in batch(0))
-    return Tensor(x * np.float32(1e30)), Tensor(y)

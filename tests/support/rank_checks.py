@@ -11,6 +11,7 @@ from mindspore import dtype as mstype
 
 import ms_lossscale as ls
 from support import data_parallel_training as dp
+from support.gan_networks import ClipWeights
 from support.npu_networks import BACKWARD, FORWARD, INNOCENT, LOSS_SCALE, OnNpu, inputs_for
 from support.training import state
 
@@ -21,7 +22,7 @@ SETTINGS = {
     **{"gradient_accumulation_steps": (1, 2), "clip_norm": (1.0, 2.0), "clip_value": (None, 1.0)},
     **{"ema_decay": (None, 0.9), "has_aux": (False, True), "forward_state": ((), (FURTHER,))},
     "gradient_transforms": ((), [nn.Identity()]),
-    "after_update": (None, dp.Bounded([FURTHER])),
+    "after_update": (None, ClipWeights([FURTHER], 0.9)),
     "overflow_detector": (None, ls.FloatStatusRegister()),
     **{"max_retries": (0, 1), "weighted": (False, True), "skip_conditions": ((), [dp.HighLoss()])},
     **{"gradients_reduced": (False, True), "drop_overflowed_calls": (False, True)},

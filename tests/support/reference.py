@@ -107,10 +107,10 @@ class Run:
 
     loss: float
     gradients: list
-    written: tuple = ()
-    forward_overflowed: bool = False
-    weight: float = 1.0
-    aux: tuple = ()
+    written: tuple
+    forward_overflowed: bool
+    weight: float
+    aux: tuple
 
     @property
     def has_weight(self):
@@ -123,7 +123,12 @@ class Run:
 
     @property
     def has_gradients(self):
-        return self.has_weight and all(np.isfinite(gradient).all() for gradient in self.gradients)
+        return self.has_weight and all(self.finite)
+
+    @property
+    def finite(self):
+        """Whether each gradient is finite."""
+        return [bool(np.isfinite(gradient).all()) for gradient in self.gradients]
 
 
 def mean_loss(runs):
@@ -147,7 +152,7 @@ class NetworkReference:
         states (Sequence[State]): What its forward writes.
         clip_norm, clip_value, ema_decay (float): As in the contract."""
 
-    def __init__(self, weights, optimizer, states=(), clip_norm=None, clip_value=None, ema_decay=None):
+    def __init__(self, weights, optimizer, states, clip_norm, clip_value, ema_decay):
         self.weights, self.optimizer, self.states = weights, optimizer, states
         self.clip_norm, self.clip_value, self.ema_decay = clip_norm, clip_value, ema_decay
         self.averages = [weight.copy() for weight in weights]
@@ -194,37 +199,38 @@ class StepReference:
         has_one_loss (bool): Whether its networks have no losses of their own, but the step has their sum.
         drops_calls (bool): Whether a call that overflowed is dropped, and not its whole cycle.
 
-    An `overflow_detector` that is assigned tells whether gradients overflowed that are all finite."""
+    An `overflow_detector` that is assigned tells whether gradients overflowed that are all finite. How often it was
+    asked, in steps that were applied, is in `asked`."""
 
     overflow_detector = staticmethod(lambda gradients: False)
 
-    def __init__(
-        self,
-        networks,
-        rules,
-        steps=1,
-        max_retries=0,
-        checks=True,
-        skip_conditions=(),
-        has_one_loss=False,
-        drops_calls=False,
-    ):
+    def __init__(self, networks, rules, steps, max_retries, checks, skip_conditions, has_one_loss, drops_calls):
         self.networks, self.rules, self.steps, self.conditions = networks, rules, steps, skip_conditions
         self.has_one_loss, self.drops_calls = has_one_loss, drops_calls
         self.states = list({id(state): state for network in networks for state in network.states}.values())
+        self.asked = State(0)
+        self.states.append(self.asked)
         self.max_retries, self.checks = max_retries, checks
+        # The norms that are measured, the mean loss, and whether it is skipped, of the step that has just ended.
+        self.ended = None
         self.counters = {"applied_steps": 0, "skipped_steps": 0, "consecutive_skipped_steps": 0}
         if max_retries:
             self.counters["retries"] = 0
         if drops_calls:
             self.counters["dropped_calls"] = 0
+        # Why steps were skipped, and for each network and gradient, whether it was not finite in the last one that was.
+        self.reasons = {"loss": 0, "forward_state": 0, "gradients": 0, "detector": 0}
         if skip_conditions:
-            self.counters["skipped_by_condition"] = 0
+            self.reasons["condition"] = self.counters["skipped_by_condition"] = 0
+        self.not_finite = [[False] * len(network.weights) for network in networks]
         self._begin_cycle()
 
     def _begin_cycle(self):
         self.kept = []  # The runs of the networks, for each call that was not dropped.
         self.calls = 0
+        # Whether a loss, what a forward wrote, and which gradients were not finite in a call.
+        self.causes = {"loss": False, "forward_state": False}
+        self.not_finite_so_far = [[False] * len(network.weights) for network in self.networks]
         self.overflowed = [False] * len(self.rules)
         # For each rule, whether the forward of a call was not finite.
         self.forward_not_finite = list(self.overflowed)
@@ -240,6 +246,9 @@ class StepReference:
         self.rules[i].scale = float(value)
         self.is_set[i] = in_call or self.calls > 0
 
+    def present_scales(self):
+        return [rule.scale for rule in self.rules]
+
     def _values(self):
         return [state.value for state in self.states]
 
@@ -247,7 +256,7 @@ class StepReference:
         """Makes a call; `inputs` has each network's. Returns the losses, the overflow, the scales and each aux."""
         self.before_call = self._values()
         if not self.calls:
-            self.scales = [rule.scale for rule in self.rules]
+            self.scales = self.present_scales()
             self.before_cycle = self.before_call
         left = self.max_retries
         runs, flags = self._try(inputs)
@@ -283,6 +292,10 @@ class StepReference:
 
     def _remember(self, runs, flags):  # Remembers of a call what overflowed, and whether its forward was not finite.
         losses = [not run.has_loss for run in runs]
+        self.causes["loss"] |= any(losses)
+        self.causes["forward_state"] |= any(run.forward_overflowed for run in runs)
+        for so_far, run in zip(self.not_finite_so_far, runs):
+            so_far[:] = [before or not finite for before, finite in zip(so_far, run.finite)]
         losses = [any(losses)] * len(losses) if self.has_one_loss else losses
         in_a_forward = any(run.forward_overflowed for run in runs)
         for i, overflowed in enumerate(flags):
@@ -304,6 +317,7 @@ class StepReference:
             runs.append(network.run(its, scale))
             for state, value in zip(network.states, runs[-1].written):
                 state.value = value
+        self.asked.value += self.checks
         not_finite = [not run.has_gradients for run in runs]
         untold = any(run.forward_overflowed or self.overflow_detector(run.gradients) for run in runs)
         if not self.checks:
@@ -337,6 +351,8 @@ class StepReference:
         return next_scale
 
     def _end_cycle(self):  # Ends a cycle. Returns whether it is skipped.
+        # In a cycle it is asked about the mean, too.
+        self.asked.value += self.checks and self.steps > 1
         means = []
         of_networks = [[runs[i] for runs in self.kept] for i in range(len(self.networks))]
         for network, runs in zip(self.networks, of_networks):
@@ -345,9 +361,11 @@ class StepReference:
             network.measure(means[-1])
         loss = sum(map(mean_loss, of_networks))
         norm = norm_of([gradient for its in means for gradient in its])
+        norms = [network.grad_norm for network in self.networks if network.clip_norm is not None]
         lost = self.lost or not self.kept
         by_condition = not lost and any(condition.skips(loss, norm) for condition in self.conditions)
         skipped = lost or by_condition
+        self.ended = norms, (loss if self.kept else None), skipped
         for i, backs_off in enumerate(self.must_back_off):
             # A call that is dropped does not make a rule stand still that must back off for another one.
             stands_still = self.lost and self.rules[i].is_patient and self.forward_not_finite[i]
@@ -358,8 +376,7 @@ class StepReference:
                 self._step_rule(i, overflow=False)
         if skipped:
             self._undo()
-            if by_condition:
-                self.counters["skipped_by_condition"] += 1
+            self._count_reason(by_condition)
             self.counters["skipped_steps"] += 1
             self.counters["consecutive_skipped_steps"] += 1
         else:
@@ -371,6 +388,14 @@ class StepReference:
             self.counters["consecutive_skipped_steps"] = 0
         self._begin_cycle()
         return skipped
+
+    def _count_reason(self, by_condition):
+        self.not_finite = self.not_finite_so_far
+        reasons = [*self.causes, *["gradients"] * any(map(any, self.not_finite)), "detector"]
+        reason = next(name for name in reasons if self.causes.get(name, True))
+        self.reasons["condition" if by_condition else reason] += 1
+        if by_condition:
+            self.counters["skipped_by_condition"] += 1
 
     def flush(self):
         if self.calls:

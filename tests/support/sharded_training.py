@@ -10,7 +10,8 @@ from mindspore import dtype as mstype
 from mindspore.experimental import optim
 
 import ms_lossscale as ls
-from support.data_parallel_training import Bounded, error_of, parallel, rows_of
+from support.data_parallel_training import error_of, parallel, rows_of
+from support.gan_networks import ClipWeights
 from support.networks import FEATURES, weight
 from support.training import state
 
@@ -98,7 +99,9 @@ def alternating_cell(optimizer):
         optimizer(networks[1].trainable_params(), lambda shards: nn.ASGD(shards, 0.05)),
     ]
     keywords = {"network_inputs": [(0, 1, 2), (3, 4, 5)], "every": (1, 2), "gradient_accumulation_steps": 2}
-    keywords.update(clip_norm=0.5, ema_decay=0.75, after_update=[Bounded(networks[0].trainable_params()), None])
+    keywords.update(
+        clip_norm=0.5, ema_decay=0.75, after_update=[ClipWeights(networks[0].trainable_params(), 0.9), None]
+    )
     return ls.AlternatingTrainOneStepCell(networks, trained, scale(), **keywords)
 
 

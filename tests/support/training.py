@@ -16,6 +16,13 @@ def cell_of(kind, networks, optimizers, loss_scale, **keywords):  # A training c
     return KINDS[kind](*both, loss_scale, **keywords).set_train()
 
 
+def by_sgd(networks, loss_scale=None, rate=0.01, kind="scaled", **keywords):
+    """Returns a training cell of one network or a list of them, in training mode, each of which an SGD trains."""
+    networks = networks if isinstance(networks, list) else [networks]
+    optimizers = [nn.SGD(network.trainable_params(), rate) for network in networks]
+    return cell_of(kind, networks, optimizers, loss_scale, **keywords)
+
+
 class OneForward(nn.TrainOneStepCell):
     """The stock cell with exactly one forward. In PyNative mode, MindSpore sometimes runs it again to differentiate,
     and BatchNorm's statistics move twice."""
@@ -27,6 +34,15 @@ class OneForward(nn.TrainOneStepCell):
     def construct(self, *inputs):
         loss, grads = self.value_and_grad(*inputs)
         return ops.depend(loss, self.optimizer(grads))
+
+
+class Recording(ls.LossScaleMonitor):  # Keeps the records, which it reads at the end of an epoch.
+    def __init__(self, every_n_steps=1000, **keywords):
+        super().__init__(every_n_steps, **keywords)
+        self.records = []
+
+    def on_record(self, record):
+        self.records.append(record)
 
 
 def state(cell):  # A copy of every Parameter's value, by name.

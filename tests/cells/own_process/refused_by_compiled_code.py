@@ -18,6 +18,7 @@ from support.networks import Linear, batch, weight
 from support.refused import refused
 from support.token_networks import Tokens, sgd, tensors
 from support.token_networks import batch as tokens
+from support.training import by_sgd
 
 import ms_lossscale as ls
 
@@ -39,12 +40,7 @@ class Returns(Linear):
 
 
 def scaled(network=None, loss_scale=1024, **keywords):
-    network = network or Linear()
-    return ls.ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params(), 0.01), loss_scale, **keywords)
-
-
-def several(make, networks, **keywords):
-    return make(networks, [nn.SGD(network.trainable_params(), 0.01) for network in networks], 8.0, **keywords)
+    return by_sgd(network or Linear(), loss_scale, **keywords)
 
 
 def pair(*makes):
@@ -70,11 +66,11 @@ def test_what_a_network_returns(mode, returned, error, words):
 
 def test_aux_that_is_missing_or_too_much(mode):
     refused(lambda: scaled(has_aux=True)(*batch()), TypeError, "(loss, *aux)")
-    for make in (ls.SimultaneousTrainOneStepCell, ls.AlternatingTrainOneStepCell):
+    for kind in ("simultaneous", "alternating"):
         networks = pair(Linear, lambda: WithAux(Linear()))
-        refused(lambda: several(make, networks)(*batch()), TypeError, "network 1", "has_aux=True")  # noqa: B023
+        refused(lambda: by_sgd(networks, 8.0, kind=kind)(*batch()), TypeError, "network 1", "has_aux=True")  # noqa: B023
         networks = pair(Linear, lambda: Returns("image and loss"))
-        cell = several(make, networks, has_aux=[False, True])
+        cell = by_sgd(networks, 8.0, kind=kind, has_aux=[False, True])
         refused(lambda: cell(*batch()), ValueError, "network 1", "its loss first", "(4, 3)")  # noqa: B023
 
 
@@ -189,6 +185,8 @@ def test_what_own_cells_answer(mode, steps):
         refused(lambda: run(overflow_detector=detector), error, "'Answers', 'construct' must return")  # noqa: B023
         condition = answering(Condition(), answer)
         refused(lambda: run(skip_conditions=[condition]), error, "'Condition'")  # noqa: B023
+    condition = answering(Condition(), Tensor(1.0))
+    refused(lambda: run(skip_conditions=[condition]), TypeError, "'Condition'", "a bool Tensor")
     refused(lambda: ls.InputGradient(Two())(Tensor([1.0, 2.0])), TypeError, "'InputGradient'", "one Tensor")
 
 

@@ -20,11 +20,13 @@ class MeanLoss:
         # The losses and the weights, one for each network, of each call of the present cycle; None of dropped ones.
         self._calls = []
 
+    @np.errstate(invalid="ignore")  # The weight of a skipped step may be infinite.
     def add(self, losses, before, after):
         """Adds a call, given the states before and after it."""
         is_dropped = after.dropped_calls > before.dropped_calls
         self._calls.append(None if is_dropped else (losses, _weights(losses, before, after)))
 
+    @np.errstate(invalid="ignore")
     def end(self, before, after):
         """Returns the mean of a cycle that ended between the states; None if none did, or all calls were dropped."""
         # What is no more of the present cycle is of the one that ended, or `discard` has dropped it.

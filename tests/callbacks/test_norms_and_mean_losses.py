@@ -2,6 +2,7 @@
 
 import csv
 import os
+import warnings
 from pathlib import Path
 
 import mindspore
@@ -46,6 +47,21 @@ def test_the_line_shows_norm_and_mean_where_there_are_any(mode, capsys):
     assert [row["step_loss"] for row in rows] == ["", str(float(rows[1]["step_loss"])), ""]
     np.testing.assert_allclose(float(rows[1]["step_loss"]), mean, rtol=1e-6)
     assert [row["dropped_calls"] for row in rows] == ["0", "0", "0"]
+
+
+@quick_in_pynative_mode
+def test_the_mean_of_a_cycle_with_an_infinite_weight_is_not_finite(mode):
+    """Without a warning: the cycle is skipped."""
+    cell = by_sgd(Tokens(), DynamicLossScale(2.0**10), weighted=True, **CYCLE)
+    monitor, means = LossScaleMonitor(100), []
+    monitor.on_record = lambda record: means.append(record.step_loss)
+    with warnings.catch_warnings(), monitor.watching(cell):
+        warnings.simplefilter("error")
+        for factor in (1, 1, 1, INF, INF, 1):
+            x, y, mask = batch(3)
+            monitor.after_step(*cell(*tensors((x, y, np.where(mask > 0, np.float32(factor), mask)))))
+    assert [mean is not None and bool(np.isfinite(mean)) for mean in means] == [False, True, False, False, False, False]
+    assert [mean is None for mean in means] == [True, False] * 3
 
 
 @quick_in_pynative_mode

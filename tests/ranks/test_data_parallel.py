@@ -53,7 +53,7 @@ def control():  # A function that gives the records of one process alone that se
 
 def own(name):
     """Whether its values are each rank's own, what its rows of the batch left behind; or are stored as MindSpore is."""
-    of_ranks = ("moving_mean", "moving_variance", "last_losses")
+    of_ranks = ("moving_mean", "moving_variance", "last_losses", "alternation.losses")
     return name.endswith(of_ranks) or "forward_state." in name or "clipping." in name
 
 

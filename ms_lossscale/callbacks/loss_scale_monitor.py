@@ -272,9 +272,10 @@ class LossScaleMonitor(Callback):
         self._cell = cell
         of_cycles = cell._settings[0].gradient_accumulation_steps > 1
         self._call = "call" if of_cycles else "step"
-        self._watched = [
-            WatchedStep(step, i if cell.each_decides else None, of_cycles) for i, step in enumerate(cell._steps)
-        ]
+        if cell.each_decides:
+            self._watched = [WatchedStep(step, i, f"network {i}", of_cycles) for i, step in enumerate(cell._steps)]
+        else:
+            self._watched = [WatchedStep(cell._steps[0], None, cell._step_name, of_cycles)]
         self._unread.clear()
         self._last = None
         self._summed_up = 0

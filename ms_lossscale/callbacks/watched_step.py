@@ -72,13 +72,13 @@ _PHRASES = {
 class WatchedStep:
     """What a monitor knows of the steps under one overflow check, which may be that of one of several networks."""
 
-    def __init__(self, step, network, of_cycles):
+    def __init__(self, step, network, name, of_cycles):
         transaction = step.transaction
         self._counters = transaction.counters
         self._network = network
         # A step of the counters is a cycle of calls where gradients are accumulated, and a call elsewhere.
         self._of_cycles = of_cycles
-        self.prefix = "" if network is None else f"network {network}: "
+        self.prefix = "" if name is None else f"{name}: "
         conditions = ""
         if transaction.conditions is not None:
             asked = transaction.conditions.conditions

@@ -78,7 +78,7 @@ class ManualStep(TrainingState, Float32Cell):
         name (str, optional): Begins, with a dot, the names of what the step adds to a checkpoint, its counters and
             moving averages say, and those of the state of its optimizers, loss scales, gradient transforms and
             conditions. Two steps in one compiled function need different ones. A loss scale that two steps share gets
-            that of the first. Default: ``None`` .
+            that of the first. It stands in a monitor's lines. Default: ``None`` .
 
     Attributes:
         parameters (ParameterTuple): The weights of the optimizer, to differentiate by; for a list of optimizers a tuple
@@ -148,6 +148,7 @@ class ManualStep(TrainingState, Float32Cell):
         owner = type(self).__name__
         check_no_compile_cache(owner)
         prefix = prefix_of(owner, name)
+        self._step_name = name
         self.several_networks = isinstance(optimizers, (list, tuple, nn.CellList))
         optimizers = check_cells(owner, "optimizers", optimizers if self.several_networks else [optimizers])
         networks = networks if isinstance(networks, (list, tuple)) or type(networks) is nn.CellList else [networks]

@@ -9,7 +9,7 @@ from support import gan_networks as gans
 from support.manual_training import Halve, adam, batch, dynamic, manual, regression
 from support.training import changed, state
 
-from ms_lossscale import ManualStep, NormSpike
+from ms_lossscale import LossScaleMonitor, ManualStep, NormSpike
 
 NAMES = ("maker", "critic")
 CYCLE = {"gradient_accumulation_steps": 2, "ema_decay": 0.9}
@@ -116,3 +116,17 @@ def test_a_gan_of_two_steps_in_one_compiled_function(mode, keywords):
             assert not changed(without(name, step), state(its_step))
     assert [False, True] in overflows and [True, False] in overflows and [False, False] in overflows
     assert all(step.counters()["skipped_steps"] >= 2 for step in gan.steps)
+
+
+@quick_in_pynative_mode
+def test_a_name_tells_the_lines_of_two_monitors_apart(mode, capsys):
+    for name in (None, "critic"):
+        step, _, train_step = manual(dynamic(), name=name)
+        monitor = LossScaleMonitor(1)
+        with monitor.watching(step):
+            (loss,), overflow = train_step(*batch(0))
+            monitor.after_step(loss, overflow)
+    nameless, named = (
+        line for line in capsys.readouterr().out.splitlines() if "1 applied" in line and "loss scale" in line
+    )
+    assert named == nameless.replace("step 1: ", "step 1: critic: ")

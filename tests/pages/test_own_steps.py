@@ -20,6 +20,7 @@ SECTIONS = dict(re.findall(r"^```python\n# (.+?)\n(.*?)^```", PAGE, re.S | re.M)
 SET_UP = SECTIONS.pop("Set-up")
 OF_GANS = SECTIONS.pop("Networks of a GAN")
 LOOP, ACCUMULATION = re.findall(r"^```diff\n(.*?)^```", PAGE, re.S | re.M)
+RETRIES, RETRIES_OF_A_CYCLE = re.findall(r"^```py\n(for attempt.*?)^```", PAGE, re.S | re.M)
 
 # Each with the mode, and whether what the page compiles is compiled.
 GRAPH, PYNATIVE = mindspore.GRAPH_MODE, mindspore.PYNATIVE_MODE
@@ -238,8 +239,7 @@ def test_a_functional_loop(way, tmp_path):
 @pytest.mark.slow
 def test_retries_are_those_of_a_training_cell(way, tmp_path):
     """But that each attempt counts as a step."""
-    (retries,) = re.findall(r"^```py\n(for attempt.*?)^```", PAGE, re.S | re.M)
-    code = with_train(sides_of(LOOP)[1], retries + "return attempt, overflow\n")
+    code = with_train(sides_of(LOOP)[1], RETRIES + "return attempt, overflow\n")
     code = code.replace("def train(dataset, losses)", "def train(x, y)")
     code = code.replace("(2**16, scale_window=3)", "(2.0**126, scale_window=3, max_loss_scale=2.0**126)")
     ours = import_step(tmp_path, way, code, [("def train_step", "@mindspore.jit\ndef train_step")])
@@ -276,3 +276,33 @@ def test_a_loop_over_small_batches(tmp_path):
             module.train([tuple(map(Tensor, batch)) for batch in make_batches(4)], [])
     assert ours.step.counters()["applied_steps"] == 1
     assert_close(ours.weights, [weight.asnumpy() for weight in stock.weights])
+
+
+@pytest.mark.slow
+def test_a_cycle_is_tried_again_as_a_whole(way, tmp_path):
+    """Its weights are those that a scale which never overflows makes: powers of two scale exactly."""
+    code = with_train(sides_of(LOOP)[1], RETRIES_OF_A_CYCLE + "return attempt, overflow\n")
+    code = code.replace("def train(dataset, losses)", "def train(batches_of_a_cycle)")
+    settings = "(2.0**125, scale_window=3, max_loss_scale=2.0**125), gradient_accumulation_steps=2"
+    code = code.replace("(2**16, scale_window=3)", settings)
+    ours = import_step(tmp_path, way, code, [("def train_step", "@mindspore.jit\ndef train_step")])
+    (tmp_path / "cell").mkdir()
+    other = import_step(tmp_path / "cell", way, "")
+    cell = ScaledTrainOneStepCell(other.forward, other.optimizer, 2.0**10, gradient_accumulation_steps=2)
+    attempts = []
+    batches = list(make_batches(8))
+    for i in range(0, len(batches), 2):
+        cycle = [(Tensor(x), Tensor(y * 2.0**5)) for x, y in batches[i : i + 2]]
+        attempt, overflow = ours.train(cycle)
+        attempts.append(attempt)
+        assert not overflow
+        for data in cycle:
+            cell(*data)
+        for weight, expected in zip(ours.weights, other.weights):
+            assert weight.asnumpy().tobytes() == expected.asnumpy().tobytes()
+    assert max(attempts) > 0
+    assert ours.step.counters() == {
+        "applied_steps": len(attempts),
+        "skipped_steps": sum(attempts),
+        "consecutive_skipped_steps": 0,
+    }

@@ -240,8 +240,8 @@ class AlternatingTrainOneStepCell(TrainingCell):
     def _beginnings(self):
         return self._turns.beginnings()
 
-    def _complete(self, parameters):
-        self._turns.complete(parameters)
+    def _add_what_0_4_lacked(self, parameters):
+        self._turns.add_what_0_4_lacked(parameters)
 
     def _after_loading(self):
         super()._after_loading()
@@ -271,7 +271,8 @@ class AlternatingTrainOneStepCell(TrainingCell):
         take_part = self._turns.begin_call()
         last_losses = ops.unstack(self._turns.last_losses)
         losses, overflows, loss_scales, auxes = (), (), (), ()
-        for i, step in enumerate(self._steps):
+        for i in range(len(self._steps)):
+            step = self._steps[i]
             inputs_of_network = inputs_of(self._owner, i, self.network_inputs, inputs)
             if self._have_aux[i]:
                 results = step(*inputs_of_network)

@@ -97,7 +97,7 @@ class Cycle(nn.Cell):
             for weight in weights
         )
         self.weights = None
-        if plan.is_manual or any(settings.weighted) or settings.drop_overflowed_calls:
+        if plan.is_manual or any(settings.weighted) or plan.drops_calls:
             self.weights = ParameterTuple(
                 state(f"{prefix}accumulation.sum_of_weights", np.float32(0)) for prefix in plan.prefixes
             )
@@ -226,8 +226,11 @@ class DroppingCycle(Cycle):
         self.flags = ParameterTuple([*self.flags, self.kept, self.not_finite])
         self.sums = ParameterTuple([*self.sums, self.dropped])
 
+    # Not by `super()`, which graph mode takes for that of the object's own class.
+    found_in_cycle = Cycle._found
+
     def _found(self, call, flags):
-        return super()._found(call, flags) + (flags["kept"], flags["not_finite"])
+        return self.found_in_cycle(call, flags) + (flags["kept"], flags["not_finite"])
 
     def drop(self, call, flags):
         """Counts a call that adds nothing but its flags. Returns what to wait for."""

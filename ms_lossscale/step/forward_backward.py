@@ -209,12 +209,13 @@ class SharedForwardBackward(NetworksRun):
     def run_in_one_graph(self, scales, *inputs):
         results = self._losses_and_aux(*inputs)
         grads = ()
-        for i, weights in enumerate(self.weights_of_losses):
+        for i in range(len(self.weights_of_losses)):
             scale = scales[self._scale_of_network[i]]
             cotangents = ()
-            for j, result in enumerate(results):
-                cotangents = (*cotangents, scale if i == j else ops.zeros_like(result))
-            grads = (*grads, backward_of_shared_forward(self._losses_and_aux, weights)(*inputs, cotangents))
+            for j in range(len(results)):
+                cotangents = (*cotangents, scale if i == j else ops.zeros_like(results[j]))
+            backward = backward_of_shared_forward(self._losses_and_aux, self.weights_of_losses[i])
+            grads = (*grads, backward(*inputs, cotangents))
         aux = results[self._count :]
         return results[: self._count], (gradients.copy(aux) if len(aux) > 0 else (),), grads, ()
 

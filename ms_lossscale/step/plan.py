@@ -68,6 +68,11 @@ class StepPlan:
         return self.checks or len(self.settings.skip_conditions) > 0
 
     @property
+    def drops_calls(self) -> bool:
+        """Whether calls of an accumulation cycle may be dropped."""
+        return self.checks and self.settings.drop_overflowed_calls
+
+    @property
     def is_patient(self) -> bool:
         """Whether a loss scale stands still where a forward was not finite."""
         return self.checks and not all(loss_scale.backoff_if_loss_not_finite for loss_scale in self.loss_scales)

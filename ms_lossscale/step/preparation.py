@@ -36,9 +36,9 @@ class Preparation(nn.Cell):
         self._zero = Tensor(0.0, mstype.float32)
         self._steps = Tensor(float(steps), mstype.float32)
         self._share = Tensor(1.0 / steps, mstype.float32)
-        self._drops_calls = settings.drop_overflowed_calls
-        # Whether each network's loss has a weight.
-        self._weighted = (True,) * len(weights) if plan.is_manual else settings.weighted
+        self._drops_calls = plan.drops_calls
+        # Whether each network's loss has a weight, or may have one.
+        self._may_be_weighted = (True,) * len(weights) if plan.is_manual else settings.weighted
         self._transforms = None
         if any(settings.gradient_transforms):
             transforms = [Transforms(plan.owner, of_network) for of_network in settings.gradient_transforms]
@@ -57,11 +57,11 @@ class Preparation(nn.Cell):
 
     def average(self, grads, loss_weights, cycle_is_weighted=None):
         """
-        Divides the gradients of a step by the sums of their losses' weights. Whether the cycle of a ManualStep has any,
-        only its flag tells.
+        Divides the gradients of a step by the sums of their losses' weights, and no longer by the calls of a cycle.
+        Whether the cycle of a ManualStep has any weights, only its flag tells.
         """
         sums = loss_weights
-        if self.ranks is not None and (any(self._weighted) or self._drops_calls):
+        if self.ranks is not None and (any(self._may_be_weighted) or self._drops_calls):
             # Where calls are dropped, ranks may have kept other numbers of them.
             unweighted = self.ranks.mean(loss_weights) if self._drops_calls else loss_weights
             sums = self._over_ranks(loss_weights, unweighted, cycle_is_weighted)
@@ -80,7 +80,7 @@ class Preparation(nn.Cell):
             if cycle_is_weighted is not None:
                 sums = (*sums, prim.select(cycle_is_weighted, of_ranks[i], unweighted[i]))
             else:
-                sums = (*sums, of_ranks[i] if self._weighted[i] else unweighted[i])
+                sums = (*sums, of_ranks[i] if self._may_be_weighted[i] else unweighted[i])
         return sums
 
     def prepare(self, grads):

@@ -125,7 +125,9 @@ class Attempts(nn.Cell):
 
 # In a loop, graph mode forgets the length of a tuple whose Tensors are all of one type and shape. So an attempt goes
 # through it as one flat tuple, with bools at its end, and is taken apart by the lengths of its parts. Were the bools at
-# its beginning, MindSpore would never free the training cell.
+# its beginning, MindSpore would never free the training cell. The parts, of which those in brackets may not be there:
+# losses, scales, gradients of each network, aux of each network, [weights of the losses],
+# [which weights are impossible], [whether what the forward wrote is not finite], overflows.
 
 
 def flags_of(verdict):
@@ -164,14 +166,14 @@ def from_parts(parts, call, auxes, found):
     """
     end_of_grads = 2 + len(call["gradients"])
     end_of_auxes = end_of_grads + len(auxes)
-    end_of_call = len(parts) - len(found)
+    has_weights = "loss_weights" in call
     of_parts = {"losses": parts[0], "scales": parts[1]}
     verdict = {"overflows": parts[-1]}
     if "saved" in call:
         of_parts["saved"] = call["saved"]
-    if "loss_weights" in call:
+    if has_weights:
         of_parts["loss_weights"] = parts[end_of_auxes]
-        verdict["impossible_weights"] = parts[end_of_call]
-    if len(found) > 1 + end_of_call - end_of_auxes:
+        verdict["impossible_weights"] = parts[end_of_auxes + 1]
+    if len(found) > (2 if has_weights else 1):
         verdict["state_not_finite"] = parts[-2][0]
     return of_parts, parts[end_of_grads:end_of_auxes], parts[2:end_of_grads], verdict

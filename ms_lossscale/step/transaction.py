@@ -66,7 +66,7 @@ class Transaction(nn.Cell):
         grads = self.preparation.prepare(grads)  # ... reduce across ranks, transform, ...
         norms_finite = self.update.measure(grads) if measures else None  # ... and measure norms.
         evidence = self.overflow_check.evidence(call, self.forward_state)
-        return grads, self.overflow_check.find(grads, norms_finite, evidence)  # 7. One overflow check.
+        return grads, self.overflow_check.judge(grads, norms_finite, evidence)  # 7. One overflow check.
 
     def conclude(self, grads: Gradients, verdict: Verdict, call: Call) -> Tensor:
         """Ends a call that has been checked. Returns whether its step is skipped."""

@@ -35,7 +35,7 @@ def names_an_attribute(x, y):
 
 def holds_another_function(x, y):
     def inside():
-        return [used_in_a_function_inside(x, y) for _ in range(2)]
+        return [factor * used_in_a_function_inside(x, y) for factor in (1.0, 2.0)]
 
     return sum(inside())
 

@@ -243,4 +243,5 @@ class ScaledValueAndGrad(nn.Cell):
 
     # Python runs it as it is, also in graph mode.
     def __call__(self, *inputs, **keywords):
+        self.manual_step._check_begun("value_and_grad")
         return self.construct(*inputs, **keywords)

@@ -221,10 +221,7 @@ class ManualStep(TrainingState, Float32Cell):
         Returns:
             The inputs, which the forward then takes: a single one as it is, several as a tuple.
         """
-        if self._is_compiled_begin():
-            inputs = self._calls.begin(*inputs)
-        else:
-            self._begin_call()
+        inputs = self._calls.begin(*inputs) if self._is_compiled_begin() else self._begin_call(inputs)
         return inputs[0] if len(inputs) == 1 else inputs
 
     def end(
@@ -314,12 +311,12 @@ class ManualStep(TrainingState, Float32Cell):
         """
         if not isinstance(loss, Tensor):
             raise TypeError("For 'ManualStep.scale', the argument 'loss' must be a Tensor, but got something else.")
+        if not is_compiling():
+            self._check_begun("scale")
         return gradients.scaled(loss, self._scale_of_call(number))
 
     def _scale_of_call(self, number):
         # For ScaledValueAndGrad, too: the scale of an optimizer between `begin` and `end`.
-        if not is_compiling():
-            self._checks.check_begun(f"{type(self).__name__}.scale", self._has_begun())
         return prim.deepcopy(self._calls.held.scales[self._used_scale(number)])
 
     def __deepcopy__(self, memo: Any) -> "ManualStep":
@@ -347,11 +344,12 @@ class ManualStep(TrainingState, Float32Cell):
     def _described_networks(self):
         return {"networks": len(self.networks)}
 
-    def _has_begun(self):
+    def _check_begun(self, method):
         # In compiled code, `begin` leaves its mark only there.
-        return self._checks.has_begun or bool(self._calls.held.is_open.asnumpy())
+        has_begun = self._checks.has_begun or bool(self._calls.held.is_open.asnumpy())
+        self._checks.check_begun(f"{type(self).__name__}.{method}", has_begun)
 
-    def _begin_call(self):
+    def _begin_call(self, inputs):
         self._refuse_on_averages("a step")
         checks = self._checks
         if checks.has_begun:
@@ -369,11 +367,12 @@ class ManualStep(TrainingState, Float32Cell):
             self._run_begin(self._calls.held.token)
         checks.begin()
         checks.has_begun = True
+        return inputs
 
     def _end_call(self, grads, loss, weight):
         owner = f"{type(self).__name__}.end"
         checks = self._checks
-        checks.check_begun(owner, self._has_begun())
+        self._check_begun("end")
         grads = grads or held_gradients(type(self).__name__, self._weights_of_each)
         checks.gradients_and_loss(grads, loss, weight)
         losses = () if loss is None else (loss,)

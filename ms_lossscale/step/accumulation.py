@@ -38,7 +38,7 @@ class AccumulatingTransaction(Transaction):
         if is_last:
             skipped = self.end_cycle(ops.depend(call["scales"], added), self.cycle.weights, call)
         else:
-            skipped = any_of(self.cycle.overflows(added))
+            skipped = self.cycle.has_overflowed(added)
             if "saved" in call:
                 # At once: the next call's forward must not begin with what this one has spoilt.
                 skipped = only_if(skipped, self.restore_step, call)
@@ -46,10 +46,10 @@ class AccumulatingTransaction(Transaction):
 
     def flags_of_call(self, verdict: Verdict, call: Call) -> Flags:
         """Returns what a cycle keeps of what was found in a call."""
-        flags: Flags = {"overflows": verdict["overflows"], "causes": self.overflow_check.causes(call, verdict)}
-        if self.patience is not None:
-            flags["stand_still"] = self.patience.stand_still(call, verdict, verdict["overflows"])
-        return flags
+        overflows = verdict["overflows"]
+        stand_still = () if self.patience is None else self.patience.stand_still(call, verdict, overflows)
+        causes = self.overflow_check.causes(call, verdict)
+        return {"overflows": overflows, "causes": causes, "stand_still": stand_still}
 
     def flush(self) -> Tensor:
         """Ends a cycle before its last call. Returns whether it is skipped."""
@@ -60,10 +60,8 @@ class AccumulatingTransaction(Transaction):
 
     def end_cycle(self, scales: tuple[Tensor, ...], loss_weights: Optional[tuple], last_call: Call) -> Tensor:
         """Ends a cycle. Each network's gradients are divided by its sum of weights, if there are any."""
-        grads = self.cycle.gradients_after(scales)
-        if loss_weights is not None:
-            sums_of_weights = self.cycle.remember(gradients.copy(loss_weights))
-            grads = self.preparation.average(grads, sums_of_weights, self.cycle.is_weighted)
+        grads = ops.depend(self.cycle.gradients, scales)
+        grads = grads if loss_weights is None else self.averaged(grads, loss_weights)
         grads = self.preparation.prepare(grads)  # 6. Reduce across ranks, transform, and measure norms.
         verdict = self.verdict_of_cycle(grads, scales)
         call: Call = {"scales": scales, "losses": self.cycle.mean_loss()}
@@ -71,6 +69,11 @@ class AccumulatingTransaction(Transaction):
             call["saved"] = last_call["saved"]
         skipped = self.apply_or_undo(grads, verdict, call)
         return ops.depend(skipped, self.cycle.reset(skipped))
+
+    def averaged(self, grads: Gradients, loss_weights: tuple) -> Gradients:
+        """Divides the gradients of a cycle by each network's sum of weights."""
+        sums_of_weights = self.cycle.remember(gradients.copy(loss_weights))
+        return self.preparation.average(grads, sums_of_weights, self.cycle.is_weighted)
 
     def verdict_of_cycle(self, grads: Gradients, scales: tuple[Tensor, ...]) -> Verdict:
         """Returns the verdict on the mean over the calls, to which an overflow in any of them counts."""
@@ -93,7 +96,8 @@ class AccumulatingTransaction(Transaction):
         return self.forward_state.restore_cycle(done)
 
     def lost_already(self, scales: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return self.cycle.overflows(scales)
+        # Copies: PyNative mode can't stack Parameters with Tensors.
+        return gradients.copy(self.cycle.overflows(scales))
 
     def discard(self) -> None:
         """Drops a cycle that has begun, in Python: what its forwards wrote is undone, and all that it added up."""

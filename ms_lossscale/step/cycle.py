@@ -1,5 +1,7 @@
 """The accumulation cycle of a step: which call it is in, and what its calls have added up."""
 
+import itertools
+
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
@@ -86,15 +88,17 @@ class Cycle(nn.Cell):
         settings = plan.settings
         name = f"{plan.prefix}accumulation."
         self.count = CycleCount(settings.gradient_accumulation_steps, f"{name}micro_steps", f"{name}steps")
-        self._lengths = tuple(map(len, plan.weights))
         self._has_own_flags = plan.has_own_scales
         self._one = Tensor(1.0, mstype.float32)
-        self.gradients = ParameterTuple(
-            Parameter(
-                initializer("zeros", weight.shape, mstype.float32), name=f"{name}{weight.name}", requires_grad=False
+        # For each network.
+        self.gradients = tuple(
+            ParameterTuple(
+                Parameter(
+                    initializer("zeros", weight.shape, mstype.float32), name=f"{name}{weight.name}", requires_grad=False
+                )
+                for weight in weights
             )
             for weights in plan.weights
-            for weight in weights
         )
         self.weights = None
         if plan.is_manual or any(settings.weighted) or plan.drops_calls:
@@ -108,8 +112,8 @@ class Cycle(nn.Cell):
         if any(condition.needs_loss for condition in settings.skip_conditions):
             self.losses = state(f"{name}sum_of_losses", np.zeros(plan.losses, np.float32))
         # All that is added up.
-        sums = [*self.gradients, *(self.weights or ()), *([] if self.losses is None else [self.losses])]
-        self.sums = ParameterTuple(sums)
+        losses = () if self.losses is None else (self.losses,)
+        self.sums = ParameterTuple([*itertools.chain(*self.gradients), *(self.weights or ()), *losses])
         no_flags = np.zeros(len(plan.loss_scales) if self._has_own_flags else (), bool)
         self.overflow = state(f"{name}overflow", no_flags)
         # Whether a loss, and whether what a forward wrote, was not finite.
@@ -128,16 +132,17 @@ class Cycle(nn.Cell):
 
     def add(self, call: Call, grads: Gradients, flags: Flags) -> tuple:
         """Adds a call and its unscaled gradients. Returns what to wait for."""
-        done: tuple = (gradients.assign_add(self.gradients, gradients.flat(grads)), self.note(call, flags))
-        if self.weights is not None:
-            weights = call["loss_weights"] if "loss_weights" in call else (self._one,) * len(self._lengths)
-            done = (*done, gradients.assign_add(self.weights, weights))
-        if self.losses is not None:
-            losses = prim.stack(gradients.sums(call["losses"]))
-            if self.weights is not None:
-                losses = prim.mul(losses, self._of_losses(weights))
-            done = (*done, prim.assign_add(self.losses, losses))
+        done = (gradients.assign_add(self.gradients, grads), self.note(call, flags))
+        done = done if self.weights is None else (done, gradients.assign_add(self.weights, self._weights_of(call)))
+        done = done if self.losses is None else (done, prim.assign_add(self.losses, self._losses_of(call)))
         return done, self.count.count()
+
+    def _weights_of(self, call):
+        return call["loss_weights"] if "loss_weights" in call else (self._one,) * len(self.gradients)
+
+    def _losses_of(self, call):
+        losses = prim.stack(gradients.sums(call["losses"]))
+        return losses if self.weights is None else prim.mul(losses, self._of_losses(self._weights_of(call)))
 
     def note(self, call, flags):
         """Adds the flags of a call. Returns what to wait for."""
@@ -145,13 +150,17 @@ class Cycle(nn.Cell):
 
     def _found(self, call, flags):
         """Returns the flags of a call in the order of `self.flags`."""
-        found = (self._stored(flags["overflows"]),) + flags["causes"]
-        if self.forward_not_finite is not None:
-            found = (*found, self._stored(flags["stand_still"]))
-        if self.is_weighted is not None:
-            is_unweighted = gradients.never(self.count.value)
-            found = (*found, prim.logical_not(is_unweighted) if "loss_weights" in call else is_unweighted)
-        return found
+        stand_still = () if self.forward_not_finite is None else (self._stored(flags["stand_still"]),)
+        is_weighted = () if self.is_weighted is None else (self._has_weights(call),)
+        return (self._stored(flags["overflows"]),) + flags["causes"] + stand_still + is_weighted
+
+    def _has_weights(self, call):
+        has_none = gradients.never(self.count.value)
+        return prim.logical_not(has_none) if "loss_weights" in call else has_none
+
+    def has_overflowed(self, after):
+        """Returns whether any call overflowed, once `after` is computed."""
+        return prim.reduce_any(ops.depend(self.overflow, after), ())
 
     def overflows(self, after):
         """Returns for each scale whether a call overflowed, once `after` is computed."""
@@ -165,14 +174,10 @@ class Cycle(nn.Cell):
         """Returns whether a loss, and whether what the forward wrote, was not finite in any call."""
         return gradients.copy((self.lost, self.spoilt))
 
-    def gradients_after(self, after):
-        """Returns the sums of gradients, of each network, once `after` is computed."""
-        return gradients.parted(ops.depend(self.gradients, after), self._lengths)
-
     def sums_of_weights(self):
         """Returns for each network the sum of the weights of its losses, the number of calls if they have none."""
         if self.weights is None:
-            return (prim.cast(self.count.value, mstype.float32),) * len(self._lengths)
+            return (prim.cast(self.count.value, mstype.float32),) * len(self.gradients)
         return gradients.copy(self.weights)
 
     def remember(self, sums_of_weights):
@@ -198,8 +203,6 @@ class Cycle(nn.Cell):
         return prim.stack(flags) if self._has_own_flags else flags[0]
 
     def _read(self, flags):
-        # A copy: PyNative mode can't stack Parameters with Tensors.
-        flags = prim.deepcopy(flags)
         return ops.unstack(flags) if self._has_own_flags else (flags,)
 
     def reset(self, after):
@@ -222,7 +225,7 @@ class DroppingCycle(Cycle):
         self._one_call = Tensor(1, mstype.int32)
         self.dropped = state(f"{name}dropped_calls", np.int32(0))
         self.kept = state(f"{name}kept", False)
-        self.not_finite = state(f"{name}not_finite", np.zeros(len(self.gradients), bool))
+        self.not_finite = state(f"{name}not_finite", np.zeros(sum(map(len, self.gradients)), bool))
         self.flags = ParameterTuple([*self.flags, self.kept, self.not_finite])
         self.sums = ParameterTuple([*self.sums, self.dropped])
 

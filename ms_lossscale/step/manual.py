@@ -104,22 +104,27 @@ class ManualCalls(nn.Cell):
         held = self.held
         counters = self.transaction.counters
         grads = ops.depend(grads, self.transaction._all_parameters)
-        if prim.greater(held.is_open, held.zero):
-            skipped = self._ended(grads, losses, loss_weights)
-        else:
-            skipped = counters.count_not_begun()
-        if prim.greater_equal(counters.consecutive_skipped_steps, held.tells_at):
-            self._print(self._told)
-            prim.assign(held.tells_at, held.never)
-        return skipped
+        not_begun = prim.equal(held.is_open, held.zero)
+        skipped = counters.count_not_begun(not_begun) if not_begun else self._ended(grads, losses, loss_weights)
+        tells = prim.greater_equal(counters.consecutive_skipped_steps, held.tells_at)
+        return self._tell(skipped) if tells else skipped
+
+    def _tell(self, skipped):
+        self._print(self._told)
+        return ops.depend(skipped, prim.assign(self.held.tells_at, self.held.never))
 
     def _ended(self, grads, losses, loss_weights):
-        call = {"scales": self.held.scales, "losses": losses, "gradients": grads}
-        if len(loss_weights) > 0:
-            call["loss_weights"] = loss_weights * len(grads)
-            if len(losses) > 0:
-                call["losses"] = (mean_of(losses[0], loss_weights[0]),)
-        if len(self.held.copies) > 0:
-            call["saved"] = self.held.copies
-        prim.assign(self.held.is_open, self.held.zero)
-        return self.transaction.end_of_call(call)
+        held = self.held
+        call = {"scales": held.scales, "losses": losses, "gradients": grads}
+        if len(held.copies) > 0:
+            call["saved"] = held.copies
+        prim.assign(held.is_open, held.zero)
+        return self.transaction.end_of_call(_weighted(call, loss_weights) if len(loss_weights) > 0 else call)
+
+
+def _weighted(call, loss_weights):
+    """Adds to a call the weight of its loss, a tuple of one Tensor: a mean, if the loss is that of a sum."""
+    call["loss_weights"] = loss_weights * len(call["gradients"])
+    if len(call["losses"]) > 0:
+        call["losses"] = (mean_of(call["losses"][0], loss_weights[0]),)
+    return call

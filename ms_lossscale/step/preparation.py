@@ -31,6 +31,7 @@ class Preparation(nn.Cell):
         weights = plan.weights
         steps = settings.gradient_accumulation_steps
         self.ranks = plan.ranks
+        self._reduce = None if plan.ranks is None else plan.ranks.grad_reducer
         self._scale_of_network = plan.scale_of_network
         self._lengths = tuple(map(len, weights))
         self._zero = Tensor(0.0, mstype.float32)
@@ -85,16 +86,15 @@ class Preparation(nn.Cell):
 
     def prepare(self, grads):
         """Prepares the unscaled gradients of a step."""
-        if self.ranks is not None and self.ranks.grad_reducer is not None:
-            grads = gradients.parted(self.ranks.grad_reducer(gradients.flat(grads)), self._lengths)
-        if self._transforms is not None:
-            transformed = ()
-            for i in range(len(self._transforms)):
-                transformed = (*transformed, self._transforms[i](grads[i]))
-            grads = transformed
-        if self._become_float16 is not None:
-            grads = _infinite_as_float16(self._become_float16, grads)
-        return grads
+        grads = grads if self._reduce is None else gradients.parted(self._reduce(gradients.flat(grads)), self._lengths)
+        grads = grads if self._transforms is None else self._transformed(grads)
+        return grads if self._become_float16 is None else _infinite_as_float16(self._become_float16, grads)
+
+    def _transformed(self, grads):
+        transformed = ()
+        for i in range(len(self._transforms)):
+            transformed = (*transformed, self._transforms[i](grads[i]))
+        return transformed
 
 
 class Transforms(nn.Cell):

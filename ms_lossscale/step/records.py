@@ -54,7 +54,7 @@ class Flags(TypedDict, total=False):
     overflows: tuple[Tensor, ...]
     # Whether a loss, and whether what the forward wrote, was not finite.
     causes: tuple[Tensor, Tensor]
-    # For each loss scale, whether the forward's own overflow keeps it from falling; missing if none can.
+    # For each loss scale, whether the forward's own overflow keeps it from falling; empty if none can.
     stand_still: tuple[Tensor, ...]
     # Where calls are dropped, whether this one is not, and whose gradients are not finite, of shape (n,).
     kept: Tensor

@@ -61,10 +61,10 @@ class Transaction(nn.Cell):
     def check(self, call: Call, measures: bool = True) -> tuple[Gradients, Verdict]:
         """Prepares and checks the gradients of a call. Returns them, and the verdict."""
         grads = self.preparation.unscale(call["gradients"], call["scales"])  # 4. Unscale.
-        if "loss_weights" in call:
-            grads = self.preparation.average(grads, call["loss_weights"])  # 6. Divide by the weights of losses, ...
-        grads = self.preparation.prepare(grads)  # ... reduce across ranks, transform, ...
-        norms_finite = self.update.measure(grads) if measures else None  # ... and measure norms.
+        # 6. Divide by the weights of losses, reduce across ranks, transform, and measure norms.
+        grads = self.preparation.average(grads, call["loss_weights"]) if "loss_weights" in call else grads
+        grads = self.preparation.prepare(grads)
+        norms_finite = self.update.measure(grads) if measures else None
         evidence = self.overflow_check.evidence(call, self.forward_state)
         return grads, self.overflow_check.judge(grads, norms_finite, evidence)  # 7. One overflow check.
 
@@ -74,9 +74,7 @@ class Transaction(nn.Cell):
 
     def apply_or_undo(self, grads: Gradients, verdict: Verdict, call: Call) -> Tensor:
         """Ends a step. Returns whether it is skipped."""
-        overflows = verdict["overflows"]
-        if self.checks:
-            overflows = self.on_any_rank(overflows)
+        overflows = self.on_any_rank(verdict["overflows"]) if self.checks else verdict["overflows"]
         skips = any_of(overflows)
         seen_by_rules = self.seen_by_rules(verdict, overflows)
         stands_still = self.stand_still(verdict, call, overflows)
@@ -95,9 +93,7 @@ class Transaction(nn.Cell):
     def _apply(self, grads, asked):
         done = self.update.apply(grads, self.counters.none_applied())
         done = ops.depend(self.counters.count_applied(), done)
-        if asked is not None:
-            done = self.conditions.observe(asked, done)
-        return done
+        return done if asked is None else self.conditions.observe(asked, done)
 
     def _undo(self, grads, verdict, call, asked):
         why = self.on_any_rank(self.causes(verdict, call))

@@ -205,9 +205,7 @@ class Update(nn.Cell):
         """Updates the weights; `is_first` tells whether no step was applied before. Returns what to wait for."""
         for average in self.averages:
             only_if(is_first, average.begin)
-        if self._clips_any:
-            grads = self._clipped(grads)
-        done = self.optimizers.update(grads)
+        done = self.optimizers.update(self._clipped(grads) if self._clips_any else grads)
         if self.after_update is not None:
             self.after_update()
         for average in self.averages:

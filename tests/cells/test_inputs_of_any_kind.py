@@ -6,6 +6,7 @@ import pytest
 from conftest import slow
 from mindspore import Parameter, Tensor, nn
 from mindspore import dtype as mstype
+from support.python_process import skip_with_older_mindspore
 from support.training import by_sgd
 
 import ms_lossscale as ls
@@ -73,6 +74,8 @@ def check(cell, values):
 
 @pytest.mark.parametrize("kind", ["scaled", "of one", *slow("simultaneous", "alternating")])
 def test_each_cell_takes_them(mode, kind):
+    if kind == "alternating" and mode == "graph":
+        skip_with_older_mindspore("MindSpore 2.7 can't pass a list on into a branch, in which a network's turn is")
     check(make(kind, max_retries=5), inputs())
 
 

@@ -15,6 +15,7 @@ from mindspore.experimental.optim import AdamW
 from support.gan_networks import TupleOf, WithAux, renamed
 from support.in_mode import in_mode
 from support.networks import Linear, batch, weight
+from support.python_process import is_older_mindspore
 from support.refused import refused
 from support.token_networks import Tokens, sgd, tensors
 from support.token_networks import batch as tokens
@@ -340,7 +341,9 @@ class CountsInAHolder(Linear):
 def test_state_of_an_object_that_a_function_gets_within_the_loop_of_retries():
     """MindSpore compiles no loop with a function that it also runs before, if that gets such a Parameter."""
     with in_mode(MODES["graph"]):
-        for passes_it, gets_it_back in itertools.product((False, True), repeat=2):
+        # MindSpore 2.7 loses what such a function writes in any call of a network.
+        ways = (False,) if is_older_mindspore() else (False, True)
+        for passes_it, gets_it_back in itertools.product(ways, (False, True)):
             network = CountsInAHolder(passes_it, gets_it_back)
             cell = scaled(network, ls.DynamicLossScale(2.0**4), max_retries=1)
             if passes_it:

@@ -49,8 +49,10 @@ def make_step(args, loss_cell, weights):
 
 
 def main():
-    options = ["--update", "alternating", "--scale", "65536", "--epochs", "12"]
-    args = parse_arguments(make_parser(), options + sys.argv[1:])
+    parser = make_parser()
+    parser.description = "Train the DCGAN of train.py without ms_lossscale, and count the updates that overflows lose."
+    parser.set_defaults(update="alternating", scale=65536, epochs=12)
+    args = parse_arguments(parser)
     digits = load_digits(args.data)
     ranks = start_ranks(args)
     generator = network.Generator(args.latent, args.filters)

@@ -7,7 +7,7 @@ from mindspore import Tensor, ops
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale._gradients import any_of
-from ms_lossscale._mindspore.graphs import only_if
+from ms_lossscale._mindspore.graphs import MethodCell, only_if
 from ms_lossscale.step.cycle import Cycle, DroppingCycle
 from ms_lossscale.step.plan import StepPlan
 from ms_lossscale.step.records import Call, Flags, Gradients, Verdict
@@ -182,3 +182,8 @@ class DroppingTransaction(AccumulatingTransaction):
         present = self.counters.dropped_calls
         prim.assign(present, prim.sub(present, self.cycle.dropped))
         super().discard()
+
+
+def compiled_flush(transaction, in_one_graph):
+    """Returns what ends the cycle that has begun, as one graph if `in_one_graph` makes one; None without cycles."""
+    return None if transaction.cycle is None else in_one_graph(MethodCell(transaction.flush).construct)

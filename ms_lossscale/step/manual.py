@@ -8,7 +8,8 @@ from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
-from ms_lossscale._mindspore.graphs import MethodCell, only_if
+from ms_lossscale._mindspore.graphs import only_if
+from ms_lossscale.step.accumulation import compiled_flush
 from ms_lossscale.step.build import build_transaction, check_plan, compiler
 from ms_lossscale.step.returned import mean_of
 
@@ -68,12 +69,9 @@ class ManualCalls(nn.Cell):
             f"skipped, so that no weight changes any more. Its skip_reasons() and overflowed_parameters() say why. "
             f"Symptoms and causes: docs/diagnosis.md."
         )
-        flush = None
-        if self.transaction.cycle is not None:
-            flush = self.in_one_graph(MethodCell(self.transaction.flush).construct)
         # Hidden from MindSpore: these have the same Parameters again.
         object.__setattr__(self, "held", HeldCall(plan, self.transaction.forward_state))
-        object.__setattr__(self, "flush_cycle", flush)
+        object.__setattr__(self, "flush_cycle", compiled_flush(self.transaction, self.in_one_graph))
 
     def begin(self, *inputs):
         """Events 1 and 2 of a step, and the clearing of an NPU's register. Undoes a call that did not end."""

@@ -53,6 +53,11 @@ class StepPlan:
         return [are_split(self.ranks, weights) for weights in self.weights]
 
     @property
+    def grad_reducer(self) -> Optional[nn.Cell]:
+        """What reduces gradients across the ranks, None if nothing does, or something else."""
+        return None if self.ranks is None else self.ranks.grad_reducer
+
+    @property
     def checks(self) -> bool:
         """Whether the step is checked for overflow."""
         return self.loss_scales[0].drop_overflow_update

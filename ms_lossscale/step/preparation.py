@@ -31,7 +31,7 @@ class Preparation(nn.Cell):
         weights = plan.weights
         steps = settings.gradient_accumulation_steps
         self.ranks = plan.ranks
-        self._reduce = None if plan.ranks is None else plan.ranks.grad_reducer
+        self._reduce = plan.grad_reducer
         self._scale_of_network = plan.scale_of_network
         self._lengths = tuple(map(len, weights))
         self._zero = Tensor(0.0, mstype.float32)

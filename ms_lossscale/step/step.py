@@ -5,7 +5,8 @@ from mindspore import Tensor, nn, ops
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale._memory_in_use import hide_all_parameters
-from ms_lossscale._mindspore.graphs import MethodCell, is_compiling
+from ms_lossscale._mindspore.graphs import is_compiling
+from ms_lossscale.step.accumulation import compiled_flush
 from ms_lossscale.step.returned import ReturnedValues
 
 
@@ -65,9 +66,7 @@ class Step(nn.Cell):
         super().__init__(auto_prefix=False)
         self.transaction = transaction
         self.networks_run = networks_run
-        self.flush_cycle = None
-        if transaction.cycle is not None:
-            self.flush_cycle = in_one_graph(MethodCell(transaction.flush).construct)
+        self.flush_cycle = compiled_flush(transaction, in_one_graph)
         self.end_of_call = in_one_graph(transaction.end_of_call)
         self.hold(False)
 
@@ -144,7 +143,7 @@ class UnscaledStep(Step):
         self.loss_scale = plan.loss_scales[0]
         self._is_scaled = False
         self._known_settings = 0
-        self._reduce = None if plan.ranks is None else plan.ranks.grad_reducer
+        self._reduce = plan.grad_reducer
         self._returned_values = ReturnedValues(plan.owner, plan.number, may_be_tuple=plan.may_return_tuple)
         self._value_and_grad = ops.value_and_grad(self._loss, None, plan.weights[0])
 

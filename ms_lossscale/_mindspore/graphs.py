@@ -35,6 +35,12 @@ def only_if(condition, write, *args):
     return condition
 
 
+def not_inlined(function):
+    """Has MindSpore compile a function to a graph of its own, as `mindspore.no_inline` of newer versions does."""
+    function.no_inline = True
+    return function
+
+
 def of_each_call(inputs):
     """
     Returns the inputs of a graph. MindSpore takes a tuple, list or dict for a constant, and would compile it anew in
@@ -100,7 +106,8 @@ class CompiledMethod(MethodCell):
     it compiles. If that method is not `construct`, the marked cell can no longer be compiled into another graph.
     """
 
-    @jit
+    # By its name: in PyNative mode on an Ascend 910A, MindSpore would take GE, which refuses a branch.
+    @jit(backend="ms_backend")
     def construct(self, *inputs):
         return self.method(*inputs)
 

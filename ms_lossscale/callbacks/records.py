@@ -51,11 +51,11 @@ class Snapshots:
             self._counts["retries"] = counters.retries
         if counters.counts_dropped:
             self._counts["dropped_calls"] = counters.dropped_calls
-        measured = [clip for clip in transaction.update.clips if clip.norm is not None]
+        measured = transaction.norms.measured()
         self._numbers = {
             "loss_scales": [loss_scale.scale_value for loss_scale in transaction.scales.loss_scales],
-            "roots": [clip.root for clip in measured],
-            "powers": [clip.power for clip in measured],
+            "roots": [norm.root for norm in measured],
+            "powers": [norm.power for norm in measured],
         }
         cycle = transaction.cycle
         if cycle is not None:

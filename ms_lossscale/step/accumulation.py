@@ -28,8 +28,7 @@ class AccumulatingTransaction(Transaction):
     def check(self, call: Call, measures: bool = True) -> tuple[Gradients, Verdict]:
         """Unscales and checks a call. Returns its gradients, divided by the calls of a cycle, and the verdict."""
         grads = self.preparation.unscale(call["gradients"], call["scales"])  # 4. Unscale.
-        evidence = self.overflow_check.evidence(call, self.forward_state)
-        return grads, self.overflow_check.judge(grads, None, evidence)
+        return grads, self.judge(grads, call, measures=False)
 
     def conclude(self, grads: Gradients, verdict: Verdict, call: Call) -> Tensor:
         """Ends a call that has been checked. Returns whether it is known that its cycle is skipped."""
@@ -77,7 +76,7 @@ class AccumulatingTransaction(Transaction):
 
     def verdict_of_cycle(self, grads: Gradients, scales: tuple[Tensor, ...]) -> Verdict:
         """Returns the verdict on the mean over the calls, to which an overflow in any of them counts."""
-        verdict = self.overflow_check.judge(grads, self.update.measure(grads), {})  # 7. One overflow check.
+        verdict = self.judge(grads, {"scales": scales})
         verdict["overflows"] = gradients.or_each(verdict["overflows"], self.cycle.overflows(scales))
         return verdict
 
@@ -155,7 +154,7 @@ class DroppingTransaction(AccumulatingTransaction):
 
     def verdict_of_cycle(self, grads: Gradients, scales: tuple[Tensor, ...]) -> Verdict:
         """Returns the verdict on the mean over the calls that were not dropped."""
-        verdict = self.overflow_check.judge(grads, self.update.measure(grads), {})  # 7. One overflow check.
+        verdict = self.judge(grads, {"scales": scales})
         (is_kept,) = self.on_any_rank((self.cycle.is_kept(scales),))
         not_finite = prim.logical_or(self.overflow_check.not_finite(verdict, grads), self.cycle.not_finite)
         seen = gradients.or_each(verdict["overflows"], self.cycle.overflows(scales))

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import Optional
 
 from mindspore import ParameterTuple, nn
+from mindspore import dtype as mstype
 
 from ms_lossscale.loss_scale import LossScale
+from ms_lossscale.overflow_detector import FiniteGradients, FloatStatusRegister
 from ms_lossscale.step.optimizers import network_prefix
 from ms_lossscale.step.ranks import Ranks, are_split
 from ms_lossscale.step.settings import Settings
@@ -61,6 +63,25 @@ class StepPlan:
     def checks(self) -> bool:
         """Whether the step is checked for overflow."""
         return self.loss_scales[0].drop_overflow_update
+
+    @property
+    def may_unscale_in_update(self) -> bool:
+        """
+        Whether gradients may be checked scaled, and unscaled where they are applied: there it is one multiplication
+        with the clipping's, or a device makes it one kernel with the optimizer. Not where something else looks at them
+        before, adds them up or exchanges them, nor where scales may be below 1: these could make finite gradients
+        infinite after the check.
+        """
+        settings = self.settings
+        looked_at_by_users = any(settings.gradient_transforms) or (
+            self.checks and type(settings.overflow_detector) not in (FiniteGradients, FloatStatusRegister)
+        )
+        added_up = settings.gradient_accumulation_steps > 1 or any(settings.weighted)
+        norm_of_several_scales = self.has_own_scales and len(settings.skip_conditions) > 0
+        if looked_at_by_users or added_up or norm_of_several_scales or self.ranks is not None or self.is_manual:
+            return False
+        are_float32 = all(weight.dtype == mstype.float32 for weights in self.weights for weight in weights)
+        return are_float32 and all(loss_scale._stays_at_least_one() for loss_scale in self.loss_scales)
 
     @property
     def is_unscaled(self) -> bool:

@@ -50,11 +50,18 @@ class Preparation(nn.Cell):
 
     def unscale(self, grads, scales):
         """Divides gradients by their scales, in float32, and by the calls of a cycle."""
+        factors = self.factors(scales)
         unscaled = ()
         for i in range(len(grads)):
-            factor = prim.div(self._share, scales[self._scale_of_network[i]])
-            unscaled = (*unscaled, gradients.multiply(grads[i], factor))
+            unscaled = (*unscaled, gradients.multiply(grads[i], factors[i]))
         return unscaled
+
+    def factors(self, scales):
+        """Returns for each network by what its scaled gradients are multiplied."""
+        factors = ()
+        for number in self._scale_of_network:
+            factors = (*factors, prim.div(self._share, scales[number]))
+        return factors
 
     def average(self, grads, loss_weights, cycle_is_weighted=None):
         """
@@ -70,7 +77,9 @@ class Preparation(nn.Cell):
         for i in range(len(grads)):
             # 0 if there is nothing in the mean; not where the weights are <= 0: a NaN must stay one.
             is_empty = prim.equal(sums[i], self._zero)
-            factor = prim.select(is_empty, self._zero, prim.div(self._steps, sums[i]))
+            # A division by 0 would set an NPU's status register.
+            divisor = prim.select(is_empty, self._steps, sums[i])
+            factor = prim.select(is_empty, self._zero, prim.div(self._steps, divisor))
             averages = (*averages, gradients.multiply(grads[i], factor))
         return averages
 

@@ -32,6 +32,16 @@ class Call(TypedDict, total=False):
     loss_weights: tuple[Tensor, ...]
 
 
+class Found(TypedDict, total=False):
+    """What a look at gradients has found, bools of shape () but for `finite`."""
+
+    overflowed: Tensor
+    # For each loss scale, whether a gradient that it scaled is not finite; missing if not looked at.
+    not_finite: tuple[Tensor, ...]
+    # As in a verdict.
+    finite: tuple[Tensor, ...]
+
+
 class Verdict(TypedDict, total=False):
     """What a check has found, bools of shape ()."""
 

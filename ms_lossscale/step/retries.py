@@ -42,8 +42,7 @@ class RetriedStep(Step):
     def __init__(self, transaction, networks_run, in_one_graph, max_retries, unscaled_losses):
         super().__init__(transaction, networks_run, in_one_graph)
         self.attempts = Attempts(transaction, unscaled_losses)
-        self.check_attempt = in_one_graph(self.attempts.check)
-        self.end_of_attempts = in_one_graph(self.attempts.conclude)
+        self.compile_apart(check_attempt=self.attempts.check, end_of_attempts=self.attempts.conclude)
         self._max_retries = Tensor(max_retries, mstype.int32)
         self._zero = Tensor(0, mstype.int32)
         self._one = Tensor(1, mstype.int32)

@@ -169,6 +169,14 @@ class Scales(nn.Cell):
             can = (*can, prim.logical_or(prim.logical_not(overflows[i]), can_be_lowered))
         return all_of(can)
 
+    def times_set(self):
+        """Returns how often somebody has set or loaded one of them."""
+        return sum(loss_scale._times_set for loss_scale in self.loss_scales)
+
+    def are_at_least_one(self):
+        """Returns whether none is below 1."""
+        return all(loss_scale.get_loss_scale() >= 1 for loss_scale in self.loss_scales)
+
     def shared_state(self):
         """Returns the small Parameters that must have the same values on all ranks."""
         return [parameter for scaling in self.scalings for parameter in scaling.shared_state()]

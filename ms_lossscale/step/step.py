@@ -67,8 +67,36 @@ class Step(nn.Cell):
         self.transaction = transaction
         self.networks_run = networks_run
         self.flush_cycle = compiled_flush(transaction, in_one_graph)
-        self.end_of_call = in_one_graph(transaction.end_of_call)
+        self._in_one_graph = in_one_graph
+        self._compiled_apart = {}
+        self._known_settings = transaction.scales.times_set()
+        self.compile_apart(end_of_call=transaction.end_of_call)
         self.hold(False)
+
+    def compile_apart(self, **methods):
+        """Makes one graph of each method in PyNative mode, too, as an attribute of this name."""
+        self._compiled_apart.update(methods)
+        for name, method in methods.items():
+            setattr(self, name, self._in_one_graph(method))
+
+    def changes(self):
+        """Looks, before a call, whether a loss scale was set. Returns whether the step has become another one."""
+        times_set = self.transaction.scales.times_set()
+        if self._known_settings == times_set:
+            return False
+        self._known_settings = times_set
+        return self._follow_scales()
+
+    def _follow_scales(self):
+        """Becomes what the present loss scales ask for. Returns whether it was something else."""
+        transaction = self.transaction
+        unscales_in_update = transaction.may_unscale_in_update()
+        if transaction.unscales_in_update == unscales_in_update:
+            return False
+        transaction.unscales_in_update = unscales_in_update
+        # Compiled code does not notice that an attribute has changed.
+        self.compile_apart(**self._compiled_apart)
+        return True
 
     def hold(self, holds=True, results=None):
         """Has it return the same results until `forget_results`: the given ones, or those of its next call."""
@@ -127,6 +155,22 @@ class Trial(nn.Cell):
         return ops.depend(overflows, self.transaction.forward_state.restore_call(saved))
 
 
+class UnscaledEnd(nn.Cell):
+    """Ends a call that neither scales nor checks. Returns that its step is not skipped, and its scale."""
+
+    def __init__(self, plan, counters):
+        super().__init__(auto_prefix=False)
+        self.optimizer = plan.optimizers[0]
+        self.loss_scale = plan.loss_scales[0]
+        self.counters = counters
+        self._reduce = plan.grad_reducer
+
+    def construct(self, grads):
+        grads = grads if self._reduce is None else self._reduce(grads)
+        applied_steps = ops.depend(self.counters.count_applied(), self.optimizer(grads))
+        return gradients.never(applied_steps), prim.deepcopy(self.loss_scale.scale_value)
+
+
 class UnscaledStep(Step):
     """
     Trains one network as MindSpore's own training cell does, and counts the step. Once its loss scale is no longer 1,
@@ -139,22 +183,16 @@ class UnscaledStep(Step):
     def __init__(self, plan, transaction, networks_run, in_one_graph):
         super().__init__(transaction, networks_run, in_one_graph)
         self.network = plan.networks[0]
-        self.optimizer = plan.optimizers[0]
         self.loss_scale = plan.loss_scales[0]
         self._is_scaled = False
-        self._known_settings = 0
-        self._reduce = plan.grad_reducer
         self._returned_values = ReturnedValues(plan.owner, plan.number, may_be_tuple=plan.may_return_tuple)
         self._value_and_grad = ops.value_and_grad(self._loss, None, plan.weights[0])
+        self.end_of_unscaled_call = in_one_graph(UnscaledEnd(plan, transaction.counters).construct)
 
-    def changes(self):
-        """Looks, before a step, whether the loss scale was set. Returns whether the step has become another one."""
-        if self._known_settings == self.loss_scale._times_set:
-            return False
-        self._known_settings = self.loss_scale._times_set
+    def _follow_scales(self):
         was_scaled = self._is_scaled
         self._is_scaled = self.loss_scale.get_loss_scale() != 1
-        return self._is_scaled != was_scaled
+        return super()._follow_scales() or self._is_scaled != was_scaled
 
     def _loss(self, *inputs):
         output = self.network(*inputs)
@@ -165,8 +203,5 @@ class UnscaledStep(Step):
         if self._is_scaled:
             return self.scaled_step(*inputs)
         loss, grads = self._value_and_grad(*inputs)
-        if self._reduce is not None:
-            grads = self._reduce(grads)
-        counters = self.transaction.counters
-        applied_steps = ops.depend(counters.count_applied(), self.optimizer(ops.depend(grads, loss)))
-        return (loss,), ((),), gradients.never(applied_steps), (prim.deepcopy(self.loss_scale.scale_value),)
+        skipped, scale = self.end_of_unscaled_call(ops.depend(grads, loss))
+        return (loss,), ((),), skipped, (scale,)

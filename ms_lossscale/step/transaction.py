@@ -11,6 +11,7 @@ from ms_lossscale._memory_in_use import hide_all_parameters
 from ms_lossscale.step.counters import StepCounters
 from ms_lossscale.step.cycle import Cycle
 from ms_lossscale.step.forward_state import make_forward_state
+from ms_lossscale.step.norms import Norms
 from ms_lossscale.step.plan import StepPlan
 from ms_lossscale.step.preparation import Preparation
 from ms_lossscale.step.records import Call, Gradients, Verdict
@@ -28,6 +29,9 @@ class Transaction(nn.Cell):
     transform, and measure norms. 7. One overflow check, and conditions. 8. One update of the scale. 9. One branch: clip
     and update, or undo.
 
+    Where nothing before the update needs unscaled gradients, and no scale is below 1, event 4 is part of event 9, where
+    it is one multiplication with the clipping's. Scaled gradients are then finite if and only if unscaled ones are.
+
     `records.py` says what calls and verdicts are. What a setting does not ask for is None or False, and the code for it
     is not in the graph.
     """
@@ -42,9 +46,13 @@ class Transaction(nn.Cell):
         self.overflow_check = OverflowCheck(plan)
         self.forward_state = make_forward_state(plan, self.overflow_check.detector, cycle)
         self.preparation = Preparation(plan)
+        self.norms = Norms(plan)
+        self._not_scaled = (None,) * len(plan.optimizers)
+        self._may_unscale_in_update = plan.may_unscale_in_update
+        self.unscales_in_update = self.may_unscale_in_update()
         self.conditions = Conditions(plan) if plan.settings.skip_conditions else None
         self.patience = Patience(plan) if plan.is_patient else None
-        self.update = Update(plan)
+        self.update = Update(plan, self.norms)
         self.counters = StepCounters(plan)
         hide_all_parameters(self)
 
@@ -60,13 +68,31 @@ class Transaction(nn.Cell):
 
     def check(self, call: Call, measures: bool = True) -> tuple[Gradients, Verdict]:
         """Prepares and checks the gradients of a call. Returns them, and the verdict."""
-        grads = self.preparation.unscale(call["gradients"], call["scales"])  # 4. Unscale.
-        # 6. Divide by the weights of losses, reduce across ranks, transform, and measure norms.
+        grads = call["gradients"]
+        grads = grads if self.unscales_in_update else self.preparation.unscale(grads, call["scales"])  # 4. Unscale.
+        # 6. Divide by the weights of losses, reduce across ranks, and transform.
         grads = self.preparation.average(grads, call["loss_weights"]) if "loss_weights" in call else grads
         grads = self.preparation.prepare(grads)
-        norms_finite = self.update.measure(grads) if measures else None
-        evidence = self.overflow_check.evidence(call, self.forward_state)
-        return grads, self.overflow_check.judge(grads, norms_finite, evidence)  # 7. One overflow check.
+        return grads, self.judge(grads, call, measures)
+
+    def judge(self, grads: Gradients, call: Call, measures: bool = True) -> Verdict:
+        """Measures norms, and checks for overflow."""
+        reads_first = self.overflow_check.reads_first
+        norms_finite = None
+        if measures and not reads_first:
+            norms_finite = self.norms.measure(grads, self.factors(call))
+        found = self.overflow_check.look_at(grads, norms_finite)  # 7. One overflow check.
+        if measures and reads_first:
+            self.norms.measure(ops.depend(grads, found["overflowed"]), self.factors(call))
+        return self.overflow_check.judge(grads, found, call, self.forward_state)
+
+    def factors(self, call: Call) -> tuple[Optional[Tensor], ...]:
+        """Returns what is still to unscale the gradients of each network, None if they are unscaled."""
+        return self.preparation.factors(call["scales"]) if self.unscales_in_update else self._not_scaled
+
+    def may_unscale_in_update(self) -> bool:
+        """Returns whether event 4 may be part of event 9 at the present loss scales."""
+        return self._may_unscale_in_update and self.scales.are_at_least_one()
 
     def conclude(self, grads: Gradients, verdict: Verdict, call: Call) -> Tensor:
         """Ends a call that has been checked. Returns whether its step is skipped."""
@@ -79,19 +105,24 @@ class Transaction(nn.Cell):
         seen_by_rules = self.seen_by_rules(verdict, overflows)
         stands_still = self.stand_still(verdict, call, overflows)
         asked = None
+        factors = self.factors(call)
         if self.conditions is not None:  # 7. Conditions, where nothing overflowed.
-            asked = self.conditions.ask(skips, call["losses"], grads)
+            asked = self.conditions.ask(skips, call["losses"], grads, factors[0])
             skips = prim.logical_or(skips, asked["skips"])
             stands_still = self.conditions.stand_still(asked, seen_by_rules, stands_still)
         self.scales.advance(call["scales"], seen_by_rules, stands_still)  # 8. One update of the scale.
         if not self.may_skip:
-            return ops.depend(skips, self._apply(grads, asked))
-        # 9. One branch.
-        done = self._undo(grads, verdict, call, asked) if skips else self._apply(grads, asked)
+            return ops.depend(skips, self._apply(grads, factors, asked))
+        # 9. One branch. What it returns is computed in it, and no Parameter: else MindSpore waits for the device once
+        # more on an NPU, and its GE refuses the branch.
+        if skips:
+            done = ops.depend(prim.logical_not(skips), self._undo(grads, verdict, call, asked))
+        else:
+            done = ops.depend(prim.logical_not(skips), self._apply(grads, factors, asked))
         return ops.depend(skips, done)
 
-    def _apply(self, grads, asked):
-        done = self.update.apply(grads, self.counters.none_applied())
+    def _apply(self, grads, factors, asked):
+        done = self.update.apply(grads, factors, self.counters.none_applied())
         done = ops.depend(self.counters.count_applied(), done)
         return done if asked is None else self.conditions.observe(asked, done)
 

@@ -1,4 +1,4 @@
-"""What an applied step does: clip by the global norm, step the optimizers, and move the averages of weights."""
+"""What an applied step does: unscale, clip, step the optimizers, and move the averages of weights."""
 
 import math
 
@@ -10,34 +10,11 @@ from ms_lossscale import _primitives as prim
 from ms_lossscale._mindspore.graphs import only_if
 from ms_lossscale.step.optimizers import Optimizers
 
-# If the sum of squares lies outside these, squares have overflowed or been flushed to zero. It is then computed from
-# the gradients times a power of two, which brings their squares back into float32's range without rounding.
-_SMALLEST_SUM = 2.0**-80
-_LARGEST_SUM = 2.0**126
-_ENLARGE = 2.0**96
-_REDUCE = 2.0**-96
 _SMALLEST_NORMAL = 2.0**-126
 
 
 def _tensor(value):
     return Tensor(value, mstype.float32)
-
-
-def _square_sum(tensor):
-    """Returns the sum of the squares of all elements, float32 of shape ()."""
-    # In float16, squares overflow from 256 on.
-    return gradients.sum_of(prim.square(prim.cast(tensor, mstype.float32)))
-
-
-_square_sums = gradients.of_each("Tensor")(_square_sum)
-
-
-@gradients.of_one("Tensor", "Bool", "Tensor")
-def _square_sum_where(zero, counts, tensor):
-    """Returns the same if `counts`, a bool, else `zero`."""
-    if counts:
-        return _square_sum(tensor)
-    return zero
 
 
 @gradients.of_one("Tensor", "Tensor", "Tensor")
@@ -52,91 +29,45 @@ def _average(decay, rest, average, value):
     return prim.assign(average, decay * average + rest * prim.cast(value, mstype.float32))
 
 
-class Norm(nn.Cell):
-    """
-    Measures the global norm of gradients, over the whole range of float32. Returns two float32 Tensors of shape
-    :math:`()`, `root` and `power`: the norm, which may exceed float32, is `root / power`. `root` is finite if and only
-    if the gradients are. `split` says for each gradient whether each rank has its own part of the weight.
-    """
-
-    def __init__(self, ranks, split):
-        super().__init__(auto_prefix=False)
-        self.ranks = ranks if any(split) else None
-        self._split = tuple(split)
-        self._shared = tuple(not is_split for is_split in split)
-        self._zero = _tensor(0.0)
-        self._one = _tensor(1.0)
-        self._smallest = _tensor(_SMALLEST_SUM)
-        self._largest = _tensor(_LARGEST_SUM)
-        self._enlarge = _tensor(_ENLARGE)
-        self._reduce = _tensor(_REDUCE)
-
-    def construct(self, grads):
-        total = self._sum_of_squares(grads)
-        power = self._one
-        if prim.logical_or(prim.less(total, self._smallest), prim.greater(total, self._largest)):
-            power = prim.select(prim.less(total, self._one), self._enlarge, self._reduce)
-            total = self._sum_of_squares(gradients.multiply(grads, power))
-        return prim.sqrt(total), power
-
-    def _sum_of_squares(self, grads):
-        if self.ranks is None:
-            return prim.addn(_square_sums(grads))
-        of_ranks = self.ranks.sum(self._sum_where(self._split, grads))
-        return prim.add(of_ranks, self._sum_where(self._shared, grads))
-
-    def _sum_where(self, counts, grads):
-        return prim.addn(gradients.map_each(ops.partial(_square_sum_where, self._zero), counts, grads))
-
-
 class Clip(nn.Cell):
-    """Clips the gradients of one network by `clip_value`, or by the norm that it measures before the overflow check."""
+    """Unscales the gradients of one network, if they are scaled, and clips them by `clip_value` or by their norm."""
 
-    def __init__(self, plan, number):
+    def __init__(self, plan, number, norm):
         super().__init__(auto_prefix=False)
         clip_norm = plan.settings.clip_norm[number]
         clip_value = plan.settings.clip_value[number]
-        prefix = plan.prefixes[number]
-        self.norm = None
+        self.norm = norm
         self._bound = None
         self._low = None
         if clip_value is not None:
             self._low = _tensor(-clip_value)
             self._high = _tensor(clip_value)
-        if clip_norm is not None:
-            self.norm = Norm(plan.ranks, plan.split[number])
-            self.root = Parameter(_tensor(0.0), name=f"{prefix}clipping.root", requires_grad=False)
-            self.power = Parameter(_tensor(1.0), name=f"{prefix}clipping.power", requires_grad=False)
-            if not math.isinf(clip_norm):
-                self._bound = _tensor(clip_norm)
-                self._one = _tensor(1.0)
-                self._smallest = _tensor(_SMALLEST_NORMAL)
+        if clip_norm is not None and not math.isinf(clip_norm):
+            self._bound = _tensor(clip_norm)
+            self._one = _tensor(1.0)
+            self._smallest = _tensor(_SMALLEST_NORMAL)
 
-    def measure(self, grads):
-        """Measures the norm. Returns whether the gradients are finite; None without a norm."""
-        if self.norm is None:
-            return None
-        root, power = self.norm(grads)
-        prim.assign(self.root, root)
-        prim.assign(self.power, power)
-        return prim.isfinite(root)
-
-    def construct(self, grads):
+    def construct(self, grads, factor):
+        """`factor` unscales the gradients, None if they are unscaled."""
+        if self._bound is not None:
+            return self._by_norm(grads, factor)
+        grads = grads if factor is None else gradients.multiply(grads, factor)
         if self._low is not None:
             grads = gradients.map_each(ops.partial(_limit, self._low, self._high), grads)
-        if self._bound is not None:
-            ratio = prim.div(self._bound, self.root)
-            coefficient = prim.minimum(self._one, prim.mul(ratio, self.power))
-            if prim.less(coefficient, self._smallest):
-                # In two steps, since float32 would flush the coefficient to zero, and all gradients with it.
-                grads = gradients.multiply(gradients.multiply(grads, self.power), ratio)
-            else:
-                grads = gradients.multiply(grads, coefficient)
         return grads
 
-    def value(self):
-        """Reads the norm of the last check, a float, or None if it is not measured."""
-        return None if self.norm is None else float(self.root.asnumpy()) / float(self.power.asnumpy())
+    def _by_norm(self, grads, factor):
+        ratio = prim.div(self._bound, self.norm.root)
+        coefficient = prim.minimum(self._one, prim.mul(ratio, self.norm.power))
+        last = coefficient if factor is None else prim.mul(coefficient, factor)
+        if prim.less(last, self._smallest):
+            # In several steps, since float32 would flush their product to zero, and all gradients with it.
+            grads = grads if factor is None else gradients.multiply(grads, factor)
+            is_tiny = prim.less(coefficient, self._smallest)
+            grads = gradients.multiply(grads, prim.select(is_tiny, self.norm.power, self._one))
+            last = prim.select(is_tiny, ratio, coefficient)
+        # Outside of the branch, a device may make it one kernel with the optimizer.
+        return gradients.multiply(grads, last)
 
 
 class MovingAverage(nn.Cell):
@@ -174,15 +105,13 @@ class MovingAverage(nn.Cell):
 class Update(nn.Cell):
     """Applies the prepared gradients of a step."""
 
-    def __init__(self, plan):
+    def __init__(self, plan, norms):
         super().__init__(auto_prefix=False)
         settings = plan.settings
         self.optimizers = Optimizers(plan.optimizers)
         self.after_update = settings.after_update
-        clips = [Clip(plan, i) for i in range(len(plan.optimizers))]
+        clips = [Clip(plan, i, norm) for i, norm in enumerate(norms.of_network)]
         self.clips = nn.CellList(clips, auto_prefix=False)
-        self._clips_any = any(bound is not None for bound in (*settings.clip_norm, *settings.clip_value))
-        self._measures_all = all(norm is not None for norm in settings.clip_norm)
         # A network that has a step of its own needs none: the names of weights are unique in a cell.
         prefix = plan.prefix if plan.is_manual else ""
         averages = [
@@ -192,35 +121,22 @@ class Update(nn.Cell):
         ]
         self.averages = nn.CellList(averages, auto_prefix=False)
 
-    def measure(self, grads):
-        """Measures the norms. Returns whether each network's gradients are finite, None unless all are measured."""
-        if not self._clips_any:
-            return None
-        finite = ()
-        for i in range(len(self.clips)):
-            finite = (*finite, self.clips[i].measure(grads[i]))
-        return finite if self._measures_all else None
-
-    def apply(self, grads, is_first):
-        """Updates the weights; `is_first` tells whether no step was applied before. Returns what to wait for."""
+    def apply(self, grads, factors, is_first):
+        """
+        Updates the weights. `factors` unscales the gradients of each network, None if they are unscaled; `is_first`
+        tells whether no step was applied before. Returns what to wait for.
+        """
         for average in self.averages:
             only_if(is_first, average.begin)
-        done = self.optimizers.update(self._clipped(grads) if self._clips_any else grads)
+        clipped = ()
+        for i in range(len(self.clips)):
+            clipped = (*clipped, self.clips[i](grads[i], factors[i]))
+        done = self.optimizers.update(clipped)
         if self.after_update is not None:
             self.after_update()
         for average in self.averages:
             done = ops.depend(done, average())
         return done
-
-    def _clipped(self, grads):
-        clipped = ()
-        for i in range(len(self.clips)):
-            clipped = (*clipped, self.clips[i](grads[i]))
-        return clipped
-
-    def norms(self):
-        """Reads the global norm of each network at the last check, None where it is not measured."""
-        return [clip.value() for clip in self.clips]
 
     def shared_state(self):
         """Returns the small Parameters that must have the same values on all ranks."""

@@ -77,14 +77,14 @@ class Transaction(nn.Cell):
 
     def judge(self, grads: Gradients, call: Call, measures: bool = True) -> Verdict:
         """Measures norms, and checks for overflow."""
-        reads_first = self.overflow_check.reads_first
+        overflow_check = self.overflow_check
         norms_finite = None
-        if measures and not reads_first:
+        if measures and overflow_check.norms_suffice:
             norms_finite = self.norms.measure(grads, self.factors(call))
-        found = self.overflow_check.look_at(grads, norms_finite)  # 7. One overflow check.
-        if measures and reads_first:
-            self.norms.measure(ops.depend(grads, found["overflowed"]), self.factors(call))
-        return self.overflow_check.judge(grads, found, call, self.forward_state)
+        found = overflow_check.look_at(grads, norms_finite)  # 7. One overflow check.
+        if measures and not overflow_check.norms_suffice:
+            self.norms.measure(overflow_check.once_read(grads, found["overflowed"]), self.factors(call))
+        return overflow_check.judge(grads, found, call, self.forward_state)
 
     def factors(self, call: Call) -> tuple[Optional[Tensor], ...]:
         """Returns what is still to unscale the gradients of each network, None if they are unscaled."""
@@ -107,7 +107,8 @@ class Transaction(nn.Cell):
         asked = None
         factors = self.factors(call)
         if self.conditions is not None:  # 7. Conditions, where nothing overflowed.
-            asked = self.conditions.ask(skips, call["losses"], grads, factors[0])
+            measured = self.overflow_check.once_read(grads, skips)
+            asked = self.conditions.ask(skips, call["losses"], measured, factors[0])
             skips = prim.logical_or(skips, asked["skips"])
             stands_still = self.conditions.stand_still(asked, seen_by_rules, stands_still)
         self.scales.advance(call["scales"], seen_by_rules, stands_still)  # 8. One update of the scale.

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Parameter, Tensor, ops
+from support import normalised_training
 from support.manual_training import dynamic
 from support.sloped_networks import Slopes, cell, with_norm
 from support.training import bookkeeping, by_sgd, changed, state
@@ -92,3 +93,12 @@ def test_networks_that_take_turns_have_the_very_conditions_that_each_was_given(m
     trained = alternating([shared])
     ops.assign(shared.limit, Tensor(-1e6))
     assert trained() == [True, False]
+
+
+@quick_in_pynative_mode
+def test_a_network_of_several_weights_and_statistics(mode):
+    network = normalised_training.Convolutional(4)
+    trained = normalised_training.make_cell(network, skip_conditions=[ls.NormSpike(max_norm=1e6)], clip_norm=1.0)
+    skips = [bool(trained(*normalised_training.batch(i, overflows))[1]) for i, overflows in enumerate((0, 1, 0))]
+    assert skips == [False, True, False]
+    assert trained.counters()["skipped_by_condition"] == 0

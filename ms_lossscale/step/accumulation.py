@@ -28,7 +28,7 @@ class AccumulatingTransaction(Transaction):
     def check(self, call: Call, measures: bool = True) -> tuple[Gradients, Verdict]:
         """Unscales and checks a call. Returns its gradients, divided by the calls of a cycle, and the verdict."""
         grads = self.preparation.unscale(call["gradients"], call["scales"])  # 4. Unscale.
-        return grads, self.judge(grads, call, measures=False)
+        return self.judge(grads, call, measures=False)
 
     def conclude(self, grads: Gradients, verdict: Verdict, call: Call) -> Tensor:
         """Ends a call that has been checked. Returns whether it is known that its cycle is skipped."""
@@ -62,7 +62,7 @@ class AccumulatingTransaction(Transaction):
         grads = ops.depend(self.cycle.gradients, scales)
         grads = grads if loss_weights is None else self.averaged(grads, loss_weights)
         grads = self.preparation.prepare(grads)  # 6. Reduce across ranks, transform, and measure norms.
-        verdict = self.verdict_of_cycle(grads, scales)
+        grads, verdict = self.verdict_of_cycle(grads, scales)
         call: Call = {"scales": scales, "losses": self.cycle.mean_loss()}
         if "saved" in last_call:
             call["saved"] = last_call["saved"]
@@ -74,11 +74,11 @@ class AccumulatingTransaction(Transaction):
         sums_of_weights = self.cycle.remember(gradients.copy(loss_weights))
         return self.preparation.average(grads, sums_of_weights, self.cycle.is_weighted)
 
-    def verdict_of_cycle(self, grads: Gradients, scales: tuple[Tensor, ...]) -> Verdict:
-        """Returns the verdict on the mean over the calls, to which an overflow in any of them counts."""
-        verdict = self.judge(grads, {"scales": scales})
+    def verdict_of_cycle(self, grads: Gradients, scales: tuple[Tensor, ...]) -> tuple[Gradients, Verdict]:
+        """Checks the mean over the calls. Returns it, and the verdict, to which an overflow in any call counts."""
+        grads, verdict = self.judge(grads, {"scales": scales})
         verdict["overflows"] = gradients.or_each(verdict["overflows"], self.cycle.overflows(scales))
-        return verdict
+        return grads, verdict
 
     def stand_still(self, verdict: Verdict, call: Call, overflows: tuple[Tensor, ...]) -> Optional[tuple[Tensor, ...]]:
         if self.patience is None:
@@ -152,17 +152,18 @@ class DroppingTransaction(AccumulatingTransaction):
     def _end_cycle_if(self, is_last, is_dropped, scales, call):
         return self.end_cycle(scales, self.cycle.weights, call) if is_last else ops.depend(is_dropped, scales)
 
-    def verdict_of_cycle(self, grads: Gradients, scales: tuple[Tensor, ...]) -> Verdict:
-        """Returns the verdict on the mean over the calls that were not dropped."""
-        verdict = self.judge(grads, {"scales": scales})
+    def verdict_of_cycle(self, grads: Gradients, scales: tuple[Tensor, ...]) -> tuple[Gradients, Verdict]:
+        """Checks the mean over the calls that were not dropped. Returns it, and the verdict."""
+        grads, verdict = self.judge(grads, {"scales": scales})
         (is_kept,) = self.on_any_rank((self.cycle.is_kept(scales),))
         not_finite = prim.logical_or(self.overflow_check.not_finite(verdict, grads), self.cycle.not_finite)
         seen = gradients.or_each(verdict["overflows"], self.cycle.overflows(scales))
-        return {
+        of_kept: Verdict = {
             "overflows": gradients.or_with(prim.logical_not(is_kept), verdict["overflows"]),
             "finite": (prim.logical_not(not_finite),),
             "seen_by_rules": self.on_any_rank(seen),
         }
+        return grads, of_kept
 
     def seen_by_rules(self, verdict: Verdict, overflows: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return verdict["seen_by_rules"]

@@ -73,18 +73,19 @@ class Transaction(nn.Cell):
         # 6. Divide by the weights of losses, reduce across ranks, and transform.
         grads = self.preparation.average(grads, call["loss_weights"]) if "loss_weights" in call else grads
         grads = self.preparation.prepare(grads)
-        return grads, self.judge(grads, call, measures)
+        return self.judge(grads, call, measures)
 
-    def judge(self, grads: Gradients, call: Call, measures: bool = True) -> Verdict:
-        """Measures norms, and checks for overflow."""
+    def judge(self, grads: Gradients, call: Call, measures: bool = True) -> tuple[Gradients, Verdict]:
+        """Measures norms, and checks for overflow. Returns the gradients, and the verdict."""
         overflow_check = self.overflow_check
         norms_finite = None
         if measures and overflow_check.norms_suffice:
             norms_finite = self.norms.measure(grads, self.factors(call))
         found = overflow_check.look_at(grads, norms_finite)  # 7. One overflow check.
+        grads = overflow_check.once_read(grads, found["overflowed"])
         if measures and not overflow_check.norms_suffice:
-            self.norms.measure(overflow_check.once_read(grads, found["overflowed"]), self.factors(call))
-        return overflow_check.judge(grads, found, call, self.forward_state)
+            self.norms.measure(grads, self.factors(call))
+        return grads, overflow_check.judge(grads, found, call, self.forward_state)
 
     def factors(self, call: Call) -> tuple[Optional[Tensor], ...]:
         """Returns what is still to unscale the gradients of each network, None if they are unscaled."""
@@ -107,8 +108,7 @@ class Transaction(nn.Cell):
         asked = None
         factors = self.factors(call)
         if self.conditions is not None:  # 7. Conditions, where nothing overflowed.
-            measured = self.overflow_check.once_read(grads, skips)
-            asked = self.conditions.ask(skips, call["losses"], measured, factors[0])
+            asked = self.conditions.ask(skips, call["losses"], grads, factors[0])
             skips = prim.logical_or(skips, asked["skips"])
             stands_still = self.conditions.stand_still(asked, seen_by_rules, stands_still)
         self.scales.advance(call["scales"], seen_by_rules, stands_still)  # 8. One update of the scale.

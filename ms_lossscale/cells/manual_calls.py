@@ -91,6 +91,7 @@ class CallChecks:
         self.is_weighted = None
         self._has_ever_begun = False
         self._given_up = 0
+        self._of_losses = None
 
     def begin(self):
         """Notes that a call begins, in Python or in code that is compiled."""
@@ -136,6 +137,10 @@ class CallChecks:
         scale = self._scale_of[self.optimizer_number(number)]
         self._not_yet_used.discard(scale)
         return scale
+
+    def note_loss(self, warning):
+        """Remembers a warning of a loss, which is given at the next `end` that has no weight."""
+        self._of_losses = warning
 
     def gradients_and_loss(self, grads, loss, weight):
         """Raises unless Python ends a call with tuples of gradients that fit, and a loss and a weight that may be."""
@@ -191,6 +196,9 @@ class CallChecks:
         if has_weight:
             refuse_with_sharded_weights(owner, "weight", self._parallel_mode)
         self._warn_of_unused_scales()
+        if self._of_losses is not None and not has_weight:
+            warn_user(self._of_losses)
+        self._of_losses = None
         return True
 
     def _warn_of_unused_scales(self):
@@ -227,12 +235,15 @@ class ScaledValueAndGrad(nn.Cell):
         # Hidden from MindSpore: their Cells belong to the step.
         object.__setattr__(self, "manual_step", manual_step)
         object.__setattr__(self, "function", function)
-        self._returned_values = ReturnedValues(owner, number, has_aux=has_aux, may_be_tuple=has_aux)
+        self._returned_values = ReturnedValues(
+            owner, number, has_aux=has_aux, may_be_tuple=has_aux, warn=manual_step._checks.note_loss
+        )
         self._differentiate = ops.value_and_grad(self._scaled_loss, None, weights, has_aux=True)
 
     def _scaled_loss(self, scale, *inputs, **keywords):
         values = self._returned_values(self.function(*inputs, **keywords))
-        return gradients.scaled(values[0], scale), prim.deepcopy(values[0]), values[1:]
+        loss = self._returned_values.look_at(values[0])
+        return gradients.scaled(loss, scale), prim.deepcopy(loss), values[1:]
 
     def construct(self, *inputs, **keywords):
         scale = self.manual_step._scale_of_call(self._number)

@@ -125,11 +125,11 @@ class ForwardBackward(NetworksRun):
 
     def _taken_apart(self, output):
         if isinstance(output, Tensor) and not (self.has_aux or self.weighted):
-            return output, self._one, ()
+            return self._returned_values.look_at(output), self._one, ()
         values = self._returned_values(output)
         if self.weighted:
             return values[0], as_weight(self._owner, values[1]), values[2:]
-        return values[0], self._one, values[1:]
+        return self._returned_values.look_at(values[0]), self._one, values[1:]
 
     def run_network(self, scale, inputs):
         """Returns the network's loss, its aux, its gradients, and the weight of its loss."""
@@ -195,7 +195,9 @@ class SharedForwardBackward(NetworksRun):
 
     def _losses_and_aux(self, *inputs):
         values = self._returned_values(self.network(*inputs))
-        results = gradients.sums(values[: self._count])
+        results = ()
+        for i in range(self._count):
+            results = (*results, gradients.sum_of(self._returned_values.look_at(values[i], i)))
         for aux in values[self._count :]:
             results = (*results, ops.stop_gradient(aux))
         return results

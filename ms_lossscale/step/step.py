@@ -196,8 +196,9 @@ class UnscaledStep(Step):
 
     def _loss(self, *inputs):
         output = self.network(*inputs)
+        loss = output if isinstance(output, Tensor) else self._returned_values(output)[0]
         # A copy, since the update changes what a network returns that is a weight.
-        return prim.deepcopy(output if isinstance(output, Tensor) else self._returned_values(output)[0])
+        return prim.deepcopy(self._returned_values.look_at(loss))
 
     def construct(self, *inputs):
         if self._is_scaled:

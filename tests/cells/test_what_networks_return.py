@@ -2,11 +2,12 @@
 
 import warnings
 
+import mindspore
 import pytest
-from conftest import quick_in_pynative_mode, slow
+from conftest import in_pairs, quick_in_graph_mode, quick_in_pynative_mode, slow
 from mindspore import dtype as mstype
 from mindspore import nn, ops
-from support.gan_networks import renamed
+from support.gan_networks import TupleOf, renamed
 from support.networks import Linear, batch
 from support.training import KINDS, by_sgd
 
@@ -41,6 +42,22 @@ def loss_alone(loss, errors):
     return loss
 
 
+def losses_of_each(loss, errors):
+    return ops.square(errors)
+
+
+def loss_of_one_value(loss, errors):
+    return loss.reshape((1, 1))
+
+
+def losses_and_weight(loss, errors):
+    return ops.square(errors), 4
+
+
+def losses_and_aux(loss, errors):
+    return ops.square(errors), loss.reshape((1,))
+
+
 def a_list_of_aux(loss, errors):
     return loss, [errors]
 
@@ -52,12 +69,16 @@ def make(kind, of, **keywords):
     return by_sgd(networks, 8.0, kind=kind, **{name: [False, value] for name, value in keywords.items()})
 
 
-def warned(cell):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for seed in range(2):
-            cell(*batch(seed))
-    return [str(each.message) for each in caught if "may be the loss" in str(each.message)]
+def warned(call):
+    """Returns the warnings of what is trained by its sum, of two calls: all have to come in the first one."""
+    first, second = [], []
+    for seed, of_call in enumerate((first, second)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            call(*batch(seed))
+        of_call += [str(each.message) for each in caught if "trained" in str(each.message)]
+    assert second == []
+    return first
 
 
 CELLS = ("scaled", *slow("simultaneous", "alternating"))
@@ -72,9 +93,65 @@ def test_a_prediction_before_a_loss_is_warned_of_once(mode, kind):
 
 
 @quick_in_pynative_mode
-@pytest.mark.parametrize("of", [loss_and_prediction, losses_and_count])
-def test_a_loss_before_other_values_is_not(mode, of):
-    assert not warned(make("scaled", of, has_aux=True))
+def test_a_loss_before_other_values_is_not(mode):
+    assert warned(make("scaled", loss_and_prediction, has_aux=True)) == []
+    (message,) = warned(make("scaled", losses_and_count, has_aux=True))
+    assert "may be the loss" not in message
+
+
+IS_SUMMED = "returned as its {} a Tensor of shape (4, 1), whose sum is trained"
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_a_loss_of_several_values_is_warned_of_once(mode, kind):
+    (message,) = warned(make(kind, losses_of_each))
+    number = 0 if kind == "scaled" else 1
+    words = KINDS[kind].__name__, f"network {number} {IS_SUMMED.format('loss')}", "loss.mean()", "loss.sum()"
+    assert all(word in message for word in words)
+
+
+def test_also_where_no_loss_scale_takes_part_and_of_one_network_with_several_losses(mode):
+    (message,) = warned(by_sgd(Returns(losses_of_each)))
+    assert IS_SUMMED.format("loss") in message
+    networks = [renamed("0.", Linear()), renamed("1.", Returns(losses_of_each))]
+    optimizers = [nn.SGD(network.trainable_params(), 0.1) for network in networks]
+    (message,) = warned(ls.SimultaneousTrainOneStepCell(TupleOf(*networks), optimizers, 8.0).set_train())
+    assert IS_SUMMED.format("loss_1") in message
+
+
+@quick_in_graph_mode
+@pytest.mark.parametrize(
+    "of, keywords",
+    [(loss_of_one_value, {}), (losses_and_weight, {"weighted": True})],
+)
+def test_what_is_no_loss_of_several_values(mode, of, keywords):
+    assert warned(make("scaled", of, **keywords)) == []
+
+
+@quick_in_graph_mode
+def test_a_search_for_the_loss_scale_warns_and_the_steps_do_not_again(mode):
+    cell = by_sgd(Returns(losses_of_each), ls.DynamicLossScale())
+    with pytest.warns(RuntimeWarning, match="whose sum is trained") as caught:
+        cell.find_loss_scale(*batch())
+    (warning,) = caught
+    assert warning.filename == __file__
+    assert warned(cell) == []
+
+
+@in_pairs
+@pytest.mark.parametrize("weight, warns", [(None, True), (4.0, False)])
+def test_of_a_manual_step_whose_end_tells_whether_it_has_a_weight(mode, how, weight, warns):
+    network = Returns(losses_and_aux)
+    step = ls.ManualStep(network, nn.SGD(network.trainable_params(), 0.1), 8.0).set_train()
+    value_and_grad = step.value_and_grad(network, has_aux=True)
+
+    def train_step(x, y):
+        _, grads = value_and_grad(*step.begin(x, y))
+        return step.end(grads) if weight is None else step.end(grads, weight=weight)
+
+    messages = warned(mindspore.jit(train_step) if how == "in_jit" else train_step)
+    assert len(messages) == warns
+    assert all(word in message for message in messages for word in ("ManualStep", IS_SUMMED.format("loss")))
 
 
 @pytest.mark.parametrize("mode", ["pynative"], indirect=True)

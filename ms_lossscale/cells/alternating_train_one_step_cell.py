@@ -11,6 +11,7 @@ from mindspore import dtype as mstype
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_cells, check_one_each, check_positive_int, one_each
+from ms_lossscale._keywords import answers_keywords
 from ms_lossscale.cells.training_cell import TrainingCell, or_none, own_loss_scales
 from ms_lossscale.cells.turns import Turns
 from ms_lossscale.function_network import Network, as_networks
@@ -115,6 +116,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
 
     each_decides = each_has_scale = True
 
+    @answers_keywords()
     def __init__(
         self,
         networks: Union[Sequence[Network], nn.CellList],

@@ -13,6 +13,8 @@ from ms_lossscale._values import is_float
 from ms_lossscale.function_network import misfit, name_of
 from ms_lossscale.step.forward_backward import inputs_of
 
+# How many more inputs a network is tried with.
+_MORE_INPUTS = 20
 _DEPEND_ON_MODE = ("Dropout", "BatchNorm", "SyncBatchNorm")
 
 
@@ -33,10 +35,22 @@ def check_inputs(cell, inputs, keywords):
         if taken is not None:
             raise TypeError(
                 f"For '{owner}', network {i}, '{name_of(network)}', takes {taken}, but it gets {count} of "
-                f"{len(inputs)} inputs. The network must return the loss: nn.WithLossCell(network, loss_fn), say. With "
-                f"several networks, network_inputs=[(0, 1), (1,)] says which takes which; Model needs Model(cell) "
-                f"without loss_fn."
+                f"{len(inputs)} inputs. {_cure(network, inputs, count, taken)}"
+                f"{' Or network_inputs=[(0, 1), (1,)] says which takes which.' if len(networks) > 1 else ''}"
             )
+
+
+def _cure(network, inputs, count, taken):
+    """Returns what to do about a network that can't take `count` of these inputs."""
+    batch = inputs[0] if len(inputs) == 1 else None
+    if isinstance(batch, (list, tuple, dict)) and misfit(network, len(batch)) is None:
+        return f"Pass the items of a batch one by one, cell(*batch{'.values()' if isinstance(batch, dict) else ''})."
+    if any(misfit(network, more) is None for more in range(count + 1, count + _MORE_INPUTS)):
+        return f"Pass all that it takes, cell{taken}. Model needs Model(cell) without loss_fn."
+    return (
+        "Pass a network that takes all of them and returns the loss: nn.WithLossCell(network, loss_fn), where the "
+        "network takes one input, else a Cell or function of your own."
+    )
 
 
 def warn_of_evaluation_mode(owner, networks):

@@ -16,6 +16,13 @@ from ms_lossscale.cells.rank_comparison import refuse_with_sharded_weights
 from ms_lossscale.loss_scale import FixedLossScale
 from ms_lossscale.step.returned import ReturnedValues
 
+# What a ManualStep has in the place of arguments of the training cells.
+ANSWERS = {
+    "max_retries": "Your loop runs a batch again while 'end' returns True, see docs/own_steps.md.",
+    "has_aux": "It is one of step.value_and_grad(forward, has_aux=True).",
+    "weighted": "Pass the weight to the end of each call: step.end(grads, weight=weight).",
+    "network_inputs": "Your forward passes each network what it takes.",
+}
 # How many calls in a row that began and never ended are told.
 _TOLD_CALLS = 10
 _compiled: "weakref.WeakSet[CallChecks]" = weakref.WeakSet()

@@ -12,12 +12,14 @@ from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_bool, check_cells, describe
 from ms_lossscale._base_cells import Float32Cell
+from ms_lossscale._keywords import answers_keywords
 from ms_lossscale._mindspore.graphs import MethodCell, in_compiled_code, is_compiling, refuse_compiled
 from ms_lossscale._mindspore.parameters import take_held_gradients
 from ms_lossscale._mindspore.pynative import forget_failed_calls, without_recording
 from ms_lossscale.cells.calls import check_loss_and_overflow, warn_of_evaluation_mode
 from ms_lossscale.cells.guard import explaining_errors
 from ms_lossscale.cells.manual_calls import (
+    ANSWERS,
     CallChecks,
     ScaledValueAndGrad,
     check_no_compile_cache,
@@ -125,6 +127,7 @@ class ManualStep(TrainingState, Float32Cell):
         {'applied_steps': 1, 'skipped_steps': 1, 'consecutive_skipped_steps': 1}
     """
 
+    @answers_keywords(**ANSWERS)
     def __init__(
         self,
         networks: Union[Network, Sequence[Network]],

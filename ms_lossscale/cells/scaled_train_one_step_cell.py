@@ -6,6 +6,7 @@ from typing import Any, Optional, Union
 from mindspore import Parameter, nn, ops
 
 from ms_lossscale._arguments import AfterUpdate
+from ms_lossscale._keywords import answers_keywords
 from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.function_network import Network, as_network
 from ms_lossscale.loss_scale import AcceptedLossScale, as_loss_scale
@@ -120,6 +121,7 @@ class ScaledTrainOneStepCell(TrainingCell):
 
     several_networks = False
 
+    @answers_keywords(loss_fn="The network returns the loss: nn.WithLossCell(network, loss_fn).")
     def __init__(
         self,
         network: Network,

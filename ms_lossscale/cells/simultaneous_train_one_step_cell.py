@@ -8,6 +8,7 @@ from mindspore import Parameter, nn, ops
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_bool, check_cells, check_one_each
+from ms_lossscale._keywords import answers_keywords
 from ms_lossscale.cells.training_cell import TrainingCell, or_none, own_loss_scales
 from ms_lossscale.function_network import Network, as_network, as_networks
 from ms_lossscale.loss_scale import AcceptedLossScale
@@ -119,6 +120,7 @@ class SimultaneousTrainOneStepCell(TrainingCell):
         False 65536.0 (2,)
     """
 
+    @answers_keywords()
     def __init__(
         self,
         networks: Union[Sequence[Network], nn.CellList, nn.Cell],

@@ -1,0 +1,59 @@
+"""Answers to keywords that an argument has elsewhere: in other libraries, or in another class of this package."""
+
+import functools
+import inspect
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar, cast
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_NAMES_ELSEWHERE = {
+    "clip_norm": ("max_grad_norm", "max_norm", "grad_clip", "clip_grad", "clip_grad_norm", "gradient_clip_val"),
+    "gradient_accumulation_steps": ("accumulation_steps", "accumulate_grad_batches", "accumulate_step"),
+    "ema_decay": ("ema",),
+    "init_loss_scale": ("init_scale", "scale_value", "loss_scale"),
+    "scale_window": ("growth_interval",),
+    "scale_factor": ("growth_factor",),
+    "loss_scale": ("scale_value", "scale_sense", "loss_scale_manager", "scaler"),
+    "loss_scale_manager": ("loss_scale", "scale_sense", "scaler"),
+}
+_SETTINGS = {
+    "FixedLossScale": ("drop_overflow_update",),
+    "DynamicLossScale": (
+        *("init_loss_scale", "scale_factor", "scale_window", "backoff_factor", "hysteresis"),
+        *("min_loss_scale", "max_loss_scale", "backoff_if_loss_not_finite"),
+    ),
+    "ScheduledLossScale": ("milestone", "loss_scales"),
+}
+
+
+def answer_to(keyword: str, known: Collection[str]) -> str:
+    """Returns what to write instead of a keyword where only these are known, empty if that is not clear."""
+    names = [here for here, elsewhere in _NAMES_ELSEWHERE.items() if keyword in elsewhere]
+    for name in names:
+        if name in known:
+            return f"Here it is '{name}'."
+    for name in (keyword, *names):
+        for kind, settings in _SETTINGS.items():
+            if name in settings:
+                return f"It is a setting of a loss scale: {kind}({name}=...)."
+    return ""
+
+
+def answers_keywords(**answers: str) -> Callable[[F], F]:
+    """Lets a constructor answer keywords that it does not have; some by sentences of its own."""
+
+    def decorate(init: F) -> F:
+        known = inspect.signature(init).parameters
+
+        @functools.wraps(init)
+        def construct(self, *args, **keywords):
+            for keyword in keywords.keys() - known.keys():
+                answer = answers.get(keyword) or answer_to(keyword, known)
+                if answer:
+                    raise TypeError(f"For '{type(self).__name__}', there is no argument '{keyword}'. {answer}")
+            init(self, *args, **keywords)
+
+        return cast(F, construct)
+
+    return decorate

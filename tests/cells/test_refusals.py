@@ -47,7 +47,8 @@ def two(make=ls.SimultaneousTrainOneStepCell, loss_scale=None, networks=None, **
     return make(networks, list(map(sgd, networks)), loss_scale, **keywords)
 
 
-alternating = functools.partial(two, ls.AlternatingTrainOneStepCell)
+two_with, alternating = (functools.partial(two, make) for make in SEVERAL)
+DROPPED = {"gradient_accumulation_steps": 2, "drop_overflowed_calls": True}
 
 
 # Loss scales.
@@ -204,6 +205,11 @@ OF_KEYWORDS = [
     *((lambda given=given: one(given, max_retries=1), ValueError, "'max_retries'", "never backs off")
       for given in (None, 128.0, ls.FixedLossScale(8.0, False), ls.ScheduledLossScale([2, 4], [8, 4]))),
     (lambda: two(loss_scale=[ls.DynamicLossScale(), 128.0], max_retries=1), ValueError, "'max_retries'"),
+    *((lambda build=build, given=given: build(given, **DROPPED), ValueError, "'drop_overflowed_calls' must be False",
+       "True and a loss scale with drop_overflow_update=False" if given else "True and no loss scale")
+      for build in (one, functools.partial(one, make=ls.ManualStep), two_with, alternating)
+      for given in (None, ls.FixedLossScale(8.0, False))),
+    (lambda: alternating([8.0, None], **DROPPED), ValueError, "'drop_overflowed_calls'", "loss scale that checks"),
     (lambda: ls.LossScaleMonitor(every=10), TypeError, "'every'"),
     (lambda: ls.NormSpike(), ValueError, "'max_norm'", "'z_score'"),
     (lambda: ls.NormSpike(6.0), TypeError, "positional"),

@@ -254,7 +254,7 @@ def draw(choose, optimizers=ALL_OPTIMIZERS, counts=(2, 3), cells=CELLS):
     its = cell, count, rules, its_optimizers, keywords, own, [], resume, resume_at, condition
     configuration = Configuration(*its)
     configuration.calls = [_draw_call(choose, configuration, i == CALLS - 1) for i in range(CALLS)]
-    if steps > 1:
+    if steps > 1 and configuration.checks:
         keywords["drop_overflowed_calls"] = choose((False, True))
     return configuration
 

@@ -23,6 +23,7 @@ from ms_lossscale.step.forward_state import share_state
 from ms_lossscale.step.optimizers import network_prefix
 from ms_lossscale.step.plan import StepPlan
 from ms_lossscale.step.settings import check_settings, check_settings_of_steps
+from ms_lossscale.step.shared_averages import share_averages
 
 
 class AlternatingTrainOneStepCell(TrainingCell):
@@ -35,8 +36,9 @@ class AlternatingTrainOneStepCell(TrainingCell):
 
     Args:
         networks (list[Cell]): Loss cells, one for each optimizer.
-        optimizers (list[Cell]): Optimizers that do not divide by a loss scale of their own. The names of their states
-            get the prefixes ``optimizer_0.`` , ``optimizer_1.`` and so on, so that a checkpoint keeps all of them.
+        optimizers (list[Cell]): Optimizers that do not divide by a loss scale of their own; several networks may have
+            the same one. The names of their states get the prefixes ``optimizer_0.`` , ``optimizer_1.`` and so on, so
+            that a checkpoint keeps all of them.
         loss_scale (Union[None, float, LossScale, list, ...]): A list with one loss scale for each network, or one that
             is copied for each, in the forms that :class:`ScaledTrainOneStepCell` takes. Default: ``None`` .
         every (Union[list[int], tuple[int]], optional): For each network an integer k >= 1: the network takes part in
@@ -175,7 +177,9 @@ class AlternatingTrainOneStepCell(TrainingCell):
 
     def _add_parts(self, steps, settings):
         self._turns = Turns(len(steps), settings[0].gradient_accumulation_steps)
-        share_state([step.transaction.forward_state for step in steps])
+        transactions = [step.transaction for step in steps]
+        share_state([transaction.forward_state for transaction in transactions])
+        share_averages(self._owner, transactions, [of_step.ema_decay[0] for of_step in settings])
         for step in steps:
             step.hold()
         # Whether the last call did not come to its end, and whether what was loaded may be from within such a one.

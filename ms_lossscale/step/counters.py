@@ -3,7 +3,7 @@
 import itertools
 
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _primitives as prim
@@ -27,6 +27,7 @@ class StepCounters(Bounded, nn.Cell):
         self._zero = Tensor(0, mstype.int32)
         self._one = Tensor(1, mstype.int32)
         self._names = tuple(weight.name for weight in weights)
+        self._of_others = ()
         self.applied_steps = state(f"{name}applied_steps", np.int32(0))
         self.skipped_steps = state(f"{name}skipped_steps", np.int32(0))
         self.consecutive_skipped_steps = state(f"{name}consecutive_skipped_steps", np.int32(0))
@@ -54,9 +55,17 @@ class StepCounters(Bounded, nn.Cell):
     def bounds(self):
         return [*(of_count(getattr(self, name)) for name in self._counts), of_count(self.skip_reasons)]
 
+    def begin_with(self, others):
+        """Counts a step that any of these counters has applied for the first one, too."""
+        # Hidden: these Parameters belong to the others.
+        object.__setattr__(self, "_of_others", ParameterTuple(counters.applied_steps for counters in others))
+
     def none_applied(self):
         """Returns whether no step has been applied yet, bool of shape ()."""
-        return prim.equal(self.applied_steps, self._zero)
+        none = prim.equal(self.applied_steps, self._zero)
+        for applied_steps in self._of_others:
+            none = prim.logical_and(none, prim.equal(applied_steps, self._zero))
+        return none
 
     def count_applied(self):
         prim.assign(self.consecutive_skipped_steps, self._zero)

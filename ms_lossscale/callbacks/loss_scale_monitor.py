@@ -18,6 +18,7 @@ from ms_lossscale.callbacks.records import Record, RecordFile
 from ms_lossscale.callbacks.watched_step import LoopMistakes, WatchedStep
 from ms_lossscale.cells.manual_step import ManualStep
 from ms_lossscale.cells.training_state import TrainingState
+from ms_lossscale.saved_batch import save_batch
 
 
 class _UnreadStep(NamedTuple):
@@ -360,9 +361,14 @@ class LossScaleMonitor(Callback):
             return ""
         if batch is None:
             return " The batch is not known: pass after_step inputs=(x, y), say, or Model dataset_sink_mode=False."
-        with open(self._save_batch, "wb") as file:
-            np.savez(file, **{f"input_{i}": _as_numpy(array) for i, array in enumerate(batch)})
-        return f" The batch was saved: tuple(np.load({str(self._save_batch)!r}).values())."
+        path = str(self._save_batch)
+        try:
+            are_arrays = save_batch(path, batch)
+        except Exception as error:
+            # It must not hide why the training stops.
+            return f" The batch could not be saved: {error}"
+        recipe = f"tuple(np.load({path!r}).values())" if are_arrays else f"locate_overflow(network, [{path!r}])"
+        return f" The batch was saved: {recipe}."
 
 
 def _without_shape(loss):

@@ -358,6 +358,39 @@ def test_it_stops_a_training_that_only_skips(mode, tmp_path):
     assert ls.locate_overflow(its, [saved], loss_scale=128).note == "The batch itself holds values that are not finite."
 
 
+class OfAnything(Linear):
+    """Takes a tuple of Tensors of two shapes, in a dict, None and a string besides, as some networks do."""
+
+    def construct(self, pair, masks, name, more):
+        return super().construct(*pair) if masks is None and name == "train" and more["scale"] == 2 else None
+
+
+@pytest.mark.parametrize("mode", ["pynative"], indirect=True)
+def test_a_batch_of_any_inputs_is_saved_and_the_diagnoses_load_it(mode):
+    its = linear(network=OfAnything())
+    pair = tuple(map(Tensor, linear_batches([True])[0]))
+    inputs = (pair, None, "train", {"scale": 2, "ids": [Tensor(np.arange(3))]})
+    monitor = ls.LossScaleMonitor(max_consecutive_skips=1, save_batch="batch.npz")
+    with pytest.raises(RuntimeError) as stopped, monitor.watching(its):
+        monitor.after_step(*its(*inputs), inputs=inputs)
+    assert "max_consecutive_skips is 1: skipped (1 in a row) with a loss that was not finite" in str(stopped.value)
+    assert str(stopped.value).endswith(" The batch was saved: locate_overflow(network, ['batch.npz']).")
+    wanted = str(ls.locate_overflow(its, [inputs]))
+    for batches in (["batch.npz"], [Path("batch.npz")], "batch.npz"):
+        assert str(ls.locate_overflow(its, batches)) == wanted
+    assert ls.advise_float32(its, "batch.npz").holds == ls.advise_float32(its, [inputs]).holds
+
+
+@pytest.mark.parametrize("mode", ["pynative"], indirect=True)
+def test_a_batch_that_can_not_be_saved_does_not_hide_why_it_stops(mode):
+    its = linear()
+    monitor = ls.LossScaleMonitor(max_consecutive_skips=1, save_batch="batch.npz")
+    with pytest.raises(RuntimeError) as stopped, monitor.watching(its):
+        monitor.after_step(*its(*map(Tensor, linear_batches([True])[0])), inputs=(object(),))
+    assert "max_consecutive_skips is 1" in str(stopped.value)
+    assert " The batch could not be saved: " in str(stopped.value)
+
+
 def on_npu():
     network = OnNpu("network")
     return ls.ScaledTrainOneStepCell(network, optimizers_of([network])[0], ls.DynamicLossScale(16.0)).set_train()

@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, slow
+from mindspore import dtype as mstype
+from mindspore import nn, ops
+from support.networks import weight
 from support.npu_networks import INNOCENT, NAN, OnNpu, inputs_for
 from support.retried_networks import LEARNING_RATE, Slope, SteepBackward, inputs
 from support.training import by_sgd, changed, state
@@ -145,3 +148,29 @@ def test_an_error_of_the_network_leaves_the_scale(mode):
         cell.find_loss_scale(*inputs(1.0))
     assert not changed(before, state(cell))
     assert cell.find_loss_scale(*inputs(1.0, 1.0)) == [2.0**14, 2.0**14]
+
+
+class WithoutInputs(nn.Cell):
+    """Its loss is float16, so that its gradient overflows at 65536."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = weight(2, name="weight")
+
+    def construct(self):
+        return ops.square(self.weight).sum().astype(mstype.float16)
+
+
+class WithNone(WithoutInputs):
+    def construct(self, x):
+        return ops.square(self.weight).sum().astype(mstype.float16)
+
+
+@pytest.mark.parametrize("network, batch", [(WithoutInputs, ()), *slow((WithNone, (None,)))])
+def test_of_a_network_without_inputs(mode, network, batch):
+    cell = scaled(network=network())
+    (wanted,) = largest_clean(scaled(network=network()), batch)
+    before = state(cell)
+    assert cell.find_loss_scale(*batch) == wanted / 2 == 2.0**14
+    assert changed(before, state(cell)) == {SCALE}
+    assert not bool(cell(*batch)[1])

@@ -315,8 +315,8 @@ OF_OTHER_PLACES = [
     (lambda: Model(one(), optimizer=sgd(Linear())), ValueError, "which trains by itself", "without an optimizer"),
     (lambda: nn.TrainOneStepCell(one(), sgd(Linear())), ValueError, "which trains by itself"),
     (lambda: one(128.0).find_loss_scale(*batch()), RuntimeError, "'find_loss_scale()'", "moves by itself"),
-    *((lambda its=its: one(ls.DynamicLossScale()).find_loss_scale(*its), TypeError, "needs the inputs of a step")
-      for its in ((), (None,))),
+    *((lambda its=its: one(ls.DynamicLossScale()).find_loss_scale(*its), TypeError, "'Linear', takes (x, y)", shown)
+      for its, shown in (((), "gets 0 of 0"), ((None,), "gets 1 of 1"))),
     *((lambda kind=kind, name=name: getattr(Trained(kind).cell, name)(), RuntimeError, keyword) for kind in CELLS
       for name, keyword in (("grad_norm", "clip_norm"), ("ema_parameters", "ema_decay"), ("ema_weights", "ema_decay"))),
     (lambda: ls.build_train_network(Linear(), sgd(Linear()), boost_level="O1"), ValueError, "boost_level", "O1"),

@@ -5,8 +5,9 @@ import functools
 
 import pytest
 from conftest import quick_in_pynative_mode
-from mindspore import amp, nn
-from support.networks import Linear, batch
+from mindspore import ParameterTuple, amp, nn
+from support.gan_networks import renamed
+from support.networks import Around, Linear, batch
 from support.refused import refused
 
 import ms_lossscale as ls
@@ -39,7 +40,10 @@ def test_a_loss_function_between_network_and_optimizer(make):
 
 def test_a_loss_function_and_no_optimizer():
     network = nn.Dense(3, 1)
-    words = "must have parameters to train, but the MSELoss has none. Pass an optimizer", LOSS_CELL
+    words = (
+        "must have parameters to train, but the argument 'optimizer', a MSELoss, has none. Pass an optimizer;",
+        LOSS_CELL,
+    )
     refused(lambda: ls.ScaledTrainOneStepCell(network, nn.MSELoss()), ValueError, *words)
     call = functools.partial(made, ls.ScaledTrainOneStepCell, loss_fn=nn.MSELoss())
     refused(call, TypeError, "no argument 'loss_fn'", LOSS_CELL)
@@ -51,6 +55,39 @@ def test_build_train_network_in_the_order_of_model():
     words = "a MSELoss as the optimizer", "a Adam as the loss function", "(network, optimizer, loss_fn)"
     refused(lambda: ls.build_train_network(network, nn.MSELoss(), optimizer), ValueError, *words)
     assert ls.build_train_network(network, optimizer, nn.MSELoss()).training
+
+
+class HoldsOthers(nn.Cell):
+    def __init__(self, network):
+        super().__init__()
+        self.parameters = ParameterTuple(network.trainable_params())
+
+
+@pytest.mark.parametrize("make", [*SEVERAL, ls.ManualStep])
+@pytest.mark.parametrize(
+    "second, error, words",
+    [
+        (Around, ValueError, ["'optimizers[1]', a Around, has none"]),
+        (lambda network: "adam", TypeError, ["'optimizers[1]' must be a Cell, but got 'adam'"]),
+        (HoldsOthers, ValueError, ["'optimizers[1]', a HoldsOthers, has no 'construct'"]),
+        (
+            lambda network: nn.SGD(network.trainable_params(), 0.1, loss_scale=512.0),
+            ValueError,
+            ["[1]', a SGD, divides"],
+        ),
+        (lambda network: sgd(renamed("other.", Linear())), ValueError, ["'optimizers[1]', a SGD, must own parameters"]),
+    ],
+)
+def test_what_is_no_optimizer_is_named_with_its_place(make, second, error, words):
+    networks = [renamed(f"{i}.", Linear()) for i in range(2)]
+    refused(lambda: make(networks, [sgd(networks[0]), second(networks[1])]), error, make.__name__, *words)
+
+
+def test_networks_and_optimizers_in_another_order_at_the_second_place():
+    networks = [renamed(f"{i}.", Linear()) for i in range(2)]
+    optimizers = list(map(sgd, networks))
+    call = lambda: ls.AlternatingTrainOneStepCell([networks[0], optimizers[1]], [optimizers[0], networks[1]])  # noqa: E731
+    refused(call, ValueError, "networks come before their optimizers, but got a SGD as a network, and a Linear")
 
 
 @pytest.mark.parametrize("make", CELLS)

@@ -243,7 +243,7 @@ class ScaledValueAndGrad(nn.Cell):
         object.__setattr__(self, "manual_step", manual_step)
         object.__setattr__(self, "function", function)
         self._returned_values = ReturnedValues(
-            owner, number, has_aux=has_aux, may_be_tuple=has_aux, warn=manual_step._checks.note_loss
+            owner, number, has_aux=has_aux, may_be_tuple=has_aux, note=manual_step._checks.note_loss
         )
         self._differentiate = ops.value_and_grad(self._scaled_loss, None, weights, has_aux=True)
 

@@ -164,6 +164,7 @@ def test_of_a_manual_step_whose_end_tells_whether_it_has_a_weight(mode, how, wei
         (loss_alone, {"weighted": True}, ["weighted=False"], "weighted=True"),
         (loss_alone, {"weighted": True, "has_aux": True}, ["weighted=False", "has_aux=False"], "=True"),
         (loss_and_prediction, {}, ["has_aux=True", "weighted=True"], "=False"),
+        (loss_and_prediction, {}, ["SimultaneousTrainOneStepCell"], "end("),
     ],
 )
 def test_no_cure_is_what_was_done_already(mode, kind, of, keywords, cures, done):
@@ -182,4 +183,8 @@ def test_nor_of_a_function_in_a_manual_step(mode):
     value_and_grad = step.value_and_grad(network, has_aux=True)
     with pytest.raises(TypeError, match="without any, has_aux=False") as error:
         value_and_grad(*step.begin(*batch()))
-    assert "has_aux=True" not in str(error.value)
+    message = str(error.value)
+    assert "For 'ManualStep.value_and_grad', the function of optimizer 0 must return a tuple (loss, *aux)" in message
+    assert "is aux, for end(grads, weight=weight)" in message
+    # Neither what was done, nor arguments and a class that do not fit.
+    assert not [word for word in ("has_aux=True", "weighted=True", "SimultaneousTrainOneStepCell") if word in message]

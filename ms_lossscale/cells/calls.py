@@ -132,13 +132,14 @@ _IN_A_LOOP = ("Invalid formal parameter", "Graph cycle exists")
 _OTHER_FUNCTION = "The parameters number of the function is"
 
 
-def explanation(cell, error):
+def explanation(cell, error, has_company):
     """
     Explains an error of MindSpore for the user of a training cell, if MindSpore's message does not.
 
     Args:
         cell (TrainingCell): The cell that was called.
         error (Exception): What its call raised.
+        has_company (bool): Whether another thread called a training cell meanwhile.
 
     Returns:
         str, a sentence for the user; None if there is nothing to add.
@@ -146,6 +147,12 @@ def explanation(cell, error):
     if get_context("mode") != GRAPH_MODE:
         return None
     name = type(cell).__name__
+    if has_company:
+        return (
+            f"For '{name}', another thread called a training cell at the same time, and MindSpore can't compile in two "
+            f"threads at once: its own cells fail then, too. Make the first call of each cell in one thread, one after "
+            f"the other, before the others start. If both were called before, the error above says what is wrong."
+        )
     text = str(error)
     if any(part in text for part in _INNER_GRADIENT):
         return (

@@ -14,6 +14,7 @@ FOLDER = Path(__file__).parent / "own_process"
     [
         ("refused_by_compiled_code.py", "not slow and not nightly"),
         ("refused_by_compiled_steps.py", "not slow and not nightly"),
+        ("two_threads.py", "not slow and not nightly"),
         *slow(("refused_by_compiled_code.py", "slow"), ("thousand_parameters.py", "slow")),
     ],
 )

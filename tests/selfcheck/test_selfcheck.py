@@ -1,12 +1,27 @@
 """The self-check: its command, and that each of its checks goes red where the package is broken."""
 
+import contextlib
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 from conftest import MODES, nightly, slow
 from support.breakages import BREAKAGES
-from support.python_process import ROOT, check_msrun, check_python, run_msrun, run_python, skip_with_older_mindspore
+from support.python_process import (
+    ROOT,
+    check_msrun,
+    check_python,
+    python_environment,
+    run_msrun,
+    run_python,
+    skip_with_older_mindspore,
+)
 
 import ms_lossscale
 
@@ -164,3 +179,42 @@ def test_ctrl_c_ends_all_checks_and_tells_what_was_found(tmp_path):
     assert messages(checks) == {**IN_ONE, "two-is-interrupted": "it did not end"}
     assert "Interrupted." in result.stdout
     assert "3 of 5 checks ran, 2 did not hold. one-fails, one-raises\n" in result.stdout
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(holds, seconds=60):
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, number, status",
+    [("two-sleeps", signal.SIGINT, 130), ("two-hangs", signal.SIGKILL, -signal.SIGKILL)],
+    ids=["interrupted alone", "killed"],
+)
+def test_no_check_goes_on_after_the_command(name, number, status, tmp_path):
+    command = [sys.executable, SUPPORT / "planted_checks.py", "one-holds", name, "three", "--device", "CPU"]
+    options = {"cwd": tmp_path, "env": python_environment(), "stdout": subprocess.DEVNULL}
+    result = tmp_path / "result.json"
+    with subprocess.Popen([*map(str, command), "--mode", "graph", "--json", "result.json"], **options) as process:
+        wait_for(lambda: result.exists() and f'"{name}"' in result.read_text())
+        (child,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+        try:
+            process.send_signal(number)
+            assert process.wait(30) == status
+            wait_for(lambda: not is_alive(child), 10)
+        finally:
+            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+    # The next check has not begun.
+    assert [check["name"] for check in json.loads(result.read_text())["checks"]] == ["one-holds", name]

@@ -5,6 +5,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 
 from ms_lossscale.selfcheck.__main__ import run_command
 from ms_lossscale.selfcheck.claim import CHECKS, check, expect
@@ -56,6 +57,12 @@ def two_ends_before_a_crash(device):
 def two_hangs(device):
     """It hangs where Python can't interrupt it, and lets no other thread run."""
     ctypes.PyDLL(None).sleep(1000)
+
+
+@check()
+def two_sleeps(device):
+    """It waits for what never comes."""
+    time.sleep(1000)
 
 
 @check()

@@ -7,6 +7,7 @@ from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
+from ms_lossscale.step.optimizers import updating
 
 
 @gradients.of_each("Bool", "Tensor")
@@ -45,7 +46,8 @@ class Preparation(nn.Cell):
             transforms = [Transforms(plan.owner, of_network) for of_network in settings.gradient_transforms]
             self._transforms = nn.CellList(transforms, auto_prefix=False)
         # The optimizer's cast to float16 comes after the overflow check.
-        become_float16 = tuple(tuple(weight.dtype == mstype.float16 for weight in of_network) for of_network in weights)
+        updated = [updating(optimizer).parameters for optimizer in plan.optimizers]
+        become_float16 = tuple(tuple(each.dtype == mstype.float16 for each in of_network) for of_network in updated)
         self._become_float16 = become_float16 if plan.checks and any(itertools.chain(*become_float16)) else None
 
     def unscale(self, grads, scales):

@@ -6,14 +6,14 @@ import mindspore
 import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from support.linear_pair import Trained
 from support.networks import Linear, batch, batch_for
 from support.python_process import skip_with_older_mindspore
 from support.sloped_networks import cell, manual, with_norm
 from support.training import by_sgd
 
-from ms_lossscale import DynamicLossScale, ManualStep, NormSpike, ScaledTrainOneStepCell
+from ms_lossscale import DynamicLossScale, ManualStep, NormSpike, ScaledTrainOneStepCell, ShardedOptimizer
 
 SEE = " More symptoms and causes: docs/diagnosis.md."
 
@@ -164,3 +164,41 @@ def test_a_manual_step_is_told_of_what_it_has_and_that_the_data_may_be_the_reaso
     assert "By skip_reasons() it is mostly 'gradients'" in message
     assert "or there is NaN in the data, which end(grads, loss=loss) would tell: locate_overflow(forward, " in message
     assert "find_loss_scale" not in message
+
+
+class PartlyFloat16(nn.Cell):
+    """The gradient of each weight is the slope: of the first ones, which are float16, below what float16 holds."""
+
+    def __init__(self, *dtypes):
+        super().__init__()
+        values = [Tensor(np.ones(3, np.float32), dtype) for dtype in dtypes]
+        self.all = ParameterTuple(Parameter(value, name=f"weight_{i}") for i, value in enumerate(values))
+
+    def construct(self, slope):
+        loss = 0.0
+        for weight in self.all:
+            loss = loss + (weight.astype(mindspore.float32) * slope).sum()
+        return loss
+
+
+@pytest.mark.parametrize("others", [(), (mindspore.float32,)], ids=["all", "one_among_others"])
+def test_float16_weights_that_lose_their_gradients(mode, others):
+    network = PartlyFloat16(mindspore.float16, *others)
+    its = by_sgd(network, DynamicLossScale(2.0**30, max_loss_scale=2.0**60), rate=2.0**22)
+    message = warning_of(its, (Tensor(np.full(3, 2.0**-26, np.float32)),))
+    assert "some weights have not changed since the first call" in message
+    assert "These weights are float16: weight_0. An optimizer gets their gradients in float16, after unsc" in message
+    assert "set_dtype(mindspore.float32) before the optimizer is constructed" in message
+    assert "ShardedOptimizer" in message
+    assert "larger loss scale" not in message
+
+
+@quick_in_graph_mode
+def test_masters_do_not_lose_them(mode):
+    network = PartlyFloat16(mindspore.float16)
+    optimizer = ShardedOptimizer(network.trainable_params(), lambda weights: nn.SGD(weights, 2.0**22))
+    its = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(2.0**30, max_loss_scale=2.0**60)).set_train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(50):
+            its(Tensor(np.full(3, 2.0**-26, np.float32)))

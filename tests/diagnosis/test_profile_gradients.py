@@ -24,7 +24,13 @@ from support.numpy_casts import shares_of_cast
 from support.python_process import is_older_mindspore
 from support.untouched import untouched
 
-from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell, profile_gradients
+from ms_lossscale import (
+    DynamicLossScale,
+    ScaledTrainOneStepCell,
+    ShardedOptimizer,
+    SimultaneousTrainOneStepCell,
+    profile_gradients,
+)
 
 
 class CastsToFloat16(nn.Cell):
@@ -355,3 +361,29 @@ CELL, GAN = scaled()[0], gan("alternating")[0]
 def test_wrong_arguments(network, batches, keywords, error, message):
     with pytest.raises(error, match=f"For 'profile_gradients', .*{message}"):
         profile_gradients(network, batches, **keywords)
+
+
+class PartlyFloat16(nn.Cell):  # A float16 weight among float32 ones, whose gradients float16 flushes to zero unscaled.
+    def __init__(self):
+        super().__init__()
+        self.half = weight(FEATURES, 5, name="half", dtype=np.float16)
+        self.single = weight(5, 1, seed=1, name="single")
+
+    def construct(self, x):
+        hidden = ops.matmul(x.astype(mstype.float16), self.half).astype(mstype.float32)
+        return ops.matmul(hidden, self.single).mean() * 2.0**-30
+
+
+def test_gradients_that_float16_weights_lose_at_every_scale_are_told(mode):
+    network = PartlyFloat16()
+    batches = [batch()[:1]]
+    weights = network.trainable_params()
+    cell = ScaledTrainOneStepCell(network, nn.SGD(weights, 0.1), DynamicLossScale(2.0**20))
+    report = profile_gradients(cell, batches)
+    assert report.float16_weights == ["half"] == profile_gradients(network, batches).float16_weights
+    assert "100.00 % of the gradients of float16 weights are lost, at this loss scale and at any other." in str(report)
+    assert "These weights are float16: half. An optimizer gets their gradients in float16" in str(report)
+    masters = ShardedOptimizer(weights, lambda its: nn.SGD(its, 0.1))
+    report = profile_gradients(ScaledTrainOneStepCell(network, masters, DynamicLossScale(2.0**20)), batches)
+    assert report.float16_weights == []
+    assert "float16 weights" not in str(report)

@@ -4,7 +4,7 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from ms_lossscale._output import written_scale
+from ms_lossscale._output import in_mode, written_scale
 from ms_lossscale._values import as_array, is_float
 
 
@@ -49,6 +49,7 @@ class OverflowTrace(NamedTuple):
     - **inputs** (tuple[Range]) - The cell's inputs in the forward.
     - **note** (str) - A remark, or an empty text.
     - **batch** (int) - The number of the batch, counted from 0.
+    - **train** (bool) - Whether the network ran in training mode.
     """
 
     found: bool
@@ -64,17 +65,16 @@ class OverflowTrace(NamedTuple):
     inputs: tuple[Range, ...] = ()
     note: str = ""
     batch: int = 0
+    train: bool = True
 
     def __str__(self) -> str:
-        scale = written_scale(self.loss_scale)
+        ran = f"at loss scale {written_scale(self.loss_scale)} {in_mode(self.train)}"
         if not self.found:
-            none = f"No overflow: all values are finite and below 65504 in float16 at loss scale {scale}."
+            other = " (train=False looks at evaluation)" if self.train else ""
+            none = f"No overflow: all values are finite and below 65504 in float16 {ran}{other}."
             return f"{none} {self.note}".rstrip()
         of_batch = f" of batches[{self.batch}]" if self.batch else ""
-        lines = [
-            f"The first overflow{of_batch} at loss scale {scale} is in the {self.direction} of {self.cell}: "
-            f"{self._in_words()}"
-        ]
+        lines = [f"The first overflow{of_batch} {ran} is in the {self.direction} of {self.cell}: {self._in_words()}"]
         if self.tensor is not None:
             lines[0] += f" ({self.value:g}) at {self.index}"
             lines.append(f"tensor: {self.tensor}")

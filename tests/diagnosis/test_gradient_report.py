@@ -123,8 +123,8 @@ def test_worst_first():
 def test_the_printed_table():
     lines = str(REPORT).splitlines()
     assert lines[0] == (
-        "Unscaled gradients of 4 parameters in 1 batch, computed at loss scale 1; what float16 does to them at loss "
-        "scale 1 and 4096"
+        "Unscaled gradients of 4 parameters in 1 batch, computed at loss scale 1 in training mode; what float16 does "
+        "to them at loss scale 1 and 4096"
     )
     header, *rows = lines[2:8]
     assert [row.split()[0] for row in rows] == [*WORST_FIRST, "all"]

@@ -37,7 +37,10 @@ def test_what_a_trace_holds():
     assert [tuple(each) for each in trace.inputs] == [("Float16", (2, 2), 8.0, 800.0, 0)]
     trace = locate_overflow(Linear(), [batch()], loss_scale=2.0**10)
     assert trace == OverflowTrace(False, 2.0**10)
-    assert str(trace) == "No overflow: all values are finite and below 65504 in float16 at loss scale 1024."
+    assert str(trace) == (
+        "No overflow: all values are finite and below 65504 in float16 at loss scale 1024 in training mode "
+        "(train=False looks at evaluation)."
+    )
     assert not locate_overflow(PLANTED["backward"].network(), [PLANTED["backward"].x], loss_scale=64.0).found
 
 
@@ -45,7 +48,7 @@ def test_the_first_of_several_batches_and_the_scale_of_a_cell():
     planted = PLANTED["inf"]
     trace = locate_overflow(planted.network(), [rows(1.0, 1.0), planted.x, planted.x])
     assert (trace.batch, trace.loss_scale, trace.cell) == (1, 1.0, planted.says.split()[0])
-    assert str(trace).startswith("The first overflow of batches[1] at loss scale 1 is in the forward of ")
+    assert str(trace).startswith("The first overflow of batches[1] at loss scale 1 in training mode is in the forward ")
     network = Linear()
     cell = ScaledTrainOneStepCell(network, nn.SGD(network.trainable_params()), 2.0**20)
     assert locate_overflow(cell, [batch()]).loss_scale == 2.0**20

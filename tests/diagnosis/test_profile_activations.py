@@ -74,7 +74,8 @@ def test_names_the_logarithm_of_a_float32_network_and_the_report(mode):
     assert (report.first.kind, report.first.dtype) == ("output", "Float32")
     assert report.first.outside == report.first.distribution.shares().subnormal == 1.0
     lines = str(report).splitlines()
-    assert lines[0] == "Values at the cells in 2 batches, gradients at loss scale 1; what float16 does to them"
+    title = "Values at the cells in 2 batches in training mode, gradients at loss scale 1; what float16 does to them"
+    assert lines[0] == title
     assert lines[2].split()[:3] == ["cell", "dtype", "values"] and lines[3].startswith("* log1p output ")
     assert "The first is log1p output." in str(report)
     assert next(csv.DictReader(io.StringIO(report.to_csv())))["cell"] == "log1p"

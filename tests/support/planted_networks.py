@@ -81,7 +81,8 @@ PLANTED = {name: Planted(network, XS[x], *its) for name, network, x, *its in (
     # 2, 200 -> 8, 800 -> 2400, inf.
     ("inf", lambda: Chain(times(4.0), times(300.0), times(3.0)), (1, 100), 1.0,
      "cells_.1 forward output inf", (1, 0), INF, 2, "",
-     "The first overflow at loss scale 1 is in the forward of cells_.1: its output is inf (inf) at (1, 0)\n"
+     "The first overflow at loss scale 1 in training mode is in the forward of cells_.1: its output is inf "
+     "(inf) at (1, 0)\n"
      "  tensor: Float16 (2, 2): 2400 to 2400, 2 non-finite\n  the cell's input 0: Float16 (2, 2): 8 to 800"),
     ("nan", lambda: Chain(times(1.0), LOG, times(2.0)), (1, -0.5), 1.0,
      "cells_.1 forward output NaN", (1, 0), NAN, 2),

@@ -18,6 +18,7 @@ from ms_lossscale.callbacks.records import Record, RecordFile
 from ms_lossscale.callbacks.watched_step import LoopMistakes, WatchedStep
 from ms_lossscale.cells.manual_step import ManualStep
 from ms_lossscale.cells.training_state import TrainingState
+from ms_lossscale.diagnosis.skipped_batch import on_every_scale
 from ms_lossscale.saved_batch import save_batch
 
 
@@ -348,12 +349,17 @@ class LossScaleMonitor(Callback):
 
     def _stop_if_it_only_skips(self, watched, record):
         if self._max_skips and record.skipped and record.consecutive_skipped_steps >= self._max_skips:
-            advice = on_skips(record.skip_reasons.split()[-1], isinstance(self._cell, ManualStep))
             raise RuntimeError(
                 f"For 'LossScaleMonitor', training was stopped at {self._call} {record.step}, since "
-                f"max_consecutive_skips is {self._max_skips}: {watched.prefix}{watched.skip(record)}. What to try: "
-                f"{advice}.{self._save(watched.batch)}"
+                f"max_consecutive_skips is {self._max_skips}: {watched.prefix}{watched.skip(record)}. "
+                f"{self._advice(record, watched.batch)}{self._save(watched.batch)}"
             )
+
+    def _advice(self, record, batch):
+        """Says what to do about the steps that were skipped."""
+        reason = record.skip_reasons.split()[-1]
+        cause = on_every_scale(self._cell, batch) if reason == "gradients" and batch is not None else ""
+        return cause or f"What to try: {on_skips(reason, isinstance(self._cell, ManualStep))}."
 
     def _save(self, batch):
         """Saves the batch. Returns a sentence about it."""

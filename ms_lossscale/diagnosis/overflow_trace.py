@@ -50,6 +50,8 @@ class OverflowTrace(NamedTuple):
     - **note** (str) - A remark, or an empty text.
     - **batch** (int) - The number of the batch, counted from 0.
     - **train** (bool) - Whether the network ran in training mode.
+    - **every_scale** (str) - What is not finite in the backward at any loss scale, and what to write instead; or an
+      empty text.
     """
 
     found: bool
@@ -66,6 +68,7 @@ class OverflowTrace(NamedTuple):
     note: str = ""
     batch: int = 0
     train: bool = True
+    every_scale: str = ""
 
     def __str__(self) -> str:
         ran = f"at loss scale {written_scale(self.loss_scale)} {in_mode(self.train)}"
@@ -79,7 +82,18 @@ class OverflowTrace(NamedTuple):
             lines[0] += f" ({self.value:g}) at {self.index}"
             lines.append(f"tensor: {self.tensor}")
         lines += [f"the cell's input {i}: {values}" for i, values in enumerate(self.inputs)]
-        return "\n  ".join([*lines, self.note] if self.note else lines)
+        return "\n  ".join([*lines, *filter(None, (self.note, self.every_scale))])
+
+    def on_every_scale(self) -> str:
+        """Says of what is not finite in the backward at a very small loss scale that it is so at every other."""
+        float32 = ""
+        if self.tensor is not None and self.tensor.dtype == "Float16":
+            float32 = " Or the derivative overflows in float16: advise_float32 tells whether float32 mends that."
+        return (
+            f"In the backward of {self.cell}, {self._in_words()} at every loss scale, while the loss is finite: a "
+            f"derivative is infinite there, as that of a root or norm of exactly 0. Add an epsilon under the root, "
+            f"ops.sqrt(x + 1e-6); ops.where after it does not help.{float32}"
+        )
 
     def _in_words(self):
         what = f"the gradient of {'the loss' if self.what == 'loss' else self.what}"

@@ -26,12 +26,23 @@ ANSWERS = {
 # How many calls in a row that began and never ended are told.
 _TOLD_CALLS = 10
 _compiled: "weakref.WeakSet[CallChecks]" = weakref.WeakSet()
+_value_and_grads: "weakref.WeakSet[ScaledValueAndGrad]" = weakref.WeakSet()
 
 
 def are_compiled(cells):
     """Returns whether the user's code has compiled a ManualStep on one of these cells."""
+    return any(_hold_any(checks.networks, cells) for checks in _compiled)
+
+
+def forget_compiled_gradients(cells):
+    """Makes graph mode compile anew what Python calls for the gradients of a ManualStep on one of these cells."""
+    for value_and_grad in _value_and_grads:
+        if _hold_any(value_and_grad.manual_step.networks, cells):
+            value_and_grad.compile_anew()
+
+
+def _hold_any(networks, cells):
     ids = set(map(id, cells))
-    networks = [network for checks in _compiled for network in checks.networks]
     return any(id(cell) in ids for network in networks for _, cell in network.cells_and_names())
 
 
@@ -172,12 +183,16 @@ class CallChecks:
         if self.is_weighted != is_weighted:
             raise ValueError(f"For '{self._owner}.end', either all calls must have a 'weight', or none.")
 
+    def compiled(self):
+        """Remembers, at compilation, that the user's code has compiled a part of the step."""
+        _compiled.add(self)
+
     def compiled_end(self, shapes, dtypes, misses_loss, has_weight):
         """
         Raises, at compilation, unless a step can have begun, and its end is called with what fits. Remembers that it is
         compiled.
         """
-        _compiled.add(self)
+        self.compiled()
         self.check_begun(f"{self._owner}.end", self._has_ever_begun)
         return self.forms(shapes, dtypes, misses_loss, has_weight)
 
@@ -242,10 +257,16 @@ class ScaledValueAndGrad(nn.Cell):
         # Hidden from MindSpore: their Cells belong to the step.
         object.__setattr__(self, "manual_step", manual_step)
         object.__setattr__(self, "function", function)
+        object.__setattr__(self, "_weights", weights)
         self._returned_values = ReturnedValues(
             owner, number, has_aux=has_aux, may_be_tuple=has_aux, note=manual_step._checks.note_loss
         )
-        self._differentiate = ops.value_and_grad(self._scaled_loss, None, weights, has_aux=True)
+        self.compile_anew()
+        _value_and_grads.add(self)
+
+    def compile_anew(self):
+        """Forgets what graph mode has compiled for Python."""
+        self._differentiate = ops.value_and_grad(self._scaled_loss, None, self._weights, has_aux=True)
 
     def _scaled_loss(self, scale, *inputs, **keywords):
         values = self._returned_values(self.function(*inputs, **keywords))

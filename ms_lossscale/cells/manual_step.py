@@ -193,6 +193,7 @@ class ManualStep(TrainingState, Float32Cell):
         self._checks = CallChecks(plan, self.parallel_mode)
         # Graph mode runs these when it compiles.
         self._is_compiled_begin = in_compiled_code(self._checks.begin)
+        self._is_compiled_scale = in_compiled_code(self._checks.compiled)
         self._check_end = ops.constexpr(self._checks.compiled_end)
         self._used_scale = ops.constexpr(self._checks.used_scale)
         # What Python calls, hidden from MindSpore: they have the same Parameters again.
@@ -314,7 +315,7 @@ class ManualStep(TrainingState, Float32Cell):
         """
         if not isinstance(loss, Tensor):
             raise TypeError("For 'ManualStep.scale', the argument 'loss' must be a Tensor, but got something else.")
-        if not is_compiling():
+        if not self._is_compiled_scale():
             self._check_begun("scale")
         return gradients.scaled(loss, self._scale_of_call(number))
 

@@ -143,6 +143,37 @@ def test_advice_that_comes_after_the_step_was_compiled_says_so(mode):
         ls.advise_float32(other_forward, [inputs(4e4)], parameters=other_step.parameters).apply()
 
 
+def test_advice_reaches_a_step_that_python_made(mode):
+    """In graph mode, too, which has compiled the gradients, unless by somebody else's function: that is told."""
+    _, step, forward, _ = made("plain")
+    value_and_grad = step.value_and_grad(forward)
+
+    def overflows(size):
+        _, grads = value_and_grad(*step.begin(*map(Tensor, inputs(size))))
+        return bool(step.end(grads))
+
+    assert (overflows(1.0), overflows(4e4)) == (False, True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ls.advise_float32(forward, [inputs(4e4)], parameters=step.parameters).apply()
+    assert not overflows(4e4)
+
+    _, step, forward, _ = made("plain")
+
+    def scaled(x, y):
+        return step.scale(forward(x, y))
+
+    value_and_grad = mindspore.value_and_grad(scaled, None, step.parameters)
+    assert not overflows(1.0)
+    advice = ls.advise_float32(forward, [inputs(4e4)], parameters=step.parameters)
+    if mode == "graph":
+        with pytest.warns(RuntimeWarning, match=r"or by graph mode in a mindspore\.value_and_grad, and the compiled"):
+            advice.apply()
+    else:
+        advice.apply()
+    assert overflows(4e4) == (mode == "graph")
+
+
 def test_what_a_function_computes_itself():
     network = nn.Dense(2, 2, weight_init="ones", has_bias=False).to_float(mstype.float16)
 

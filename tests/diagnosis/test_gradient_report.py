@@ -21,7 +21,7 @@ from ms_lossscale.diagnosis import Distribution
 LARGEST = {mstype.float16: 65504.0, mstype.bfloat16: 2.0**127 * (2 - 2.0**-7)}
 
 
-def report_of(parameters, loss_scale=1.0, clip=None, non_finite_losses=0, step=None):
+def report_of(parameters, loss_scale=1.0, clip_norm=None, non_finite_losses=0, step=None):
     """A report of these gradients, by parameter."""
     distributions = {}
     for name, values in parameters.items():
@@ -30,7 +30,7 @@ def report_of(parameters, loss_scale=1.0, clip=None, non_finite_losses=0, step=N
     together = np.concatenate([np.ravel(np.asarray(values, np.float32)) for values in parameters.values()])
     sizes = np.abs(together[np.isfinite(together) & (together != 0)])
     largest = float(sizes.max()) if sizes.size else None
-    return GradientReport(distributions, 1, loss_scale, clip, largest, non_finite_losses, step)
+    return GradientReport(distributions, 1, loss_scale, clip_norm, largest, non_finite_losses, step)
 
 
 def sizes(exponents, signs=1):
@@ -160,9 +160,9 @@ def test_csv():
 
 
 def test_json():
-    report = report_of(PARAMETERS, loss_scale=1024.0, clip=1.0, step=7)
+    report = report_of(PARAMETERS, loss_scale=1024.0, clip_norm=1.0, step=7)
     content = json.loads(report.to_json(), parse_constant=pytest.fail)
-    for name in ("batches", "loss_scale", "clip", "step", "largest", "non_finite_losses"):
+    for name in ("batches", "loss_scale", "clip_norm", "step", "largest", "non_finite_losses"):
         assert content[name] == getattr(report, name)
     assert content["recommendation"] == report.recommend()._asdict()
     for name, its in report.parameters.items():
@@ -220,3 +220,10 @@ def test_plotting_without_matplotlib(monkeypatch, tmp_path):
     with pytest.raises(ImportError, match=r"needs matplotlib, which is not installed: pip install matplotlib"):
         REPORT.plot("report.png")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_old_name_of_clip_norm_is_told():
+    report = report_of(PARAMETERS, clip_norm=0.5)
+    with pytest.warns(FutureWarning, match="'clip' is called 'clip_norm'") as caught:
+        assert report.clip == report.clip_norm == 0.5
+    assert caught[0].filename == __file__

@@ -72,7 +72,7 @@ def test_counts_the_gradients_of_a_network_in_the_present_mode(mode, make, loss_
     with untouched(network):
         report = profile_gradients(network, BATCHES, parameters=weights, loss_scale=loss_scale)
     grads = gradients_of(network, weights, BATCHES, loss_scale)
-    assert (report.batches, report.loss_scale, report.clip, report.step) == (3, loss_scale, None, None)
+    assert (report.batches, report.loss_scale, report.clip_norm, report.step) == (3, loss_scale, None, None)
     assert report.non_finite_losses == 0
     assert report.largest == max(np.abs(values).max() for values in grads.values())
     assert_counts(report, grads)
@@ -103,7 +103,7 @@ def test_clip():
             clipped[name].append(values * np.float32(clip / norm) if norm > clip else values)
     assert max(largest)[0] > clip > min(largest)[0]
     report = profile_gradients(network, batches, parameters=weights, clip_norm=clip)
-    assert report.clip == clip
+    assert report.clip_norm == clip
     assert report.largest == max(each for _, each in largest)
     assert_counts(report, {name: np.concatenate(arrays) for name, arrays in clipped.items()})
     # It hides no overflow.

@@ -26,7 +26,8 @@ def attributes_of(thing):
     attributes = []
     for its_class in type(thing).__mro__:
         for name, descriptor in vars(its_class).items():
-            if name == "__dict__" and type(descriptor) is types.GetSetDescriptorType:
+            # That of a types.SimpleNamespace is a member.
+            if name == "__dict__" and type(descriptor) in (types.GetSetDescriptorType, types.MemberDescriptorType):
                 attributes += dict.items(descriptor.__get__(thing))
             elif "__slots__" in vars(its_class) and type(descriptor) is types.MemberDescriptorType:
                 with contextlib.suppress(AttributeError):  # It has no value yet.

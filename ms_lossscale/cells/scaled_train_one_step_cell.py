@@ -27,7 +27,8 @@ class ScaledTrainOneStepCell(TrainingCell):
     Args:
         network (Union[Cell, Callable]): Returns the loss, as :class:`mindspore.nn.WithLossCell` does. The loss may have
             any shape; its sum is what is trained, and a warning tells of it. Of a function, the Cells are held that it
-            reaches: through its closure, its defaults, the globals that its code names, or the `self` of a method.
+            reaches: through its closure, its defaults, the globals and attributes that its code names, or the `self` of
+            a method.
         optimizer (Cell): Any optimizer that does not divide by a loss scale of its own.
         loss_scale (Union[None, float, LossScale, ...]): A loss scale of this package; a number, which means a
             :class:`FixedLossScale`; None, which means no scaling and no check; or MindSpore's `FixedLossScaleManager`,

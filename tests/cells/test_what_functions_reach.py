@@ -2,11 +2,14 @@
 
 import enum
 import functools
+import types
 
 import pytest
 from conftest import quick_in_pynative_mode
 from mindspore import nn, ops
+from support import manual_training
 from support.manual_training import adam, batch, dynamic, regression
+from support.training import same_bits, weights
 
 import ms_lossscale as ls
 
@@ -56,6 +59,71 @@ def test_globals_of_functions_inside_are_reached(mode):
     cell(*batch(0))
     assert used_in_a_function_inside.training
     assert cell.counters()["applied_steps"] == 1
+
+
+def mean_square(x, y):
+    return ops.square(normalise(x) - y).mean()
+
+
+class Settings:
+    """A class is used as a place for what a program has once; its attributes are set in the tests."""
+
+
+class MoreSettings(Settings):
+    def forward(self, x, y):
+        return self.loss(self.network(x, y), y)
+
+    def loss(self, loss, y):
+        return loss + mean_square(y, y)
+
+    @staticmethod
+    def of_class(x, y):
+        return Settings.networks[0](x, y)
+
+    @classmethod
+    def of_any_class(cls, x, y):
+        return cls.network(x, y)
+
+
+def of_base_class(x, y):
+    return MoreSettings.network(x, y)
+
+
+def of_module(x, y):
+    return manual_training.network(x, y)
+
+
+normalise = nn.BatchNorm1d(1)
+REACHING = {
+    "class": lambda: of_base_class,
+    "static_method": lambda: MoreSettings.of_class,
+    "method": lambda: MoreSettings().forward,
+    "module": lambda: of_module,
+}
+
+
+@pytest.mark.parametrize("name", REACHING)
+def test_attributes_of_classes_and_modules_that_code_names(mode, name, monkeypatch):
+    network = Settings.network = regression()
+    monkeypatch.setattr(manual_training, "network", network, raising=False)
+    Settings.networks, Settings.unused = [network], regression(prefix="unused.")
+    network.set_train(False)
+    cell = ls.ScaledTrainOneStepCell(REACHING[name](), adam(network), dynamic()).set_train()
+    of_method = ["mean", "variance"] if name == "method" else []
+    assert cell.forward_state_names() == ["1.moving_mean", "1.moving_variance", *of_method]
+    assert network.training and not Settings.unused.training
+    before = weights(network)
+    assert not cell(*batch(0))[1]
+    assert not any(map(same_bits, before, weights(network)))
+
+
+@pytest.mark.parametrize("mode", ["pynative"], indirect=True)
+def test_a_class_method(mode):
+    """MindSpore's graph mode does not bind it to its class."""
+    network = Settings.network = regression()
+    cell = ls.ScaledTrainOneStepCell(MoreSettings.of_any_class, adam(network), dynamic()).set_train()
+    assert not cell(*batch(0))[1]
+    assert cell.forward_state_names() == ["1.moving_mean", "1.moving_variance"]
 
 
 def refuse(*args):
@@ -114,6 +182,7 @@ class Methods:
 HELD = {
     "slots": Slots,
     "attributes": Attributes,
+    "namespace": lambda network: types.SimpleNamespace(network=network),
     "list": lambda network: OwnList([network]),
     "tuple": lambda network: OwnTuple([network]),
     "dict": lambda network: OwnDict({"network": network}),

@@ -93,8 +93,9 @@ def test_what_mindspore_does_not_find_is_warned_of_and_restored_if_it_is_named(m
     network = InAList()
     (memory,), outside, large = network.memories, frozen("outside", 2), frozen("large", LIMIT + 1)
     with pytest.warns(RuntimeWarning, match="MindSpore does not find") as warned:
-        cell = of_one(network, forward_state=[memory, outside, large])
+        of_one(network)
     assert len(warned) == 1
+    cell = of_one(network, forward_state=[memory, outside, large])
     assert {"listed", "outside", "large"} <= set(cell.parameters_dict())
     assert sorted(cell.forward_state_names()) == ["large", "listed", "outside"]
     cell(*batch(0))
@@ -136,6 +137,21 @@ def test_what_lists_within_lists_and_dicts_hold_is_warned_of(name):
     with pytest.warns(RuntimeWarning, match=r"does not find .* in the \w+ 'held' of Holding") as warned:
         of_one(Holding(HIDDEN[name]))
     assert len(warned) == 1
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_what_is_declared_is_not_warned_of(name):
+    network = Holding(HIDDEN[name])
+    declared = network.held[0][0] if name == "parameters_in_a_list" else DENSE
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cell = of_one(network, forward_state=[declared])
+    names = [declared.name] if name == "parameters_in_a_list" else ["weight", "bias"]
+    assert cell.forward_state_names() == names
+    # Not all of it.
+    if name != "parameters_in_a_list":
+        with pytest.warns(RuntimeWarning, match="does not find"):
+            of_one(network, forward_state=[DENSE.weight])
 
 
 def itself(head):

@@ -213,7 +213,7 @@ class Cycle(nn.Cell):
         self.count.reset(after)
 
 
-class DroppingCycle(Cycle):
+class DroppingCycle(Bounded, Cycle):
     """
     A cycle some of whose calls are dropped. It also keeps how many were, whether any was not, and whose gradients were
     not finite.
@@ -228,6 +228,10 @@ class DroppingCycle(Cycle):
         self.not_finite = state(f"{name}not_finite", np.zeros(sum(map(len, self.gradients)), bool))
         self.flags = ParameterTuple([*self.flags, self.kept, self.not_finite])
         self.sums = ParameterTuple([*self.sums, self.dropped])
+
+    def bounds(self):
+        must_be = "from 0 to the number of calls so far in its cycle"
+        return [Bounds(self.dropped, must_be, lambda dropped, calls: 0 <= dropped <= max(calls, 0), self.count.value)]
 
     # Not by `super()`, which graph mode takes for that of the object's own class.
     found_in_cycle = Cycle._found

@@ -45,7 +45,7 @@ def _in(mode, *names):
 
 QUICK = ("bounded", "weighted", "own_weights", "different", "sharded_one_network")
 CHECKS = ("own_weights", "saturating", "large_gradients", "apart")
-SHARDED = ("sharded_one_network", "sharded_cycle", "sharded_alternating", "sharded_half")
+SHARDED = ("sharded_one_network", "sharded_cycle", "sharded_alternating", "sharded_half", "sharded_shares")
 FOUR = ("bounded", "saturating", "sharded_one_network")
 LOADING = ("sharded_resumed", "sharded_merged", "sharded_refused")
 # The first is in `make test`, and the last two are for releases.

@@ -10,10 +10,10 @@ from mindspore import dtype as mstype
 from mindspore.experimental import optim
 
 import ms_lossscale as ls
-from support.data_parallel_training import error_of, parallel, rows_of
+from support.data_parallel_training import ROWS, Rows, error_of, parallel, rows_of
 from support.gan_networks import ClipWeights
 from support.networks import FEATURES, weight
-from support.training import state
+from support.training import cell_of, state
 
 # The rows of each call, see `rows_of`.
 CALLS = (*("..", ".s", "..", "x.", "..", "..", "..", "..", ".x", "xx", "..", "..", "h."), *[".."] * 7)
@@ -171,6 +171,41 @@ def sharded_resumed(place):  # Resumes each rank in a new process from its own p
 
 def sharded_merged(place):  # Resumes any number of ranks from the merged parts of two.
     return both(place, cycle_cell, loads=[ls.merge_shards([file_of("sharded", rank) for rank in range(2)])] * 2)
+
+
+def _sharded_rows(place, kind, keywords):
+    """Returns a ManualStep or a training cell with cycles of three calls, and what calls it."""
+    network = Rows(None if keywords.get("weighted") else 1 / ROWS)
+    optimizer = ls.ShardedOptimizer(network.trainable_params(), lambda shards: nn.Momentum(shards, 0.05, 0.5))
+    made = cell_of(kind, [network], [optimizer], scale(), gradient_accumulation_steps=3, **keywords)
+    if kind == "scaled":
+        return made, made
+    value_and_grad = made.value_and_grad(network)
+
+    def call(x, y, valid):
+        x, y, valid = made.begin(x, y, valid)
+        return made.end(value_and_grad(x, y, valid)[1], weight=valid.sum())
+
+    return made, call
+
+
+def sharded_shares(place):
+    """Yields in turns what cells hold at the end of a cycle of which each rank has a share of its own, of weights or of
+    calls that were not dropped: cells that went on, and others that loaded what was merged before the last call."""
+    parallel(place)
+    of_each = [("scaled", {"weighted": True}), ("scaled", {"drop_overflowed_calls": True}), ("manual", {})]
+    for number, (kind, keywords) in enumerate(of_each):
+        file = "../shares_{}_{}_{}.ckpt".format(mindspore.get_context("mode"), number, "{}")
+        (cell, call), (other, call_other) = (_sharded_rows(place, kind, keywords) for _ in range(2))
+        for i, kinds in enumerate(("..", ".x" if "drop_overflowed_calls" in keywords else "..")):
+            call(*rows_of(place, i, kinds, place.ranks))
+        mindspore.save_checkpoint(cell, file.format(place.rank))
+        ops.AllReduce()(Tensor(1.0)).asnumpy()  # All have saved.
+        other.load_state_dict(ls.merge_shards([file.format(rank) for rank in range(place.ranks)]))
+        before = state(cell)
+        for each in (call, call_other):
+            each(*rows_of(place, 2))
+        yield from (before, state(cell), state(other))
 
 
 def sharded_refused(place):

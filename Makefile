@@ -6,7 +6,7 @@ MINDSPORE ?= mindspore
 # With AVX-512, MindSpore chooses convolutions on CPU that are 10 to 80 times slower.
 export ONEDNN_MAX_CPU_ISA ?= AVX2
 
-.PHONY: lenet lenet-2 gan gan-2 gan-policies compare advise bench scaling device pictures toolkits test test-slow test-oldest test-all mutants lint docs dist
+.PHONY: lenet lenet-2 gan gan-2 gan-policies compare advise bench scaling device dry-gpu dry-ascend pictures toolkits test test-slow test-oldest test-all mutants lint docs dist
 
 lenet: $(VENV)/examples
 	$(VENV)/bin/python examples/lenet/train.py
@@ -43,6 +43,12 @@ scaling: $(VENV)/examples
 # installed: `make device DEVICE=GPU PYTHON=...`. It needs the packages of the extras `test` and `examples`.
 device:
 	$(PYTHON) benchmarks/device.py $(if $(DEVICE),--device $(DEVICE))
+
+# MindSpore's GPU backend without a GPU: the kernels of a step. It needs gcc and g++. `make dry-gpu OUTPUT=FILE` also adds
+# the tables to a file, each below its command.
+dry-gpu: $(VENV)/examples
+	$(VENV)/bin/python tools/dry_gpu/count.py $(if $(OUTPUT),--output $(OUTPUT))
+	$(VENV)/bin/python tools/dry_gpu/count.py resnet50_small --settings $(if $(OUTPUT),--output $(OUTPUT))
 
 # Runs the examples, and makes docs/pictures from their results.
 pictures: $(VENV)/examples

@@ -1,183 +1,97 @@
-"""
-Builds the dry GPU's libraries for the MindSpore of this Python: python build.py [FOLDER]. Needs gcc, g++, nm and c++filt.
+"""Builds the pretended GPU's libraries. dry_gpu.py calls it: python build.py only says where they are."""
 
-Without a folder it builds into a cache folder under the user's temp, where the tools look for it.
-"""
-
-import fcntl
-import getpass
-import hashlib
-import importlib.util
-import os
 import re
 import shutil
-import subprocess
 import sys
-import tempfile
-from importlib.metadata import version
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from dry.libraries import demangled, library_folder, package, run, symbols
+
 HERE = Path(__file__).resolve().parent
-SONAMES = [
-    "libcublas.so.11",
-    "libcurand.so.10",
-    "libcudnn.so.8",
-    "libcudart.so.11.0",
-    "libcuda.so.1",
-    "libcusolver.so.11",
-    "libcufft.so.10",
-    "libcusparse.so.11",
-    "libnvrtc.so.11.2",
-    "libcuda_ops.so.11",
-]
-# Counted apart by stubs.c.
-COPIES = ["memcpyDtoD", "memcpyDtoH", "memcpyHtoD", "memset"]
+COMMANDS = ("gcc", "g++", "nm", "c++filt")
+PLUGIN = Path("lib/plugin/libmindspore_gpu.so.11.6")
+KERNELS = Path("lib/plugin/gpu/libcuda_ops.so.11")
+# What the plugin is linked with: each becomes an empty library that needs the stubs.
+SONAMES = (
+    *("libcublas.so.11", "libcurand.so.10", "libcudnn.so.8", "libcudart.so.11.0", "libcuda.so.1", "libcusolver.so.11"),
+    *("libcufft.so.10", "libcusparse.so.11", "libnvrtc.so.11.2", "libcuda_ops.so.11"),
+)
 OF_CUDA = re.compile(r"(cuda|cublas|cudnn|cusolver|cufft|curand|cusparse|nvrtc|cu[A-Z])")
+# What cuda.c counts by itself.
+COUNTED = ("memcpyDtoD", "memcpyDtoH", "memcpyHtoD", "memset")
 # MindSpore asks it which of its plugins to take.
 NVCC = '#!/bin/sh\necho "Cuda compilation tools, release 11.6, V11.6.124"\n'
-INCLUDES = [
-    "",
-    "mindspore",
-    "mindspore/core",
-    "mindspore/core/include",
-    "mindspore/core/mindrt",
-    "mindspore/core/mindrt/include",
-    "mindspore/ccsrc",
-    "mindspore/ccsrc/include",
-    "mindspore/ops",
-    "mindspore/ops/include",
-    "mindspore/ops/kernel/include",
-    "third_party",
-    "third_party/robin_hood_hashing",
+INCLUDES = (
+    *("", "mindspore", "mindspore/core", "mindspore/core/include", "mindspore/core/mindrt"),
+    *("mindspore/core/mindrt/include", "mindspore/ccsrc", "mindspore/ccsrc/include", "mindspore/ops"),
+    *("mindspore/ops/include", "mindspore/ops/kernel/include", "third_party", "third_party/robin_hood_hashing"),
     "third_party/include",
-]
+)
+LINKED = ("hardware_abstract", "backend_common", "common", "core")
 
 
-def package():
-    spec = importlib.util.find_spec("mindspore")
-    if spec is None:
-        raise SystemExit(f"{sys.executable} has no mindspore")
-    return Path(spec.origin).parent
+def folder():
+    """Returns the folder of the libraries."""
+    return library_folder(HERE, COMMANDS, build)
 
 
-def default_folder():
-    """Returns a folder of these sources, this user and this MindSpore."""
-    digest = hashlib.sha256(f"{package()} {version('mindspore')}".encode())
-    for name in ("build.py", "stubs.c", "launches.cc"):
-        digest.update((HERE / name).read_bytes())
-    return Path(tempfile.gettempdir()) / f"dry_gpu-{getpass.getuser()}-{digest.hexdigest()[:12]}"
+def build(target):
+    objects = target / "objects"
+    objects.mkdir()
+    for source in HERE.glob("*.c"):
+        run("gcc", "-O1", "-fPIC", "-w", "-c", source, "-o", objects / f"{source.stem}.o")
+    (objects / "generated.c").write_text(generated(objects))
+    run("gcc", "-O0", "-fPIC", "-w", "-c", objects / "generated.c", "-o", objects / "generated.o")
+    run("gcc", "-shared", "-o", target / "libdry.so", *objects.glob("*.o"), "-Wl,-soname,libdry.so", "-lpthread")
+    build_empty_libraries(target, objects)
+    build_hooks(target)
+    (target / "bin").mkdir()
+    (target / "bin" / "nvcc").write_text(NVCC)
+    (target / "bin" / "nvcc").chmod(0o755)
+    shutil.rmtree(objects)
 
 
-def ready(folder=None):
-    """Returns the folder of the built libraries: the one given, DRY_GPU, or the default one, which is built if it is not there."""
-    folder = Path(folder or os.environ.get("DRY_GPU") or default_folder())
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(f"{folder}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "liblaunches.so").exists():
-            print(f"building {folder}", file=sys.stderr, flush=True)
-            build(folder)
-    return folder
-
-
-def symbols(path, *options):
-    lines = subprocess.run(["nm", *options, str(path)], capture_output=True, text=True, check=True).stdout.splitlines()
-    return {line.split()[-1].partition("@")[0] for line in lines if line.strip()}
-
-
-def run(*command):
-    subprocess.run(list(map(str, command)), check=True)
-
-
-def build(folder):
-    folder = Path(folder).resolve()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=folder.name, dir=folder.parent))
-    try:
-        print(_build(work), file=sys.stderr)
-        shutil.rmtree(folder, ignore_errors=True)
-        work.rename(folder)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-
-
-def _build(folder):
-    plugins = package() / "lib" / "plugin"
-    plugin = plugins / "libmindspore_gpu.so.11.6"
-    run("gcc", "-O1", "-fPIC", "-w", "-c", HERE / "stubs.c", "-o", folder / "stubs.o")
-    written = symbols(folder / "stubs.o", "--defined-only")
-    needed = symbols(plugin, "-D", "--undefined-only")
-    kernels = needed & symbols(plugins / "gpu" / "libcuda_ops.so.11", "-D", "--defined-only")
-    kernels = {name for name in kernels if not name.startswith("_ZNSt")}
-    stubs = sorted((kernels | {name for name in needed if OF_CUDA.match(name)}) - written)
-    names = subprocess.run(["c++filt"], input="\n".join(stubs), capture_output=True, text=True).stdout.splitlines()
-    lines = ["long dry_hit(int);"]
+def generated(objects):
+    """Returns a C source with a stub of each function that MindSpore's plugin needs and no source here has."""
+    written = {name for each in objects.glob("*.o") for name in symbols(each, "--defined-only")}
+    needed = set(symbols(package() / PLUGIN, "-D", "--undefined-only"))
+    kernels = needed & set(symbols(package() / KERNELS, "-D", "--defined-only"))
+    of_std = {name for name in kernels if name.startswith("_ZNSt")}
+    of_cuda = {name for name in needed if OF_CUDA.match(name)}
+    stubs = sorted((kernels - of_std | of_cuda) - written)
+    names = [*demangled(stubs).values(), *COUNTED]
+    lines = ["long dry_called(int);"]
     for i, symbol in enumerate(stubs):
-        lines.append(f'long s{i}(void) __asm__("{symbol}"); long s{i}(void) {{ return dry_hit({i}); }}')
-    for i, name in enumerate(COPIES, len(stubs)):
-        lines.append(f"const int dry_id_{name} = {i};")
-    quoted = ",\n".join('"' + name.replace('"', "") + '"' for name in [*names, *COPIES])
-    lines += [f"const char *dry_names[] = {{{quoted}}};", f"const int dry_count_of_names = {len(stubs) + len(COPIES)};"]
-    (folder / "generated.c").write_text("\n".join(lines))
-    run(
-        "gcc",
-        "-O0",
-        "-fPIC",
-        "-w",
-        "-shared",
-        "-o",
-        folder / "libdry.so",
-        folder / "generated.c",
-        folder / "stubs.o",
-        "-Wl,-soname,libdry.so",
-        "-lpthread",
-    )
-    (folder / "empty.c").write_text("")
+        lines.append(f'long stub{i}(void) __asm__("{symbol}");')
+        lines.append(f"long stub{i}(void) {{ return dry_called({i}); }}")
+    lines += [f"const int dry_id_{name} = {i};" for i, name in enumerate(COUNTED, len(stubs))]
+    quoted = ",\n".join('"' + name.replace('"', "") + '"' for name in names)
+    lines += [f"const char *dry_names[] = {{{quoted}}};", f"const int dry_number_of_names = {len(names)};"]
+    return "\n".join(lines) + "\n"
+
+
+def build_empty_libraries(target, objects):
+    """Builds a library of each name that the plugin is linked with. All they have is libdry.so, which they need."""
+    (objects / "empty.c").write_text("")
     for soname in SONAMES:
-        (folder / "version").write_text(f"{soname} {{ }};\n")
-        run(
-            "gcc",
-            "-shared",
-            "-fPIC",
-            folder / "empty.c",
-            "-o",
-            folder / soname,
-            f"-Wl,-soname,{soname}",
-            f"-Wl,--version-script={folder / 'version'}",
-            "-Wl,--no-as-needed",
-            f"-L{folder}",
-            "-ldry",
-            "-Wl,-rpath,$ORIGIN",
-        )
-    include = plugins.parents[1] / "include"
-    libraries = [f"-l:libmindspore_{name}.so" for name in ("hardware_abstract", "backend_common", "common", "core")]
-    run(
-        "g++",
-        "-std=c++17",
-        "-O1",
-        "-w",
-        "-fPIC",
-        "-shared",
-        "-D_GLIBCXX_USE_CXX11_ABI=0",
-        "-DENABLE_FAST_HASH_TABLE=1",
-        *(f"-I{include / each}" for each in INCLUDES),
-        HERE / "launches.cc",
-        "-o",
-        folder / "liblaunches.so",
-        f"-L{plugins.parent}",
-        *libraries,
-        "-Wl,--allow-shlib-undefined",
-        f"-Wl,-rpath,{plugins.parent}",
-    )
-    (folder / "bin").mkdir(exist_ok=True)
-    (folder / "bin" / "nvcc").write_text(NVCC)
-    (folder / "bin" / "nvcc").chmod(0o755)
-    for name in ("generated.c", "stubs.o", "empty.c", "version"):
-        (folder / name).unlink()
-    return f"{len(stubs)} stubs, {len(written)} written functions"
+        versions = objects / "versions"
+        versions.write_text(f"{soname} {{ }};\n")
+        named = [f"-Wl,-soname,{soname}", f"-Wl,--version-script={versions}", "-Wl,-rpath,$ORIGIN"]
+        linked = ["-Wl,--no-as-needed", f"-L{target}", "-ldry"]
+        run("gcc", "-shared", "-fPIC", objects / "empty.c", "-o", target / soname, *named, *linked)
+
+
+def build_hooks(target):
+    """Builds the library that stands before MindSpore's functions, with the headers of MindSpore's wheel."""
+    headers = [f"-I{package() / 'include' / each}" for each in INCLUDES]
+    as_mindspore = ["-std=c++17", "-D_GLIBCXX_USE_CXX11_ABI=0", "-DENABLE_FAST_HASH_TABLE=1"]
+    libraries = package() / "lib"
+    linked = [f"-L{libraries}", *(f"-l:libmindspore_{name}.so" for name in LINKED), f"-Wl,-rpath,{libraries}"]
+    options = ["-O1", "-w", "-fPIC", "-shared", "-Wl,--allow-shlib-undefined"]
+    run("g++", *as_mindspore, *options, *headers, *HERE.glob("*.cc"), "-o", target / "liblaunches.so", *linked)
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1] if len(sys.argv) > 1 else default_folder())
-    build(target)
-    print(target)
+    print(folder())

@@ -1,7 +1,15 @@
 """
-Prints which kernels a step launches on a GPU that is not there, for sides of a case of a checkout's benchmarks.
+Counts which kernels a training step launches on a GPU, without one: MindSpore's GPU backend compiles and launches as
+ever, and stubs stand in for CUDA. Prints a row for each side of a case, with its step applied and with an overflow.
 
-    python count.py --case resnet50 --sides stock ms_lossscale [--checkout FOLDER] [--skipped] [--mode pynative] [--json FILE]
+    python tools/dry_gpu/count.py                              # the cases of `make dry-gpu`, some minutes
+    python tools/dry_gpu/count.py mlp --sides stock ms_lossscale --kernels
+    python tools/dry_gpu/count.py resnet50_small --settings    # each setting of a step
+    python tools/dry_gpu/count.py cells --sides scaled "alternating with max_retries=3"
+    python tools/dry_gpu/count.py tiny --mode pynative --checkout ../another
+
+Cases and sides are those of benchmarks/sides.py, and the case `cells`, whose sides are in tools/dry/cells.py. Ratios
+are to the first side of a case. Exit status: 0, 1 if a side failed, 2 if MindSpore 2.10 or a compiler is missing.
 """
 
 import argparse
@@ -11,95 +19,101 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import checkout
-import dry_gpu
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument(
-    "--case", required=True, help="of benchmarks/sides.py: resnet50, resnet50_small, transformer, mlp, ..."
+import build
+from dry.processes import ROOT, environment, one_by_one
+from dry.tables import show, table
+
+HERE = Path(__file__).resolve().parent
+CASES = ("resnet50", "transformer", "dcgan128", "mlp", "tiny")
+SIDES = ("stock", "ms_lossscale", "stock with loss scale")
+SETTINGS = (
+    *("stock", "plain", "loss_scale=None", "clip_norm", "ema_decay", "max_retries=3", "accumulation of 4", "has_aux"),
+    *("clip_value", "NormSpike", "a condition on the loss", "ManualStep", "clip_norm and ema_decay"),
 )
-parser.add_argument("--sides", nargs="*", help="default: all of the case")
-parser.add_argument(
-    "--checkout", default=".", help="of ms_lossscale, with its benchmarks and examples (default: this folder)"
-)
-parser.add_argument(
-    "--skipped", action="store_true", help="a step that finds an overflow, instead of one that is applied"
-)
-parser.add_argument("--mode", choices=("graph", "pynative"), default="graph")
-parser.add_argument("--json", help="write the counts to this file, too")
-parser.add_argument("--rounds", type=int, default=5, help="steps of which the host's time is taken")
-parser.add_argument("--graphs", help="a folder into which MindSpore saves its graphs")
-parser.add_argument("--short", action="store_true", help="no table of the single kernels")
-args = parser.parse_args()
-launches = dry_gpu.Launches()
-base, sides = checkout.use(args.checkout)
-import mindspore
-
-base.use("GPU", args.mode)
-found = {}
+# Columns of the table: kernels whose numbers tell whether MindSpore fused what it fuses in an unscaled step.
+FUSED = ("BatchNormGradWithActivation", "BatchNormGradWithAddAndActivation")
+SINGLE = ("BatchNormGrad", "ReluGrad", "Transpose", "TensorMove", "Mul")
+HEADER = ("case", "side", "kernels", "ratio", "with overflow", "to device", "to host", "fused BatchNormGrad", *SINGLE)
 
 
-def run(step):
-    output = step()
-    mindspore.runtime.synchronize()
-    return output
+def row(case, side, found, unscaled):
+    """Returns the row of a side, `unscaled` being the number of kernels that it is compared to."""
+    if "error" in found:
+        return [case, side, found["error"], *["-"] * (len(HEADER) - 3)]
+    applied = found["applied"]
+    counts = Counter(applied["kernels"])
+    number = len(applied["kernels"])
+    first = len(found["applied, first of a cycle"]["kernels"])
+    numbers = str(number) if number == first else f"{first} to {number}"
+    if applied["compiled"] < number:
+        numbers += f", {applied['compiled']} compiled"
+    return [
+        case,
+        side,
+        f"{numbers}, skipped" if applied["skipped"] else numbers,
+        f"{number / unscaled:.2f}" if unscaled else "-",
+        len(found["overflow"]["kernels"]),
+        applied["copies"]["memcpyHtoD"],
+        applied["copies"]["memcpyDtoH"],
+        sum(counts[name] for name in FUSED),
+        *(counts[name] for name in SINGLE),
+    ]
 
 
-def count(side):
-    if args.graphs:
-        mindspore.set_context(save_graphs=2, save_graphs_path=str(Path(args.graphs) / side.replace(" ", "_")))
-    mindspore.set_seed(0)
-    launches.overflow(False)
-    step = sides.begin(args.case, side)
-    start = time.perf_counter()
-    run(step)
-    first = time.perf_counter() - start
-    for _ in range(3):  # What a cell does only in its first calls.
-        run(step)
-    launches.overflow(args.skipped)
-    run(step)
-    launches.reset()
-    output = run(step)
-    names, calls = launches.names(), dry_gpu.counts()
-    times = []
-    for _ in range(args.rounds):
-        start = time.perf_counter()
-        run(step)
-        times.append(1000 * (time.perf_counter() - start))
-    kernels = dict(Counter(names).most_common())
-    return {
-        "all": len(names),
-        "kernels": kernels,
-        "skipped": base.was_skipped(output),
-        "cuda": calls,
-        "first_call": first,
-        "ms": sorted(times),
-    }
+def table_of_kernels(case, found):
+    """Returns a table of how often each kernel is launched in an applied step of each side."""
+    counts = {side: Counter(its["applied"]["kernels"]) for side, its in found.items() if "error" not in its}
+    names = {name for its in counts.values() for name in its}
+    rows = [[name, *(its[name] for its in counts.values())] for name in names]
+    rows.sort(key=lambda row: (-max(row[1:]), row[0]))
+    return table([f"kernel, {case}", *counts], rows)
 
 
-for side in args.sides or sides.CASES[args.case][1]:
-    try:
-        found[side] = its = count(side)
-        print(
-            f"{side}: {its['all']} kernels, {sum(its['cuda'].values())} calls of CUDA's libraries, "
-            f"{'skipped' if its['skipped'] else 'applied'}, first call {its['first_call']:.1f} s, "
-            f"the host's {min(its['ms'], default=0):.1f} ms (least of {args.rounds})",
-            flush=True,
-        )
-    except Exception as error:  # of one side; the others go on
-        found[side] = {"error": f"{type(error).__name__}: {str(error)[:1500]}"}
-        print(f"{side}: {found[side]['error']}", flush=True)
-good = {side: its for side, its in found.items() if "kernels" in its}
-every = sorted(
-    {k for its in good.values() for k in its["kernels"]},
-    key=lambda k: -max(its["kernels"].get(k, 0) for its in good.values()),
-)
-if every and not args.short:
-    print("\n| kernel | " + " | ".join(good) + " |\n|---|" + "---:|" * len(good))
-    for k in every:
-        row = [its["kernels"].get(k, 0) for its in good.values()]
-        print(f"| {k} | " + " | ".join(map(str, row)) + " |" + ("" if len(set(row)) == 1 else " *"))
-    print("| all | " + " | ".join(str(its["all"]) for its in good.values()) + " |")
-if args.json:
-    Path(args.json).write_text(json.dumps(found, indent=1))
-sys.exit(len(good) < len(found))
+def count(case, sides, mode, checkout):
+    """Returns what each side launches, and says so as it goes."""
+    found = {}
+    script, begin = HERE / "counted_steps.py", time.monotonic()
+    for side, its in one_by_one([script, mode, case], sides, environment(checkout)):
+        found[side] = its
+        what = its.get("error") or f"{len(its['applied']['kernels'])} kernels"
+        print(f"{case}, {side}: {what}, {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+        begin = time.monotonic()
+    return found
+
+
+def options():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("cases", nargs="*", default=CASES, metavar="CASE", help=f"default: {' '.join(CASES)}")
+    add("--sides", nargs="+", default=SIDES, metavar="SIDE", help=f"default: {', '.join(SIDES)}")
+    add("--settings", dest="sides", action="store_const", const=SETTINGS, help=f"as sides: {', '.join(SETTINGS)}")
+    add("--mode", choices=("graph", "pynative"), default="graph", help="default: %(default)s")
+    add("--checkout", metavar="FOLDER", default=ROOT, help="another checkout of ms_lossscale, with its benchmarks")
+    add("--kernels", action="store_true", help="also print how often each kernel is launched")
+    add("--output", metavar="FILE", help="add the tables to this file, below the command")
+    add("--json", metavar="FILE", help="write all that was counted to this file")
+    return parser.parse_args()
+
+
+def main():
+    args = options()
+    build.folder()
+    found, rows = {}, []
+    for case in args.cases:
+        found[case] = its = count(case, args.sides, args.mode, args.checkout)
+        first = next(iter(its.values()))
+        unscaled = None if "error" in first else len(first["applied"]["kernels"])
+        rows += [row(case, side, counted, unscaled) for side, counted in its.items()]
+    show(table(HEADER, rows, left=2), args.output)
+    if args.kernels:
+        for case, its in found.items():
+            show(table_of_kernels(case, its), args.output)
+    if args.json:
+        Path(args.json).write_text(json.dumps(found))
+    return int(any("error" in counted for its in found.values() for counted in its.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

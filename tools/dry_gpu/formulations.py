@@ -1,29 +1,37 @@
 """
-What parts the forward from the backward in a compiled step on a GPU: a branch on what the forward wrote. Prints for ways
-of writing a step how many kernels it launches, how many of them are fused, and how many Transposes there are.
+Ways to write a scaled step of a small convolutional network, and what MindSpore makes of each on a GPU: how many
+kernels it launches, and how many of them are fused. A branch on what the forward wrote can part the forward from the
+backward, so that nothing is fused across it; returning the unscaled loss as well costs nothing.
 
-    python formulations.py [WAY ...]
+    python tools/dry_gpu/formulations.py [WAY ...]
 """
 
 import sys
 from collections import Counter
+from pathlib import Path
 
 import dry_gpu
 
-launches = dry_gpu.Launches()
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+# isort: split
 import mindspore
 import numpy as np
+from dry.tables import show, table
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
 
-class Net(nn.Cell):
-    def __init__(self, blocks=2, width=16):
+class Network(nn.Cell):
+    """Three convolutions in float16, each with BatchNorm and ReLU, and a loss."""
+
+    def __init__(self, width=16):
         super().__init__()
-        cells = [nn.Conv2d(4, width, 3), nn.BatchNorm2d(width), nn.ReLU()]
-        for _ in range(blocks):
-            cells += [nn.Conv2d(width, width, 3), nn.BatchNorm2d(width), nn.ReLU()]
-        self.body, self.head = nn.SequentialCell(*cells).to_float(mstype.float16), nn.Dense(width, 10)
+        layers = []
+        for channels in (4, width, width):
+            layers += [nn.Conv2d(channels, width, 3), nn.BatchNorm2d(width), nn.ReLU()]
+        self.body = nn.SequentialCell(*layers).to_float(mstype.float16)
+        self.head = nn.Dense(width, 10)
 
     def construct(self, x, labels):
         hidden = ops.mean(self.body(x).astype(mstype.float32), (2, 3))
@@ -35,7 +43,7 @@ def times(factor, tensor):
 
 
 class Step(nn.Cell):
-    """A scaled step; its subclasses differ in how they look at BatchNorm's statistics."""
+    """A scaled step with the loss as aux. Its subclasses differ in how they look at BatchNorm's statistics."""
 
     def __init__(self, network):
         super().__init__()
@@ -50,104 +58,21 @@ class Step(nn.Cell):
         loss = self.network(*inputs)
         return loss * self.scale, loss
 
-    def finite(self):
+    def sum_is_finite(self):
         total = Tensor(0.0, mstype.float32)
         for each in self.statistics:
             total = total + each.sum()
         return ops.isfinite(total)
 
-    def looked(self, grads):
+    def gradient_is_finite(self, grads):
         return ops.isfinite(grads[0].sum())
 
-    def construct(self, *inputs):
-        (_, loss), grads = self.value_and_grad(*inputs)
-        if self.looked(grads):
-            loss = ops.depend(loss, self.optimizer(grads))
-        return loss
-
-
-class WithoutBranch(Step):
-    """One more check, by operators only."""
-
-    def looked(self, grads):
-        return ops.logical_and(self.finite(), ops.isfinite(grads[0].sum()))
-
-
-class BranchAnywhere(Step):
-    """A branch on what the forward wrote: MindSpore puts it between forward and backward."""
-
-    def looked(self, grads):
-        finite = self.finite()
-        if ops.logical_not(finite):
-            finite = ops.isfinite(self.statistics[0].max())
-        return ops.logical_and(finite, ops.isfinite(grads[0].sum()))
-
-
-class BranchSecond(Step):
-    """The same, named second in the last operator: which of the two comes first is MindSpore's choice."""
-
-    def looked(self, grads):
-        finite = self.finite()
-        if ops.logical_not(finite):
-            finite = ops.isfinite(self.statistics[0].max())
-        return ops.logical_and(ops.isfinite(grads[0].sum()), finite)
-
-
-class BranchOnLoss(Step):
-    """A branch on the loss, as one that only updates where the loss is small."""
+    def is_finite(self, grads):
+        return self.gradient_is_finite(grads)
 
     def construct(self, *inputs):
         (_, loss), grads = self.value_and_grad(*inputs)
-        factor = self.scale * 1.0
-        if loss > 100.0:
-            factor = self.scale * 2.0
-        if self.looked(grads):
-            loss = ops.depend(loss, self.optimizer(self.map(ops.partial(times, 1.0 / factor), grads)))
-        return loss
-
-
-class UnscaledInBranch(Step):
-    """The scaled gradients are checked; they are unscaled where they are used."""
-
-    def construct(self, *inputs):
-        (_, loss), grads = self.value_and_grad(*inputs)
-        if self.looked(grads):
-            loss = ops.depend(loss, self.optimizer(self.map(ops.partial(times, 1.0 / self.scale), grads)))
-        return loss
-
-
-class UnscaledBefore(Step):
-    """The gradients are unscaled, then checked."""
-
-    def construct(self, *inputs):
-        (_, loss), grads = self.value_and_grad(*inputs)
-        grads = self.map(ops.partial(times, 1.0 / self.scale), grads)
-        if self.looked(grads):
-            loss = ops.depend(loss, self.optimizer(grads))
-        return loss
-
-
-class BranchAfterBackward(Step):
-    """The same branch, which waits for the gradients."""
-
-    def looked(self, grads):
-        finite = self.finite()
-        if ops.depend(ops.logical_not(finite), grads):
-            finite = ops.isfinite(self.statistics[0].max())
-        return ops.logical_and(finite, ops.isfinite(grads[0].sum()))
-
-
-class StandardGrad(Step):
-    """The loss by one call of the network, the gradients by another with a `sens`, as MindSpore's own cell does."""
-
-    def __init__(self, network):
-        super().__init__(network)
-        self.grad = ops.GradOperation(get_by_list=True, sens_param=True)(network, self.optimizer.parameters)
-
-    def construct(self, *inputs):
-        loss = self.network(*inputs)
-        grads = self.grad(*inputs, ops.ones_like(loss) * self.scale)
-        if self.looked(grads):
+        if self.is_finite(grads):
             loss = ops.depend(loss, self.optimizer(grads))
         return loss
 
@@ -157,62 +82,150 @@ class DividedLoss(Step):
 
     def __init__(self, network):
         super().__init__(network)
-        self.plain = ops.value_and_grad(self.only_scaled, None, self.optimizer.parameters)
+        self.without_aux = ops.value_and_grad(self.only_scaled_loss, None, self.optimizer.parameters)
 
-    def only_scaled(self, *inputs):
+    def only_scaled_loss(self, *inputs):
         return self.network(*inputs) * self.scale
 
     def construct(self, *inputs):
-        loss, grads = self.plain(*inputs)
-        if self.looked(grads):
+        loss, grads = self.without_aux(*inputs)
+        if self.is_finite(grads):
             loss = ops.depend(loss, self.optimizer(grads))
         return loss / self.scale
 
 
-def stock(network):
+class SenseParameter(Step):
+    """The loss by one call of the network, the gradients by another with a `sens`, as MindSpore's own cell does."""
+
+    def __init__(self, network):
+        super().__init__(network)
+        self.grad = ops.GradOperation(get_by_list=True, sens_param=True)(network, self.optimizer.parameters)
+
+    def construct(self, *inputs):
+        loss = self.network(*inputs)
+        grads = self.grad(*inputs, ops.ones_like(loss) * self.scale)
+        if self.is_finite(grads):
+            loss = ops.depend(loss, self.optimizer(grads))
+        return loss
+
+
+class StatisticsWithoutBranch(Step):
+    """One more check, by operators alone."""
+
+    def is_finite(self, grads):
+        return ops.logical_and(self.sum_is_finite(), self.gradient_is_finite(grads))
+
+
+class StatisticsInBranch(Step):
+    """A branch on what the forward wrote: MindSpore puts it between forward and backward."""
+
+    def is_finite(self, grads):
+        finite = self.sum_is_finite()
+        if ops.logical_not(finite):
+            finite = ops.isfinite(self.statistics[0].max())
+        return ops.logical_and(finite, self.gradient_is_finite(grads))
+
+
+class StatisticsInBranchSecond(Step):
+    """The same, named second in the last operator: which of the two comes first is MindSpore's choice."""
+
+    def is_finite(self, grads):
+        finite = self.sum_is_finite()
+        if ops.logical_not(finite):
+            finite = ops.isfinite(self.statistics[0].max())
+        return ops.logical_and(self.gradient_is_finite(grads), finite)
+
+
+class StatisticsInBranchLast(Step):
+    """The same branch, which waits for the gradients."""
+
+    def is_finite(self, grads):
+        finite = self.sum_is_finite()
+        if ops.depend(ops.logical_not(finite), grads):
+            finite = ops.isfinite(self.statistics[0].max())
+        return ops.logical_and(finite, self.gradient_is_finite(grads))
+
+
+class BranchOnLoss(Step):
+    """A branch on the loss, as in a step that treats large losses in another way."""
+
+    def construct(self, *inputs):
+        (_, loss), grads = self.value_and_grad(*inputs)
+        factor = self.scale * 1.0
+        if loss > 100.0:
+            factor = self.scale * 2.0
+        if self.is_finite(grads):
+            loss = ops.depend(loss, self.optimizer(self.map(ops.partial(times, 1.0 / factor), grads)))
+        return loss
+
+
+class UnscaledBefore(Step):
+    """The gradients are unscaled, then checked."""
+
+    def construct(self, *inputs):
+        (_, loss), grads = self.value_and_grad(*inputs)
+        grads = self.map(ops.partial(times, 1.0 / self.scale), grads)
+        if self.is_finite(grads):
+            loss = ops.depend(loss, self.optimizer(grads))
+        return loss
+
+
+class UnscaledInBranch(Step):
+    """The scaled gradients are checked; they are unscaled where they are used."""
+
+    def construct(self, *inputs):
+        (_, loss), grads = self.value_and_grad(*inputs)
+        if self.is_finite(grads):
+            loss = ops.depend(loss, self.optimizer(self.map(ops.partial(times, 1.0 / self.scale), grads)))
+        return loss
+
+
+def unscaled(network):
     return nn.TrainOneStepCell(network, nn.Momentum(network.trainable_params(), 0.01, 0.9))
 
 
 WAYS = {
-    "MindSpore's unscaled cell": stock,
+    "MindSpore's unscaled cell": unscaled,
     "loss as aux": Step,
     "loss divided by the scale": DividedLoss,
-    "grad with sens beside the forward": StandardGrad,
-    "aux, statistics checked without a branch": WithoutBranch,
-    "aux, statistics checked in a branch": BranchAnywhere,
-    "the same, second in an operator": BranchSecond,
+    "gradients with sens, beside the forward": SenseParameter,
+    "aux, statistics checked without a branch": StatisticsWithoutBranch,
+    "aux, statistics checked in a branch": StatisticsInBranch,
+    "the same, second in an operator": StatisticsInBranchSecond,
+    "the same, after the gradients": StatisticsInBranchLast,
     "aux, a branch on the loss": BranchOnLoss,
     "aux, unscaled before the check": UnscaledBefore,
     "aux, unscaled in the branch": UnscaledInBranch,
-    "aux, statistics checked in a branch after the gradients": BranchAfterBackward,
 }
-mindspore.set_context(mode=mindspore.GRAPH_MODE)
-mindspore.set_device("GPU")
-x, labels = Tensor(np.ones((4, 4, 16, 16), np.float32)), Tensor(np.zeros(4, np.int32))
-FUSED, SINGLE = (
-    ("BatchNormWithActivation", "BatchNormGradWithActivation"),
-    ("BatchNorm", "BatchNormGrad", "ReLU", "ReluGrad"),
+KERNELS = (
+    *("BatchNormWithActivation", "BatchNormGradWithActivation", "BatchNorm", "BatchNormGrad", "ReLU", "ReluGrad"),
+    *("Transpose", "TensorMove", "Mul", "CombineScaleMomentum"),
 )
-print(
-    "| way | kernels | " + " | ".join((*FUSED, *SINGLE, "Transpose", "TensorMove", "Mul")) + " |\n|---|" + "---:|" * 10
-)
-for name, make in WAYS.items():
-    if len(sys.argv) > 1 and name not in sys.argv[1:]:
-        continue
-    mindspore.set_seed(0)
-    step = make(Net()).set_train()
+
+
+def counted(make):
+    """Returns how often a step launches each kernel."""
+    inputs = Tensor(np.ones((4, 4, 16, 16), np.float32)), Tensor(np.zeros(4, np.int32))
+    step = make(Network()).set_train()
     for _ in range(2):
-        step(x, labels)
+        step(*inputs)
     mindspore.runtime.synchronize()
-    launches.reset()
-    step(x, labels)
+    dry_gpu.reset()
+    step(*inputs)
     mindspore.runtime.synchronize()
-    found = Counter(launches.names())
-    print(
-        f"| {name} | {sum(found.values())} | "
-        + " | ".join(str(found[each]) for each in (*FUSED, *SINGLE, "Transpose", "TensorMove", "Mul"))
-        + " |",
-        flush=True,
-    )
-    if len(sys.argv) > 1:
-        print(dict(found))
+    return Counter(dry_gpu.kernels())
+
+
+def main(*names):
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    mindspore.set_device("GPU")
+    rows = []
+    for name in names or WAYS:
+        found = counted(WAYS[name])
+        print(f"{name}: {sum(found.values())} kernels", file=sys.stderr, flush=True)
+        rows.append([name, sum(found.values()), *(found[kernel] for kernel in KERNELS)])
+    show(table(["way", "kernels", *KERNELS], rows))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

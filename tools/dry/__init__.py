@@ -1,0 +1,1 @@
+"""What the pretended devices share: building their libraries, the cells under test, and tables."""

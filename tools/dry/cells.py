@@ -1,0 +1,189 @@
+"""
+The cells under test: small, of Dense layers alone, so that a pretended NPU can compute them. A name is a kind and what
+it has, "scaled with BatchNorm, max_retries=3": see KINDS, and SETTINGS of settings.py.
+"""
+
+import mindspore
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from dry.settings import with_settings
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    DynamicLossScale,
+    ManualStep,
+    ScaledTrainOneStepCell,
+    SimultaneousTrainOneStepCell,
+)
+
+BATCH_NORM = "BatchNorm"
+random = np.random.RandomState(0)
+X = Tensor(random.randn(4, 8).astype(np.float32))
+TARGET = Tensor(random.randn(4, 4).astype(np.float32))
+
+
+class Layers(nn.Cell):
+    """Two Dense layers in float16."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Dense(8, 16)
+        self.relu = nn.ReLU()
+        self.second = nn.Dense(16, 4)
+        self.to_float(mstype.float16)
+
+    def construct(self, x):
+        return self.second(self.relu(self.first(x)))
+
+
+class Normalised(nn.Cell):
+    """The same with BatchNorm in float32 between them, whose statistics the forward writes."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Dense(8, 16).to_float(mstype.float16)
+        self.norm = nn.BatchNorm1d(16)
+        self.second = nn.Dense(16, 4).to_float(mstype.float16)
+
+    def construct(self, x):
+        return self.second(ops.relu(self.norm(ops.cast(self.first(x), mstype.float32))))
+
+
+class MeanSquare(nn.Cell):
+    """The mean square of a difference, in float32."""
+
+    def construct(self, y, target):
+        difference = ops.cast(y, mstype.float32) - target
+        return ops.mean(difference * difference)
+
+
+class WithLoss(nn.Cell):
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+        self.loss = MeanSquare()
+
+    def construct(self, x, target):
+        return self.loss(self.network(x), target)
+
+
+class DiscriminatorLoss(nn.Cell):
+    def __init__(self, generator, discriminator):
+        super().__init__()
+        self.generator = generator
+        self.discriminator = discriminator
+
+    def construct(self, noise, real):
+        fake = ops.stop_gradient(self.generator(noise)).astype(mstype.float32)
+        of_real = ops.mean(self.discriminator(real).astype(mstype.float32))
+        return ops.mean(self.discriminator(fake).astype(mstype.float32)) - of_real
+
+
+class GeneratorLoss(nn.Cell):
+    def __init__(self, generator, discriminator):
+        super().__init__()
+        self.generator = generator
+        self.discriminator = discriminator
+
+    def construct(self, noise, real):
+        fake = self.generator(noise).astype(mstype.float32)
+        return 0 - ops.mean(self.discriminator(fake).astype(mstype.float32))
+
+
+OPTIMIZERS = {
+    "momentum": lambda parameters: nn.Momentum(parameters, 0.01, 0.9),
+    "adam": lambda parameters: nn.Adam(parameters, 0.01),
+    "adamw": lambda parameters: nn.AdamWeightDecay(parameters, 0.01),
+    "sgd": lambda parameters: nn.SGD(parameters, 0.01),
+    "experimental adam": lambda parameters: mindspore.experimental.optim.Adam(parameters, 0.01),
+    "lamb": lambda parameters: nn.Lamb(parameters, 0.01),
+}
+
+
+class Maker:
+    """Makes cells with an optimizer, and scales that begin at `scale` and grow after `window` steps."""
+
+    def __init__(self, optimizer="momentum", scale=2.0**16, window=100):
+        self.make_optimizer = OPTIMIZERS[optimizer]
+        self.scale = scale
+        self.window = window
+
+    def optimizer(self, network):
+        return self.make_optimizer(network.trainable_params())
+
+    def loss_scale(self):
+        return DynamicLossScale(self.scale, 2, self.window)
+
+    def unscaled(self, network):
+        """MindSpore's cell, which scales nothing."""
+        return nn.TrainOneStepCell(WithLoss(network), self.optimizer(network)).set_train()
+
+    def stock(self, network):
+        """MindSpore's cell with a dynamic scale."""
+        update = nn.DynamicLossScaleUpdateCell(self.scale, 2, self.window)
+        return nn.TrainOneStepWithLossScaleCell(WithLoss(network), self.optimizer(network), update).set_train()
+
+    def scaled(self, network, *settings):
+        with_loss, keywords = with_settings(WithLoss(network), *settings)
+        optimizer = self.optimizer(network)
+        return ScaledTrainOneStepCell(with_loss, optimizer, self.loss_scale(), **keywords).set_train()
+
+    def of_two_networks(self, kind, *settings):
+        generator = nn.SequentialCell(nn.Dense(8, 16), nn.ReLU(), nn.Dense(16, 8)).to_float(mstype.float16)
+        discriminator = Layers()
+        optimizers = [self.optimizer(network) for network in (discriminator, generator)]
+        losses, keywords = [], {}
+        for loss in (DiscriminatorLoss(generator, discriminator), GeneratorLoss(generator, discriminator)):
+            loss, keywords = with_settings(loss, *settings)
+            losses.append(loss)
+        return kind(losses, optimizers, self.loss_scale(), **keywords).set_train()
+
+    def manual(self, network, *settings, compiled=False):
+        loss_fn = MeanSquare()
+        _, keywords = with_settings(network, *settings)
+        step = ManualStep(network, self.optimizer(network), self.loss_scale(), **keywords)
+
+        def forward(x, target):
+            return loss_fn(network(x), target)
+
+        value_and_grad = step.value_and_grad(forward)
+
+        def one_step(x, target):
+            x, target = step.begin(x, target)
+            loss, grads = value_and_grad(x, target)
+            return loss, step.end(grads)
+
+        return mindspore.jit(one_step) if compiled else one_step
+
+
+KINDS = {
+    "unscaled": Maker.unscaled,
+    "stock": Maker.stock,
+    "scaled": Maker.scaled,
+    "simultaneous": lambda maker, _, *settings: maker.of_two_networks(SimultaneousTrainOneStepCell, *settings),
+    "alternating": lambda maker, _, *settings: maker.of_two_networks(AlternatingTrainOneStepCell, *settings),
+    "manual": Maker.manual,
+    "compiled manual": lambda maker, *args: maker.manual(*args, compiled=True),
+}
+
+
+def begin(name, maker=None):
+    """Returns a function that makes a step of the cell of this name."""
+    kind, _, of_it = name.partition(" with ")
+    settings = of_it.split(", ") if of_it else []
+    network = Normalised() if BATCH_NORM in settings else Layers()
+    step = KINDS[kind](maker or Maker(), network, *(each for each in settings if each != BATCH_NORM))
+    inputs = (X, X) if kind in ("simultaneous", "alternating") else (X, TARGET)
+    return lambda: step(*inputs)
+
+
+OF_A_STEP = ("clip_norm and ema_decay", "accumulation of 4", "two conditions")
+OF_A_CELL = (*OF_A_STEP, "max_retries=3")
+# This package's cells, plain and with what a step can have.
+CELLS = (
+    *("scaled", f"scaled with {BATCH_NORM}", *(f"scaled with {each}" for each in OF_A_CELL)),
+    *("simultaneous", *(f"simultaneous with {each}" for each in OF_A_CELL)),
+    *("alternating", *(f"alternating with {each}" for each in OF_A_CELL)),
+    *("manual", "compiled manual", *(f"compiled manual with {each}" for each in OF_A_STEP)),
+)

@@ -50,6 +50,11 @@ dry-gpu: $(VENV)/examples
 	$(VENV)/bin/python tools/dry_gpu/count.py $(if $(OUTPUT),--output $(OUTPUT))
 	$(VENV)/bin/python tools/dry_gpu/count.py resnet50_small --settings $(if $(OUTPUT),--output $(OUTPUT))
 
+# MindSpore's Ascend backend without CANN or a chip, likewise: the self-check in both overflow modes, and the cells.
+dry-ascend: $(VENV)/examples
+	$(VENV)/bin/python tools/dry_ascend/selfcheck.py $(if $(OUTPUT),--output $(OUTPUT))
+	$(VENV)/bin/python tools/dry_ascend/count.py $(if $(OUTPUT),--output $(OUTPUT))
+
 # Runs the examples, and makes docs/pictures from their results.
 pictures: $(VENV)/examples
 	$(VENV)/bin/python examples/pictures.py

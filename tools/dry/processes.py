@@ -22,8 +22,7 @@ def environment(checkout=ROOT):
         *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)),
     ]
     # With AVX-512, MindSpore chooses convolutions on CPU that are 10 to 80 times slower.
-    defaults = {"ONEDNN_MAX_CPU_ISA": "AVX2", "GLOG_v": "3"}
-    return {**defaults, **os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    return {"ONEDNN_MAX_CPU_ISA": "AVX2", **os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
 
 
 def one_by_one(arguments, names, environment):

@@ -18,6 +18,11 @@ def table(header, rows, left=1):
     return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
 
 
+def of_cycle(first, last):
+    """Returns the numbers of a cycle's first and last call as text."""
+    return str(last) if first == last else f"{first} to {last}"
+
+
 def show(text, output=None):
     """Prints a table, and adds it to a file, below the command that made it."""
     print(text, flush=True)

@@ -1,94 +1,73 @@
 """
-Runs cells on MindSpore's CPU backend and on the pretended NPU, where NumPy computes, and compares verdicts, scales and losses:
+Makes the same steps on MindSpore's CPU backend and on the pretended NPU, where NumPy computes, and compares verdicts,
+scales and losses. The scale begins at 2**20, so that the first steps overflow, and grows after two good ones.
 
-    python compare.py CELL [CELL ...] [--mode pynative] [--saturation] [--optimizer adam] [--steps 8] [--verbose]
+    python tools/dry_ascend/compare.py                       # every cell of tools/dry/names.py
+    python tools/dry_ascend/compare.py scaled "simultaneous with max_retries=3" --saturation --mode pynative
 
-The scale begins at 2**20, so that the first steps overflow, and grows after two good ones. Exit status 1 if one differs.
+Exit status: 0, 1 if a verdict or a scale differs, 2 if MindSpore 2.10 or a compiler is missing.
 """
 
 import argparse
-import functools
-import json
-import os
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+import build
 import run
+from dry import names, processes
 
 STEPS = Path(__file__).resolve().parent / "steps.py"
-# Values are compared as they are from here on: scales. Smaller ones are losses.
+# Flags and numbers from here on are compared as they are: verdicts and scales. Smaller numbers are losses.
 LEAST_SCALE = 64
-LOUD = {"DRY_SCALE": os.environ.get("DRY_SCALE", str(2**20)), "DRY_WINDOW": os.environ.get("DRY_WINDOW", "2")}
 
 
-def flat(values):
-    return [each for value in values for each in (flat(value) if isinstance(value, list) else [value])]
+def outputs(cells, args, environment):
+    """Yields each cell with the numbers that each of its steps returns."""
+    command = [STEPS, "--mode", args.mode, "--optimizer", args.optimizer, "--steps", args.steps]
+    command += ["--scale", 2.0**20, "--window", 2]
+    for cell, its in processes.one_by_one(command, cells, environment):
+        yield cell, [flat(step["output"]) for step in its["steps"]] if "steps" in its else its["error"]
 
 
-def lines_of(command, env):
-    with tempfile.TemporaryFile("w+") as errors:
-        done = subprocess.run(
-            [sys.executable, *command], env=env, stdout=subprocess.PIPE, stderr=errors, text=True, timeout=200
-        )
-        errors.seek(0)
-        said = [line for line in errors.read().splitlines() if "Error" in line or line.startswith("dry_ascend")]
-    return [json.loads(line)["output"] for line in done.stdout.splitlines() if line.startswith('{"step"')], said[-1:]
+def flat(value):
+    return [each for item in value for each in flat(item)] if isinstance(value, list) else [value]
 
 
-@functools.cache
-def on_cpu(cell, mode, optimizer, steps):
-    env = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", **LOUD}
-    return lines_of(command(cell, mode, optimizer, steps), env)[0]
-
-
-def command(cell, mode, optimizer, steps):
-    return [str(STEPS), cell, "--mode", mode, "--optimizer", optimizer, "--steps", str(steps)]
-
-
-def compare(cell, mode, saturation, optimizer, steps, verbose=False, soc="Ascend910B2"):
-    """Returns whether all agrees, the largest difference of losses, and a text about the first that differs."""
-    its, cpu = command(cell, mode, optimizer, steps), on_cpu(cell, mode, optimizer, steps)
-    with tempfile.TemporaryDirectory() as folder:
-        unknown = Path(folder) / "unknown"
-        npu, said = lines_of(its, {**run.environment(soc, saturation, numpy=True, unknown=unknown), **LOUD})
-        if unknown.exists():
-            return False, 0.0, f"NumPy's kernels lack {', '.join(sorted(set(unknown.read_text().split())))}"
-    if verbose:
-        for a, b in zip(cpu, npu):
-            print(f"CPU {a}\nNPU {b}")
-    if len(cpu) != steps or len(npu) != steps:
-        return False, 0.0, f"{len(cpu)} steps on CPU, {len(npu)} on the NPU, of {steps}: {' '.join(said)[:200]}"
+def differences(on_cpu, on_npu):
+    """Returns the first verdict or scale that differs, as text, perhaps empty; and the largest difference of losses."""
     largest = 0.0
-    for i, (a, b) in enumerate(zip(cpu, npu)):
-        for x, y in zip(flat(a), flat(b)):
-            if isinstance(x, bool) or abs(x) >= LEAST_SCALE:
-                if x != y:
-                    return False, largest, f"step {i}: CPU {a}, NPU {b}"
+    for i, (cpu, npu) in enumerate(zip(on_cpu, on_npu)):
+        for expected, found in zip(cpu, npu):
+            if isinstance(expected, bool) or abs(expected) >= LEAST_SCALE:
+                if expected != found:
+                    return f"step {i}: {cpu} on CPU, {npu} on the NPU", largest
             else:
-                largest = max(largest, abs(x - y) / max(1, abs(x)))
-    return True, largest, ""
+                largest = max(largest, abs(expected - found) / max(1, abs(expected)))
+    return "", largest
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cells", nargs="+")
-    parser.add_argument("--mode", choices=("graph", "pynative"), default="graph")
-    parser.add_argument("--saturation", action="store_true")
-    parser.add_argument("--optimizer", default="momentum")
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--verbose", action="store_true")
-    args = vars(parser.parse_args())
-    different = 0
-    for cell in args.pop("cells"):
-        same, largest, why = compare(cell, **args)
-        different += not same
-        print(
-            f"{cell}: {'same verdicts and scales' if same else 'DIFFERENT'}; losses differ by {largest:.1e} at most. {why}",
-            flush=True,
-        )
-    return bool(different)
+    add = parser.add_argument
+    add("cells", nargs="*", default=names.CELLS, metavar="CELL", help="default: all of this package")
+    add("--mode", choices=("graph", "pynative"), default="graph", help="default: %(default)s")
+    add("--saturation", action="store_true", help="saturation mode, and not inf-nan mode")
+    add("--optimizer", default="momentum", help="of tools/dry/cells.py (default: %(default)s)")
+    add("--steps", type=int, default=8, help="default: %(default)s")
+    args = parser.parse_args()
+    build.folder()
+    on_cpu = outputs(args.cells, args, processes.environment())
+    on_npu = outputs(args.cells, args, run.environment(saturation=args.saturation, numpy=True))
+    differ = 0
+    for (cell, cpu), (_, npu) in zip(on_cpu, on_npu):
+        failed = [each for each in (cpu, npu) if isinstance(each, str)]
+        why, largest = (failed[0], 0.0) if failed else differences(cpu, npu)
+        differ += bool(why)
+        said = f"DIFFERENT: {why}" if why else f"same verdicts and scales; losses differ by {largest:.1e} at most"
+        print(f"{cell}: {said}", flush=True)
+    return int(differ > 0)
 
 
 if __name__ == "__main__":

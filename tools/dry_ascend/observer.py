@@ -1,59 +1,68 @@
 """
-An observer: a network that keeps the least value it has seen of each of four classes. Of three it sees none, so that they
-stay at the largest float32. Nothing overflows, each step is to be applied; but a sum of these values overflows float32,
-and sets the status register if it is taken between its clear and its reading.
+A network that keeps the least value it has seen of each of four classes. Of three it sees none, so that these stay at
+the largest float32. Nothing overflows, and each step is to be applied; but a sum of these values overflows float32, and
+sets the status register if it is taken between the register's clear and its reading. Prints JSON for each step.
 
-    python run.py --numpy --saturation observer.py [--mode pynative]      # prints a line of JSON for each step
+    python tools/dry_ascend/run.py --numpy --saturation tools/dry_ascend/observer.py [--mode pynative]
 """
 
 import argparse
 import json
 import os
+import sys
+from pathlib import Path
 
-import cells
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+import dry_ascend
 import mindspore
 import numpy as np
+from dry import cells
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--mode", choices=("graph", "pynative"), default="graph")
-parser.add_argument("--largest", type=float, default=float(np.finfo(np.float32).max), help="what the bounds begin with")
-args = parser.parse_args()
-ON_NPU = "DRY_ASCEND_SOC" in os.environ
-mindspore.set_seed(1)
-mindspore.set_context(mode=mindspore.GRAPH_MODE if args.mode == "graph" else mindspore.PYNATIVE_MODE)
-mindspore.set_device("Ascend" if ON_NPU else "CPU")
+LARGEST = float(np.finfo(np.float32).max)
 
 
 class Observed(nn.Cell):
+    """A network with a loss, whose forward keeps the least outputs."""
+
     def __init__(self):
         super().__init__()
-        self.network, self.loss = cells.Mlp(), cells.Squares()
-        self.least = Parameter(Tensor(np.full(4, args.largest, np.float32)), name="least", requires_grad=False)
-        self.mask = Tensor(np.array([1, 0, 0, 0], np.float32))
-        self.rest = Tensor(np.array([0, args.largest, args.largest, args.largest], np.float32))
+        self.network = cells.Layers()
+        self.loss = cells.MeanSquare()
+        self.least = Parameter(Tensor(np.full(4, LARGEST, np.float32)), name="least", requires_grad=False)
+        self.of_first = Tensor(np.array([1, 0, 0, 0], np.float32))
+        self.of_others = Tensor(np.array([0, LARGEST, LARGEST, LARGEST], np.float32))
 
     def construct(self, x, target):
         y = self.network(x)
-        seen = ops.mean(ops.stop_gradient(ops.cast(y, mstype.float32))) * self.mask + self.rest
-        ops.assign(self.least, ops.minimum(self.least, seen))
+        mean = ops.mean(ops.stop_gradient(ops.cast(y, mstype.float32)))
+        ops.assign(self.least, ops.minimum(self.least, mean * self.of_first + self.of_others))
         return self.loss(y, target)
 
 
-network = Observed()
-cell = ScaledTrainOneStepCell(
-    network, nn.Momentum(network.trainable_params(), 0.01, 0.9), DynamicLossScale(1024.0, 2, 100)
-).set_train()
-for i in range(4):
-    output = [each.asnumpy().tolist() for each in cell(cells.X, cells.TARGET)]
-    line = {"step": i, "output": output, "least": network.least.asnumpy().tolist()}
-    if ON_NPU:
-        import dry_ascend
-
-        line["register"] = list(dry_ascend.register_log)
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mode", choices=("graph", "pynative"), default="graph")
+    mode = parser.parse_args().mode
+    mindspore.set_seed(1)
+    mindspore.set_context(mode=mindspore.GRAPH_MODE if mode == "graph" else mindspore.PYNATIVE_MODE)
+    mindspore.set_device("Ascend")
+    network = Observed()
+    optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
+    cell = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(1024.0, 2, 100)).set_train()
+    for _ in range(4):
+        output = [each.asnumpy().tolist() for each in cell(cells.X, cells.TARGET)]
+        register = list(dry_ascend.register_log)
         dry_ascend.register_log.clear()
-    print(json.dumps(line), flush=True)
-os._exit(0)
+        print(
+            json.dumps({"output": output, "least": network.least.asnumpy().tolist(), "register": register}), flush=True
+        )
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,72 +1,79 @@
 """
-Runs a cell of cells.py, on the pretended NPU under run.py, or on CPU without it, and prints a line of JSON for each step:
-what it returned, and there the kernels, the synchronisations of the host, the copies to the host, and the status register.
+Makes steps of cells of tools/dry/cells.py, under run.py on the pretended NPU, else on CPU. Prints a line of JSON for
+each cell, which has for each step what it returned; and there its launches, how often the host waited for the device,
+the sizes of copies to the host, and what happened to the status register.
 
-    python run.py [--numpy] steps.py CELL [--mode pynative] [--optimizer adam] [--steps 5] [--stale] [--order]
-    python steps.py CELL
+    python tools/dry_ascend/run.py --numpy tools/dry_ascend/steps.py scaled "alternating with max_retries=3"
 """
 
 import argparse
-import atexit
 import json
 import os
-import tempfile
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+import mindspore
+from dry import cells
 
 ON_NPU = "DRY_ASCEND_SOC" in os.environ
-OWN_TRACE = ON_NPU and "DRY_ASCEND_TRACE" not in os.environ
-if OWN_TRACE:
-    os.environ["DRY_ASCEND_TRACE"] = tempfile.mkstemp(suffix=".trace")[1]
-    atexit.register(os.unlink, os.environ["DRY_ASCEND_TRACE"])
-
-import cells
-import mindspore
-
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("cell")
-parser.add_argument("--mode", choices=("graph", "pynative"), default="graph")
-parser.add_argument("--optimizer", choices=list(cells.OPTIMIZERS), default="momentum")
-parser.add_argument(
-    "--steps", type=int, default=5, help="a cell of ours looks at more in its first three (default: %(default)s)"
-)
-parser.add_argument("--stale", action="store_true", help="other work sets the status register before each other step")
-parser.add_argument("--order", action="store_true", help="all launches in their order, too")
-args = parser.parse_args()
-mindspore.set_seed(1)
-mindspore.set_context(mode=mindspore.GRAPH_MODE if args.mode == "graph" else mindspore.PYNATIVE_MODE)
-mindspore.set_device("Ascend" if ON_NPU else "CPU")
 if ON_NPU:
     import dry_ascend
-step, inputs = cells.make(args.cell, args.optimizer)
 
 
-def events():
-    """Returns the lines of the trace since the last mark."""
-    lines = open(os.environ["DRY_ASCEND_TRACE"]).read().splitlines()
-    return lines[len(lines) - 1 - lines[::-1].index("STEP") :]
+def told(lines):
+    """Returns what a step's lines of the trace tell."""
+    return {
+        "launches": [line.split()[1] for line in lines if line.startswith(("LAUNCH", "ACLOP"))],
+        "synchronisations": sum(line.startswith("aclrtSynchronizeStream") for line in lines),
+        "to_host": [int(line.split()[-1]) for line in lines if " D2H " in line],
+        "register": list(dry_ascend.register_log),
+    }
 
 
-for i in range(args.steps):
-    if ON_NPU:
-        mindspore.runtime.synchronize()
-        dry_ascend.register_log.clear()
-        if args.stale:
-            dry_ascend.set_register(i % 2)
-        dry_ascend.mark("STEP")
-    output = step(*inputs)
-    line = {"step": i}
-    if ON_NPU:
-        mindspore.runtime.synchronize()
-        found = events()
-        launches = [each.split()[1] for each in found if each.startswith(("LAUNCH", "ACLOP"))]
-        line["kernels"] = len(launches)
-        line["synchronisations"] = sum(each.startswith("aclrtSynchronizeStream") for each in found)
-        line["to_host"] = [int(each.split()[-1]) for each in found if " D2H " in each]
-        line["register"] = list(dry_ascend.register_log)
-        if args.order:
-            line["order"] = launches
-    if not ON_NPU or dry_ascend.computes:
-        line["output"] = [each.asnumpy().tolist() for each in (output if isinstance(output, tuple) else (output,))]
-    print(json.dumps(line), flush=True)
-if OWN_TRACE:
-    os.unlink(os.environ["DRY_ASCEND_TRACE"])
-os._exit(0)
+def traced_lines():
+    """Returns what was traced since the last call, once the device has done what it was told."""
+    mindspore.runtime.synchronize()
+    return dry_ascend.traced()
+
+
+def steps(cell, args):
+    mindspore.set_seed(1)
+    maker = cells.Maker(args.optimizer, args.scale, args.window)
+    step, inputs = cells.make(cell, maker)
+    too_large = [each * 1e30 for each in inputs]
+    for i in range(args.steps + args.overflows):
+        if ON_NPU:
+            traced_lines()
+            dry_ascend.register_log.clear()
+            if args.stale:
+                dry_ascend.set_register(i % 2)
+        output = step(*(inputs if i < args.steps else too_large))
+        found = told(traced_lines()) if ON_NPU else {}
+        outputs = output if isinstance(output, tuple) else (output,)
+        yield {**found, "output": [each.asnumpy().tolist() for each in outputs]}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("cells", nargs="+", metavar="CELL")
+    add("--mode", choices=("graph", "pynative"), default="graph", help="default: %(default)s")
+    add("--optimizer", choices=list(cells.OPTIMIZERS), default="momentum", help="default: %(default)s")
+    add("--scale", type=float, default=2.0**16, help="the first scale (default: %(default)g)")
+    add("--window", type=int, default=100, help="steps after which it grows (default: %(default)s)")
+    add("--steps", type=int, default=12, help="a cell looks at more in its first three (default: %(default)s)")
+    add("--overflows", type=int, default=0, help="then so many steps that overflow (default: %(default)s)")
+    add("--stale", action="store_true", help="other work sets the status register before each other step")
+    args = parser.parse_args()
+    mindspore.set_context(mode=mindspore.GRAPH_MODE if args.mode == "graph" else mindspore.PYNATIVE_MODE)
+    mindspore.set_device("Ascend" if ON_NPU else "CPU")
+    for cell in args.cells:
+        print(json.dumps({"cell": cell, "steps": list(steps(cell, args))}), flush=True)
+    # MindSpore's threads would end with errors of no matter.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -22,16 +22,14 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import build
+from dry import names
 from dry.processes import ROOT, environment, one_by_one
-from dry.tables import show, table
+from dry.tables import of_cycle, show, table
 
 HERE = Path(__file__).resolve().parent
 CASES = ("resnet50", "transformer", "dcgan128", "mlp", "tiny")
 SIDES = ("stock", "ms_lossscale", "stock with loss scale")
-SETTINGS = (
-    *("stock", "plain", "loss_scale=None", "clip_norm", "ema_decay", "max_retries=3", "accumulation of 4", "has_aux"),
-    *("clip_value", "NormSpike", "a condition on the loss", "ManualStep", "clip_norm and ema_decay"),
-)
+SETTINGS = ("stock", "plain", "loss_scale=None", *names.SETTINGS, "ManualStep")
 # Columns of the table: kernels whose numbers tell whether MindSpore fused what it fuses in an unscaled step.
 FUSED = ("BatchNormGradWithActivation", "BatchNormGradWithAddAndActivation")
 SINGLE = ("BatchNormGrad", "ReluGrad", "Transpose", "TensorMove", "Mul")
@@ -46,7 +44,7 @@ def row(case, side, found, unscaled):
     counts = Counter(applied["kernels"])
     number = len(applied["kernels"])
     first = len(found["applied, first of a cycle"]["kernels"])
-    numbers = str(number) if number == first else f"{first} to {number}"
+    numbers = of_cycle(first, number)
     if applied["compiled"] < number:
         numbers += f", {applied['compiled']} compiled"
     return [
@@ -65,8 +63,8 @@ def row(case, side, found, unscaled):
 def table_of_kernels(case, found):
     """Returns a table of how often each kernel is launched in an applied step of each side."""
     counts = {side: Counter(its["applied"]["kernels"]) for side, its in found.items() if "error" not in its}
-    names = {name for its in counts.values() for name in its}
-    rows = [[name, *(its[name] for its in counts.values())] for name in names]
+    kernels = {kernel for its in counts.values() for kernel in its}
+    rows = [[kernel, *(its[kernel] for its in counts.values())] for kernel in kernels]
     rows.sort(key=lambda row: (-max(row[1:]), row[0]))
     return table([f"kernel, {case}", *counts], rows)
 

@@ -64,12 +64,13 @@ def with_setting(name, network):
 def begin(case, name):
     """Returns a function that makes a step."""
     if case == "cells":
-        return cells.begin(name)
-    make, known = sides.CASES[case]
-    ours = {"plain": sides.scaled, "ManualStep": sides.functional, "loss_scale=None": sides.unscaled}
-    ours.update({each: partial(with_setting, each) for each in SETTINGS})
-    network, inputs = make()
-    step = {**ours, **known}[name](network)
+        step, inputs = cells.make(name)
+    else:
+        make, known = sides.CASES[case]
+        ours = {"plain": sides.scaled, "ManualStep": sides.functional, "loss_scale=None": sides.unscaled}
+        ours.update({each: partial(with_setting, each) for each in SETTINGS})
+        network, inputs = make()
+        step = {**ours, **known}[name](network)
     return lambda: step(*inputs)
 
 

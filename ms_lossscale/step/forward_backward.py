@@ -125,7 +125,8 @@ class ForwardBackward(NetworksRun):
 
     def _taken_apart(self, output):
         if isinstance(output, Tensor) and not (self.has_aux or self.weighted):
-            return self._returned_values.look_at(output), self._one, ()
+            # Graph mode would parse the look at one value, too.
+            return output if output.ndim == 0 else self._returned_values.look_at(output), self._one, ()
         values = self._returned_values(output)
         if self.weighted:
             return values[0], as_weight(self._owner, values[1]), values[2:]

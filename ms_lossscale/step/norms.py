@@ -121,7 +121,7 @@ class Norms(nn.Cell):
         super().__init__(auto_prefix=False)
         self.of_network = nn.CellList([LastNorm(plan, i) for i in range(len(plan.optimizers))], auto_prefix=False)
         measured = [bound is not None for bound in plan.settings.clip_norm]
-        self._measures_any = any(measured)
+        self.measures_any = any(measured)
         self._measures_all = all(measured)
 
     def measure(self, grads, factors):
@@ -130,9 +130,8 @@ class Norms(nn.Cell):
         for each network whether its norm is finite, and so its gradients are; None unless all are measured.
         """
         finite = ()
-        if self._measures_any:
-            for i in range(len(self.of_network)):
-                finite = (*finite, self.of_network[i].measure(grads[i], factors[i]))
+        for i in range(len(self.of_network)):
+            finite = (*finite, self.of_network[i].measure(grads[i], factors[i]))
         return finite if self._measures_all else None
 
     def values(self):

@@ -78,11 +78,13 @@ class Transaction(nn.Cell):
     def judge(self, grads: Gradients, call: Call, measures: bool = True) -> tuple[Gradients, Verdict]:
         """Measures norms, and checks for overflow. Returns the gradients, and the verdict."""
         overflow_check = self.overflow_check
+        measures = measures and self.norms.measures_any
         norms_finite = None
         if measures and overflow_check.norms_suffice:
             norms_finite = self.norms.measure(grads, self.factors(call))
         found = overflow_check.look_at(grads, norms_finite)  # 7. One overflow check.
-        grads = overflow_check.once_read(grads, found["overflowed"])
+        if overflow_check.starts:  # What is computed of gradients could set a register that has not been read.
+            grads = gradients.once(found["overflowed"], grads)
         if measures and not overflow_check.norms_suffice:
             self.norms.measure(grads, self.factors(call))
         return grads, overflow_check.judge(grads, found, call, self.forward_state)

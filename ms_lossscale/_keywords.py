@@ -1,9 +1,11 @@
-"""Answers to keywords that an argument has elsewhere: in other libraries, or in another class of this package."""
+"""Arguments in other forms: keywords of other libraries and classes, which are answered, and of an earlier version."""
 
 import functools
 import inspect
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar, cast
+
+from ms_lossscale._output import warn_user
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -57,3 +59,23 @@ def answers_keywords(**answers: str) -> Callable[[F], F]:
         return cast(F, construct)
 
     return decorate
+
+
+def takes_positions(init: F) -> F:
+    """Lets a constructor of keywords take them by position, too, as in version 0.5."""
+    _, *names = inspect.signature(init).parameters
+
+    @functools.wraps(init)
+    def construct(self, *args, **keywords):
+        if not 0 < len(args) <= len(names):
+            return init(self, *args, **keywords)
+        by_name = dict(zip(names, args))
+        owner = type(self).__name__
+        warn_user(
+            f"For '{owner}', arguments by position are the form of version 0.5, and work for the last time. Call "
+            f"{owner}({', '.join(f'{name}={value!r}' for name, value in by_name.items())}).",
+            FutureWarning,
+        )
+        return init(self, **by_name, **keywords)
+
+    return cast(F, construct)

@@ -142,7 +142,7 @@ def main():
         summary_dir=str(output),
         log_interval=10,
     )
-    model.train(EPOCHS, dataset(*train), callbacks=[state, LossScaleMonitor(30)], dataset_sink_mode=False)
+    model.train(EPOCHS, dataset(*train), callbacks=[state, LossScaleMonitor(every_n_steps=30)], dataset_sink_mode=False)
     with cell.ema_weights():
         averaged = model.eval(test_data, dataset_sink_mode=False)["accuracy"]
     print(f"accuracy on {TEST_DIGITS} test digits, averaged weights: {averaged:.1%}")

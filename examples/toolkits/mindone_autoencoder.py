@@ -268,7 +268,7 @@ def main():
     cell, untrained = both.step, test_error(both.autoencoder)
     saving = EvalSaveCallback(cell.network, ckpt_save_dir=str(output), log_interval=4, record_lr=True)
     model = Model(cell)
-    callbacks = [OverflowMonitor(), saving, LossScaleMonitor(8)]
+    callbacks = [OverflowMonitor(), saving, LossScaleMonitor(every_n_steps=8)]
     model.train(EPOCHS, digits(DIGITS), callbacks=callbacks, dataset_sink_mode=False)
     trained = test_error(both.autoencoder)
     print(f"mean squared error of {TEST_DIGITS} test digits: {untrained:.3f} before training, {trained:.3f} after it")

@@ -11,6 +11,7 @@ from mindspore.train import Callback, RunContext
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale._arguments import StrPath, check_file, check_positive_int, describe
+from ms_lossscale._keywords import takes_positions
 from ms_lossscale._mindspore.graphs import is_compiling, refuse_compiled
 from ms_lossscale._output import on_skips, warn_user
 from ms_lossscale._values import as_array
@@ -91,7 +92,7 @@ class LossScaleMonitor(Callback):
         >>> data = {"x": np.ones((8, 4), np.float32), "y": np.ones((8, 1), np.float32)}
         >>> data["x"][5] = np.inf
         >>> batches = dataset.NumpySlicesDataset(data, shuffle=False).batch(2)
-        >>> Model(cell).train(1, batches, callbacks=[LossScaleMonitor(2)], dataset_sink_mode=False)
+        >>> Model(cell).train(1, batches, callbacks=[LossScaleMonitor(every_n_steps=2)], dataset_sink_mode=False)
         step 2: loss 0, loss scale 1024, 2 applied, 0 skipped
         step 3: skipped (1 in a row) with a loss that was not finite, loss scale 1024, now 512; not finite: weight...
         step 4: loss 0.81, loss scale 512, 3 applied, 1 skipped
@@ -99,7 +100,7 @@ class LossScaleMonitor(Callback):
 
         The same in a loop of your own, which goes on with the same cell:
 
-        >>> monitor = LossScaleMonitor(2)
+        >>> monitor = LossScaleMonitor(every_n_steps=2)
         >>> with monitor.watching(cell):
         ...     for x, y in batches.create_tuple_iterator():
         ...         outputs = cell(x, y)
@@ -111,8 +112,10 @@ class LossScaleMonitor(Callback):
         steps 1 to 4: 1 skipped: 1 with a loss that was not finite
     """
 
+    @takes_positions
     def __init__(
         self,
+        *,
         every_n_steps: int = 100,
         csv: Optional[StrPath] = None,
         max_consecutive_skips: Optional[int] = None,
@@ -203,7 +206,7 @@ class LossScaleMonitor(Callback):
             ...
             >>> value_and_grad = mindspore.value_and_grad(forward, None, step.parameters, has_aux=True)
             >>> x, y = Tensor(np.ones((2, 4), np.float32)), Tensor(np.ones((2, 1), np.float32))
-            >>> monitor = LossScaleMonitor(2)
+            >>> monitor = LossScaleMonitor(every_n_steps=2)
             >>> with monitor.watching(step):
             ...     for _ in range(4):
             ...         (_, loss), grads = value_and_grad(*step.begin(x, y))

@@ -72,7 +72,7 @@ def watch(watched, made, monitor, steps=6, of_loop=lambda outputs: outputs):
 
 @in_pairs
 def test_another_cell_than_the_one_that_is_watched(mode, how):
-    monitor, watched, made = LossScaleMonitor(2), cell(DynamicLossScale()), cell(DynamicLossScale())
+    monitor, watched, made = LossScaleMonitor(every_n_steps=2), cell(DynamicLossScale()), cell(DynamicLossScale())
     (message,) = watch(watched, lambda: made(with_norm(1.0)), monitor)
     assert "the ScaledTrainOneStepCell that is watched made no step before step 2. Pass the cell that makes" in message
     step, _ = manual(DynamicLossScale(), how)
@@ -84,9 +84,9 @@ def test_another_cell_than_the_one_that_is_watched(mode, how):
 @pytest.mark.parametrize("steps", [1, 2])
 def test_of_alternating_networks_none_may_take_part(steps):
     trained = Trained("alternating", every=(3, 4), steps=steps)
-    assert watch(trained.cell, trained.call_cell, LossScaleMonitor(1), steps=9) == []
+    assert watch(trained.cell, trained.call_cell, LossScaleMonitor(every_n_steps=1), steps=9) == []
     other = Trained("alternating", every=(3, 4), steps=steps)
-    assert len(watch(other.cell, trained.call_cell, LossScaleMonitor(3))) == 1
+    assert len(watch(other.cell, trained.call_cell, LossScaleMonitor(every_n_steps=3))) == 1
 
 
 @quick_in_pynative_mode
@@ -97,7 +97,9 @@ def test_the_opposite_of_what_the_step_returned(mode, norm, words):
     def turned_around(outputs):
         return outputs[0], not bool(outputs[1])
 
-    (message,) = watch(step, lambda: train_step(with_norm(norm)), LossScaleMonitor(2), of_loop=turned_around)
+    (message,) = watch(
+        step, lambda: train_step(with_norm(norm)), LossScaleMonitor(every_n_steps=2), of_loop=turned_around
+    )
     assert f"step 1 came with an overflow of {norm == 1.0}" in message and words in message
 
 
@@ -105,7 +107,7 @@ def test_the_opposite_of_what_the_step_returned(mode, norm, words):
 @pytest.mark.parametrize("steps", [1, 2])
 def test_loops_that_forget_nothing_are_not_warned_of(mode, steps):
     step, train_step = manual(DynamicLossScale(), gradient_accumulation_steps=steps)
-    monitor, norms = LossScaleMonitor(2, max_consecutive_skips=9), [1.0, np.inf, 1.0, 1.0, np.inf]
+    monitor, norms = LossScaleMonitor(every_n_steps=2, max_consecutive_skips=9), [1.0, np.inf, 1.0, 1.0, np.inf]
     with warnings.catch_warnings(record=True) as recorded:
         warnings.simplefilter("always")
         for _ in range(2):

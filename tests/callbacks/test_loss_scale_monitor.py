@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import resource
+import warnings
 from pathlib import Path
 
 import mindspore
@@ -191,7 +192,7 @@ LINES = {
 @pytest.mark.parametrize("name", LINES)
 def test_lines(mode, name, capsys):
     make, batches, expected = LINES[name]
-    watch(make(), batches, ls.LossScaleMonitor(2))
+    watch(make(), batches, ls.LossScaleMonitor(every_n_steps=2))
     assert lines(capsys) == expected
 
 
@@ -199,7 +200,11 @@ def test_lines(mode, name, capsys):
 def test_endless_skips_are_told_ever_more_seldom(mode, capsys):
     its, overflows = sloped(8.0), [True] * 21 + [False] + [True] * 6
     # The second series begins anew.
-    watch(its, [NAN if overflow else GOOD for overflow in overflows], ls.LossScaleMonitor(7, csv="steps.csv"))
+    watch(
+        its,
+        [NAN if overflow else GOOD for overflow in overflows],
+        ls.LossScaleMonitor(every_n_steps=7, csv="steps.csv"),
+    )
     told = [int(line.split("skipped (")[1].split(" ")[0]) for line in lines(capsys) if "skipped (" in line]
     assert told == [1, 2, 3, 5, 10, 20, 1, 2, 3, 5]
     assert [row["skipped"] for row in rows()] == [str(int(overflow)) for overflow in overflows]
@@ -207,7 +212,7 @@ def test_endless_skips_are_told_ever_more_seldom(mode, capsys):
 
 @quick_in_pynative_mode
 def test_sums_are_of_an_epoch_and_counts_of_all(mode, capsys):
-    its, monitor = spiky(), ls.LossScaleMonitor(2)
+    its, monitor = spiky(), ls.LossScaleMonitor(every_n_steps=2)
     for _ in range(2):
         watch(its, [with_norm(4.0), with_norm(64.0)], monitor, epochs=2)
     told = lines(capsys)
@@ -252,7 +257,12 @@ def test_the_rows_and_that_training_is_the_same_with_it(mode, sink, capsys):
 @in_pairs
 def test_rows_and_lines_of_loops_are_those_of_model(mode, how, capsys):
     batches = linear_batches([False, True, True, False, False])
-    train(cell(ls.DynamicLossScale(2.0**10), Linear()), batches, ls.LossScaleMonitor(2, csv="model.csv"), epochs=2)
+    train(
+        cell(ls.DynamicLossScale(2.0**10), Linear()),
+        batches,
+        ls.LossScaleMonitor(every_n_steps=2, csv="model.csv"),
+        epochs=2,
+    )
     printed = lines(capsys)
     its = cell(ls.DynamicLossScale(2.0**10), Linear())
 
@@ -260,10 +270,16 @@ def test_rows_and_lines_of_loops_are_those_of_model(mode, how, capsys):
     def in_compiled_code(x, y):
         return its(x, y)
 
-    watch(its, batches, ls.LossScaleMonitor(2, csv="loop.csv"), in_compiled_code if how == "in_jit" else its, epochs=2)
+    watch(
+        its,
+        batches,
+        ls.LossScaleMonitor(every_n_steps=2, csv="loop.csv"),
+        in_compiled_code if how == "in_jit" else its,
+        epochs=2,
+    )
     assert lines(capsys) == printed
     step, train_step = manual(ls.DynamicLossScale(2.0**10), how, Linear())
-    watch(step, batches, ls.LossScaleMonitor(2, csv="manual.csv"), train_step, epochs=2)
+    watch(step, batches, ls.LossScaleMonitor(every_n_steps=2, csv="manual.csv"), train_step, epochs=2)
     assert lines(capsys) == printed
     assert len(printed) == (4 + 1) + (5 + 1)
     assert Path("model.csv").read_bytes() == Path("loop.csv").read_bytes() == Path("manual.csv").read_bytes()
@@ -329,7 +345,11 @@ def test_a_file_that_can_not_be_written_raises_and_what_was_written_can_be_read(
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most))
     try:
         with pytest.raises(OSError, match="File too large"):
-            watch(cell(ls.DynamicLossScale()), [with_norm(4.0)] * 50, ls.LossScaleMonitor(1, csv="steps.csv"))
+            watch(
+                cell(ls.DynamicLossScale()),
+                [with_norm(4.0)] * 50,
+                ls.LossScaleMonitor(every_n_steps=1, csv="steps.csv"),
+            )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     assert len(rows()) > 10
@@ -456,6 +476,21 @@ def test_skips_that_are_not_in_a_row_or_of_an_earlier_run_stop_nothing(mode):
     # The first call of a cycle: nothing has been skipped anew.
     watch(its, [with_norm(1.0)] * 2, monitor)
     assert its.counters()["applied_steps"] == 3
+
+
+@quick_in_pynative_mode
+def test_arguments_by_position_work_once_more_with_a_warning(mode, capsys):
+    with pytest.warns(
+        FutureWarning, match=r"version 0\.5.* LossScaleMonitor\(every_n_steps=2, csv='steps.csv'\)"
+    ) as told:
+        monitor = ls.LossScaleMonitor(2, "steps.csv", max_consecutive_skips=3)
+    assert [each.filename for each in told] == [__file__]
+    watch(linear(), linear_batches([False] * 2), monitor)
+    assert (len(rows()), len(lines(capsys))) == (2, 1)
+    for call in (lambda: ls.LossScaleMonitor(1, None, 3, None, 5), lambda: ls.LossScaleMonitor(1, every_n_steps=2)):
+        with pytest.raises(TypeError), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            call()
 
 
 @quick_in_pynative_mode

@@ -31,7 +31,7 @@ def rows_of(path):
 @quick_in_pynative_mode
 def test_the_line_shows_norm_and_mean_where_there_are_any(mode, capsys):
     cell = by_sgd(Tokens(), DynamicLossScale(2.0**10), weighted=True, clip_norm=INF, **CYCLE)
-    monitor, losses, counts = LossScaleMonitor(1, csv="steps.csv"), [], (3, 6, 1)
+    monitor, losses, counts = LossScaleMonitor(every_n_steps=1, csv="steps.csv"), [], (3, 6, 1)
     with monitor.watching(cell):
         for seed, count in enumerate(counts):
             outputs = cell(*tensors(batch(count, seed)))
@@ -53,7 +53,7 @@ def test_the_line_shows_norm_and_mean_where_there_are_any(mode, capsys):
 def test_the_mean_of_a_cycle_with_an_infinite_weight_is_not_finite(mode):
     """Without a warning: the cycle is skipped."""
     cell = by_sgd(Tokens(), DynamicLossScale(2.0**10), weighted=True, **CYCLE)
-    monitor, means = LossScaleMonitor(100), []
+    monitor, means = LossScaleMonitor(every_n_steps=100), []
     monitor.on_record = lambda record: means.append(record.step_loss)
     with warnings.catch_warnings(), monitor.watching(cell):
         warnings.simplefilter("error")
@@ -67,7 +67,7 @@ def test_the_mean_of_a_cycle_with_an_infinite_weight_is_not_finite(mode):
 @quick_in_pynative_mode
 def test_two_norms_in_a_row_and_in_a_line(mode, capsys):
     cell = by_sgd([Slopes("a"), Slopes("b")], DynamicLossScale(2.0**10), kind="simultaneous", clip_norm=INF)
-    monitor = LossScaleMonitor(1, csv="steps.csv")
+    monitor = LossScaleMonitor(every_n_steps=1, csv="steps.csv")
     with monitor.watching(cell):
         monitor.after_step(*cell(with_norm(4.0)))
     (row,) = rows_of("steps.csv")
@@ -117,7 +117,7 @@ def mebibytes_in_use():
 def test_of_99_unread_steps_no_picture_is_kept(mode, has_aux):
     x = Tensor(np.ones(4, np.float32))
     cell = by_sgd(Picture(has_aux), DynamicLossScale(), 1e-6, has_aux=has_aux)
-    monitor = LossScaleMonitor(100)
+    monitor = LossScaleMonitor(every_n_steps=100)
     with monitor.watching(cell):
         for step in range(99):
             monitor.after_step(*cell(x))

@@ -122,7 +122,7 @@ def test_a_gan_of_two_steps_in_one_compiled_function(mode, keywords):
 def test_a_name_tells_the_lines_of_two_monitors_apart(mode, capsys):
     for name in (None, "critic"):
         step, _, train_step = manual(dynamic(), name=name)
-        monitor = LossScaleMonitor(1)
+        monitor = LossScaleMonitor(every_n_steps=1)
         with monitor.watching(step):
             (loss,), overflow = train_step(*batch(0))
             monitor.after_step(loss, overflow)

@@ -423,7 +423,7 @@ OF_CALLBACKS = [
     (lambda: ls.EvaluateAverages(None, "nowhere/averages.ckpt"), ValueError, "'EvaluateAverages'", f"'save' {NO_FILE}"),
     *((lambda wrong=wrong: ls.ExposeOptimizer(wrong), TypeError, "'optimizer' must be an optimizer or None")
       for wrong in (3, nn.Adam, nn.Dense(2, 2), [sgd(Linear())])),
-    (lambda: ls.LossScaleMonitor(0), ValueError, "'every_n_steps' must be >= 1 and < 2", "but got 0"),
+    (lambda: ls.LossScaleMonitor(every_n_steps=0), ValueError, "'every_n_steps' must be >= 1 and < 2", "but got 0"),
     (lambda: ls.LossScaleMonitor(max_consecutive_skips="3"), TypeError,
      "'max_consecutive_skips' must be an integer >= 1, but got '3'"),
     (lambda: ls.LossScaleMonitor(csv=3), TypeError, f"'csv' {NO_FILE}, or None, but got 3"),

@@ -38,7 +38,7 @@ class OneForward(nn.TrainOneStepCell):
 
 class Recording(ls.LossScaleMonitor):  # Keeps the records, which it reads at the end of an epoch.
     def __init__(self, every_n_steps=1000, **keywords):
-        super().__init__(every_n_steps, **keywords)
+        super().__init__(every_n_steps=every_n_steps, **keywords)
         self.records = []
 
     def on_record(self, record):

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode
+from conftest import quick_in_graph_mode, quick_in_pynative_mode
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mindspore import Parameter, Tensor, nn, ops
@@ -76,3 +76,19 @@ def test_unscaled_gradients_over_the_whole_range_of_float32(mode, clip):
             assert_close(actual, np.clip(np.asarray(gradient, np.float32), -0.5, 0.5))
 
     check()
+
+
+# Where the factor that clips is no normal float32 number, or only together with the one that unscales.
+@pytest.mark.parametrize(
+    "clip_norm, scale, element",
+    [(1e-2, 1.0, 1e38), (1e-2, 2.0**16, 1e33), (1e-20, 2.0**60, 1e15), (1e30, 1.0, 1e-37), (1e-20, 2.0**-10, 1e38)],
+)
+@quick_in_pynative_mode
+def test_factors_at_both_ends_of_float32(mode, clip_norm, scale, element):
+    clipped = Clipped(clip_norm=clip_norm)
+    clipped.cell.set_loss_scale(scale)
+    gradient = np.array([1.0, -1.0, 0.5, 0.0, 0.25, -0.5, 1.0]) * element
+    actual, overflow = clipped(gradient)
+    assert not overflow
+    assert np.abs(actual).max() > 0
+    assert_close(actual, clipped_by_norm(gradient, clip_norm))

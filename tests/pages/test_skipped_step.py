@@ -17,7 +17,7 @@ RATE = 0.125
 
 @pytest.fixture
 def page(tmp_path):
-    assert len(CLASSES) == 2
+    assert len(CLASSES) == 3
     return import_code(tmp_path, IMPORTS + "\n\n".join(CLASSES))
 
 
@@ -71,3 +71,25 @@ def test_no_loss_ends_the_guard_against_jumps(mode, page):
     rests = [np.nan, np.inf, 9.0, np.nan, 9.0, 900.0, np.inf, 9.0]
     assert train(rests, [jump]) == [False, False, False, True, False, True, True, False]
     assert 5 < float(jump.mean) < 15
+
+
+class Zeros(nn.Cell):  # No gradient of its weight is there, but for those of a batch with objects.
+    def __init__(self):
+        super().__init__()
+        self.weight = Parameter(Tensor([1.0]), name="weight")
+
+    def construct(self, objects):
+        return (self.weight * objects).sum()
+
+
+def test_a_step_without_gradients_moves_weights_unless_a_condition_skips_it(mode, page):
+    moved = []
+    for conditions in ([], [page.NoGradient()]):
+        network = Zeros()
+        optimizer = nn.Momentum(network.trainable_params(), RATE, 0.9, weight_decay=0.5)
+        cell = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(1024.0), skip_conditions=conditions)
+        _, overflow, _ = cell(Tensor([0.0]))
+        assert bool(overflow) == bool(conditions)
+        moved.append(float(network.weight.asnumpy()[0]) != 1)
+        assert not cell(Tensor([1.0]))[1]
+    assert moved == [True, False]

@@ -1,4 +1,4 @@
-"""What docs/step.md says of weights that are frozen and unfrozen."""
+"""What docs/step.md says of weights that are frozen and unfrozen, and of float16 weights."""
 
 import re
 
@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 from conftest import quick_in_pynative_mode
 from mindspore import Tensor, nn
+from mindspore import dtype as mstype
 from support.python_process import ROOT, import_code, skip_with_older_mindspore
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 
 PAGE = (ROOT / "docs" / "step.md").read_text()
 (UNFREEZE,) = re.findall(r"^```py\n(for weight in backbone.*?)^```", PAGE, re.S | re.M)
+(TO_FLOAT32,) = re.findall(r"^```py\n(for weight in net.trainable.*?)^```", PAGE, re.S | re.M)
 INPUTS = Tensor(np.ones((2, 2), np.float32)), Tensor(np.ones((2, 1), np.float32))
 SET_UP = """
 import numpy as np
@@ -66,3 +68,14 @@ def test_a_weight_that_is_frozen_once_the_cell_has_run_is_trained_all_the_same(m
     assert is_trained(cell, backbone.weight)
     backbone.weight.requires_grad = False
     assert is_trained(cell, backbone.weight)
+
+
+@quick_in_pynative_mode
+def test_float16_weights_become_float32_ones_that_compute_in_float16(mode, tmp_path):
+    imports = "from mindspore import dtype as mstype\nfrom mindspore import nn\n\n"
+    page = import_code(tmp_path, f"{imports}net = nn.Dense(2, 1, dtype=mstype.float16)\n{TO_FLOAT32}")
+    assert all(weight.dtype == mstype.float32 for weight in page.optimizer.parameters)
+    assert page.net(INPUTS[0]).dtype == mstype.float16
+    network = nn.WithLossCell(page.net, nn.MSELoss())
+    cell = ScaledTrainOneStepCell(network, page.optimizer, DynamicLossScale(2.0**10)).set_train()
+    assert is_trained(cell, page.net.weight)

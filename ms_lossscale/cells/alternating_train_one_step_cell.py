@@ -20,7 +20,7 @@ from ms_lossscale.loss_scale import AcceptedLossScale, LossScale
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.forward_backward import inputs_of
 from ms_lossscale.step.forward_state import share_state
-from ms_lossscale.step.optimizers import network_prefix
+from ms_lossscale.step.optimizers import name_prefix, network_prefix
 from ms_lossscale.step.plan import StepPlan
 from ms_lossscale.step.settings import check_settings, check_settings_of_steps
 from ms_lossscale.step.shared_averages import share_averages
@@ -69,6 +69,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
             each network, or a list with a list of them for each network. Default: ``()`` .
         gradients_reduced (Union[bool, str]): As for :class:`ScaledTrainOneStepCell`. Default: ``False`` .
         drop_overflowed_calls (bool): As for :class:`ScaledTrainOneStepCell`. Default: ``False`` .
+        name (str, optional): As for :class:`ScaledTrainOneStepCell`. Default: ``None`` .
 
     Inputs:
         - **\\*inputs** (tuple) - The inputs of the networks.
@@ -141,8 +142,10 @@ class AlternatingTrainOneStepCell(TrainingCell):
         skip_conditions: Sequence[Any] = (),
         gradients_reduced: Union[bool, str] = False,
         drop_overflowed_calls: bool = False,
+        name: Optional[str] = None,
     ) -> None:
         owner = type(self).__name__
+        prefix = name_prefix(owner, name)
         networks = as_networks(owner, "networks", networks)
         optimizers = check_cells(owner, "optimizers", optimizers)
         check_one_each(owner, networks, optimizers)
@@ -165,18 +168,17 @@ class AlternatingTrainOneStepCell(TrainingCell):
         of_steps = check_settings_of_steps(
             owner, settings, len(networks), after_update=after_update, skip_conditions=skip_conditions
         )
-        loss_scales = _loss_scales(owner, loss_scale, (*networks, *optimizers), of_steps)
-        parts = zip(networks, optimizers, loss_scales, of_steps)
-        plans = [
-            StepPlan(owner, (network,), (optimizer,), [scale], of_step, prefix=network_prefix(i), number=i)
-            for i, (network, optimizer, scale, of_step) in enumerate(parts)
-        ]
+        loss_scales = _loss_scales(owner, loss_scale, (*networks, *optimizers), of_steps, prefix)
+        plans = []
+        for i, (network, optimizer, scale, of_step) in enumerate(zip(networks, optimizers, loss_scales, of_steps)):
+            of_network = {"name_prefix": prefix, "step_prefix": network_prefix(i), "number": i}
+            plans.append(StepPlan(owner, (network,), (optimizer,), [scale], of_step, **of_network))
         super().__init__(networks, optimizers, plans, network_inputs)
         if every is not None:
             self.set_every(every)
 
-    def _add_parts(self, steps, settings):
-        self._turns = Turns(len(steps), settings[0].gradient_accumulation_steps)
+    def _add_parts(self, steps, settings, prefix):
+        self._turns = Turns(len(steps), settings[0].gradient_accumulation_steps, prefix)
         transactions = [step.transaction for step in steps]
         share_state([transaction.forward_state for transaction in transactions])
         share_averages(self._owner, transactions, [of_step.ema_decay[0] for of_step in settings])
@@ -340,13 +342,13 @@ def _values(results):
     return gradients.sums(results[0])[0], results[2], results[3][0]
 
 
-def _loss_scales(owner, loss_scale, cells, of_steps):
+def _loss_scales(owner, loss_scale, cells, of_steps, prefix):
     """Returns the loss scale of each network: its own, or a copy of the one that is given for all."""
     if not isinstance(loss_scale, (list, tuple)):
         if isinstance(loss_scale, LossScale):
             _check_held_by_none(owner, loss_scale, cells, of_steps)
         loss_scale = [copy.deepcopy(loss_scale) for _ in of_steps]
-    return own_loss_scales(owner, loss_scale, len(of_steps))
+    return own_loss_scales(owner, loss_scale, len(of_steps), prefix)
 
 
 def _check_held_by_none(owner, loss_scale, cells, settings):

@@ -8,7 +8,7 @@ from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
-from ms_lossscale._arguments import describe, must_be
+from ms_lossscale._arguments import describe
 from ms_lossscale._mindspore.graphs import loads_what_was_compiled
 from ms_lossscale._mindspore.parameters import take_held_gradients
 from ms_lossscale._output import warn_user
@@ -54,15 +54,6 @@ def check_no_compile_cache(owner):
             f"weights and the loss scale of the present process. Unset MS_COMPILER_CACHE_ENABLE, or call "
             f"mindspore.set_context(enable_compile_cache=False). The training cells work with it."
         )
-
-
-def prefix_of(owner, name):
-    """Returns what the names of the state of a step with this name begin with. Raises unless it can be a name."""
-    if name is None:
-        return ""
-    if not isinstance(name, str) or not name:
-        raise TypeError(must_be(owner, "name", "a str that is not empty", name))
-    return f"{name}."
 
 
 def held_gradients(owner, weights_of_optimizers):

@@ -24,7 +24,6 @@ from ms_lossscale.cells.manual_calls import (
     ScaledValueAndGrad,
     check_no_compile_cache,
     held_gradients,
-    prefix_of,
 )
 from ms_lossscale.cells.training_cell import check_and_name, own_loss_scales
 from ms_lossscale.cells.training_state import TrainingState
@@ -32,7 +31,7 @@ from ms_lossscale.function_network import Network, as_networks, check_can_be_dif
 from ms_lossscale.loss_scale import AcceptedLossScale
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.manual import ManualCalls
-from ms_lossscale.step.optimizers import Optimizers
+from ms_lossscale.step.optimizers import Optimizers, name_prefix
 from ms_lossscale.step.plan import StepPlan
 from ms_lossscale.step.ranks import ranks_of
 from ms_lossscale.step.returned import as_weight
@@ -150,7 +149,7 @@ class ManualStep(TrainingState, Float32Cell):
         super().__init__(auto_prefix=False)
         owner = type(self).__name__
         check_no_compile_cache(owner)
-        prefix = prefix_of(owner, name)
+        prefix = name_prefix(owner, name)
         self._step_name = name
         self.several_networks = isinstance(optimizers, (list, tuple, nn.CellList))
         optimizers = check_cells(owner, "optimizers", optimizers if self.several_networks else [optimizers])
@@ -175,7 +174,7 @@ class ManualStep(TrainingState, Float32Cell):
         loss_scales = own_loss_scales(owner, loss_scale, len(optimizers), prefix)
         self.each_has_scale = isinstance(loss_scale, (list, tuple))
         check_and_name(owner, networks, optimizers, [settings], prefix, are_pairs=False)
-        self._build(StepPlan(owner, networks, optimizers, loss_scales, settings, prefix=prefix, is_manual=True))
+        self._build(StepPlan(owner, networks, optimizers, loss_scales, settings, name_prefix=prefix, is_manual=True))
         self._fix("grad_reducer", "parameters", "optimizer", "begin", "end")
         self._fix_arguments(ManualStep)
 
@@ -189,7 +188,7 @@ class ManualStep(TrainingState, Float32Cell):
         plan = replace(plan, ranks=ranks)
         self._calls = ManualCalls(plan)
         self._modes_checked = False
-        self._look_after([self._calls], plan.optimizers, [plan.settings])
+        self._look_after([self._calls], plan.networks, plan.optimizers, [plan.settings])
         self._checks = CallChecks(plan, self.parallel_mode)
         # Graph mode runs these when it compiles.
         self._is_compiled_begin = in_compiled_code(self._checks.begin)

@@ -7,10 +7,11 @@ from mindspore import Parameter, nn, ops
 
 from ms_lossscale._arguments import AfterUpdate
 from ms_lossscale._keywords import answers_keywords
-from ms_lossscale.cells.training_cell import TrainingCell
+from ms_lossscale.cells.training_cell import TrainingCell, own_loss_scale
 from ms_lossscale.function_network import Network, as_network
-from ms_lossscale.loss_scale import AcceptedLossScale, as_loss_scale
+from ms_lossscale.loss_scale import AcceptedLossScale
 from ms_lossscale.overflow_detector import OverflowDetector
+from ms_lossscale.step.optimizers import name_prefix, names_of_states
 from ms_lossscale.step.plan import StepPlan
 from ms_lossscale.step.settings import check_settings
 
@@ -78,6 +79,8 @@ class ScaledTrainOneStepCell(TrainingCell):
             it is undone, and the step is the mean over the other calls, by weight if they have weights. The step is
             skipped only if all calls were dropped, or their sum overflows. The update rule sees an overflow at the
             cycle's end if any call overflowed. `counters()` then has `dropped_calls`. Default: ``False`` .
+        name (str, optional): Begins, with a dot, the names of all Parameters besides those of the network and of
+            `after_update`. Two cells in one compiled function need different ones. Default: ``None`` .
 
     Inputs:
         - **\\*inputs** (tuple) - The inputs of the network.
@@ -143,8 +146,10 @@ class ScaledTrainOneStepCell(TrainingCell):
         skip_conditions: Sequence[Any] = (),
         gradients_reduced: Union[bool, str] = False,
         drop_overflowed_calls: bool = False,
+        name: Optional[str] = None,
     ) -> None:
         owner = type(self).__name__
+        prefix = name_prefix(owner, name)
         settings = check_settings(
             owner,
             1,
@@ -164,8 +169,12 @@ class ScaledTrainOneStepCell(TrainingCell):
             drop_overflowed_calls=drop_overflowed_calls,
         )
         networks = (as_network(owner, "network", network),)
-        plan = StepPlan(owner, networks, (optimizer,), [as_loss_scale(owner, loss_scale)], settings)
+        loss_scales = [own_loss_scale(owner, loss_scale, prefix)]
+        plan = StepPlan(owner, networks, (optimizer,), loss_scales, settings, name_prefix=prefix)
         super().__init__(networks, plan.optimizers, [plan])
+
+    def _names_in_holders(self):
+        return names_of_states(self.optimizer)
 
     def construct(self, *inputs):
         # Indexed, since graph mode warns of a name that nothing uses.

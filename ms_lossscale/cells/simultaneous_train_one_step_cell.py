@@ -13,6 +13,7 @@ from ms_lossscale.cells.training_cell import TrainingCell, or_none, own_loss_sca
 from ms_lossscale.function_network import Network, as_network, as_networks
 from ms_lossscale.loss_scale import AcceptedLossScale
 from ms_lossscale.overflow_detector import OverflowDetector
+from ms_lossscale.step.optimizers import name_prefix
 from ms_lossscale.step.plan import StepPlan
 from ms_lossscale.step.settings import check_settings
 
@@ -61,6 +62,7 @@ class SimultaneousTrainOneStepCell(TrainingCell):
             They look at the sum of the losses, and at the norm of all gradients together. Default: ``()`` .
         gradients_reduced (Union[bool, str]): As for :class:`ScaledTrainOneStepCell`. Default: ``False`` .
         drop_overflowed_calls (bool): As for :class:`ScaledTrainOneStepCell`. Default: ``False`` .
+        name (str, optional): As for :class:`ScaledTrainOneStepCell`. Default: ``None`` .
 
     Inputs:
         - **\\*inputs** (tuple) - The inputs of the networks.
@@ -142,8 +144,10 @@ class SimultaneousTrainOneStepCell(TrainingCell):
         skip_conditions: Sequence[Any] = (),
         gradients_reduced: Union[bool, str] = False,
         drop_overflowed_calls: bool = False,
+        name: Optional[str] = None,
     ) -> None:
         owner = type(self).__name__
+        prefix = name_prefix(owner, name)
         optimizers = check_cells(owner, "optimizers", optimizers)
         one_cell = not isinstance(networks, (list, tuple)) and type(networks) is not nn.CellList
         if one_cell:
@@ -170,8 +174,9 @@ class SimultaneousTrainOneStepCell(TrainingCell):
             gradients_reduced=gradients_reduced,
             drop_overflowed_calls=drop_overflowed_calls,
         )
-        loss_scales = own_loss_scales(owner, loss_scale, len(optimizers))
-        plan = StepPlan(owner, networks, optimizers, loss_scales, settings, may_return_tuple=one_cell)
+        loss_scales = own_loss_scales(owner, loss_scale, len(optimizers), prefix)
+        of_cell = {"name_prefix": prefix, "may_return_tuple": one_cell}
+        plan = StepPlan(owner, networks, optimizers, loss_scales, settings, **of_cell)
         super().__init__(networks, optimizers, [plan], network_inputs)
         self.each_has_scale = isinstance(loss_scale, (list, tuple))
 

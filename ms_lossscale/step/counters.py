@@ -26,7 +26,8 @@ class StepCounters(Bounded, nn.Cell):
         name = f"{plan.prefix}step_counters."
         self._zero = Tensor(0, mstype.int32)
         self._one = Tensor(1, mstype.int32)
-        self._names = tuple(weight.name for weight in weights)
+        # Hidden from MindSpore: they belong to the networks.
+        object.__setattr__(self, "_weights", tuple(weights))
         self._of_others = ()
         self.applied_steps = state(f"{name}applied_steps", np.int32(0))
         self.skipped_steps = state(f"{name}skipped_steps", np.int32(0))
@@ -128,4 +129,4 @@ class StepCounters(Bounded, nn.Cell):
 
     def overflowed_parameters(self):
         """Returns the names of the weights whose gradients were not finite in the last step that was skipped."""
-        return [name for name, overflowed in zip(self._names, self.overflowed.asnumpy()) if overflowed]
+        return [weight.name for weight, overflowed in zip(self._weights, self.overflowed.asnumpy()) if overflowed]

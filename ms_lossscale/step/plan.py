@@ -28,15 +28,21 @@ class StepPlan:
     settings: Settings
     # What connects the ranks, None if the process trains alone.
     ranks: Optional[Ranks] = None
-    # What the names of its state begin with (of a ManualStep, those of its averages, too), and the number of its first
-    # network in the cell.
-    prefix: str = ""
+    # What the names of all state of the cell begin with; what those of this step go on with, but for averages; and
+    # the number of its first network in the cell.
+    name_prefix: str = ""
+    step_prefix: str = ""
     number: int = 0
     # The positions of the inputs that each network takes, None if each takes all.
     network_inputs: Optional[Sequence[Sequence[int]]] = None
     # Whether a network may return its only loss in a tuple.
     may_return_tuple: bool = False
     is_manual: bool = False
+
+    @property
+    def prefix(self) -> str:
+        """What the names of its state begin with, but for averages."""
+        return f"{self.name_prefix}{self.step_prefix}"
 
     @property
     def weights(self) -> list[ParameterTuple]:

@@ -112,10 +112,8 @@ class Update(nn.Cell):
         self.after_update = settings.after_update
         clips = [Clip(plan, i, norm) for i, norm in enumerate(norms.of_network)]
         self.clips = nn.CellList(clips, auto_prefix=False)
-        # A network that has a step of its own needs none: the names of weights are unique in a cell.
-        prefix = plan.prefix if plan.is_manual else ""
         averages = [
-            MovingAverage(decay, weights, prefix)
+            MovingAverage(decay, weights, plan.name_prefix)
             for decay, weights in zip(settings.ema_decay, plan.weights)
             if decay is not None
         ]

@@ -46,7 +46,8 @@ def test_any(mode, data):
 # What a keyword is called in the reference, if it has another name there.
 _IN_REFERENCE = {"gradient_accumulation_steps": "steps", "network_inputs": "positions", "forward_state": "state"}
 # What the configurations leave out, and the test that compares it with ordinary training instead.
-_ELSEWHERE = {"gradients_reduced": "ranks/test_data_parallel.py"}  # It does something on several ranks only.
+# What does something on several ranks only, or changes names alone.
+_ELSEWHERE = {"gradients_reduced": "ranks/test_data_parallel.py", "name": "cells/test_held_cells.py"}
 
 
 def names_in(path):  # All names, attributes, keywords and strings of a file.

@@ -25,7 +25,7 @@ SETTINGS = {
     "after_update": (None, ClipWeights([FURTHER], 0.9)),
     "overflow_detector": (None, ls.FloatStatusRegister()),
     **{"max_retries": (0, 1), "weighted": (False, True), "skip_conditions": ((), [dp.HighLoss()])},
-    **{"gradients_reduced": (False, True), "drop_overflowed_calls": (False, True)},
+    **{"gradients_reduced": (False, True), "drop_overflowed_calls": (False, True), "name": (None, "critic")},
 }
 # What a keyword can't be passed without.
 NEEDED = {"drop_overflowed_calls": {"gradient_accumulation_steps": 2}}

@@ -12,6 +12,7 @@ from mindspore.experimental import optim
 import ms_lossscale as ls
 from support.data_parallel_training import ROWS, Rows, error_of, parallel, rows_of
 from support.gan_networks import ClipWeights
+from support.held_cells import Holder
 from support.networks import FEATURES, weight
 from support.training import cell_of, state
 
@@ -173,12 +174,14 @@ def sharded_merged(place):  # Resumes any number of ranks from the merged parts 
     return both(place, cycle_cell, loads=[ls.merge_shards([file_of("sharded", rank) for rank in range(2)])] * 2)
 
 
-def _sharded_rows(place, kind, keywords):
+def _rows_cell(kind, keywords, optimizer=ls.ShardedOptimizer):
     """Returns a ManualStep or a training cell with cycles of three calls, and what calls it."""
     network = Rows(None if keywords.get("weighted") else 1 / ROWS)
-    optimizer = ls.ShardedOptimizer(network.trainable_params(), lambda shards: nn.Momentum(shards, 0.05, 0.5))
-    made = cell_of(kind, [network], [optimizer], scale(), gradient_accumulation_steps=3, **keywords)
-    if kind == "scaled":
+    trained = optimizer(network.trainable_params(), lambda shards: nn.Momentum(shards, 0.05, 0.5))
+    made = cell_of(kind.split()[-1], [network], [trained], scale(), gradient_accumulation_steps=3, **keywords)
+    if kind == "held scaled":
+        Holder(made)
+    if kind != "manual":
         return made, made
     value_and_grad = made.value_and_grad(network)
 
@@ -194,14 +197,16 @@ def sharded_shares(place):
     calls that were not dropped: cells that went on, and others that loaded what was merged before the last call."""
     parallel(place)
     of_each = [("scaled", {"weighted": True}), ("scaled", {"drop_overflowed_calls": True}), ("manual", {})]
-    for number, (kind, keywords) in enumerate(of_each):
+    for number, (kind, keywords) in enumerate([*of_each, ("held scaled", {"weighted": True})]):
         file = "../shares_{}_{}_{}.ckpt".format(mindspore.get_context("mode"), number, "{}")
-        (cell, call), (other, call_other) = (_sharded_rows(place, kind, keywords) for _ in range(2))
+        (cell, call), (other, call_other) = (_rows_cell(kind, keywords) for _ in range(2))
         for i, kinds in enumerate(("..", ".x" if "drop_overflowed_calls" in keywords else "..")):
             call(*rows_of(place, i, kinds, place.ranks))
         mindspore.save_checkpoint(cell, file.format(place.rank))
         ops.AllReduce()(Tensor(1.0)).asnumpy()  # All have saved.
-        other.load_state_dict(ls.merge_shards([file.format(rank) for rank in range(place.ranks)]))
+        merged = ls.merge_shards([file.format(rank) for rank in range(place.ranks)])
+        assert merged.keys() == state(_rows_cell(kind, keywords, plain)[0]).keys()
+        assert other.load_state_dict(merged) == ([], [])
         before = state(cell)
         for each in (call, call_other):
             each(*rows_of(place, 2))

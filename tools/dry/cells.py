@@ -1,6 +1,6 @@
 """
 The cells under test: small, of Dense layers alone, so that a pretended NPU can compute them. A name is a kind and what
-it has, "scaled with BatchNorm, max_retries=3": see KINDS, and settings.py. names.py has those that are counted.
+it has, "scaled with 8 layers, max_retries=3": see KINDS and settings.py. names.py has the names that are counted.
 """
 
 import mindspore
@@ -8,7 +8,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from dry.names import BATCH_NORM
+from dry.names import BATCH_NORM, LAYERS
 from dry.settings import with_settings
 from ms_lossscale import (
     AlternatingTrainOneStepCell,
@@ -24,17 +24,16 @@ TARGET = Tensor(random.randn(4, 4).astype(np.float32))
 
 
 class Layers(nn.Cell):
-    """Two Dense layers in float16."""
+    """Dense layers in float16, two at least."""
 
-    def __init__(self):
+    def __init__(self, count=2, channels=4):
         super().__init__()
-        self.first = nn.Dense(8, 16)
-        self.relu = nn.ReLU()
-        self.second = nn.Dense(16, 4)
+        inner = [layer for _ in range(count - 2) for layer in (nn.Dense(16, 16), nn.ReLU())]
+        self.layers = nn.SequentialCell(nn.Dense(8, 16), nn.ReLU(), *inner, nn.Dense(16, channels))
         self.to_float(mstype.float16)
 
     def construct(self, x):
-        return self.second(self.relu(self.first(x)))
+        return self.layers(x)
 
 
 class Normalised(nn.Cell):
@@ -129,9 +128,8 @@ class Maker:
         optimizer = self.optimizer(network)
         return ScaledTrainOneStepCell(with_loss, optimizer, self.loss_scale(), **keywords).set_train()
 
-    def of_two_networks(self, kind, *settings):
-        generator = nn.SequentialCell(nn.Dense(8, 16), nn.ReLU(), nn.Dense(16, 8)).to_float(mstype.float16)
-        discriminator = Layers()
+    def of_two_networks(self, kind, discriminator, *settings):
+        generator = Layers(channels=8)
         optimizers = [self.optimizer(network) for network in (discriminator, generator)]
         losses, keywords = [], {}
         for loss in (DiscriminatorLoss(generator, discriminator), GeneratorLoss(generator, discriminator)):
@@ -164,8 +162,8 @@ KINDS = {
     "unscaled": Maker.unscaled,
     "stock": Maker.stock,
     "scaled": Maker.scaled,
-    "simultaneous": lambda maker, _, *settings: maker.of_two_networks(SimultaneousTrainOneStepCell, *settings),
-    "alternating": lambda maker, _, *settings: maker.of_two_networks(AlternatingTrainOneStepCell, *settings),
+    "simultaneous": lambda maker, *args: maker.of_two_networks(SimultaneousTrainOneStepCell, *args),
+    "alternating": lambda maker, *args: maker.of_two_networks(AlternatingTrainOneStepCell, *args),
     "manual": Maker.manual,
     "compiled manual": lambda maker, *args: maker.manual(*args, compiled=True),
 }
@@ -174,7 +172,13 @@ KINDS = {
 def make(name, maker=None):
     """Returns a step of the cell of this name, and its inputs."""
     kind, _, of_it = name.partition(" with ")
-    settings = of_it.split(", ") if of_it else []
-    network = Normalised() if BATCH_NORM in settings else Layers()
-    step = KINDS[kind](maker or Maker(), network, *(each for each in settings if each != BATCH_NORM))
+    settings, network = [], None
+    for each in filter(None, of_it.split(", ")):
+        if each == BATCH_NORM:
+            network = Normalised()
+        elif each.endswith(LAYERS):
+            network = Layers(int(each[: -len(LAYERS)]))
+        else:
+            settings.append(each)
+    step = KINDS[kind](maker or Maker(), network or Layers(), *settings)
     return step, ((X, X) if kind in ("simultaneous", "alternating") else (X, TARGET))

@@ -4,7 +4,8 @@ SETTINGS = (
     *("clip_norm", "ema_decay", "max_retries=3", "accumulation of 4", "has_aux", "clip_value", "NormSpike"),
     *("a condition on the loss", "two conditions", "clip_norm and ema_decay"),
 )
-BATCH_NORM = "BatchNorm"
+# What a cell's network may have, beside settings: BatchNorm, or so many layers.
+BATCH_NORM, LAYERS = "BatchNorm", " layers"
 OF_A_STEP = ("clip_norm and ema_decay", "accumulation of 4", "two conditions")
 OF_A_CELL = (*OF_A_STEP, "max_retries=3")
 # MindSpore's cells, and those of this package, plain and with what a step can have.

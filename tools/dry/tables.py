@@ -1,5 +1,6 @@
 """Tables in GitHub's Markdown, on stdout and in a file."""
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from dry.processes import ROOT
 def command():
     """Returns the command of this process, as one would type it in the checkout."""
     script = Path(sys.argv[0]).resolve()
-    return " ".join(["python", str(script.relative_to(ROOT)), *sys.argv[1:]])
+    return shlex.join(["python", str(script.relative_to(ROOT)), *sys.argv[1:]])
 
 
 def table(header, rows, left=1):

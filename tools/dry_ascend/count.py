@@ -63,7 +63,8 @@ def asked_ge(cells, mode, args):
     return found
 
 
-def row(cell, mode, its, at_o2):
+def row(cell, mode, its):
+    at_o2 = its["910A at O2"]
     if "error" in its:
         return [cell, mode, its["error"], *["-"] * (len(HEADER) - 4), at_o2]
     steps = its["steps"]
@@ -105,8 +106,9 @@ def main():
     rows, found = [], {}
     for mode in args.modes:
         found[mode] = count(args.cells, mode, args)
-        at_o2 = asked_ge(args.cells, mode, args)
-        rows += [row(cell, mode, its, at_o2[cell]) for cell, its in found[mode].items()]
+        for cell, answer in asked_ge(args.cells, mode, args).items():
+            found[mode][cell]["910A at O2"] = answer
+        rows += [row(cell, mode, its) for cell, its in found[mode].items()]
     show(table(HEADER, rows, left=2), args.output)
     if args.launches:
         for mode, its in found.items():

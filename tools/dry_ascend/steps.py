@@ -38,6 +38,11 @@ def traced_lines():
     return dry_ascend.traced()
 
 
+def plain(output):
+    """Returns tuples of Tensors as lists of numbers."""
+    return [plain(each) if isinstance(each, tuple) else each.asnumpy().tolist() for each in output]
+
+
 def steps(cell, args):
     mindspore.set_seed(1)
     maker = cells.Maker(args.optimizer, args.scale, args.window)
@@ -51,8 +56,7 @@ def steps(cell, args):
                 dry_ascend.set_register(i % 2)
         output = step(*(inputs if i < args.steps else too_large))
         found = told(traced_lines()) if ON_NPU else {}
-        outputs = output if isinstance(output, tuple) else (output,)
-        yield {**found, "output": [each.asnumpy().tolist() for each in outputs]}
+        yield {**found, "output": plain(output if isinstance(output, tuple) else (output,))}
 
 
 def main():

@@ -3,9 +3,11 @@ Ways to write a scaled step of a small convolutional network, and what MindSpore
 kernels it launches, and how many of them are fused. A branch on what the forward wrote can part the forward from the
 backward, so that nothing is fused across it; returning the unscaled loss as well costs nothing.
 
-    python tools/dry_gpu/formulations.py [WAY ...]
+    python tools/dry_gpu/formulations.py
+    python tools/dry_gpu/formulations.py "loss as aux" "aux, unscaled in the branch"
 """
 
+import argparse
 import sys
 from collections import Counter
 from pathlib import Path
@@ -216,16 +218,20 @@ def counted(make):
     return Counter(dry_gpu.kernels())
 
 
-def main(*names):
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("ways", nargs="*", default=WAYS, metavar="WAY", help=f"default: all of {', '.join(WAYS)}")
+    parser.add_argument("--output", metavar="FILE", help="add the table to this file, below the command")
+    args = parser.parse_args()
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
     mindspore.set_device("GPU")
     rows = []
-    for name in names or WAYS:
+    for name in args.ways:
         found = counted(WAYS[name])
         print(f"{name}: {sum(found.values())} kernels", file=sys.stderr, flush=True)
         rows.append([name, sum(found.values()), *(found[kernel] for kernel in KERNELS)])
-    show(table(["way", "kernels", *KERNELS], rows))
+    show(table(["way", "kernels", *KERNELS], rows), args.output)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

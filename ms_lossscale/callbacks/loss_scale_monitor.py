@@ -25,12 +25,10 @@ from ms_lossscale.saved_batch import save_batch
 
 class _UnreadStep(NamedTuple):
     step: int
-    # Loss, overflow, scale and losses, without aux; of a loss that is no scalar its sum.
+    # Loss, overflow and scale, of alternating networks the losses, too; of a loss that is no scalar its sum.
     outputs: tuple
     batch: Optional[tuple]
     snapshots: list[tuple]
-    # Whether it is a call, and not a cycle that was flushed after the last one.
-    is_call: bool = True
 
 
 class LossScaleMonitor(Callback):
@@ -288,7 +286,7 @@ class LossScaleMonitor(Callback):
         self._file = None if self._csv is None else RecordFile(self._csv)
 
     def _remember(self, step, outputs, batch):
-        outputs = (_without_shape(outputs[0]), *outputs[1 : 4 if self._cell.several_networks else 3])
+        outputs = (_without_shape(outputs[0]), *outputs[1 : 4 if self._cell.each_decides else 3])
         self._last = _UnreadStep(step, outputs, batch if self._max_skips else None, self._snapshots())
         self._unread.append(self._last)
         if self._max_skips or step % self._every_n_steps == 0:
@@ -302,9 +300,9 @@ class LossScaleMonitor(Callback):
         if self._last is None:
             return
         step = self._last.step
-        if any(watched.has_decided() for watched in self._watched):
-            # A flush after the last call has ended its cycle.
-            self._unread.append(self._last._replace(snapshots=self._snapshots(), is_call=False))
+        if any(watched.has_flushed() for watched in self._watched):
+            # It is of the last call.
+            self._unread.append(self._last._replace(snapshots=self._snapshots()))
             self._read()
         sums = list(filter(None, (watched.sum_up() for watched in self._watched)))
         if sums:
@@ -323,14 +321,14 @@ class LossScaleMonitor(Callback):
                 ]
                 self._unread.popleft()
                 records = [
-                    watched.record(unread.step, outputs, unread.is_call, unread.batch, state)
+                    watched.record(unread.step, outputs, unread.batch, state)
                     for watched, state in zip(self._watched, states)
                 ]
                 rows += records
                 self._print(unread.step, records)
                 for watched, record in zip(self._watched, records):
                     if self._mistakes is not None:
-                        self._mistakes.look_at(watched, record, unread.is_call)
+                        self._mistakes.look_at(watched, record)
                     self.on_record(record)
                 for watched, record in zip(self._watched, records):
                     self._stop_if_it_only_skips(watched, record)

@@ -1,12 +1,16 @@
 """What a monitor keeps of a step until it reads it, the record that it makes of it, and the CSV file of these."""
 
 import csv
+import itertools
+import operator
+from collections import Counter
 from typing import NamedTuple, Optional
 
 import numpy as np
 
 from ms_lossscale import _primitives as prim
 from ms_lossscale._output import Values
+from ms_lossscale.step.counters import EVENTS
 
 
 class StepState(NamedTuple):
@@ -15,25 +19,20 @@ class StepState(NamedTuple):
     applied_steps: int
     skipped_steps: int
     consecutive_skipped_steps: int
-    skip_reasons: np.ndarray
+    # How often each event has happened in this process.
+    events: Counter
     # Whose gradients were not finite in the last step that was skipped.
     overflowed: np.ndarray
     loss_scales: Values
-    # The global norms at the last check, one for each network whose norm is measured.
-    norms: tuple[float, ...]
-    retries: int = 0
+    # The global norms at the last check, one for each network; None if nothing is measured.
+    norms: Optional[Values]
     dropped_calls: int = 0
     # How many calls the present accumulation cycle has had.
     calls: int = 0
-    # For each network, the sum of its losses' weights in the present cycle, and in the last one that ended; None if
-    # every loss counts alike.
-    weights: Optional[np.ndarray] = None
-    weights_of_last_cycle: Optional[np.ndarray] = None
-
-    @property
-    def steps(self):
-        """How many steps there were."""
-        return self.applied_steps + self.skipped_steps
+    # The mean loss of the last cycle, None if it is not known.
+    mean_loss: Optional[float] = None
+    # At which scales the call began that was retried last.
+    retried_at: Values = Values()
 
 
 class Snapshots:
@@ -47,48 +46,57 @@ class Snapshots:
             "skipped_steps": counters.skipped_steps,
             "consecutive_skipped_steps": counters.consecutive_skipped_steps,
         }
-        if counters.counts_retries:
-            self._counts["retries"] = counters.retries
-        if counters.counts_dropped:
-            self._counts["dropped_calls"] = counters.dropped_calls
+        self._is_measured = [norm.norm is not None for norm in transaction.norms.of_network]
         measured = transaction.norms.measured()
         self._numbers = {
             "loss_scales": [loss_scale.scale_value for loss_scale in transaction.scales.loss_scales],
             "roots": [norm.root for norm in measured],
             "powers": [norm.power for norm in measured],
         }
+        if counters.counts_dropped:
+            self._counts["dropped_calls"] = counters.dropped_calls
+        if counters.counts_retries:
+            self._numbers["retried_at"] = list(transaction.scales.retried_call_began_at)
         cycle = transaction.cycle
         if cycle is not None:
             self._counts["calls"] = cycle.count.value
-            if cycle.weights is not None:
-                self._numbers["weights"] = list(cycle.weights)
-                self._numbers["weights_of_last_cycle"] = list(cycle.weights_of_last_cycle)
+            self._counts["knows_mean"] = cycle.knows_last_mean
+            self._numbers["mean_loss"] = [cycle.last_mean_loss]
 
     def take(self):
         """Returns copies, on the device, of what the next step will change: counts, numbers, and two of arrays."""
         return (
             prim.stack(tuple(self._counts.values())),
-            prim.stack(tuple(parameter for part in self._numbers.values() for parameter in part)),
-            prim.deepcopy(self._counters.skip_reasons),
+            prim.stack(tuple(itertools.chain(*self._numbers.values()))),
+            prim.deepcopy(self._counters.events),
             prim.deepcopy(self._counters.overflowed),
         )
 
     def read(self, snapshot):
         """Returns what it holds, as a StepState."""
-        counts, numbers, skip_reasons, overflowed = (copy.asnumpy() for copy in snapshot)
+        counts, numbers, events, overflowed = (copy.asnumpy() for copy in snapshot)
         counts = dict(zip(self._counts, counts.tolist()))
         values = iter(numbers.tolist())
-        numbers = {name: [next(values) for _ in part] for name, part in self._numbers.items()}
-        norms = tuple(root / power for root, power in zip(numbers.pop("roots"), numbers.pop("powers")))
-        loss_scales = Values(numbers.pop("loss_scales"))
+        numbers = {name: Values(itertools.islice(values, len(its))) for name, its in self._numbers.items()}
+        norms = map(operator.truediv, numbers.pop("roots"), numbers.pop("powers"))
+        norms = Values(next(norms) if is_measured else None for is_measured in self._is_measured)
+        (mean_loss,) = numbers.pop("mean_loss", (None,))
         return StepState(
+            mean_loss=mean_loss if counts.pop("knows_mean", False) else None,
             **counts,
-            skip_reasons=skip_reasons,
+            **numbers,
+            events=_by_name(events),
             overflowed=overflowed,
-            loss_scales=loss_scales,
-            norms=norms,
-            **{name: np.array(weights) for name, weights in numbers.items()},
+            norms=norms if any(self._is_measured) else None,
         )
+
+    def events_now(self):
+        """Reads how often each event has happened so far."""
+        return _by_name(self._counters.events.asnumpy())
+
+
+def _by_name(events):
+    return Counter(dict(zip(EVENTS, events.tolist())))
 
 
 # A file that version 0.4 began goes on with as many columns.

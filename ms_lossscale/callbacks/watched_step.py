@@ -1,4 +1,4 @@
-"""What a monitor knows of the steps of a training cell, what it says of them, and of a loop that passes on others."""
+"""What a monitor says of the steps of a training cell, and of a loop that passes on others."""
 
 from collections import Counter
 
@@ -8,57 +8,9 @@ from ms_lossscale._arguments import listed
 from ms_lossscale._mindspore.cells import written_class
 from ms_lossscale._output import Values, counted, warn_user, written_scales, written_values
 from ms_lossscale.callbacks.records import Record, Snapshots
+from ms_lossscale.step.counters import ENDS
 
-
-class MeanLoss:
-    """
-    The mean over the calls of a cycle that a monitor is told of, by weight if their losses have weights. Dropped calls
-    are not in it.
-    """
-
-    def __init__(self):
-        # The losses and the weights, one for each network, of each call of the present cycle; None of dropped ones.
-        self._calls = []
-
-    @np.errstate(invalid="ignore")  # The weight of a skipped step may be infinite.
-    def add(self, losses, before, after):
-        """Adds a call, given the states before and after it."""
-        is_dropped = after.dropped_calls > before.dropped_calls
-        self._calls.append(None if is_dropped else (losses, _weights(losses, before, after)))
-
-    @np.errstate(invalid="ignore")
-    def end(self, before, after):
-        """Returns the mean of a cycle that ended between the states; None if none did, or all calls were dropped."""
-        # What is no more of the present cycle is of the one that ended, or `discard` has dropped it.
-        count = max(0, len(self._calls) - after.calls)
-        kept = [call for call in self._calls[:count] if call is not None]
-        self._calls = self._calls[count:]
-        if after.steps == before.steps or not kept:
-            return None
-        losses, weights = map(np.array, zip(*kept))
-        return float(np.sum(np.sum(losses * _or_one(weights), axis=0) / _or_one(weights.sum(axis=0))))
-
-
-def _weights(losses, before, after):
-    """Returns the weights of a call's losses."""
-    if after.weights is None:
-        return np.ones(len(losses))
-    if after.calls == 0:
-        weights = after.weights_of_last_cycle - before.weights
-    elif after.calls == 1:
-        weights = after.weights
-    else:
-        weights = after.weights - before.weights
-    # A ManualStep has one loss for all networks.
-    return weights[: len(losses)]
-
-
-def _or_one(weights):
-    """Returns 1 in the place of 0: the loss of a call without weight is the sum itself."""
-    return np.where(weights > 0, weights, 1.0)
-
-
-# What a sum says of each reason. All but the last are those of `skip_reasons` in their order, and that is what remains.
+# What a sum says of each reason.
 _PHRASES = {
     "condition": "by a condition",
     "loss": "with a loss that was not finite",
@@ -70,14 +22,14 @@ _PHRASES = {
 
 
 class WatchedStep:
-    """What a monitor knows of the steps under one overflow check, which may be that of one of several networks."""
+    """What a monitor says of the steps under one overflow check, which may be that of one of several networks."""
 
     def __init__(self, step, network, name, of_cycles):
         transaction = step.transaction
-        self._counters = transaction.counters
         self._network = network
         # A step of the counters is a cycle of calls where gradients are accumulated, and a call elsewhere.
         self._of_cycles = of_cycles
+        self._each_call_ends = not transaction.counters.tells_applied
         self.prefix = "" if name is None else f"{name}: "
         conditions = ""
         if transaction.conditions is not None:
@@ -86,118 +38,82 @@ class WatchedStep:
         self._phrases = {**_PHRASES, "condition": f"by the condition {conditions}"}
         self._weights = [weight.name for weight in transaction.update.optimizers.parameters]
         self.snapshots = Snapshots(transaction)
-        # After the call that was read last, and after the one before.
+        # After the call that was read last, and what has happened since the one before.
         self._state = self.snapshots.read(self.snapshots.take())
-        self._before = self._state
-        self._mean_loss = MeanLoss()
+        self._new = Counter()
         # Of the last step that ended.
         self._last_norm = None
         self._last_mean = None
         # The counters go on where an earlier training ended, the numbers of the lines begin anew.
-        self._in_all = " in all" if self._state.steps else ""
-        self._reasons_to_sum_up = Counter()
-        self._drops_to_sum_up = 0
+        self._in_all = " in all" if self._state.applied_steps + self._state.skipped_steps else ""
+        self._to_sum_up = Counter()
         # The inputs of the last call that overflowed, or, in an accumulation cycle, of the first that did; of the last
         # one, if a condition skips it.
         self.batch = None
         self._is_in_overflow = False
-        self._was_told_of_overflow = False
+        # Whether a loop told of an overflow of a step that was applied, or of none of one that was skipped.
+        self.was_told_wrong = False
 
-    def has_decided(self):
-        """Returns whether a step was applied or skipped since the last one that was read."""
-        return self._counters.steps_made() != self._state.steps
+    def has_flushed(self):
+        """Reads whether a cycle has ended since the last reading."""
+        return self._of_cycles and _has_ended(self.snapshots.events_now() - self._state.events)
 
-    def has_moved(self):
-        """Returns whether there was a call at the last reading."""
-        return self._state.steps != self._before.steps or self._state.calls != self._before.calls
-
-    def contradicts(self, record):
-        """Returns whether a loop has told the opposite of what the cell counted for the step that was read last."""
-        is_one_step = not self._of_cycles and self._state.steps - self._before.steps == 1
-        return is_one_step and self._was_told_of_overflow != (record.skipped > 0)
-
-    def record(self, step, outputs, is_call, batch, state):
-        """
-        Returns the record of a step, given what the cell returned, in NumPy, its inputs, and the state after it. One
-        that is no call is of a cycle that was flushed after the last call, whose values it has.
-        """
-        loss, losses, overflow, loss_scale = self._outputs_of_network(outputs)
-        before = self._state
-        self._before = before
+    def record(self, step, outputs, batch, state):
+        """Returns the record of a step, given what the cell returned, in NumPy, its inputs, and the state after it."""
+        loss, overflow, loss_scale = self._outputs_of_network(outputs)
+        self._new = new = state.events - self._state.events
         self._state = state
-        self._was_told_of_overflow = bool(overflow)
-        new_skips = max(0, state.skipped_steps - before.skipped_steps)
-        reasons = self._new_reasons()
-        not_begun = reasons["not_begun"]
-        self._reasons_to_sum_up.update(reasons)
-        self._drops_to_sum_up += self._new_drops()
-        if (overflow or new_skips) and not self._is_in_overflow:
+        self._to_sum_up.update(new)
+        reasons = [reason for reason in self._phrases if new[reason]]
+        # Of what is new, a loop may not have told; and a checkpoint may have changed the counters since this step.
+        skipped = bool(reasons) and bool(overflow or state.consecutive_skipped_steps > 0)
+        self.was_told_wrong = not self._of_cycles and skipped != overflow
+        if (overflow or skipped) and (state.calls == 1 or not self._is_in_overflow):
             # A cycle that is flushed may be skipped although none of its calls overflowed.
             self.batch = batch
-        self._is_in_overflow = overflow and not new_skips
-        has_ended = state.steps - before.steps > not_begun
-        step_loss = self._step_loss(loss, losses if is_call else None, has_ended, not_begun)
-        grad_norm = Values(state.norms) if has_ended and state.norms else None
+        self._is_in_overflow = overflow and not skipped
+        has_ended = _has_ended(new) or (self._each_call_ends and not new["not_begun"])
         if has_ended:
-            self._last_norm = grad_norm
-            self._last_mean = step_loss
+            self._last_norm = state.norms
+            self._last_mean = state.mean_loss
         return Record(
             step=step,
             network=self._network or 0,
             loss=loss,
             loss_scale=Values(np.atleast_1d(loss_scale).tolist()),
-            skipped=new_skips,
+            skipped=int(skipped),
             applied_steps=state.applied_steps,
             skipped_steps=state.skipped_steps,
             consecutive_skipped_steps=state.consecutive_skipped_steps,
             next_loss_scale=state.loss_scales,
-            overflowed_parameters=" ".join(self._overflowed_weights() if new_skips > not_begun else ()),
-            retries=state.retries - before.retries,
-            skip_reasons=" ".join(reasons),
-            grad_norm=grad_norm,
-            step_loss=step_loss,
+            overflowed_parameters=" ".join(self._overflowed_weights() if skipped and reasons != ["not_begun"] else ()),
+            retries=new["retried"],
+            skip_reasons=" ".join(reasons if skipped else ()),
+            grad_norm=state.norms if has_ended else None,
+            step_loss=(state.mean_loss if self._of_cycles else loss) if has_ended else None,
             dropped_calls=state.dropped_calls,
         )
 
     def _outputs_of_network(self, outputs):
-        """Returns the loss, the losses that it is the sum of, whether the step overflowed, and the loss scale."""
+        """Returns the loss, whether the step overflowed, and the loss scale."""
         if self._network is None:
-            losses = outputs[3] if len(outputs) > 3 else np.atleast_1d(np.sum(outputs[0]))
-            return float(np.sum(outputs[0])), losses, outputs[1], outputs[2]
-        overflow, loss_scale, losses = (values[self._network] for values in outputs[1:4])
-        return float(losses), np.atleast_1d(losses), overflow, loss_scale
-
-    def _step_loss(self, loss, losses, has_ended, not_begun):
-        """Returns the mean loss of the step that has ended, None if none has."""
-        if not self._of_cycles:
-            return loss if has_ended else None
-        is_in_cycle = self._state.calls > 0 and not (not_begun and self._state.calls == self._before.calls)
-        if losses is not None and (has_ended or is_in_cycle):
-            self._mean_loss.add(losses, self._before, self._state)
-        return self._mean_loss.end(self._before, self._state)
+            return float(np.sum(outputs[0])), bool(outputs[1]), outputs[2]
+        overflow, loss_scale, loss = (values[self._network] for values in outputs[1:4])
+        return float(loss), bool(overflow), loss_scale
 
     def _overflowed_weights(self):
         return [name for name, overflowed in zip(self._weights, self._state.overflowed) if overflowed]
-
-    def _new_reasons(self):
-        """Returns for which reasons steps were skipped since the last reading, a Counter."""
-        added = (self._state.skip_reasons - self._before.skip_reasons).tolist()
-        added.append(self._state.skipped_steps - self._before.skipped_steps - sum(added))
-        return Counter({reason: count for reason, count in zip(_PHRASES, added) if count > 0})
-
-    def _new_drops(self):
-        return self._state.dropped_calls - self._before.dropped_calls
 
     def line(self, record):
         """Returns what to print of a step that was retried or skipped; of many in a row, of fewer and fewer."""
         events = []
         if record.retries:
-            failed = self._is_in_overflow or self._new_drops() or record.skip_reasons not in ("", "condition")
+            failed = self._is_in_overflow or self._new["dropped"] or record.skip_reasons not in ("", "condition")
             tries = f"and in {counted(record.retries, 'retry', 'retries')} down to" if failed else "done again at"
             events.append(
-                f"overflow at {written_scales(self._before.loss_scales)}, {tries} {written_scales(record.loss_scale)}"
+                f"overflow at {written_scales(self._state.retried_at)}, {tries} {written_scales(record.loss_scale)}"
             )
-        if _passes_milestone(record.dropped_calls, self._new_drops()):
+        if _passes_milestone(record.dropped_calls, self._new["dropped"]):
             events.append(f"dropped ({record.dropped_calls} in all), loss scale {written_scales(record.loss_scale)}")
         in_a_row = record.consecutive_skipped_steps
         if record.skipped and (in_a_row <= record.skipped or _passes_milestone(in_a_row, record.skipped)):
@@ -233,18 +149,22 @@ class WatchedStep:
 
     def sum_up(self):
         """Says how many steps were skipped since this was called before, by reason; nothing if none was."""
-        reasons = self._reasons_to_sum_up
-        drops = self._drops_to_sum_up
-        self._reasons_to_sum_up = Counter()
-        self._drops_to_sum_up = 0
-        told = [f"{reasons[reason]} {phrase}" for reason, phrase in self._phrases.items() if reasons[reason]]
-        sums = [f"{self._counted(sum(reasons.values()))} skipped: {', '.join(told)}"] if told else []
-        if drops:
-            sums.append(f"{counted(drops, 'call', 'calls')} dropped")
+        new = self._to_sum_up
+        self._to_sum_up = Counter()
+        told = [f"{new[reason]} {phrase}" for reason, phrase in self._phrases.items() if new[reason]]
+        skipped = sum(new[reason] for reason in self._phrases)
+        sums = [f"{self._counted(skipped)} skipped: {', '.join(told)}"] if told else []
+        if new["dropped"]:
+            sums.append(f"{counted(new['dropped'], 'call', 'calls')} dropped")
         return sums and self.prefix + ", and ".join(sums)
 
     def _counted(self, number):
         return counted(number, "cycle", "cycles") if self._of_cycles else number
+
+
+def _has_ended(events):
+    """Returns whether a step is known to have ended by these events."""
+    return any(events[event] for event in ENDS)
 
 
 def _passes_milestone(number, added):
@@ -261,37 +181,35 @@ class LoopMistakes:
 
     def __init__(self, cell):
         self._cell = cell
-        self._calls_made = self._count_calls()
-        self._has_moved = False
+        # None once the cell has made a step.
+        self._traces_at_begin = self._traces()
+        self._wrong = None
         self._has_warned = False
 
-    def _count_calls(self):
+    def _traces(self):
         """Returns numbers that change with each call of the cell."""
-        return [self._cell.steps_made(), *(int(count.value.asnumpy()) for count in self._cell._cycle_counts())]
+        events = sum(int(step.transaction.counters.events.asnumpy().sum()) for step in self._cell._steps)
+        calls = [int(count.value.asnumpy()) for count in self._cell._cycle_counts()]
+        return [self._cell.steps_made(), events, *calls]
 
-    def look_at(self, watched, record, is_call):
-        """Looks at a record that was just read. Warns of an overflow that is the opposite of what was counted."""
-        self._has_moved = self._has_moved or not is_call or watched.has_moved()
-        if watched.contradicts(record):
-            self._warn(
+    def look_at(self, watched, record):
+        """Looks at a record that was just read: at an overflow that is the opposite of what was counted."""
+        if watched.was_told_wrong and self._wrong is None:
+            self._wrong = (
                 f"{watched.prefix}step {record.step} came with an overflow of {not record.skipped}, but was "
                 f"{'skipped' if record.skipped else 'applied'}. Pass what the step returned, as it is"
             )
 
     def end_reading(self, last):
-        """Warns if the cell made none of the calls that were read, up to `last`."""
-        if not self._has_moved:
-            # Of alternating networks, none may have taken part.
-            calls_made = self._count_calls()
-            if calls_made == self._calls_made:
-                self._warn(
-                    f"the {type(self._cell).__name__} that is watched made no step before {last}. Pass the cell that "
-                    f"makes the steps: with monitor.watching(cell)"
-                )
-            self._calls_made = calls_made
-        self._has_moved = False
-
-    def _warn(self, what):
-        if not self._has_warned:
+        """Warns if the cell made none of the calls that were read, up to `last`, or of such an overflow."""
+        wrong = self._wrong
+        if self._traces_at_begin is not None and self._traces_at_begin == self._traces():
+            wrong = (
+                f"the {type(self._cell).__name__} that is watched made no step before {last}. Pass the cell that "
+                f"makes the steps: with monitor.watching(cell)"
+            )
+        else:
+            self._traces_at_begin = None
+        if wrong is not None and not self._has_warned:
             self._has_warned = True
-            warn_user(f"For 'LossScaleMonitor.after_step', {what}.")
+            warn_user(f"For 'LossScaleMonitor.after_step', {wrong}.")

@@ -171,7 +171,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
         loss_scales = _loss_scales(owner, loss_scale, (*networks, *optimizers), of_steps, prefix)
         plans = []
         for i, (network, optimizer, scale, of_step) in enumerate(zip(networks, optimizers, loss_scales, of_steps)):
-            of_network = {"name_prefix": prefix, "step_prefix": network_prefix(i), "number": i}
+            of_network = {"name_prefix": prefix, "step_prefix": network_prefix(i), "number": i, "takes_turns": True}
             plans.append(StepPlan(owner, (network,), (optimizer,), [scale], of_step, **of_network))
         super().__init__(networks, optimizers, plans, network_inputs)
         if every is not None:

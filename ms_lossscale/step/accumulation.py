@@ -63,7 +63,9 @@ class AccumulatingTransaction(Transaction):
         grads = grads if loss_weights is None else self.averaged(grads, loss_weights)
         grads = self.preparation.prepare(grads)  # 6. Reduce across ranks, transform, and measure norms.
         grads, verdict = self.verdict_of_cycle(grads, scales)
-        call: Call = {"scales": scales, "losses": self.cycle.mean_loss()}
+        mean_loss = self.cycle.mean_loss()
+        self.cycle.tell(mean_loss)
+        call: Call = {"scales": scales, "losses": (mean_loss,)}
         if "saved" in last_call:
             call["saved"] = last_call["saved"]
         skipped = self.apply_or_undo(grads, verdict, call)
@@ -71,8 +73,7 @@ class AccumulatingTransaction(Transaction):
 
     def averaged(self, grads: Gradients, loss_weights: tuple) -> Gradients:
         """Divides the gradients of a cycle by each network's sum of weights."""
-        sums_of_weights = self.cycle.remember(gradients.copy(loss_weights))
-        return self.preparation.average(grads, sums_of_weights, self.cycle.is_weighted)
+        return self.preparation.average(grads, gradients.copy(loss_weights), self.cycle.is_weighted)
 
     def verdict_of_cycle(self, grads: Gradients, scales: tuple[Tensor, ...]) -> tuple[Gradients, Verdict]:
         """Checks the mean over the calls. Returns it, and the verdict, to which an overflow in any call counts."""
@@ -156,6 +157,7 @@ class DroppingTransaction(AccumulatingTransaction):
         """Checks the mean over the calls that were not dropped. Returns it, and the verdict."""
         grads, verdict = self.judge(grads, {"scales": scales})
         (is_kept,) = self.on_any_rank((self.cycle.is_kept(scales),))
+        self.norms.lose_unless(is_kept)
         not_finite = prim.logical_or(self.overflow_check.not_finite(verdict, grads), self.cycle.not_finite)
         seen = gradients.or_each(verdict["overflows"], self.cycle.overflows(scales))
         of_kept: Verdict = {

@@ -1,4 +1,4 @@
-"""How many steps there were, and why they were skipped."""
+"""How many steps there were, why they were skipped, and what else a monitor tells of."""
 
 import itertools
 
@@ -11,6 +11,13 @@ from ms_lossscale._values import Bounded, of_count, state
 
 # Why a step was skipped. The first that holds counts.
 REASONS = ("condition", "loss", "forward_state", "gradients", "detector")
+# What happens to steps and calls. Those at the beginning, and only they, end a step.
+ENDS = (*REASONS, "applied")
+EVENTS = (*ENDS, "not_begun", "dropped", "retried")
+
+
+def _one_of(event):
+    return Tensor(np.array([name == event for name in EVENTS], np.int32))
 
 
 class StepCounters(Bounded, nn.Cell):
@@ -18,6 +25,10 @@ class StepCounters(Bounded, nn.Cell):
     Counts applied, skipped and consecutively skipped steps, and retries if there are any, in int32 Parameters. A bool
     Parameter tells which weights' gradients were not finite in the last step that was skipped, and an int32 one, of
     shape :math:`(5,)`, how many steps were skipped for each reason.
+
+    For monitors, `events` counts what has happened in this process. Nothing that is loaded or discarded changes it, so
+    that what is new in it since the last look has happened since. Of an applied step it tells only where a call may
+    also end without one.
     """
 
     def __init__(self, plan):
@@ -34,6 +45,12 @@ class StepCounters(Bounded, nn.Cell):
         self.consecutive_skipped_steps = state(f"{name}consecutive_skipped_steps", np.int32(0))
         # A diagnosis, not a state: hidden from checkpoints, which other weights may load.
         object.__setattr__(self, "overflowed", state(f"{name}overflowed", np.zeros(len(weights), bool)))
+        object.__setattr__(self, "events", state(f"{name}events", np.zeros(len(EVENTS), np.int32)))
+        self.tells_applied = plan.may_end_no_step
+        self._applied = _one_of("applied")
+        self._not_begun = _one_of("not_begun")
+        self._dropped = _one_of("dropped")
+        self._retried = _one_of("retried")
         self.skip_reasons = state(f"{name}skip_reasons", np.zeros(len(REASONS), np.int32))
         self._counts = ["applied_steps", "skipped_steps", "consecutive_skipped_steps"]
         self.counts_retries = plan.settings.max_retries > 0
@@ -49,7 +66,7 @@ class StepCounters(Bounded, nn.Cell):
         # The numbers of the reasons that are asked; the last one is what remains.
         first = 0 if self.counts_conditions else 1
         last = len(REASONS) - 1
-        self._numbers = Tensor(np.arange(len(REASONS), dtype=np.int32))
+        self._numbers = Tensor(np.arange(len(EVENTS), dtype=np.int32))
         self._asked = Tensor(np.arange(first, last, dtype=np.int32))
         self._rest = Tensor(np.full(last - first, last, np.int32))
 
@@ -69,15 +86,19 @@ class StepCounters(Bounded, nn.Cell):
         return none
 
     def count_applied(self):
+        if self.tells_applied:
+            prim.assign_add(self.events, self._applied)
         prim.assign(self.consecutive_skipped_steps, self._zero)
         # Not the value of the Assign: MindSpore 2.7 warns where a branch returns it.
         return ops.depend(self.applied_steps, prim.assign_add(self.applied_steps, self._one))
 
     def count_dropped(self, after):
         """Counts a call of a cycle that is dropped, once `after` is computed."""
+        prim.assign_add(self.events, self._dropped)
         return ops.depend(self.dropped_calls, prim.assign_add(self.dropped_calls, ops.depend(self._one, after)))
 
     def count_retry(self):
+        prim.assign_add(self.events, self._retried)
         return prim.assign_add(self.retries, self._one)
 
     def count_skipped(self, overflowed, causes, asked):
@@ -90,13 +111,15 @@ class StepCounters(Bounded, nn.Cell):
         flags = prim.stack(reasons if asked is None else (asked["skips"], *reasons))
         first = prim.reduce_min(prim.select(flags, self._asked, self._rest), ())
         counted = prim.cast(prim.equal(self._numbers, first), mstype.int32)
-        prim.assign_add(self.skip_reasons, counted)
+        prim.assign_add(self.events, counted)
+        prim.assign_add(self.skip_reasons, prim.slice(counted, (0,), (len(REASONS),)))
         prim.assign_add(self.consecutive_skipped_steps, self._one)
         return ops.depend(self.skipped_steps, prim.assign_add(self.skipped_steps, self._one))
 
     def count_not_begun(self, is_not_begun):
         """Counts, as skipped for no other reason, a step that ends and has not begun. Returns its argument."""
         prim.assign(self.overflowed, prim.zeros_like(self.overflowed))
+        prim.assign_add(self.events, self._not_begun)
         prim.assign_add(self.consecutive_skipped_steps, self._one)
         return ops.depend(is_not_begun, prim.assign_add(self.skipped_steps, self._one))
 

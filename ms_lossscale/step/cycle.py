@@ -25,6 +25,13 @@ def _assign_zero(after, parameter):
     return prim.assign(parameter, ops.depend(ops.zeros_like(parameter), after))
 
 
+def _sums(losses):
+    """Returns the sum of each loss, of shape (n,)."""
+    if len(losses) == 1 and losses[0].ndim == 0:
+        return prim.reshape(prim.cast(losses[0], mstype.float32), (1,))
+    return prim.stack(gradients.sums(losses))
+
+
 class CycleCount(Bounded, nn.Cell):
     """
     Counts the calls of a cycle of `steps` calls. A second Parameter, with the name `length`, says how many the cycle
@@ -77,8 +84,8 @@ class CycleCount(Bounded, nn.Cell):
 class Cycle(nn.Cell):
     """
     What the calls of a cycle have added up: gradients, in float32; where losses have weights, for each network the sum
-    of these, to which a network that has none adds 1; the losses times their weights, if conditions look at them; and
-    what was found not to be finite.
+    of these, to which a network that has none adds 1; the losses times their weights; and what was found not to be
+    finite. It also has the mean loss of the last cycle that ended.
 
     A cycle of a ManualStep shows by itself whether its losses have weights.
     """
@@ -90,6 +97,8 @@ class Cycle(nn.Cell):
         self.count = CycleCount(settings.gradient_accumulation_steps, f"{name}micro_steps", f"{name}steps")
         self._has_own_flags = plan.has_own_scales
         self._one = Tensor(1.0, mstype.float32)
+        self._no_call = Tensor(0, mstype.int32)
+        self._one_call = Tensor(1, mstype.int32)
         # For each network.
         self.gradients = tuple(
             ParameterTuple(
@@ -105,15 +114,16 @@ class Cycle(nn.Cell):
             self.weights = ParameterTuple(
                 state(f"{prefix}accumulation.sum_of_weights", np.float32(0)) for prefix in plan.prefixes
             )
-            last = [state(f"{prefix}accumulation.last_sum_of_weights", np.float32(0)) for prefix in plan.prefixes]
-            # For a monitor, hidden from checkpoints.
-            object.__setattr__(self, "weights_of_last_cycle", ParameterTuple(last))
-        self.losses = None
-        if any(condition.needs_loss for condition in settings.skip_conditions):
-            self.losses = state(f"{name}sum_of_losses", np.zeros(plan.losses, np.float32))
+        self.losses = state(f"{name}sum_of_losses", np.zeros(plan.losses, np.float32))
+        self.needs_losses = any(condition.needs_loss for condition in settings.skip_conditions)
+        # How many calls were not told their loss, as in a ManualStep, or were saved by version 0.5, which kept none.
+        self.missing_losses = state(f"{name}missing_losses", np.int32(0))
+        # For monitors, hidden from checkpoints.
+        object.__setattr__(self, "last_mean_loss", state(f"{name}last_mean_loss", np.float32(0)))
+        object.__setattr__(self, "knows_last_mean", state(f"{name}knows_last_mean", np.int32(0)))
         # All that is added up.
-        losses = () if self.losses is None else (self.losses,)
-        self.sums = ParameterTuple([*itertools.chain(*self.gradients), *(self.weights or ()), *losses])
+        sums = [*itertools.chain(*self.gradients), *(self.weights or ()), self.losses, self.missing_losses]
+        self.sums = ParameterTuple(sums)
         no_flags = np.zeros(len(plan.loss_scales) if self._has_own_flags else (), bool)
         self.overflow = state(f"{name}overflow", no_flags)
         # Whether a loss, and whether what a forward wrote, was not finite.
@@ -134,15 +144,17 @@ class Cycle(nn.Cell):
         """Adds a call and its unscaled gradients. Returns what to wait for."""
         done = (gradients.assign_add(self.gradients, grads), self.note(call, flags))
         done = done if self.weights is None else (done, gradients.assign_add(self.weights, self._weights_of(call)))
-        done = done if self.losses is None else (done, prim.assign_add(self.losses, self._losses_of(call)))
-        return done, self.count.count()
+        return done, self._add_losses(call), self.count.count()
+
+    def _add_losses(self, call):
+        if len(call["losses"]) == 0:
+            return prim.assign_add(self.missing_losses, self._one_call)
+        losses = _sums(call["losses"])
+        losses = prim.mul(losses, self._or_one(call["loss_weights"])) if "loss_weights" in call else losses
+        return prim.assign_add(self.losses, losses)
 
     def _weights_of(self, call):
         return call["loss_weights"] if "loss_weights" in call else (self._one,) * len(self.gradients)
-
-    def _losses_of(self, call):
-        losses = prim.stack(gradients.sums(call["losses"]))
-        return losses if self.weights is None else prim.mul(losses, self._of_losses(self._weights_of(call)))
 
     def note(self, call, flags):
         """Adds the flags of a call. Returns what to wait for."""
@@ -180,19 +192,22 @@ class Cycle(nn.Cell):
             return (prim.cast(self.count.value, mstype.float32),) * len(self.gradients)
         return gradients.copy(self.weights)
 
-    def remember(self, sums_of_weights):
-        """Keeps the sums of weights of a cycle that ends, for a monitor. Returns them."""
-        if self.weights is None:
-            return sums_of_weights
-        return ops.depend(sums_of_weights, gradients.assign(self.weights_of_last_cycle, sums_of_weights))
-
     def mean_loss(self):
-        """Returns the sum of the networks' losses, each the mean over the calls by weight: one, or none if not kept."""
-        if self.losses is None:
-            return ()
-        return (prim.reduce_sum(prim.div(self.losses, self._of_losses(self.sums_of_weights())), ()),)
+        """Returns the sum of the networks' losses, each the mean over the calls by weight."""
+        if self.weights is None:
+            return prim.div(prim.reduce_sum(self.losses, ()), prim.cast(self.count.value, mstype.float32))
+        return prim.reduce_sum(prim.div(self.losses, self._or_one(self.sums_of_weights())), ())
 
-    def _of_losses(self, weights):
+    def tell(self, mean_loss):
+        """Tells monitors the mean loss of a cycle that ends, and whether it is that of all calls."""
+        prim.assign(self.last_mean_loss, mean_loss)
+        prim.assign(self.knows_last_mean, prim.cast(self.knows_losses(), mstype.int32))
+
+    def knows_losses(self):
+        """Returns whether the loss of each call is known."""
+        return prim.equal(self.missing_losses, self._no_call)
+
+    def _or_one(self, weights):
         """Returns the weight of each loss, of which a ManualStep has one for all networks; 1 in the place of 0."""
         weights = prim.stack(weights[: self.losses.shape[0]])
         return prim.select(prim.greater(weights, ops.zeros_like(weights)), weights, ops.ones_like(weights))
@@ -222,7 +237,6 @@ class DroppingCycle(Bounded, Cycle):
     def __init__(self, plan):
         super().__init__(plan)
         name = f"{plan.prefix}accumulation."
-        self._one_call = Tensor(1, mstype.int32)
         self.dropped = state(f"{name}dropped_calls", np.int32(0))
         self.kept = state(f"{name}kept", False)
         self.not_finite = state(f"{name}not_finite", np.zeros(sum(map(len, self.gradients)), bool))
@@ -242,6 +256,13 @@ class DroppingCycle(Bounded, Cycle):
     def drop(self, call, flags):
         """Counts a call that adds nothing but its flags. Returns what to wait for."""
         return self.note(call, flags), prim.assign_add(self.dropped, self._one_call), self.count.count()
+
+    # Not by `super()`, either.
+    knows_losses_of_calls = Cycle.knows_losses
+
+    def knows_losses(self):
+        """Returns whether a call was kept, and the loss of each that was is known."""
+        return prim.logical_and(self.kept, self.knows_losses_of_calls())
 
     def is_kept(self, after):
         """Returns whether any call was kept, once `after` is computed."""

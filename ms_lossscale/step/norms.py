@@ -97,6 +97,7 @@ class LastNorm(nn.Cell):
         self.norm = None
         if plan.settings.clip_norm[number] is not None:
             self.norm = Norm(plan.ranks, plan.split[number])
+            self._nan = _tensor(float("nan"))
             self.root = Parameter(_tensor(0.0), name=f"{prefix}clipping.root", requires_grad=False)
             self.power = Parameter(_tensor(1.0), name=f"{prefix}clipping.power", requires_grad=False)
 
@@ -108,6 +109,11 @@ class LastNorm(nn.Cell):
         prim.assign(self.root, root)
         prim.assign(self.power, power)
         return prim.isfinite(root)
+
+    def lose_unless(self, is_known):
+        """Makes the norm NaN, if it is measured, unless `is_known`."""
+        if self.norm is not None:
+            prim.assign(self.root, prim.select(is_known, self.root, self._nan))
 
     def value(self):
         """Reads the norm, a float, or None if it is not measured."""
@@ -133,6 +139,11 @@ class Norms(nn.Cell):
         for i in range(len(self.of_network)):
             finite = (*finite, self.of_network[i].measure(grads[i], factors[i]))
         return finite if self._measures_all else None
+
+    def lose_unless(self, is_known):
+        """Makes the norms NaN unless `is_known`."""
+        for norm in self.of_network:
+            norm.lose_unless(is_known)
 
     def values(self):
         """Reads the norm of each network, None where it is not measured."""

@@ -38,6 +38,8 @@ class StepPlan:
     # Whether a network may return its only loss in a tuple.
     may_return_tuple: bool = False
     is_manual: bool = False
+    # Whether its networks take part in some calls of the cell only.
+    takes_turns: bool = False
 
     @property
     def prefix(self) -> str:
@@ -98,6 +100,11 @@ class StepPlan:
     def may_skip(self) -> bool:
         """Whether the step may be skipped."""
         return self.checks or len(self.settings.skip_conditions) > 0
+
+    @property
+    def may_end_no_step(self) -> bool:
+        """Whether a call may end without that a step does."""
+        return self.settings.gradient_accumulation_steps > 1 or self.takes_turns
 
     @property
     def drops_calls(self) -> bool:

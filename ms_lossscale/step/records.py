@@ -24,7 +24,7 @@ class Call(TypedDict, total=False):
     # What the forward writes, as it was before; missing if it writes nothing.
     saved: tuple[Tensor, ...]
     # The losses, of any shape, one for each network; of a ManualStep the one that is passed to `end`, or none. At the
-    # end of a cycle the sum of their means over its calls, or none if nobody looks at it.
+    # end of a cycle the sum of their means over its calls.
     losses: tuple[Tensor, ...]
     # The scaled gradients; missing at the end of a cycle.
     gradients: Gradients

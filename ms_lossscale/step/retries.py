@@ -59,8 +59,9 @@ class RetriedStep(Step):
         packed = gradients.flat(parts)
         left = self._max_retries
         while prim.logical_and(again, prim.greater(left, self._zero)):
-            left = prim.sub(left, self._one)
             scales, overflows = scales_and_overflows(gradients.parted(packed, lengths))
+            self.transaction.scales.tell_retry(scales, prim.equal(left, self._max_retries))
+            left = prim.sub(left, self._one)
             scales = self.attempts.back_off(scales, overflows, saved)
             inputs = copy_inputs(ops.depend(kept, scales))
             retried, auxes_of_retry = self.networks_run(scales, inputs, saved)

@@ -3,7 +3,7 @@
 import itertools
 
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
@@ -121,6 +121,10 @@ class Scales(nn.Cell):
         else:
             scalings = list(map(Scaling, plan.loss_scales))
         self.scalings = nn.CellList(scalings, auto_prefix=False)
+        if plan.settings.max_retries > 0:
+            # For monitors, hidden from checkpoints: at which scales the call began that was retried last.
+            began_at = [state(f"{prefix}retries.began_at", np.float32(0)) for prefix in prefixes]
+            object.__setattr__(self, "retried_call_began_at", ParameterTuple(began_at))
 
     def read(self):
         """Begins a call. Returns its scales."""
@@ -151,6 +155,12 @@ class Scales(nn.Cell):
                 moves = prim.logical_and(moves, prim.logical_not(stands_still[i]))
             done = (*done, only_if(moves, self.scalings[i].advance, scales[i], overflows[i]))
         return done
+
+    def tell_retry(self, scales, is_first):
+        """Tells monitors the scales of an attempt, if it is the first of its call."""
+        for i in range(len(self.scalings)):
+            began_at = self.retried_call_began_at[i]
+            prim.assign(began_at, prim.select(is_first, scales[i], began_at))
 
     def back_off(self, scales, overflows):
         """Lowers the scales that overflowed, between two attempts of a call. Returns what to wait for."""

@@ -32,7 +32,8 @@ class Section(NamedTuple):  # A heading's level, line and text, and what is belo
 def counterpart(path):  # The same page in the other language, or the path itself if there is none.
     names = {"README.md": "README_CN.md", "README_CN.md": "README.md"}
     if path.name in names:
-        return path.with_name(names[path.name])
+        other = path.with_name(names[path.name])
+        return other if other.exists() else path
     if path.parent.name == "zh":
         return path.parents[1] / path.name
     return path.parent / "zh" / path.name if (path.parent / "zh").is_dir() and path.suffix == ".md" else path

@@ -34,6 +34,7 @@ class NetworksRun(nn.Cell):
         self._network_inputs = plan.network_inputs
         self._scale_of_network = plan.scale_of_network
         self._has_loss_weights = any(plan.settings.weighted)
+        self._has_any_aux = any(plan.settings.has_aux)
         self.overflow_detector = transaction.overflow_check.detector if transaction.overflow_check.starts else None
         # Hidden from MindSpore: it is a part of the transaction.
         object.__setattr__(self, "_forward_state", transaction.forward_state)
@@ -57,8 +58,10 @@ class NetworksRun(nn.Cell):
         results = self.run(ops.depend(scales, inputs), inputs)
         losses = results[0]
         auxes = results[1]
-        # Losses and aux are copies, and must be made before an optimizer changes what they show.
-        call = {"scales": scales, "losses": losses, "gradients": ops.depend(results[2], (losses, auxes))}
+        # Losses and aux are copies, and must be made before an optimizer changes what they show. Without aux there are
+        # empty tuples: of these constants MindSpore's Ascend backend may say "Parameters size:2 out of range".
+        copies = (losses, auxes) if self._has_any_aux else losses
+        call = {"scales": scales, "losses": losses, "gradients": ops.depend(results[2], copies)}
         if len(saved) > 0:
             call["saved"] = saved
         if self._has_loss_weights:

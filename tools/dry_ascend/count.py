@@ -30,7 +30,7 @@ STEPS = Path(__file__).resolve().parent / "steps.py"
 APPLIED, OVERFLOWS, CYCLE = 12, 4, 4
 # What MindSpore says of a graph that GE does not take, and what its conversion says of the stubs, which comes later.
 REFUSED = "GE backend does not support"
-AT_THE_STUBS = ("is invalid type  as graph input", "Node output index")
+AT_THE_STUBS = ("is invalid type  as graph input", "Node output index", "Input handles size")
 HEADER = ("cell", "mode", "launches", "host waits", "to host", "with overflow", "host waits", "910A at O2")
 
 

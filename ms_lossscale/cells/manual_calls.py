@@ -9,7 +9,7 @@ from mindspore import dtype as mstype
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale._arguments import describe
-from ms_lossscale._mindspore.graphs import loads_what_was_compiled
+from ms_lossscale._mindspore.graphs import is_compiling, loads_what_was_compiled
 from ms_lossscale._mindspore.parameters import take_held_gradients
 from ms_lossscale._output import warn_user
 from ms_lossscale.cells.rank_comparison import refuse_with_sharded_weights
@@ -99,18 +99,30 @@ class CallChecks:
         self.has_begun = False
         self.is_weighted = None
         self._has_ever_begun = False
+        self._is_begin_compiled = False
         self._given_up = 0
         self._of_losses = None
 
     def begin(self):
-        """Notes that a call begins, in Python or in code that is compiled."""
+        """Notes that Python begins a call."""
         self._has_ever_begun = True
+        self.has_begun = True
+
+    def compiled_begin(self):
+        """Notes that code is compiled that begins calls."""
+        self._has_ever_begun = True
+        self._is_begin_compiled = True
+
+    @property
+    def may_be_open(self):
+        """Whether a call may have begun and not ended."""
+        return self.has_begun or self._is_begin_compiled
 
     def give_up(self, is_open):
-        """Notes that a call of Python began and did not end in Python. `is_open`: it did not end in compiled code."""
+        """Notes that a call of Python began and did not end in Python. `is_open()`: nor did it in compiled code."""
         self._given_up += 1
         if self._given_up == _TOLD_CALLS:
-            if is_open.asnumpy():
+            if is_open():
                 warn_user(
                     f"For '{self._owner}', the last {_TOLD_CALLS} steps began and never ended: each 'begin' restores "
                     f"what the forward of the one before wrote, and no weight changes. Call end(grads) in each step."
@@ -266,6 +278,8 @@ class ScaledValueAndGrad(nn.Cell):
 
     def construct(self, *inputs, **keywords):
         scale = self.manual_step._scale_of_call(self._number)
+        if is_compiling():
+            scale = ops.depend(scale, self.manual_step._calls.transaction.watch.note_derivative())
         results, grads = self._differentiate(scale, *inputs, **keywords)
         if self._has_aux:
             return ((results[1],) + results[2], grads)

@@ -191,7 +191,7 @@ class ManualStep(TrainingState, Float32Cell):
         self._look_after([self._calls], plan.networks, plan.optimizers, [plan.settings])
         self._checks = CallChecks(plan, self.parallel_mode)
         # Graph mode runs these when it compiles.
-        self._is_compiled_begin = in_compiled_code(self._checks.begin)
+        self._is_compiled_begin = in_compiled_code(self._checks.compiled_begin)
         self._is_compiled_scale = in_compiled_code(self._checks.compiled)
         self._check_end = ops.constexpr(self._checks.compiled_end)
         self._used_scale = ops.constexpr(self._checks.used_scale)
@@ -224,7 +224,7 @@ class ManualStep(TrainingState, Float32Cell):
         Returns:
             The inputs, which the forward then takes: a single one as it is, several as a tuple.
         """
-        inputs = self._calls.begin(*inputs) if self._is_compiled_begin() else self._begin_call(inputs)
+        inputs = self._calls.begin_anew(*inputs) if self._is_compiled_begin() else self._begin_call(inputs)
         return inputs[0] if len(inputs) == 1 else inputs
 
     def end(
@@ -233,9 +233,10 @@ class ManualStep(TrainingState, Float32Cell):
         """
         Ends a step: unscales, accumulates, reduces across ranks, checks, and updates or undoes.
 
-        In compiled code, an `end` without a `begin` of its own, forgotten or after another `end`, updates nothing: it
-        is counted as a skipped step, see :meth:`skip_reasons`, and the loss scale and an accumulation cycle stand
-        still. Once, 50 skipped steps in a row are printed.
+        In compiled code, an `end` without a `begin` of its own, forgotten, after another `end`, or with gradients that
+        :meth:`value_and_grad` computed before it, updates nothing: it is counted as a skipped step, see
+        :meth:`skip_reasons`, and the loss scale and an accumulation cycle stand still. Once, 50 skipped steps in a row
+        are printed.
 
         Args:
             *grads (tuple[Tensor]): A tuple of scaled gradients for each optimizer, in the order of its parameters.
@@ -349,7 +350,7 @@ class ManualStep(TrainingState, Float32Cell):
 
     def _check_begun(self, method):
         # In compiled code, `begin` leaves its mark only there.
-        has_begun = self._checks.has_begun or bool(self._calls.held.is_open.asnumpy())
+        has_begun = self._checks.has_begun or bool(self._calls.is_open())
         self._checks.check_begun(f"{type(self).__name__}.{method}", has_begun)
 
     def _begin_call(self, inputs):
@@ -359,7 +360,7 @@ class ManualStep(TrainingState, Float32Cell):
             # An exception may have come between, or after a backward().
             forget_failed_calls()
             take_held_gradients(itertools.chain(*self._weights_of_each))
-            checks.give_up(self._calls.held.is_open)
+            checks.give_up(self._calls.is_open)
         if not self._are_compared:
             self.compare_ranks()
         if not self._modes_checked:
@@ -367,9 +368,10 @@ class ManualStep(TrainingState, Float32Cell):
             warn_of_evaluation_mode(type(self).__name__, self.networks)
         self._guard.before(self)
         with explaining_errors(self), without_recording():
+            if checks.may_be_open:
+                self._calls.give_up()
             self._run_begin(self._calls.held.token)
         checks.begin()
-        checks.has_begun = True
         return inputs
 
     def _end_call(self, grads, loss, weight):

@@ -68,6 +68,8 @@ class AccumulatingTransaction(Transaction):
         call: Call = {"scales": scales, "losses": (mean_loss,)}
         if "saved" in last_call:
             call["saved"] = last_call["saved"]
+        if "is_watched" in last_call:
+            call["is_watched"] = True
         skipped = self.apply_or_undo(grads, verdict, call)
         return ops.depend(skipped, self.cycle.reset(skipped))
 

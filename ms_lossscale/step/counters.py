@@ -116,12 +116,12 @@ class StepCounters(Bounded, nn.Cell):
         prim.assign_add(self.consecutive_skipped_steps, self._one)
         return ops.depend(self.skipped_steps, prim.assign_add(self.skipped_steps, self._one))
 
-    def count_not_begun(self, is_not_begun):
-        """Counts, as skipped for no other reason, a step that ends and has not begun. Returns its argument."""
+    def count_not_begun(self):
+        """Counts, as skipped for no other reason, a step that ends and has not begun. Returns what to wait for."""
         prim.assign(self.overflowed, prim.zeros_like(self.overflowed))
         prim.assign_add(self.events, self._not_begun)
         prim.assign_add(self.consecutive_skipped_steps, self._one)
-        return ops.depend(is_not_begun, prim.assign_add(self.skipped_steps, self._one))
+        return prim.assign_add(self.skipped_steps, self._one)
 
     def as_dict(self):
         """Returns the counts, ints by name."""

@@ -4,54 +4,38 @@ import itertools
 
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
-from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale import _primitives as prim
-from ms_lossscale._mindspore.graphs import only_if
 from ms_lossscale.step.accumulation import compiled_flush
 from ms_lossscale.step.build import build_transaction, check_plan, compiler
 from ms_lossscale.step.returned import mean_of
 
 _numbers = itertools.count()
-# How many skipped steps in a row compiled code tells of, and more than there ever are.
-_TOLD_SKIPS, _NEVER = 50, 2**31 - 1
 
 
 class HeldCall(nn.Cell):
     """
-    Holds, in Parameters, the scales of a call, what its forward writes as it was before, and whether the call has begun
-    and not ended; and, for all calls, how many skipped steps in a row are told. They are hidden from MindSpore, and so
-    from checkpoints, which are saved between two calls.
+    Holds, in Parameters, the scales of a call, and what its forward writes as it was before. They are hidden from
+    MindSpore, and so from checkpoints, which are saved between two calls.
     """
 
     def __init__(self, plan, forward_state):
         super().__init__(auto_prefix=False)
         # One function may be compiled with several steps, whose Parameters must have names of their own.
-        self._name = f"{plan.prefix}manual_step_{next(_numbers)}."
-        self._one = Tensor(1, mstype.int32)
-        self.zero = Tensor(0, mstype.int32)
-        self.never = Tensor(_NEVER, mstype.int32)
+        self._name = f"{plan.prefix}held_{next(_numbers)}."
         # What Python begins a call with.
         self.token = Tensor(0.0)
         scales = (self._state(f"loss_scale_{i}", np.float32(1)) for i in range(len(plan.loss_scales)))
         copies = (self._state(f"copy_{i}", copy) for i, copy in enumerate(forward_state.copied()))
-        self._hide("scales", ParameterTuple(scales))
-        self._hide("copies", ParameterTuple(copies))
-        # A number, since graph mode would merge a bool constant with the networks' own.
-        self._hide("is_open", self._state("is_open", np.int32(0)))
-        self._hide("tells_at", self._state("tells_at", np.int32(_TOLD_SKIPS)))
-
-    def _hide(self, name, value):
-        object.__setattr__(self, name, value)
+        object.__setattr__(self, "scales", ParameterTuple(scales))
+        object.__setattr__(self, "copies", ParameterTuple(copies))
 
     def _state(self, name, value):
         return Parameter(Tensor(value), name=f"{self._name}{name}", requires_grad=False)
 
     def begin(self, scales, saved):
         """Holds these. Returns what to wait for."""
-        copied = gradients.assign(self.copies, saved)
-        return copied, gradients.assign(self.scales, scales), prim.assign(self.is_open, self._one)
+        return gradients.assign(self.copies, saved), gradients.assign(self.scales, scales)
 
 
 class ManualCalls(nn.Cell):
@@ -62,62 +46,73 @@ class ManualCalls(nn.Cell):
         check_plan(plan)
         self.transaction = build_transaction(plan)
         self.networks_run = nn.CellList(list(plan.networks), auto_prefix=False)
+        # One branch then tells of both, and nothing of a call that has not begun stays.
+        is_plain = plan.may_skip and plan.settings.gradient_accumulation_steps == 1
+        self._skips_if_not_begun = is_plain and not plan.users_look_at_gradients
         self.in_one_graph = compiler(plan, self.transaction.overflow_check.detector)
-        self._print = ops.Print()
-        self._told = (
-            f"For '{plan.owner}'{f' {plan.prefix[:-1]!r}' if plan.prefix else ''}, the last {_TOLD_SKIPS} steps were "
-            f"skipped, so that no weight changes any more. Its skip_reasons() and overflowed_parameters() say why. "
-            f"Symptoms and causes: docs/diagnosis.md."
-        )
         # Hidden from MindSpore: these have the same Parameters again.
         object.__setattr__(self, "held", HeldCall(plan, self.transaction.forward_state))
         object.__setattr__(self, "flush_cycle", compiled_flush(self.transaction, self.in_one_graph))
 
     def begin(self, *inputs):
-        """Events 1 and 2 of a step, and the clearing of an NPU's register. Undoes a call that did not end."""
+        """Events 1 and 2 of a step, and the clearing of an NPU's register."""
+        return self._begun(ops.depend(inputs, self.transaction._all_parameters))
+
+    def begin_anew(self, *inputs):
+        """The same for compiled code, in which no Python looks after a step: first it undoes one that did not end."""
         inputs = ops.depend(inputs, self.transaction._all_parameters)
-        # MindSpore can't run a branch that does nothing ("Invalid exit actor").
-        inputs = ops.depend(inputs, self._give_up()) if len(self.held.copies) > 0 else inputs
+        forward_state = self.transaction.forward_state
+        given_up = forward_state.restore_call_if(self.transaction.watch.is_open(), self.held.copies)
+        return self._begun(ops.depend(inputs, given_up))
+
+    def _begun(self, inputs):
         scales, inputs, saved = self.transaction.begin(inputs)
-        inputs = ops.depend(inputs, self.held.begin(scales, saved))
+        inputs = ops.depend(inputs, (self.held.begin(scales, saved), self.transaction.watch.begin()))
         overflow_check = self.transaction.overflow_check
         return overflow_check.detector.start(inputs) if overflow_check.starts else inputs
 
-    def _give_up(self):
-        is_open = prim.greater(self.held.is_open, self.held.zero)
-        return only_if(is_open, self.transaction.forward_state.restore_call, self.held.copies)
+    def is_open(self):
+        """Returns, in Python, whether a call has begun and not ended."""
+        return not self.transaction.watch.closed.asnumpy()
+
+    def give_up(self):
+        """Undoes, in Python, a call that did not end."""
+        if len(self.held.copies) > 0 and self.is_open():
+            self.transaction.forward_state.restore_call(self.held.copies)
 
     def end(self, grads, losses, loss_weights):
         """
         Events 4 to 9 of a step, given the scaled gradients of all optimizers, the loss, if it is known, and its weight,
         if it is a sum: tuples of one Tensor, or empty.
         """
-        return self._ended(ops.depend(grads, self.transaction._all_parameters), losses, loss_weights)
+        return self.transaction.end_of_call(self._call(grads, losses, loss_weights))
 
     def end_if_begun(self, grads, losses, loss_weights):
         """
         The same for compiled code, in which no Python looks after a step: a call that has not begun only counts as a
         skipped step, and many skipped steps in a row are told once.
         """
-        held = self.held
-        counters = self.transaction.counters
-        grads = ops.depend(grads, self.transaction._all_parameters)
-        not_begun = prim.equal(held.is_open, held.zero)
-        skipped = counters.count_not_begun(not_begun) if not_begun else self._ended(grads, losses, loss_weights)
-        tells = prim.greater_equal(counters.consecutive_skipped_steps, held.tells_at)
-        return self._tell(skipped) if tells else skipped
+        transaction = self.transaction
+        not_begun = transaction.watch.is_closed()
+        call = self._call(grads, losses, loss_weights)
+        call["is_watched"] = True
+        if self._skips_if_not_begun:
+            call["not_begun"] = not_begun
+            call["norms"] = transaction.norms.copied()
+            skipped = transaction.end_of_call(call)
+        elif not_begun:
+            skipped = ops.depend(not_begun, transaction.watch.count_not_begun())
+        else:
+            skipped = transaction.end_of_call(call)
+        return skipped
 
-    def _tell(self, skipped):
-        self._print(self._told)
-        return ops.depend(skipped, prim.assign(self.held.tells_at, self.held.never))
-
-    def _ended(self, grads, losses, loss_weights):
+    def _call(self, grads, losses, loss_weights):
         held = self.held
+        grads = ops.depend(grads, (self.transaction._all_parameters, self.transaction.watch.end()))
         call = {"scales": held.scales, "losses": losses, "gradients": grads}
         if len(held.copies) > 0:
             call["saved"] = held.copies
-        prim.assign(held.is_open, held.zero)
-        return self.transaction.end_of_call(_weighted(call, loss_weights) if len(loss_weights) > 0 else call)
+        return _weighted(call, loss_weights) if len(loss_weights) > 0 else call
 
 
 def _weighted(call, loss_weights):

@@ -2,7 +2,7 @@
 
 import itertools
 
-from mindspore import Parameter, Tensor, get_context, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, get_context, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
@@ -129,6 +129,7 @@ class Norms(nn.Cell):
         measured = [bound is not None for bound in plan.settings.clip_norm]
         self.measures_any = any(measured)
         self._measures_all = all(measured)
+        self._written = ParameterTuple([p for norm in self.measured() for p in (norm.root, norm.power)])
 
     def measure(self, grads, factors):
         """
@@ -144,6 +145,14 @@ class Norms(nn.Cell):
         """Makes the norms NaN unless `is_known`."""
         for norm in self.of_network:
             norm.lose_unless(is_known)
+
+    def copied(self):
+        """Copies what a measurement writes."""
+        return gradients.copy(self._written) if self.measures_any else ()
+
+    def restore(self, copies):
+        """Undoes a measurement. Returns what to wait for."""
+        return gradients.assign(self._written, copies) if self.measures_any else copies
 
     def values(self):
         """Reads the norm of each network, None where it is not measured."""

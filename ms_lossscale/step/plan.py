@@ -81,15 +81,21 @@ class StepPlan:
         infinite after the check.
         """
         settings = self.settings
-        looked_at_by_users = any(settings.gradient_transforms) or (
-            self.checks and type(settings.overflow_detector) not in (FiniteGradients, FloatStatusRegister)
-        )
         added_up = settings.gradient_accumulation_steps > 1 or any(settings.weighted)
         norm_of_several_scales = self.has_own_scales and len(settings.skip_conditions) > 0
-        if looked_at_by_users or added_up or norm_of_several_scales or self.ranks is not None or self.is_manual:
+        if self.users_look_at_gradients or added_up or norm_of_several_scales or self.ranks is not None:
+            return False
+        if self.is_manual:
             return False
         are_float32 = all(weight.dtype == mstype.float32 for weights in self.weights for weight in weights)
         return are_float32 and all(loss_scale._stays_at_least_one() for loss_scale in self.loss_scales)
+
+    @property
+    def users_look_at_gradients(self) -> bool:
+        """Whether cells of the user's, which may write what is their own, look at gradients before the verdict."""
+        if any(self.settings.gradient_transforms):
+            return True
+        return self.checks and type(self.settings.overflow_detector) not in (FiniteGradients, FloatStatusRegister)
 
     @property
     def is_unscaled(self) -> bool:

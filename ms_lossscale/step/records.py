@@ -30,6 +30,12 @@ class Call(TypedDict, total=False):
     gradients: Gradients
     # The weight of each network's loss, float32 of shape (); missing if no loss has one.
     loss_weights: tuple[Tensor, ...]
+    # True in the compiled code of a ManualStep, after which no Python looks; missing elsewhere.
+    is_watched: bool
+    # Where a call that has not begun runs like others and is then skipped: whether it is one, bool of shape (), and the
+    # norms as they were before it; missing elsewhere.
+    not_begun: Tensor
+    norms: tuple[Tensor, ...]
 
 
 class Found(TypedDict, total=False):

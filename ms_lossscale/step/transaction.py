@@ -18,6 +18,7 @@ from ms_lossscale.step.records import Call, Gradients, Verdict
 from ms_lossscale.step.scales import Patience, Scales
 from ms_lossscale.step.update import Update
 from ms_lossscale.step.verdict import Conditions, OverflowCheck
+from ms_lossscale.step.watch import Watch
 
 
 class Transaction(nn.Cell):
@@ -54,6 +55,7 @@ class Transaction(nn.Cell):
         self.patience = Patience(plan) if plan.is_patient else None
         self.update = Update(plan, self.norms)
         self.counters = StepCounters(plan)
+        self.watch = Watch(plan, self.counters) if plan.is_manual else None
         hide_all_parameters(self)
 
     def begin(self, inputs: tuple) -> tuple:
@@ -105,6 +107,7 @@ class Transaction(nn.Cell):
         """Ends a step. Returns whether it is skipped."""
         overflows = self.on_any_rank(verdict["overflows"]) if self.checks else verdict["overflows"]
         skips = any_of(overflows)
+        skips = prim.logical_or(skips, call["not_begun"]) if "not_begun" in call else skips
         seen_by_rules = self.seen_by_rules(verdict, overflows)
         stands_still = self.stand_still(verdict, call, overflows)
         asked = None
@@ -113,7 +116,10 @@ class Transaction(nn.Cell):
             asked = self.conditions.ask(skips, call["losses"], grads, factors[0])
             skips = prim.logical_or(skips, asked["skips"])
             stands_still = self.conditions.stand_still(asked, seen_by_rules, stands_still)
-        self.scales.advance(call["scales"], seen_by_rules, stands_still)  # 8. One update of the scale.
+        law = (call["scales"], seen_by_rules, stands_still)
+        if "not_begun" in call:
+            return self._apply_or_undo_if_begun(skips, grads, verdict, call, asked, law)
+        self.scales.advance(*law)  # 8. One update of the scale.
         if not self.may_skip:
             return ops.depend(skips, self._apply(grads, factors, asked))
         # 9. One branch. What it returns is computed in it, and no Parameter: else MindSpore waits for the device once
@@ -124,6 +130,25 @@ class Transaction(nn.Cell):
             done = ops.depend(prim.logical_not(skips), self._apply(grads, factors, asked))
         return ops.depend(skips, done)
 
+    def _apply_or_undo_if_begun(self, skips, grads, verdict, call, asked, law):
+        """Events 8 and 9 where the call may not have begun. Such calls are so rare that one branch tells of both."""
+        if skips:
+            done = ops.depend(prim.logical_not(skips), self._undo_if_begun(grads, verdict, call, asked, law))
+        else:
+            grads = ops.depend(grads, self.scales.advance(*law))
+            done = ops.depend(prim.logical_not(skips), self._apply(grads, self.factors(call), asked))
+        return ops.depend(skips, done)
+
+    def _undo_if_begun(self, grads, verdict, call, asked, law):
+        begun = prim.logical_not(call["not_begun"])
+        if begun:
+            grads = ops.depend(grads, self.scales.advance(*law))
+            done = ops.depend(prim.logical_not(begun), self._undo(grads, verdict, call, asked))
+        else:
+            done = ops.depend(self.norms.restore(call["norms"]), self.watch.count_not_begun())
+            done = ops.depend(prim.logical_not(begun), done)
+        return done
+
     def _apply(self, grads, factors, asked):
         done = self.update.apply(grads, factors, self.counters.none_applied())
         done = ops.depend(self.counters.count_applied(), done)
@@ -132,6 +157,7 @@ class Transaction(nn.Cell):
     def _undo(self, grads, verdict, call, asked):
         why = self.on_any_rank(self.causes(verdict, call))
         done = self.counters.count_skipped(self.overflow_check.not_finite(verdict, grads), why, asked)
+        done = self.watch.tell(done) if "is_watched" in call else done
         # There may be nothing to restore, and graph mode warns of a call that does nothing if nobody uses its result.
         return ops.depend(done, self.restore_step(call))
 

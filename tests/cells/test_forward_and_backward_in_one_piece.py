@@ -77,3 +77,20 @@ def test_no_branch_is_between_forward_and_backward(make, keywords):
         comes_after_all = of_networks <= graph.before(branch)
         comes_before_all = all(branch in graph.before(name) for name in of_networks)
         assert comes_after_all or comes_before_all
+
+
+class WithoutState(Network):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.SequentialCell(nn.Dense(4, 4), nn.ReLU(), nn.Dense(4, 1))
+
+
+@pytest.mark.parametrize("keywords", [{}, {"ema_decay": 0.9}])
+def test_a_compiled_step_has_one_branch(keywords):
+    """The host waits for the device at each: whether a call began, and many skips, are asked of where it is skipped."""
+    network = WithoutState()
+    optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9)
+    with in_mode(GRAPH_MODE):
+        cell = AroundOwnForward(network, optimizer, loss_scale=DynamicLossScale(), **keywords).set_train()
+        cell(Tensor(np.ones((3, 4), np.float32)))
+    assert len(CompiledGraph(cell).of_kind(lambda kind: kind == "Switch")) == 1

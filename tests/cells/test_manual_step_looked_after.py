@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from conftest import quick_in_pynative_mode, slow
 from mindspore import Tensor, ops
-from support.manual_training import adam, batch, batches, dynamic, manual, regression
+from support.manual_training import Halve, adam, batch, batches, dynamic, manual, regression
 from support.training import changed, state
 
 from ms_lossscale import LossScaleMonitor, ManualStep
@@ -74,6 +74,30 @@ def test_a_second_end_updates_nothing(mode):
         assert not changed(state(expected), state(step)) - COUNTS
     assert step.counters() == {"applied_steps": 2, "skipped_steps": 4, "consecutive_skipped_steps": 1}
     assert step.skip_reasons()["not_begun"] == 3
+
+
+@pytest.mark.parametrize(
+    "keywords", [{}, *slow({"gradient_accumulation_steps": 2}, {"gradient_transforms": [Halve()]})]
+)
+def test_gradients_that_were_computed_before_begin_update_nothing(mode, keywords):
+    step, (network,), train_step = manual(dynamic(), "in_jit", **keywords)
+    expected, _, its_train_step = manual(dynamic(), "in_jit", **keywords)
+    value_and_grad = step.value_and_grad(network)
+
+    @mindspore.jit
+    def differentiate_first(x, y):
+        loss, grads = value_and_grad(x, y)
+        x, y = step.begin(x, y)
+        return loss, step.end(grads)
+
+    for i, data in enumerate(batches("....")):
+        assert bool(differentiate_first(*data)[1])
+        assert step.skip_reasons()["not_begun"] == i + 1
+        # The next step is one as ever.
+        assert bool(train_step(*data)[1]) == bool(its_train_step(*data)[1])
+        # What a forward writes before `begin` is not undone.
+        differ = {name for name in changed(state(expected), state(step)) if ".moving_" not in name}
+        assert differ <= COUNTS
 
 
 @pytest.mark.parametrize("steps", [1, *slow(2)])

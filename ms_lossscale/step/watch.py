@@ -1,0 +1,76 @@
+"""What looks after the calls of a ManualStep in compiled code, where no Python does."""
+
+import itertools
+
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ms_lossscale import _primitives as prim
+
+_numbers = itertools.count()
+# How many skipped steps in a row are told, and more than there ever are.
+_TOLD_SKIPS, _NEVER = 50, 2**31 - 1
+
+
+class Watch(nn.Cell):
+    """
+    Knows whether a call has begun and not ended, counts the derivatives that were computed while none had, and tells,
+    once, of many skipped steps in a row. Its Parameters are hidden from MindSpore, and so from checkpoints, which are
+    saved between two calls. They are numbers, since graph mode would merge a bool constant with the networks' own.
+    """
+
+    def __init__(self, plan, counters):
+        super().__init__(auto_prefix=False)
+        # Hidden: it is a part of the transaction.
+        object.__setattr__(self, "_counters", counters)
+        self._zero = Tensor(0, mstype.int32)
+        self._one = Tensor(1, mstype.int32)
+        self._never = Tensor(_NEVER, mstype.int32)
+        # One function may be compiled with several steps, whose Parameters must have names of their own.
+        self._name = f"{plan.prefix}manual_step_{next(_numbers)}."
+        self._hide("closed", 1)
+        self._hide("early_derivatives", 0)
+        self._hide("tells_at", _TOLD_SKIPS)
+        self._print = ops.Print()
+        self._told = (
+            f"For '{plan.owner}'{f' {plan.prefix[:-1]!r}' if plan.prefix else ''}, the last {_TOLD_SKIPS} steps were "
+            f"skipped, so that no weight changes any more. Its skip_reasons() and overflowed_parameters() say why. "
+            f"Symptoms and causes: docs/diagnosis.md."
+        )
+
+    def _hide(self, name, value):
+        parameter = Parameter(Tensor(value, mstype.int32), name=f"{self._name}{name}", requires_grad=False)
+        object.__setattr__(self, name, parameter)
+
+    def begin(self):
+        """Begins a call; not one whose derivatives were computed before. Returns what to wait for."""
+        return prim.assign(self.closed, self.early_derivatives)
+
+    def note_derivative(self):
+        """Notes a derivative. Returns what to wait for."""
+        return prim.assign_add(self.early_derivatives, self.closed)
+
+    def is_open(self):
+        """Returns whether a call has begun and not ended, bool of shape ()."""
+        return prim.equal(self.closed, self._zero)
+
+    def is_closed(self):
+        """Returns whether none has, bool of shape ()."""
+        return prim.greater(self.closed, self._zero)
+
+    def end(self):
+        """Ends a call. Returns what to wait for."""
+        return prim.assign(self.closed, self._one)
+
+    def count_not_begun(self):
+        """Counts a call that has not begun. Returns what to wait for."""
+        prim.assign(self.early_derivatives, self._zero)
+        return self.tell(self._counters.count_not_begun())
+
+    def tell(self, done):
+        """Tells, once, if so many steps in a row were skipped, after `done`. Returns what to wait for."""
+        tells = prim.greater_equal(ops.depend(self._counters.consecutive_skipped_steps, done), self.tells_at)
+        if tells:
+            self._print(self._told)
+            tells = ops.depend(prim.logical_not(tells), prim.assign(self.tells_at, self._never))
+        return tells

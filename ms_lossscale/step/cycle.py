@@ -10,6 +10,7 @@ from mindspore.common.initializer import initializer
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale._values import Bounded, Bounds, of_count, state
+from ms_lossscale.step.cycle_settings import CycleSettings
 from ms_lossscale.step.records import Call, Flags, Gradients
 
 
@@ -95,6 +96,10 @@ class Cycle(nn.Cell):
         settings = plan.settings
         name = f"{plan.prefix}accumulation."
         self.count = CycleCount(settings.gradient_accumulation_steps, f"{name}micro_steps", f"{name}steps")
+        weighted = (False,) * len(plan.optimizers) if plan.is_manual else settings.weighted
+        self.settings = CycleSettings(plan.drops_calls, plan.is_manual, weighted)
+        # For what loads a checkpoint: no graph reads or writes it.
+        self.settings_code = state(f"{name}settings", np.int32(self.settings.code))
         self._has_own_flags = plan.has_own_scales
         self._one = Tensor(1.0, mstype.float32)
         self._no_call = Tensor(0, mstype.int32)

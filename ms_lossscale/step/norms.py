@@ -129,7 +129,9 @@ class Norms(nn.Cell):
         measured = [bound is not None for bound in plan.settings.clip_norm]
         self.measures_any = any(measured)
         self._measures_all = all(measured)
-        self._written = ParameterTuple([p for norm in self.measured() for p in (norm.root, norm.power)])
+        written = [parameter for norm in self.measured() for parameter in (norm.root, norm.power)]
+        # Hidden from MindSpore: they are those of the norms.
+        object.__setattr__(self, "_written", ParameterTuple(written))
 
     def measure(self, grads, factors):
         """

@@ -68,7 +68,8 @@ def features(**others):
 
 def one(kind, prefix, **keywords):
     network = regression(0, f"{prefix}net.")
-    return cell_of(kind, [network], [adam(network)], scale(), **features(drop_overflowed_calls=True, **keywords))
+    keywords = {"drop_overflowed_calls": True, **keywords}
+    return cell_of(kind, [network], [adam(network)], scale(), **features(**keywords))
 
 
 def two(kind, prefix, loss_scale, **keywords):

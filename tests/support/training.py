@@ -68,7 +68,7 @@ def changed(before, after):  # The names of the values whose bits differ.
 
 def of_both(cell, step):
     """Returns the state of a training cell and of a ManualStep, without what only the latter keeps of a cycle."""
-    own = ("accumulation.sum_of_weights", "accumulation.is_weighted")
+    own = ("accumulation.sum_of_weights", "accumulation.is_weighted", "accumulation.settings")
     return [{name: value for name, value in state(its).items() if not name.endswith(own)} for its in (cell, step)]
 
 

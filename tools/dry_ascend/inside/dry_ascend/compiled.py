@@ -73,6 +73,11 @@ def bn_update(a):
     store(a[11], its_variance)
 
 
+def bn_infer(a):
+    x, scale, offset, mean, variance = map(wide, a[:5])
+    store(a[5], by_channel(x, scale) * normalised(a, x, mean, variance) + by_channel(x, offset))
+
+
 def bn_update_grad(a):
     gradient, x, mean, variance = map(wide, a[:4])
     store(a[4], (gradient * normalised(a, x, mean, variance)).sum(around(x)))
@@ -107,6 +112,19 @@ def unpack(a):
 def part(a):
     begins = np.asarray(a[1]).reshape(-1)
     store(a[-1], a[0][tuple(slice(int(begin), int(begin) + size) for begin, size in zip(begins, a[-1].shape))])
+
+
+def strided_part(a):
+    begins, ends, strides = (np.asarray(each).reshape(-1).tolist() for each in a[1:4])
+    open_begins, open_ends, single = (
+        int(a.attribute(name, 0)) for name in ("begin_mask", "end_mask", "shrink_axis_mask")
+    )
+    parts = []
+    for i, (begin, end, stride) in enumerate(zip(begins, ends, strides)):
+        bit = 1 << i
+        whole = slice(None if open_begins & bit else begin, None if open_ends & bit else end, stride)
+        parts.append(begin if single & bit else whole)
+    store(a[-1], a[0][tuple(parts)])
 
 
 def gather(a):
@@ -144,6 +162,7 @@ OPERATORS = {
     "AssignSub": in_place(np.subtract),
     "BiasAdd": lambda a: store(a[-1], wide(a[0]) + by_channel(a[0], wide(a[1]))),
     "BiasAddGrad": lambda a: store(a[-1], wide(a[0]).sum(around(a[0]))),
+    "BNInfer": bn_infer,
     "BNTrainingReduce": bn_reduce,
     "BNTrainingReduceGrad": bn_reduce_grad,
     "BNTrainingUpdate": bn_update,
@@ -163,6 +182,8 @@ OPERATORS = {
     "SelectV2": select,
     "SGD": sgd,
     "Slice": part,
+    "SqrtGrad": lambda a: store(a[-1], wide(a[1]) / 2 / wide(a[0])),
+    "StridedSlice": strided_part,
     "TensorMove": first,
     "Unpack": unpack,
     "ZerosLike": lambda a: store(a[-1], 0),

@@ -145,10 +145,10 @@ class LossScaleMonitor(Callback):
                 skipped: 0 or 1), `applied_steps`, `skipped_steps`, `consecutive_skipped_steps` and `retries`; the float
                 `loss`; `loss_scale` and `next_loss_scale`, tuples of floats, one for each loss scale of the step; and
                 `overflowed_parameters` and `skip_reasons`, names with spaces in between; `grad_norm`, a tuple with the
-                global norm, before clipping, of each network that has a `clip_norm`, None without any; the float
-                `step_loss`, when accumulating the mean over the calls of the cycle that were not dropped, by weight if
-                they have weights, and of a cycle that began before the monitor did over the calls since; and the int
-                `dropped_calls`, so far. In a call that ended no step, `grad_norm` and `step_loss` are None.
+                global norm, before clipping, of each network, None for one without `clip_norm` and instead of a tuple
+                without any; the float `step_loss`, when accumulating the mean over the calls of the cycle that were not
+                dropped, by weight if they have weights, None if a loss is not known; and the int `dropped_calls`, so
+                far. In a call that ended no step, `grad_norm` and `step_loss` are None.
         """
 
     def on_train_begin(self, run_context: RunContext) -> None:
@@ -300,9 +300,9 @@ class LossScaleMonitor(Callback):
         if self._last is None:
             return
         step = self._last.step
-        if any(watched.has_flushed() for watched in self._watched):
-            # It is of the last call.
-            self._unread.append(self._last._replace(snapshots=self._snapshots()))
+        flushed = self._last._replace(snapshots=self._snapshots())
+        if any(watched.has_flushed(snapshot) for watched, snapshot in zip(self._watched, flushed.snapshots)):
+            self._unread.append(flushed)
             self._read()
         sums = list(filter(None, (watched.sum_up() for watched in self._watched)))
         if sums:

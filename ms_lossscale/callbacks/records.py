@@ -46,8 +46,8 @@ class Snapshots:
             "skipped_steps": counters.skipped_steps,
             "consecutive_skipped_steps": counters.consecutive_skipped_steps,
         }
-        self._is_measured = [norm.norm is not None for norm in transaction.norms.of_network]
         measured = transaction.norms.measured()
+        self._is_measured = [norm in measured for norm in transaction.norms.of_network]
         self._numbers = {
             "loss_scales": [loss_scale.scale_value for loss_scale in transaction.scales.loss_scales],
             "roots": [norm.root for norm in measured],
@@ -85,18 +85,10 @@ class Snapshots:
             mean_loss=mean_loss if counts.pop("knows_mean", False) else None,
             **counts,
             **numbers,
-            events=_by_name(events),
+            events=Counter(dict(zip(EVENTS, events.tolist()))),
             overflowed=overflowed,
             norms=norms if any(self._is_measured) else None,
         )
-
-    def events_now(self):
-        """Reads how often each event has happened so far."""
-        return _by_name(self._counters.events.asnumpy())
-
-
-def _by_name(events):
-    return Counter(dict(zip(EVENTS, events.tolist())))
 
 
 # A file that version 0.4 began goes on with as many columns.

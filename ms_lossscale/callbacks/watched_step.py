@@ -43,7 +43,6 @@ class WatchedStep:
         self._new = Counter()
         # Of the last step that ended.
         self._last_norm = None
-        self._last_mean = None
         # The counters go on where an earlier training ended, the numbers of the lines begin anew.
         self._in_all = " in all" if self._state.applied_steps + self._state.skipped_steps else ""
         self._to_sum_up = Counter()
@@ -54,9 +53,10 @@ class WatchedStep:
         # Whether a loop told of an overflow of a step that was applied, or of none of one that was skipped.
         self.was_told_wrong = False
 
-    def has_flushed(self):
-        """Reads whether a cycle has ended since the last reading."""
-        return self._of_cycles and _has_ended(self.snapshots.events_now() - self._state.events)
+    def has_flushed(self, snapshot):
+        """Reads whether a cycle has ended between the last reading and a snapshot."""
+        new = self.snapshots.read(snapshot).events - self._state.events
+        return self._of_cycles and not new.keys().isdisjoint(ENDS)
 
     def record(self, step, outputs, batch, state):
         """Returns the record of a step, given what the cell returned, in NumPy, its inputs, and the state after it."""
@@ -72,10 +72,10 @@ class WatchedStep:
             # A cycle that is flushed may be skipped although none of its calls overflowed.
             self.batch = batch
         self._is_in_overflow = overflow and not skipped
-        has_ended = _has_ended(new) or (self._each_call_ends and not new["not_begun"])
+        has_ended = not new.keys().isdisjoint(ENDS) or (self._each_call_ends and not new["not_begun"])
         if has_ended:
             self._last_norm = state.norms
-            self._last_mean = state.mean_loss
+        overflowed = zip(self._weights, state.overflowed if skipped and reasons != ["not_begun"] else ())
         return Record(
             step=step,
             network=self._network or 0,
@@ -86,7 +86,7 @@ class WatchedStep:
             skipped_steps=state.skipped_steps,
             consecutive_skipped_steps=state.consecutive_skipped_steps,
             next_loss_scale=state.loss_scales,
-            overflowed_parameters=" ".join(self._overflowed_weights() if skipped and reasons != ["not_begun"] else ()),
+            overflowed_parameters=" ".join(name for name, has_overflowed in overflowed if has_overflowed),
             retries=new["retried"],
             skip_reasons=" ".join(reasons if skipped else ()),
             grad_norm=state.norms if has_ended else None,
@@ -96,13 +96,10 @@ class WatchedStep:
 
     def _outputs_of_network(self, outputs):
         """Returns the loss, whether the step overflowed, and the loss scale."""
-        if self._network is None:
-            return float(np.sum(outputs[0])), bool(outputs[1]), outputs[2]
-        overflow, loss_scale, loss = (values[self._network] for values in outputs[1:4])
-        return float(loss), bool(overflow), loss_scale
-
-    def _overflowed_weights(self):
-        return [name for name, overflowed in zip(self._weights, self._state.overflowed) if overflowed]
+        loss, overflow, loss_scale = outputs[:3]
+        if self._network is not None:
+            overflow, loss_scale, loss = (values[self._network] for values in outputs[1:])
+        return float(np.sum(loss)), bool(overflow), loss_scale
 
     def line(self, record):
         """Returns what to print of a step that was retried or skipped; of many in a row, of fewer and fewer."""
@@ -116,7 +113,8 @@ class WatchedStep:
         if _passes_milestone(record.dropped_calls, self._new["dropped"]):
             events.append(f"dropped ({record.dropped_calls} in all), loss scale {written_scales(record.loss_scale)}")
         in_a_row = record.consecutive_skipped_steps
-        if record.skipped and (in_a_row <= record.skipped or _passes_milestone(in_a_row, record.skipped)):
+        skips = self._skips_in(self._new)
+        if record.skipped and (in_a_row <= skips or _passes_milestone(in_a_row, skips)):
             events.append(self.skip(record))
         return events and self.prefix + ", ".join(events)
 
@@ -136,8 +134,8 @@ class WatchedStep:
     def state(self, record):
         """Returns what to print of a step every so many steps."""
         events = [f"loss {record.loss:.6g}"]
-        if self._of_cycles and self._last_mean is not None:
-            events.append(f"mean of the last cycle {self._last_mean:.6g}")
+        if self._state.mean_loss is not None:
+            events.append(f"mean of the last cycle {self._state.mean_loss:.6g}")
         if self._last_norm is not None:
             events.append(f"gradient norm {written_values(self._last_norm)}")
         events.append(f"loss scale {written_scales(record.loss_scale)}")
@@ -152,19 +150,16 @@ class WatchedStep:
         new = self._to_sum_up
         self._to_sum_up = Counter()
         told = [f"{new[reason]} {phrase}" for reason, phrase in self._phrases.items() if new[reason]]
-        skipped = sum(new[reason] for reason in self._phrases)
-        sums = [f"{self._counted(skipped)} skipped: {', '.join(told)}"] if told else []
+        sums = [f"{self._counted(self._skips_in(new))} skipped: {', '.join(told)}"] if told else []
         if new["dropped"]:
             sums.append(f"{counted(new['dropped'], 'call', 'calls')} dropped")
         return sums and self.prefix + ", and ".join(sums)
 
+    def _skips_in(self, events):
+        return sum(events[reason] for reason in self._phrases)
+
     def _counted(self, number):
         return counted(number, "cycle", "cycles") if self._of_cycles else number
-
-
-def _has_ended(events):
-    """Returns whether a step is known to have ended by these events."""
-    return any(events[event] for event in ENDS)
 
 
 def _passes_milestone(number, added):
@@ -193,7 +188,7 @@ class LoopMistakes:
         return [self._cell.steps_made(), events, *calls]
 
     def look_at(self, watched, record):
-        """Looks at a record that was just read: at an overflow that is the opposite of what was counted."""
+        """Looks at a record that was just read, for an overflow that is the opposite of what was counted."""
         if watched.was_told_wrong and self._wrong is None:
             self._wrong = (
                 f"{watched.prefix}step {record.step} came with an overflow of {not record.skipped}, but was "

@@ -60,7 +60,8 @@ class AccumulatingTransaction(Transaction):
     def end_cycle(self, scales: tuple[Tensor, ...], loss_weights: Optional[tuple], last_call: Call) -> Tensor:
         """Ends a cycle. Each network's gradients are divided by its sum of weights, if there are any."""
         grads = ops.depend(self.cycle.gradients, scales)
-        grads = grads if loss_weights is None else self.averaged(grads, loss_weights)
+        if loss_weights is not None:
+            grads = self.preparation.average(grads, gradients.copy(loss_weights), self.cycle.is_weighted)
         grads = self.preparation.prepare(grads)  # 6. Reduce across ranks, transform, and measure norms.
         grads, verdict = self.verdict_of_cycle(grads, scales)
         mean_loss = self.cycle.mean_loss()
@@ -72,10 +73,6 @@ class AccumulatingTransaction(Transaction):
             call["is_watched"] = True
         skipped = self.apply_or_undo(grads, verdict, call)
         return ops.depend(skipped, self.cycle.reset(skipped))
-
-    def averaged(self, grads: Gradients, loss_weights: tuple) -> Gradients:
-        """Divides the gradients of a cycle by each network's sum of weights."""
-        return self.preparation.average(grads, gradients.copy(loss_weights), self.cycle.is_weighted)
 
     def verdict_of_cycle(self, grads: Gradients, scales: tuple[Tensor, ...]) -> tuple[Gradients, Verdict]:
         """Checks the mean over the calls. Returns it, and the verdict, to which an overflow in any call counts."""

@@ -82,7 +82,7 @@ class CycleCount(Bounded, nn.Cell):
         return bool(self.value.asnumpy() > 0)
 
 
-class Cycle(nn.Cell):
+class Cycle(Bounded, nn.Cell):
     """
     What the calls of a cycle have added up: gradients, in float32; where losses have weights, for each network the sum
     of these, to which a network that has none adds 1; the losses times their weights; and what was found not to be
@@ -144,6 +144,9 @@ class Cycle(nn.Cell):
             self.is_weighted = state(f"{name}is_weighted", False)
             flags.append(self.is_weighted)
         self.flags = ParameterTuple(flags)
+
+    def bounds(self):
+        return [of_count(self.missing_losses)]
 
     def add(self, call: Call, grads: Gradients, flags: Flags) -> tuple:
         """Adds a call and its unscaled gradients. Returns what to wait for."""
@@ -233,7 +236,7 @@ class Cycle(nn.Cell):
         self.count.reset(after)
 
 
-class DroppingCycle(Bounded, Cycle):
+class DroppingCycle(Cycle):
     """
     A cycle some of whose calls are dropped. It also keeps how many were, whether any was not, and whose gradients were
     not finite.
@@ -250,7 +253,8 @@ class DroppingCycle(Bounded, Cycle):
 
     def bounds(self):
         must_be = "from 0 to the number of calls so far in its cycle"
-        return [Bounds(self.dropped, must_be, lambda dropped, calls: 0 <= dropped <= max(calls, 0), self.count.value)]
+        in_cycle = Bounds(self.dropped, must_be, lambda dropped, calls: 0 <= dropped <= max(calls, 0), self.count.value)
+        return [*super().bounds(), in_cycle]
 
     # Not by `super()`, which graph mode takes for that of the object's own class.
     found_in_cycle = Cycle._found

@@ -97,7 +97,6 @@ class LastNorm(nn.Cell):
         self.norm = None
         if plan.settings.clip_norm[number] is not None:
             self.norm = Norm(plan.ranks, plan.split[number])
-            self._nan = _tensor(float("nan"))
             self.root = Parameter(_tensor(0.0), name=f"{prefix}clipping.root", requires_grad=False)
             self.power = Parameter(_tensor(1.0), name=f"{prefix}clipping.power", requires_grad=False)
 
@@ -109,11 +108,6 @@ class LastNorm(nn.Cell):
         prim.assign(self.root, root)
         prim.assign(self.power, power)
         return prim.isfinite(root)
-
-    def lose_unless(self, is_known):
-        """Makes the norm NaN, if it is measured, unless `is_known`."""
-        if self.norm is not None:
-            prim.assign(self.root, prim.select(is_known, self.root, self._nan))
 
     def value(self):
         """Reads the norm, a float, or None if it is not measured."""
@@ -144,9 +138,11 @@ class Norms(nn.Cell):
         return finite if self._measures_all else None
 
     def lose_unless(self, is_known):
-        """Makes the norms NaN unless `is_known`."""
+        """Makes the norms that are measured not finite unless `is_known`."""
+        divisor = prim.cast(is_known, mstype.float32)
         for norm in self.of_network:
-            norm.lose_unless(is_known)
+            if norm.norm is not None:
+                prim.assign(norm.root, prim.div(norm.root, divisor))
 
     def copied(self):
         """Copies what a measurement writes."""

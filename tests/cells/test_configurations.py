@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mindspore import Tensor
 from mindspore import dtype as mstype
-from support.configurations import INF, NAN, covering, draw, planted, raising
+from support.configurations import INF, NAN, covering, draw, of_seed, planted, raising
 from support.configured_training import check
 from support.in_mode import in_mode
 from support.mutate_reference import SOURCE, mutants, who_notices
@@ -21,14 +21,16 @@ from support.reference import SpikeRule
 import ms_lossscale as ls
 
 CLASSES = (ls.ScaledTrainOneStepCell, ls.SimultaneousTrainOneStepCell, ls.AlternatingTrainOneStepCell, ls.ManualStep)
-QUICK, RAISING = 15, list(raising())
+QUICK, RAISING = 16, list(raising())
+# A call is dropped after a cycle with a dropped call was discarded.
+DISCARDING = of_seed(7)
 
 
 @pytest.mark.parametrize(
     ("its_mode", "configuration"),
     [
         pytest.param(*each, marks=pytest.mark.slow if i >= QUICK else ())
-        for i, each in enumerate([*RAISING[:1], *planted(), *covering(), *RAISING[1:]])
+        for i, each in enumerate([*RAISING[:1], DISCARDING, *planted(), *covering(), *RAISING[1:]])
     ],
 )
 def test_each_two_values_of_different_settings_meet(its_mode, configuration):

@@ -712,6 +712,7 @@ IMPOSSIBLE = {
     **{"clean_steps": [-1, -(2**31), 2, 2**31 - 1], "overflow_steps": [-1, 1], "applied_steps": [-5], "retries": [-1]},
     **{"micro_steps": [-1, 2, 99], "accumulation.dropped_calls": [-5, 1, 99], "step_counters.dropped_calls": [-1]},
     **{"windows": [-1], "every": [0], "next_network": [-1, 2]},
+    "missing_losses": [-1],
 }
 
 

@@ -319,14 +319,18 @@ def inputs(configuration, index):  # The arrays of a call: for each network a ba
     return values
 
 
+def of_seed(seed):  # A mode and a configuration.
+    choose = random.Random(seed).choice
+    return choose(("graph", "pynative")), draw(choose, FEW_OPTIMIZERS, (2,))
+
+
 def covering(pool=500):
     """Returns few configurations and modes that cover all pairs of values of different settings that occur in a large
     pool, and each loss scale, number of calls and attempts, and way to resume. Those that cover most in their time come
     first."""
     candidates = []
     for seed in range(pool):
-        choose = random.Random(seed).choice
-        mode, drawn = choose(("graph", "pynative")), draw(choose, FEW_OPTIMIZERS, (2,))
+        mode, drawn = of_seed(seed)
         covers = set(itertools.combinations({"mode": mode, **drawn.settings()}.items(), 2))
         covers.update(drawn.rules, [("steps", drawn.steps), ("retries", drawn.keywords["max_retries"]), drawn.resume])
         candidates.append((covers, mode, drawn))

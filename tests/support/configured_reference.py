@@ -237,8 +237,8 @@ class Reference:
             )
             phase.ended = None
 
-    def records(self):
-        return of_records(self._records)
+    def records(self, last=0):  # All, or so many of the last ones.
+        return of_records(self._records[-last:])
 
     def _one_or_each(self, values):
         return values if self.alternates or self.configuration.has_own_scales else values[0]

@@ -10,7 +10,7 @@ from mindspore import dtype as mstype
 
 import ms_lossscale as ls
 from support.configurations import BAD_WEIGHTS, CONDITIONS, GRADIENT_BOUND, LOSS_BOUND, LOSS_GROWTH, RULES, inputs
-from support.configured_reference import RECORDED, Comparison, Reference, numbered, of_records
+from support.configured_reference import RECORDED, Comparison, Reference, compare, numbered, of_records
 from support.in_mode import in_mode
 from support.optimizers import make_optimizer
 from support.training import Recording, changed, state
@@ -371,7 +371,8 @@ def resumed(configuration, cell, way):  # A new training that resumes from the c
 
 def check(configuration):
     """Makes all calls, and compares after each. From `resume_at` on, a second cell resumes from a checkpoint, and must
-    give and hold the same, bit for bit. Returns what `replay` needs to compare it with another reference."""
+    give and hold the same, bit for bit; its monitor begins then. Returns what `replay` needs to compare it with another
+    reference."""
     training = ConfiguredTraining(configuration)
     comparison, weights, optimizers = compared(training)
     with contextlib.ExitStack() as watching:
@@ -387,11 +388,12 @@ def _make_calls(training, comparison, watching):
             its.raise_in(index)
         if index == configuration.resume_at:
             second = resumed(configuration, training.cell, configuration.resume)
-            second.watch(watching)
         if call.raises_in is None:  # What the networks before have done, is seen after the call.
             comparison.act(call.action_before)
         if second is not None:
             second.act(call.action_before)
+            if index == configuration.resume_at:
+                second.watch(watching)
         returned = comparison.call(index)
         if second is not None:
             its_returned = second.call(index)
@@ -400,3 +402,7 @@ def _make_calls(training, comparison, watching):
                 assert changed(its_returned, returned) == set()
             assert changed(state(second.cell), state(training.cell)) == set()
     comparison.finish()
+    if second is not None and configuration.is_watched:
+        seen = second.records()
+        wanted = comparison.reference.records(len(second.monitor.records))
+        compare(seen, wanted, configuration.is_exact)

@@ -211,7 +211,8 @@ class StepReference:
         self.asked = State(0)
         self.states.append(self.asked)
         self.max_retries, self.checks = max_retries, checks
-        # The norms that are measured, the mean loss, and whether it is skipped, of the step that has just ended.
+        # The norms, None where they are not measured, the mean loss, and whether it is skipped, of the step that has
+        # just ended.
         self.ended = None
         self.counters = {"applied_steps": 0, "skipped_steps": 0, "consecutive_skipped_steps": 0}
         if max_retries:
@@ -358,14 +359,15 @@ class StepReference:
         for network, runs in zip(self.networks, of_networks):
             mean = network.mean([run.gradients for run in runs], [run.weight for run in runs])
             means.append(network.transform(mean, self.counters["applied_steps"]))
-            network.measure(means[-1])
+            network.measure(means[-1] if self.kept else [np.array(np.nan)])
         loss = sum(map(mean_loss, of_networks))
         norm = norm_of([gradient for its in means for gradient in its])
-        norms = [network.grad_norm for network in self.networks if network.clip_norm is not None]
+        measures = [network.clip_norm is not None for network in self.networks]
+        norms = [network.grad_norm if its else None for network, its in zip(self.networks, measures)]
         lost = self.lost or not self.kept
         by_condition = not lost and any(condition.skips(loss, norm) for condition in self.conditions)
         skipped = lost or by_condition
-        self.ended = norms, (loss if self.kept else None), skipped
+        self.ended = norms if any(measures) else (), (loss if self.kept else None), skipped
         for i, backs_off in enumerate(self.must_back_off):
             # A call that is dropped does not make a rule stand still that must back off for another one.
             stands_still = self.lost and self.rules[i].is_patient and self.forward_not_finite[i]

@@ -67,8 +67,10 @@ def changed(before, after):  # The names of the values whose bits differ.
 
 
 def of_both(cell, step):
-    """Returns the state of a training cell and of a ManualStep, without what only the latter keeps of a cycle."""
-    own = ("accumulation.sum_of_weights", "accumulation.is_weighted", "accumulation.settings")
+    """Returns the state of a training cell and of a ManualStep, without what only the latter keeps of a cycle, and the
+    losses, which the latter may not know."""
+    own = ("sum_of_weights", "is_weighted", "sum_of_losses", "missing_losses", "settings")
+    own = tuple(f"accumulation.{name}" for name in own)
     return [{name: value for name, value in state(its).items() if not name.endswith(own)} for its in (cell, step)]
 
 

@@ -71,8 +71,7 @@ class AccumulatingTransaction(Transaction):
             call["saved"] = last_call["saved"]
         if "is_watched" in last_call:
             call["is_watched"] = True
-        skipped = self.apply_or_undo(grads, verdict, call)
-        return ops.depend(skipped, self.cycle.reset(skipped))
+        return self.apply_or_undo(grads, verdict, call)
 
     def verdict_of_cycle(self, grads: Gradients, scales: tuple[Tensor, ...]) -> tuple[Gradients, Verdict]:
         """Checks the mean over the calls. Returns it, and the verdict, to which an overflow in any call counts."""
@@ -93,6 +92,10 @@ class AccumulatingTransaction(Transaction):
         # Not by `super()`, which graph mode takes for that of the object's own class.
         done = self.forward_state.restore_call(call["saved"]) if "saved" in call else ()
         return self.forward_state.restore_cycle(done)
+
+    def ended(self, done: Tensor) -> Tensor:
+        """Empties the cycle. Returns what to wait for."""
+        return ops.depend(done, self.cycle.reset(done))
 
     def lost_already(self, scales: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         # Copies: PyNative mode can't stack Parameters with Tensors.

@@ -122,44 +122,46 @@ class Transaction(nn.Cell):
         self.scales.advance(*law)  # 8. One update of the scale.
         if not self.may_skip:
             return ops.depend(skips, self._apply(grads, factors, asked))
-        # 9. One branch. What it returns is computed in it, and no Parameter: else MindSpore waits for the device once
-        # more on an NPU, and its GE refuses the branch.
+        return self._apply_or_undo(skips, grads, factors, verdict, call, asked)
+
+    def _apply_or_undo(self, skips, grads, factors, verdict, call, asked):
+        # 9. One branch. It returns its condition, which is no Parameter: else MindSpore waits for the device once more
+        # on an NPU, and its GE refuses the branch. Nor is it computed there, which MindSpore may keep for ever.
         if skips:
-            done = ops.depend(prim.logical_not(skips), self._undo(grads, verdict, call, asked))
+            done = ops.depend(skips, self._undo(grads, verdict, call, asked))
         else:
-            done = ops.depend(prim.logical_not(skips), self._apply(grads, factors, asked))
-        return ops.depend(skips, done)
+            done = ops.depend(skips, self._apply(grads, factors, asked))
+        return done
 
     def _apply_or_undo_if_begun(self, skips, grads, verdict, call, asked, law):
         """Events 8 and 9 where the call may not have begun. Such calls are so rare that one branch tells of both."""
         if skips:
-            done = ops.depend(prim.logical_not(skips), self._undo_if_begun(grads, verdict, call, asked, law))
+            done = ops.depend(skips, self._undo_if_begun(call["not_begun"], grads, verdict, call, asked, law))
         else:
             grads = ops.depend(grads, self.scales.advance(*law))
-            done = ops.depend(prim.logical_not(skips), self._apply(grads, self.factors(call), asked))
-        return ops.depend(skips, done)
+            done = ops.depend(skips, self._apply(grads, self.factors(call), asked))
+        return done
 
-    def _undo_if_begun(self, grads, verdict, call, asked, law):
-        begun = prim.logical_not(call["not_begun"])
-        if begun:
-            grads = ops.depend(grads, self.scales.advance(*law))
-            done = ops.depend(prim.logical_not(begun), self._undo(grads, verdict, call, asked))
-        else:
+    def _undo_if_begun(self, not_begun, grads, verdict, call, asked, law):
+        if not_begun:
             done = ops.depend(self.norms.restore(call["norms"]), self.watch.count_not_begun())
-            done = ops.depend(prim.logical_not(begun), done)
+            done = ops.depend(not_begun, done)
+        else:
+            grads = ops.depend(grads, self.scales.advance(*law))
+            done = ops.depend(not_begun, self._undo(grads, verdict, call, asked))
         return done
 
     def _apply(self, grads, factors, asked):
         done = self.update.apply(grads, factors, self.counters.none_applied())
         done = ops.depend(self.counters.count_applied(), done)
-        return done if asked is None else self.conditions.observe(asked, done)
+        return self.ended(done if asked is None else self.conditions.observe(asked, done))
 
     def _undo(self, grads, verdict, call, asked):
         why = self.on_any_rank(self.causes(verdict, call))
         done = self.counters.count_skipped(self.overflow_check.not_finite(verdict, grads), why, asked)
         done = self.watch.tell(done) if "is_watched" in call else done
         # There may be nothing to restore, and graph mode warns of a call that does nothing if nobody uses its result.
-        return ops.depend(done, self.restore_step(call))
+        return self.ended(ops.depend(done, self.restore_step(call)))
 
     # What differs where a step takes several calls.
 
@@ -180,6 +182,13 @@ class Transaction(nn.Cell):
     def restore_step(self, call: Call) -> tuple:
         """Undoes what the forward wrote. Returns what to wait for."""
         return self.forward_state.restore_call(call["saved"]) if "saved" in call else ()
+
+    def ended(self, done: Tensor) -> Tensor:
+        """
+        Ends a step in its branch, once `done` is computed. Returns what to wait for. MindSpore keeps, for ever, what is
+        used both before and after a branch within a branch, as that of a cycle is.
+        """
+        return done
 
     def lost_already(self, scales: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Returns flags of whether the step is skipped whatever this call of it finds, once `scales` are computed."""

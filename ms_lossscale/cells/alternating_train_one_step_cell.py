@@ -239,17 +239,8 @@ class AlternatingTrainOneStepCell(TrainingCell):
             )
             step.hold(results=((losses[i],), ((),), Tensor(was_skipped), (scale,)))
 
-    def _cycle_counts(self):
-        return [*super()._cycle_counts(), self._turns.calls]
-
-    def _shared_state(self):
-        return [*super()._shared_state(), *self._turns.shared_state()]
-
-    def _beginnings(self):
-        return self._turns.beginnings()
-
-    def _add_what_0_4_lacked(self, parameters):
-        self._turns.add_what_0_4_lacked(parameters)
+    def _turns_taken(self):
+        return [self._turns]
 
     def _after_loading(self):
         super()._after_loading()

@@ -102,7 +102,7 @@ def test_of_several_networks_all_are_named(mode, kind):
     call(begun)
     within = state(begun)
     begun.flush()
-    words = (f"'weighted' must be {saved}, but got True: ", "micro_steps' is 1")
+    words = (f"'weighted' must be {saved}, but got {own}: ", "micro_steps' is 1")
     check_refused(lambda: cell_of_tokens(kind, own), within, state(begun), *words)
 
 
@@ -127,7 +127,7 @@ def test_a_manual_step(mode):
         refused(lambda: cells[not weighted].load_state_dict(loaded, False), ValueError, *words)  # noqa: B023
         assert cells[weighted].load_state_dict(loaded, False)[0] == []
         load_with_mindspore(cells[True], within)
-        refused(lambda: call(cells[True]), ValueError, "of a ManualStep", "Load it with load_state_dict")  # noqa: B023
+        refused(lambda: call(cells[True]), ValueError, "'weighted' must be", "a ManualStep had it, which load_state_dict")  # noqa: B023
         # Into another ManualStep, and from a training cell that does not add up any weights.
         dropping = cell_of_tokens("manual", drop_overflowed_calls=True)
         load_with_mindspore(dropping, within)

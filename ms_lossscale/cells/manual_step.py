@@ -16,8 +16,8 @@ from ms_lossscale._keywords import answers_keywords
 from ms_lossscale._mindspore.graphs import MethodCell, in_compiled_code, is_compiling, refuse_compiled
 from ms_lossscale._mindspore.parameters import take_held_gradients
 from ms_lossscale._mindspore.pynative import forget_failed_calls, without_recording
-from ms_lossscale.cells.calls import check_loss_and_overflow, warn_of_evaluation_mode
-from ms_lossscale.cells.guard import explaining_errors
+from ms_lossscale.cells.explanations import explaining_errors
+from ms_lossscale.cells.inputs import warn_of_evaluation_mode
 from ms_lossscale.cells.manual_calls import (
     ANSWERS,
     CallChecks,
@@ -25,6 +25,7 @@ from ms_lossscale.cells.manual_calls import (
     check_no_compile_cache,
     held_gradients,
 )
+from ms_lossscale.cells.outputs import check_loss_and_overflow
 from ms_lossscale.cells.training_cell import check_and_name, own_loss_scales
 from ms_lossscale.cells.training_state import TrainingState
 from ms_lossscale.function_network import Network, as_networks, check_can_be_differentiated

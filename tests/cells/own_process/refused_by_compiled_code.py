@@ -347,7 +347,7 @@ def test_state_of_an_object_that_a_function_gets_within_the_loop_of_retries():
             network = CountsInAHolder(passes_it, gets_it_back)
             cell = scaled(network, ls.DynamicLossScale(2.0**4), max_retries=1)
             if passes_it:
-                words = ("'max_retries'", "(self.holder.count of CountsInAHolder)", "self.state = holder.state")
+                words = ("'max_retries'", "a Parameter of an object that is no Cell", "self.state = holder.state")
                 refused(lambda: cell(*batch()), RuntimeError, *words)  # noqa: B023
             else:
                 cell(*batch())

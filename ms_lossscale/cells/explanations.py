@@ -1,0 +1,75 @@
+"""Errors of MindSpore that do not say what is wrong, explained."""
+
+import contextlib
+import threading
+from types import SimpleNamespace
+
+from mindspore import GRAPH_MODE, get_context
+
+from ms_lossscale._mindspore.pynative import forget_failed_calls
+
+# Raised for a gradient within a loss, of a cell that another loss calls as well; which of the two depends on the order.
+_INNER_GRADIENT = ("Illegal AnfNode", "real_primal_func")
+# Raised where a graph runs a function both before a loop and in it, and that passes an attribute of a plain object on;
+# the second one where what it passes it to returns it.
+_IN_A_LOOP = ("Invalid formal parameter", "Graph cycle exists")
+_OTHER_FUNCTION = "The parameters number of the function is"
+
+# The calls of training cells that run, with their threads.
+_calls: list[SimpleNamespace] = []
+
+
+@contextlib.contextmanager
+def explaining_errors(cell):
+    """A context that clears what a failed call of a training cell leaves, and explains its error where it can."""
+    call = SimpleNamespace(thread=threading.get_ident(), has_company=False)
+    # First, so that of two that begin at once the later one notices.
+    _calls.append(call)
+    for other in list(_calls):
+        if other.thread != call.thread:
+            other.has_company = call.has_company = True
+    try:
+        yield
+    except BaseException as error:
+        forget_failed_calls()
+        is_explained = isinstance(error, (RuntimeError, TypeError)) and get_context("mode") == GRAPH_MODE
+        explanation = _explanation(cell, str(error), call.has_company) if is_explained else None
+        if explanation is None:
+            raise
+        raise RuntimeError(f"For '{type(cell).__name__}', {explanation}") from error
+    finally:
+        _calls.remove(call)
+
+
+def _explanation(cell, text, has_company):
+    """Returns a sentence for the user on an error of MindSpore, None if there is nothing to add."""
+    if has_company:
+        return (
+            "another thread called a training cell at the same time, and MindSpore can't compile in two threads at "
+            "once: its own cells fail then, too. Make the first call of each cell in one thread, one after the other, "
+            "before the others start. If both were called before, the error above says what is wrong."
+        )
+    if any(part in text for part in _INNER_GRADIENT):
+        return (
+            "MindSpore could not compile a network that takes the gradient of a Cell which another loss of the step "
+            "calls as well (a gradient penalty of a critic, say). Take the gradient of a method of the loss cell "
+            "instead: in its __init__, self.gradient = ops.GradOperation()(self.score), with "
+            "def score(self, x): return self.critic(x)."
+        )
+    tries_again = any(step.transaction.counters.counts_retries for step in cell._steps)
+    if tries_again and any(part in text for part in _IN_A_LOOP):
+        return (
+            "MindSpore can't compile the loop of 'max_retries', which runs a network again, if the network passes a "
+            "Parameter of an object that is no Cell to a function or method. Make it an attribute of the Cell, "
+            "self.state = holder.state, and pass self.state; or read and write holder.state without passing it; or set "
+            "max_retries=0."
+        )
+    for _, part in cell.cells_and_names():
+        # Left by `mindspore.jit`: MindSpore then parses that method instead of `construct`.
+        compiled = getattr(part, "__parse_method__", "construct")
+        if _OTHER_FUNCTION in text and compiled != "construct" and f" : {compiled}_" in text:
+            return (
+                f"MindSpore can't compile '{type(part).__name__}' into a graph, since '{compiled}' of it was compiled "
+                f"by itself, in PYNATIVE_MODE. Call the training cell in one mode only."
+            )
+    return None

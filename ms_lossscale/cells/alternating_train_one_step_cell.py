@@ -12,7 +12,7 @@ from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_cells, check_one_each, check_positive_int, one_each
 from ms_lossscale._keywords import answers_keywords
-from ms_lossscale.cells.training_cell import TrainingCell, or_none, own_loss_scales
+from ms_lossscale.cells.training_cell import TrainingCell, or_none
 from ms_lossscale.cells.turns import Turns
 from ms_lossscale.function_network import Network, as_networks
 from ms_lossscale.input_gradient import holds_input_gradient
@@ -20,7 +20,7 @@ from ms_lossscale.loss_scale import AcceptedLossScale, LossScale
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.forward_backward import inputs_of
 from ms_lossscale.step.forward_state import share_state
-from ms_lossscale.step.optimizers import name_prefix, network_prefix
+from ms_lossscale.step.names import name_prefix, network_prefix, own_loss_scales
 from ms_lossscale.step.plan import StepPlan
 from ms_lossscale.step.settings import check_settings, check_settings_of_steps
 from ms_lossscale.step.shared_averages import share_averages

@@ -26,13 +26,14 @@ from ms_lossscale.cells.manual_calls import (
     held_gradients,
 )
 from ms_lossscale.cells.outputs import check_loss_and_overflow
-from ms_lossscale.cells.training_cell import check_and_name, own_loss_scales
+from ms_lossscale.cells.rank_comparison import check_parallel
 from ms_lossscale.cells.training_state import TrainingState
 from ms_lossscale.function_network import Network, as_networks, check_can_be_differentiated
 from ms_lossscale.loss_scale import AcceptedLossScale
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.manual import ManualCalls
-from ms_lossscale.step.optimizers import Optimizers, name_prefix
+from ms_lossscale.step.names import name_prefix, name_states, own_loss_scales
+from ms_lossscale.step.optimizers import Optimizers, check_optimizers
 from ms_lossscale.step.plan import StepPlan
 from ms_lossscale.step.ranks import ranks_of
 from ms_lossscale.step.returned import as_weight
@@ -174,7 +175,9 @@ class ManualStep(TrainingState, Float32Cell):
         )
         loss_scales = own_loss_scales(owner, loss_scale, len(optimizers), prefix)
         self.each_has_scale = isinstance(loss_scale, (list, tuple))
-        check_and_name(owner, networks, optimizers, [settings], prefix, are_pairs=False)
+        check_optimizers(owner, optimizers, networks, are_pairs=False)
+        check_parallel(owner, [settings])
+        name_states(networks, optimizers, [settings], prefix)
         self._build(StepPlan(owner, networks, optimizers, loss_scales, settings, name_prefix=prefix, is_manual=True))
         self._fix("grad_reducer", "parameters", "optimizer", "begin", "end")
         self._fix_arguments(ManualStep)

@@ -7,11 +7,11 @@ from mindspore import Parameter, nn, ops
 
 from ms_lossscale._arguments import AfterUpdate
 from ms_lossscale._keywords import answers_keywords
-from ms_lossscale.cells.training_cell import TrainingCell, own_loss_scale
+from ms_lossscale.cells.training_cell import TrainingCell
 from ms_lossscale.function_network import Network, as_network
 from ms_lossscale.loss_scale import AcceptedLossScale
 from ms_lossscale.overflow_detector import OverflowDetector
-from ms_lossscale.step.optimizers import name_prefix, names_of_states
+from ms_lossscale.step.names import name_prefix, names_of_states, own_loss_scale
 from ms_lossscale.step.plan import StepPlan
 from ms_lossscale.step.settings import check_settings
 

@@ -9,11 +9,11 @@ from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_bool, check_cells, check_one_each
 from ms_lossscale._keywords import answers_keywords
-from ms_lossscale.cells.training_cell import TrainingCell, or_none, own_loss_scales
+from ms_lossscale.cells.training_cell import TrainingCell, or_none
 from ms_lossscale.function_network import Network, as_network, as_networks
 from ms_lossscale.loss_scale import AcceptedLossScale
 from ms_lossscale.overflow_detector import OverflowDetector
-from ms_lossscale.step.optimizers import name_prefix
+from ms_lossscale.step.names import name_prefix, own_loss_scales
 from ms_lossscale.step.plan import StepPlan
 from ms_lossscale.step.settings import check_settings
 

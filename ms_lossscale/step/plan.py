@@ -9,7 +9,7 @@ from mindspore import dtype as mstype
 
 from ms_lossscale.loss_scale import LossScale
 from ms_lossscale.overflow_detector import FiniteGradients, FloatStatusRegister
-from ms_lossscale.step.optimizers import network_prefix
+from ms_lossscale.step.names import network_prefix
 from ms_lossscale.step.ranks import Ranks, are_split
 from ms_lossscale.step.settings import Settings
 

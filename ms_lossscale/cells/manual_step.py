@@ -349,9 +349,6 @@ class ManualStep(TrainingState, Float32Cell):
             "end(grads) after them."
         )
 
-    def _described_networks(self):
-        return {"networks": len(self.networks)}
-
     def _check_begun(self, method):
         # In compiled code, `begin` leaves its mark only there.
         has_begun = self._checks.has_begun or bool(self._calls.is_open())

@@ -355,15 +355,12 @@ class ManualStep(TrainingState, Float32Cell):
         self._checks.check_begun(f"{type(self).__name__}.{method}", has_begun)
 
     def _begin_call(self, inputs):
-        self._refuse_on_averages("a step")
         checks = self._checks
         if checks.has_begun:
             # An exception may have come between, or after a backward().
             forget_failed_calls()
             take_held_gradients(itertools.chain(*self._weights_of_each))
             checks.give_up(self._calls.is_open)
-        if not self._are_compared:
-            self.compare_ranks()
         if not self._modes_checked:
             self._modes_checked = True
             warn_of_evaluation_mode(type(self).__name__, self.networks)

@@ -15,8 +15,8 @@ class Retries:
     """
 
     def __init__(self, cell):
-        counters = cell.step_counters if isinstance(cell.step_counters, list) else [cell.step_counters]
-        self._counts = [its.retries for its in counters if its.counts_retries]
+        parameters = cell.parameters_dict()
+        self._counts = [parameters[name] for name in parameters if name.endswith("step_counters.retries")]
         self._before = self._read(self.snapshot())
 
     def snapshot(self):

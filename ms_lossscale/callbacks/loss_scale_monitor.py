@@ -275,7 +275,7 @@ class LossScaleMonitor(Callback):
         self._cell = cell
         of_cycles = cell._settings[0].gradient_accumulation_steps > 1
         self._call = "call" if of_cycles else "step"
-        if cell.each_decides:
+        if cell._each_decides:
             self._watched = [WatchedStep(step, i, f"network {i}", of_cycles) for i, step in enumerate(cell._steps)]
         else:
             self._watched = [WatchedStep(cell._steps[0], None, cell._step_name, of_cycles)]
@@ -286,7 +286,7 @@ class LossScaleMonitor(Callback):
         self._file = None if self._csv is None else RecordFile(self._csv)
 
     def _remember(self, step, outputs, batch):
-        outputs = (_without_shape(outputs[0]), *outputs[1 : 4 if self._cell.each_decides else 3])
+        outputs = (_without_shape(outputs[0]), *outputs[1 : 4 if self._cell._each_decides else 3])
         self._last = _UnreadStep(step, outputs, batch if self._max_skips else None, self._snapshots())
         self._unread.append(self._last)
         if self._max_skips or step % self._every_n_steps == 0:

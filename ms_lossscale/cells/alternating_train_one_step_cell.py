@@ -117,7 +117,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
         [1, 0]
     """
 
-    each_decides = each_has_scale = True
+    _each_decides = _each_has_scale = True
 
     @answers_keywords()
     def __init__(

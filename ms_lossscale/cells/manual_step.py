@@ -153,8 +153,8 @@ class ManualStep(TrainingState, Float32Cell):
         check_no_compile_cache(owner)
         prefix = name_prefix(owner, name)
         self._step_name = name
-        self.several_networks = isinstance(optimizers, (list, tuple, nn.CellList))
-        optimizers = check_cells(owner, "optimizers", optimizers if self.several_networks else [optimizers])
+        self._several_networks = isinstance(optimizers, (list, tuple, nn.CellList))
+        optimizers = check_cells(owner, "optimizers", optimizers if self._several_networks else [optimizers])
         networks = networks if isinstance(networks, (list, tuple)) or type(networks) is nn.CellList else [networks]
         check_can_be_differentiated(owner, "networks", networks)
         networks = as_networks(owner, "networks", networks)
@@ -174,7 +174,7 @@ class ManualStep(TrainingState, Float32Cell):
             drop_overflowed_calls=drop_overflowed_calls,
         )
         loss_scales = own_loss_scales(owner, loss_scale, len(optimizers), prefix)
-        self.each_has_scale = isinstance(loss_scale, (list, tuple))
+        self._each_has_scale = isinstance(loss_scale, (list, tuple))
         check_optimizers(owner, optimizers, networks, are_pairs=False)
         check_parallel(owner, [settings])
         name_states(networks, optimizers, [settings], prefix)
@@ -186,7 +186,7 @@ class ManualStep(TrainingState, Float32Cell):
         self.networks = nn.CellList(list(plan.networks), auto_prefix=False)
         self.optimizer = plan.optimizers[0] if len(plan.optimizers) == 1 else Optimizers(plan.optimizers)
         self._weights_of_each = tuple(ParameterTuple(weights) for weights in plan.weights)
-        self.parameters = self._weights_of_each if self.several_networks else self._weights_of_each[0]
+        self.parameters = self._weights_of_each if self._several_networks else self._weights_of_each[0]
         self._reduce_like_stock()
         ranks = ranks_of(self.parallel_mode, plan.settings.gradients_reduced, self.grad_reducer)
         plan = replace(plan, ranks=ranks)
@@ -338,7 +338,7 @@ class ManualStep(TrainingState, Float32Cell):
         loss, overflow = outputs[:2]
         # A copy, since the next call overwrites it.
         scales = gradients.copy(self._calls.held.scales)
-        return loss, overflow, prim.stack(scales) if self.each_has_scale else scales[0]
+        return loss, overflow, prim.stack(scales) if self._each_has_scale else scales[0]
 
     def _after_loading(self):
         self._checks.is_weighted = None

@@ -123,7 +123,7 @@ class ScaledTrainOneStepCell(TrainingCell):
         {'applied_steps': 1, 'skipped_steps': 0, 'consecutive_skipped_steps': 0}
     """
 
-    several_networks = False
+    _several_networks = False
 
     @answers_keywords(loss_fn="The network returns the loss: nn.WithLossCell(network, loss_fn).")
     def __init__(

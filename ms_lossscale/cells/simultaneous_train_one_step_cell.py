@@ -178,14 +178,14 @@ class SimultaneousTrainOneStepCell(TrainingCell):
         of_cell = {"name_prefix": prefix, "may_return_tuple": one_cell}
         plan = StepPlan(owner, networks, optimizers, loss_scales, settings, **of_cell)
         super().__init__(networks, optimizers, [plan], network_inputs)
-        self.each_has_scale = isinstance(loss_scale, (list, tuple))
+        self._each_has_scale = isinstance(loss_scale, (list, tuple))
 
     def construct(self, *inputs):
         # Indexed, since graph mode warns of a name that nothing uses.
         results = self._steps[0](*ops.depend(inputs, self._all_parameters))
         losses = prim.stack(gradients.sums(results[0]))
         scales = results[3]
-        loss_scale = prim.stack(scales) if self.each_has_scale else scales[0]
+        loss_scale = prim.stack(scales) if self._each_has_scale else scales[0]
         output = (prim.reduce_sum(losses), results[2], loss_scale, losses)
         if not self._has_aux:
             return output

@@ -84,6 +84,16 @@ def test_scale_sense_shows_the_present_scale():
     assert alternating.loss_scaling_manager.get_loss_scale() == [2.0, 4.0]
 
 
+@pytest.mark.parametrize("kind", ["scaled", "alternating"])
+def test_the_counters_are_found_by_their_old_name_with_a_warning(kind):
+    cell = Trained(kind).cell
+    with pytest.warns(FutureWarning, match=r"'step_counters' .* Call counters\(\)") as caught:
+        counters = cell.step_counters
+    assert [warning.filename for warning in caught] == [__file__]
+    first = counters[0] if kind == "alternating" else counters
+    assert any(first.applied_steps is parameter for parameter in cell.get_parameters())
+
+
 def test_what_append_dict_adds_to_a_checkpoint():
     cell = Trained("scaled").cell
     cell.set_loss_scale(8.0)

@@ -22,7 +22,7 @@ from ms_lossscale.step.forward_backward import inputs_of
 from ms_lossscale.step.forward_state import share_state
 from ms_lossscale.step.names import name_prefix, network_prefix, own_loss_scales
 from ms_lossscale.step.plan import StepPlan
-from ms_lossscale.step.settings import check_settings, check_settings_of_steps
+from ms_lossscale.step.settings import check_settings_of_steps, settings_among
 from ms_lossscale.step.shared_averages import share_averages
 
 
@@ -149,25 +149,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
         networks = as_networks(owner, "networks", networks)
         optimizers = check_cells(owner, "optimizers", optimizers)
         check_one_each(owner, networks, optimizers)
-        settings = check_settings(
-            owner,
-            len(networks),
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            clip_norm=clip_norm,
-            clip_value=clip_value,
-            ema_decay=ema_decay,
-            has_aux=has_aux,
-            forward_state=forward_state,
-            gradient_transforms=gradient_transforms,
-            overflow_detector=overflow_detector,
-            max_retries=max_retries,
-            weighted=weighted,
-            gradients_reduced=gradients_reduced,
-            drop_overflowed_calls=drop_overflowed_calls,
-        )
-        of_steps = check_settings_of_steps(
-            owner, settings, len(networks), after_update=after_update, skip_conditions=skip_conditions
-        )
+        of_steps = check_settings_of_steps(owner, len(networks), **settings_among(locals()))
         loss_scales = _loss_scales(owner, loss_scale, (*networks, *optimizers), of_steps, prefix)
         plans = []
         for i, (network, optimizer, scale, of_step) in enumerate(zip(networks, optimizers, loss_scales, of_steps)):

@@ -37,7 +37,7 @@ from ms_lossscale.step.optimizers import Optimizers, check_optimizers
 from ms_lossscale.step.plan import StepPlan
 from ms_lossscale.step.ranks import ranks_of
 from ms_lossscale.step.returned import as_weight
-from ms_lossscale.step.settings import check_settings
+from ms_lossscale.step.settings import check_settings, settings_among
 
 _OUTSIDE_OF_JIT = "Call it once, before the compiled function, which then calls the function that it returns."
 
@@ -158,21 +158,7 @@ class ManualStep(TrainingState, Float32Cell):
         networks = networks if isinstance(networks, (list, tuple)) or type(networks) is nn.CellList else [networks]
         check_can_be_differentiated(owner, "networks", networks)
         networks = as_networks(owner, "networks", networks)
-        settings = check_settings(
-            owner,
-            len(optimizers),
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            clip_norm=clip_norm,
-            clip_value=clip_value,
-            ema_decay=ema_decay,
-            forward_state=forward_state,
-            gradient_transforms=gradient_transforms,
-            after_update=after_update,
-            overflow_detector=overflow_detector,
-            skip_conditions=skip_conditions,
-            gradients_reduced=gradients_reduced,
-            drop_overflowed_calls=drop_overflowed_calls,
-        )
+        settings = check_settings(owner, len(optimizers), **settings_among(locals()))
         loss_scales = own_loss_scales(owner, loss_scale, len(optimizers), prefix)
         self._each_has_scale = isinstance(loss_scale, (list, tuple))
         check_optimizers(owner, optimizers, networks, are_pairs=False)

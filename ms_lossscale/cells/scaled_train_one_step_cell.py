@@ -13,7 +13,7 @@ from ms_lossscale.loss_scale import AcceptedLossScale
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.names import name_prefix, names_of_states, own_loss_scale
 from ms_lossscale.step.plan import StepPlan
-from ms_lossscale.step.settings import check_settings
+from ms_lossscale.step.settings import check_settings, settings_among
 
 
 class ScaledTrainOneStepCell(TrainingCell):
@@ -150,24 +150,7 @@ class ScaledTrainOneStepCell(TrainingCell):
     ) -> None:
         owner = type(self).__name__
         prefix = name_prefix(owner, name)
-        settings = check_settings(
-            owner,
-            1,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            clip_norm=clip_norm,
-            clip_value=clip_value,
-            ema_decay=ema_decay,
-            has_aux=has_aux,
-            forward_state=forward_state,
-            gradient_transforms=gradient_transforms,
-            after_update=after_update,
-            overflow_detector=overflow_detector,
-            max_retries=max_retries,
-            weighted=weighted,
-            skip_conditions=skip_conditions,
-            gradients_reduced=gradients_reduced,
-            drop_overflowed_calls=drop_overflowed_calls,
-        )
+        settings = check_settings(owner, 1, **settings_among(locals()))
         networks = (as_network(owner, "network", network),)
         loss_scales = [own_loss_scale(owner, loss_scale, prefix)]
         plan = StepPlan(owner, networks, (optimizer,), loss_scales, settings, name_prefix=prefix)

@@ -15,7 +15,7 @@ from ms_lossscale.loss_scale import AcceptedLossScale
 from ms_lossscale.overflow_detector import OverflowDetector
 from ms_lossscale.step.names import name_prefix, own_loss_scales
 from ms_lossscale.step.plan import StepPlan
-from ms_lossscale.step.settings import check_settings
+from ms_lossscale.step.settings import check_settings, settings_among
 
 
 class SimultaneousTrainOneStepCell(TrainingCell):
@@ -156,24 +156,7 @@ class SimultaneousTrainOneStepCell(TrainingCell):
         else:
             networks = as_networks(owner, "networks", networks)
             check_one_each(owner, networks, optimizers)
-        settings = check_settings(
-            owner,
-            len(optimizers),
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            clip_norm=clip_norm,
-            clip_value=clip_value,
-            ema_decay=ema_decay,
-            has_aux=has_aux,
-            forward_state=forward_state,
-            gradient_transforms=gradient_transforms,
-            after_update=after_update,
-            overflow_detector=overflow_detector,
-            max_retries=max_retries,
-            weighted=weighted,
-            skip_conditions=skip_conditions,
-            gradients_reduced=gradients_reduced,
-            drop_overflowed_calls=drop_overflowed_calls,
-        )
+        settings = check_settings(owner, len(optimizers), **settings_among(locals()))
         loss_scales = own_loss_scales(owner, loss_scale, len(optimizers), prefix)
         of_cell = {"name_prefix": prefix, "may_return_tuple": one_cell}
         plan = StepPlan(owner, networks, optimizers, loss_scales, settings, **of_cell)

@@ -66,6 +66,11 @@ class Settings:
         )
 
 
+def settings_among(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Returns those of a constructor's arguments, given as its `locals()`, that are settings."""
+    return {field.name: arguments[field.name] for field in dataclasses.fields(Settings) if field.name in arguments}
+
+
 def check_settings(
     owner: str,
     networks: int,
@@ -128,16 +133,17 @@ def check_settings(
 
 def check_settings_of_steps(
     owner: str,
-    settings: Settings,
     networks: int,
     *,
     after_update: OneOrEach[Optional[AfterUpdate]],
     skip_conditions: Sequence[Any],
+    **of_networks: Any,
 ) -> list[Settings]:
     """
-    Checks what each of several networks that decide alone may have of its own besides. Returns the settings of each
-    network's step. Conditions that are not in lists are copied for each.
+    Checks the keywords for networks of which each makes a step: it may have an `after_update` and conditions of its
+    own. Returns the settings of each step. Conditions that are not in lists are copied for each.
     """
+    settings = check_settings(owner, networks, **of_networks)
     updates = one_each(owner, "after_update", after_update, networks)
     conditions = _list_of_each(owner, "skip_conditions", skip_conditions, networks)
     if not _is_list_of_lists(skip_conditions):

@@ -34,7 +34,8 @@ def _fit(outputs, wanted):
     """Returns whether outputs begin with what is wanted: pairs of what they hold and their shape, None for any."""
     forms = [_form(output) for output in outputs[: len(wanted)]]
     return len(forms) == len(wanted) and all(
-        form is not None and form[0] == holds and shape in (None, form[1]) for form, (holds, shape) in zip(forms, wanted)
+        form is not None and form[0] == holds and shape in (None, form[1])
+        for form, (holds, shape) in zip(forms, wanted)
     )
 
 

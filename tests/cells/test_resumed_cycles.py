@@ -127,7 +127,8 @@ def test_a_manual_step(mode):
         refused(lambda: cells[not weighted].load_state_dict(loaded, False), ValueError, *words)  # noqa: B023
         assert cells[weighted].load_state_dict(loaded, False)[0] == []
         load_with_mindspore(cells[True], within)
-        refused(lambda: call(cells[True]), ValueError, "'weighted' must be", "a ManualStep had it, which load_state_dict")  # noqa: B023
+        words = ("'weighted' must be as a ManualStep had it, which load_state_dict can tell",)
+        refused(lambda: call(cells[True]), ValueError, *words)  # noqa: B023
         # Into another ManualStep, and from a training cell that does not add up any weights.
         dropping = cell_of_tokens("manual", drop_overflowed_calls=True)
         load_with_mindspore(dropping, within)

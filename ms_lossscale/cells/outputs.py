@@ -32,11 +32,11 @@ def check_loss_and_overflow(owner, outputs):
 
 def _fit(outputs, wanted):
     """Returns whether outputs begin with what is wanted: pairs of what they hold and their shape, None for any."""
-    forms = [_form(output) for output in outputs[: len(wanted)]]
-    return len(forms) == len(wanted) and all(
-        form is not None and form[0] == holds and shape in (None, form[1])
-        for form, (holds, shape) in zip(forms, wanted)
-    )
+    for (holds, shape), output in zip(wanted, outputs):
+        form = _form(output)
+        if form is None or form[0] != holds or shape not in (None, form[1]):
+            return False
+    return len(outputs) >= len(wanted)
 
 
 def _form(value):

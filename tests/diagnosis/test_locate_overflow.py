@@ -1,5 +1,7 @@
 """locate_overflow names the first cell that overflows, in the forward or else in the backward, and what it held."""
 
+import inspect
+
 import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, slow
@@ -11,7 +13,15 @@ from support.networks import FEATURES, HalfPrecision, Linear, batch
 from support.planted_networks import FLOAT16_MAX, PLANTED, Chain, Function, rows, times
 from support.untouched import untouched
 
-from ms_lossscale import OverflowTrace, ScaledTrainOneStepCell, emulation, locate_overflow, profile_activations
+from ms_lossscale import (
+    OverflowTrace,
+    ScaledTrainOneStepCell,
+    advise_float32,
+    emulation,
+    locate_overflow,
+    profile_activations,
+    profile_gradients,
+)
 
 
 @quick_in_graph_mode
@@ -164,3 +174,10 @@ def test_weights_that_are_not_finite_are_named_where_the_loss_hides_them():
 def test_wrong_arguments(diagnose, network, inputs, loss_scale, error, message):
     with pytest.raises(error, match=f"For '{diagnose.__name__}', .*{message}"):
         diagnose(network, inputs, loss_scale=loss_scale)
+
+
+def test_all_four_look_alike():
+    for diagnose in (profile_gradients, profile_activations, locate_overflow, advise_float32):
+        parameters = list(inspect.signature(diagnose).parameters.values())
+        assert [each.name for each in parameters[:4]] == ["network", "batches", "parameters", "loss_scale"]
+        assert [each.kind for each in parameters[2:]] == [inspect.Parameter.KEYWORD_ONLY] * len(parameters[2:])

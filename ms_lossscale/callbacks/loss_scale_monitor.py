@@ -10,12 +10,13 @@ from mindspore import Tensor
 from mindspore.train import Callback, RunContext
 
 from ms_lossscale import _gradients as gradients
-from ms_lossscale._arguments import StrPath, check_file, check_positive_int, describe
+from ms_lossscale._arguments import StrPath, check_file, check_positive_int
 from ms_lossscale._keywords import takes_positions
 from ms_lossscale._mindspore.graphs import is_compiling, refuse_compiled
 from ms_lossscale._output import on_skips, warn_user
 from ms_lossscale._values import as_array
-from ms_lossscale.callbacks.records import Record, RecordFile
+from ms_lossscale.callbacks.model_callbacks import training_cell
+from ms_lossscale.callbacks.record_file import Record, RecordFile
 from ms_lossscale.callbacks.watched_step import LoopMistakes, WatchedStep
 from ms_lossscale.cells.manual_step import ManualStep
 from ms_lossscale.cells.training_state import TrainingState
@@ -267,12 +268,7 @@ class LossScaleMonitor(Callback):
         self._end_epoch()
 
     def _begin(self, cell):
-        if not isinstance(cell, TrainingState):
-            raise TypeError(
-                f"For 'LossScaleMonitor', the training cell must be one of ms_lossscale, or a ManualStep, but got "
-                f"{describe(cell)}. Pass Model a ScaledTrainOneStepCell, say, without loss_fn and optimizer."
-            )
-        self._cell = cell
+        self._cell = training_cell("LossScaleMonitor", cell)
         of_cycles = cell._settings[0].gradient_accumulation_steps > 1
         self._call = "call" if of_cycles else "step"
         if cell._each_decides:

@@ -115,14 +115,19 @@ class EvaluateAverages(Callback):
             )
 
 
-def _cell_of(run_context):
-    cell = run_context.original_args().network
+def training_cell(owner: str, cell: Any) -> TrainingState:
+    """Returns what a callback, or its user, was given as the training cell. Raises a TypeError if it is none."""
     if not isinstance(cell, TrainingState):
         raise TypeError(
-            f"For 'EvaluateAverages', the network of Model must be a training cell of ms_lossscale, but got "
-            f"{describe(cell)}. Pass Model a ScaledTrainOneStepCell with ema_decay, say."
+            f"For '{owner}', the training cell must be one of ms_lossscale, or a ManualStep, but got "
+            f"{describe(cell)}. Pass Model a ScaledTrainOneStepCell, say, without loss_fn and optimizer."
         )
     return cell
+
+
+def _cell_of(run_context, owner="EvaluateAverages"):
+    # With data sinking on Ascend and GPU, `train_network` is MindSpore's wrapper around it.
+    return training_cell(owner, run_context.original_args().network)
 
 
 @contextlib.contextmanager
@@ -243,17 +248,5 @@ class FlushAccumulation(Callback):
     """
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
-        """
-        Ends the partial accumulation cycle.
-
-        Raises:
-            TypeError: If the training cell has no `flush()`.
-        """
-        # With data sinking on Ascend and GPU, `train_network` is MindSpore's wrapper around it.
-        network = run_context.original_args().network
-        if not hasattr(network, "flush"):
-            raise TypeError(
-                f"For 'FlushAccumulation', the training cell must be one of ms_lossscale, but got a "
-                f"'{type(network).__name__}'. Pass Model a ScaledTrainOneStepCell, say, without loss_fn and optimizer."
-            )
-        network.flush()
+        """Ends the partial accumulation cycle."""
+        _cell_of(run_context, "FlushAccumulation").flush()

@@ -7,7 +7,8 @@ import numpy as np
 from ms_lossscale._arguments import listed
 from ms_lossscale._mindspore.cells import written_class
 from ms_lossscale._output import Values, counted, warn_user, written_scales, written_values
-from ms_lossscale.callbacks.records import Record, Snapshots
+from ms_lossscale.callbacks.record_file import Record
+from ms_lossscale.callbacks.snapshots import Snapshots
 from ms_lossscale.step.counters import ENDS
 
 # What a sum says of each reason.

@@ -19,14 +19,8 @@ _NAMES_ELSEWHERE = {
     "loss_scale": ("scale_value", "scale_sense", "loss_scale_manager", "scaler"),
     "loss_scale_manager": ("loss_scale", "scale_sense", "scaler"),
 }
-_SETTINGS = {
-    "FixedLossScale": ("drop_overflow_update",),
-    "DynamicLossScale": (
-        *("init_loss_scale", "scale_factor", "scale_window", "backoff_factor", "hysteresis"),
-        *("min_loss_scale", "max_loss_scale", "backoff_if_loss_not_finite"),
-    ),
-    "ScheduledLossScale": ("milestone", "loss_scales"),
-}
+# The keywords of each loss scale.
+_SETTINGS: dict[str, Collection[str]] = {}
 
 
 def answer_to(keyword: str, known: Collection[str]) -> str:
@@ -47,6 +41,9 @@ def answers_keywords(**answers: str) -> Callable[[F], F]:
 
     def decorate(init: F) -> F:
         known = inspect.signature(init).parameters
+        kind = init.__qualname__.partition(".")[0]
+        if kind.endswith("LossScale"):
+            _SETTINGS[kind] = known
 
         @functools.wraps(init)
         def construct(self, *args, **keywords):
@@ -67,15 +64,11 @@ def takes_positions(init: F) -> F:
 
     @functools.wraps(init)
     def construct(self, *args, **keywords):
-        if not 0 < len(args) <= len(names):
-            return init(self, *args, **keywords)
         by_name = dict(zip(names, args))
-        owner = type(self).__name__
-        warn_user(
-            f"For '{owner}', arguments by position are the form of version 0.5, and work for the last time. Call "
-            f"{owner}({', '.join(f'{name}={value!r}' for name, value in by_name.items())}).",
-            FutureWarning,
-        )
-        return init(self, **by_name, **keywords)
+        if by_name:
+            call = f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in by_name.items())})"
+            what = "arguments by position are the form of version 0.5, and work for the last time"
+            warn_user(f"For '{type(self).__name__}', {what}. Call {call}.", FutureWarning)
+        return init(self, *args[len(names) :], **by_name, **keywords)
 
     return cast(F, construct)

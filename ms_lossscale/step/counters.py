@@ -70,7 +70,7 @@ class StepCounters(Bounded, nn.Cell):
         self._asked = Tensor(np.arange(first, last, dtype=np.int32))
         self._rest = Tensor(np.full(last - first, last, np.int32))
 
-    def bounds(self):
+    def _bounds(self):
         return [*(of_count(getattr(self, name)) for name in self._counts), of_count(self.skip_reasons)]
 
     def begin_with(self, others):

@@ -48,7 +48,7 @@ class CycleCount(Bounded, nn.Cell):
         self.value = state(name, np.int32(0))
         self.length = state(length, np.int32(0))
 
-    def bounds(self):
+    def _bounds(self):
         must_be = "the number of calls so far in a cycle, less than its length, or 0"
         in_cycle = Bounds(self.value, must_be, lambda value, length: value == 0 or 0 < value < length, self.length)
         return [in_cycle, of_count(self.length)]
@@ -145,7 +145,7 @@ class Cycle(Bounded, nn.Cell):
             flags.append(self.is_weighted)
         self.flags = ParameterTuple(flags)
 
-    def bounds(self):
+    def _bounds(self):
         return [of_count(self.missing_losses)]
 
     def add(self, call: Call, grads: Gradients, flags: Flags) -> tuple:
@@ -251,10 +251,10 @@ class DroppingCycle(Cycle):
         self.flags = ParameterTuple([*self.flags, self.kept, self.not_finite])
         self.sums = ParameterTuple([*self.sums, self.dropped])
 
-    def bounds(self):
+    def _bounds(self):
         must_be = "from 0 to the number of calls so far in its cycle"
         in_cycle = Bounds(self.dropped, must_be, lambda dropped, calls: 0 <= dropped <= max(calls, 0), self.count.value)
-        return [*super().bounds(), in_cycle]
+        return [*super()._bounds(), in_cycle]
 
     # Not by `super()`, which graph mode takes for that of the object's own class.
     found_in_cycle = Cycle._found

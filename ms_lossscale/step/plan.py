@@ -100,7 +100,7 @@ class StepPlan:
     @property
     def is_unscaled(self) -> bool:
         """Whether no loss is scaled, as long as nobody sets another loss scale than 1."""
-        return all(loss_scale.is_none for loss_scale in self.loss_scales)
+        return all(loss_scale._is_none for loss_scale in self.loss_scales)
 
     @property
     def may_skip(self) -> bool:

@@ -29,7 +29,7 @@ class Scaling(nn.Cell):
 
     def advance(self, scale, overflow):
         """Lets the update rule take a step that used this scale. Returns what it makes of it."""
-        next_scale = self.loss_scale.advance(scale, overflow)
+        next_scale = self.loss_scale._advance(scale, overflow)
         return ops.depend(next_scale, prim.assign(self.loss_scale.scale_value, next_scale))
 
     def back_off(self, scale, overflow):
@@ -63,7 +63,7 @@ class MovableScaling(Scaling):
         return ops.depend(scale, prim.assign(self.is_set, self._zero))
 
     def advance(self, scale, overflow):
-        next_scale = self.loss_scale.advance(scale, overflow)
+        next_scale = self.loss_scale._advance(scale, overflow)
         present = self.loss_scale.scale_value
         is_there = prim.logical_and(prim.equal(present, scale), prim.equal(self.is_set, self._zero))
         kept = prim.select(is_there, next_scale, present)
@@ -82,7 +82,7 @@ class CycleScaling(Bounded, MovableScaling):
         # With a larger scale, `1 / steps / scale` would be a subnormal number.
         loss_scale._limit_to(2.0 ** (126 - (cycle.count.steps - 1).bit_length()))
 
-    def bounds(self):
+    def _bounds(self):
         return [self.loss_scale._bounds_of(self.cycle_scale)]
 
     def read(self):

@@ -1,6 +1,7 @@
 """What a Cell is: its class, what is registered in it, and its precision, which may be float32 for a while."""
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Callable
@@ -41,34 +42,26 @@ def has_forward_pre_hook(cell: nn.Cell) -> bool:
 _OF_PRECISION = ("_func_graph_flags", "fp16", "fp32", "bf16", "_cell_init_args", "amp_strategy", "construct", "dtype")
 
 
-def put_in_float32(cell: nn.Cell) -> Callable[[], None]:
+def put_in_float32(cell: nn.Cell) -> list[Callable[[], None]]:
     """
-    Makes a cell and those inside it compute in float32, whatever has put them into float16. Returns a function that
-    restores every attribute.
+    Makes a cell and those inside it compute in float32, whatever has put them into float16. Returns functions that
+    restore every attribute.
 
     `to_float` alone does not reverse the levels of amp. O1 replaces cells by subclasses whose rewritten source has
     casts in it; O2 wraps the cells that stay in float32, and casts their output; "auto" wraps the `construct` of the
     whole network. Nothing public shows or reverses that.
     """
-    restore = [_put_alone_in_float32(inside) for _, inside in cell.cells_and_names()]
-
-    def restore_all():
-        for restore_cell in restore:
-            restore_cell()
-
-    return restore_all
+    return [_put_alone_in_float32(inside) for _, inside in cell.cells_and_names()]
 
 
 @contextlib.contextmanager
 def in_float32(cells: Iterable[nn.Cell]) -> Iterator[None]:
     """A context in which these cells, and those inside them, compute in float32."""
-    restore = [put_in_float32(cell) for cell in cells]
-    try:
+    # It goes in reverse order, since one of the cells may be inside another.
+    with contextlib.ExitStack() as afterwards:
+        for restore in itertools.chain(*map(put_in_float32, cells)):
+            afterwards.callback(restore)
         yield
-    finally:
-        # In reverse order, since one of the cells may be inside another.
-        for restore_cell in reversed(restore):
-            restore_cell()
 
 
 def _put_alone_in_float32(cell):

@@ -20,7 +20,7 @@ from ms_lossscale.callbacks.record_file import Record, RecordFile
 from ms_lossscale.callbacks.watched_step import LoopMistakes, WatchedStep
 from ms_lossscale.cells.manual_step import ManualStep
 from ms_lossscale.cells.training_state import TrainingState
-from ms_lossscale.diagnosis.skipped_batch import on_every_scale
+from ms_lossscale.diagnosis.locate_overflow import every_scale_of
 from ms_lossscale.saved_batch import save_batch
 
 
@@ -355,7 +355,7 @@ class LossScaleMonitor(Callback):
     def _advice(self, record, batch):
         """Says what to do about the steps that were skipped."""
         reason = record.skip_reasons.split()[-1]
-        cause = on_every_scale(self._cell, batch) if reason == "gradients" and batch is not None else ""
+        cause = every_scale_of(self._cell, batch) if reason == "gradients" and batch is not None else ""
         return cause or f"What to try: {on_skips(reason, isinstance(self._cell, ManualStep))}."
 
     def _save(self, batch):

@@ -77,7 +77,7 @@ class OverflowTrace(NamedTuple):
             none = f"No overflow: all values are finite and below 65504 in float16 {ran}{other}."
             return f"{none} {self.note}".rstrip()
         of_batch = f" of batches[{self.batch}]" if self.batch else ""
-        lines = [f"The first overflow{of_batch} {ran} is in the {self.direction} of {self.cell}: {self._in_words()}"]
+        lines = [f"The first overflow{of_batch} {ran} is in the {self.direction} of {self.cell}: {self.in_words()}"]
         if self.tensor is not None:
             lines[0] += f" ({self.value:g}) at {self.index}"
             lines.append(f"tensor: {self.tensor}")
@@ -90,19 +90,20 @@ class OverflowTrace(NamedTuple):
         if self.tensor is not None and self.tensor.dtype == "Float16":
             float32 = " Or the derivative overflows in float16: advise_float32 tells whether float32 mends that."
         return (
-            f"In the backward of {self.cell}, {self._in_words()} at every loss scale, while the loss is finite: a "
+            f"In the backward of {self.cell}, {self.in_words()} at every loss scale, while the loss is finite: a "
             f"derivative is infinite there, as that of a root or norm of exactly 0. Add an epsilon under the root, "
             f"ops.sqrt(x + 1e-6); ops.where after it does not help.{float32}"
         )
 
-    def _in_words(self):
+    def in_words(self, cell: str = "") -> str:
+        """Says what overflows, and in which cell, if it is named."""
         what = f"the gradient of {'the loss' if self.what == 'loss' else self.what}"
         if self.what == "output":
-            what = "its output"
+            what = f"{cell}'s output" if cell else "its output"
         elif self.what == "gradient":
-            what = "the gradient that it passes back"
+            what = f"the gradient that {cell or 'it'} passes back"
         elif self.direction == "forward":
-            what = f"{self.what}, which it writes,"
+            what = f"{self.what}, which {cell or 'it'} writes,"
         return f"{what} is {self.kind}"
 
 

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar, cast
 
-from ms_lossscale._output import warn_user
+from ms_lossscale._warn_user import warn_user
 
 F = TypeVar("F", bound=Callable[..., Any])
 

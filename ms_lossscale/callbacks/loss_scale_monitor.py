@@ -10,11 +10,12 @@ from mindspore import Tensor
 from mindspore.train import Callback, RunContext
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale._advice import on_skips
 from ms_lossscale._arguments import StrPath, check_file, check_positive_int
 from ms_lossscale._keywords import takes_positions
 from ms_lossscale._mindspore.graphs import is_compiling, refuse_compiled
-from ms_lossscale._output import on_skips, warn_user
 from ms_lossscale._values import as_array
+from ms_lossscale._warn_user import warn_user
 from ms_lossscale.callbacks.model_callbacks import training_cell
 from ms_lossscale.callbacks.record_file import Record, RecordFile
 from ms_lossscale.callbacks.watched_step import LoopMistakes, WatchedStep

@@ -10,7 +10,7 @@ from mindspore import experimental, nn
 from mindspore.train import Callback, RunContext
 
 from ms_lossscale._arguments import StrPath, check_file, describe, looks_like_optimizer, must_be
-from ms_lossscale._output import warn_user
+from ms_lossscale._warn_user import warn_user
 from ms_lossscale.cells.training_state import TrainingState
 
 

@@ -3,7 +3,7 @@
 import csv
 from typing import NamedTuple, Optional
 
-from ms_lossscale._output import Values
+from ms_lossscale._words import Values
 
 # A file that version 0.4 began goes on with as many columns.
 _COLUMNS_OF_0_4 = 12

@@ -8,7 +8,7 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from ms_lossscale import _primitives as prim
-from ms_lossscale._output import Values
+from ms_lossscale._words import Values
 from ms_lossscale.step.counters import EVENTS
 
 

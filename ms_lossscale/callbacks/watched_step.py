@@ -6,7 +6,8 @@ import numpy as np
 
 from ms_lossscale._arguments import listed
 from ms_lossscale._mindspore.cells import written_class
-from ms_lossscale._output import Values, counted, warn_user, written_scales, written_values
+from ms_lossscale._warn_user import warn_user
+from ms_lossscale._words import Values, counted, written_scales, written_values
 from ms_lossscale.callbacks.record_file import Record
 from ms_lossscale.callbacks.snapshots import Snapshots
 from ms_lossscale.step.counters import ENDS

@@ -3,7 +3,7 @@
 import numbers
 
 from ms_lossscale._arguments import describe, listed
-from ms_lossscale._output import warn_user
+from ms_lossscale._warn_user import warn_user
 from ms_lossscale.function_network import misfit, name_of
 from ms_lossscale.step.forward_backward import inputs_of
 

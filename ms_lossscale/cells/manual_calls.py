@@ -11,7 +11,7 @@ from ms_lossscale import _primitives as prim
 from ms_lossscale._arguments import describe
 from ms_lossscale._mindspore.graphs import is_compiling, loads_what_was_compiled
 from ms_lossscale._mindspore.parameters import take_held_gradients
-from ms_lossscale._output import warn_user
+from ms_lossscale._warn_user import warn_user
 from ms_lossscale.cells.rank_comparison import refuse_with_sharded_weights
 from ms_lossscale.loss_scale import FixedLossScale
 from ms_lossscale.step.returned import ReturnedValues

@@ -4,8 +4,8 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from ms_lossscale._output import in_mode, written_scale
 from ms_lossscale._values import as_array, is_float
+from ms_lossscale._words import in_mode, written_scale
 
 
 class Range(NamedTuple):

@@ -4,7 +4,8 @@ import textwrap
 
 import numpy as np
 
-from ms_lossscale._output import matplotlib_figure, percent, replacing
+from ms_lossscale._files import matplotlib_figure, replacing
+from ms_lossscale._words import percent
 from ms_lossscale.diagnosis.distribution import FLOAT16, sum_of
 
 _MOST_ROWS = 80

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 from mindspore import dtype as mstype
 from support.numpy_casts import CASTS, bfloat16, counts_of, shares_of_cast
 
-from ms_lossscale.diagnosis import Distribution
+from ms_lossscale.diagnosis.distribution import Distribution
 
 SCALES = [2.0**exponent for exponent in (-126, -40, -15, -3, -1, 0, 1, 2, 8, 10, 16, 24, 25, 60, 126)]
 

@@ -16,7 +16,7 @@ from mindspore import dtype as mstype
 from support.numpy_casts import CASTS, shares_of_cast
 
 from ms_lossscale import GradientReport
-from ms_lossscale.diagnosis import Distribution
+from ms_lossscale.diagnosis.distribution import Distribution
 
 LARGEST = {mstype.float16: 65504.0, mstype.bfloat16: 2.0**127 * (2 - 2.0**-7)}
 

@@ -38,6 +38,17 @@ def has_forward_pre_hook(cell: nn.Cell) -> bool:
     return bool(cell._forward_pre_hook)
 
 
+@contextlib.contextmanager
+def keeping_modes(cells: Iterable[nn.Cell]) -> Iterator[None]:
+    """A context after which each of these cells, and each inside them, is in training or not as before."""
+    modes = [(inside, inside.training) for cell in cells for _, inside in cell.cells_and_names()]
+    try:
+        yield
+    finally:
+        for inside, training in modes:
+            inside.add_flags(training=training)
+
+
 # Where a cell keeps its precision: for `to_float` (with a copy of its flags in a dict) and amp's "auto" level.
 _OF_PRECISION = ("_func_graph_flags", "fp16", "fp32", "bf16", "_cell_init_args", "amp_strategy", "construct", "dtype")
 

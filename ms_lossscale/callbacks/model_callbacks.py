@@ -10,6 +10,7 @@ from mindspore import experimental, nn
 from mindspore.train import Callback, RunContext
 
 from ms_lossscale._arguments import StrPath, check_file, describe, looks_like_optimizer, must_be
+from ms_lossscale._mindspore.cells import keeping_modes
 from ms_lossscale._warn_user import warn_user
 from ms_lossscale.cells.training_state import TrainingState
 
@@ -99,7 +100,7 @@ class EvaluateAverages(Callback):
         cell = _cell_of(run_context)
         with cell.ema_weights():
             if self._evaluate is not None:
-                with _keeping_modes(cell):
+                with keeping_modes([cell]):
                     results = self._evaluate()
                 if results is not None:
                     print(f"epoch {run_context.original_args().cur_epoch_num}, averages: {_written(results)}")
@@ -128,17 +129,6 @@ def training_cell(owner: str, cell: Any) -> TrainingState:
 def _cell_of(run_context, owner="EvaluateAverages"):
     # With data sinking on Ascend and GPU, `train_network` is MindSpore's wrapper around it.
     return training_cell(owner, run_context.original_args().network)
-
-
-@contextlib.contextmanager
-def _keeping_modes(cell):
-    """A context after which each cell is in training or not as before."""
-    modes = [(inner, inner.training) for _, inner in cell.cells_and_names()]
-    try:
-        yield
-    finally:
-        for inner, training in modes:
-            inner.add_flags(training=training)
 
 
 def _written(results):

@@ -145,18 +145,12 @@ class WatchedStep:
     def record(self, step, outputs, batch, state):
         """Returns the record of a step, given what the cell returned, in NumPy, its inputs, and the state after it."""
         loss, overflow, loss_scale = self._outputs_of_network(outputs)
-        self._new = new = state.events - self._state.events
-        self._state = state
-        self._to_sum_up.update(new)
+        new = state.events - self._state.events
         reasons = [reason for reason in self._phrases if new[reason]]
         # Of what is new, a loop may not have told; and a checkpoint may have changed the counters since this step.
         skipped = bool(reasons) and bool(overflow or state.consecutive_skipped_steps > 0)
-        self.was_told_wrong = not self._of_cycles and skipped != overflow
-        if (overflow or skipped) and (state.calls == 1 or not self._is_in_overflow):
-            # A cycle that is flushed may be skipped although none of its calls overflowed.
-            self.batch = batch
-        self._is_in_overflow = overflow and not skipped
         has_ended = not new.keys().isdisjoint(ENDS) or (self._each_call_ends and not new["not_begun"])
+        self._keep(state, new, overflow, skipped, batch)
         if has_ended:
             self._last_norm = state.norms
         overflowed = zip(self._weights, state.overflowed if skipped and reasons != ["not_begun"] else ())
@@ -177,6 +171,17 @@ class WatchedStep:
             step_loss=(state.mean_loss if self._of_cycles else loss) if has_ended else None,
             dropped_calls=state.dropped_calls,
         )
+
+    def _keep(self, state, new, overflow, skipped, batch):
+        """Keeps what the lines, the next record and a stop need of a step."""
+        self._state = state
+        self._new = new
+        self._to_sum_up.update(new)
+        self.was_told_wrong = not self._of_cycles and skipped != overflow
+        # A cycle that is flushed may be skipped although none of its calls overflowed.
+        if (overflow or skipped) and (state.calls == 1 or not self._is_in_overflow):
+            self.batch = batch
+        self._is_in_overflow = overflow and not skipped
 
     def _outputs_of_network(self, outputs):
         """Returns the loss, whether the step overflowed, and the loss scale."""

@@ -50,26 +50,26 @@ def fewer(tensors):
 @ops.constexpr
 def _groups(shapes):
     """Returns tuples of the positions of the shapes to join, and the positions of the others."""
+    sizes = list(map(math.prod, shapes))
     alike = {}
     for i, shape in enumerate(shapes):
-        if 0 <= math.prod(shape) <= _LARGEST_JOINED:
+        if 0 <= sizes[i] <= _LARGEST_JOINED:
             alike.setdefault(tuple(shape[1:]), []).append(i)
-    groups = []
-    for positions in alike.values():
-        groups += _parts(positions, [math.prod(shapes[i]) for i in positions])
+    groups = [group for positions in alike.values() for group in in_parts(positions, sizes, _LARGEST_RESULT)]
     groups = tuple(group for group in groups if len(group) >= _FEWEST_JOINED)
     joined = {i for group in groups for i in group}
     return groups, tuple(i for i in range(len(shapes)) if i not in joined)
 
 
-def _parts(positions, sizes):
-    """Returns the positions as tuples, each of so many elements at most."""
-    parts = [()]
+def in_parts(positions, sizes, most):
+    """Returns the positions as tuples, each of one, or of more whose sizes are up to `most` in all."""
+    parts = []
     total = 0
-    for i, size in zip(positions, sizes):
-        if total + size > _LARGEST_RESULT:
-            parts.append(())
-            total = 0
-        parts[-1] = (*parts[-1], i)
-        total += size
+    for i in positions:
+        total += sizes[i]
+        if parts and total <= most:
+            parts[-1] = (*parts[-1], i)
+        else:
+            parts.append((i,))
+            total = sizes[i]
     return parts

@@ -72,7 +72,6 @@ class EvaluateAverages(Callback):
         self._save = check_file("EvaluateAverages", "save", save)
         # The evaluation of Model.fit that is going on.
         self._evaluation = contextlib.ExitStack()
-        self._has_done_nothing = True
 
     def on_train_begin(self, run_context: RunContext) -> None:
         """Checks that the training cell keeps averages."""

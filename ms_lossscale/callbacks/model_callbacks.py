@@ -9,7 +9,7 @@ import mindspore
 from mindspore import experimental, nn
 from mindspore.train import Callback, RunContext
 
-from ms_lossscale._arguments import StrPath, check_file, describe, looks_like_optimizer, must_be
+from ms_lossscale._arguments import StrPath, check_file, looks_like_optimizer, must_be
 from ms_lossscale._mindspore.cells import keeping_modes
 from ms_lossscale._warn_user import warn_user
 from ms_lossscale.cells.training_state import TrainingState
@@ -119,8 +119,8 @@ def training_cell(owner: str, cell: Any) -> TrainingState:
     """Returns what a callback, or its user, was given as the training cell. Raises a TypeError if it is none."""
     if not isinstance(cell, TrainingState):
         raise TypeError(
-            f"For '{owner}', the training cell must be one of ms_lossscale, or a ManualStep, but got "
-            f"{describe(cell)}. Pass Model a ScaledTrainOneStepCell, say, without loss_fn and optimizer."
+            f"For '{owner}', the training cell must be one of ms_lossscale, or a ManualStep, but got a "
+            f"'{type(cell).__name__}'. Pass Model a ScaledTrainOneStepCell, say, without loss_fn and optimizer."
         )
     return cell
 

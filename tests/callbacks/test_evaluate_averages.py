@@ -141,7 +141,7 @@ def test_what_it_needs():
     with pytest.raises(RuntimeError, match="needs 'ema_decay'"):
         model.train(1, batches(), callbacks=[EvaluateAverages()], dataset_sink_mode=False)
     stock = Model(net, nn.MSELoss(), nn.SGD(net.trainable_params(), RATE))
-    with pytest.raises(TypeError, match=r"'EvaluateAverages'.*a training cell of ms_lossscale, but got.*Dense"):
+    with pytest.raises(TypeError, match=r"'EvaluateAverages'.*must be one of ms_lossscale.*, but got.*Dense"):
         stock.train(1, batches(), callbacks=[EvaluateAverages()], dataset_sink_mode=False)
 
 

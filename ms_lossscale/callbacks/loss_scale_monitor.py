@@ -323,14 +323,12 @@ class LossScaleMonitor(Callback):
                 ]
                 rows += records
                 self._print(unread.step, records)
-                for watched, record in zip(self._watched, records):
-                    if self._mistakes is not None:
-                        self._mistakes.look_at(watched, record)
+                for record in records:
                     self.on_record(record)
                 for watched, record in zip(self._watched, records):
                     self._stop_if_it_only_skips(watched, record)
             if rows and self._mistakes is not None:
-                self._mistakes.end_reading(f"{self._call} {rows[-1].step}")
+                self._mistakes.look(self._watched, f"{self._call} {rows[-1].step}")
         finally:
             # Even if waiting for the device was interrupted.
             if rows and self._file is not None:

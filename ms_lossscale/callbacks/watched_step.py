@@ -134,8 +134,8 @@ class WatchedStep:
         # one, if a condition skips it.
         self.batch = None
         self._is_in_overflow = False
-        # Whether a loop told of an overflow of a step that was applied, or of none of one that was skipped.
-        self.was_told_wrong = False
+        # Says which step a loop has told wrong first: an overflow of one that was applied, or none of one skipped.
+        self.mistake = ""
 
     def has_flushed(self, snapshot):
         """Reads whether a cycle has ended between the last reading and a snapshot."""
@@ -151,6 +151,9 @@ class WatchedStep:
         skipped = bool(reasons) and bool(overflow or state.consecutive_skipped_steps > 0)
         has_ended = not new.keys().isdisjoint(ENDS) or (self._each_call_ends and not new["not_begun"])
         self._keep(state, new, overflow, skipped, batch)
+        if overflow != skipped and not self._of_cycles and not self.mistake:
+            told = f"step {step} came with an overflow of {overflow}, but was {'skipped' if skipped else 'applied'}"
+            self.mistake = f"{self.prefix}{told}. Pass what the step returned, as it is"
         if has_ended:
             self._last_norm = state.norms
         overflowed = zip(self._weights, state.overflowed if skipped and reasons != ["not_begun"] else ())
@@ -177,7 +180,6 @@ class WatchedStep:
         self._state = state
         self._new = new
         self._to_sum_up.update(new)
-        self.was_told_wrong = not self._of_cycles and skipped != overflow
         # A cycle that is flushed may be skipped although none of its calls overflowed.
         if (overflow or skipped) and (state.calls == 1 or not self._is_in_overflow):
             self.batch = batch
@@ -267,7 +269,6 @@ class LoopMistakes:
         self._cell = cell
         # None once the cell has made a step.
         self._traces_at_begin = self._traces()
-        self._wrong = None
         self._has_warned = False
 
     def _traces(self):
@@ -276,17 +277,9 @@ class LoopMistakes:
         calls = [int(count.value.asnumpy()) for count in self._cell._cycle_counts()]
         return [self._cell.steps_made(), events, *calls]
 
-    def look_at(self, watched, record):
-        """Looks at a record that was just read, for an overflow that is the opposite of what was counted."""
-        if watched.was_told_wrong and self._wrong is None:
-            self._wrong = (
-                f"{watched.prefix}step {record.step} came with an overflow of {not record.skipped}, but was "
-                f"{'skipped' if record.skipped else 'applied'}. Pass what the step returned, as it is"
-            )
-
-    def end_reading(self, last):
-        """Warns if the cell made none of the calls that were read, up to `last`, or of such an overflow."""
-        wrong = self._wrong
+    def look(self, watched_steps, last):
+        """Warns if the cell made none of the calls that were read, up to `last`, or if one was told wrong."""
+        wrong = next((watched.mistake for watched in watched_steps if watched.mistake), "")
         if self._traces_at_begin is not None and self._traces_at_begin == self._traces():
             wrong = (
                 f"the {type(self._cell).__name__} that is watched made no step before {last}. Pass the cell that "
@@ -294,6 +287,6 @@ class LoopMistakes:
             )
         else:
             self._traces_at_begin = None
-        if wrong is not None and not self._has_warned:
+        if wrong and not self._has_warned:
             self._has_warned = True
             warn_user(f"For 'LossScaleMonitor.after_step', {wrong}.")

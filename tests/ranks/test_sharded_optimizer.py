@@ -174,10 +174,10 @@ def summing(part):  # A part of a training in which the ranks sum their gradient
 
 # What the error must say, and what is no set of parts, given that of both ranks.
 FAULTS = {
-    "rank 0 is missing": lambda a, b: [],
-    "all 2 ranks, in order, but rank 0 is missing": lambda a, b: [b],
-    "rank 0 comes 2 times": lambda a, b: [a, b, a],
-    "checkpoints[0] is that of rank 1, checkpoints[1] is that of rank 0": lambda a, b: [b, a],
+    "in order, but holds none.": lambda a, b: [],
+    "all 2 ranks, in order, but holds rank 1 of 2.": lambda a, b: [b],
+    "holds rank 0 of 2, rank 1 of 2, rank 0 of 2.": lambda a, b: [a, b, a],
+    "holds rank 1 of 2, rank 0 of 2.": lambda a, b: [b, a],
     "checkpoints[1] holds no part of a sharded optimizer": lambda a, b: [a, without(b, "shard.layout")],
     "checkpoints[1] lacks shard.adam_v.output.weight": lambda a, b: [a, without(b, "shard.adam_v.output.weight")],
     "checkpoints[1] has another 'step_counters.app": lambda a, b: [a, with_one_more(b, "step_counters.applied_steps")],

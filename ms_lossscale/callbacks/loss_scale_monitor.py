@@ -165,7 +165,7 @@ class LossScaleMonitor(Callback):
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         """Reads what was remembered, and what a callback has flushed, so that nothing is missing. Sums up."""
-        self._end_epoch()
+        self.after_epoch()
 
     # A callback after this one may have flushed at the end of the epoch.
     on_train_epoch_begin = on_train_end = on_train_epoch_end
@@ -222,7 +222,7 @@ class LossScaleMonitor(Callback):
         try:
             with self:
                 yield
-                self._end_epoch()
+                self.after_epoch()
             if self._steps == 0:
                 warn_user(
                     "For 'LossScaleMonitor', 'watching' has ended without a single 'after_step', so that nothing was "
@@ -266,7 +266,18 @@ class LossScaleMonitor(Callback):
         Raises:
             RuntimeError: If `max_consecutive_skips` steps in a row were skipped.
         """
-        self._end_epoch()
+        self._read()
+        if self._last is None:
+            return
+        step = self._last.step
+        flushed = self._last._replace(snapshots=self._snapshots())
+        if any(watched.has_flushed(snapshot) for watched, snapshot in zip(self._watched, flushed.snapshots)):
+            self._unread.append(flushed)
+            self._read()
+        sums = list(filter(None, (watched.sum_up() for watched in self._watched)))
+        if sums:
+            print(f"{self._call}s {min(self._summed_up + 1, step)} to {step}: {'; '.join(sums)}", flush=True)
+        self._summed_up = step
 
     def _begin(self, cell):
         self._cell = training_cell("LossScaleMonitor", cell)
@@ -291,20 +302,6 @@ class LossScaleMonitor(Callback):
 
     def _snapshots(self):
         return [watched.snapshots.take() for watched in self._watched]
-
-    def _end_epoch(self):
-        self._read()
-        if self._last is None:
-            return
-        step = self._last.step
-        flushed = self._last._replace(snapshots=self._snapshots())
-        if any(watched.has_flushed(snapshot) for watched, snapshot in zip(self._watched, flushed.snapshots)):
-            self._unread.append(flushed)
-            self._read()
-        sums = list(filter(None, (watched.sum_up() for watched in self._watched)))
-        if sums:
-            print(f"{self._call}s {min(self._summed_up + 1, step)} to {step}: {'; '.join(sums)}", flush=True)
-        self._summed_up = step
 
     def _read(self):
         rows = []

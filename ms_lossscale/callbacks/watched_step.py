@@ -255,11 +255,8 @@ class WatchedStep:
 
 def _passes_milestone(number, added):
     """Returns whether a number that has grown by `added` has reached 1, 2, 3, 5, 10, 20, 50, 100 and so on."""
-    return any(map(_is_milestone, range(number - added + 1, number + 1)))
-
-
-def _is_milestone(number):
-    return number == 3 or str(number).rstrip("0") in ("1", "2", "5")
+    passed = range(number - added + 1, number + 1)
+    return 3 in passed or any(str(its).rstrip("0") in ("1", "2", "5") for its in passed)
 
 
 class LoopMistakes:

@@ -79,3 +79,11 @@ def test_the_scale_stays_a_float32_of_its_shape(mode, use, value):
     USES[use](loss_scale)()
     assert loss_scale.get_loss_scale() == 32.0
     assert (loss_scale.scale_value.dtype, loss_scale.scale_value.shape) == (mstype.float32, ())
+
+
+@quick_in_pynative_mode
+def test_the_former_name_of_a_step_of_the_law_works_and_is_told(mode):
+    loss_scale = Returns(np.float32(16))
+    with pytest.warns(FutureWarning, match="'advance' works for the last time. Call 'adjust") as warned:
+        assert loss_scale.advance(loss_scale.scale_value, Tensor(False)).asnumpy() == 16.0
+    assert warned[0].filename == __file__

@@ -1,6 +1,11 @@
 """Graph mode merges equal constants of a graph, and a network's in-place operators then change all of them: whatever a
 network does to its constants, no bit of the step may differ. The package's own are attributes made at construction."""
 
+import ast
+import collections
+import inspect
+from pathlib import Path
+
 import mindspore
 import pytest
 from conftest import nightly, quick_in_graph_mode, slow
@@ -140,3 +145,53 @@ def test_mindspore_merges_equal_constants():  # MindSpore's fault, in ten lines.
             cell(Tensor(7, mstype.int32))
     # If MindSpore no longer merges them, constants may be written where they are used.
     assert int(cell.count.asnumpy()) == 3
+
+
+# What graph mode compiles, and functions that only Python can run.
+ROOTS = ("construct", "begin", "end", "scale", "unscale", "adjust", "next_scale", "observe")
+OF_PYTHON = {"asnumpy", "as_array", "write_in_place"}
+MAKES_ONE = {"Tensor", "tensor", "zeros", "ones", "full"}
+
+
+def called_in(function):
+    calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+    return {call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "") for call in calls}
+
+
+def with_literals(sources):
+    """Returns the names of the functions that make a Tensor, of those that ROOTS call, or these, and so on."""
+    functions = collections.defaultdict(list)
+    for source in sources:
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef) and node.name != "__init__":
+                functions[node.name].append(called_in(node))
+    found, waiting, seen = set(), list(ROOTS), set()
+    while waiting:
+        name = waiting.pop()
+        for calls in functions.get(name, ()) if name not in seen else ():
+            if not calls & OF_PYTHON:
+                waiting += calls
+                found |= {name} if calls & MAKES_ONE else set()
+        seen.add(name)
+    return found, seen & functions.keys()
+
+
+def test_no_function_of_a_graph_makes_a_literal_tensor():
+    package = Path(ls.__file__).parent
+    paths = [path for path in package.rglob("*.py") if path.parts[-2] not in ("diagnosis", "callbacks", "checks")]
+    found, seen = with_literals([path.read_text() for path in paths])
+    assert found == set()
+    # It sees what compiled steps call.
+    assert {"can_back_off", "start"} <= seen
+    planted = inspect.cleandoc("""
+        class Step:
+            def __init__(self):
+                self.one = Tensor(1)
+            def construct(self, x):
+                return self.scaled(x) + of_python(x)
+            def scaled(self, x):
+                return x * Tensor(2.0)
+        def of_python(x):
+            return Tensor(x.asnumpy())
+    """)
+    assert with_literals([planted])[0] == {"scaled"}

@@ -13,7 +13,8 @@ from mindspore import dtype as mstype
 from support.networks import Linear, Mlp, batch, batch_for
 from support.training import assert_equal_weights
 
-from ms_lossscale import DynamicLossScale, FixedLossScale, ScheduledLossScale, all_finite
+import ms_lossscale
+from ms_lossscale import DynamicLossScale, FixedLossScale, LossScale, ScheduledLossScale, all_finite
 
 # Sequences that were computed by other implementations, or by hand from the written update rule.
 RULES = json.loads((Path(__file__).parents[1] / "golden" / "scale_laws.json").read_text())
@@ -148,6 +149,13 @@ def test_adjusted_and_as_scale_sense_of_the_stock_cell_it_follows_the_update_rul
         adjust(Tensor(not overflow))
         assert loss_scale.get_loss_scale() == adjusted.get_loss_scale() == history[-1]
     assert history == expected
+
+
+def test_each_update_rule_has_a_sequence():
+    """Whoever adds one adds overflows, and the scales that it must have after them."""
+    classes = [value for value in vars(ms_lossscale).values() if inspect.isclass(value)]
+    rules = {each for each in classes if issubclass(each, LossScale)} - {LossScale}
+    assert rules == {type(make()) for make, _, _ in SEQUENCES.values()}
 
 
 @quick_in_pynative_mode

@@ -1,19 +1,15 @@
 """The record of a step says what the step did, whoever watched, from when on, and whatever was loaded or discarded."""
 
-import csv
 import re
-from pathlib import Path
 
 import mindspore
 import numpy as np
 import pytest
 from conftest import quick_in_pynative_mode, slow
-from mindspore import dataset
-from mindspore.train import Model
 from support.linear_pair import Trained
 from support.retried_networks import LEARNING_RATE, Slope, inputs
-from support.sloped_networks import Slopes, cell, manual, with_norm
-from support.training import Recording, by_sgd, state
+from support.sloped_networks import cell, manual, with_norm
+from support.training import Recording, by_sgd
 
 from ms_lossscale import DynamicLossScale, LossScaleMonitor
 
@@ -70,17 +66,6 @@ def test_a_cycle_that_two_watch_one_after_the_other_and_one_that_begins_within_i
 
 @quick_in_pynative_mode
 @pytest.mark.parametrize("how", LOADS)
-def test_a_resume_within_a_cycle(mode, how):
-    saved = cell(scale(), **CYCLE)
-    _, losses = told(saved, [1.0, 2.0])
-    its = cell(scale(), **CYCLE)
-    LOADS[how](its, checkpoint(saved))
-    records, others = told(its, [3.0])
-    assert records[-1].step_loss == pytest.approx(np.mean([*losses, *others]))
-
-
-@quick_in_pynative_mode
-@pytest.mark.parametrize("how", LOADS)
 def test_of_what_0_5_saved_within_a_cycle_the_mean_is_unknown(mode, how):
     saved, its = cell(scale(), **CYCLE), cell(scale(), **CYCLE)
     told(saved, [1.0, 2.0])
@@ -95,17 +80,6 @@ def test_of_what_0_5_saved_within_a_cycle_the_mean_is_unknown(mode, how):
     LOADS[how](its, parameters)
     records, losses = told(its, [3.0, 4.0, 5.0])
     assert records[-1].step_loss == pytest.approx(np.mean(losses))
-
-
-@quick_in_pynative_mode
-def test_a_call_is_dropped_after_a_cycle_with_a_dropped_call_was_discarded(mode, capsys):
-    its = cell(scale(), **DROPPING, clip_norm=INF)
-    records, losses = told(its, [INF, its.discard, INF, 2.0, 4.0])
-    assert records[-1].step_loss == pytest.approx(np.mean(losses[2:]))
-    assert records[-1].grad_norm == (3.0,)
-    assert [record.dropped_calls for record in records] == [1, 1, 1, 1]
-    lines = [line.partition(", loss scale")[0] for line in capsys.readouterr().out.splitlines() if ": dropped" in line]
-    assert lines == ["call 1: dropped (1 in all)", "call 2: dropped (1 in all)"]
 
 
 @quick_in_pynative_mode
@@ -169,32 +143,6 @@ def test_retries_after_a_return_to_an_earlier_state_and_after_a_scale_was_set(mo
 
 
 @quick_in_pynative_mode
-def test_where_all_calls_were_dropped_the_norm_is_not_finite_and_there_is_no_mean(mode):
-    its = cell(scale(), **DROPPING, clip_norm=1.0)
-    records, losses = told(its, [2.0, 4.0, 6.0, INF, INF, INF, INF, 8.0, INF])
-    *_, dropped, _, _, last = records
-    assert (dropped.skipped, dropped.step_loss) == (1, None)
-    assert not np.isfinite(dropped.grad_norm[0])
-    assert last.grad_norm == (8.0,)
-    assert last.step_loss == pytest.approx(losses[-2])
-    told(its, [INF, INF, its.flush])
-    assert not np.isfinite(its.grad_norm())
-
-
-@quick_in_pynative_mode
-@pytest.mark.parametrize("norms", [[None, INF], [INF, None]])
-def test_whose_norm_it_is_where_others_are_not_measured(mode, norms, capsys):
-    networks, monitor = [Slopes("a"), Slopes("b")], Recording(1, csv="steps.csv")
-    its = by_sgd(networks, scale(), kind="simultaneous", clip_norm=norms)
-    records, _ = told(its, [4.0], monitor)
-    wanted = tuple(None if norm is None else 4.0 for norm in norms)
-    assert records[0].grad_norm == wanted == tuple(its.grad_norm())
-    (row,) = csv.DictReader(Path("steps.csv").read_text().splitlines())
-    assert row["grad_norm"] == "/".join("" if norm is None else "4.0" for norm in norms)
-    assert f"gradient norm {'-/4' if norms[0] is None else '4/-'}, " in capsys.readouterr().out
-
-
-@quick_in_pynative_mode
 @pytest.mark.parametrize("how", ["eagerly", *slow("in_jit")])
 def test_a_manual_step_knows_the_mean_if_it_is_told_each_loss(mode, how):
     step, train_step = manual(scale(), how, **CYCLE)
@@ -214,19 +162,6 @@ def test_a_manual_step_knows_the_mean_if_it_is_told_each_loss(mode, how):
     assert [record.applied_steps for record in (*unknown, *partly)] == [1, 1, 2, 2, 3]
     records, losses = told(step, [1.0, 2.0, 3.0], call=train_step)
     assert records[-1].step_loss == pytest.approx(np.mean(losses))
-
-
-@quick_in_pynative_mode
-def test_a_network_that_takes_no_part_has_no_record_of_a_step(mode):
-    trained, monitor = Trained("alternating", every=(1, 2), clip_norm=INF), Recording(1)
-    with monitor.watching(trained.cell):
-        for seed in range(4):
-            trained.cell.discard()
-            monitor.after_step(*trained.call_cell(seed, (False, seed == 3)))
-    of_second = [record for record in monitor.records if record.network == 1]
-    assert [record.step_loss is None for record in of_second] == [True, False] * 2
-    assert [record.grad_norm is None for record in of_second] == [True, False] * 2
-    assert [record.skipped for record in of_second] == [0, 0, 0, 1]
 
 
 @quick_in_pynative_mode
@@ -257,19 +192,6 @@ def test_a_loop_that_does_not_tell_of_skipped_steps(mode, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == "steps 1 to 2: 2 skipped: 2 with a loss that was not finite"
 
 
-@quick_in_pynative_mode
-@pytest.mark.parametrize("sink", [*slow(True), False])
-def test_cycles_in_model(mode, sink):
-    its, monitor = cell(scale(), **CYCLE, clip_norm=INF), Recording(1)
-    norms = [1.0, 2.0, 3.0, 4.0]
-    batches = dataset.NumpySlicesDataset(np.concatenate([[with_norm(norm).asnumpy()] for norm in norms]), shuffle=False)
-    its(with_norm(2.0))
-    Model(its).train(2, batches.map(lambda x: x), callbacks=[monitor], dataset_sink_mode=sink)
-    ended = [record.step for record in monitor.records if record.step_loss is not None]
-    assert ended == [2, 5, 8]
-    assert [record.grad_norm[0] for record in monitor.records if record.grad_norm] == pytest.approx([5 / 3, 8 / 3, 3.0])
-
-
 def test_the_batch_that_overflowed_after_a_discard():
     its, monitor = cell(scale(), **CYCLE), LossScaleMonitor(max_consecutive_skips=1, save_batch="batch.npz")
     with pytest.raises(RuntimeError, match="batch was saved"), monitor.watching(its):
@@ -280,8 +202,3 @@ def test_the_batch_that_overflowed_after_a_discard():
                 x = with_norm(norm)
                 monitor.after_step(*its(x), inputs=x)
     assert np.load("batch.npz")["input_0"][0] == -INF
-
-
-def test_what_is_told_is_in_no_checkpoint():
-    names = [name.split("accumulation.")[-1] for name in state(cell(scale(), **DROPPING, clip_norm=INF))]
-    assert not {"step_counters.events", "last_mean_loss", "knows_last_mean"} & set(names)

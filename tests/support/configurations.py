@@ -361,8 +361,8 @@ def planted():  # Yields modes and configurations of what chance would hardly dr
     yield _plant("alternating", calls, every=[1, 2], gradient_accumulation_steps=2, resume_at=7)
     # Calls are dropped: the first, the last, all, and by a flush or before one; and by a discard.
     dropping = {"gradient_accumulation_steps": 3, "drop_overflowed_calls": True}
-    calls = ". N . . . L N L N . N |. N |. N !L . . N N !. ."
-    yield _plant("scaled", calls, ["steep"], condition="spike", ema_decay=0.75, **dropping)
+    calls = ". N . . . L N L N . N |. N |. N !L . . N N !. . . N |."
+    yield _plant("scaled", calls, ["steep"], condition="spike", ema_decay=0.75, clip_norm=INF, **dropping)
     # Whose forward was not finite, and whose gradients overflowed, in the same cycle or another one.
     calls = "N. .. .. N. L. .. N. .L .. NN NN NN .N N. .. .. .. .. LL .. .."
     yield _plant("simultaneous", calls, ["patient", "patient"], condition="high loss", **dropping)

@@ -21,14 +21,16 @@ WAYS = {
     "weighted": {"weighted": True},
     "dropping": {"drop_overflowed_calls": True},
     "both": {"weighted": True, "drop_overflowed_calls": True},
+    "two calls": {"gradient_accumulation_steps": 2},
 }
+DEFAULTS = {"gradient_accumulation_steps": 3, "drop_overflowed_calls": False, "weighted": False}
 
 
 def cell_of_tokens(kind="scaled", weighted=False, **keywords):
-    """A cell with cycles of three calls. Its losses are sums over tokens or, where they have no weight, means."""
+    """A cell with cycles of three calls, if not others. Its losses are sums over tokens or, without weights, means."""
     each = weighted if isinstance(weighted, list) else [weighted]
     networks = [Tokens(f"{i}", None if has_weight else "mean") for i, has_weight in enumerate(each)]
-    keywords.update({"weighted": weighted} if kind != "manual" else {}, gradient_accumulation_steps=3)
+    keywords = {"gradient_accumulation_steps": 3, **({"weighted": weighted} if kind != "manual" else {}), **keywords}
     return by_sgd(networks, DynamicLossScale(2.0**10), kind=kind, **keywords)
 
 
@@ -46,13 +48,14 @@ def load_strictly(cell, values):
 
 def check_refused(make, within, between, *words):
     """Checks that a new cell, and one within a cycle, refuses the former; the latter loads."""
-    for calls in (0, 4):
+    for calls in (0, 5):
         cell = make()
         for seed in range(calls):
             call(cell, seed)
         before = state(cell)
         loaded = {name: Tensor(value) for name, value in within.items()}
-        refused(lambda: cell.load_state_dict(loaded, False), ValueError, *words, "Nothing was loaded")  # noqa: B023
+        for strict in (True, False):
+            refused(lambda: cell.load_state_dict(loaded, strict), ValueError, *words, "Nothing was loaded")  # noqa: B023
         assert not changed(before, state(cell))
         load_with_mindspore(cell, within)
         for go_on in (lambda: call(cell), cell.flush):  # noqa: B023
@@ -69,6 +72,7 @@ def check_refused(make, within, between, *words):
     [
         *(("plain", "dropping"), ("weighted", "plain"), ("dropping", "plain"), ("both", "both")),
         *slow(*(("plain", "weighted"), ("weighted", "both"), ("both", "dropping"), ("dropping", "weighted"))),
+        ("plain", "two calls"),
         *slow(*((way, way) for way in WAYS if way != "both")),
     ],
 )
@@ -78,8 +82,8 @@ def test_it_goes_on_or_the_keyword_is_named(mode, saved, own):
     within = state(begun)
     begun.flush()
     between = state(begun)
-    for keyword in ("drop_overflowed_calls", "weighted"):
-        was, now = (WAYS[way].get(keyword, False) for way in (saved, own))
+    for keyword, default in DEFAULTS.items():
+        was, now = (WAYS[way].get(keyword, default) for way in (saved, own))
         if was != now:
             words = (f"'{keyword}' must be {was}, but got {now}: 'accumulation.micro_steps' is 1", "a flush()")
             return check_refused(lambda: cell_of_tokens(**WAYS[own]), within, between, *words)
@@ -88,22 +92,39 @@ def test_it_goes_on_or_the_keyword_is_named(mode, saved, own):
     load_with_mindspore(resumed[1], within)
     load_strictly(begun, within)
     for cell in (begun, *resumed):
-        for seed in (1, 2):
+        for seed in range(1, cell.gradient_accumulation_steps):
             call(cell, seed)
         assert not changed(state(begun), state(cell))
     assert begun.counters()["applied_steps"] == 1
 
 
 @quick_in_pynative_mode
-@pytest.mark.parametrize("kind", ["simultaneous", *slow("alternating")])
-def test_of_several_networks_all_are_named(mode, kind):
-    saved, own = [True, False], [True, True]
-    begun = cell_of_tokens(kind, saved)
+@pytest.mark.parametrize(
+    "kind, own, words",
+    [
+        ("simultaneous", {"weighted": [True, True]}, f"'weighted' must be {[True, False]}, but got True: "),
+        ("alternating", {"gradient_accumulation_steps": 2}, "'gradient_accumulation_steps' must be 3, but got 2: "),
+        *slow(("alternating", {"weighted": [True, True]}, f"'weighted' must be {[True, False]}, but got True: ")),
+        *slow(("simultaneous", {"gradient_accumulation_steps": 2}, "must be 3, but got 2: ")),
+    ],
+)
+def test_of_several_networks_all_are_named(mode, kind, own, words):
+    saved = {"weighted": [True, False]}
+    begun = cell_of_tokens(kind, **saved)
     call(begun)
     within = state(begun)
     begun.flush()
-    words = (f"'weighted' must be {saved}, but got {own}: ", "micro_steps' is 1")
-    check_refused(lambda: cell_of_tokens(kind, own), within, state(begun), *words)
+    check_refused(lambda: cell_of_tokens(kind, **{**saved, **own}), within, state(begun), words, "micro_steps' is 1")
+
+
+@quick_in_pynative_mode
+def test_in_a_cell_without_cycles(mode):
+    begun = cell_of_tokens()
+    call(begun)
+    loaded = {name: Tensor(value) for name, value in state(begun).items()}
+    cell = cell_of_tokens(gradient_accumulation_steps=1)
+    words = "'gradient_accumulation_steps' must be 3, but got 1: ", "Nothing was loaded"
+    refused(lambda: cell.load_state_dict(loaded, False), ValueError, *words)
 
 
 @quick_in_pynative_mode

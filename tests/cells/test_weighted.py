@@ -3,11 +3,10 @@
 import mindspore
 import numpy as np
 import pytest
-from conftest import quick_in_pynative_mode, slow
+from conftest import slow
 from mindspore import Parameter, Tensor, nn
 from support.refused import refused
-from support.token_networks import Tokens, batch, tensors
-from support.training import by_sgd, changed, state
+from support.training import by_sgd
 
 from ms_lossscale import DynamicLossScale
 
@@ -61,14 +60,3 @@ def test_what_is_no_weight(mode):
         refused(lambda: cell(Tensor([4.0, 8.0])), error, "ScaledTrainOneStepCell", words)  # noqa: B023
     cell = by_sgd(OfNumPy(Tensor(-1.0)), 16.0, weighted=True)
     assert bool(cell(Tensor([4.0, 8.0]))[1]) and cell.skip_reasons()["loss"] == 1
-
-
-@quick_in_pynative_mode
-def test_within_a_cycle_it_resumes_with_weights_only(mode):
-    cell = by_sgd(Tokens(), DynamicLossScale(2.0**10), weighted=True, gradient_accumulation_steps=3)
-    cell(*tensors(batch(1)))
-    unweighted = by_sgd(Tokens(weight_as="mean"), DynamicLossScale(2.0**10), gradient_accumulation_steps=3)
-    before = state(unweighted)
-    with pytest.raises(ValueError, match=r"'weighted' must be True, but got False.*Nothing was loaded"):
-        unweighted.load_state_dict({name: Tensor(value) for name, value in state(cell).items()})
-    assert not changed(before, state(unweighted))

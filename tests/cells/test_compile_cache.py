@@ -27,7 +27,7 @@ def two_runs(kind, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["scaled", "retried_cycle", "simultaneous"])
+@pytest.mark.parametrize("kind", ["scaled", "simultaneous"])
 def test_a_training_cell_trains_the_same(tmp_path, kind):
     first, second = two_runs(kind, tmp_path)
     assert second.returncode == 0, second.stderr[-3000:]

@@ -2,19 +2,13 @@
 
 import sys
 
-import numpy as np
 import pytest
 from conftest import MODES, slow
-from mindspore import Tensor, nn
-from support.gan_networks import (
-    NETWORK_INPUTS,
-    DiscriminatorLoss,
-    GanLosses,
-    GeneratorLoss,
-    generator_and_discriminator,
-)
+from mindspore import Tensor
+from support.gan_networks import GanLosses, gan_batch, generator_and_discriminator, two_optimizers
 from support.in_mode import in_mode
-from support.networks import BATCH, FEATURES, Normalised, batch, overflowing_batch
+from support.linear_pair import Trained, arrays
+from support.manual_training import batch, dynamic, manual
 
 import ms_lossscale as ls
 
@@ -22,63 +16,38 @@ import ms_lossscale as ls
 MOST_CALLS = 5000
 
 
-def optimizer(network):
-    return nn.Momentum(network.trainable_params(), 0.01, 0.9)
+def cell_of(kind, **keywords):
+    trained = Trained(kind, **keywords)
+
+    def inputs_of(overflows):
+        x0, x1, y = map(Tensor, arrays(0, (overflows, overflows)))
+        return (x0, y) if kind == "scaled" else (x0, x1, y)
+
+    return trained.cell, inputs_of
 
 
-def scaled(**keywords):
-    network = Normalised()
-    return ls.ScaledTrainOneStepCell(network, optimizer(network), ls.DynamicLossScale(2.0**10), **keywords).set_train()
+def of_one_network(**keywords):
+    networks = generator_and_discriminator()
+    cell = ls.SimultaneousTrainOneStepCell(GanLosses(*networks), two_optimizers(*networks), dynamic(), **keywords)
+    return cell.set_train(), lambda overflows: gan_batch(0, (0, 1) if overflows else ())
 
 
-def manual(**keywords):
-    network = Normalised().set_train()
-    step = ls.ManualStep(network, optimizer(network), ls.DynamicLossScale(2.0**10), **keywords)
-    value_and_grad = step.value_and_grad(lambda x, y: network(x, y))
-
-    def call(x, y):
-        x, y = step.begin(x, y)
-        loss, grads = value_and_grad(x, y)
-        return step.end(grads, loss=loss)
-
-    return call
+def manual_step(**keywords):
+    return manual(dynamic(), **keywords)[2], lambda overflows: batch(0, overflows)
 
 
-def gan(cell_class, networks=None, **keywords):
-    generator, discriminator = generator_and_discriminator()
-    if networks is None:
-        networks = [GeneratorLoss(generator, discriminator), DiscriminatorLoss(generator, discriminator)]
-        keywords["network_inputs"] = NETWORK_INPUTS
-    else:
-        networks = networks(generator, discriminator)
-    optimizers = [optimizer(generator), optimizer(discriminator)]
-    return cell_class(networks, optimizers, ls.DynamicLossScale(2.0**10), **keywords)
-
-
-def of_gan(overflows):
-    rng = np.random.default_rng(0)
-    real = rng.normal(size=(BATCH, FEATURES)).astype(np.float32)
-    noise = rng.normal(size=(BATCH, 2)).astype(np.float32)
-    factor = np.float32(np.inf if overflows else 1)
-    return tuple(map(Tensor, (real, noise, np.float32(1), factor)))
-
-
-def of_network(overflows):
-    return overflowing_batch() if overflows else batch()
-
-
-CYCLE = {"gradient_accumulation_steps": 2}
 KEYWORDS = {"clip_norm": 1.0, "ema_decay": 0.9}
+DROPPING = {"drop_overflowed_calls": True}
 STEPS = {
-    "plain": (scaled, of_network, {}),
-    "retried": (scaled, of_network, {"max_retries": 2, **KEYWORDS}),
-    "cycle": (scaled, of_network, CYCLE),
-    "dropping": (scaled, of_network, {"drop_overflowed_calls": True, "max_retries": 1, **CYCLE}),
-    "manual": (manual, of_network, KEYWORDS),
-    "manual cycle": (manual, of_network, {"drop_overflowed_calls": True, **CYCLE}),
-    "simultaneous": (lambda **of: gan(ls.SimultaneousTrainOneStepCell, **of), of_gan, {"max_retries": 1}),
-    "shared": (lambda **of: gan(ls.SimultaneousTrainOneStepCell, GanLosses, **of), of_gan, {"max_retries": 1}),
-    "alternating": (lambda **of: gan(ls.AlternatingTrainOneStepCell, **of), of_gan, {"every": (1, 2), **CYCLE}),
+    "plain": lambda: cell_of("scaled"),
+    "retried": lambda: cell_of("scaled", max_retries=2, **KEYWORDS),
+    "cycle": lambda: cell_of("scaled", steps=2),
+    "dropping": lambda: cell_of("scaled", steps=2, max_retries=1, **DROPPING),
+    "manual": lambda: manual_step(**KEYWORDS),
+    "manual cycle": lambda: manual_step(gradient_accumulation_steps=2, **DROPPING),
+    "simultaneous": lambda: cell_of("simultaneous", max_retries=1),
+    "shared": lambda: of_one_network(max_retries=1),
+    "alternating": lambda: cell_of("alternating", every=(1, 2), steps=2),
 }
 QUICK = ("retried", "shared")
 
@@ -102,9 +71,8 @@ def python_calls(call, inputs):
 @pytest.mark.parametrize("name", [*QUICK, *slow(*(name for name in STEPS if name not in QUICK))])
 def test_a_step_compiles_nothing_once_it_has_run(name):
     """Neither while it applies nor while it skips, after both have happened."""
-    make, inputs_of, keywords = STEPS[name]
     with in_mode(MODES["pynative"]):
-        call = make(**keywords)
+        call, inputs_of = STEPS[name]()
         first = python_calls(call, inputs_of(False))
         for overflows in (False, True, True, False, False, False):
             call(*inputs_of(overflows))

@@ -92,7 +92,7 @@ def test_it_goes_on_or_the_keyword_is_named(mode, saved, own):
     load_with_mindspore(resumed[1], within)
     load_strictly(begun, within)
     for cell in (begun, *resumed):
-        for seed in range(1, cell.gradient_accumulation_steps):
+        for seed in range(1, WAYS[own].get("gradient_accumulation_steps", 3)):
             call(cell, seed)
         assert not changed(state(begun), state(cell))
     assert begun.counters()["applied_steps"] == 1

@@ -9,7 +9,7 @@ from conftest import quick_in_pynative_mode, slow
 from support.linear_pair import Trained
 from support.retried_networks import LEARNING_RATE, Slope, inputs
 from support.sloped_networks import cell, manual, with_norm
-from support.training import Recording, by_sgd
+from support.training import Recording, by_sgd, stepping
 
 from ms_lossscale import DynamicLossScale, LossScaleMonitor
 
@@ -146,13 +146,7 @@ def test_retries_after_a_return_to_an_earlier_state_and_after_a_scale_was_set(mo
 @pytest.mark.parametrize("how", ["eagerly", *slow("in_jit")])
 def test_a_manual_step_knows_the_mean_if_it_is_told_each_loss(mode, how):
     step, train_step = manual(scale(), how, **CYCLE)
-    value_and_grad = step.value_and_grad(step.networks[0])
-
-    def without_loss(x):
-        loss, grads = value_and_grad(step.begin(x))
-        return loss, step.end(grads)
-
-    without_loss = mindspore.jit(without_loss) if how == "in_jit" else without_loss
+    without_loss = stepping(step, step.networks[0], how)
     records, losses = told(step, [1.0, 2.0, 3.0], call=train_step)
     assert [record.step_loss for record in records] == [None, None, pytest.approx(np.mean(losses))]
     unknown, _ = told(step, [1.0, 2.0, 3.0], call=without_loss)

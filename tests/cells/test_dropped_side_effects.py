@@ -10,6 +10,7 @@ from conftest import slow
 from mindspore import Tensor, nn
 from support.gan_networks import renamed
 from support.in_mode import in_mode
+from support.training import stepping
 
 import ms_lossscale as ls
 
@@ -53,14 +54,7 @@ def two_losses():
 def manual():
     network = Normed()
     step = ls.ManualStep(network, momentum(network.trainable_params()), ls.DynamicLossScale())
-    value_and_grad = step.value_and_grad(network)
-
-    @mindspore.jit
-    def train(x):
-        loss, gradients = value_and_grad(step.begin(x))
-        return loss, step.end(gradients)
-
-    return train
+    return stepping(step, network, "in_jit")
 
 
 CASES = {

@@ -3,7 +3,6 @@ In a plain step the host reads no value of a tensor: on a GPU or NPU each read w
 Neither do a LossScaleMonitor between its lines, and `begin`, `value_and_grad` and `end` of a ManualStep.
 """
 
-import mindspore
 import pytest
 from conftest import in_pairs, slow
 from mindspore import Tensor, nn
@@ -11,6 +10,7 @@ from support import gan_networks as gan
 from support.host_reads import recorded
 from support.normalised_training import Convolutional
 from support.normalised_training import batch as images
+from support.training import stepping
 
 import ms_lossscale as ls
 
@@ -60,13 +60,7 @@ def test_a_step_and_a_monitor(mode, settings, monkeypatch):
 def test_a_manual_step(mode, how, monkeypatch):
     network = Convolutional().set_train()
     step = ls.ManualStep(network, nn.Momentum(network.trainable_params(), 0.01, 0.9), ls.DynamicLossScale(2.0**10))
-    value_and_grad = step.value_and_grad(network)
-
-    def train_step(x, labels, factor):
-        loss, grads = value_and_grad(*step.begin(x, labels, factor))
-        return loss, step.end(grads)
-
-    train_step = mindspore.jit(train_step) if how == "in_jit" else train_step
+    train_step = stepping(step, network, how)
     monitor, inputs = ls.LossScaleMonitor(every_n_steps=100), images(0)
     with monitor.watching(step):
         assert reads_in(lambda: monitor.after_step(*train_step(*inputs)), monkeypatch) == []

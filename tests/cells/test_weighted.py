@@ -1,12 +1,11 @@
 """Losses that are sums over different numbers of things. The configurations draw those whose weight is a Tensor."""
 
-import mindspore
 import numpy as np
 import pytest
 from conftest import slow
 from mindspore import Parameter, Tensor, nn
 from support.refused import refused
-from support.training import by_sgd
+from support.training import by_sgd, stepping
 
 from ms_lossscale import DynamicLossScale
 
@@ -28,21 +27,16 @@ COUNTS = [4, np.int64(4), *slow(np.float32(4), np.float64(4), np.int32(4))]
 @pytest.mark.parametrize("kind", ["scaled", "in_jit", *slow("eagerly")])
 @pytest.mark.parametrize("count", COUNTS)
 def test_a_weight_may_be_a_number(mode, count, kind):
-    network = OfNumPy(count)
+    network, keywords = OfNumPy(count), {"gradient_accumulation_steps": 2}
     if kind == "scaled":
-        call = by_sgd(network, DynamicLossScale(2.0**4), 1.0, weighted=True, gradient_accumulation_steps=2)
+        call = by_sgd(network, DynamicLossScale(2.0**4), 1.0, weighted=True, **keywords)
     else:
-        step = by_sgd(network, DynamicLossScale(2.0**4), 1.0, "manual", gradient_accumulation_steps=2)
+        step = by_sgd(network, DynamicLossScale(2.0**4), 1.0, "manual", **keywords)
 
         def forward(x):
             return network(x)[0]
 
-        value_and_grad = step.value_and_grad(forward)
-
-        def train_step(x):
-            return step.end(value_and_grad(step.begin(x))[1], weight=count)
-
-        call = mindspore.jit(train_step) if kind == "in_jit" else train_step
+        call = stepping(step, forward, kind, weight=count)
     for _ in range(2):
         call(Tensor([4.0, 8.0]))
     np.testing.assert_array_equal(network.weight.asnumpy(), [-1, -2])

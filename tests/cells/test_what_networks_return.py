@@ -2,14 +2,13 @@
 
 import warnings
 
-import mindspore
 import pytest
 from conftest import in_pairs, quick_in_graph_mode, quick_in_pynative_mode, slow
 from mindspore import dtype as mstype
 from mindspore import nn, ops
 from support.gan_networks import TupleOf, renamed
 from support.networks import Linear, batch
-from support.training import KINDS, by_sgd
+from support.training import KINDS, by_sgd, stepping
 
 import ms_lossscale as ls
 
@@ -143,13 +142,7 @@ def test_a_search_for_the_loss_scale_warns_and_the_steps_do_not_again(mode):
 def test_of_a_manual_step_whose_end_tells_whether_it_has_a_weight(mode, how, weight, warns):
     network = Returns(losses_and_aux)
     step = ls.ManualStep(network, nn.SGD(network.trainable_params(), 0.1), 8.0).set_train()
-    value_and_grad = step.value_and_grad(network, has_aux=True)
-
-    def train_step(x, y):
-        _, grads = value_and_grad(*step.begin(x, y))
-        return step.end(grads) if weight is None else step.end(grads, weight=weight)
-
-    messages = warned(mindspore.jit(train_step) if how == "in_jit" else train_step)
+    messages = warned(stepping(step, network, how, weight=weight, has_aux=True))
     assert len(messages) == warns
     assert all(word in message for message in messages for word in ("ManualStep", IS_SUMMED.format("loss")))
 
@@ -180,9 +173,8 @@ def test_no_cure_is_what_was_done_already(mode, kind, of, keywords, cures, done)
 def test_nor_of_a_function_in_a_manual_step(mode):
     network = Returns(loss_alone)
     step = ls.ManualStep(network, nn.SGD(network.trainable_params(), 0.1), 8.0)
-    value_and_grad = step.value_and_grad(network, has_aux=True)
     with pytest.raises(TypeError, match="without any, has_aux=False") as error:
-        value_and_grad(*step.begin(*batch()))
+        stepping(step, network, has_aux=True)(*batch())
     message = str(error.value)
     assert "For 'ManualStep.value_and_grad', the function of optimizer 0 must return a tuple (loss, *aux)" in message
     assert "is aux, for end(grads, weight=weight)" in message

@@ -1,10 +1,10 @@
-"""A network whose gradient is its input, so that NumPy follows its training exactly, and plans of batches for it."""
+"""A network whose gradient is its input, so that NumPy follows its training exactly."""
 
-import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from ms_lossscale import ManualStep, ScaledTrainOneStepCell
+from support.training import stepping
 
 LEARNING_RATE = 2.0**-6
 
@@ -40,16 +40,4 @@ def manual(loss_scale, how="eagerly", network=None, **keywords):
     """Returns a ManualStep, and a function that makes a step and returns loss and overflow."""
     network = network or Slopes()
     step = ManualStep(network, sgd(network), loss_scale, **keywords).set_train()
-
-    def forward(*inputs):
-        loss = network(*inputs)
-        return step.scale(loss), loss
-
-    value_and_grad = mindspore.value_and_grad(forward, None, step.parameters, has_aux=True)
-
-    def train_step(*inputs):
-        begun = step.begin(*inputs)
-        (_, loss), grads = value_and_grad(*(begun if len(inputs) > 1 else (begun,)))
-        return loss, step.end(grads, loss=loss)
-
-    return step, mindspore.jit(train_step) if how == "in_jit" else train_step
+    return step, stepping(step, network, how, tells_loss=True)

@@ -1,5 +1,6 @@
 """Helpers for training cells: compare them with a plain one, read all that they hold, and restore it."""
 
+import mindspore
 import numpy as np
 from mindspore import Tensor, nn, ops
 
@@ -21,6 +22,18 @@ def by_sgd(networks, loss_scale=None, rate=0.01, kind="scaled", **keywords):
     networks = networks if isinstance(networks, list) else [networks]
     optimizers = [nn.SGD(network.trainable_params(), rate) for network in networks]
     return cell_of(kind, networks, optimizers, loss_scale, **keywords)
+
+
+def stepping(step, forward, how="eagerly", tells_loss=False, weight=None, has_aux=False):
+    """Returns a function that makes a step of a ManualStep and returns what `forward` does, and the overflow."""
+    value_and_grad = step.value_and_grad(forward, has_aux=has_aux)
+
+    def train_step(*inputs):
+        begun = step.begin(*inputs)
+        loss, grads = value_and_grad(*(begun if len(inputs) > 1 else (begun,)))
+        return loss, step.end(grads, loss=loss if tells_loss else None, weight=weight)
+
+    return mindspore.jit(train_step) if how == "in_jit" else train_step
 
 
 class OneForward(nn.TrainOneStepCell):

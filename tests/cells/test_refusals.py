@@ -15,7 +15,7 @@ from support.linear_pair import CELLS, Trained
 from support.manual_training import batch as manual_batch
 from support.manual_training import manual
 from support.networks import Around, Linear, LinearWithBias, batch
-from support.refused import refused
+from support.refused import refused, table
 from support.training import changed, state
 
 import ms_lossscale as ls
@@ -23,10 +23,6 @@ import ms_lossscale as ls
 INF, NAN = float("inf"), float("nan")
 OF_ONE = [ls.ScaledTrainOneStepCell, ls.ManualStep]
 SEVERAL = [ls.SimultaneousTrainOneStepCell, ls.AlternatingTrainOneStepCell]
-
-
-def table(*rows):  # Parametrizes a test by rows of a call, an error, and words.
-    return pytest.mark.parametrize("call, error, words", [(call, error, words) for call, error, *words in rows])
 
 
 def sgd(network, **keywords):
@@ -192,9 +188,6 @@ def test_a_keyword(make, keyword):
 
 
 OF_KEYWORDS = [
-    (lambda: one(has_ax=True), TypeError, "has_ax"),
-    (lambda: one(make=ls.ManualStep, has_ax=True), TypeError, "has_ax"),
-    *((lambda make=make: two(make, has_ax=True), TypeError, "has_ax") for make in SEVERAL),
     *((lambda name=name: one(make=ls.ManualStep, name=name), TypeError, "'name' must be a str that is not empty")
       for name in ("", 3, b"critic", ["critic"])),
     (lambda: two(every=(1, 2)), TypeError, "every"),
@@ -281,9 +274,6 @@ OF_NETWORKS = [
     *((lambda value=value, make=make: make(value, sgd(Linear())), TypeError, "'network", "a Cell or a", shown)
       for make in OF_ONE for value, shown in (("net", "'net'"), (Linear, "Linear"), (len, "len"))),
     *((lambda make=make: make(nothing_reached, sgd(named("its.weight"))), ValueError, "its.weight", "nothing_reached")
-      for make in OF_ONE),
-    # In another order.
-    *((lambda make=make: make(sgd(Linear()), Linear()), ValueError, "a SGD as a network, and a Linear as an o")
       for make in OF_ONE),
     (lambda: ls.ScaledTrainOneStepCell(Linear(), ls.DynamicLossScale(), sgd(Linear())), TypeError, "'loss_scale'"),
     (lambda: ls.ManualStep([], sgd(Linear())), ValueError, "'networks' must not be empty"),
@@ -374,7 +364,6 @@ def of_each(make):
         (lambda: with_optimizers(make, lambda its: its[0]), TypeError, "'optimizers' must be a list"),
         (lambda: with_optimizers(make, lambda its: [None, its[1]]), TypeError, "'optimizers[0]' must be a Cell"),
         (lambda: make([Linear(), 3], [sgd(Linear())] * 2), TypeError, "'networks[1]' must be a Cell or a function"),
-        (lambda: make(list(map(sgd, pair())), pair()), ValueError, "networks come before their optimizers", "Linear"),
         (lambda: with_optimizers(make, owned_by_two), ValueError, "'0.weight' belongs to the SGD and to the Momentum"),
         (lambda: with_optimizers(make, lambda its: its[::-1]), ValueError, "optimizers[0]", "1.weight", "networks[0]"),
         (lambda: two(make, networks=[Linear(), Linear()]), ValueError, "name", "'weight'"),

@@ -8,19 +8,19 @@ from conftest import quick_in_pynative_mode
 from mindspore import ParameterTuple, amp, nn
 from support.gan_networks import renamed
 from support.networks import Around, Linear, batch
-from support.refused import refused
+from support.refused import refused, table
 
 import ms_lossscale as ls
 
 LOSS_CELL = "nn.WithLossCell(network, loss_fn)"
 X, Y = batch()
 
+OF_ONE = [ls.ScaledTrainOneStepCell, ls.ManualStep]
 SEVERAL = [ls.SimultaneousTrainOneStepCell, ls.AlternatingTrainOneStepCell]
-CELLS = [ls.ScaledTrainOneStepCell, *SEVERAL, ls.ManualStep]
 
 
-def sgd(network):
-    return nn.SGD(network.trainable_params(), 0.01)
+def sgd(network, **keywords):
+    return nn.SGD(network.trainable_params(), 0.01, **keywords)
 
 
 def made(make, *loss_scale, **keywords):
@@ -29,32 +29,19 @@ def made(make, *loss_scale, **keywords):
     return make(*([[part] for part in parts] if make in SEVERAL else parts), *loss_scale, **keywords)
 
 
-@pytest.mark.parametrize("make", CELLS)
-def test_a_loss_function_between_network_and_optimizer(make):
+def with_loss_function(make):
     network = nn.Dense(3, 1)
     parts = network, nn.MSELoss(), nn.Adam(network.trainable_params())
-    if make in SEVERAL:
-        parts = [[part] for part in parts]
-    refused(lambda: make(*parts), TypeError, make.__name__, "Adam", "right after its network", LOSS_CELL)
+    return make(*([[part] for part in parts] if make in SEVERAL else parts))
 
 
-def test_a_loss_function_and_no_optimizer():
-    network = nn.Dense(3, 1)
-    words = (
-        "must have parameters to train, but the argument 'optimizer', a MSELoss, has none. Pass an optimizer;",
-        LOSS_CELL,
-    )
-    refused(lambda: ls.ScaledTrainOneStepCell(network, nn.MSELoss()), ValueError, *words)
-    call = functools.partial(made, ls.ScaledTrainOneStepCell, loss_fn=nn.MSELoss())
-    refused(call, TypeError, "no argument 'loss_fn'", LOSS_CELL)
-
-
-def test_build_train_network_in_the_order_of_model():
-    network = nn.Dense(3, 1)
-    optimizer = nn.Adam(network.trainable_params())
-    words = "a MSELoss as the optimizer", "a Adam as the loss function", "(network, optimizer, loss_fn)"
-    refused(lambda: ls.build_train_network(network, nn.MSELoss(), optimizer), ValueError, *words)
-    assert ls.build_train_network(network, optimizer, nn.MSELoss()).training
+def in_another_order(make):
+    networks = [renamed(f"{i}.", Linear()) for i in range(2)]
+    optimizers = list(map(sgd, networks))
+    if make in OF_ONE:
+        return make(optimizers[0], networks[0])
+    # At the second place.
+    return make([networks[0], optimizers[1]], [optimizers[0], networks[1]])
 
 
 class HoldsOthers(nn.Cell):
@@ -63,108 +50,100 @@ class HoldsOthers(nn.Cell):
         self.parameters = ParameterTuple(network.trainable_params())
 
 
-@pytest.mark.parametrize("make", [*SEVERAL, ls.ManualStep])
-@pytest.mark.parametrize(
-    "second, error, words",
-    [
-        (Around, ValueError, ["'optimizers[1]', a Around, has none"]),
-        (lambda network: "adam", TypeError, ["'optimizers[1]' must be a Cell, but got 'adam'"]),
-        (HoldsOthers, ValueError, ["'optimizers[1]', a HoldsOthers, has no 'construct'"]),
-        (
-            lambda network: nn.SGD(network.trainable_params(), 0.1, loss_scale=512.0),
-            ValueError,
-            ["[1]', a SGD, divides"],
-        ),
-        (lambda network: sgd(renamed("other.", Linear())), ValueError, ["'optimizers[1]', a SGD, must own parameters"]),
-    ],
-)
-def test_what_is_no_optimizer_is_named_with_its_place(make, second, error, words):
+def with_second(make, second):
     networks = [renamed(f"{i}.", Linear()) for i in range(2)]
-    refused(lambda: make(networks, [sgd(networks[0]), second(networks[1])]), error, make.__name__, *words)
+    return make(networks, [sgd(networks[0]), second(networks[1])])
 
 
-def test_networks_and_optimizers_in_another_order_at_the_second_place():
-    networks = [renamed(f"{i}.", Linear()) for i in range(2)]
-    optimizers = list(map(sgd, networks))
-    call = lambda: ls.AlternatingTrainOneStepCell([networks[0], optimizers[1]], [optimizers[0], networks[1]])  # noqa: E731
-    refused(call, ValueError, "networks come before their optimizers, but got a SGD as a network, and a Linear")
+NO_OPTIMIZERS = [
+    (Around, ValueError, "'optimizers[1]', a Around, has none"),
+    (lambda network: "adam", TypeError, "'optimizers[1]' must be a Cell, but got 'adam'"),
+    (HoldsOthers, ValueError, "'optimizers[1]', a HoldsOthers, has no 'construct'"),
+    (lambda network: sgd(network, loss_scale=512.0), ValueError, "[1]', a SGD, divides"),
+    (lambda network: sgd(renamed("other.", Linear())), ValueError, "'optimizers[1]', a SGD, must own parameters"),
+]
+KEYWORDS = {
+    "clip_norm": ["max_grad_norm", "max_norm", "grad_clip"],
+    "gradient_accumulation_steps": ["accumulation_steps", "accumulate_grad_batches"],
+    "ema_decay": ["ema"],
+    "loss_scale": ["scale_value", "scale_sense", "loss_scale_manager"],
+}
+SETTINGS = {
+    **{"growth_interval": "scale_window", "growth_factor": "scale_factor", "init_scale": "init_loss_scale"},
+    **{"backoff_factor": "backoff_factor", "hysteresis": "hysteresis"},
+}
 
 
-@pytest.mark.parametrize("make", CELLS)
-def test_a_class_without_brackets(make):
-    for scale in (ls.DynamicLossScale, amp.DynamicLossScaleManager):
-        words = "'loss_scale'", f"the class '{scale.__name__}' instead of an object, {scale.__name__}(...)"
-        refused(functools.partial(made, make, scale), TypeError, *words)
-    words = "skip_conditions[0]", "the class 'NormSpike' instead of an object, NormSpike(...)"
-    refused(lambda: made(make, 8.0, skip_conditions=[ls.NormSpike]), TypeError, *words)
-    refused(lambda: ls.ScaledTrainOneStepCell(Linear(), nn.Adam), TypeError, "'optimizer'", "instead of an object")
-
-
-def check_answer(make, name, answer, error=TypeError):
+def answered(make, name, answer, error=TypeError):
     words = f"For '{make.__name__}', there is no argument '{name}'", answer
-    refused(functools.partial(made, make, **{name: 2}), error, *words)
+    call = functools.partial(make if make in LOSS_SCALES else functools.partial(made, make), **{name: 2})
+    return call, error, *words
 
 
-@pytest.mark.parametrize("make", CELLS)
-def test_keywords_of_others(make):
-    for here, elsewhere in {
-        "clip_norm": ["max_grad_norm", "max_norm", "grad_clip"],
-        "gradient_accumulation_steps": ["accumulation_steps", "accumulate_grad_batches"],
-        "ema_decay": ["ema"],
-        "loss_scale": ["scale_value", "scale_sense", "loss_scale_manager"],
-    }.items():
-        for name in elsewhere:
-            check_answer(make, name, f"Here it is '{here}'.")
-    for name, setting in {
-        **{"growth_interval": "scale_window", "growth_factor": "scale_factor", "init_scale": "init_loss_scale"},
-        **{"backoff_factor": "backoff_factor", "hysteresis": "hysteresis"},
-    }.items():
-        check_answer(make, name, f"It is a setting of a loss scale: DynamicLossScale({setting}=...).")
-    refused(lambda: made(make, unheard_of=1), TypeError, "unexpected keyword argument 'unheard_of'")
+def without_brackets(name):
+    return f"the class '{name}' instead of an object, {name}(...)"
 
 
-@pytest.mark.parametrize(
-    "make, name, answer",
-    [
-        (ls.DynamicLossScale, "init_scale", "Here it is 'init_loss_scale'."),
-        (ls.DynamicLossScale, "scale_value", "Here it is 'init_loss_scale'."),
-        (ls.DynamicLossScale, "growth_interval", "Here it is 'scale_window'."),
-        (ls.DynamicLossScale, "growth_factor", "Here it is 'scale_factor'."),
-        (ls.FixedLossScale, "scale_value", "Here it is 'loss_scale'."),
-        (ls.FixedLossScale, "backoff_factor", "DynamicLossScale(backoff_factor=...)"),
-    ],
-)
-def test_keywords_of_loss_scales(make, name, answer):
-    refused(lambda: make(**{name: 2}), TypeError, f"For '{make.__name__}', there is no argument '{name}'.", answer)
-    assert ls.DynamicLossScale(backoff_factor=0.25).backoff_factor == 0.25
-
-
-def test_keywords_of_build_train_network():
-    check_answer(ls.build_train_network, "loss_scale", "Here it is 'loss_scale_manager'.", ValueError)
-    check_answer(ls.build_train_network, "max_grad_norm", "Here it is 'clip_norm'.", ValueError)
-
-
-@pytest.mark.parametrize(
-    "keyword, answer",
-    [
-        ("max_retries", "Your loop runs a batch again while 'end' returns True, see docs/own_steps.md."),
-        ("has_aux", "It is one of step.value_and_grad(forward, has_aux=True)."),
-        ("weighted", "step.end(grads, weight=weight)"),
-        ("network_inputs", "Your forward"),
-    ],
-)
-def test_keywords_of_a_training_cell_in_a_manual_step(keyword, answer):
-    check_answer(ls.ManualStep, keyword, answer)
+def of_each(make):
+    call = functools.partial(made, make)
+    return [
+        (lambda: with_loss_function(make), TypeError, make.__name__, "Adam", "right after its network", LOSS_CELL),
+        (lambda: in_another_order(make), ValueError, "a SGD as a network, and a Linear as an optimizer"),
+        *((functools.partial(call, scale), TypeError, "'loss_scale'", without_brackets(scale.__name__))
+          for scale in (ls.DynamicLossScale, amp.DynamicLossScaleManager)),
+        (functools.partial(call, 8.0, skip_conditions=[ls.NormSpike]), TypeError, "[0]", without_brackets("NormSpike")),
+        *(answered(make, name, f"Here it is '{here}'.") for here, elsewhere in KEYWORDS.items() for name in elsewhere),
+        *(answered(make, name, f"It is a setting of a loss scale: DynamicLossScale({setting}=...).")
+          for name, setting in SETTINGS.items()),
+        (functools.partial(call, unheard_of=1), TypeError, "unexpected keyword argument 'unheard_of'"),
+        *((functools.partial(with_second, make, second), error, make.__name__, word)
+          for second, error, word in NO_OPTIMIZERS if make is not ls.ScaledTrainOneStepCell),
+    ]  # fmt: skip
 
 
 class Subclass(ls.ScaledTrainOneStepCell):
-    def __init__(self, network, optimizer, loss_scale, **keywords):
+    def __init__(self, network, optimizer, loss_scale=None, **keywords):
         super().__init__(network, optimizer, loss_scale, **keywords)
 
 
-def test_a_class_of_ones_own_is_named():
-    refused(lambda: made(Subclass, 8.0, max_norm=1.0), TypeError, "For 'Subclass'", "'clip_norm'")
+def in_the_order_of_model():
+    network = nn.Dense(3, 1)
+    return ls.build_train_network(network, nn.MSELoss(), nn.Adam(network.trainable_params()))
+
+
+LOSS_SCALES = ls.DynamicLossScale, ls.FixedLossScale
+OF_ONE_CLASS = [
+    (lambda: ls.ScaledTrainOneStepCell(nn.Dense(3, 1), nn.MSELoss()), ValueError,
+     "must have parameters to train, but the argument 'optimizer', a MSELoss, has none. Pass an optimizer;", LOSS_CELL),
+    (lambda: made(ls.ScaledTrainOneStepCell, loss_fn=nn.MSELoss()), TypeError, "no argument 'loss_fn'", LOSS_CELL),
+    (lambda: ls.ScaledTrainOneStepCell(Linear(), nn.Adam), TypeError, "'optimizer'", "instead of an object"),
+    (in_the_order_of_model, ValueError, "a MSELoss as the optimizer", "a Adam as the loss function",
+     "(network, optimizer, loss_fn)"),
+    answered(ls.DynamicLossScale, "init_scale", "Here it is 'init_loss_scale'."),
+    answered(ls.DynamicLossScale, "scale_value", "Here it is 'init_loss_scale'."),
+    answered(ls.DynamicLossScale, "growth_interval", "Here it is 'scale_window'."),
+    answered(ls.DynamicLossScale, "growth_factor", "Here it is 'scale_factor'."),
+    answered(ls.FixedLossScale, "scale_value", "Here it is 'loss_scale'."),
+    answered(ls.FixedLossScale, "backoff_factor", "DynamicLossScale(backoff_factor=...)"),
+    answered(ls.build_train_network, "loss_scale", "Here it is 'loss_scale_manager'.", ValueError),
+    answered(ls.build_train_network, "max_grad_norm", "Here it is 'clip_norm'.", ValueError),
+    answered(ls.ManualStep, "max_retries",
+             "Your loop runs a batch again while 'end' returns True, see docs/own_steps.md."),
+    answered(ls.ManualStep, "has_aux", "It is one of step.value_and_grad(forward, has_aux=True)."),
+    answered(ls.ManualStep, "weighted", "step.end(grads, weight=weight)"),
+    answered(ls.ManualStep, "network_inputs", "Your forward"),
+    answered(Subclass, "max_norm", "'clip_norm'"),
+]  # fmt: skip
+
+
+@table(*OF_ONE_CLASS, *(row for make in (*OF_ONE, *SEVERAL) for row in of_each(make)))
+def test_it_says_what_was_meant(call, error, words):
+    refused(call, error, *words)
+
+
+def test_what_is_meant_is_taken():
     assert made(Subclass, 8.0, clip_norm=1.0).get_loss_scale() == 8.0
+    assert ls.DynamicLossScale(backoff_factor=0.25).backoff_factor == 0.25
 
 
 @quick_in_pynative_mode

@@ -88,3 +88,28 @@ def test_a_loss_that_the_scale_makes_infinite_is_tried_again(mode, shares):
     else:
         assert overflow.asnumpy() and not np.isfinite(loss.asnumpy())
         assert cell.counters()["retries"] == 0
+
+
+@pytest.mark.parametrize("mode", ["graph"], indirect=True)  # PyNative mode may lose second derivatives.
+def test_a_scale_that_an_input_gradient_works_on_backs_off_as_ever(mode):
+    loss_scale = DynamicLossScale(2.0**14, backoff_if_loss_not_finite=False)
+    its = by_sgd(Penalised(loss_scale), loss_scale, LEARNING_RATE)
+    assert not np.isfinite(its(*inputs(1.0))[0].asnumpy())
+    assert its.get_loss_scale() == 2.0**13
+    # In MindSpore's cells the law does not know of losses.
+    loss_scale.adjust(Tensor(False))
+    assert loss_scale.get_loss_scale() == 2.0**12
+
+
+@pytest.mark.slow
+@quick_in_pynative_mode
+def test_an_input_gradient_of_one_of_two_scales(mode):
+    scales = [DynamicLossScale(2.0**15), DynamicLossScale(2.0**15)]
+    networks, keywords = [Penalised(scales[0], "first"), Slope("second")], {"network_inputs": [(0, 1), (0, 2)]}
+    cell = by_sgd(networks, scales, LEARNING_RATE, "simultaneous", max_retries=5, **keywords)
+    _, overflow, used, _ = cell(*inputs(1.0, 1.0))
+    assert not overflow.asnumpy()
+    assert used.asnumpy().tolist() == [2.0**11, 2.0**15]
+    # The loss of the network that holds none can't be mended.
+    assert cell(*inputs(1.0, float("nan")))[1].asnumpy()
+    assert cell.counters()["retries"] == 4

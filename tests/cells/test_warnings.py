@@ -5,15 +5,23 @@ import warnings
 import mindspore
 import numpy as np
 import pytest
-from conftest import quick_in_graph_mode, quick_in_pynative_mode
+from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from support.gan_networks import renamed
 from support.linear_pair import Trained
 from support.networks import Linear, batch, batch_for
 from support.python_process import skip_with_older_mindspore
 from support.sloped_networks import cell, manual, with_norm
-from support.training import by_sgd
+from support.training import by_sgd, stepping
 
-from ms_lossscale import DynamicLossScale, ManualStep, NormSpike, ScaledTrainOneStepCell, ShardedOptimizer
+from ms_lossscale import (
+    AlternatingTrainOneStepCell,
+    DynamicLossScale,
+    NormSpike,
+    ScaledTrainOneStepCell,
+    ShardedOptimizer,
+    SimultaneousTrainOneStepCell,
+)
 
 SEE = " More symptoms and causes: docs/diagnosis.md."
 
@@ -95,16 +103,6 @@ def test_a_training_that_skips_with_its_scale_at_the_floor(mode):
     )
 
 
-@pytest.mark.slow
-@quick_in_graph_mode
-def test_a_training_that_skips_at_a_fixed_scale(mode):
-    its = linear(2.0**126)
-    x, y = batch(0)
-    message = warning_of(its, (x, 1000 * y), calls=500)
-    assert "the last 500 steps were skipped, now at a loss scale of 2**126" in message
-    assert "What to try: the backward overflows at every scale so far: find_loss_scale finds a lower one" in message
-
-
 @quick_in_pynative_mode
 def test_a_manual_step_and_a_condition(mode):
     _, call = manual(DynamicLossScale(1.0), skip_conditions=[NormSpike(max_norm=10.0)])
@@ -146,21 +144,11 @@ def test_an_optimizer_to_whose_weights_no_gradient_flows(mode):
     )
 
 
-def step_without_loss(loss_scale, network):
-    """A ManualStep whose `end` gets no loss."""
-    step = ManualStep(network, nn.SGD([network.weight], 0.01), loss_scale).set_train()
-    value_and_grad = step.value_and_grad(network)
-
-    def train_step(x, y):
-        _, grads = value_and_grad(*step.begin(x, y))
-        return step.end(grads)
-
-    return train_step
-
-
 @quick_in_pynative_mode
 def test_a_manual_step_is_told_of_what_it_has_and_that_the_data_may_be_the_reason(mode):
-    message = warning_of(step_without_loss(DynamicLossScale(2.0**4), Linear()), batch_for(True))
+    network = Linear()
+    step = by_sgd(network, DynamicLossScale(2.0**4), kind="manual")
+    message = warning_of(stepping(step, network), batch_for(True))
     assert "By skip_reasons() it is mostly 'gradients'" in message
     assert "or there is NaN in the data, which end(grads, loss=loss) would tell: locate_overflow(forward, " in message
     assert "find_loss_scale" not in message
@@ -202,3 +190,26 @@ def test_masters_do_not_lose_them(mode):
         warnings.simplefilter("error")
         for _ in range(50):
             its(Tensor(np.full(3, 2.0**-26, np.float32)))
+
+
+@quick_in_graph_mode
+@pytest.mark.parametrize("cell_class", [SimultaneousTrainOneStepCell, *slow(AlternatingTrainOneStepCell)])
+@pytest.mark.parametrize("swapped", [True, False])
+def test_two_optimizers_in_the_wrong_order(mode, cell_class, swapped):
+    generator, discriminator = (renamed(name, nn.Dense(2, 2, has_bias=False)) for name in ("g.", "d."))
+
+    def generator_loss(x):
+        return ops.square(discriminator(generator(x)) - 1.0).mean()
+
+    def discriminator_loss(x):
+        fake = discriminator(ops.stop_gradient(generator(x)))
+        return (ops.square(discriminator(x) - 1.0) + ops.square(fake)).mean()
+
+    optimizers = [nn.SGD(network.trainable_params(), 0.01) for network in (discriminator, generator)]
+    losses, order = [discriminator_loss, generator_loss], slice(None, None, -1 if swapped else 1)
+    its = cell_class(losses, optimizers[order], DynamicLossScale(2.0**10)).set_train()
+    says = "no weight of optimizer 0 has changed since the first call: .* Loss i trains the weights of optimizer i: are"
+    with pytest.warns(RuntimeWarning, match=says) if swapped else warnings.catch_warnings():
+        warnings.simplefilter("always" if swapped else "error")
+        for _ in range(50):
+            its(Tensor(np.float32([[1, 2], [3, 4]])))

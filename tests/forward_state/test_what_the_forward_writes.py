@@ -7,9 +7,9 @@ import warnings
 import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
-from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
-from support.networks import FEATURES, batch, batch_for
-from support.training import KINDS, bookkeeping, changed, state
+from mindspore import Parameter, ParameterTuple, Tensor, mint, nn, ops
+from support.networks import FEATURES, Normalised, batch, batch_for
+from support.training import KINDS, bookkeeping, changed, state, stepping
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 
@@ -244,12 +244,7 @@ def test_what_a_function_and_its_cells_write(mode, kind):
     cell = KINDS[kind](*arguments, DynamicLossScale(2.0**10)).set_train()
     assert sorted(cell.forward_state_names()) == ["factor", "its_memory", "u"]
     assert {"its_memory", "u", "head.weight"} <= set(cell.parameters_dict())
-    call = cell
-    if kind == "manual":
-        value_and_grad = cell.value_and_grad(forward)
-
-        def call(x, y):
-            return None, cell.end(value_and_grad(*cell.begin(x, y))[1])
+    call = stepping(cell, forward) if kind == "manual" else cell
 
     def values():
         return {**state(network), "memory": memory.asnumpy().copy()}
@@ -260,3 +255,54 @@ def test_what_a_function_and_its_cells_write(mode, kind):
     assert not changed(before, values())
     assert not np.any(call(*batch(1))[1].asnumpy())
     assert changed(before, values()) == {"u", "memory", "head.weight", "head.bias"}
+
+
+@quick_in_pynative_mode
+def test_batch_norm_of_mint(mode):
+    network = Normalised(mint.nn.BatchNorm1d(FEATURES))
+    try:
+        network.set_train()(*batch()).asnumpy()
+    except (RuntimeError, TypeError, ValueError) as error:
+        pytest.skip(f"mint.nn.BatchNorm1d does not run here: {str(error).strip().splitlines()[0]}")
+    network = Normalised(mint.nn.BatchNorm1d(FEATURES))
+    cell = of_one(network)
+    start = state(cell)
+    cell(*batch())
+    before = state(cell)
+    moved = {f"norm.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
+    assert changed(start, before) > {"weight", *moved}
+    assert bool(cell(*batch_for(True))[1])
+    assert changed(before, state(cell)) == bookkeeping(changed(before, state(cell)))
+    assert not bool(cell(*batch(seed=1))[1])
+    assert changed(before, state(cell)) > moved
+
+
+class Observer(nn.Cell):
+    """The range of its inputs, which begins infinite."""
+
+    def __init__(self):
+        super().__init__()
+        self.score = nn.Dense(FEATURES, 1)
+        self.low = Parameter(Tensor(np.float32(np.inf)), name="low", requires_grad=False)
+        self.lowest = Tensor(np.float32(-np.inf))
+        self.high = Parameter(Tensor(np.full(2, -np.inf, np.float32)), name="high", requires_grad=False)
+
+    def construct(self, x, y):
+        ops.assign(self.low, ops.minimum(self.low, ops.ReduceMin()(x)))
+        # Its second element is never written.
+        ops.assign(self.high, ops.maximum(self.high, ops.stack((ops.ReduceMax()(x), self.lowest))))
+        return ops.square(self.score(ops.clamp(x, -1.0, 1.0)) - y).mean()
+
+
+@quick_in_graph_mode
+def test_what_was_not_finite_before_is_no_overflow(mode):
+    network = Observer()
+    cell = of_one(network, network.score.trainable_params(), forward_state=[network.low, network.high])
+    assert not bool(cell(*batch(0))[1].asnumpy())
+    high = network.high.asnumpy().copy()
+    assert np.isfinite(high[0])
+    x, y = (tensor.asnumpy() for tensor in batch(0))
+    x[1, 1] = np.inf
+    assert bool(cell(Tensor(x), Tensor(y))[1].asnumpy())
+    np.testing.assert_array_equal(network.high.asnumpy(), high)
+    assert not bool(cell(*batch(1))[1].asnumpy())

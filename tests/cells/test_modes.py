@@ -5,7 +5,6 @@ import pytest
 from conftest import MODES, slow
 from mindspore import nn
 from mindspore.experimental.optim import AdamW
-from support.linear_pair import Trained
 from support.manual_training import batches, dynamic, regression
 from support.networks import FEATURES, batch_for
 from support.training import cell_of, changed, state
@@ -20,10 +19,13 @@ def _mode_as_before():
     mindspore.set_context(mode=before)
 
 
-def train(constructed, called, optimizer, **kwargs):
+def train(constructed, called, optimizer, kind="scaled", **kwargs):
     mindspore.set_context(mode=MODES[constructed])
-    network, kwargs = regression(1), {"clip_norm": 1.0, "ema_decay": 0.9, **kwargs}
-    cell = cell_of("scaled", [network], [optimizer(network.trainable_params())], dynamic(), **kwargs)
+    networks, kwargs = [regression(1)], {"clip_norm": 1.0, "ema_decay": 0.9, **kwargs}
+    if kind != "scaled":
+        networks.append(regression(2, "other."))
+    optimizers = [optimizer(network.trainable_params()) for network in networks]
+    cell = cell_of(kind, networks, optimizers, dynamic(), **kwargs)
     for step, data in enumerate(batches("..x...")):
         mindspore.set_context(mode=MODES[called[step % len(called)]])
         cell(*data)
@@ -31,10 +33,13 @@ def train(constructed, called, optimizer, **kwargs):
     return state(cell)
 
 
-@pytest.mark.parametrize(("constructed", "called"), [("graph", "pynative"), *slow(("pynative", "graph"))])
-def test_the_same_steps_in_the_other_mode(constructed, called):
+OTHERS = [("pynative", "graph", "scaled"), ("pynative", "graph", "simultaneous"), ("graph", "pynative", "alternating")]
+
+
+@pytest.mark.parametrize(("constructed", "called", "kind"), [("graph", "pynative", "scaled"), *slow(*OTHERS)])
+def test_the_same_steps_in_the_other_mode(constructed, called, kind):
     # MindSpore compiles such an optimizer once, for one mode: it can not be called in both in turn.
-    assert changed(train(called, [called], AdamW), train(constructed, [called], AdamW)) == set()
+    assert changed(train(called, [called], AdamW, kind), train(constructed, [called], AdamW, kind)) == set()
 
 
 @pytest.mark.slow
@@ -43,19 +48,6 @@ def test_the_same_steps_in_both_modes_in_turn(constructed):
     expected = train(constructed, [constructed], nn.Adam, gradient_accumulation_steps=4)
     values = train(constructed, ["pynative", "graph"], nn.Adam, gradient_accumulation_steps=4)
     assert changed(expected, values) == set()
-
-
-@pytest.mark.parametrize("kind", slow("simultaneous", "alternating"))
-@pytest.mark.parametrize(("constructed", "called"), [("graph", "pynative"), ("pynative", "graph")])
-def test_each_cell_in_the_other_mode(kind, constructed, called):
-    cells = []
-    for mode in (constructed, called):
-        mindspore.set_context(mode=MODES[mode])
-        cells.append(Trained(kind))
-    for seed in range(3):
-        for its in cells:
-            its.call_cell(seed, (seed == 1, False))
-    assert not changed(*(state(its.cell) for its in cells))
 
 
 @pytest.mark.slow

@@ -43,11 +43,6 @@ class ByAssign(Way):
         ops.assign(self.u, self.following(x))
 
 
-class ByAttribute(Way):  # Assigns an attribute, as is usual in PyNative mode.
-    def keep(self, x):
-        self.u = self.following(x)
-
-
 class BySetData(Way):
     modes = PYNATIVE
 
@@ -100,19 +95,6 @@ class ByJit(Way):
         return x * self.trained
 
 
-class ByForwardHook(Way):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Dense(FEATURES, FEATURES)
-        self.layer.register_forward_hook(self.keep)
-
-    def keep(self, cell, inputs, output):
-        ops.assign(self.u, moved(self.u, output))
-
-    def construct(self, x):
-        return self.layer(x) * self.trained
-
-
 class ByBackwardHook(Way):
     modes = PYNATIVE
     is_of_the_backward = True
@@ -154,24 +136,6 @@ class ByBprop(Way):
     def bprop(self, x, out, dout):
         ops.assign(self.u, moved(self.u, dout))
         return (dout * 2,)
-
-
-def normalised(vector):
-    return vector / (ops.sqrt((vector * vector).sum()) + 1e-12)
-
-
-class SpectralNorm(Way):  # Hangs its vectors on a layer of MindSpore's, as HiFaceGAN does. Their names are composed.
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Dense(FEATURES, 5)
-        self.layer.weight_u, self.layer.weight_v = state("weight_u", (5,)), state("weight_v")
-
-    def construct(self, x):
-        weight = self.layer.weight
-        u, v = getattr(self.layer, "weight" + "_u"), getattr(self.layer, "weight" + "_v")
-        ops.assign(v, normalised(ops.matmul(weight.T, u) + ops.stop_gradient(x).mean(0)))
-        ops.assign(u, normalised(ops.matmul(weight, v)))
-        return ops.matmul(x, (weight / (u * ops.matmul(weight, v)).sum()).T)
 
 
 class Queue(Way):  # Keeps the keys of earlier batches, and where it is.

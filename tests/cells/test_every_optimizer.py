@@ -81,5 +81,5 @@ def test_trains_as_without_a_scale(mode, name):
     for weight, wanted in zip(train_scaled(*made, 1000.0), expected):
         # Each operation of the backward, and unscaling, rounds to 2**-24 = 6e-8. Some ten of them a step, four steps,
         # and weights of the order of 1: less than 1e-5. A missing division is off by 0.1 and more, except where an
-        # optimizer normalises its gradients: test_tiny_gradients.py is about that.
+        # optimizer normalises its gradients: of those, the configurations compare the moments.
         np.testing.assert_allclose(weight, wanted, rtol=1e-5, atol=1e-5)

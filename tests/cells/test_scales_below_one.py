@@ -3,6 +3,7 @@
 import mindspore
 import numpy as np
 import pytest
+from conftest import slow
 from mindspore import Parameter, Tensor, nn
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
@@ -33,8 +34,11 @@ def loaded_by_mindspore(cell):
     mindspore.load_param_into_net(cell, {"loss_scale.scale_value": Parameter(Tensor(LOW, mindspore.float32))})
 
 
-@pytest.mark.parametrize("keywords", [{}, {"clip_norm": float("inf")}, {"max_retries": 1}])
-@pytest.mark.parametrize("lower", [set_by_hand, loaded, loaded_by_mindspore])
+PAIRS = list(zip((set_by_hand, loaded, loaded_by_mindspore), ({}, {"clip_norm": float("inf")}, {"max_retries": 1})))
+OTHERS = [(lower, keywords) for lower, _ in PAIRS for _, keywords in PAIRS if (lower, keywords) not in PAIRS]
+
+
+@pytest.mark.parametrize("lower, keywords", [*PAIRS, *slow(*OTHERS)])
 def test_a_scale_that_falls_below_one_while_a_cell_runs(mode, lower, keywords):
     network = Product()
     optimizer = nn.SGD(network.trainable_params(), learning_rate=2.0**-30)

@@ -1,13 +1,10 @@
 """Overflow detectors: what a training cell asks, when it asks, and which one is right for the device."""
 
-import inspect
-
 import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
-from mindspore.ops.operations.math_ops import NPUClearFloatStatusV2, NPUGetFloatStatusV2
 from support.networks import FEATURES, Linear, batch, overflowing_batch, weight
 from support.training import by_sgd
 
@@ -87,24 +84,6 @@ class TestADetectorOfTheUser:
         """Also where the package's own would get those of one shape as one tensor."""
         assert not bool(cell_of(TwoEqualWeights(), OtherThanTwo())(*batch())[1])
 
-    @pytest.mark.slow
-    @quick_in_pynative_mode
-    @pytest.mark.parametrize("max_retries", [0, 1])
-    def test_what_it_writes_is_undone_in_a_cycle_of_one_network_of_two(self, mode, max_retries):
-        networks, keywords = [Linear(), Linear(1)], {"network_inputs": [(0, 1), (2, 3)], "max_retries": max_retries}
-        networks[1].weight.name = "other"
-        detector = keywords["overflow_detector"] = Averaging()
-        scale = ls.DynamicLossScale(2.0**10)
-        cell = by_sgd(networks, scale, kind="alternating", gradient_accumulation_steps=2, **keywords)
-        for second in (batch(), overflowing_batch()):
-            cell(*batch(), *second)
-        assert [counters["applied_steps"] for counters in cell.counters()] == [1, 0]
-        before = detector.sums()
-        assert min(before) > 0 and max(before) < np.inf
-        for first in (overflowing_batch(), batch()):
-            cell(*first, *overflowing_batch())
-        assert detector.sums() == before
-
     @quick_in_graph_mode
     @pytest.mark.parametrize("steps", [2, *slow(1)])
     def test_what_it_writes_is_undone_by_a_skipped_step(self, mode, steps):
@@ -157,19 +136,7 @@ class WhichBranch(DeviceOverflowCheck):
 
 
 class TestWhatIsReadOfMindSpore:
-    """On GPU and Ascend the check is MindSpore's own. These tests notice when it renames what we read of it."""
-
-    def test_the_names(self):
-        check = DeviceOverflowCheck()
-        assert check.gpu_target is False
-        assert check.ascend_910b_target in (True, False)
-        assert check._ascend_check_overflow_mode is None
-        assert list(inspect.signature(check.get_overflow_status).parameters) == ["status", "compute_output"]
-
-    @pytest.mark.parametrize("value", ["SATURATION_MODE", "INFNAN_MODE"])
-    def test_the_environment_variable(self, monkeypatch, value):
-        monkeypatch.setenv("MS_ASCEND_CHECK_OVERFLOW_MODE", value)
-        assert DeviceOverflowCheck()._ascend_check_overflow_mode == value
+    """On GPU and Ascend the check is MindSpore's own. On the pretended Ascend the self-check shows what it reads."""
 
     # Whether it is a GPU, whether an NPU later than 910A, and its mode.
     @pytest.mark.parametrize(
@@ -192,10 +159,3 @@ class TestWhatIsReadOfMindSpore:
         chosen = check.get_overflow_status(None, ())
         assert (chosen == "saturation") == saturates
         assert (chosen == "gpu") == gpu
-
-    @pytest.mark.parametrize("operator", [NPUGetFloatStatusV2, NPUClearFloatStatusV2])
-    def test_the_npu_operators_take_one_input_and_give_one_output(self, operator):
-        assert list(inspect.signature(operator.__init__).parameters) == ["self"]
-        assert operator().init_attrs == {}
-        if hasattr(operator(), "input_names"):
-            assert len(operator().input_names) == len(operator().output_names) == 1

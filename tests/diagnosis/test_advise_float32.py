@@ -100,7 +100,7 @@ def one_object_in_two_places():
     ("mode", "make", "level", "name"),
     [
         ("graph", between(networks.SoftmaxByHand), "O2", "1.middle"),
-        ("graph", between(networks.LongSum), "by hand", "1.middle"),
+        ("graph", between(networks.SoftmaxByHand), "by hand", "1.middle"),
         ("pynative", between(networks.Attention), "auto", "1.middle"),
         ("graph", between(networks.SmallInBetween), "O3", "1.middle"),
         ("pynative", one_object_in_two_places, "O3", "1.middle"),

@@ -1,6 +1,5 @@
 """The diagnoses of functions, such as those that are differentiated around a ManualStep."""
 
-import functools
 import itertools
 import warnings
 
@@ -206,13 +205,6 @@ def test_a_function_in_a_training_cell():
     assert not is_lost(cell)
 
 
-GLOBAL = Linear()
-
-
-def of_global(x, y):
-    return GLOBAL(x, y)
-
-
 class Trainer:
     def __init__(self):
         self.networks, self.parts = [Linear(), Linear()], {"last": Linear()}
@@ -234,15 +226,9 @@ def named_cells():
     def of_default(x, y, network=other):
         return of_closure(x, y) + network(x, y)
 
-    def bound(network, x, y):
-        return network(x, y)
-
     return {
-        "global": (of_global, ["GLOBAL", "of_global"]),
         "functions": (of_default, ["closure", "network", "of_default"]),
-        "partial": (functools.partial(bound, other), ["bound", "network"]),
         "method": (Trainer().forward, ["forward", "self.networks.0", "self.networks.1", "self.parts.last"]),
-        "jit": (mindspore.jit(of_closure), ["closure", "of_closure"]),
     }
 
 

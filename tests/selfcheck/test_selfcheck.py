@@ -172,15 +172,6 @@ def test_a_crash_after_the_last_check_is_told(tmp_path):
     assert "outside of any check, its process ended with SIGSEGV" in result.stderr
 
 
-@pytest.mark.nightly
-def test_ctrl_c_ends_all_checks_and_tells_what_was_found(tmp_path):
-    result, checks = run_planted(tmp_path, "one", "two-is-interrupted", "three")
-    assert result.returncode == 130
-    assert messages(checks) == {**IN_ONE, "two-is-interrupted": "it did not end"}
-    assert "Interrupted." in result.stdout
-    assert "3 of 5 checks ran, 2 did not hold. one-fails, one-raises\n" in result.stdout
-
-
 def is_alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

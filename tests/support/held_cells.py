@@ -96,13 +96,5 @@ def train(call, first=0, last=CALLS):  # Makes calls, of which the second overfl
         call(*batch(seed, overflows=seed == 1))
 
 
-def save_golden(folder):  # How the files were made, in PyNative mode.
-    for name, make in CELLS.items():
-        cell = make()
-        train(call_of(cell))
-        mindspore.save_checkpoint(cell, f"{folder}/{name}_alone.ckpt")
-        mindspore.save_checkpoint(Holder(cell), f"{folder}/{name}_held.ckpt")
-
-
 def holds(cell):  # The values of all Parameters, in an order that does not depend on their names.
     return [parameter.asnumpy().copy() for parameter in cell.get_parameters()]

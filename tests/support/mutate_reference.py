@@ -9,9 +9,9 @@ import dataclasses
 import importlib
 import multiprocessing
 import pickle
-import random
 import signal
 import sys
+import tempfile
 import types
 from pathlib import Path
 from unittest import mock
@@ -172,35 +172,24 @@ def _run(name):
 
 def main():
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
-    add = parser.add_argument
-    add("--sample", type=int, metavar="N", help="only so many, at random")
-    add("--seed", type=int, default=0, metavar="N", help="of the sample (default: %(default)s)")
-    add("--jobs", type=int, default=2, metavar="N", help="how many at a time (default: %(default)s)")
-    add("--continue", action="store_true", dest="goes_on", help="keep the record and the table, and run the others")
-    add("--output", type=Path, default=TESTS.parent / "output" / "mutants", help="folder (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="how many at a time (default: %(default)s)")
     args = parser.parse_args()
-    args.output.mkdir(parents=True, exist_ok=True)
-    records, table = args.output / "records.pickle", args.output / "table.txt"
-    if not (args.goes_on and records.exists()):
-        record(records)
-        table.write_text("")
     names = [name for name, _ in mutants(SOURCE.read_text())]
-    chosen = random.Random(args.seed).sample(names, min(args.sample or len(names), len(names)))
-    results = dict(line.split("\t") for line in table.read_text().splitlines())
-    to_run = [name for name in chosen if name not in results]
-    with multiprocessing.get_context("spawn").Pool(args.jobs, _start, [records]) as pool, table.open("a") as lines:
-        for i, (name, noticed_by) in enumerate(pool.imap_unordered(_run, to_run)):
-            results[name] = "lived" if noticed_by is None else f"noticed by configuration {noticed_by}"
-            lines.write(f"{name}\t{results[name]}\n")
-            lines.flush()
-            print(f"\r{i + 1} of {len(to_run)}", end="", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        records = Path(folder) / "records.pickle"
+        record(records)
+        with multiprocessing.get_context("spawn").Pool(args.jobs, _start, [records]) as pool:
+            noticed_by = {}
+            for name, number in pool.imap_unordered(_run, names):
+                noticed_by[name] = number
+                print(f"\r{len(noticed_by)} of {len(names)}", end="", flush=True)
     equivalent = {name: reason for reason, its in EQUIVALENT.items() for name in its}
-    lived = [name for name in chosen if results[name] == "lived"]
+    lived = [name for name in names if noticed_by[name] is None]
     unknown = [name for name in lived if name not in equivalent]
-    share = 1 - len(unknown) / max(len(chosen) - len(lived) + len(unknown), 1)
+    share = 1 - len(unknown) / (len(names) - len(lived) + len(unknown))
     print(*(f"\nlived: {name}" for name in unknown), sep="")
-    print(f"{len(chosen)} mutants: {len(lived) - len(unknown)} are equivalent; of the others, {share:.1%} are noticed.")
-    wrong = [name for name in equivalent if name not in names or results.get(name, "lived") != "lived"]
+    print(f"{len(names)} mutants: {len(lived) - len(unknown)} are equivalent; of the others, {share:.1%} are noticed.")
+    wrong = [name for name in equivalent if name not in lived]
     print(*(f"not equivalent, or no mutant: {name}\n" for name in wrong), sep="", end="")
     return int(share < _SHARE_TO_NOTICE or bool(wrong))
 

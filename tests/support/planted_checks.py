@@ -3,7 +3,6 @@
 import atexit
 import ctypes
 import os
-import signal
 import sys
 import time
 
@@ -63,12 +62,6 @@ def two_hangs(device):
 def two_sleeps(device):
     """It waits for what never comes."""
     time.sleep(1000)
-
-
-@check()
-def two_is_interrupted(device):
-    """It is interrupted by Ctrl-C."""
-    os.kill(os.getpid(), signal.SIGINT)
 
 
 @check()

@@ -132,11 +132,6 @@ class RootMeanSquare(nn.Cell):  # Computes squares that overflow.
         return x / ops.sqrt((x * x).mean(-1, keep_dims=True) + 1e-3) * self.gamma
 
 
-class LongSum(nn.Cell):  # Adds many numbers before it divides by their count.
-    def construct(self, x):
-        return x + ops.tile(x * 40.0, (1, 2000)).sum(-1, keepdims=True) / 320000.0
-
-
 class Attention(nn.Cell):  # Has logits beyond 65504 in its own construct, not in a cell.
     def __init__(self):
         super().__init__()

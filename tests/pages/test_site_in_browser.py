@@ -33,7 +33,7 @@ SEARCHES = {
         "install": "quick_start.html",
         "learning rate": "step.html",
         "mindyolo": "migration.html",
-        "saturation": "several_networks.html",
+        "saturation": "performance.html",
         "self-check": "performance.html",
     },
     "zh/index.html": {
@@ -42,7 +42,7 @@ SEARCHES = {
         "检查点": "zh/step.html",
         "梯度累积": "zh/step.html",
         "梯度裁剪": "zh/step.html",
-        "饱和模式": "zh/several_networks.html",
+        "饱和模式": "zh/performance.html",
     },
 }
 LOOK = "<!doctype html><meta charset=utf-8><body><script>{}report({})</script>"

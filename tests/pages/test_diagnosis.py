@@ -37,7 +37,7 @@ def test_a_record_has_the_norm_of_its_own_step(mode, clip_norm, tmp_path):
     page = import_code(tmp_path, SET_UP + RECIPE)
     net = nn.Dense(4, 1, weight_init="zeros", has_bias=False)
     cell = ScaledTrainOneStepCell(net, nn.SGD(net.trainable_params(), 0.1), DynamicLossScale(1024), clip_norm=clip_norm)
-    monitor = page.ToTensorBoard(3)
+    monitor = page.ToTensorBoard(every_n_steps=3)
     with monitor.watching(cell):
         for size in (1, 2, 3):
             # The gradient is the input.

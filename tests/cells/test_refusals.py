@@ -561,9 +561,9 @@ def test_predict(mode):
     before = state(cell)
     for inputs in ((X,), (X, Y)):
         predict = functools.partial(model.predict, *inputs)
-        refused(predict, RuntimeError, "Model.predict", "Model(network).predict(x)", "call set_train()")
+        refused(predict, RuntimeError, "Model.predict", "Model(network).predict(x)")
+        assert (cell.phase, cell.training, network.training) == ("train", True, True)
     assert not changed(before, state(cell))
-    cell.set_train()
     assert not bool(cell(X, Y)[1])
 
 

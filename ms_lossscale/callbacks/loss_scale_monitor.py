@@ -133,6 +133,7 @@ class LossScaleMonitor(Callback):
         self._save_batch = check_file(owner, "save_batch", save_batch)
         self._unread: deque[_UnreadStep] = deque()
         self._last: Optional[_UnreadStep] = None
+        self._summed_up = 0
         # How many steps there were in a loop that is watched, and its mistakes, None in Model, which makes none.
         self._steps: Optional[int] = None
         self._mistakes: Optional[LoopMistakes] = None

@@ -22,11 +22,7 @@ class Counts(ctypes.Structure):
 
 class Computes(nn.Cell):
     def construct(self, x):
-        if x.sum() > 0:
-            result = x + 1
-        else:
-            result = x * 2
-        return result
+        return x + 1 if x.sum() > 0 else x * 2
 
 
 class Writes(nn.Cell):

@@ -12,6 +12,7 @@ from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale._arguments import AfterUpdate, OneOrEach, check_cells, check_one_each, check_positive_int, one_each
 from ms_lossscale._keywords import answers_keywords
+from ms_lossscale._mindspore.graphs import is_compiling
 from ms_lossscale.cells.training_cell import TrainingCell, or_none
 from ms_lossscale.cells.turns import Turns
 from ms_lossscale.function_network import Network, as_networks
@@ -164,8 +165,9 @@ class AlternatingTrainOneStepCell(TrainingCell):
         transactions = [step.transaction for step in steps]
         share_state([transaction.forward_state for transaction in transactions])
         share_averages(self._owner, transactions, [of_step.ema_decay[0] for of_step in settings])
-        for step in steps:
-            step.hold()
+        # What the steps of the present call have returned in PyNative mode, by their numbers: if a later network raises,
+        # the next call goes on behind them.
+        self._results = {}
         # Whether the last call did not come to its end, and whether what was loaded may be from within such a one.
         self._is_within_call = False
         self._was_loaded = False
@@ -186,15 +188,13 @@ class AlternatingTrainOneStepCell(TrainingCell):
 
     def _stop_within_call(self):
         """Keeps what the networks have returned that made their part of a call before a later one raised."""
-        done = {i: step.results for i, step in enumerate(self._steps) if step.results is not None}
-        if done:  # In PyNative mode, that is.
+        if self._results:
             self._is_within_call = True
-            self._turns.stop({i: _values(results)[:2] for i, results in done.items()})
+            self._turns.stop({i: _values(results)[:2] for i, results in self._results.items()})
 
     def _end_call(self):
         """Has the next call begin with the first network."""
-        for step in self._steps:
-            step.forget_results()
+        self._results.clear()
         if self._is_within_call:
             self._is_within_call = False
             self._turns.begin_anew()
@@ -213,21 +213,19 @@ class AlternatingTrainOneStepCell(TrainingCell):
         self._is_within_call = True
         losses = ops.unstack(self._turns.present_losses())
         for i in range(done):  # A slice of a CellList would rename the Parameters.
-            step = self._steps[i]
-            transaction = step.transaction
+            transaction = self._steps[i].transaction
             scale = prim.deepcopy(transaction.scales.loss_scales[0].scale_value)
             was_skipped = (
                 not transaction.has_begun() and transaction.counters.as_dict()["consecutive_skipped_steps"] > 0
             )
-            step.hold(results=((losses[i],), ((),), Tensor(was_skipped), (scale,)))
+            self._results[i] = ((losses[i],), ((),), Tensor(was_skipped), (scale,))
 
     def _turns_taken(self):
         return [self._turns]
 
     def _after_loading(self):
         super()._after_loading()
-        for step in self._steps:
-            step.forget_results()
+        self._results.clear()
         self._was_loaded = True
 
     def _after_flush(self, overflows):
@@ -253,14 +251,13 @@ class AlternatingTrainOneStepCell(TrainingCell):
         last_losses = ops.unstack(self._turns.last_losses)
         losses, overflows, loss_scales, auxes = (), (), (), ()
         for i in range(len(self._steps)):
-            step = self._steps[i]
             inputs_of_network = inputs_of(self._owner, i, self.network_inputs, inputs)
             if self._have_aux[i]:
-                results = step(*inputs_of_network)
+                results = self._results_of(i, inputs_of_network)
                 loss, overflow, loss_scale = _values(results)
                 auxes = (*auxes, or_none(results[1][0]))
             else:
-                loss, overflow, loss_scale = self._step_in_turn(take_part[i], last_losses[i], step, inputs_of_network)
+                loss, overflow, loss_scale = self._step_in_turn(i, take_part[i], last_losses[i], inputs_of_network)
                 auxes = (*auxes, None)
             losses = (*losses, loss)
             overflows = (*overflows, overflow)
@@ -273,12 +270,22 @@ class AlternatingTrainOneStepCell(TrainingCell):
         output = (prim.reduce_sum(losses), overflows, prim.stack(loss_scales), losses)
         return (*output, auxes) if self._has_aux else output
 
-    def _step_in_turn(self, takes_part, last_loss, step, inputs):
+    def _results_of(self, i, inputs):
+        """Runs the step of a network. Returns what it returns."""
+        return self._steps[i](*inputs) if is_compiling() else self._results_of_call(i, inputs)
+
+    def _results_of_call(self, i, inputs):
+        """Does so, in Python, unless the present call has before."""
+        if i not in self._results:
+            self._results[i] = self._steps[i](*inputs)
+        return self._results[i]
+
+    def _step_in_turn(self, i, takes_part, last_loss, inputs):
         if takes_part:
-            loss, overflow, loss_scale = _values(step(*inputs))
+            loss, overflow, loss_scale = _values(self._results_of(i, inputs))
         else:
             loss = last_loss
-            loss_scale = prim.deepcopy(step.transaction.scales.loss_scales[0].scale_value)
+            loss_scale = prim.deepcopy(self._steps[i].transaction.scales.loss_scales[0].scale_value)
             overflow = gradients.never(loss_scale)
         return loss, overflow, loss_scale
 

@@ -6,7 +6,8 @@ from mindspore import dtype as mstype
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale._gradients import any_of
-from ms_lossscale.step.step import Step, copy_inputs
+from ms_lossscale.step.copied_inputs import copy_inputs
+from ms_lossscale.step.step import Step
 
 
 def _as_new_tuple(items):
@@ -54,21 +55,20 @@ class RetriedStep(Step):
         # The call of the networks is written twice: MindSpore can't compile a method with it that is called twice.
         call, auxes = self.networks_run(scales, ops.depend(inputs, kept), saved)
         grads, found, again = self.check_attempt(call)
-        parts = parts_of(call, auxes, grads, found)
-        lengths = _lengths_of(parts)
-        packed = gradients.flat(parts)
+        first = attempt_of(call, auxes, grads, found)
+        packed = as_one_tuple(first)
         left = self._max_retries
         while prim.logical_and(again, prim.greater(left, self._zero)):
-            scales, overflows = scales_and_overflows(gradients.parted(packed, lengths))
-            self.transaction.scales.tell_retry(scales, prim.equal(left, self._max_retries))
+            failed = from_one_tuple(packed, first)
+            self.transaction.scales.tell_retry(failed["scales"][0], prim.equal(left, self._max_retries))
             left = prim.sub(left, self._one)
-            scales = self.attempts.back_off(scales, overflows, saved)
+            scales = self.attempts.back_off(failed["scales"][0], failed["found"][-1], saved)
             inputs = copy_inputs(ops.depend(kept, scales))
             retried, auxes_of_retry = self.networks_run(scales, inputs, saved)
             grads_of_retry, found_in_retry, again = self.check_attempt(retried)
-            packed = gradients.flat(parts_of(retried, auxes_of_retry, grads_of_retry, found_in_retry))
-        call, auxes, grads, verdict = from_parts(gradients.parted(packed, lengths), call, auxes, found)
-        return call["losses"], auxes, self.end_of_attempts(grads, verdict, call), call["scales"]
+            packed = as_one_tuple(attempt_of(retried, auxes_of_retry, grads_of_retry, found_in_retry))
+        last = from_one_tuple(packed, first)
+        return last["losses"][0], last["auxes"], self.end_of_attempts(last, saved), last["scales"][0]
 
 
 class Attempts(nn.Cell):
@@ -81,8 +81,7 @@ class Attempts(nn.Cell):
 
     def check(self, call):
         """
-        Checks an attempt. Returns its gradients, what was found, as `flags_of` lists it, and whether another attempt
-        may succeed.
+        Checks an attempt. Returns its gradients, tuples of what was found, and whether another attempt may succeed.
         """
         grads, verdict = self.transaction.check(call)
         verdict["overflows"] = self.transaction.on_any_rank(verdict["overflows"])
@@ -90,7 +89,7 @@ class Attempts(nn.Cell):
         is_hopeless = any_of((prim.logical_not(can_mend),) + self._beyond_mending(call, verdict))
         (is_hopeless,) = self.transaction.on_any_rank((is_hopeless,))
         # Not the dict: the Python interpreter would make it in every call, and on a GPU MindSpore fails at that.
-        return grads, flags_of(verdict), prim.logical_not(is_hopeless)
+        return grads, _found_in(verdict), prim.logical_not(is_hopeless)
 
     def _beyond_mending(self, call, verdict):
         """Returns flags of what no lower scale mends."""
@@ -111,30 +110,25 @@ class Attempts(nn.Cell):
         backed_off = transaction.scales.back_off(scales, overflows)
         return ops.depend(transaction.scales.now(), (done, backed_off))
 
-    def conclude(self, grads, verdict, call):
+    def conclude(self, attempt, saved):
         """Ends a call with its last attempt."""
+        call = {"scales": attempt["scales"][0], "losses": attempt["losses"][0]}
         # In nested branches, compiled code takes items of a passed tuple for numbers, and then those of other tuples
         # that go through the same function, too. The gradients are float32 already.
-        found = {"overflows": _as_new_tuple(verdict["overflows"])}
-        if "impossible_weights" in verdict:
-            found["impossible_weights"] = _as_new_tuple(verdict["impossible_weights"])
-        if "state_not_finite" in verdict:
-            found["state_not_finite"] = verdict["state_not_finite"]
-        return self.transaction.conclude(gradients.to_float32(grads), found, call)
+        found = attempt["found"]
+        verdict = {"overflows": _as_new_tuple(found[-1])}
+        if "loss_weights" in attempt:
+            call["loss_weights"] = attempt["loss_weights"][0]
+            verdict["impossible_weights"] = _as_new_tuple(found[0])
+        if len(saved) > 0:
+            call["saved"] = saved
+            if self.transaction.forward_state.is_judged():
+                verdict["state_not_finite"] = found[-2][0]
+        return self.transaction.conclude(gradients.to_float32(attempt["gradients"]), verdict, call)
 
 
-# In a loop, graph mode forgets the length of a tuple whose Tensors are all of one type and shape. So an attempt goes
-# through it as one flat tuple, with bools at its end, and is taken apart by the lengths of its parts. Were the bools at
-# its beginning, MindSpore would never free the training cell. The parts, of which those in brackets may not be there:
-# losses, scales, gradients of each network, aux of each network, [weights of the losses],
-# [which weights are impossible], [whether what the forward wrote is not finite], overflows.
-
-
-def flags_of(verdict):
-    """
-    Returns what a check has found that is needed of an attempt, tuples of flags: those of the losses' weights, and that
-    of what the forward wrote, if they are known, and at the end those of the scales.
-    """
+def _found_in(verdict):
+    """Returns tuples of flags: of the losses' weights and of what the forward wrote, if known, and of the scales."""
     found = ()
     if "impossible_weights" in verdict:
         found = (*found, verdict["impossible_weights"])
@@ -143,37 +137,40 @@ def flags_of(verdict):
     return (*found, verdict["overflows"])
 
 
-def parts_of(call, auxes, grads, found):
-    """
-    Returns what is needed of an attempt, tuples of Tensors: losses, scales, the gradients and the aux of each network,
-    the losses' weights, if they have some, and what was found.
-    """
-    parts = (call["losses"], call["scales"]) + grads + auxes
+def attempt_of(call, auxes, grads, found):
+    """Returns what is needed of an attempt: by name, tuples of tuples of Tensors."""
+    attempt = {"losses": (call["losses"],), "scales": (call["scales"],), "gradients": grads, "auxes": auxes}
     if "loss_weights" in call:
-        parts = (*parts, call["loss_weights"])
-    return parts + found
+        attempt["loss_weights"] = (call["loss_weights"],)
+    attempt["found"] = found
+    return attempt
 
 
-def scales_and_overflows(parts):
-    """Returns these two of the parts of an attempt."""
-    return parts[1], parts[-1]
+# In a loop, graph mode forgets the length of a tuple whose Tensors are all of one type and shape. So an attempt goes
+# through it as one flat tuple, with bools, what was found, at its end: were they at its beginning, MindSpore would
+# never free the training cell.
+_ORDER = ("losses", "scales", "gradients", "auxes", "loss_weights", "found")
 
 
-def from_parts(parts, call, auxes, found):
-    """
-    Returns the call, aux, gradients and verdict that have these parts; what another attempt ran and found tells which
-    there are.
-    """
-    end_of_grads = 2 + len(call["gradients"])
-    end_of_auxes = end_of_grads + len(auxes)
-    has_weights = "loss_weights" in call
-    of_parts = {"losses": parts[0], "scales": parts[1]}
-    verdict = {"overflows": parts[-1]}
-    if "saved" in call:
-        of_parts["saved"] = call["saved"]
-    if has_weights:
-        of_parts["loss_weights"] = parts[end_of_auxes]
-        verdict["impossible_weights"] = parts[end_of_auxes + 1]
-    if len(found) > (2 if has_weights else 1):
-        verdict["state_not_finite"] = parts[-2][0]
-    return of_parts, parts[end_of_grads:end_of_auxes], parts[2:end_of_grads], verdict
+def as_one_tuple(attempt):
+    """Returns the Tensors of an attempt."""
+    return gradients.flat(_parts_of(attempt))
+
+
+def from_one_tuple(tensors, like):
+    """Returns the attempt that has these Tensors, as many of each name as another one."""
+    parts = gradients.parted(tensors, _lengths_of(_parts_of(like)))
+    attempt = {}
+    for name in _ORDER:
+        if name in like:
+            attempt[name] = parts[: len(like[name])]
+            parts = parts[len(like[name]) :]
+    return attempt
+
+
+def _parts_of(attempt):
+    parts = ()
+    for name in _ORDER:
+        if name in attempt:
+            parts = parts + attempt[name]
+    return parts

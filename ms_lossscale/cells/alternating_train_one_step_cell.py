@@ -165,8 +165,8 @@ class AlternatingTrainOneStepCell(TrainingCell):
         transactions = [step.transaction for step in steps]
         share_state([transaction.forward_state for transaction in transactions])
         share_averages(self._owner, transactions, [of_step.ema_decay[0] for of_step in settings])
-        # What the steps of the present call have returned in PyNative mode, by their numbers: if a later network raises,
-        # the next call goes on behind them.
+        # What the steps of the present call have returned in PyNative mode, by their numbers: if a later network
+        # raises, the next call goes on behind them.
         self._results = {}
         # Whether the last call did not come to its end, and whether what was loaded may be from within such a one.
         self._is_within_call = False

@@ -6,6 +6,7 @@ import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 
+from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale._values import Bounded, of_count, state
 
@@ -118,7 +119,7 @@ class StepCounters(Bounded, nn.Cell):
 
     def count_not_begun(self):
         """Counts, as skipped for no other reason, a step that ends and has not begun. Returns what to wait for."""
-        prim.assign(self.overflowed, prim.zeros_like(self.overflowed))
+        prim.assign(self.overflowed, gradients.false_like(self.overflowed))
         prim.assign_add(self.events, self._not_begun)
         prim.assign_add(self.consecutive_skipped_steps, self._one)
         return prim.assign_add(self.skipped_steps, self._one)

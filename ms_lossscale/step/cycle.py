@@ -26,6 +26,12 @@ def _assign_zero(after, parameter):
     return prim.assign(parameter, ops.depend(ops.zeros_like(parameter), after))
 
 
+@gradients.of_one("Tensor", "Tensor")
+def _assign_false(after, flag):
+    """Sets a bool parameter to False once the tensor `after` is computed."""
+    return prim.assign(flag, ops.depend(gradients.false_like(flag), after))
+
+
 def _sums(losses):
     """Returns the sum of each loss, of shape (n,)."""
     if len(losses) == 1 and losses[0].ndim == 0:
@@ -230,9 +236,8 @@ class Cycle(Bounded, nn.Cell):
 
     def reset(self, after):
         """Empties the cycle once `after` is computed. A multiplication by 0 would keep a NaN."""
-        clear = ops.partial(_assign_zero, after)
-        gradients.map_each(clear, self.sums)
-        gradients.map_each(clear, self.flags)
+        gradients.map_each(ops.partial(_assign_zero, after), self.sums)
+        gradients.map_each(ops.partial(_assign_false, after), self.flags)
         self.count.reset(after)
 
 

@@ -25,7 +25,7 @@ class AccumulatingTransaction(Transaction):
     def __init__(self, plan: StepPlan, cycle: Optional[Cycle] = None) -> None:
         super().__init__(plan, Cycle(plan) if cycle is None else cycle)
 
-    def check(self, call: Call, measures: bool = True) -> tuple[Gradients, Verdict]:
+    def prepare_and_judge(self, call: Call, measures: bool = True) -> tuple[Gradients, Verdict]:
         """Unscales and checks a call. Returns its gradients, divided by the calls of a cycle, and the verdict."""
         grads = self.preparation.unscale(call["gradients"], call["scales"])  # 4. Unscale.
         return self.judge(grads, call, measures=False)
@@ -46,9 +46,9 @@ class AccumulatingTransaction(Transaction):
     def flags_of_call(self, verdict: Verdict, call: Call) -> Flags:
         """Returns what a cycle keeps of what was found in a call."""
         overflows = verdict["overflows"]
-        stand_still = () if self.patience is None else self.patience.stand_still(call, verdict, overflows)
+        forward_failed = () if self.patience is None else self.patience.forward_failed(call, verdict, overflows)
         causes = self.overflow_check.causes(call, verdict)
-        return {"overflows": overflows, "causes": causes, "stand_still": stand_still}
+        return {"overflows": overflows, "causes": causes, "forward_failed": forward_failed}
 
     def flush(self) -> Tensor:
         """Ends a cycle before its last call. Returns whether it is skipped."""
@@ -82,7 +82,7 @@ class AccumulatingTransaction(Transaction):
     def stand_still(self, verdict: Verdict, call: Call, overflows: tuple[Tensor, ...]) -> Optional[tuple[Tensor, ...]]:
         if self.patience is None:
             return None
-        return gradients.and_each(overflows, self.on_any_rank(self.cycle.stand_still()))
+        return gradients.and_each(overflows, self.on_any_rank(self.cycle.forward_failed()))
 
     def causes(self, verdict: Verdict, call: Call) -> tuple[Tensor, Tensor]:
         return self.cycle.causes()
@@ -137,9 +137,9 @@ class DroppingTransaction(AccumulatingTransaction):
         """
         flags = self.flags_of_call(verdict, call)
         if self.patience is not None:
-            forward_overflowed = flags["stand_still"]
-            flags["overflows"] = gradients.and_each(verdict["overflows"], gradients.not_each(forward_overflowed))
-            flags["stand_still"] = gradients.and_each(verdict["overflows"], forward_overflowed)
+            forward_failed = flags["forward_failed"]
+            flags["overflows"] = gradients.and_each(verdict["overflows"], gradients.not_each(forward_failed))
+            flags["forward_failed"] = gradients.and_each(verdict["overflows"], forward_failed)
         return flags
 
     # Methods of their own, since graph mode compiles a branch with what comes after it.
@@ -176,7 +176,7 @@ class DroppingTransaction(AccumulatingTransaction):
         if self.patience is None:
             return None
         # If one of them waits, this was no clean step of the others, either.
-        waits = any_of(self.on_any_rank(self.cycle.stand_still()))
+        waits = any_of(self.on_any_rank(self.cycle.forward_failed()))
         return gradients.and_with(waits, gradients.not_each(verdict["seen_by_rules"]))
 
     def lost_already(self, scales: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

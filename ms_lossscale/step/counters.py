@@ -74,7 +74,7 @@ class StepCounters(Bounded, nn.Cell):
     def _bounds(self):
         return [*(of_count(getattr(self, name)) for name in self._counts), of_count(self.skip_reasons)]
 
-    def begin_with(self, others):
+    def count_with(self, others):
         """Counts a step that any of these counters has applied for the first one, too."""
         # Hidden: these Parameters belong to the others.
         object.__setattr__(self, "_of_others", ParameterTuple(counters.applied_steps for counters in others))

@@ -176,9 +176,9 @@ class Cycle(Bounded, nn.Cell):
 
     def _found(self, call, flags):
         """Returns the flags of a call in the order of `self.flags`."""
-        stand_still = () if self.forward_not_finite is None else (self._stored(flags["stand_still"]),)
+        forward_failed = () if self.forward_not_finite is None else (self._stored(flags["forward_failed"]),)
         is_weighted = () if self.is_weighted is None else (self._has_weights(call),)
-        return (self._stored(flags["overflows"]),) + flags["causes"] + stand_still + is_weighted
+        return (self._stored(flags["overflows"]),) + flags["causes"] + forward_failed + is_weighted
 
     def _has_weights(self, call):
         has_none = gradients.never(self.count.value)
@@ -192,7 +192,7 @@ class Cycle(Bounded, nn.Cell):
         """Returns for each scale whether a call overflowed, once `after` is computed."""
         return self._read(ops.depend(self.overflow, after))
 
-    def stand_still(self):
+    def forward_failed(self):
         """Returns for each scale whether a forward's own overflow keeps it from falling."""
         return self._read(self.forward_not_finite)
 

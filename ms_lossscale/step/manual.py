@@ -33,7 +33,7 @@ class HeldCall(nn.Cell):
     def _state(self, name, value):
         return Parameter(Tensor(value), name=f"{self._name}{name}", requires_grad=False)
 
-    def begin(self, scales, saved):
+    def hold(self, scales, saved):
         """Holds these. Returns what to wait for."""
         return gradients.assign(self.copies, saved), gradients.assign(self.scales, scales)
 
@@ -67,7 +67,7 @@ class ManualCalls(nn.Cell):
 
     def _begun(self, inputs):
         scales, inputs, saved = self.transaction.begin(inputs)
-        inputs = ops.depend(inputs, (self.held.begin(scales, saved), self.transaction.watch.begin()))
+        inputs = ops.depend(inputs, (self.held.hold(scales, saved), self.transaction.watch.begin()))
         overflow_check = self.transaction.overflow_check
         return overflow_check.detector.start(inputs) if overflow_check.starts else inputs
 

@@ -71,7 +71,7 @@ class Flags(TypedDict, total=False):
     # Whether a loss, and whether what the forward wrote, was not finite.
     causes: tuple[Tensor, Tensor]
     # For each loss scale, whether the forward's own overflow keeps it from falling; empty if none can.
-    stand_still: tuple[Tensor, ...]
+    forward_failed: tuple[Tensor, ...]
     # Where calls are dropped, whether this one is not, and whose gradients are not finite, of shape (n,).
     kept: Tensor
     not_finite: Tensor

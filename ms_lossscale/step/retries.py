@@ -83,7 +83,7 @@ class Attempts(nn.Cell):
         """
         Checks an attempt. Returns its gradients, tuples of what was found, and whether another attempt may succeed.
         """
-        grads, verdict = self.transaction.check(call)
+        grads, verdict = self.transaction.prepare_and_judge(call)
         verdict["overflows"] = self.transaction.on_any_rank(verdict["overflows"])
         can_mend = self.transaction.scales.can_back_off(call["scales"], verdict["overflows"])
         is_hopeless = any_of((prim.logical_not(can_mend),) + self._beyond_mending(call, verdict))

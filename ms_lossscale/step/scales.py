@@ -207,13 +207,13 @@ class Patience(nn.Cell):
             for loss_scale in plan.loss_scales
         )
 
-    def stand_still(self, call, verdict, overflows):
+    def forward_failed(self, call, verdict, overflows):
         """
         Returns for each scale whether it stands still. Which network wrote what became not finite is not known: with
         scales of their own, that counts where nothing else tells whose overflow it is.
         """
         lost = self._lost(call, verdict)
-        stands_still = ()
+        failed = ()
         for i in range(len(overflows)):
             flags = (gradients.never(call["scales"][i]),)
             if len(lost) > 0:
@@ -226,8 +226,8 @@ class Patience(nn.Cell):
                     if len(lost) > 0:
                         counts = prim.logical_and(counts, prim.logical_not(any_of(lost)))
                 flags = (*flags, counts)
-            stands_still = (*stands_still, any_of(flags))
-        return stands_still
+            failed = (*failed, any_of(flags))
+        return failed
 
     def _lost(self, call, verdict):
         """Returns for each loss whether it is not finite, or its weight can't be one."""

@@ -23,5 +23,5 @@ def share_averages(owner, transactions, decays):
         for transaction, _ in steps:
             others = [other.counters for other, _ in steps if other is not transaction]
             transaction.update.averages = first.update.averages
-            transaction.counters.begin_with(others)
+            transaction.counters.count_with(others)
             hide_all_parameters(transaction)

@@ -66,9 +66,9 @@ class Transaction(nn.Cell):
 
     def end_of_call(self, call: Call) -> Tensor:
         """Ends a call. Returns whether its step is skipped."""
-        return self.conclude(*self.check(call), call)
+        return self.conclude(*self.prepare_and_judge(call), call)
 
-    def check(self, call: Call, measures: bool = True) -> tuple[Gradients, Verdict]:
+    def prepare_and_judge(self, call: Call, measures: bool = True) -> tuple[Gradients, Verdict]:
         """Prepares and checks the gradients of a call. Returns them, and the verdict."""
         grads = call["gradients"]
         grads = grads if self.unscales_in_update else self.preparation.unscale(grads, call["scales"])  # 4. Unscale.
@@ -173,7 +173,7 @@ class Transaction(nn.Cell):
         """Returns for each scale whether the forward's own overflow keeps it from falling, None if none can."""
         if self.patience is None:
             return None
-        return gradients.and_each(overflows, self.on_any_rank(self.patience.stand_still(call, verdict, overflows)))
+        return gradients.and_each(overflows, self.on_any_rank(self.patience.forward_failed(call, verdict, overflows)))
 
     def causes(self, verdict: Verdict, call: Call) -> tuple[Tensor, Tensor]:
         """Returns whether a loss, and whether what the forward wrote, was not finite."""

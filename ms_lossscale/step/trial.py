@@ -31,6 +31,6 @@ class Trial(nn.Cell):
             scales = (*scales, prim.deepcopy(loss_scale.scale_value))
         # Not unpacked: graph mode would warn of what nobody uses.
         results = self.networks_run(scales, ops.depend(inputs, saved), saved)
-        checked = self.transaction.check(results[0], measures=False)
-        overflows = self.transaction.on_any_rank(checked[1]["overflows"])
+        judged = self.transaction.prepare_and_judge(results[0], measures=False)
+        overflows = self.transaction.on_any_rank(judged[1]["overflows"])
         return ops.depend(overflows, self.transaction.forward_state.restore_call(saved))

@@ -88,8 +88,8 @@ class MovingAverage(nn.Cell):
         self._decay = Tensor(decay, mstype.float32)
         self._rest = Tensor(1.0 - decay, mstype.float32)
 
-    def begin(self):
-        """Copies the present weights."""
+    def take_weights(self):
+        """Takes the present weights."""
         return gradients.assign(self.averages, gradients.cast_like(self.weights, self.averages))
 
     def construct(self):
@@ -125,7 +125,7 @@ class Update(nn.Cell):
         tells whether no step was applied before. Returns what to wait for.
         """
         for average in self.averages:
-            only_if(is_first, average.begin)
+            only_if(is_first, average.take_weights)
         clipped = ()
         for i in range(len(self.clips)):
             clipped = (*clipped, self.clips[i](grads[i], factors[i]))

@@ -51,7 +51,9 @@ class TamperWithConstants(nn.Cell):
         float_zeros = ops.zeros((FEATURES, 1), mstype.float32)
         float_zeros += 2.0
         reported = (of_weight + float_zeros).sum().astype(mstype.int32)
-        reported = reported + zero + one + minus_one + zeros.sum() + ops.select(true, zero, ops.select(false, one, zero))
+        reported = (
+            reported + zero + one + minus_one + zeros.sum() + ops.select(true, zero, ops.select(false, one, zero))
+        )
         reported = reported + (long_zero + long_one + long_minus_one).astype(mstype.int32)
         return reported + (float_zero + float_one + double_one + half_zero + half_one).astype(mstype.int32)
 

@@ -17,8 +17,8 @@ BESIDE_DOCS = {
     "site_hooks/extra.css": "extra.css",
 }
 HOME = {"en": "README.md", "zh": "README_CN.md"}
-# The page that explains what a training cell can do comes before those that mention it.
-FOUND_FIRST = "step.md"
+# The pages that explain what a training cell can do, and devices, come before those that mention it.
+FOUND_FIRST = ("step.md", "performance.md")
 
 
 class _Pages(Extension, Treeprocessor):
@@ -75,7 +75,7 @@ def on_files(files, config):
 def on_page_markdown(markdown, page, config, files):
     _pages.uri = page.file.src_uri
     _pages.path = next(path for path, uri in reversed(_pages.uris.items()) if uri == _pages.uri)
-    if page.file.src_uri == FOUND_FIRST:
+    if page.file.src_uri in FOUND_FIRST:
         page.meta["search"] = {"boost": 2}
 
 

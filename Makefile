@@ -6,7 +6,7 @@ MINDSPORE ?= mindspore
 # With AVX-512, MindSpore chooses convolutions on CPU that are 10 to 80 times slower.
 export ONEDNN_MAX_CPU_ISA ?= AVX2
 
-.PHONY: lenet lenet-2 gan gan-2 gan-policies compare advise bench scaling device dry-gpu dry-ascend pictures toolkits test test-slow test-oldest test-all mutants lint docs dist
+.PHONY: lenet lenet-2 gan gan-2 gan-policies compare advise bench scaling device dry-gpu dry-ascend pictures toolkits test test-slow test-oldest test-all lint docs dist
 
 lenet: $(VENV)/examples
 	$(VENV)/bin/python examples/lenet/train.py
@@ -94,10 +94,6 @@ test-all: export FAIL_IF_DROPPED = 1
 test-all: test test-slow test-oldest
 	$(VENV)/bin/python -m pytest -m nightly
 	set -e; for folder in $(sort $(dir $(wildcard tests/*/test_*.py))); do .venv-oldest/bin/python -m pytest $$folder; done
-
-# Changes the tests' reference in many ways, and shows those that no configuration notices. `--help` shows its options.
-mutants: $(VENV)/installed
-	$(VENV)/bin/python tests/support/mutate_reference.py
 
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check .

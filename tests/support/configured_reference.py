@@ -31,10 +31,10 @@ def compare(seen, wanted, is_exact):  # Compares two dicts of values, by names w
 
 
 class Comparison:
-    """Compares a training with its reference in all that each call does, and keeps in `record` what it saw of it."""
+    """Compares a training with its reference in all that each call does."""
 
     def __init__(self, training, reference):
-        self.training, self.reference, self.record = training, reference, []
+        self.training, self.reference = training, reference
 
     def act(self, action):
         self.training.act(action)
@@ -58,36 +58,7 @@ class Comparison:
             self._compare(self.training.records(), self.reference.records())
 
     def _compare(self, seen, wanted):
-        self.record.append(seen)
         compare(seen, wanted, self.reference.configuration.is_exact)
-
-
-class Recorded:  # Stands for a training that was compared before, given the record of it.
-    def __init__(self, record):
-        self._seen = iter(record)
-
-    def act(self, action):
-        pass
-
-    def call(self, index):
-        return next(self._seen)
-
-    def seen(self):
-        return next(self._seen)
-
-    records = seen
-
-
-class RecordedOptimizer:
-    """Stands for an optimizer, given its first state, and of each of its updates the arrays before and after."""
-
-    def __init__(self, state, updates, is_exact):
-        self.state, self.is_exact, self._updates = state, is_exact, iter(updates)
-
-    def __call__(self, weights, gradients):
-        before, after, self.state = next(self._updates)
-        compare(numbered("weight", [*weights, *gradients]), numbered("weight", before), self.is_exact)
-        return after
 
 
 RECORDED = ("skipped", "applied_steps", "skipped_steps", "consecutive_skipped_steps", "dropped_calls")
@@ -265,13 +236,3 @@ class Reference:
             if any(each.clip_norm is not None for each in self.networks):
                 seen[f"norm {i}"] = None if network.clip_norm is None else network.grad_norm
         return seen
-
-
-def replay(configuration, weights, optimizers, record):
-    """Compares a training that was recorded with the present reference."""
-    optimizers = [RecordedOptimizer(*its, configuration.is_exact) for its in optimizers]
-    comparison = Comparison(Recorded(record), Reference(configuration, weights, optimizers))
-    for index, call in enumerate(configuration.calls):
-        comparison.act(call.action_before)
-        comparison.call(index)
-    comparison.finish()

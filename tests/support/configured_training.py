@@ -191,12 +191,11 @@ class Weights(nn.Cell):  # The weights of a reference, for MindSpore's own optim
         )
 
 
-class ByHand:  # MindSpore's own optimizer, called by hand. It keeps the arrays before and after each of its `updates`.
+class ByHand:  # MindSpore's own optimizer, called by hand.
     def __init__(self, name, network):
         with in_mode(mindspore.PYNATIVE_MODE):
             self.own = Weights(network)
             self.optimizer, _ = make_optimizer(name, self.own)
-        self.updates = []
 
     @property
     def state(self):
@@ -208,9 +207,7 @@ class ByHand:  # MindSpore's own optimizer, called by hand. It keeps the arrays 
             for its, value in zip(own, weights):
                 ops.assign(its, Tensor(value))
             self.optimizer(tuple(Tensor(gradient.astype(np.float32)) for gradient in gradients))
-        after = [its.asnumpy().copy() for its in own]
-        self.updates.append(([*weights, *gradients], after, self.state))
-        return after
+        return [its.asnumpy().copy() for its in own]
 
 
 def optimizer_state(optimizer, prefix=""):
@@ -346,12 +343,11 @@ class ConfiguredTraining:  # A cell of this configuration. Another seed gives ot
         return {name: its.asnumpy().copy() if isinstance(its, Tensor) else its for name, its in seen.items()}
 
 
-def compared(training):  # The comparison of a training with a reference, and what else `replay` needs.
+def compared(training):  # The comparison of a training with a reference.
     configuration = training.configuration
     weights = [[its.asnumpy().copy() for its in (each.weight, each.bias)] for each in training.networks]
     optimizers = [ByHand(*pair) for pair in zip(configuration.optimizers, training.networks)]
-    first = [(its.state, its.updates) for its in optimizers]
-    return Comparison(training, Reference(configuration, weights, optimizers)), weights, first
+    return Comparison(training, Reference(configuration, weights, optimizers))
 
 
 def resumed(configuration, cell, way):  # A new training that resumes from the cell's state.
@@ -371,13 +367,10 @@ def resumed(configuration, cell, way):  # A new training that resumes from the c
 
 def check(configuration):
     """Makes all calls, and compares after each. From `resume_at` on, a second cell resumes from a checkpoint, and must
-    give and hold the same, bit for bit; its monitor begins then. Returns what `replay` needs to compare it with another
-    reference."""
+    give and hold the same, bit for bit; its monitor begins then."""
     training = ConfiguredTraining(configuration)
-    comparison, weights, optimizers = compared(training)
     with contextlib.ExitStack() as watching:
-        _make_calls(training, comparison, watching)
-    return configuration, weights, optimizers, comparison.record
+        _make_calls(training, compared(training), watching)
 
 
 def _make_calls(training, comparison, watching):

@@ -168,9 +168,8 @@ class AlternatingTrainOneStepCell(TrainingCell):
         # What the steps of the present call have returned in PyNative mode, by their numbers: if a later network
         # raises, the next call goes on behind them.
         self._results = {}
-        # Whether the last call did not come to its end, and whether what was loaded may be from within such a one.
-        self._is_within_call = False
-        self._was_loaded = False
+        # Whether the last call did not come to its end, or what was loaded may be from within such a one.
+        self._may_be_within_call = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -183,34 +182,30 @@ class AlternatingTrainOneStepCell(TrainingCell):
 
     def _before_step(self, inputs, keywords=()):
         super()._before_step(inputs, keywords)
-        if self._was_loaded:
+        if self._may_be_within_call and not self._results:
             self._go_on_within_call()
 
     def _stop_within_call(self):
         """Keeps what the networks have returned that made their part of a call before a later one raised."""
         if self._results:
-            self._is_within_call = True
+            self._may_be_within_call = True
             self._turns.stop({i: _values(results)[:2] for i, results in self._results.items()})
 
     def _end_call(self):
         """Has the next call begin with the first network."""
         self._results.clear()
-        if self._is_within_call:
-            self._is_within_call = False
+        if self._may_be_within_call:
+            self._may_be_within_call = False
             self._turns.begin_anew()
 
     def _go_on_within_call(self):
         """Has the networks take no part that had made theirs of the call in which what was loaded was saved."""
-        self._was_loaded = False
         done = int(self._turns.next_network.asnumpy())
-        if done == 0:
-            return
-        if get_context("mode") == GRAPH_MODE:
+        if done and get_context("mode") == GRAPH_MODE:
             raise RuntimeError(
                 f"For '{self._owner}', what was loaded was saved within a call in which network {done} raised, which "
                 f"only PyNative mode can go on with. Go on in PYNATIVE_MODE, or call discard()."
             )
-        self._is_within_call = True
         losses = ops.unstack(self._turns.present_losses())
         for i in range(done):  # A slice of a CellList would rename the Parameters.
             transaction = self._steps[i].transaction
@@ -226,20 +221,14 @@ class AlternatingTrainOneStepCell(TrainingCell):
     def _after_loading(self):
         super()._after_loading()
         self._results.clear()
-        self._was_loaded = True
+        self._may_be_within_call = True
 
     def _after_flush(self, overflows):
         self._turns.flush(overflows)
-        self._begin_anew()
+        self._end_call()
 
     def _after_discard(self):
         self._turns.discard()
-        self._begin_anew()
-
-    def _begin_anew(self):
-        # What was loaded may be from within a call.
-        self._is_within_call = self._is_within_call or self._was_loaded
-        self._was_loaded = False
         self._end_call()
 
     def steps_made(self) -> int:

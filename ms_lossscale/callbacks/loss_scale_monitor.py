@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
@@ -18,7 +18,7 @@ from ms_lossscale._values import as_array
 from ms_lossscale._warn_user import warn_user
 from ms_lossscale.callbacks.model_callbacks import training_cell
 from ms_lossscale.callbacks.record_file import Record, RecordFile
-from ms_lossscale.callbacks.watched_step import LoopMistakes, WatchedStep
+from ms_lossscale.callbacks.watched_step import LoopMistakes, StepState, WatchedStep
 from ms_lossscale.cells.manual_step import ManualStep
 from ms_lossscale.cells.training_state import TrainingState
 from ms_lossscale.diagnosis.locate_overflow import every_scale_of
@@ -30,7 +30,7 @@ class _UnreadStep(NamedTuple):
     # Loss, overflow and scale, of alternating networks the losses, too; of a loss that is no scalar its sum.
     outputs: tuple
     batch: Optional[tuple]
-    snapshots: list[tuple]
+    snapshots: list[Callable[[], StepState]]
 
 
 class LossScaleMonitor(Callback):
@@ -311,9 +311,7 @@ class LossScaleMonitor(Callback):
                 unread = self._unread[0]
                 # Only this waits for the device. If it is interrupted, the step is read again.
                 outputs = tuple(map(_as_numpy, unread.outputs))
-                states = [
-                    watched.snapshots.read(snapshot) for watched, snapshot in zip(self._watched, unread.snapshots)
-                ]
+                states = [snapshot() for snapshot in unread.snapshots]
                 self._unread.popleft()
                 records = [
                     watched.record(unread.step, outputs, unread.batch, state)

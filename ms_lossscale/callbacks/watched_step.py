@@ -1,5 +1,6 @@
 """What a monitor keeps and says of the steps of a training cell, and of a loop that passes on others."""
 
+import functools
 import itertools
 import operator
 from collections import Counter
@@ -67,17 +68,14 @@ class Snapshots:
             self._numbers["mean_loss"] = [cycle.last_mean_loss]
 
     def take(self):
-        """Returns copies, on the device, of what the next step will change: counts, numbers, and two of arrays."""
-        return (
-            prim.stack(tuple(self._counts.values())),
-            prim.stack(tuple(itertools.chain(*self._numbers.values()))),
-            prim.deepcopy(self._counters.events),
-            prim.deepcopy(self._counters.overflowed),
-        )
+        """Copies what the next step will change, on the device. Returns a function that reads it, as a StepState."""
+        counts = prim.stack(tuple(self._counts.values()))
+        numbers = prim.stack(tuple(itertools.chain(*self._numbers.values())))
+        copies = (counts, numbers, prim.deepcopy(self._counters.events), prim.deepcopy(self._counters.overflowed))
+        return functools.partial(self._read, copies)
 
-    def read(self, snapshot):
-        """Returns what it holds, as a StepState."""
-        counts, numbers, events, overflowed = (copy.asnumpy() for copy in snapshot)
+    def _read(self, copies):
+        counts, numbers, events, overflowed = (copy.asnumpy() for copy in copies)
         counts = dict(zip(self._counts, counts.tolist()))
         values = iter(numbers.tolist())
         numbers = {name: Values(itertools.islice(values, len(its))) for name, its in self._numbers.items()}
@@ -123,7 +121,7 @@ class WatchedStep:
         self._weights = [weight.name for weight in transaction.update.optimizers.parameters]
         self.snapshots = Snapshots(transaction)
         # After the call that was read last, and what has happened since the one before.
-        self._state = self.snapshots.read(self.snapshots.take())
+        self._state = self.snapshots.take()()
         self._new = Counter()
         # Of the last step that ended.
         self._last_norm = None
@@ -139,7 +137,7 @@ class WatchedStep:
 
     def has_flushed(self, snapshot):
         """Reads whether a cycle has ended between the last reading and a snapshot."""
-        new = self.snapshots.read(snapshot).events - self._state.events
+        new = snapshot().events - self._state.events
         return self._of_cycles and not new.keys().isdisjoint(ENDS)
 
     def record(self, step, outputs, batch, state):

@@ -20,9 +20,8 @@ from ms_lossscale.step.counters import ENDS, EVENTS
 class StepState(NamedTuple):
     """What a snapshot holds, on the host."""
 
-    applied_steps: int
-    skipped_steps: int
-    consecutive_skipped_steps: int
+    # The counts of a record, by its names.
+    counts: dict[str, int]
     # How often each event has happened in this process.
     events: Counter
     # Whose gradients were not finite in the last step that was skipped.
@@ -30,7 +29,6 @@ class StepState(NamedTuple):
     loss_scales: Values
     # The global norms at the last check, one for each network; None if nothing is measured.
     norms: Optional[Values]
-    dropped_calls: int = 0
     # How many calls the present accumulation cycle has had.
     calls: int = 0
     # The mean loss of the last cycle, None if it is not known.
@@ -76,7 +74,7 @@ class Snapshots:
 
     def _read(self, copies):
         counts, numbers, events, overflowed = (copy.asnumpy() for copy in copies)
-        counts = dict(zip(self._counts, counts.tolist()))
+        counts = {"dropped_calls": 0, **dict(zip(self._counts, counts.tolist()))}
         values = iter(numbers.tolist())
         numbers = {name: Values(itertools.islice(values, len(its))) for name, its in self._numbers.items()}
         norms = map(operator.truediv, numbers.pop("roots"), numbers.pop("powers"))
@@ -84,7 +82,8 @@ class Snapshots:
         (mean_loss,) = numbers.pop("mean_loss", (None,))
         return StepState(
             mean_loss=mean_loss if counts.pop("knows_mean", False) else None,
-            **counts,
+            calls=counts.pop("calls", 0),
+            counts=counts,
             **numbers,
             events=Counter(dict(zip(EVENTS, events.tolist()))),
             overflowed=overflowed,
@@ -126,7 +125,7 @@ class WatchedStep:
         # Of the last step that ended.
         self._last_norm = None
         # The counters go on where an earlier training ended, the numbers of the lines begin anew.
-        self._in_all = " in all" if self._state.applied_steps + self._state.skipped_steps else ""
+        self._in_all = " in all" if any(self._state.counts.values()) else ""
         self._to_sum_up = Counter()
         # The inputs of the last call that overflowed, or, in an accumulation cycle, of the first that did; of the last
         # one, if a condition skips it.
@@ -146,7 +145,7 @@ class WatchedStep:
         new = state.events - self._state.events
         reasons = [reason for reason in self._phrases if new[reason]]
         # Of what is new, a loop may not have told; and a checkpoint may have changed the counters since this step.
-        skipped = bool(reasons) and bool(overflow or state.consecutive_skipped_steps > 0)
+        skipped = bool(reasons) and bool(overflow or state.counts["consecutive_skipped_steps"])
         has_ended = not new.keys().isdisjoint(ENDS) or (self._each_call_ends and not new["not_begun"])
         self._keep(state, new, overflow, skipped, batch)
         if overflow != skipped and not self._of_cycles and not self.mistake:
@@ -161,16 +160,13 @@ class WatchedStep:
             loss=loss,
             loss_scale=Values(np.atleast_1d(loss_scale).tolist()),
             skipped=int(skipped),
-            applied_steps=state.applied_steps,
-            skipped_steps=state.skipped_steps,
-            consecutive_skipped_steps=state.consecutive_skipped_steps,
+            **state.counts,
             next_loss_scale=state.loss_scales,
             overflowed_parameters=" ".join(name for name, has_overflowed in overflowed if has_overflowed),
             retries=new["retried"],
             skip_reasons=" ".join(reasons if skipped else ()),
             grad_norm=state.norms if has_ended else None,
             step_loss=(state.mean_loss if self._of_cycles else loss) if has_ended else None,
-            dropped_calls=state.dropped_calls,
         )
 
     def _keep(self, state, new, overflow, skipped, batch):

@@ -1,13 +1,5 @@
 """Errors of MindSpore that do not say what is wrong, explained."""
 
-import contextlib
-import threading
-from types import SimpleNamespace
-
-from mindspore import GRAPH_MODE, get_context
-
-from ms_lossscale._mindspore.pynative import forget_failed_calls
-
 # Raised for a gradient within a loss, of a cell that another loss calls as well; which of the two depends on the order.
 _INNER_GRADIENT = ("Illegal AnfNode", "real_primal_func")
 # Raised where a graph runs a function both before a loop and in it, and that passes an attribute of a plain object on;
@@ -15,33 +7,8 @@ _INNER_GRADIENT = ("Illegal AnfNode", "real_primal_func")
 _IN_A_LOOP = ("Invalid formal parameter", "Graph cycle exists")
 _OTHER_FUNCTION = "The parameters number of the function is"
 
-# The calls of training cells that run, with their threads.
-_calls: list[SimpleNamespace] = []
 
-
-@contextlib.contextmanager
-def explaining_errors(cell):
-    """A context that clears what a failed call of a training cell leaves, and explains its error where it can."""
-    call = SimpleNamespace(thread=threading.get_ident(), has_company=False)
-    # First, so that of two that begin at once the later one notices.
-    _calls.append(call)
-    for other in list(_calls):
-        if other.thread != call.thread:
-            other.has_company = call.has_company = True
-    try:
-        yield
-    except BaseException as error:
-        forget_failed_calls()
-        is_explained = isinstance(error, (RuntimeError, TypeError)) and get_context("mode") == GRAPH_MODE
-        explanation = _explanation(cell, str(error), call.has_company) if is_explained else None
-        if explanation is None:
-            raise
-        raise RuntimeError(f"For '{type(cell).__name__}', {explanation}") from error
-    finally:
-        _calls.remove(call)
-
-
-def _explanation(cell, text, has_company):
+def explanation(cell, text, has_company):
     """Returns a sentence for the user on an error of MindSpore, None if there is nothing to add."""
     if has_company:
         return (

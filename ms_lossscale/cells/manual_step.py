@@ -16,7 +16,7 @@ from ms_lossscale._keywords import answers_keywords
 from ms_lossscale._mindspore.graphs import MethodCell, in_compiled_code, is_compiling, refuse_compiled
 from ms_lossscale._mindspore.parameters import take_held_gradients
 from ms_lossscale._mindspore.pynative import forget_failed_calls, without_recording
-from ms_lossscale.cells.explanations import explaining_errors
+from ms_lossscale.cells.guard import explaining_errors
 from ms_lossscale.cells.inputs import warn_of_evaluation_mode
 from ms_lossscale.cells.manual_calls import (
     ANSWERS,

@@ -102,14 +102,13 @@ class StepCounters(Bounded, nn.Cell):
         prim.assign_add(self.events, self._retried)
         return prim.assign_add(self.retries, self._one)
 
-    def count_skipped(self, overflowed, causes, asked):
+    def count_skipped(self, overflowed, causes):
         """
-        Counts a step that is skipped: which gradients are not finite; whether a loss, and whether what the forward
-        wrote, was not; and what conditions were asked, None without conditions.
+        Counts a step that is skipped: which gradients are not finite; whether a condition skips, if there are any,
+        whether a loss, and whether what the forward wrote, was not finite.
         """
         prim.assign(self.overflowed, overflowed)
-        reasons = (causes[0], causes[1], prim.reduce_any(overflowed, ()))
-        flags = prim.stack(reasons if asked is None else (asked["skips"], *reasons))
+        flags = prim.stack((*causes, prim.reduce_any(overflowed, ())))
         first = prim.reduce_min(prim.select(flags, self._asked, self._rest), ())
         counted = prim.cast(prim.equal(self._numbers, first), mstype.int32)
         prim.assign_add(self.events, counted)

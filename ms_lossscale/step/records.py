@@ -30,6 +30,8 @@ class Call(TypedDict, total=False):
     gradients: Gradients
     # The weight of each network's loss, float32 of shape (); missing if no loss has one.
     loss_weights: tuple[Tensor, ...]
+    # What the conditions were asked, the loss and the norm, and whether one `skips`, of shape (); missing without any.
+    asked: dict[str, Tensor]
     # True in the compiled code of a ManualStep, after which no Python looks; missing elsewhere.
     is_watched: bool
     # Where a call that has not begun runs like others and is then skipped: whether it is one, bool of shape (), and the

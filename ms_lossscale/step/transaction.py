@@ -110,55 +110,56 @@ class Transaction(nn.Cell):
         skips = prim.logical_or(skips, call["not_begun"]) if "not_begun" in call else skips
         seen_by_rules = self.seen_by_rules(verdict, overflows)
         stands_still = self.stand_still(verdict, call, overflows)
-        asked = None
-        factors = self.factors(call)
         if self.conditions is not None:  # 7. Conditions, where nothing overflowed.
-            asked = self.conditions.ask(skips, call["losses"], grads, factors[0])
+            asked = self.conditions.ask(skips, call["losses"], grads, self.factors(call)[0])
             skips = prim.logical_or(skips, asked["skips"])
             stands_still = self.conditions.stand_still(asked, seen_by_rules, stands_still)
+            call["asked"] = asked
         law = (call["scales"], seen_by_rules, stands_still)
         if "not_begun" in call:
-            return self._apply_or_undo_if_begun(skips, grads, verdict, call, asked, law)
+            return self._apply_or_undo_if_begun(skips, grads, verdict, call, law)
         self.scales.advance(*law)  # 8. One update of the scale.
         if not self.may_skip:
-            return ops.depend(skips, self._apply(grads, factors, asked))
-        return self._apply_or_undo(skips, grads, factors, verdict, call, asked)
+            return ops.depend(skips, self._apply(grads, call))
+        return self._apply_or_undo(skips, grads, verdict, call)
 
-    def _apply_or_undo(self, skips, grads, factors, verdict, call, asked):
+    def _apply_or_undo(self, skips, grads, verdict, call):
         # 9. One branch. It returns its condition, which is no Parameter: else MindSpore waits for the device once more
         # on an NPU, and its GE refuses the branch. Nor is it computed there, which MindSpore may keep for ever.
         if skips:
-            done = ops.depend(skips, self._undo(grads, verdict, call, asked))
+            done = ops.depend(skips, self._undo(grads, verdict, call))
         else:
-            done = ops.depend(skips, self._apply(grads, factors, asked))
+            done = ops.depend(skips, self._apply(grads, call))
         return done
 
-    def _apply_or_undo_if_begun(self, skips, grads, verdict, call, asked, law):
+    def _apply_or_undo_if_begun(self, skips, grads, verdict, call, law):
         """Events 8 and 9 where the call may not have begun. Such calls are so rare that one branch tells of both."""
         if skips:
-            done = ops.depend(skips, self._undo_if_begun(call["not_begun"], grads, verdict, call, asked, law))
+            done = ops.depend(skips, self._undo_if_begun(call["not_begun"], grads, verdict, call, law))
         else:
             grads = ops.depend(grads, self.scales.advance(*law))
-            done = ops.depend(skips, self._apply(grads, self.factors(call), asked))
+            done = ops.depend(skips, self._apply(grads, call))
         return done
 
-    def _undo_if_begun(self, not_begun, grads, verdict, call, asked, law):
+    def _undo_if_begun(self, not_begun, grads, verdict, call, law):
         if not_begun:
             done = ops.depend(self.norms.restore(call["norms"]), self.watch.count_not_begun())
             done = ops.depend(not_begun, done)
         else:
             grads = ops.depend(grads, self.scales.advance(*law))
-            done = ops.depend(not_begun, self._undo(grads, verdict, call, asked))
+            done = ops.depend(not_begun, self._undo(grads, verdict, call))
         return done
 
-    def _apply(self, grads, factors, asked):
-        done = self.update.apply(grads, factors, self.counters.none_applied())
+    def _apply(self, grads, call):
+        done = self.update.apply(grads, self.factors(call), self.counters.none_applied())
         done = ops.depend(self.counters.count_applied(), done)
-        return self.ended(done if asked is None else self.conditions.observe(asked, done))
+        return self.ended(self.conditions.observe(call["asked"], done) if "asked" in call else done)
 
-    def _undo(self, grads, verdict, call, asked):
-        why = self.on_any_rank(self.causes(verdict, call))
-        done = self.counters.count_skipped(self.overflow_check.not_finite(verdict, grads), why, asked)
+    def _undo(self, grads, verdict, call):
+        causes = self.on_any_rank(self.causes(verdict, call))
+        if "asked" in call:
+            causes = (call["asked"]["skips"], *causes)
+        done = self.counters.count_skipped(self.overflow_check.not_finite(verdict, grads), causes)
         done = self.watch.tell(done) if "is_watched" in call else done
         # There may be nothing to restore, and graph mode warns of a call that does nothing if nobody uses its result.
         return self.ended(ops.depend(done, self.restore_step(call)))

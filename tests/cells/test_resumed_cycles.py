@@ -102,9 +102,11 @@ def test_it_goes_on_or_the_keyword_is_named(mode, saved, own):
 @pytest.mark.parametrize(
     "kind, own, words",
     [
-        ("simultaneous", {"weighted": [True, True]}, f"'weighted' must be {[True, False]}, but got True: "),
+        ("simultaneous", {"weighted": [True, True]}, f"'weighted' must be {[True, False]}, but got {[True, True]}: "),
         ("alternating", {"gradient_accumulation_steps": 2}, "'gradient_accumulation_steps' must be 3, but got 2: "),
-        *slow(("alternating", {"weighted": [True, True]}, f"'weighted' must be {[True, False]}, but got True: ")),
+        *slow(
+            ("alternating", {"weighted": [True, True]}, f"'weighted' must be {[True, False]}, but got {[True, True]}: ")
+        ),
         *slow(("simultaneous", {"gradient_accumulation_steps": 2}, "must be 3, but got 2: ")),
     ],
 )

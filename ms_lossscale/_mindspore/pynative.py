@@ -58,7 +58,7 @@ def around_transforms(context: Callable[[], contextlib.AbstractContextManager]) 
 
         return call
 
-    return _replaced([(_Vmap, "__call__"), (_TaylorOperation, "__call__")], around)
+    return replaced([(_Vmap, "__call__"), (_TaylorOperation, "__call__")], around)
 
 
 @contextlib.contextmanager
@@ -97,29 +97,25 @@ def noticing_gradients(notice: Callable[[], None]) -> contextlib.AbstractContext
 
     # They compute every gradient in PyNative mode, whichever function asks for it. MindSpore 2.7 has both.
     executor = type(_pynative_executor)
-    return _replaced([(executor, name) for name in ("grad", "grad_aux") if hasattr(executor, name)], noticed)
+    return replaced([(executor, name) for name in ("grad", "grad_aux") if hasattr(executor, name)], noticed)
 
 
 @contextlib.contextmanager
-def _replaced(methods, around):
-    """A context in which what `around` makes of these methods, a class and a name each, takes their place."""
-    before = [(owner, name, getattr(owner, name)) for owner, name in methods]
+def replaced(attributes, around):
+    """A context in which what `around` makes of these attributes, an owner and a name each, takes their place."""
+    before = [(owner, name, getattr(owner, name)) for owner, name in attributes]
     try:
-        for owner, name, method in before:
-            setattr(owner, name, around(method))
+        for owner, name, value in before:
+            setattr(owner, name, around(value))
         yield
     finally:
-        for owner, name, method in before:
-            setattr(owner, name, method)
+        for owner, name, value in before:
+            setattr(owner, name, value)
 
 
 def register_forward_hook(cell: nn.Cell, hook: Callable) -> Any:
     """
     Registers a hook also on a cell with a `bprop`. The cell's own method does not, though such a cell calls its hooks.
     """
-    has_bprop = cell.has_bprop
-    cell.has_bprop = False
-    try:
+    with replaced([(cell, "has_bprop")], lambda _: False):
         return cell.register_forward_hook(hook)
-    finally:
-        cell.has_bprop = has_bprop

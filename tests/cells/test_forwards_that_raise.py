@@ -1,6 +1,7 @@
 """What ends a cycle within a call in which a forward of an AlternatingTrainOneStepCell raised, begins with the first
 network, though the next call would go on with this one, as the configurations show."""
 
+import contextlib
 import itertools
 
 import mindspore
@@ -121,3 +122,21 @@ def test_graph_mode_says_that_it_can_not_go_on_within_a_call():
         cell.discard()
         cell(*batch(11))
     assert [each["applied_steps"] for each in cell.counters()] == [2, 1, 1]
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("mode", ["pynative"], indirect=True)
+def test_the_loss_of_a_skipped_turn_is_not_remembered(mode, steps):
+    cell = make_cell(gradient_accumulation_steps=steps)
+    for call in range(steps):
+        remembered = cell(*batch(call))[3].asnumpy()[0]
+    for call in range(steps):
+        inputs = batch(10 + call)
+        inputs[0] *= np.inf
+        cell.network[1].raises = call == steps - 1
+        with pytest.raises(ValueError, match="on purpose") if cell.network[1].raises else contextlib.nullcontext():
+            cell(*inputs)
+    cell.network[1].raises = False
+    cell.set_every((97, 1, 1))
+    assert cell(*inputs)[1].asnumpy()[0]
+    assert cell(*batch(20))[3].asnumpy()[0] == remembered

@@ -185,3 +185,21 @@ def test_a_step_without_a_scale_counts_it_too(mode):
     step.end(zeros(step))
     assert end_alone(step)()
     assert step.counters() == {"applied_steps": 1, "skipped_steps": 1, "consecutive_skipped_steps": 1}
+
+
+@quick_in_pynative_mode
+def test_steps_that_compiled_code_ends_are_none_that_never_end(mode):
+    step, (network,), _ = manual(dynamic())
+    value_and_grad = step.value_and_grad(network)
+
+    @mindspore.jit
+    def end(*grads):
+        return step.end(grads)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(12):
+            end(*value_and_grad(*step.begin(*batch(0)))[1])
+    with pytest.warns(RuntimeWarning, match="the last 10 steps began and never ended"):
+        for _ in range(12):
+            step.begin(*batch(0))

@@ -213,3 +213,48 @@ def test_two_optimizers_in_the_wrong_order(mode, cell_class, swapped):
         warnings.simplefilter("always" if swapped else "error")
         for _ in range(50):
             its(Tensor(np.float32([[1, 2], [3, 4]])))
+
+
+def with_optimizer_kept(place):
+    """Returns a train step whose own optimizer is called, too, before its `end` or after it."""
+    network = Linear()
+    optimizer = nn.SGD([network.weight], 0.01)
+    step = ManualStep(network, optimizer, DynamicLossScale(2.0**4)).set_train()
+    value_and_grad = step.value_and_grad(network)
+
+    def train_step(x, y):
+        loss, grads = value_and_grad(*step.begin(x, y))
+        if place == "before":
+            optimizer(grads)
+        overflow = step.end(grads)
+        if place == "after":
+            optimizer(grads)
+        return loss, overflow
+
+    return train_step
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_an_optimizer_that_is_called_beside_end(mode, place):
+    train_step = with_optimizer_kept(place)
+    with pytest.warns(RuntimeWarning) as caught:
+        for _ in range(5):
+            train_step(*batch(0))
+    (warning,) = caught
+    assert str(warning.message) == (
+        "For 'ManualStep', the 'global_step' of an optimizer moves twice for each applied step: 'end' calls the "
+        "optimizer, and other code does, too. Remove optimizer(grads) from the loop."
+    )
+
+
+@quick_in_pynative_mode
+def test_two_steps_with_one_optimizer(mode):
+    network = Linear()
+    optimizer = nn.SGD([network.weight], 0.01)
+    steps = [ManualStep(network, optimizer, DynamicLossScale(2.0**4), name=name).set_train() for name in "ab"]
+    derivatives = [step.value_and_grad(network) for step in steps]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(4):
+            for step, value_and_grad in zip(steps, derivatives):
+                assert not step.end(value_and_grad(*step.begin(*batch(0)))[1])

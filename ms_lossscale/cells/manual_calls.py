@@ -102,6 +102,8 @@ class CallChecks:
         self._is_begin_compiled = False
         self._given_up = 0
         self._of_losses = None
+        # Whether `scale` was called within the derivative that is being computed; None outside of one.
+        self._scaled_within = None
 
     def begin(self):
         """Notes that Python begins a call."""
@@ -158,6 +160,27 @@ class CallChecks:
         scale = self._scale_of[self.optimizer_number(number)]
         self._not_yet_used.discard(scale)
         return scale
+
+    def scaled(self, number):
+        """The same where the user's code scales the loss."""
+        self._scaled_within = None if self._scaled_within is None else True
+        return self.used_scale(number)
+
+    def begin_derivative(self, number):
+        """The same where a derivative is computed, whose function must not scale the loss."""
+        self._scaled_within = False
+        return self.used_scale(number)
+
+    def end_derivative(self, number, _):
+        """Raises if the function of the derivative that has begun for this optimizer has scaled its loss."""
+        was_scaled, self._scaled_within = self._scaled_within, None
+        if was_scaled:
+            raise RuntimeError(
+                f"For '{self._owner}.value_and_grad', the function of optimizer {number} calls 'scale', so that its "
+                f"loss is scaled twice, and each update is as many times too long as the loss scale. Return the loss "
+                f"as it is, or differentiate by mindspore.value_and_grad."
+            )
+        return True
 
     def note_loss(self, warning):
         """Remembers a warning of a loss, which is given at the next `end` that has no weight."""
@@ -264,6 +287,10 @@ class ScaledValueAndGrad(nn.Cell):
         self._returned_values = ReturnedValues(
             owner, number, has_aux=has_aux, may_be_tuple=has_aux, note=manual_step._checks.note_loss
         )
+        checks = manual_step._checks
+        # Graph mode runs these each time that it comes to them.
+        self._begin = ops.constexpr(checks.begin_derivative, reuse_result=False)
+        self._end = ops.constexpr(checks.end_derivative, reuse_result=False)
         self.compile_anew()
         _value_and_grads.add(self)
 
@@ -274,10 +301,12 @@ class ScaledValueAndGrad(nn.Cell):
     def _scaled_loss(self, scale, *inputs, **keywords):
         values = self._returned_values(self.function(*inputs, **keywords))
         loss = self._returned_values.look_at(values[0])
+        # After the function, since of its loss.
+        loss = loss if self._end(self._number, loss.dtype) else ()
         return gradients.scaled(loss, scale), prim.deepcopy(loss), values[1:]
 
     def construct(self, *inputs, **keywords):
-        scale = self.manual_step._scale_of_call(self._number)
+        scale = self.manual_step._scale_of_call(self._begin(self._number))
         if is_compiling():
             scale = ops.depend(scale, self.manual_step._calls.transaction.watch.note_derivative())
         results, grads = self._differentiate(scale, *inputs, **keywords)

@@ -184,7 +184,7 @@ class ManualStep(TrainingState, Float32Cell):
         self._is_compiled_begin = in_compiled_code(self._checks.compiled_begin)
         self._is_compiled_scale = in_compiled_code(self._checks.compiled)
         self._check_end = ops.constexpr(self._checks.compiled_end)
-        self._used_scale = ops.constexpr(self._checks.used_scale)
+        self._scaled = ops.constexpr(self._checks.scaled, reuse_result=False)
         # What Python calls, hidden from MindSpore: they have the same Parameters again.
         in_one_graph = self._calls.in_one_graph
         object.__setattr__(self, "_run_begin", in_one_graph(MethodCell(self._calls.begin).construct))
@@ -301,17 +301,18 @@ class ManualStep(TrainingState, Float32Cell):
             Tensor, float32, of the loss's shape.
 
         Raises:
-            RuntimeError: If it is called eagerly outside of :meth:`begin` ... :meth:`end`.
+            RuntimeError: If it is called eagerly outside of :meth:`begin` ... :meth:`end`; by the function of a
+                :meth:`value_and_grad` that calls it, since the loss would be scaled twice.
         """
         if not isinstance(loss, Tensor):
             raise TypeError("For 'ManualStep.scale', the argument 'loss' must be a Tensor, but got something else.")
         if not self._is_compiled_scale():
             self._check_begun("scale")
-        return gradients.scaled(loss, self._scale_of_call(number))
+        return gradients.scaled(loss, self._scale_of_call(self._scaled(number)))
 
     def _scale_of_call(self, number):
-        # For ScaledValueAndGrad, too: the scale of an optimizer between `begin` and `end`.
-        return prim.deepcopy(self._calls.held.scales[self._used_scale(number)])
+        # For ScaledValueAndGrad, too: the scale of this number between `begin` and `end`.
+        return prim.deepcopy(self._calls.held.scales[number])
 
     def __deepcopy__(self, memo: Any) -> "ManualStep":
         raise RuntimeError(

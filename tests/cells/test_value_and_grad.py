@@ -107,3 +107,24 @@ def test_eagerly_outside_of_a_step_it_raises(mode):
     step.end(value_and_grad(*data)[1])
     with pytest.raises(RuntimeError, match="no step has begun"):
         value_and_grad(*data)
+
+
+@in_all_pairs
+def test_scale_beside_it(mode, how):
+    step, (network,), _ = manual(DynamicLossScale(2.0**10))
+    value_and_grad = step.value_and_grad(network)
+
+    def train_step(x, y):
+        x, y = step.begin(x, y)
+        before = step.scale(Tensor(1.0))
+        first, grads = value_and_grad(x, y)
+        between = step.scale(first)
+        second = value_and_grad(x[:4], y[:4])[0]
+        return before, first, between, second, step.scale(second), step.end(grads)
+
+    train_step = mindspore.jit(train_step) if how == "in_jit" else train_step
+    before, first, between, second, after, overflow = train_step(*batch(0))
+    assert float(before) == 2.0**10
+    assert float(between) == 2.0**10 * float(first)
+    assert float(after) == 2.0**10 * float(second)
+    assert not overflow

@@ -67,3 +67,23 @@ def test_what_python_alone_can_call_says_so_in_compiled_code(mode):
             mindspore.jit(call)(*batch(0))
     train_step(*batch(0))
     assert step.counters()["applied_steps"] == 1
+
+
+@pytest.mark.parametrize("how", ["eagerly", "in_jit"])
+def test_a_loss_that_is_scaled_twice(mode, how):
+    """Eagerly, graph mode compiles the derivative by itself."""
+    step, (network,), _ = manual(dynamic(), name=how)
+
+    def forward(x, y):
+        return step.scale(network(x, y))
+
+    value_and_grad = step.value_and_grad(forward)
+
+    def train_step(x, y):
+        loss, grads = value_and_grad(*step.begin(x, y))
+        return loss, step.end(grads)
+
+    train_step = mindspore.jit(train_step) if how == "in_jit" else train_step
+    with pytest.raises(RuntimeError, match=r"'ManualStep.value_and_grad', the function of optimizer 0 calls 'scale'"):
+        train_step(*batch(0))
+    assert step.counters()["applied_steps"] == 0

@@ -17,6 +17,7 @@ from support.training import by_sgd, stepping
 from ms_lossscale import (
     AlternatingTrainOneStepCell,
     DynamicLossScale,
+    ManualStep,
     NormSpike,
     ScaledTrainOneStepCell,
     ShardedOptimizer,

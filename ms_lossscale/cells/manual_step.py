@@ -229,9 +229,9 @@ class ManualStep(TrainingState, Float32Cell):
         are printed.
 
         Args:
-            *grads (tuple[Tensor]): A tuple of scaled gradients for each optimizer, in the order of its parameters.
-                Without any, in PyNative mode, it takes those that a `.backward()` has left in the weights, and clears
-                them.
+            *grads (Union[tuple[Tensor], list[Tensor]]): The scaled gradients for each optimizer, in the order of its
+                parameters. Without any, in PyNative mode, it takes those that a `.backward()` has left in the weights,
+                and clears them.
             loss (Tensor, optional): Of any shape. What `skip_conditions` and `backoff_if_loss_not_finite` look at.
                 Default: ``None`` .
             weight (Union[Tensor, float], optional): Of shape :math:`()`. The gradients, and the loss, are those of a
@@ -251,6 +251,7 @@ class ManualStep(TrainingState, Float32Cell):
         """
         if not is_compiling():
             return self._end_call(grads, loss, weight)
+        grads = gradients.as_tuples(grads)
         shapes = gradients.forms(grads)
         dtypes = gradients.dtypes(grads)
         losses = () if loss is None else (loss,)

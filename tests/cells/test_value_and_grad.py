@@ -128,3 +128,19 @@ def test_scale_beside_it(mode, how):
     assert float(between) == 2.0**10 * float(first)
     assert float(after) == 2.0**10 * float(second)
     assert not overflow
+
+
+@in_all_pairs
+def test_gradients_in_a_list(mode, how):
+    step, networks, _ = manual(DynamicLossScale(2.0**10))
+    other, its_networks, _ = manual(DynamicLossScale(2.0**10))
+    value_and_grad, its_train_step = step.value_and_grad(networks[0]), by_value_and_grad(other, its_networks, how)
+
+    def train_step(x, y):
+        loss, grads = value_and_grad(*step.begin(x, y))
+        return loss, step.end(list(grads))
+
+    train_step = mindspore.jit(train_step) if how == "in_jit" else train_step
+    for data in batches(".x."):
+        assert bool(train_step(*data)[1]) == bool(its_train_step(*data)[1])
+    assert not changed(state(step), state(other))

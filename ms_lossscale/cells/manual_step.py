@@ -16,22 +16,17 @@ from ms_lossscale._keywords import answers_keywords
 from ms_lossscale._mindspore.graphs import MethodCell, in_compiled_code, is_compiling, refuse_compiled
 from ms_lossscale._mindspore.parameters import take_held_gradients
 from ms_lossscale._mindspore.pynative import forget_failed_calls, without_recording
+from ms_lossscale.cells.call_checks import ANSWERS, CallChecks, check_no_compile_cache, held_gradients
 from ms_lossscale.cells.guard import explaining_errors
 from ms_lossscale.cells.inputs import warn_of_evaluation_mode
-from ms_lossscale.cells.manual_calls import (
-    ANSWERS,
-    CallChecks,
-    ScaledValueAndGrad,
-    check_no_compile_cache,
-    held_gradients,
-)
 from ms_lossscale.cells.outputs import check_loss_and_overflow
 from ms_lossscale.cells.rank_comparison import check_parallel
+from ms_lossscale.cells.scaled_value_and_grad import ScaledValueAndGrad
 from ms_lossscale.cells.training_state import TrainingState
 from ms_lossscale.function_network import Network, as_networks, check_can_be_differentiated
 from ms_lossscale.loss_scale import AcceptedLossScale
 from ms_lossscale.overflow_detector import OverflowDetector
-from ms_lossscale.step.manual import ManualCalls
+from ms_lossscale.step.manual_calls import ManualCalls
 from ms_lossscale.step.names import name_prefix, name_states, own_loss_scales
 from ms_lossscale.step.optimizers import Optimizers, check_optimizers
 from ms_lossscale.step.plan import StepPlan

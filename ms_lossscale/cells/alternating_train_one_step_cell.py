@@ -177,7 +177,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
         except BaseException:
             self._stop_within_call()
             raise
-        self._end_call()
+        self._begin_anew()
         return output
 
     def _before_step(self, inputs, keywords=()):
@@ -191,8 +191,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
             self._may_be_within_call = True
             self._turns.stop({i: _values(results)[:2] for i, results in self._results.items()})
 
-    def _end_call(self):
-        """Has the next call begin with the first network."""
+    def _begin_anew(self):
         self._results.clear()
         if self._may_be_within_call:
             self._may_be_within_call = False
@@ -222,14 +221,6 @@ class AlternatingTrainOneStepCell(TrainingCell):
         super()._after_loading()
         self._results.clear()
         self._may_be_within_call = True
-
-    def _after_flush(self, overflows):
-        self._turns.flush(overflows)
-        self._end_call()
-
-    def _after_discard(self):
-        self._turns.discard()
-        self._end_call()
 
     def steps_made(self) -> int:
         return int(self._turns.cycles.asnumpy())

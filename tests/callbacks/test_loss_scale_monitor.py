@@ -286,14 +286,6 @@ def test_rows_and_lines_of_loops_are_those_of_model(mode, how, capsys):
 
 
 @quick_in_pynative_mode
-def test_the_rows_of_networks_with_scales_of_their_own(mode):
-    its = of_two("simultaneous", [ls.DynamicLossScale(2.0**12), ls.DynamicLossScale(2.0**8)])
-    watch(its, [(*STEEP, *GOOD)], ls.LossScaleMonitor(csv="steps.csv"))
-    (row,) = rows()
-    assert (row["loss_scale"], row["next_loss_scale"]) == ("4096.0/256.0", "2048.0/256.0")
-
-
-@quick_in_pynative_mode
 @pytest.mark.parametrize("flush_first", [*slow(True), False])
 def test_a_flushed_cycle_is_of_its_epochs_last_step(mode, flush_first, capsys):
     its = cell(ls.DynamicLossScale(2.0**10), Linear(), gradient_accumulation_steps=2)

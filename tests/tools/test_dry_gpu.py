@@ -18,7 +18,7 @@ MOST = {
     "clip_norm": 203,
     "ema_decay": 296,
     "max_retries=3": 196,
-    "accumulation of 4": 358,
+    "accumulation of 4": 359,
     "NormSpike": 270,
     "ManualStep": 225,
 }

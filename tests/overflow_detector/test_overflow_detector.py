@@ -1,10 +1,13 @@
 """Overflow detectors: what a training cell asks, when it asks, and which one is right for the device."""
 
+import inspect
+
 import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
+from mindspore.ops.operations.math_ops import NPUClearFloatStatusV2, NPUGetFloatStatusV2
 from support.networks import FEATURES, Linear, batch, overflowing_batch, weight
 from support.training import by_sgd
 
@@ -136,7 +139,12 @@ class WhichBranch(DeviceOverflowCheck):
 
 
 class TestWhatIsReadOfMindSpore:
-    """On GPU and Ascend the check is MindSpore's own. On the pretended Ascend the self-check shows what it reads."""
+    """On GPU and Ascend the check is MindSpore's own. These tests notice when it renames what we read of it."""
+
+    @pytest.mark.parametrize("value", ["SATURATION_MODE", "INFNAN_MODE"])
+    def test_the_environment_variable(self, monkeypatch, value):
+        monkeypatch.setenv("MS_ASCEND_CHECK_OVERFLOW_MODE", value)
+        assert DeviceOverflowCheck()._ascend_check_overflow_mode == value
 
     # Whether it is a GPU, whether an NPU later than 910A, and its mode.
     @pytest.mark.parametrize(
@@ -159,3 +167,10 @@ class TestWhatIsReadOfMindSpore:
         chosen = check.get_overflow_status(None, ())
         assert (chosen == "saturation") == saturates
         assert (chosen == "gpu") == gpu
+
+    @pytest.mark.parametrize("operator", [NPUGetFloatStatusV2, NPUClearFloatStatusV2])
+    def test_the_npu_operators_take_one_input_and_give_one_output(self, operator):
+        assert list(inspect.signature(operator.__init__).parameters) == ["self"]
+        assert operator().init_attrs == {}
+        if hasattr(operator(), "input_names"):
+            assert len(operator().input_names) == len(operator().output_names) == 1

@@ -6,9 +6,9 @@ import gc
 import numpy as np
 import pytest
 from mindspore import GRAPH_MODE, Tensor, nn, ops
+from support.in_mode import in_mode
 
 from ms_lossscale._mindspore.graphs import only_if
-from tests.support.in_mode import in_mode
 
 CALLS = 600
 FEW = 40

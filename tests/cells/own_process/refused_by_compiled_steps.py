@@ -5,6 +5,7 @@ In a process of their own: a compilation that fails leaves MindSpore in a state 
 import mindspore
 import pytest
 from support.manual_training import batch, dynamic, manual
+from support.training import stepping
 
 from ms_lossscale import LossScaleMonitor
 
@@ -77,13 +78,6 @@ def test_a_loss_that_is_scaled_twice(mode, how):
     def forward(x, y):
         return step.scale(network(x, y))
 
-    value_and_grad = step.value_and_grad(forward)
-
-    def train_step(x, y):
-        loss, grads = value_and_grad(*step.begin(x, y))
-        return loss, step.end(grads)
-
-    train_step = mindspore.jit(train_step) if how == "in_jit" else train_step
     with pytest.raises(RuntimeError, match=r"'ManualStep.value_and_grad', the function of optimizer 0 calls 'scale'"):
-        train_step(*batch(0))
+        stepping(step, forward, how)(*batch(0))
     assert step.counters()["applied_steps"] == 0

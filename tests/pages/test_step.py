@@ -73,9 +73,10 @@ def test_a_weight_that_is_frozen_once_the_cell_has_run_is_trained_all_the_same(m
 @quick_in_pynative_mode
 def test_float16_weights_become_float32_ones_that_compute_in_float16(mode, tmp_path):
     imports = "from mindspore import dtype as mstype\nfrom mindspore import nn\n\n"
-    page = import_code(tmp_path, f"{imports}net = nn.Dense(2, 1, dtype=mstype.float16)\n{TO_FLOAT32}")
+    networks = "net, loss_fn = nn.Dense(2, 1, dtype=mstype.float16), nn.MSELoss()"
+    page = import_code(tmp_path, f"{imports}{networks}\n{TO_FLOAT32}")
     assert all(weight.dtype == mstype.float32 for weight in page.optimizer.parameters)
     assert page.net(INPUTS[0]).dtype == mstype.float16
-    network = nn.WithLossCell(page.net, nn.MSELoss())
+    network = nn.WithLossCell(page.net, page.loss_fn)
     cell = ScaledTrainOneStepCell(network, page.optimizer, DynamicLossScale(2.0**10)).set_train()
     assert is_trained(cell, page.net.weight)

@@ -139,6 +139,10 @@ class CompiledForModes:
     def set_inputs(self, *inputs):
         """Tells which dimensions of the inputs vary, as :meth:`mindspore.nn.Cell.set_inputs` does."""
         self._inputs = inputs
+        self.clear()
+
+    def clear(self):
+        """Forgets what was compiled."""
         self._compiled.clear()
 
 

@@ -112,6 +112,7 @@ class Transaction(nn.Cell):
         stands_still = self.stand_still(verdict, call, overflows)
         if self.conditions is not None:  # 7. Conditions, where nothing overflowed.
             asked = self.conditions.ask(skips, call["losses"], grads, self.factors(call)[0])
+            asked["skips"] = self.on_any_rank((asked["skips"],))[0]
             skips = prim.logical_or(skips, asked["skips"])
             stands_still = self.conditions.stand_still(asked, seen_by_rules, stands_still)
             call["asked"] = asked

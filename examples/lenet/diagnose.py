@@ -7,6 +7,7 @@ Writes the reports as tables and plots, and the test accuracies, to the output f
 """
 
 import argparse
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -121,7 +122,9 @@ def diagnose(args, digits, folder, bar):
     table += diagnosis.train(title, FixedLossScale(scale), look_at_stage)
     schedule = schedule_of(stages)
     starts = [0, *schedule.milestone[:-1]]
-    scales = ", ".join(f"{written_scale(value)} from step {step}" for value, step in zip(schedule.loss_scales, starts))
+    stages_of_scale = itertools.groupby(zip(schedule.loss_scales, starts), key=lambda stage: stage[0])
+    changes = [next(of_one_scale) for _, of_one_scale in stages_of_scale]
+    scales = ", ".join(f"{written_scale(value)} from step {step}" for value, step in changes)
     table += diagnosis.train(f"scheduled scale, {scales}", schedule)
 
     for name, report in reports.items():

@@ -53,7 +53,7 @@ def make_parser():
     add("--images", type=positive_int, default=640, metavar="N", help="digits to train with (default: %(default)s)")
     add("--epochs", type=positive_int, default=3, help="epochs of each training (default: %(default)s)")
     add("--batch-size", type=positive_int, default=16, metavar="N", help="digits in a step (default: %(default)s)")
-    add("--mode", choices=MODES, default="graph", help="MindSpore's execution mode (default: %(default)s)")
+    add("--mode", choices=MODES, default="pynative", help="MindSpore's execution mode (default: %(default)s)")
     add("--seed", type=seed_int, default=0, help="seed of the weights and of the digits' order (default: %(default)s)")
     return parser
 

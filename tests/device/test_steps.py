@@ -48,7 +48,8 @@ class Raising(Convolutional):
         if self.how == "shapes":
             loss = loss + ops.matmul(x, x[:1, :1, :2])
         if self.how == "kernel":
-            loss = loss + ops.cholesky(-ops.eye(4)).sum()
+            # Nothing is computed from it: MindSpore may crash where it has no result.
+            ops.cholesky(-ops.eye(4))
         return loss
 
 

@@ -125,9 +125,9 @@ def training_cell(owner: str, cell: Any) -> TrainingState:
     return cell
 
 
-def _cell_of(run_context, owner="EvaluateAverages"):
+def _cell_of(run_context):
     # With data sinking on Ascend and GPU, `train_network` is MindSpore's wrapper around it.
-    return training_cell(owner, run_context.original_args().network)
+    return training_cell("EvaluateAverages", run_context.original_args().network)
 
 
 def _written(results):
@@ -238,4 +238,7 @@ class FlushAccumulation(Callback):
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         """Ends the partial accumulation cycle."""
-        _cell_of(run_context, "FlushAccumulation").flush()
+        network = run_context.original_args().network
+        # A Cell of a user's own may hold the training cell, and pass it on.
+        flushing = network if hasattr(network, "flush") else training_cell("FlushAccumulation", network)
+        flushing.flush()

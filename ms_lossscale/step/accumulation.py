@@ -62,7 +62,7 @@ class AccumulatingTransaction(Transaction):
         grads = ops.depend(self.cycle.gradients, scales)
         if loss_weights is not None:
             grads = self.preparation.average(grads, gradients.copy(loss_weights), self.cycle.is_weighted)
-        grads = self.preparation.prepare(grads)  # 6. Reduce across ranks, transform, and measure norms.
+        grads = self.preparation.prepare(grads)  # 6. Reduce across ranks, and transform.
         grads, verdict = self.verdict_of_cycle(grads, scales)
         mean_loss = self.cycle.mean_loss()
         self.cycle.tell(mean_loss)

@@ -73,7 +73,7 @@ class ManualCalls(nn.Cell):
 
     def is_open(self):
         """Returns, in Python, whether a call has begun and not ended."""
-        return not self.transaction.watch.closed.asnumpy()
+        return bool(self.transaction.watch.is_open())
 
     def give_up(self):
         """Undoes, in Python, a call that did not end."""
@@ -93,7 +93,7 @@ class ManualCalls(nn.Cell):
         skipped step, and many skipped steps in a row are told once.
         """
         transaction = self.transaction
-        not_begun = transaction.watch.is_closed()
+        not_begun = transaction.watch.has_not_begun()
         call = self._call(grads, losses, loss_weights)
         call["is_watched"] = True
         if self._skips_if_not_begun:

@@ -77,11 +77,13 @@ def name_states(networks, optimizers, settings, prefix=""):
 def _prefix_states_of_optimizers(optimizers, prefix):
     """Makes the names of several optimizers' states unique: MindSpore gives all the same ones. `prefix` comes first."""
     masters = [master for _, master in masters_of(optimizers)]
-    for i, optimizer in enumerate(optimizers):
+    # One optimizer may be that of several networks.
+    for optimizer in dict.fromkeys(optimizers):
+        numbers = [i for i, other in enumerate(optimizers) if other is optimizer]
         # Masters are named after their weights.
         weights = {id(weight) for weight in (*optimizer.parameters, *masters)}
         parameters = (*optimizer.get_parameters(), *unlisted_state(optimizer))
-        of_optimizer = f"{prefix}optimizer_{i}." if len(optimizers) > 1 else prefix
+        of_optimizer = "".join(f"{prefix}optimizer_{i}." for i in reversed(numbers)) if len(optimizers) > 1 else prefix
         add_prefix(of_optimizer, (state for state in parameters if id(state) not in weights))
 
 

@@ -2,12 +2,13 @@
 
 import itertools
 
-from mindspore import Parameter, ParameterTuple, Tensor, get_context, nn, ops
+from mindspore import Parameter, ParameterTuple, get_context, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale._joined_tensors import fewer
+from ms_lossscale._values import as_float32
 
 # If the sum of squares lies outside these, squares have overflowed or been flushed to zero. It is then computed from
 # the gradients times a power of two, which brings their squares back into float32's range without rounding.
@@ -15,10 +16,6 @@ _SMALLEST_SUM = 2.0**-80
 _LARGEST_SUM = 2.0**126
 _ENLARGE = 2.0**96
 _REDUCE = 2.0**-96
-
-
-def _tensor(value):
-    return Tensor(value, mstype.float32)
 
 
 def _square_sum(tensor):
@@ -53,12 +50,12 @@ class Norm(nn.Cell):
         self._joins = get_context("device_target") != "CPU"
         self._split = tuple(split)
         self._shared = tuple(not is_split for is_split in split)
-        self._zero = _tensor(0.0)
-        self._one = _tensor(1.0)
-        self._smallest = _tensor(_SMALLEST_SUM)
-        self._largest = _tensor(_LARGEST_SUM)
-        self._enlarge = _tensor(_ENLARGE)
-        self._reduce = _tensor(_REDUCE)
+        self._zero = as_float32(0.0)
+        self._one = as_float32(1.0)
+        self._smallest = as_float32(_SMALLEST_SUM)
+        self._largest = as_float32(_LARGEST_SUM)
+        self._enlarge = as_float32(_ENLARGE)
+        self._reduce = as_float32(_REDUCE)
 
     def construct(self, grads, factor=None):
         of_scaled = self._sum_of_squares(grads)
@@ -97,8 +94,8 @@ class LastNorm(nn.Cell):
         self.norm = None
         if plan.settings.clip_norm[number] is not None:
             self.norm = Norm(plan.ranks, plan.split[number])
-            self.root = Parameter(_tensor(0.0), name=f"{prefix}clipping.root", requires_grad=False)
-            self.power = Parameter(_tensor(1.0), name=f"{prefix}clipping.power", requires_grad=False)
+            self.root = Parameter(as_float32(0.0), name=f"{prefix}clipping.root", requires_grad=False)
+            self.power = Parameter(as_float32(1.0), name=f"{prefix}clipping.power", requires_grad=False)
 
     def measure(self, grads, factor):
         """Measures the norm. Returns whether it is finite; None if it is not measured."""

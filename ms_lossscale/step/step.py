@@ -1,4 +1,4 @@
-"""A training step: the scaled forward and backward of its networks, and a transaction around it, where it needs one."""
+"""A training step: the scaled forward and backward of its networks, and a transaction around it."""
 
 from mindspore import nn
 

@@ -8,13 +8,10 @@ from mindspore import dtype as mstype
 from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale._mindspore.graphs import only_if
+from ms_lossscale._values import as_float32
 from ms_lossscale.step.optimizers import Optimizers
 
 _SMALLEST_NORMAL = 2.0**-126
-
-
-def _tensor(value):
-    return Tensor(value, mstype.float32)
 
 
 @gradients.of_one("Tensor", "Tensor", "Tensor")
@@ -40,12 +37,12 @@ class Clip(nn.Cell):
         self._bound = None
         self._low = None
         if clip_value is not None:
-            self._low = _tensor(-clip_value)
-            self._high = _tensor(clip_value)
+            self._low = as_float32(-clip_value)
+            self._high = as_float32(clip_value)
         if clip_norm is not None and not math.isinf(clip_norm):
-            self._bound = _tensor(clip_norm)
-            self._one = _tensor(1.0)
-            self._smallest = _tensor(_SMALLEST_NORMAL)
+            self._bound = as_float32(clip_norm)
+            self._one = as_float32(1.0)
+            self._smallest = as_float32(_SMALLEST_NORMAL)
 
     def construct(self, grads, factor):
         """`factor` unscales the gradients, None if they are unscaled."""

@@ -10,11 +10,13 @@ from ms_lossscale import _primitives as prim
 _numbers = itertools.count()
 # How many skipped steps in a row are told, and more than there ever are.
 _TOLD_SKIPS, _NEVER = 50, 2**31 - 1
+# More derivatives than are computed between two calls.
+_MANY = 2.0**20
 
 
 class Watch(nn.Cell):
     """
-    Knows whether a call has begun and not ended, counts the derivatives that were computed while none had, and tells,
+    Knows whether a call has begun and not ended, and whether all its derivatives were computed before it began. Tells,
     once, of many skipped steps in a row. Its Parameters are hidden from MindSpore, and so from checkpoints, which are
     saved between two calls. They are numbers, since graph mode would merge a bool constant with the networks' own.
     """
@@ -23,14 +25,16 @@ class Watch(nn.Cell):
         super().__init__(auto_prefix=False)
         # Hidden: it is a part of the transaction.
         object.__setattr__(self, "_counters", counters)
-        self._zero = Tensor(0, mstype.int32)
-        self._one = Tensor(1, mstype.int32)
+        self._none = Tensor(0.0, mstype.float32)
+        self._closed = Tensor(1.0, mstype.float32)
+        self._open = Tensor(-_MANY, mstype.float32)
         self._never = Tensor(_NEVER, mstype.int32)
         # One function may be compiled with several steps, whose Parameters must have names of their own.
         self._name = f"{plan.prefix}manual_step_{next(_numbers)}."
-        self._hide("closed", 1)
-        self._hide("early_derivatives", 0)
-        self._hide("tells_at", _TOLD_SKIPS)
+        self._hide("state", self._closed)
+        # Above 0 if there were derivatives since the last call ended, and none of them since the present one began.
+        self._hide("derivatives", self._none)
+        self._hide("tells_at", Tensor(_TOLD_SKIPS, mstype.int32))
         self._print = ops.Print()
         self._told = (
             f"For '{plan.owner}'{f' {plan.prefix[:-1]!r}' if plan.prefix else ''}, the last {_TOLD_SKIPS} steps were "
@@ -39,32 +43,31 @@ class Watch(nn.Cell):
         )
 
     def _hide(self, name, value):
-        parameter = Parameter(Tensor(value, mstype.int32), name=f"{self._name}{name}", requires_grad=False)
+        parameter = Parameter(value, name=f"{self._name}{name}", requires_grad=False)
         object.__setattr__(self, name, parameter)
 
     def begin(self):
-        """Begins a call; not one whose derivatives were computed before. Returns what to wait for."""
-        return prim.assign(self.closed, self.early_derivatives)
+        """Begins a call. Returns what to wait for."""
+        return prim.assign(self.state, self._open)
 
     def note_derivative(self):
-        """Notes a derivative. Returns what to wait for."""
-        return prim.assign_add(self.early_derivatives, self.closed)
+        """Notes a derivative; one after `begin` outweighs all before it. Returns what to wait for."""
+        return prim.assign_add(self.derivatives, self.state)
 
     def is_open(self):
         """Returns whether a call has begun and not ended, bool of shape ()."""
-        return prim.equal(self.closed, self._zero)
+        return prim.less(self.state, self._none)
 
-    def is_closed(self):
-        """Returns whether none has, bool of shape ()."""
-        return prim.greater(self.closed, self._zero)
+    def has_not_begun(self):
+        """Returns whether the call that ends has not begun, or after its derivatives, bool of shape ()."""
+        return prim.greater(prim.maximum(self.state, self.derivatives), self._none)
 
     def end(self):
         """Ends a call. Returns what to wait for."""
-        return prim.assign(self.closed, self._one)
+        return prim.assign(self.state, self._closed), prim.assign(self.derivatives, self._none)
 
     def count_not_begun(self):
         """Counts a call that has not begun. Returns what to wait for."""
-        prim.assign(self.early_derivatives, self._zero)
         return self.tell(self._counters.count_not_begun())
 
     def tell(self, done):

@@ -52,3 +52,21 @@ def test_the_callback_says_what_it_needs():
     batches = dataset.NumpySlicesDataset((x, y), ["x", "y"]).batch(len(x))
     with pytest.raises(TypeError, match=r"'FlushAccumulation'.*'TrainOneStepCell'"):
         Model(cell).train(1, batches, callbacks=[FlushAccumulation()], dataset_sink_mode=False)
+
+
+class Passing(Around):
+    """Holds a training cell."""
+
+    def flush(self):
+        self.network.flush()
+
+
+@quick_in_graph_mode
+def test_the_callback_takes_a_holder_that_passes_it_on(mode):
+    network = First()
+    optimizer = momentum(network.trainable_params())
+    cell = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(), gradient_accumulation_steps=2)
+    x, _, y = arrays()
+    batches = dataset.NumpySlicesDataset((x, y), ["x", "y"]).batch(len(x))
+    Model(Passing(cell)).train(1, batches, callbacks=[FlushAccumulation()], dataset_sink_mode=False)
+    assert cell.counters()["applied_steps"] == 1

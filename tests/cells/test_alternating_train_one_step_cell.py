@@ -85,3 +85,12 @@ def test_a_network_without_aux_need_not_take_part_in_every_call(mode):
         assert auxes[0] == ()
         np.testing.assert_array_equal(auxes[1][0].asnumpy(), 2 * gan.take(PAIRS[1], inputs)[0].asnumpy())
     assert [counters["applied_steps"] for counters in cell.counters()] == [1, 2]
+
+
+def test_discard_between_two_cycles_does_nothing(mode):
+    cell = make(linear_pair(), DynamicLossScale(), gradient_accumulation_steps=2)
+    for call in range(2):
+        cell(*pair_batch(call, overflow_in=(0, 1)))
+    before = state(cell)
+    cell.discard()
+    assert not changed(before, state(cell))

@@ -100,6 +100,27 @@ def test_gradients_that_were_computed_before_begin_update_nothing(mode, keywords
         assert differ <= COUNTS
 
 
+def test_derivatives_outside_of_steps_cost_no_step(mode):
+    step, (network,), _ = manual(dynamic(), "in_jit")
+    value_and_grad = step.value_and_grad(network)
+
+    @mindspore.jit
+    def train_step(x, y):
+        x, y = step.begin(x, y)
+        _, grads = value_and_grad(x, y)
+        skipped = step.end(grads)
+        return skipped, value_and_grad(x, y)[0]
+
+    @mindspore.jit
+    def probe(x, y):
+        return value_and_grad(x, y)[0]
+
+    for data in batches("...."):
+        assert not bool(train_step(*data)[0])
+        probe(*data)
+    assert step.counters() == {"applied_steps": 4, "skipped_steps": 0, "consecutive_skipped_steps": 0}
+
+
 @pytest.mark.parametrize("steps", [1, *slow(2)])
 def test_fifty_skipped_steps_in_a_row_are_told_once(mode, steps, capfd):
     _, _, train_step = manual(dynamic(), "in_jit", gradient_accumulation_steps=steps, name="critic")

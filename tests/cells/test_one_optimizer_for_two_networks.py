@@ -105,3 +105,18 @@ def test_an_average_of_one_network_follows_its_updates_alone(mode, ema_decay):
 def test_two_decays_are_refused():
     words = "one average of its weights", "'ema_decay' must be the same for them, or None, but got [0.75, 0.5]"
     refused(lambda: Trained((1, 2), [0.75, 0.5]), ValueError, *words)
+
+
+def test_a_second_cell_gives_the_state_of_the_optimizer_no_other_names(mode):
+    network = Linear()
+    optimizer = nn.Momentum(network.trainable_params(), RATE, MOMENTUM)
+    names = []
+    for steps in (1, 2):
+        AlternatingTrainOneStepCell(
+            [network, Half(network)],
+            [optimizer, optimizer],
+            network_inputs=[(0, 1), (2, 3)],
+            gradient_accumulation_steps=steps,
+        )
+        names.append([parameter.name for parameter in optimizer.get_parameters()])
+    assert names[0] == names[1]

@@ -136,7 +136,11 @@ def test_a_manual_step(mode):
     def manual(weighted, **keywords):
         step = cell_of_tokens("manual", weighted, **keywords)
         (network,) = step.networks
-        value_and_grad = step.value_and_grad(lambda *inputs: network(*inputs)[0] if weighted else network(*inputs))
+
+        def loss_of(*inputs):
+            return network(*inputs)[0] if weighted else network(*inputs)
+
+        value_and_grad = step.value_and_grad(loss_of)
         inputs = tensors(batch(3))
         grads = value_and_grad(*step.begin(*inputs))[1]
         step.end(grads, **({"weight": inputs[2].sum()} if weighted else {}))

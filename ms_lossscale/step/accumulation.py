@@ -159,7 +159,7 @@ class DroppingTransaction(AccumulatingTransaction):
         """Checks the mean over the calls that were not dropped. Returns it, and the verdict."""
         grads, verdict = self.judge(grads, {"scales": scales})
         (is_kept,) = self.on_any_rank((self.cycle.is_kept(scales),))
-        self.norms.lose_unless(is_kept)
+        is_kept = ops.depend(is_kept, self.norms.lose_unless(is_kept))
         not_finite = prim.logical_or(self.overflow_check.not_finite(verdict, grads), self.cycle.not_finite)
         seen = gradients.or_each(verdict["overflows"], self.cycle.overflows(scales))
         of_kept: Verdict = {

@@ -135,11 +135,13 @@ class Norms(nn.Cell):
         return finite if self._measures_all else None
 
     def lose_unless(self, is_known):
-        """Makes the norms that are measured not finite unless `is_known`."""
+        """Makes the norms that are measured not finite unless `is_known`. Returns what to wait for."""
         divisor = prim.cast(is_known, mstype.float32)
+        lost = ()
         for norm in self.of_network:
             if norm.norm is not None:
-                prim.assign(norm.root, prim.div(norm.root, divisor))
+                lost = (*lost, prim.assign(norm.root, prim.div(norm.root, divisor)))
+        return lost
 
     def copied(self):
         """Copies what a measurement writes."""

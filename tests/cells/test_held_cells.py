@@ -5,9 +5,9 @@ from pathlib import Path
 import mindspore
 import numpy as np
 import pytest
-from conftest import nightly, quick_in_pynative_mode, slow
+from conftest import quick_in_pynative_mode, slow
 from mindspore import Tensor, nn, ops
-from support.held_cells import CELLS, Holder, adam, call_of, holds, scale, train
+from support.held_cells import CELLS, Holder, adam, holds, scale
 from support.linear_pair import Trained, arrays
 from support.manual_training import batch, regression
 from support.training import changed, same_bits, state
@@ -15,16 +15,6 @@ from support.training import changed, same_bits, state
 import ms_lossscale as ls
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "held_0_5"
-IN_MODES = pytest.mark.parametrize(
-    ("mode", "kind"),
-    [
-        *(("graph", "scaled"), ("pynative", "manual")),
-        *slow(("graph", "manual"), ("pynative", "scaled")),
-        *nightly(("graph", "alternating"), ("pynative", "alternating")),
-        *nightly(*((mode, kind) for mode in ("graph", "pynative") for kind in ("simultaneous", "manual_of_two"))),
-    ],
-    indirect=["mode"],
-)
 
 
 def names(cell):
@@ -81,41 +71,6 @@ def test_a_checkpoint_of_a_holder_of_mindspores_cell_loads(mode, of_stock):
     assert unexpected == [] and loaded.keys() < state(ours).keys()
     assert all(name.startswith(("critic_train.loss_scale.", "critic_train.step_counters.")) for name in missing)
     assert not changed({name: value.asnumpy() for name, value in loaded.items()}, state(stock))
-
-
-@IN_MODES
-def test_two_held_cells_train_as_one_alone_and_resume(mode, kind):
-    """Bit for bit, in one graph, and whichever function has loaded what a holder saved."""
-    alone, cells = CELLS[kind](), [CELLS[kind](prefix) for prefix in ("critics_", "actors_")]
-    holder = Holder(*cells)
-    calls = Holder(*(call_of(cell.set_train()) for cell in cells), auto_prefix=False)
-    call_alone = call_of(alone.set_train())
-
-    def go_on(first, last):
-        train(calls, first, last)
-        for cell in cells:
-            assert all(map(same_bits, holds(cell), expected[last]))
-
-    expected = {}
-    for first, last in ((0, 5), (5, 8)):
-        train(call_alone, first, last)
-        expected[last] = holds(alone)
-        expected.setdefault("counts", (alone.counters(), alone.skip_reasons()))
-    go_on(0, 5)
-    for cell in cells:
-        assert (cell.counters(), cell.skip_reasons()) == expected["counts"]
-        assert len(cell.overflowed_parameters()) == len(alone.overflowed_parameters())
-        assert set(cell.overflowed_parameters()) < set(names(cell))
-    mindspore.save_checkpoint(holder, "holder.ckpt")
-    go_on(5, 8)
-    # Afterwards the cells write into its memory.
-    assert mindspore.load_param_into_net(holder, mindspore.load_checkpoint("holder.ckpt")) == ([], [])
-    go_on(5, 8)
-    saved = mindspore.load_checkpoint("holder.ckpt")
-    for cell in cells:
-        missing, unexpected = cell.load_state_dict(saved, strict=False)
-        assert missing == [] and len(unexpected) == len(saved) / 2
-    go_on(5, 8)
 
 
 @quick_in_pynative_mode

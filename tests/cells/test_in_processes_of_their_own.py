@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from conftest import slow
+from conftest import nightly, slow
 from support.python_process import run_python
 
 FOLDER = Path(__file__).parent / "own_process"
@@ -15,7 +15,11 @@ FOLDER = Path(__file__).parent / "own_process"
         ("refused_by_compiled_code.py", "not slow and not nightly"),
         ("refused_by_compiled_steps.py", "not slow and not nightly"),
         ("two_threads.py", "not slow and not nightly"),
-        *slow(("refused_by_compiled_code.py", "slow"), ("thousand_parameters.py", "slow")),
+        ("two_held_cells.py", "not slow and not nightly"),
+        *slow(
+            ("refused_by_compiled_code.py", "slow"), ("thousand_parameters.py", "slow"), ("two_held_cells.py", "slow")
+        ),
+        *nightly(("two_held_cells.py", "nightly")),
     ],
 )
 def test_in_a_process_of_its_own(file, marks, tmp_path):

@@ -61,7 +61,7 @@ pictures: $(VENV)/examples
 
 # Trains with MindSpore's toolkits, unmodified, in a separate environment.
 toolkits: .venv-toolkits/installed
-	@echo "Trains with mindcv, mindyolo and mindone: about 7 minutes on 2 CPU cores."
+	@echo "Trains with mindcv, mindyolo and mindone: 7 to 15 minutes on 2 CPU cores."
 	.venv-toolkits/bin/python examples/toolkits/mindcv_classifier.py
 	.venv-toolkits/bin/python examples/diagnosis/advise.py --networks mindcv-resnet18
 	.venv-toolkits/bin/python examples/toolkits/mindyolo_detector.py

@@ -32,12 +32,16 @@ def test_the_callback_flushes_at_the_end_of_each_epoch(mode, kind, sink):
     assert {each["applied_steps"] for each in (counters if kind == "alternating" else [counters])} == {6}
 
 
+def accumulating():
+    network = First()
+    optimizer = momentum(network.trainable_params())
+    return ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(), gradient_accumulation_steps=2)
+
+
 @quick_in_graph_mode
 def test_the_callback_flushes_what_data_sinking_has_wrapped(mode):
     """As on Ascend and GPU; on CPU, MindSpore sinks no data."""
-    network = First()
-    optimizer = momentum(network.trainable_params())
-    cell = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(), gradient_accumulation_steps=2)
+    cell = accumulating()
     x, _, y = arrays()
     cell(Tensor(x), Tensor(y))
     params = _InternalCallbackParam(network=cell, train_network=Around(cell))
@@ -63,9 +67,7 @@ class Passing(Around):
 
 @quick_in_graph_mode
 def test_the_callback_takes_a_holder_that_passes_it_on(mode):
-    network = First()
-    optimizer = momentum(network.trainable_params())
-    cell = ScaledTrainOneStepCell(network, optimizer, DynamicLossScale(), gradient_accumulation_steps=2)
+    cell = accumulating()
     x, _, y = arrays()
     batches = dataset.NumpySlicesDataset((x, y), ["x", "y"]).batch(len(x))
     Model(Passing(cell)).train(1, batches, callbacks=[FlushAccumulation()], dataset_sink_mode=False)

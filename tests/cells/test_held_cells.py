@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from conftest import quick_in_pynative_mode, slow
 from mindspore import Tensor, nn, ops
-from support.held_cells import CELLS, Holder, adam, holds, scale
+from support.held_cells import CELLS, Holder, adam, holds, names, scale
 from support.linear_pair import Trained, arrays
 from support.manual_training import batch, regression
 from support.training import changed, same_bits, state
@@ -15,10 +15,6 @@ from support.training import changed, same_bits, state
 import ms_lossscale as ls
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "held_0_5"
-
-
-def names(cell):
-    return [parameter.name for parameter in cell.get_parameters()]
 
 
 def own(cell):  # What the networks do not have.

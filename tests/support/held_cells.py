@@ -98,3 +98,7 @@ def train(call, first=0, last=CALLS):  # Makes calls, of which the second overfl
 
 def holds(cell):  # The values of all Parameters, in an order that does not depend on their names.
     return [parameter.asnumpy().copy() for parameter in cell.get_parameters()]
+
+
+def names(cell):
+    return [parameter.name for parameter in cell.get_parameters()]

@@ -8,12 +8,8 @@ threads, may crash at these graphs.
 import mindspore
 import pytest
 from conftest import nightly, slow
-from support.held_cells import CELLS, Holder, call_of, holds, train
+from support.held_cells import CELLS, Holder, call_of, holds, names, train
 from support.training import same_bits
-
-
-def names(cell):
-    return [parameter.name for parameter in cell.get_parameters()]
 
 
 @pytest.mark.parametrize(

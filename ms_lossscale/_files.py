@@ -13,7 +13,7 @@ from ms_lossscale._arguments import StrPath
 def replacing(path: StrPath) -> Iterator[Path]:
     """Yields a path to write to. The finished file then replaces `path`, so that no file is ever half written."""
     path = Path(path)
-    part = path.with_name(f"{path.stem}.part{path.suffix}")
+    part = path.with_name(f"part.{path.name}")
     try:
         yield part
         os.replace(part, path)

@@ -257,7 +257,7 @@ class LossScaleMonitor(Callback):
             raise RuntimeError("For 'LossScaleMonitor', call 'after_step()' within: with monitor.watching(cell).")
         outputs = self._cell._outputs_of_call("LossScaleMonitor.after_step", outputs)
         self._steps += 1
-        self._remember(self._steps, outputs, (inputs,) if isinstance(inputs, Tensor) else inputs)
+        self._remember(self._steps, outputs, inputs if isinstance(inputs, (tuple, list, type(None))) else (inputs,))
 
     def after_epoch(self) -> None:
         """

@@ -13,6 +13,7 @@ from ms_lossscale._arguments import StrPath, check_file, looks_like_optimizer, m
 from ms_lossscale._mindspore.cells import keeping_modes
 from ms_lossscale._warn_user import warn_user
 from ms_lossscale.cells.training_state import TrainingState
+from ms_lossscale.step.optimizers import updating
 
 
 class EvaluateAverages(Callback):
@@ -192,9 +193,10 @@ class ExposeOptimizer(Callback):
                 f"'{type(network).__name__}', which has no optimizer. Pass Model a ScaledTrainOneStepCell, say."
             )
         shown = trained if self._optimizer is None else self._optimizer
-        if isinstance(shown, experimental.optim.Optimizer):
+        updates = updating(shown)
+        if isinstance(updates, experimental.optim.Optimizer):
             raise TypeError(
-                f"For 'ExposeOptimizer', the optimizer must be one of mindspore.nn, but the {type(shown).__name__} "
+                f"For 'ExposeOptimizer', the optimizer must be one of mindspore.nn, but the {type(updates).__name__} "
                 f"keeps its learning rates in 'param_groups': assign to these, in a callback of your own."
             )
         if not any(shown is optimizer for optimizer in (trained, *getattr(trained, "optimizers", ()))):

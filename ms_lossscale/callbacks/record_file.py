@@ -34,12 +34,11 @@ class RecordFile:
 
     def __init__(self, path):
         self._path = path
-        self._columns = len(Record._fields)
         # A file that is not regular, such as /dev/null, has nothing to continue.
         before = path.read_bytes() if path.is_file() else b""
         whole_lines = before[: before.rfind(b"\n") + 1]
-        if whole_lines:
-            self._columns = self._columns_of(whole_lines.partition(b"\n")[0].decode(errors="replace").rstrip("\r"))
+        header = before.partition(b"\n")[0].decode(errors="replace").rstrip("\r")
+        self._columns = self._columns_of(header, is_whole=bool(whole_lines))
         if len(whole_lines) < len(before):
             # A run that was killed has left an incomplete line.
             path.write_bytes(whole_lines)
@@ -50,10 +49,11 @@ class RecordFile:
         with open(self._path, "a", newline="") as file:
             csv.writer(file).writerows(row[: self._columns] for row in rows)
 
-    def _columns_of(self, header):
-        """Returns how many columns a file has."""
+    def _columns_of(self, header, is_whole):
+        """Returns how many columns a file has, of whose first line this, or the beginning of it, is there."""
         for columns in (len(Record._fields), _COLUMNS_OF_0_4):
-            if header == ",".join(Record._fields[:columns]):
+            expected = ",".join(Record._fields[:columns])
+            if header == (expected if is_whole else expected[: len(header)]):
                 return columns
         raise ValueError(
             f"For 'LossScaleMonitor', the argument 'csv' is {str(self._path)!r}, which has other columns than "

@@ -5,6 +5,8 @@ import itertools
 from ms_lossscale._arguments import must_be
 from ms_lossscale._mindspore.parameters import unlisted_state
 from ms_lossscale.loss_scale import as_loss_scale, check_distinct
+from ms_lossscale.sharding.load_parts import LAYOUT
+from ms_lossscale.sharding.sharded_optimizer import ShardedOptimizer
 from ms_lossscale.step.forward_state import state_of
 from ms_lossscale.step.optimizers import masters_of, updating
 
@@ -79,6 +81,8 @@ def _prefix_states_of_optimizers(optimizers, prefix):
     masters = [master for _, master in masters_of(optimizers)]
     # One optimizer may be that of several networks.
     for optimizer in dict.fromkeys(optimizers):
+        if isinstance(optimizer, ShardedOptimizer):
+            optimizer.follow_names()
         numbers = [i for i, other in enumerate(optimizers) if other is optimizer]
         # Masters are named after their weights.
         weights = {id(weight) for weight in (*optimizer.parameters, *masters)}
@@ -109,6 +113,9 @@ def _prefix_states(lists, networks, what, prefix):
 def names_of_states(optimizer):
     """Returns, by their ids, the names that states have in a held cell of MindSpore's, without its prefix."""
     if getattr(optimizer, "is_split", False):
-        return {id(state): f"optimizer.{state.name}" for state in optimizer.get_parameters()}
+        # Without the cell's own name, which no state of MindSpore's has in a holder.
+        own = len(optimizer.layout.name) - len(LAYOUT)
+        return {id(state): f"optimizer.{state.name[own:]}" for state in optimizer.get_parameters()}
+    masters = {id(master) for _, master in masters_of([optimizer])}
     named = updating(optimizer).parameters_and_names("optimizer")
-    return {id(state): name for name, state in named}
+    return {id(state): name for name, state in named if id(state) not in masters}

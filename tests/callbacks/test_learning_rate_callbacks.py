@@ -9,7 +9,13 @@ from mindspore.dataset import NumpySlicesDataset
 from mindspore.experimental import optim
 from mindspore.train import Callback, LearningRateScheduler, ReduceLROnPlateau
 
-from ms_lossscale import DynamicLossScale, ExposeOptimizer, ScaledTrainOneStepCell, SimultaneousTrainOneStepCell
+from ms_lossscale import (
+    DynamicLossScale,
+    ExposeOptimizer,
+    ScaledTrainOneStepCell,
+    ShardedOptimizer,
+    SimultaneousTrainOneStepCell,
+)
 
 CALLS = 4
 
@@ -99,8 +105,12 @@ def test_each_moves_that_of_its_own_of_several_optimizers_and_none_that_of_one_a
         (lambda: Model(make()[0], nn.MSELoss()), None, TypeError, "a 'Dense', which has no optimizer"),
         (lambda: Model(make()[2]), lambda: make()[1], ValueError, "one of the training cell's, but got another Moment"),
         (lambda: Model(make(experimental)[2]), None, TypeError, "the SGD keeps its learning rates in 'param_groups'"),
+        (
+            lambda: Model(make(lambda weights: ShardedOptimizer(weights, experimental))[2]),
+            *(None, TypeError, "the SGD keeps its learning rates in 'param_groups'"),
+        ),
     ],
-    ids=["no optimizer", "another optimizer", "experimental"],
+    ids=["no optimizer", "another optimizer", "experimental", "experimental in a sharded one"],
 )
 def test_what_it_needs(make_model, make_optimizer, error, message):
     callback = ExposeOptimizer(make_optimizer and make_optimizer())

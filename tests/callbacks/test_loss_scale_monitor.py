@@ -325,10 +325,15 @@ def test_an_interrupted_training_loses_no_row_and_the_next_continues_the_file(mo
 
 @quick_in_pynative_mode
 def test_a_file_of_another_kind_is_refused(mode):
-    Path("notes.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match=r"'csv' is '.*notes\.csv', which has other columns than step, network, "):
-        watch(spiky(), [], ls.LossScaleMonitor(csv="notes.csv"))
-    assert Path("notes.csv").read_text() == "a,b\n1,2\n"
+    for text in ("a,b\n1,2\n", '{"a": 1}'):
+        Path("notes.csv").write_text(text)
+        with pytest.raises(ValueError, match=r"'csv' is '.*notes\.csv', which has other columns than step, network, "):
+            watch(spiky(), [], ls.LossScaleMonitor(csv="notes.csv"))
+        assert Path("notes.csv").read_text() == text
+    # A run that was killed left the beginning of a first line.
+    Path("notes.csv").write_text("step,netw")
+    watch(spiky(), [], ls.LossScaleMonitor(csv="notes.csv"))
+    assert Path("notes.csv").read_text().startswith("step,network,loss,")
 
 
 @quick_in_pynative_mode

@@ -2,8 +2,10 @@
 
 import mindspore
 import numpy as np
-from conftest import quick_in_graph_mode
-from mindspore import Tensor, nn, ops
+from conftest import quick_in_graph_mode, quick_in_pynative_mode
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+from support.held_cells import Holder
 from support.networks import FEATURES
 from support.sharded_training import HalfMlp, half_cell, plain
 from support.training import changed, same_bits, state
@@ -71,6 +73,26 @@ def test_their_checkpoint_is_that_of_merged_ranks(mode):
     assert resumed.load_state_dict(plain_ones) == ([], [])
     for name in MASTERS:
         assert same_bits(state(resumed)[name], state(cell)[of_weight(name)].astype(np.float32))
+
+
+def held_cell(optimizer):  # Its loss renames the weights once the optimizer is made.
+    network = half_cell(plain).network if optimizer is plain else HalfMlp(dtype=np.float16)
+    trained = optimizer(network.trainable_params(), lambda weights: nn.Momentum(weights, 0.1, 0.9))
+    cell = ScaledTrainOneStepCell(nn.SequentialCell(network), trained, DynamicLossScale())
+    Holder(cell)
+    return cell
+
+
+@quick_in_pynative_mode
+def test_of_a_held_cell_they_have_the_names_of_the_weights_after_the_holders(mode):
+    cell, control = held_cell(ShardedOptimizer), held_cell(plain)
+    halves = [weight.name for weight in cell.network.trainable_params() if weight.dtype == mstype.float16]
+    masters = {name.replace("critic_train.", "critic_train.master.") for name in halves}
+    assert len(masters) == 4 and cell.parameters_dict().keys() - control.parameters_dict().keys() == masters
+    saved = {name: Parameter(value, name=name) for name, value in cell.parameters_dict().items()}
+    assert merge_shards([saved]).keys() == saved.keys()
+    assert control.load_state_dict(saved) == ([], [])
+    assert held_cell(ShardedOptimizer).load_state_dict(saved) == ([], [])
 
 
 @quick_in_graph_mode

@@ -57,6 +57,19 @@ def test_evaluates_with_the_averages_and_trains_on_as_if_nothing_had_been(mode, 
 
 
 @quick_in_pynative_mode
+def test_what_a_checkpoint_has_of_the_weights_and_not_of_the_averages_they_begin_with(mode):
+    network = Linear()
+    cell = averaging(network)
+    cell(*batch(0))
+    before = state(cell)
+    missing, _ = cell.load_state_dict({"loss_scale.scale_value": Tensor(4.0)}, strict=False)
+    assert "ema.weight" in missing and changed(before, state(cell)) == {"loss_scale.scale_value"}
+    cell.load_state_dict({"weight": Tensor(np.ones_like(before["weight"]))}, strict=False)
+    assert changed(before, state(cell)) == {"loss_scale.scale_value", "weight", "ema.weight"}
+    assert same_bits(state(cell)["ema.weight"], state(cell)["weight"])
+
+
+@quick_in_pynative_mode
 def test_float16_weights_have_float32_averages(mode):
     network = HalfPrecision()
     cell = averaging(network, 0.999)

@@ -232,6 +232,40 @@ def named_cells():
     }
 
 
+@quick_in_pynative_mode
+def test_lines_reach_cells_in_lists_and_dicts(mode):
+    blocks, by_name = [Block()], {"last one": Block()}
+    for block in (blocks[0], by_name["last one"]):
+        block.to_float(mstype.float16)
+
+    def forward_of_list(x, y):
+        return ops.square(blocks[0](x) - y).mean().astype(mstype.float32)
+
+    def forward_of_dict(x, y):
+        return ops.square(by_name["last one"](x) - y).mean().astype(mstype.float32)
+
+    for forward, name in ((forward_of_list, "blocks.0"), (forward_of_dict, "by_name.last one")):
+        advice = ls.advise_float32(forward, [inputs(4e4)])
+        assert advice.cells == [f"{name}.dense", f"{name}.norm"]
+        exec(advice.lines(), {"blocks": blocks, "by_name": by_name})
+        assert not is_lost(forward)
+
+
+@quick_in_pynative_mode
+def test_of_a_network_in_training_its_cells_keep_their_modes(mode):
+    """As in the step that a function is differentiated for, which skips nothing here."""
+    network = nn.SequentialCell(nn.BatchNorm1d(2), nn.Dense(2, 1))
+
+    def forward(x):
+        return network(x).mean()
+
+    one_sample = [np.ones((1, 2), np.float32)]
+    assert ls.locate_overflow(forward, one_sample).found
+    network.set_train()
+    network[0].set_train(False)
+    assert not ls.locate_overflow(forward, one_sample).found
+
+
 @pytest.mark.parametrize("kind", named_cells())
 def test_cells_are_named_as_in_the_functions_code(kind):
     function, names = named_cells()[kind]

@@ -13,7 +13,13 @@ from support.in_mode import in_mode
 from support.networks import FEATURES, Linear, batch, weight
 from support.untouched import untouched
 
-from ms_lossscale import advise_float32, locate_overflow, profile_activations, profile_gradients
+from ms_lossscale import (
+    ScaledTrainOneStepCell,
+    advise_float32,
+    locate_overflow,
+    profile_activations,
+    profile_gradients,
+)
 
 X = batch()[0]
 IN_PYNATIVE_MODE = [
@@ -293,3 +299,28 @@ def test_a_gradient_penalty(mode):
             with untouched(network), pytest.warns(RuntimeWarning, match=f"'Penalty' {LOSES}"):
                 diagnose(network, inputs)
             diagnose(Linear(), inputs)
+
+
+class HiddenCount(nn.Cell):
+    """Counts its calls where MindSpore registers no Parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(FEATURES, 1)
+        self.calls = [Parameter(Tensor(0.0), name="calls", requires_grad=False)]
+        self.one = Tensor(1.0)
+
+    def construct(self, x):
+        ops.assign_add(self.calls[0], self.one)
+        return self.dense(x).mean()
+
+
+@quick_in_pynative_mode
+def test_what_a_training_cell_was_told_to_restore_stays_as_it_is(mode):
+    network = HiddenCount()
+    optimizer = nn.SGD(network.trainable_params(), 0.1)
+    cell = ScaledTrainOneStepCell(network, optimizer, 2.0, forward_state=network.calls).set_train()
+    cell(X)
+    for diagnose in (*IN_PYNATIVE_MODE, in_present_mode):
+        diagnose(cell, [X])
+    assert network.calls[0].asnumpy() == 1

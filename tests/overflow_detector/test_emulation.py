@@ -129,6 +129,27 @@ def test_a_network_keeps_names_results_in_range_and_empty_containers(mode):
     assert [*map(len, (saturated.layers[2], saturated.inner.further, saturated.inner.by_name))] == [0, 0, 0]
 
 
+class Recurrent(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(2, 3)
+
+    def construct(self, x):
+        output, (hidden, memory) = self.lstm(x)
+        return output.sum() + hidden.sum() + memory.sum()
+
+
+def test_tuples_within_tuples(mode):
+    network = emulation.saturate(Recurrent())
+    x = Tensor(np.full((1, 1, 2), 1.0, np.float32))
+    loss, grads = mindspore.value_and_grad(network, None, network.trainable_params())(x)
+    assert all(np.isfinite(each.asnumpy()).all() for each in (loss, *grads))
+    mindspore.runtime.synchronize()
+    assert register.events.count("forward lstm.rnn") == 3 and "backward lstm.rnn" in register.events
+    with pytest.raises(ValueError, match=r"a Dense has none\. Pass nn\.SequentialCell"):
+        emulation.saturate(nn.Dense(2, 2))
+
+
 def test_named_cells_only(mode):
     network = emulation.saturate(outer(), ["inner", "heads.0"])
     assert list(network.parameters_dict()) == list(outer().parameters_dict())

@@ -153,6 +153,9 @@ def test_whatever_ends_a_process_ends_only_its_check(name, message, words, tmp_p
     ended = messages(checks).pop(name)
     assert re.fullmatch(message, ended)
     assert messages(checks) == {**IN_ONE, name: ended, "three-holds": ""}
+    if name == "two-crashes":  # The last one of all.
+        alone = run_planted(tmp_path, "one-holds", name)[1]
+        assert re.fullmatch(message, messages(alone)[name]) and alone[name]["seconds"] > 0
     for check in checks.values():
         failed = bool(check["message"])
         row = next(line for line in result.stdout.splitlines() if f" {check['name']} " in line)

@@ -174,10 +174,21 @@ def sharded_merged(place):  # Resumes any number of ranks from the merged parts 
     return both(place, cycle_cell, loads=[ls.merge_shards([file_of("sharded", rank) for rank in range(2)])] * 2)
 
 
+class Around(nn.Cell):  # Renames the weights once their optimizer is made.
+    def __init__(self, rows):
+        super().__init__()
+        self.rows = rows
+
+    def construct(self, x, y, valid):
+        return self.rows(x, y, valid)
+
+
 def _rows_cell(kind, keywords, optimizer=ls.ShardedOptimizer):
     """Returns a ManualStep or a training cell with cycles of three calls, and what calls it."""
     network = Rows(None if keywords.get("weighted") else 1 / ROWS)
     trained = optimizer(network.trainable_params(), lambda shards: nn.Momentum(shards, 0.05, 0.5))
+    if kind == "held scaled":
+        network = Around(network)
     made = cell_of(kind.split()[-1], [network], [trained], scale(), gradient_accumulation_steps=3, **keywords)
     if kind == "held scaled":
         Holder(made)
@@ -197,7 +208,7 @@ def sharded_shares(place):
     calls that were not dropped: cells that went on, and others that loaded what was merged before the last call."""
     parallel(place)
     of_each = [("scaled", {"weighted": True}), ("scaled", {"drop_overflowed_calls": True}), ("manual", {})]
-    for number, (kind, keywords) in enumerate([*of_each, ("held scaled", {"weighted": True})]):
+    for number, (kind, keywords) in enumerate([*of_each, ("held scaled", {"weighted": True, "name": "critic"})]):
         file = "../shares_{}_{}_{}.ckpt".format(mindspore.get_context("mode"), number, "{}")
         (cell, call), (other, call_other) = (_rows_cell(kind, keywords) for _ in range(2))
         for i, kinds in enumerate(("..", ".x" if "drop_overflowed_calls" in keywords else "..")):

@@ -182,7 +182,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
 
     def _before_step(self, inputs, keywords=()):
         super()._before_step(inputs, keywords)
-        if self._may_be_within_call and not self._results:
+        if self._may_be_within_call:
             self._go_on_within_call()
 
     def _stop_within_call(self):
@@ -198,13 +198,15 @@ class AlternatingTrainOneStepCell(TrainingCell):
             self._turns.begin_anew()
 
     def _go_on_within_call(self):
-        """Has the networks take no part that had made theirs of the call in which what was loaded was saved."""
+        """Has the networks take no part that had made theirs of the last call, or of that in which a file was saved."""
         done = int(self._turns.next_network.asnumpy())
         if done and get_context("mode") == GRAPH_MODE:
             raise RuntimeError(
-                f"For '{self._owner}', what was loaded was saved within a call in which network {done} raised, which "
+                f"For '{self._owner}', the present state is from within a call in which network {done} raised, which "
                 f"only PyNative mode can go on with. Go on in PYNATIVE_MODE, or call discard()."
             )
+        if self._results:
+            return
         losses = ops.unstack(self._turns.present_losses())
         for i in range(done):  # A slice of a CellList would rename the Parameters.
             transaction = self._steps[i].transaction
@@ -247,6 +249,8 @@ class AlternatingTrainOneStepCell(TrainingCell):
         losses = prim.stack(losses)
         overflows = prim.stack(overflows)
         self._turns.end_call(losses, overflows)
+        if not is_compiling():
+            self._begin_anew()
         output = (prim.reduce_sum(losses), overflows, prim.stack(loss_scales), losses)
         return (*output, auxes) if self._has_aux else output
 
@@ -283,6 +287,7 @@ class AlternatingTrainOneStepCell(TrainingCell):
             TypeError: If `every` is not a list or tuple of integers.
             ValueError: If it does not have one entry for each network, an entry is below 1, or that of a network with
                 aux is not 1: in a call without it there would be no aux to return.
+            RuntimeError: If the next call goes on with one in which a network raised.
         """
         owner = type(self).__name__
         if not isinstance(every, (list, tuple)):
@@ -294,6 +299,11 @@ class AlternatingTrainOneStepCell(TrainingCell):
                     f"For '{owner}', the argument 'every' must be 1 for a network with aux, since one that does not "
                     f"take part has none to return, but got {k} for network {i}."
                 )
+        if self._results:
+            raise RuntimeError(
+                f"For '{owner}', 'set_every()' must come between two calls, but the last one is to go on with network "
+                f"{max(self._results) + 1}, which raised. Call the cell again before, or discard()."
+            )
         ops.assign(self._turns.every, Tensor(every, mstype.int32))
 
 

@@ -323,8 +323,19 @@ class ManualStep(TrainingState, Float32Cell):
         scales = gradients.copy(self._calls.held.scales)
         return loss, overflow, prim.stack(scales) if self._each_has_scale else scales[0]
 
+    def _give_up_call(self):
+        if self._checks.may_be_open:
+            self._calls.give_up()
+            self._close_call()
+
+    def _close_call(self):
+        self._calls.transaction.watch.end()
+        self._checks.has_begun = False
+
     def _after_loading(self):
         self._checks.is_weighted = None
+        # What the forward of a call that did not end wrote is overwritten.
+        self._close_call()
 
     def construct(self, *inputs):
         raise RuntimeError(
@@ -349,8 +360,7 @@ class ManualStep(TrainingState, Float32Cell):
             warn_of_evaluation_mode(type(self).__name__, self.networks)
         self._guard.before(self)
         with explaining_errors(self), without_recording():
-            if checks.may_be_open:
-                self._calls.give_up()
+            self._give_up_call()
             self._run_begin(self._calls.held.token)
         checks.begin()
         return inputs
@@ -368,6 +378,7 @@ class ManualStep(TrainingState, Float32Cell):
             # Compiled code has begun it, and nothing was looked at.
             self._guard.before(self)
         checks.weighted(weight is not None, self._calls.transaction.cycle)
+        self._calls.transaction.forward_state.memory.put_back_within_a_step()
         with explaining_errors(self), without_recording():
             overflow = self._run_end(tuple(map(tuple, grads)), losses, weights)
         checks.end()

@@ -55,7 +55,10 @@ class AccumulatingTransaction(Transaction):
         scales = ops.depend(self.scales.now(), self._all_parameters)
         if self.overflow_check.starts:  # Other work may have raised the register since the last call of the cycle.
             scales = self.overflow_check.detector.start(scales)
-        return self.end_cycle(scales, self.cycle.sums_of_weights(), {})
+        # What transforms and conditions will write.
+        saved = self.forward_state.copied()
+        call: Call = {"saved": saved} if len(saved) > 0 else {}
+        return self.end_cycle(ops.depend(scales, saved), self.cycle.sums_of_weights(), call)
 
     def end_cycle(self, scales: tuple[Tensor, ...], loss_weights: Optional[tuple], last_call: Call) -> Tensor:
         """Ends a cycle. Each network's gradients are divided by its sum of weights, if there are any."""

@@ -30,7 +30,7 @@ class Trial(nn.Cell):
         for loss_scale in self.transaction.scales.loss_scales:
             scales = (*scales, prim.deepcopy(loss_scale.scale_value))
         # Not unpacked: graph mode would warn of what nobody uses.
-        results = self.networks_run(scales, ops.depend(inputs, saved), saved)
+        results = self.networks_run(scales, self.transaction.forward_state.wait(inputs, saved), saved)
         judged = self.transaction.prepare_and_judge(results[0], measures=False)
         overflows = self.transaction.on_any_rank(judged[1]["overflows"])
         return ops.depend(overflows, self.transaction.forward_state.restore_call(saved))

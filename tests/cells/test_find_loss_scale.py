@@ -174,3 +174,14 @@ def test_of_a_network_without_inputs(mode, network, batch):
     assert cell.find_loss_scale(*batch) == wanted / 2 == 2.0**14
     assert changed(before, state(cell)) == {SCALE}
     assert not bool(cell(*batch)[1])
+
+
+@quick_in_graph_mode
+def test_a_schedule_beside_it_goes_on_within_a_cycle(mode):
+    scheduled = ls.ScheduledLossScale([1, 9], [4.0, 32.0])
+    cell = two("alternating", [ls.DynamicLossScale(), scheduled], gradient_accumulation_steps=2)
+    batch = inputs(1.0, 1.0)
+    cell(*batch)
+    cell.find_loss_scale(*batch)
+    cell(*batch)
+    assert scheduled.get_loss_scale() == 32

@@ -124,6 +124,41 @@ def test_graph_mode_says_that_it_can_not_go_on_within_a_call():
     assert [each["applied_steps"] for each in cell.counters()] == [2, 1, 1]
 
 
+def test_nor_can_it_if_nothing_was_loaded():
+    with in_mode(mindspore.PYNATIVE_MODE):
+        cell = make_cell()
+        raise_in(cell, 1, 10)
+    with in_mode(mindspore.GRAPH_MODE), pytest.raises(RuntimeError, match="within a call in which network 1 raised"):
+        cell(*batch(11))
+
+
+@pytest.mark.parametrize("mode", ["pynative"], indirect=True)
+def test_turns_are_not_set_within_a_call(mode):
+    cell = make_cell(gradient_accumulation_steps=2)
+    raise_in(cell, 1, 10)
+    with pytest.raises(RuntimeError, match=r"between two calls, but the last one is to go on with network 1.*discard"):
+        cell.set_every((2, 1, 1))
+    cell(*batch(11))
+    cell.set_every((2, 1, 1))
+
+
+@pytest.mark.parametrize("mode", ["pynative"], indirect=True)
+def test_an_exception_after_the_whole_call_makes_no_other_call_of_the_next(mode):
+    cell = make_cell()
+    last = cell._guard.after
+
+    def interrupted(*args):
+        last(*args)
+        raise InterruptedError
+
+    cell._guard.after = interrupted
+    with pytest.raises(InterruptedError):
+        cell(*batch(10))
+    cell._guard.after = last
+    cell(*batch(11))
+    assert [each["applied_steps"] for each in cell.counters()] == [2, 2, 2]
+
+
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("mode", ["pynative"], indirect=True)
 def test_the_loss_of_a_skipped_turn_is_not_remembered(mode, steps):

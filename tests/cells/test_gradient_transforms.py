@@ -144,3 +144,22 @@ def test_the_overflow_check_is_on_what_they_return_and_the_scale_moves_whose_gra
     assert cell.get_loss_scale() == [8.0, 4.0]
     for name in ("first", "second"):
         assert_moved(cell, name, 0 * SLOPE, 0 * SLOPE)
+
+
+class KeepsSum(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.last = Parameter(Tensor(0.0, mstype.float32), name="last", requires_grad=False)
+
+    def construct(self, grads):
+        ops.assign(self.last, grads[0].sum())
+        return grads
+
+
+def test_a_skipped_flush_undoes_what_one_of_several_networks_wrote(mode):
+    kept = KeepsSum()
+    cell = two("alternating", ls.DynamicLossScale(), gradient_transforms=[kept], gradient_accumulation_steps=2)
+    cell(slopes(np.inf))
+    cell.flush()
+    assert [counters["skipped_steps"] for counters in cell.counters()] == [1, 1]
+    assert kept.last.asnumpy() == 0

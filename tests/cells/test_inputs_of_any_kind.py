@@ -4,7 +4,7 @@ in PyNative mode dicts; with every keyword, and in `find_loss_scale`."""
 import numpy as np
 import pytest
 from conftest import slow
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from support.python_process import skip_with_older_mindspore
 from support.training import by_sgd
@@ -108,3 +108,30 @@ def test_a_manual_step_returns_them_as_they_are(mode):
         assert seen[1]["word"] == "sum" and seen[1]["nothing"] is None
         step.end(value_and_grad(*seen)[1])
     np.testing.assert_array_equal(network.weight.asnumpy(), -2 * FACTOR * X.asnumpy())
+
+
+class CountsCalls(nn.Cell):
+    """Its loss is infinite if `factor` is."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = Parameter(Tensor(1.0), name="weight")
+        self.calls = Parameter(Tensor(0.0), name="calls", requires_grad=False)
+        self.factor = Parameter(Tensor(1.0), name="factor", requires_grad=False)
+        self.one = Tensor(1.0)
+
+    def construct(self, *inputs):
+        ops.assign(self.calls, self.calls + self.one)
+        return ops.square(self.weight * self.factor)
+
+
+@pytest.mark.parametrize("values", [(), (2.0,), ("a", True), ((1, 2),)], ids=["none", "number", "words", "numbers"])
+def test_without_a_tensor_what_a_skipped_step_wrote_is_undone(mode, values):
+    network = CountsCalls()
+    cell = by_sgd(network, ls.DynamicLossScale(), max_retries=1 if values else 0)
+    for factor, calls in ((1.0, 1), (np.inf, 1), (1.0, 2)):
+        ops.assign(network.factor, Tensor(factor, mstype.float32))
+        cell(*values)
+        assert network.calls.asnumpy() == calls
+    cell.find_loss_scale(*values)
+    assert network.calls.asnumpy() == 2

@@ -49,3 +49,27 @@ def test_an_exception_within_the_forward_that_is_differentiated(mode):
         train_step(*batch(seed))
         its_train_step(*batch(seed))
         assert not changed(state(expected), state(step))
+
+
+@pytest.mark.parametrize("what", ["load_state_dict", "load_param_into_net", "discard", "flush"])
+@in_pairs
+def test_what_comes_after_it_stays(mode, how, what, tmp_path):
+    """The next step undoes nothing of it."""
+    step, networks, train_step = manual(dynamic(), how, gradient_accumulation_steps=3)
+    for seed in range(2):
+        train_step(*batch(seed))
+    expected, _, _ = manual(dynamic(), how, gradient_accumulation_steps=3)
+    mindspore.save_checkpoint(step, "step.ckpt")
+    saved = mindspore.load_checkpoint("step.ckpt")
+    expected.load_state_dict(saved)
+    given_up(step, networks, batch(10), how)
+    if what == "load_state_dict":
+        step.load_state_dict(saved)
+    elif what == "load_param_into_net":
+        mindspore.load_param_into_net(step, saved)
+    else:
+        getattr(step, what)()
+        getattr(expected, what)()
+    for each in (step, expected):
+        each.begin(*batch(11))
+    assert not changed(state(expected), state(step))

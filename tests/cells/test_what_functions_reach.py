@@ -93,8 +93,22 @@ def of_module(x, y):
     return manual_training.network(x, y)
 
 
+def names_another_attribute(x, y):
+    return Settings.factor * of_settings(x, y)
+
+
+def of_settings(x, y):  # When this one is found, the class has been looked at.
+    return Settings.network(x, y)
+
+
+class Called:
+    def __call__(self, x, y):
+        return of_base_class(x, y)
+
+
 normalise = nn.BatchNorm1d(1)
 REACHING = {
+    "class that was looked at": lambda: names_another_attribute,
     "class": lambda: of_base_class,
     "static_method": lambda: MoreSettings.of_class,
     "method": lambda: MoreSettings().forward,
@@ -106,7 +120,7 @@ REACHING = {
 def test_attributes_of_classes_and_modules_that_code_names(mode, name, monkeypatch):
     network = Settings.network = regression()
     monkeypatch.setattr(manual_training, "network", network, raising=False)
-    Settings.networks, Settings.unused = [network], regression(prefix="unused.")
+    Settings.networks, Settings.unused, Settings.factor = [network], regression(prefix="unused."), 1.0
     network.set_train(False)
     cell = ls.ScaledTrainOneStepCell(REACHING[name](), adam(network), dynamic()).set_train()
     of_method = ["mean", "variance"] if name == "method" else []
@@ -117,11 +131,12 @@ def test_attributes_of_classes_and_modules_that_code_names(mode, name, monkeypat
     assert not any(map(same_bits, before, weights(network)))
 
 
+@pytest.mark.parametrize("function", [MoreSettings.of_any_class, Called()], ids=["class method", "object"])
 @pytest.mark.parametrize("mode", ["pynative"], indirect=True)
-def test_a_class_method(mode):
-    """MindSpore's graph mode does not bind it to its class."""
+def test_what_graph_mode_does_not_compile(mode, function):
+    """A class method, which it does not bind to its class, and an object that is called."""
     network = Settings.network = regression()
-    cell = ls.ScaledTrainOneStepCell(MoreSettings.of_any_class, adam(network), dynamic()).set_train()
+    cell = ls.ScaledTrainOneStepCell(function, adam(network), dynamic()).set_train()
     assert not cell(*batch(0))[1]
     assert cell.forward_state_names() == ["1.moving_mean", "1.moving_variance"]
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
 from mindspore import Parameter, ParameterTuple, Tensor, mint, nn, ops
-from support.networks import FEATURES, Normalised, batch, batch_for
-from support.training import KINDS, bookkeeping, changed, state, stepping
+from mindspore import dtype as mstype
+from support.networks import FEATURES, Linear, Normalised, batch, batch_for
+from support.training import KINDS, bookkeeping, by_sgd, changed, state, stepping
 
-from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
+from ms_lossscale import DynamicLossScale, ManualStep, ScaledTrainOneStepCell
 
 LIMIT = 10**6
 
@@ -306,3 +307,36 @@ def test_what_was_not_finite_before_is_no_overflow(mode):
     assert bool(cell(Tensor(x), Tensor(y))[1].asnumpy())
     np.testing.assert_array_equal(network.high.asnumpy(), high)
     assert not bool(cell(*batch(1))[1].asnumpy())
+
+
+class Replaces(Linear):
+    """Sets a Parameter as an attribute, which PyNative mode gives other memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.sum = Parameter(Tensor(0.0), name="sum", requires_grad=False)
+
+    def construct(self, x, y, added):
+        self.sum = self.sum + added
+        return super().construct(x, y)
+
+
+@quick_in_pynative_mode
+@pytest.mark.parametrize(
+    "keywords",
+    [{}, {"gradient_accumulation_steps": 2}, {"gradient_accumulation_steps": 2, "drop_overflowed_calls": True}],
+    ids=["", "cycle", "drops"],
+)
+def test_a_manual_step_undoes_what_a_training_cell_does(mode, keywords):
+    network, control = Replaces(), Replaces()
+    step = ManualStep(network, nn.SGD(network.trainable_params(), 0.1), DynamicLossScale(), **keywords)
+    cell = by_sgd(control, DynamicLossScale(), 0.1, **keywords)
+    value_and_grad = step.value_and_grad(network)
+    x, y = batch(0)
+    for factor, added in ((1.0, 1.0), (np.inf, 5.0), (1.0, 1.0), (1.0, np.nan), (1.0, 1.0), (1.0, 1.0)):
+        inputs = factor * x, y, Tensor(added, mstype.float32)
+        cell(*inputs)
+        step.end(value_and_grad(*step.begin(*inputs))[1])
+        for name in ("sum", "weight"):
+            np.testing.assert_array_equal(getattr(network, name).asnumpy(), getattr(control, name).asnumpy())
+    assert np.isfinite(network.sum.asnumpy())

@@ -6,7 +6,7 @@ MINDSPORE ?= mindspore
 # With AVX-512, MindSpore chooses convolutions on CPU that are 10 to 80 times slower.
 export ONEDNN_MAX_CPU_ISA ?= AVX2
 
-.PHONY: lenet lenet-2 gan gan-2 gan-policies compare advise bench scaling device dry-gpu dry-ascend pictures toolkits test test-slow test-oldest test-all lint docs dist
+.PHONY: lenet lenet-2 gan gan-2 gan-policies compare advise bench scaling device dry-gpu dry-ascend pictures toolkits test test-slow oldest test-oldest test-all lint docs dist
 
 lenet: $(VENV)/examples
 	$(VENV)/bin/python examples/lenet/train.py
@@ -83,17 +83,20 @@ OLDEST = $(wildcard tests/cells/test_configurations*.py tests/cells/test_checkpo
 	tests/cells/test_load*.py tests/cells/test_resume*.py tests/forward_state tests/mindspore)
 JOB_OF_RANKS = tests/ranks/test_data_parallel.py
 
-test-oldest:
+oldest:
 	$(MAKE) --no-print-directory .venv-oldest/installed VENV=.venv-oldest MINDSPORE=mindspore==2.7.0
+
+test-oldest: oldest
 	.venv-oldest/bin/python -m pytest -m "not nightly" $(OLDEST)
 	.venv-oldest/bin/python -m pytest -m "$(QUICK)" $(JOB_OF_RANKS)
 
-# All tests, with the newest and the oldest MindSpore. The latter's processes keep all that they compile, so that each
-# folder has its own. With FAIL_IF_DROPPED, see tests/conftest.py.
+# All tests with the newest MindSpore, and with the oldest all that do not repeat others at full size. The latter's
+# processes keep all that they compile, so that each folder has its own. With FAIL_IF_DROPPED, see tests/conftest.py.
 test-all: export FAIL_IF_DROPPED = 1
-test-all: test test-slow test-oldest
+test-all: test test-slow oldest
 	$(VENV)/bin/python -m pytest -m nightly
-	set -e; for folder in $(sort $(dir $(wildcard tests/*/test_*.py))); do .venv-oldest/bin/python -m pytest $$folder; done
+	set -e; for folder in $(sort $(dir $(wildcard tests/*/test_*.py))); do \
+		.venv-oldest/bin/python -m pytest -m "not nightly" $$folder; done
 
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check .

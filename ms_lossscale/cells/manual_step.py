@@ -378,8 +378,8 @@ class ManualStep(TrainingState, Float32Cell):
             # Compiled code has begun it, and nothing was looked at.
             self._guard.before(self)
         checks.weighted(weight is not None, self._calls.transaction.cycle)
-        self._calls.transaction.forward_state.memory.put_back_within_a_step()
         with explaining_errors(self), without_recording():
+            self._calls.transaction.forward_state.memory.put_back_within_a_step()
             overflow = self._run_end(tuple(map(tuple, grads)), losses, weights)
         checks.end()
         self._guard.after(lambda _: overflow.asnumpy())

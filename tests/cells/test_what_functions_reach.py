@@ -106,6 +106,15 @@ class Called:
         return of_base_class(x, y)
 
 
+class WithProperty:
+    @property
+    def network(self):
+        return Settings.networks[0]
+
+    def forward(self, x, y):
+        return self.network(x, y)
+
+
 normalise = nn.BatchNorm1d(1)
 REACHING = {
     "class that was looked at": lambda: names_another_attribute,
@@ -131,11 +140,15 @@ def test_attributes_of_classes_and_modules_that_code_names(mode, name, monkeypat
     assert not any(map(same_bits, before, weights(network)))
 
 
-@pytest.mark.parametrize("function", [MoreSettings.of_any_class, Called()], ids=["class method", "object"])
+PYTHON_ONLY = {"class method": MoreSettings.of_any_class, "object": Called(), "property": WithProperty().forward}
+
+
+@pytest.mark.parametrize("function", PYTHON_ONLY.values(), ids=PYTHON_ONLY)
 @pytest.mark.parametrize("mode", ["pynative"], indirect=True)
 def test_what_graph_mode_does_not_compile(mode, function):
-    """A class method, which it does not bind to its class, and an object that is called."""
+    """A class method, which it does not bind to its class, an object that is called, and a property."""
     network = Settings.network = regression()
+    Settings.networks = [network]
     cell = ls.ScaledTrainOneStepCell(function, adam(network), dynamic()).set_train()
     assert not cell(*batch(0))[1]
     assert cell.forward_state_names() == ["1.moving_mean", "1.moving_variance"]

@@ -10,6 +10,7 @@ from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 from support.networks import Linear, batch
+from support.python_process import is_older_mindspore
 
 import ms_lossscale as ls
 
@@ -170,7 +171,8 @@ def test_advice_reaches_a_step_that_python_made(mode):
             advice.apply()
     else:
         advice.apply()
-    assert overflows(4e4) == (mode == "graph")
+    if mode == "pynative" or not is_older_mindspore():  # MindSpore 2.7 compiles again.
+        assert overflows(4e4) == (mode == "graph")
 
 
 def test_what_a_function_computes_itself():

@@ -95,7 +95,7 @@ def test_the_messages_of_the_symptoms_are_those_of_the_package():
                 texts.append(node.value)
     rows = [line.split(" | ")[0] for line in PAGES["diagnosis"].splitlines() if line.startswith("| ")]
     quoted = {message for row in rows for message in re.findall(r'"([^"]+)"', row)}
-    assert quoted and {message for message in quoted if message not in "\n".join(texts)} == set()
+    assert len(quoted) > 5 and {message for message in quoted if message not in "\n".join(texts)} == set()
 
 
 def test_the_pages_show_all_pictures_small_legible_on_a_dark_page_and_say_what_is_to_be_seen():

@@ -17,7 +17,7 @@ def movement(make_cell):
     """How far one step of SGD moves a weight."""
     network = nn.Dense(4, 1, weight_init="ones", has_bias=False)
     cell = make_cell(network, optim.SGD(network.trainable_params(), lr=2.0**-13))
-    cell(Tensor(np.ones((2, 4), np.float32)))
+    cell(Tensor(np.ones((1, 4), np.float32)))
     return 1 - float(network.weight.asnumpy()[0, 0])
 
 

@@ -1,16 +1,13 @@
 """A call whose forward and backward are not the step's own: what its beginning leaves for its end, or the next one."""
 
-import itertools
-
 import numpy as np
-from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import ParameterTuple, Tensor, nn, ops
 
 from ms_lossscale import _gradients as gradients
+from ms_lossscale._values import numbered, state
 from ms_lossscale.step.accumulation import compiled_flush
 from ms_lossscale.step.build import build_transaction, check_plan, compiler
 from ms_lossscale.step.returned import mean_of
-
-_numbers = itertools.count()
 
 
 class HeldCall(nn.Cell):
@@ -21,17 +18,13 @@ class HeldCall(nn.Cell):
 
     def __init__(self, plan, forward_state):
         super().__init__(auto_prefix=False)
-        # One function may be compiled with several steps, whose Parameters must have names of their own.
-        self._name = f"{plan.prefix}held_{next(_numbers)}."
+        name = numbered(f"{plan.prefix}held")
         # What Python begins a call with.
         self.token = Tensor(0.0)
-        scales = (self._state(f"loss_scale_{i}", np.float32(1)) for i in range(len(plan.loss_scales)))
-        copies = (self._state(f"copy_{i}", copy) for i, copy in enumerate(forward_state.copied()))
+        scales = (state(f"{name}.loss_scale_{i}", np.float32(1)) for i in range(len(plan.loss_scales)))
+        copies = (state(f"{name}.copy_{i}", copy) for i, copy in enumerate(forward_state.copied()))
         object.__setattr__(self, "scales", ParameterTuple(scales))
         object.__setattr__(self, "copies", ParameterTuple(copies))
-
-    def _state(self, name, value):
-        return Parameter(Tensor(value), name=f"{self._name}{name}", requires_grad=False)
 
     def hold(self, scales, saved):
         """Holds these. Returns what to wait for."""

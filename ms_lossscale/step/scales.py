@@ -1,7 +1,5 @@
 """The loss scales of a step: how it reads them, lets their update rules take a step, and which of them stand still."""
 
-import itertools
-
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
@@ -10,10 +8,8 @@ from ms_lossscale import _gradients as gradients
 from ms_lossscale import _primitives as prim
 from ms_lossscale._gradients import all_of, any_of
 from ms_lossscale._mindspore.graphs import only_if
-from ms_lossscale._values import Bounded, state
+from ms_lossscale._values import Bounded, numbered, state
 from ms_lossscale.input_gradient import holds_input_gradient
-
-_numbers = itertools.count()
 
 
 class Scaling(nn.Cell):
@@ -104,7 +100,7 @@ class CycleScaling(Bounded, MovableScaling):
 
 
 def _is_set(prefix):
-    return state(f"{prefix}scale_is_set_{next(_numbers)}", np.int32(0))
+    return state(numbered(f"{prefix}scale_is_set"), np.int32(0))
 
 
 class Scales(nn.Cell):

@@ -1,13 +1,11 @@
 """What looks after the calls of a ManualStep in compiled code, where no Python does."""
 
-import itertools
-
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ms_lossscale import _primitives as prim
+from ms_lossscale._values import numbered, state
 
-_numbers = itertools.count()
 # How many skipped steps in a row are told, and more than there ever are.
 _TOLD_SKIPS, _NEVER = 50, 2**31 - 1
 # More derivatives than are computed between two calls.
@@ -29,8 +27,7 @@ class Watch(nn.Cell):
         self._closed = Tensor(1.0, mstype.float32)
         self._open = Tensor(-_MANY, mstype.float32)
         self._never = Tensor(_NEVER, mstype.int32)
-        # One function may be compiled with several steps, whose Parameters must have names of their own.
-        self._name = f"{plan.prefix}manual_step_{next(_numbers)}."
+        self._name = numbered(f"{plan.prefix}manual_step")
         self._hide("state", self._closed)
         # Above 0 if there were derivatives since the last call ended, and none of them since the present one began.
         self._hide("derivatives", self._none)
@@ -43,8 +40,7 @@ class Watch(nn.Cell):
         )
 
     def _hide(self, name, value):
-        parameter = Parameter(value, name=f"{self._name}{name}", requires_grad=False)
-        object.__setattr__(self, name, parameter)
+        object.__setattr__(self, name, state(f"{self._name}.{name}", value))
 
     def begin(self):
         """Begins a call. Returns what to wait for."""

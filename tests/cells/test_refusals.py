@@ -256,6 +256,17 @@ def nothing_reached(x, y):
     return ops.square(x - y).mean()
 
 
+class WithTarget(nn.Cell):  # A network and its frozen copy, whose names are equal.
+    def __init__(self):
+        super().__init__(auto_prefix=False)
+        self.net, self.target = (nn.BatchNorm1d(2) for _ in range(2))
+        for weight in self.target.trainable_params():
+            weight.requires_grad = False
+
+    def construct(self, x, y):
+        return ops.square(self.net(x) - ops.stop_gradient(self.target(y))).mean()
+
+
 OF_NETWORKS = [
     (lambda: ls.ScaledTrainOneStepCell(Linear(), "adam"), TypeError, "'optimizer'", "'adam'"),
     (lambda: one(optimizer=nn.ReLU()), ValueError, "an optimizer must have parameters", "ReLU"),
@@ -270,6 +281,8 @@ OF_NETWORKS = [
     # The gradient of its table is a RowTensor.
     (lambda: one(network=nn.EmbeddingLookup(6, 2, sparse=True)), ValueError, "EmbeddingLookup", "nn.Embedding"),
     (lambda: one(network=named("loss_scale.scale_value")), ValueError, "name", "loss_scale.scale_value"),
+    *((lambda make=make: one(8.0, WithTarget(), make=make), ValueError, "name of its own", "two are named 'mean'")
+      for make in OF_ONE),
     (lambda: ls.ScaledTrainOneStepCell(None, sgd(Linear())), TypeError, "'network", "a Cell or a", "None"),
     *((lambda value=value, make=make: make(value, sgd(Linear())), TypeError, "'network", "a Cell or a", shown)
       for make in OF_ONE for value, shown in (("net", "'net'"), (Linear, "Linear"), (len, "len"))),
@@ -367,6 +380,7 @@ def of_each(make):
         (lambda: with_optimizers(make, owned_by_two), ValueError, "'0.weight' belongs to the SGD and to the Momentum"),
         (lambda: with_optimizers(make, lambda its: its[::-1]), ValueError, "optimizers[0]", "1.weight", "networks[0]"),
         (lambda: two(make, networks=[Linear(), Linear()]), ValueError, "name", "'weight'"),
+        (lambda: two(make, 8.0, [WithTarget(), Linear()]), ValueError, "name of its own", "two are named 'mean'"),
         (lambda: two(make, loss_scale=[ls.DynamicLossScale()]), ValueError, "'loss_scale'", one_for_each),
         (lambda: two(make, loss_scale=[shared, shared]), ValueError, "same Cell twice"),
         (lambda: two(make, loss_scale=[ls.DynamicLossScale(), "a"]), TypeError, "'loss_scale'"),

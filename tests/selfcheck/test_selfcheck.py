@@ -103,6 +103,8 @@ def test_no_check_is_left_out_and_the_list_names_each_claim(capsys):
         (["no-such-check"], "'no-such-check'"),
         (["--device", "GPU", "--emulate"], "GPU"),
         (["--json", "no/such/folder.json"], "no/such/folder.json"),
+        (["--timeout", "0"], "> 0 and < 1e9, but got 0"),
+        (["--timeout", "nan"], "but got nan"),
         *slow(
             (["--device", "Nothing"], "Nothing"),
             (["--device", "Ascend"], "Ascend"),

@@ -143,6 +143,7 @@ class Flagged(nn.Cell):  # A loss by flags that are constants until they are wri
 @pytest.mark.parametrize("keywords", [{}, *slow({"drop_overflowed_calls": True})])
 @quick_in_graph_mode
 def test_flags_that_a_network_writes_are_not_those_of_its_calls(mode, keywords):
+    skip_with_older_mindspore("MindSpore 2.7 does not differentiate such a network")
     cell = by_sgd(Flagged(), ls.DynamicLossScale(2.0**4), gradient_accumulation_steps=2, **keywords)
     assert not any(bool(cell(Tensor([1.0, 1.0]))[1]) for _ in range(8))
     assert [name for name, value in state(cell).items() if value.dtype == bool and value.any()] == []

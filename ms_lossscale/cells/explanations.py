@@ -1,5 +1,8 @@
 """Errors of MindSpore that do not say what is wrong, explained."""
 
+import numpy as np
+from mindspore import GRAPH_MODE, get_context
+
 # Raised for a gradient within a loss, of a cell that another loss calls as well; which of the two depends on the order.
 _INNER_GRADIENT = ("Illegal AnfNode", "real_primal_func")
 # Raised where a graph runs a function both before a loop and in it, and that passes an attribute of a plain object on;
@@ -8,13 +11,23 @@ _IN_A_LOOP = ("Invalid formal parameter", "Graph cycle exists")
 _OTHER_FUNCTION = "The parameters number of the function is"
 
 
-def explanation(cell, text, has_company):
+def explanation(cell, inputs, text, has_company):
     """Returns a sentence for the user on an error of MindSpore, None if there is nothing to add."""
+    arrays = [i for i, value in enumerate(inputs) if isinstance(value, np.ndarray)]
+    if arrays:
+        return (
+            f"input {arrays[0]} is a numpy.ndarray, and networks compute with Tensors: pass mindspore.Tensor(array), "
+            f"or iterate over a dataset without output_numpy=True."
+        )
+    return _of_graph_mode(cell, text, has_company) if get_context("mode") == GRAPH_MODE else None
+
+
+def _of_graph_mode(cell, text, has_company):
     if has_company:
         return (
             "another thread called a training cell at the same time, and MindSpore can't compile in two threads at "
-            "once: its own cells fail then, too. Make the first call of each cell in one thread, one after the other, "
-            "before the others start. If both were called before, the error above says what is wrong."
+            "once: its own cells fail then, too. Call training cells in one thread at a time. If both were called "
+            "before, the error above says what is wrong."
         )
     if any(part in text for part in _INNER_GRADIENT):
         return (

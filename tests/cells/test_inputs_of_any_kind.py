@@ -6,6 +6,7 @@ import pytest
 from conftest import slow
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
+from support.networks import Linear, batch
 from support.python_process import skip_with_older_mindspore
 from support.training import by_sgd
 
@@ -77,6 +78,13 @@ def test_each_cell_takes_them(mode, kind):
     if kind == "alternating" and mode == "graph":
         skip_with_older_mindspore("MindSpore 2.7 can't pass a list on into a branch, in which a network's turn is")
     check(make(kind, max_retries=5), inputs())
+
+
+def test_an_array_of_numpy_is_told_apart(mode):
+    cell = by_sgd(Linear(), ls.DynamicLossScale())
+    with pytest.raises(RuntimeError, match=r"input 1 is a numpy\.ndarray"):
+        cell(batch()[0], batch()[1].asnumpy())
+    assert not bool(cell(*batch())[1])
 
 
 @pytest.mark.parametrize("mode", ["pynative"], indirect=True)

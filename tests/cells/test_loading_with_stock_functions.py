@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
 from mindspore import Parameter, Tensor, nn, ops
+from support.manual_training import train_step_of
 from support.networks import FEATURES, Linear, batch
-from support.training import changed, state
+from support.training import cell_of, changed, state
 
 from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 
@@ -57,6 +58,35 @@ def test_training_goes_on_from_what_was_loaded(mode, load, optimizer, steps):
         cell(*batch(6))
         load(cell, saved)
         assert changed(expected, train(3, 6)) == set()
+
+
+class Online(nn.Cell):
+    """A network whose gradient is its input, and its target, which a soft update moves."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = Parameter(Tensor(8.0), name="weight")
+        self.target = Parameter(Tensor(0.0), name="target", requires_grad=False)
+
+    def construct(self, x, y):
+        return self.weight * x + y * self.target
+
+    def move_target(self):
+        ops.assign(self.target, 0.5 * self.target + 0.5 * self.weight)
+
+
+@pytest.mark.parametrize("kind", ["scaled", *slow("manual")])
+def test_a_target_that_got_the_memory_of_its_network_gets_its_own(mode, kind):
+    network = Online()
+    network.target.set_data(network.weight)
+    inputs = Tensor(1.0), Tensor(0.0)
+    optimizer = nn.SGD(network.trainable_params(), 1.0)
+    cell = cell_of(kind, [network], [optimizer], DynamicLossScale(16.0), after_update=network.move_target)
+    call = train_step_of(cell, [network]) if kind == "manual" else cell
+    with pytest.warns(UserWarning, match="target shared memory with other Parameters"):
+        call(*inputs)
+    call(*inputs)
+    assert (float(network.weight), float(network.target)) == (6.0, 6.75)
 
 
 @quick_in_pynative_mode

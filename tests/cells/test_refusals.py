@@ -95,6 +95,16 @@ class WithoutARule(ls.LossScale):
     pass
 
 
+class WithAWrongRule(ls.LossScale):
+    def next_scale(self, overflow):
+        return overflow
+
+
+class AnswersYesOrNo(ls.LossScale):
+    def next_scale(self, loss_scale, overflow):
+        return overflow
+
+
 OF_LOSS_SCALES = [
     (lambda: ls.FixedLossScale(8.0, 1), TypeError, "'drop_overflow_update'", "1"),
     (lambda: ls.ScheduledLossScale([1], [8.0], None), TypeError, "'drop_overflow_update'", "None"),
@@ -109,6 +119,8 @@ OF_LOSS_SCALES = [
     (lambda: ls.ScheduledLossScale(3, [1.0]), TypeError, "'milestone'", "3"),
     (lambda: ls.ScheduledLossScale([3], 1.0), TypeError, "'loss_scales'", "1.0"),
     (lambda: one(WithoutARule(8.0)), TypeError, "WithoutARule", "next_scale"),
+    (lambda: one(WithAWrongRule(8.0)), TypeError, "'loss_scale'", "Define next_scale(self, loss_scale, overflow)"),
+    (lambda: AnswersYesOrNo(8.0).adjust(Tensor(True)), TypeError, "must return the next step's scale"),
     (lambda: one("dynamic"), TypeError, "'loss_scale'", "'dynamic'"),
     (lambda: one([ls.DynamicLossScale()]), TypeError, "'loss_scale'"),
     (lambda: one(amp.DynamicLossScaler(2**20, 4, 50)), TypeError, "'loss_scale'", "DynamicLossScale("),
@@ -267,6 +279,25 @@ class WithTarget(nn.Cell):  # A network and its frozen copy, whose names are equ
         return ops.square(self.net(x) - ops.stop_gradient(self.target(y))).mean()
 
 
+def soft_target(network):  # Moves a copy of the network, whose names are equal.
+    target = copy.deepcopy(network)
+    weights, targets = (ParameterTuple(each.get_parameters()) for each in (network, target))
+
+    class Soft(nn.Cell):
+        def construct(self):
+            for weight, its in zip(weights, targets):
+                ops.assign(its, 0.5 * its + 0.5 * weight)
+
+    soft = Soft(auto_prefix=False)
+    soft.targets = targets
+    return soft
+
+
+def with_soft_target(make):
+    network = Linear()
+    return one(8.0, network, make=make, after_update=soft_target(network))
+
+
 OF_NETWORKS = [
     (lambda: ls.ScaledTrainOneStepCell(Linear(), "adam"), TypeError, "'optimizer'", "'adam'"),
     (lambda: one(optimizer=nn.ReLU()), ValueError, "an optimizer must have parameters", "ReLU"),
@@ -281,6 +312,8 @@ OF_NETWORKS = [
     # The gradient of its table is a RowTensor.
     (lambda: one(network=nn.EmbeddingLookup(6, 2, sparse=True)), ValueError, "EmbeddingLookup", "nn.Embedding"),
     (lambda: one(network=named("loss_scale.scale_value")), ValueError, "name", "loss_scale.scale_value"),
+    *((lambda make=make: with_soft_target(make), ValueError, "name of its own", "two are named 'weight'")
+      for make in OF_ONE),
     *((lambda make=make: one(8.0, WithTarget(), make=make), ValueError, "name of its own", "two are named 'mean'")
       for make in OF_ONE),
     (lambda: ls.ScaledTrainOneStepCell(None, sgd(Linear())), TypeError, "'network", "a Cell or a", "None"),

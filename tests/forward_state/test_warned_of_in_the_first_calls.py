@@ -7,10 +7,10 @@ import pytest
 from conftest import quick_in_graph_mode, quick_in_pynative_mode, slow
 from mindspore import Parameter, Tensor, nn, ops
 from support.manual_training import train_step_of
-from support.networks import FEATURES, batch_for
+from support.networks import FEATURES, Linear, batch_for
 from support.training import cell_of
 
-from ms_lossscale import DynamicLossScale
+from ms_lossscale import DynamicLossScale, ScaledTrainOneStepCell
 
 LARGE = 10**6 + 1
 
@@ -51,6 +51,20 @@ TRAINED = "the forward wrote mean, which an optimizer trains, too, so that a ski
 def test_a_trained_parameter_that_the_forward_moves_is_named_at_the_first_skip(mode, kind):
     ((call, message),) = told(kind, Moving(), ".x.x")
     assert (call, TRAINED in message) == (1, True)
+
+
+class ByItself(ScaledTrainOneStepCell):  # As subclasses of MindSpore's cell are written.
+    def construct(self, *inputs):
+        loss = self.network(*inputs)
+        grads = self.grad(self.network, self.weights)(*inputs, ops.ones_like(loss))
+        return ops.depend(loss, self.optimizer(grads))
+
+
+def test_a_construct_of_ones_own_that_makes_no_step_is_named(mode):
+    network = Linear()
+    cell = ByItself(network, nn.SGD(network.trainable_params(), 0.01), DynamicLossScale()).set_train()
+    with pytest.warns(RuntimeWarning, match=r"A construct of your own calls super\(\).construct"):
+        cell(*batch_for(False, 0))
 
 
 @quick_in_pynative_mode

@@ -81,7 +81,9 @@ def run_msrun(ranks, script, *arguments, cwd, timeout=200, **variables):
             _stop(process)
             raise
     logs = [(Path(cwd) / "msrun" / f"worker_{rank}.log").read_text(errors="replace") for rank in range(ranks)]
-    return Job(process.returncode, output, logs)
+    # Now and then MindSpore's scheduler misses that a rank has ended, and fails 30 s later, though all returned 0.
+    only_the_scheduler_failed = "Scheduler process" in output and "Worker process" not in output
+    return Job(0 if only_the_scheduler_failed else process.returncode, output, logs)
 
 
 def check_msrun(ranks, script, *arguments, **options):  # Does `run_msrun`, and asserts that it succeeds.

@@ -310,12 +310,6 @@ class ManualStep(TrainingState, Float32Cell):
         # For ScaledValueAndGrad, too: the scale of this number between `begin` and `end`.
         return prim.deepcopy(self._calls.held.scales[number])
 
-    def __deepcopy__(self, memo: Any) -> "ManualStep":
-        raise RuntimeError(
-            f"A {type(self).__name__} can't be copied: its copy would train the same memory. Construct another one on "
-            f"copies of the networks, and load_state_dict(step.parameters_dict()) into it."
-        )
-
     def _outputs_of_call(self, owner, outputs):
         check_loss_and_overflow(owner, outputs)
         loss, overflow = outputs[:2]

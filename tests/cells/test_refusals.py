@@ -350,6 +350,7 @@ OF_OTHER_PLACES = [
     (lambda: amp.auto_mixed_precision(one(), "O2"), ValueError, *OF_CASTS),
     (lambda: Model(one(), optimizer=sgd(Linear())), ValueError, "which trains by itself", "without an optimizer"),
     (lambda: nn.TrainOneStepCell(one(), sgd(Linear())), ValueError, "which trains by itself"),
+    (lambda: copy.deepcopy(one()), RuntimeError, "A ScaledTrainOneStepCell can't be copied", "load_state_dict"),
     (lambda: one(128.0).find_loss_scale(*batch()), RuntimeError, "'find_loss_scale()'", "moves by itself"),
     *((lambda its=its: one(ls.DynamicLossScale()).find_loss_scale(*its), TypeError, "'Linear', takes (x, y)", shown)
       for its, shown in (((), "gets 0 of 0"), ((None,), "gets 1 of 1"))),

@@ -75,6 +75,9 @@ def run_msrun(ranks, script, *arguments, cwd, timeout=200, **variables):
     command = [sys.executable, "-m", "mindspore.parallel.cluster.run", *options, script, *arguments]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
     with subprocess.Popen(list(map(str, command)), cwd=cwd, env=environment, **options) as process:
+        # Ranks inherit it. Without it, those of MindSpore 2.7 may wait for their scheduler for ever: where a thread
+        # that they begin comes before the one that began it, a connection is lost.
+        os.sched_setscheduler(process.pid, os.SCHED_BATCH, os.sched_param(0))
         try:
             output, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
